@@ -1,0 +1,12 @@
+//! Words shared by all of zeroth: data types, sizes as people write them, names that were nearly right,
+//! and files that appear by rename.
+
+mod dtype;
+mod nearest;
+mod publish;
+mod size;
+
+pub use dtype::DType;
+pub use nearest::nearest;
+pub use publish::{PublishError, publish};
+pub use size::{SizeError, format_bytes, format_count, parse_bytes, parse_count};

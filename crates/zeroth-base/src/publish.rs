@@ -1,0 +1,81 @@
+//! Files that appear whole or not at all: written beside their place, synced, then renamed.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A file could not be put in its place; whatever stood there before is untouched.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {source}", path.display())]
+pub struct PublishError {
+    /// The file that was to appear.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// Writes `contents` to `path` so that a reader sees the old file or the whole new one, never a part.
+pub fn publish(path: &Path, contents: &[u8]) -> Result<(), PublishError> {
+    let failed = |source| PublishError { path: path.to_owned(), source };
+    let Some(name) = path.file_name() else {
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "the path names no file")));
+    };
+    // A rename onto a folder fails only after the work is done: say it first.
+    if path.is_dir() {
+        return Err(failed(io::Error::new(io::ErrorKind::IsADirectory, "a folder of that name is there")));
+    }
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // Hidden, and marked with our process, so that two writers do not share one unfinished file.
+    let mut unfinished_name = std::ffi::OsString::from(".");
+    unfinished_name.push(name);
+    unfinished_name.push(format!(".unfinished-{}", std::process::id()));
+    let unfinished = folder.join(unfinished_name);
+
+    let written = (|| {
+        let mut file = File::create(&unfinished)?;
+        file.write_all(contents)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, path)?;
+        File::open(folder)?.sync_all()
+    })();
+    written.map_err(|source| {
+        // Best effort: the error that matters is the one that stopped the writing.
+        let _ = fs::remove_file(&unfinished);
+        failed(source)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_new_file_replaces_the_old_one_and_nothing_else_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        publish(&path, b"old").unwrap();
+        publish(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_missing_folder_is_an_error_that_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("absent/config.json");
+        let error = publish(&path, b"x").unwrap_err();
+        assert_eq!(error.path, path);
+        assert!(error.to_string().contains("absent/config.json"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_in_the_way_is_refused_before_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = publish(folder.path(), b"x").unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::IsADirectory);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

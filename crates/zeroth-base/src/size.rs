@@ -1,0 +1,208 @@
+//! Sizes as people write them: `44GB`, `44GiB`, `2e8`, `500M`, `8B` parameters.
+//!
+//! GB is 10^9 and GiB is 2^30 everywhere, in what we read and in what we print.
+
+/// A size that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// The text does not start with a number.
+    #[error("`{0}` is not a size: write a number and a unit, as in {1}")]
+    NotANumber(String, &'static str),
+    /// The text after the number is no unit we know.
+    #[error("`{text}` has the unit `{unit}`, which is not one of {known}")]
+    Unit {
+        /// The whole text.
+        text: String,
+        /// Its unit.
+        unit: String,
+        /// The units that would do.
+        known: &'static str,
+    },
+    /// Negative, not whole, or beyond 2^63.
+    #[error("`{0}` is {1}")]
+    OutOfRange(String, &'static str),
+}
+
+const BYTE_UNITS: &[(&str, u64)] = &[
+    ("", 1),
+    ("B", 1),
+    ("K", 1_000),
+    ("KB", 1_000),
+    ("M", 1_000_000),
+    ("MB", 1_000_000),
+    ("G", 1_000_000_000),
+    ("GB", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("KIB", 1 << 10),
+    ("MIB", 1 << 20),
+    ("GIB", 1 << 30),
+    ("TIB", 1 << 40),
+];
+
+const COUNT_UNITS: &[(&str, u64)] =
+    &[("", 1), ("K", 1_000), ("M", 1_000_000), ("B", 1_000_000_000), ("G", 1_000_000_000), ("T", 1_000_000_000_000)];
+
+/// Reads a number of bytes: `44GB`, `44GiB`, `2e8`, `500M`.
+pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
+    parse(text, BYTE_UNITS, "44GB, 44GiB, 500M or 2e8", "K, M, G, T, KB, MB, GB, TB, KiB, MiB, GiB and TiB")
+}
+
+/// Reads a number of things, parameters above all: `8B`, `7.5B`, `500M`, `2e8`.
+pub fn parse_count(text: &str) -> Result<u64, SizeError> {
+    parse(text, COUNT_UNITS, "8B, 500M or 2e8", "K, M, B (or G) and T")
+}
+
+fn parse(
+    text: &str,
+    units: &[(&str, u64)],
+    examples: &'static str,
+    known: &'static str,
+) -> Result<u64, SizeError> {
+    let trimmed = text.trim();
+    let (number, unit) = split_number(trimmed);
+    let value: f64 = number.parse().map_err(|_| SizeError::NotANumber(text.to_owned(), examples))?;
+    let unit = unit.trim();
+    let Some((_, scale)) = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
+        return Err(SizeError::Unit { text: text.to_owned(), unit: unit.to_owned(), known });
+    };
+    // A whole number without exponent is scaled in integers: 2^53 and above must stay exact.
+    if let Ok(whole) = number.parse::<u64>() {
+        return match whole.checked_mul(*scale) {
+            Some(size) if size <= i64::MAX as u64 => Ok(size),
+            _ => Err(SizeError::OutOfRange(text.to_owned(), "larger than 2^63")),
+        };
+    }
+    let scaled = value * *scale as f64;
+    if value < 0.0 {
+        Err(SizeError::OutOfRange(text.to_owned(), "negative"))
+    } else if scaled >= i64::MAX as f64 {
+        Err(SizeError::OutOfRange(text.to_owned(), "larger than 2^63"))
+    } else if (scaled - scaled.round()).abs() > 1e-6 * scaled.max(1.0).min(1e6) {
+        Err(SizeError::OutOfRange(text.to_owned(), "not a whole number"))
+    } else {
+        Ok(scaled.round() as u64)
+    }
+}
+
+/// Splits `7.5e9GB` into the longest leading number and the rest. `e` belongs to the number only with digits after it.
+fn split_number(text: &str) -> (&str, &str) {
+    let bytes = text.as_bytes();
+    let digits = |mut at: usize| {
+        while at < bytes.len() && bytes[at].is_ascii_digit() {
+            at += 1;
+        }
+        at
+    };
+    let mut end = usize::from(matches!(bytes.first(), Some(b'-' | b'+')));
+    end = digits(end);
+    if bytes.get(end) == Some(&b'.') {
+        end = digits(end + 1);
+    }
+    if matches!(bytes.get(end), Some(b'e' | b'E')) {
+        let sign = usize::from(matches!(bytes.get(end + 1), Some(b'-' | b'+')));
+        let exponent_end = digits(end + 1 + sign);
+        if exponent_end > end + 1 + sign {
+            end = exponent_end;
+        }
+    }
+    text.split_at(end)
+}
+
+/// A number of bytes for people, in powers of ten: `44.8 GB`, `1.9 GB`, `120 GB`, `512 B`.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [(f64, &str); 4] = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    scaled(bytes, &UNITS).map_or_else(|| format!("{bytes} B"), |(value, unit)| format!("{value} {unit}"))
+}
+
+/// A number of parameters for people: `8.19B`, `596M`.
+pub fn format_count(count: u64) -> String {
+    const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")];
+    scaled(count, &UNITS).map_or_else(|| count.to_string(), |(value, unit)| format!("{value}{unit}"))
+}
+
+/// Three significant digits in the largest unit that the value reaches; whole values lose their zeros.
+fn scaled(value: u64, units: &[(f64, &'static str)]) -> Option<(String, &'static str)> {
+    let value = value as f64;
+    // 999.6 kB reads as 1000 kB in three digits: such a value belongs to the next unit.
+    let (scale, unit) = units.iter().find(|(scale, _)| value >= scale * 0.9995)?;
+    let number = value / scale;
+    let decimals = if number >= 99.95 { 0 } else if number >= 9.995 { 1 } else { 2 };
+    let text = format!("{number:.decimals$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    Some((text.to_owned(), *unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_in_both_bases() {
+        for (text, bytes) in [
+            ("44GB", 44_000_000_000),
+            ("44GiB", 44 << 30),
+            ("44 gib", 44 << 30),
+            ("2e8", 200_000_000),
+            ("500M", 500_000_000),
+            ("1.5GiB", 3 << 29),
+            ("0", 0),
+            ("9007199254740993", 9_007_199_254_740_993), // 2^53 + 1: no rounding through a float
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn counts_use_b_for_billions() {
+        assert_eq!(parse_count("8B"), Ok(8_000_000_000));
+        assert_eq!(parse_count("7.5B"), Ok(7_500_000_000));
+        assert_eq!(parse_count("0.6b"), Ok(600_000_000));
+        assert_eq!(parse_count("2851598336"), Ok(2_851_598_336));
+    }
+
+    #[test]
+    fn wrong_sizes_say_what_is_wrong() {
+        for (text, part) in [
+            ("", "not a size"),
+            ("abc", "not a size"),
+            ("-1GB", "negative"),
+            ("44GX", "unit `GX`"),
+            ("0.5", "not a whole number"),
+            ("1e999", "larger than 2^63"),
+            ("99999999TB", "larger than 2^63"),
+        ] {
+            let message = parse_bytes(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn figures_have_three_digits() {
+        for (bytes, text) in [
+            (120_000_000_000, "120 GB"),
+            (31_406_250_000, "31.4 GB"),
+            (1_875_000_000, "1.88 GB"),
+            (999_600, "1 MB"),
+            (512, "512 B"),
+            (0, "0 B"),
+        ] {
+            assert_eq!(format_bytes(bytes), text);
+        }
+        assert_eq!(format_count(8_190_735_360), "8.19B");
+        assert_eq!(format_count(596_049_920), "596M");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in ".*") {
+            let _ = parse_bytes(&text);
+            let _ = parse_count(&text);
+        }
+
+        #[test]
+        fn whole_numbers_read_back(count in 0u64..=i64::MAX as u64) {
+            proptest::prop_assert_eq!(parse_count(&count.to_string()), Ok(count));
+        }
+    }
+}
