@@ -40,8 +40,14 @@ const BYTE_UNITS: &[(&str, u64)] = &[
     ("TIB", 1 << 40),
 ];
 
-const COUNT_UNITS: &[(&str, u64)] =
-    &[("", 1), ("K", 1_000), ("M", 1_000_000), ("B", 1_000_000_000), ("G", 1_000_000_000), ("T", 1_000_000_000_000)];
+const COUNT_UNITS: &[(&str, u64)] = &[
+    ("", 1),
+    ("K", 1_000),
+    ("M", 1_000_000),
+    ("B", 1_000_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+];
 
 /// Reads a number of bytes: `44GB`, `44GiB`, `2e8`, `500M`.
 pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
@@ -69,7 +75,7 @@ fn parse(
     // A whole number without exponent is scaled in integers: 2^53 and above must stay exact.
     if let Ok(whole) = number.parse::<u64>() {
         return match whole.checked_mul(*scale) {
-            Some(size) if size <= i64::MAX as u64 => Ok(size),
+            Some(size) if i64::try_from(size).is_ok() => Ok(size),
             _ => Err(SizeError::OutOfRange(text.to_owned(), "larger than 2^63")),
         };
     }
@@ -78,7 +84,7 @@ fn parse(
         Err(SizeError::OutOfRange(text.to_owned(), "negative"))
     } else if scaled >= i64::MAX as f64 {
         Err(SizeError::OutOfRange(text.to_owned(), "larger than 2^63"))
-    } else if (scaled - scaled.round()).abs() > 1e-6 * scaled.max(1.0).min(1e6) {
+    } else if (scaled - scaled.round()).abs() > 1e-6 * scaled.clamp(1.0, 1e6) {
         Err(SizeError::OutOfRange(text.to_owned(), "not a whole number"))
     } else {
         Ok(scaled.round() as u64)
@@ -127,7 +133,13 @@ fn scaled(value: u64, units: &[(f64, &'static str)]) -> Option<(String, &'static
     // 999.6 kB reads as 1000 kB in three digits: such a value belongs to the next unit.
     let (scale, unit) = units.iter().find(|(scale, _)| value >= scale * 0.9995)?;
     let number = value / scale;
-    let decimals = if number >= 99.95 { 0 } else if number >= 9.995 { 1 } else { 2 };
+    let decimals = if number >= 99.95 {
+        0
+    } else if number >= 9.995 {
+        1
+    } else {
+        2
+    };
     let text = format!("{number:.decimals$}");
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     Some((text.to_owned(), *unit))

@@ -1,0 +1,54 @@
+//! What a file asks for: canonical paths with their values, each with its place in the file.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use crate::read::Place;
+
+/// One value of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AskedValue {
+    /// The value in its key's type; `"auto"` stays that word.
+    pub value: Value,
+    /// The path as the file spells it.
+    pub spelled: String,
+    /// Where its key stands.
+    pub place: Place,
+}
+
+/// All values of a file, by canonical path.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Asked {
+    values: BTreeMap<&'static str, AskedValue>,
+    sections: BTreeSet<&'static str>,
+}
+
+impl Asked {
+    /// The value at a canonical path.
+    pub fn get(&self, path: &str) -> Option<&AskedValue> {
+        self.values.get(path)
+    }
+
+    /// All values in the order of their paths.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &AskedValue)> {
+        self.values.iter().map(|(path, value)| (*path, value))
+    }
+
+    /// Whether the file has this section, empty or not.
+    pub fn has_section(&self, section: &str) -> bool {
+        self.sections.contains(section)
+    }
+
+    pub(crate) fn enter(&mut self, section: &'static str) {
+        self.sections.insert(section);
+    }
+
+    pub(crate) fn insert(&mut self, path: &'static str, value: AskedValue) -> Option<AskedValue> {
+        self.values.insert(path, value)
+    }
+
+    pub(crate) fn remove(&mut self, path: &str) {
+        self.values.remove(path);
+    }
+}

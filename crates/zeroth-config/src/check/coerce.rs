@@ -1,0 +1,164 @@
+//! A value of the file read as its key's kind, as leniently as DeepSpeed and no more.
+
+use serde_json::Value as Json;
+use zeroth_base::nearest;
+
+use crate::read::{Number, Value};
+use crate::schema::{Key, Kind};
+
+/// A value in its key's kind, and what is worth saying about how it was written.
+#[derive(Debug, PartialEq)]
+pub(super) struct Coerced {
+    pub(super) value: Json,
+    pub(super) notes: Vec<String>,
+}
+
+/// Reads a value, or says in one sentence what is wrong with it and what to write.
+pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
+    if let Value::Null = value {
+        return Ok(Coerced { value: Json::Null, notes: Vec::new() });
+    }
+    if is_auto(value) && !matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto")) {
+        let notes = if key.auto.is_some() || key.default.to_json() == Some("auto".into()) {
+            Vec::new()
+        } else {
+            vec!["nothing fills \"auto\" here, so its default counts".to_owned()]
+        };
+        return Ok(Coerced { value: "auto".into(), notes });
+    }
+    let mut notes = Vec::new();
+    let value = match key.kind {
+        Kind::Bool => truth(value, &mut notes)?,
+        Kind::Int => whole(key, value, &mut notes)?.into(),
+        Kind::Float => number(key, value, &mut notes)?.into(),
+        Kind::Text => match value {
+            Value::Text(text) => text.as_str().into(),
+            other => return Err(format!("it holds {}, and must hold text", other.kind())),
+        },
+        Kind::OneOf(words) => one_of(words, value)?.into(),
+        Kind::Floats(count) => {
+            let list = list(value)?;
+            if list.len() != count {
+                return Err(format!("it holds {} numbers, and must hold {count}", list.len()));
+            }
+            list.iter().map(|item| number(key, item, &mut notes)).collect::<Result<Vec<f64>, _>>()?.into()
+        }
+        Kind::Ints => list(value)?
+            .iter()
+            .map(|item| whole(key, item, &mut notes))
+            .collect::<Result<Vec<i64>, _>>()?
+            .into(),
+        Kind::Texts => list(value)?
+            .iter()
+            .map(|item| match item {
+                Value::Text(text) => Ok(text.as_str()),
+                other => Err(format!("it holds {} in its list, and must hold texts", other.kind())),
+            })
+            .collect::<Result<Vec<&str>, _>>()?
+            .into(),
+        Kind::Section | Kind::Opaque => value.to_json(),
+    };
+    Ok(Coerced { value, notes })
+}
+
+fn is_auto(value: &Value) -> bool {
+    matches!(value, Value::Text(text) if text == "auto")
+}
+
+fn list(value: &Value) -> Result<Vec<&Value>, String> {
+    match value {
+        Value::List(nodes) => Ok(nodes.iter().map(|node| &node.value).collect()),
+        other => Err(format!("it holds {}, and must hold a list […]", other.kind())),
+    }
+}
+
+fn truth(value: &Value, notes: &mut Vec<String>) -> Result<Json, String> {
+    let truth = match value {
+        Value::Bool(truth) => return Ok((*truth).into()),
+        // pydantic, which DeepSpeed uses, reads these too.
+        Value::Text(text) if text.eq_ignore_ascii_case("true") => true,
+        Value::Text(text) if text.eq_ignore_ascii_case("false") => false,
+        Value::Number(number) if number.as_whole() == Some(1) => true,
+        Value::Number(number) if number.as_whole() == Some(0) => false,
+        other => return Err(format!("it holds {}, and must be true or false", shown(other))),
+    };
+    notes.push(format!("read as {truth}; write {truth} without quotes"));
+    Ok(truth.into())
+}
+
+/// A number, or a numeric text with a note.
+fn read_number(value: &Value, wanted: &str, notes: &mut Vec<String>) -> Result<Number, String> {
+    match value {
+        Value::Number(number) => Ok(number.clone()),
+        Value::Text(text) => match Number::from_text(text) {
+            Some(number) => {
+                notes.push(format!("the text \"{text}\" is read as the number {}", number.text()));
+                Ok(number)
+            }
+            None => Err(format!("it holds the text \"{text}\", and must be {wanted}")),
+        },
+        other => Err(format!("it holds {}, and must be {wanted}", shown(other))),
+    }
+}
+
+fn whole(key: &Key, value: &Value, notes: &mut Vec<String>) -> Result<i64, String> {
+    let number = read_number(value, "a whole number", notes)?;
+    let Some(whole) = number.as_whole() else {
+        let float = number.as_f64();
+        return Err(if float.abs() >= 9e18 {
+            format!("{} is beyond 2^63, the greatest number of {}", number.text(), unit(key))
+        } else {
+            format!("{} is not a whole number; write {:.0}", number.text(), float.floor())
+        });
+    };
+    in_bounds(key, whole as f64, number.text())?;
+    Ok(whole)
+}
+
+fn number(key: &Key, value: &Value, notes: &mut Vec<String>) -> Result<f64, String> {
+    let number = read_number(value, "a number", notes)?;
+    in_bounds(key, number.as_f64(), number.text())?;
+    Ok(number.as_f64())
+}
+
+fn unit(key: &Key) -> &str {
+    if key.unit.is_empty() { "anything" } else { key.unit }
+}
+
+fn in_bounds(key: &Key, number: f64, text: &str) -> Result<(), String> {
+    if key.bounds.allow(number) {
+        return Ok(());
+    }
+    let bounds = key.bounds.in_words().unwrap_or_default();
+    Err(format!("{text} is out of bounds: it must be {bounds}"))
+}
+
+fn one_of(words: &[&'static str], value: &Value) -> Result<&'static str, String> {
+    let Value::Text(text) = value else {
+        return Err(format!("it holds {}, and must be {}", shown(value), alternatives(words)));
+    };
+    if let Some(word) = words.iter().find(|word| word.eq_ignore_ascii_case(text)) {
+        return Ok(word);
+    }
+    let hint = nearest(text, words.iter().copied())
+        .map(|near| format!("; did you mean \"{near}\"?"))
+        .unwrap_or_default();
+    Err(format!("\"{text}\" is not one of {}{hint}", alternatives(words)))
+}
+
+fn alternatives(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    match quoted.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => quoted.join(""),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Number(number) => format!("the number {}", number.text()),
+        Value::Bool(truth) => truth.to_string(),
+        Value::Text(text) => format!("the text \"{text}\""),
+        other => other.kind().to_owned(),
+    }
+}

@@ -1,0 +1,52 @@
+//! `config check`: every key of a file gets a verdict.
+//!
+//! Three steps: [`walk`] matches the file's keys against the table and reads their values; [`verdict`] asks what
+//! each does here, given the others; [`rules`] finds values that contradict each other.
+
+mod coerce;
+mod rules;
+mod unknown;
+mod verdict;
+mod walk;
+
+use crate::asked::Asked;
+use crate::facts::Facts;
+use crate::read::Document;
+
+pub use verdict::{Severity, Status, Verdict};
+
+/// The verdicts on a file and the values it asks for.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// One for every key, in the order of the file.
+    pub verdicts: Vec<Verdict>,
+    /// The values of the keys that are well formed.
+    pub asked: Asked,
+}
+
+impl Report {
+    /// The verdicts of at least this severity.
+    pub fn at_least(&self, severity: Severity) -> impl Iterator<Item = &Verdict> {
+        self.verdicts.iter().filter(move |verdict| verdict.severity() >= severity)
+    }
+
+    /// Whether nothing in the file is wrong. With `strict`, warnings count as wrong.
+    pub fn is_ok(&self, strict: bool) -> bool {
+        self.at_least(if strict { Severity::Warning } else { Severity::Error }).next().is_none()
+    }
+
+    /// How many keys have this status.
+    pub fn count(&self, status: Status) -> usize {
+        self.verdicts.iter().filter(|verdict| verdict.status == status).count()
+    }
+}
+
+/// Checks every key of a file.
+pub fn check(document: &Document) -> Report {
+    let (findings, asked) = walk::walk(document);
+    let facts = Facts::new(&asked);
+    let mut verdicts: Vec<Verdict> =
+        findings.into_iter().map(|finding| verdict::decide(finding, facts)).collect();
+    rules::apply(facts, &mut verdicts);
+    Report { verdicts, asked }
+}

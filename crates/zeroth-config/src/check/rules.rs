@@ -1,0 +1,119 @@
+//! The third step of a check: values that are fine alone and contradict each other.
+
+use super::verdict::Verdict;
+use crate::facts::{Facts, Switch};
+
+/// A contradiction: the keys it is pinned to, the first that the file names wins, and the sentence.
+struct Conflict {
+    at: Vec<&'static str>,
+    message: String,
+}
+
+type Rule = fn(Facts<'_>) -> Vec<Conflict>;
+
+const RULES: [Rule; 4] = [both_precisions, disk_without_path, batch_fits_no_world, schedule_incomplete];
+
+pub(super) fn apply(facts: Facts<'_>, verdicts: &mut [Verdict]) {
+    for conflict in RULES.iter().flat_map(|rule| rule(facts)) {
+        let pinned = conflict.at.iter().find_map(|path| {
+            verdicts.iter().position(|verdict| verdict.key.is_some_and(|key| key.path == *path))
+        });
+        if let Some(index) = pinned {
+            verdicts[index].refuse(conflict.message);
+        }
+    }
+}
+
+fn both_precisions(facts: Facts<'_>) -> Vec<Conflict> {
+    if facts.switch("fp16.enabled") != Switch::On || facts.switch("bf16.enabled") != Switch::On {
+        return Vec::new();
+    }
+    vec![Conflict {
+        at: vec!["fp16.enabled"],
+        message:
+            "fp16.enabled and bf16.enabled are both true, and a run has one precision; keep bf16 where the \
+                  card has it"
+                .to_owned(),
+    }]
+}
+
+fn disk_without_path(facts: Facts<'_>) -> Vec<Conflict> {
+    let sections = [
+        ("zero_optimization.offload_param", "zero_optimization.offload_param.device"),
+        ("zero_optimization.offload_optimizer", "zero_optimization.offload_optimizer.device"),
+    ];
+    sections
+        .into_iter()
+        .filter(|(section, _)| {
+            facts.device(section) == "nvme"
+                && facts.text(&format!("{section}.nvme_path")).is_none_or(|path| path.trim().is_empty())
+        })
+        .map(|(section, device)| Conflict {
+            at: vec![device],
+            message: format!(
+                "the device is \"nvme\", and {section}.nvme_path does not say where; add the folder"
+            ),
+        })
+        .collect()
+}
+
+/// Whatever the number of ranks, the global batch is a multiple of micro-batch × accumulation.
+fn batch_fits_no_world(facts: Facts<'_>) -> Vec<Conflict> {
+    let micro = facts.whole("train_micro_batch_size_per_gpu");
+    let accumulation = facts.whole("gradient_accumulation_steps");
+    let Some(train) = facts.whole("train_batch_size") else { return Vec::new() };
+    let (Some(share), true) = (
+        micro.unwrap_or(1).checked_mul(accumulation.unwrap_or(1)).filter(|share| *share > 0),
+        micro.is_some() || accumulation.is_some(),
+    ) else {
+        return Vec::new();
+    };
+    if train % share == 0 {
+        return Vec::new();
+    }
+    let product = match (micro, accumulation) {
+        (Some(micro), Some(steps)) => {
+            format!("train_micro_batch_size_per_gpu {micro} × gradient_accumulation_steps {steps} = {share}")
+        }
+        (Some(micro), None) => format!("train_micro_batch_size_per_gpu {micro}"),
+        (None, _) => format!("gradient_accumulation_steps {share}"),
+    };
+    let (below, above) = (train / share * share, (train / share + 1) * share);
+    let fitting = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
+    vec![Conflict {
+        at: vec!["train_batch_size"],
+        message: format!(
+            "train_batch_size {train} is no multiple of {product}, so no number of ranks fits; write {fitting}, \
+             or leave one of the keys to \"auto\""
+        ),
+    }]
+}
+
+fn schedule_incomplete(facts: Facts<'_>) -> Vec<Conflict> {
+    let Some(name) = facts.text("scheduler.type") else {
+        if facts.names("scheduler.type") {
+            return Vec::new();
+        }
+        return vec![Conflict {
+            at: vec!["scheduler.params", "scheduler"],
+            message:
+                "scheduler has no `type`; write one of WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or \
+                      LRRangeTest, or remove the section"
+                    .to_owned(),
+        }];
+    };
+    if !name.eq_ignore_ascii_case("OneCycle") {
+        return Vec::new();
+    }
+    let missing: Vec<&str> = ["scheduler.params.cycle_min_lr", "scheduler.params.cycle_max_lr"]
+        .into_iter()
+        .filter(|path| !facts.names(path))
+        .collect();
+    if missing.is_empty() {
+        return Vec::new();
+    }
+    vec![Conflict {
+        at: vec!["scheduler.type"],
+        message: format!("OneCycle needs {}", missing.join(" and ")),
+    }]
+}

@@ -1,0 +1,230 @@
+//! The second step of a check: what a key does here, given the other values.
+
+use serde_json::Value as Json;
+
+use super::walk::{Finding, Outcome};
+use crate::facts::{Facts, Switch};
+use crate::read::{Place, Span};
+use crate::schema::{self, Effect, Key, Reader};
+
+/// What becomes of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Status {
+    /// It does what it says.
+    Honoured,
+    /// It is always so here.
+    BuiltIn,
+    /// A part that will honour it is not built yet.
+    NotYet,
+    /// It does nothing here, and the message says why.
+    NoEffect,
+    /// An old name; the message says the new one.
+    Deprecated,
+    /// No key of that name.
+    Unknown,
+    /// A wrong value, or one that contradicts another.
+    Invalid,
+}
+
+impl Status {
+    /// All of them, from best to worst.
+    pub const ALL: [Self; 7] = [
+        Self::Honoured,
+        Self::BuiltIn,
+        Self::NotYet,
+        Self::NoEffect,
+        Self::Deprecated,
+        Self::Unknown,
+        Self::Invalid,
+    ];
+
+    /// The word in JSON.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Honoured => "honoured",
+            Self::BuiltIn => "built_in",
+            Self::NotYet => "not_yet",
+            Self::NoEffect => "no_effect",
+            Self::Deprecated => "deprecated",
+            Self::Unknown => "unknown",
+            Self::Invalid => "invalid",
+        }
+    }
+
+    /// The words for people.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Honoured => "honoured",
+            Self::BuiltIn => "built in",
+            Self::NotYet => "not yet",
+            Self::NoEffect => "no effect here",
+            Self::Deprecated => "deprecated",
+            Self::Unknown => "unknown",
+            Self::Invalid => "invalid",
+        }
+    }
+}
+
+/// How bad a verdict is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Nothing to do.
+    Fine,
+    /// It will not do what it seems to; a run goes on.
+    Warning,
+    /// A run would refuse the file.
+    Error,
+}
+
+/// The verdict on one key of a file.
+#[derive(Debug, Clone)]
+pub struct Verdict {
+    /// The path as the file spells it.
+    pub path: String,
+    /// The key of the table.
+    pub key: Option<&'static Key>,
+    /// What becomes of it.
+    pub status: Status,
+    /// The value as the file has it.
+    pub value: Json,
+    /// What to point at: the key, or the value where that is what is wrong.
+    pub span: Span,
+    /// Where its key stands.
+    pub place: Place,
+    /// Why, and what to write.
+    pub message: String,
+    /// Whether an unknown key is near a known one: then it is an error.
+    near: bool,
+}
+
+impl Verdict {
+    /// How bad it is.
+    pub fn severity(&self) -> Severity {
+        match self.status {
+            Status::Honoured | Status::BuiltIn => Severity::Fine,
+            Status::NotYet | Status::NoEffect | Status::Deprecated => Severity::Warning,
+            Status::Unknown if !self.near => Severity::Warning,
+            Status::Unknown | Status::Invalid => Severity::Error,
+        }
+    }
+
+    /// Makes the verdict "invalid" for this reason.
+    pub(super) fn refuse(&mut self, message: String) {
+        self.status = Status::Invalid;
+        self.message = message;
+    }
+}
+
+pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
+    let Finding { spelled, span, place, value, outcome } = finding;
+    let mut verdict = Verdict {
+        path: spelled,
+        key: None,
+        status: Status::Honoured,
+        value,
+        span,
+        place,
+        message: String::new(),
+        near: false,
+    };
+    match outcome {
+        Outcome::Known { key, notes } => {
+            verdict.key = Some(key);
+            let (status, message) = effect(key, &verdict.value, facts);
+            verdict.status = status;
+            verdict.message = std::iter::once(message)
+                .chain(notes)
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join("; ");
+            // DeepSpeed's first form `"zero_optimization": true` still works.
+            if key.path == "zero_optimization" && verdict.value.is_boolean() {
+                verdict.status = Status::Deprecated;
+            }
+        }
+        Outcome::Wrong { key, message, at } => {
+            verdict.key = key;
+            verdict.span = at.unwrap_or(span);
+            verdict.refuse(message);
+        }
+        Outcome::Unknown { message, near } => {
+            verdict.status = Status::Unknown;
+            verdict.near = near;
+            verdict.message = message;
+        }
+        Outcome::OfForeignType { message } => {
+            verdict.status = Status::NotYet;
+            verdict.message = message;
+        }
+    }
+    verdict
+}
+
+fn effect(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
+    if let Some(decided) = foreign_type(key, value) {
+        return decided;
+    }
+    match key.effect {
+        Effect::Works => works(key.reader),
+        Effect::Unless(reason) => match reason(facts) {
+            Some(because) => (Status::NoEffect, because),
+            None => works(key.reader),
+        },
+        Effect::WhileEnabled => match facts.switch(&format!("{}.enabled", key.parent())) {
+            Switch::Off => (Status::NoEffect, format!("{}.enabled is false", key.parent())),
+            Switch::On | Switch::Open => works(key.reader),
+        },
+        Effect::BuiltIn(why) => (Status::BuiltIn, format!("always so here: {why}")),
+        Effect::Nothing(because) => (Status::NoEffect, because.to_owned()),
+        Effect::AsSection => match schema::find(key.parent()).next() {
+            Some(section) => effect(section, value, facts),
+            None => works(key.reader),
+        },
+        Effect::Lacking(_) if is_off(key, value) => (Status::Honoured, "off, as asked".to_owned()),
+        Effect::Lacking(what) => (Status::NotYet, what.to_owned()),
+        Effect::Deprecated(instead) => (Status::Deprecated, format!("write {instead}")),
+        Effect::Refused(instead) => (Status::Invalid, instead.to_owned()),
+    }
+}
+
+fn is_off(key: &Key, value: &Json) -> bool {
+    value.is_null() || value.as_str() == Some("auto") || key.is_default(value)
+}
+
+fn works(reader: Reader) -> (Status, String) {
+    if reader.exists() {
+        (Status::Honoured, String::new())
+    } else {
+        (Status::NotYet, format!("{} will read it and is not built yet", reader.name()))
+    }
+}
+
+/// The type of an optimizer or scheduler: one of ours, one that only DeepSpeed has, or a slip.
+fn foreign_type(key: &Key, value: &Json) -> Option<(Status, String)> {
+    let (ours, theirs) = match key.path {
+        "optimizer.type" => (schema::OPTIMIZERS, schema::FOREIGN_OPTIMIZERS),
+        "scheduler.type" => (schema::SCHEDULERS, schema::FOREIGN_SCHEDULERS),
+        _ => return None,
+    };
+    let name = value.as_str().filter(|name| *name != "auto")?;
+    let is = |list: &[&str]| list.iter().any(|known| known.eq_ignore_ascii_case(name));
+    if is(ours) {
+        return None;
+    }
+    if is(theirs) {
+        let message = format!("DeepSpeed has {name}, zeroth does not: use one of {}", ours.join(", "));
+        return Some((Status::NotYet, message));
+    }
+    if key.path == "scheduler.type" && schema::HF_SCHEDULES.contains(&name.to_ascii_lowercase().as_str()) {
+        let message = format!(
+            "a schedule of Hugging Face: write \"zeroth\": {{\"lr_scheduler_type\": \"{name}\"}} or --lr-scheduler-type {name}"
+        );
+        return Some((Status::Invalid, message));
+    }
+    let near = zeroth_base::nearest(name, ours.iter().chain(theirs).copied());
+    let hint = near.map_or_else(
+        || format!("use one of {}", ours.join(", ")),
+        |near| format!("did you mean \"{near}\"?"),
+    );
+    Some((Status::Invalid, format!("no {} is called \"{name}\"; {hint}", key.parent())))
+}

@@ -1,0 +1,215 @@
+//! The first step of a check: the file's keys matched against the table, their values read.
+
+use serde_json::Value as Json;
+
+use super::coerce::{self, Coerced};
+use super::unknown;
+use crate::asked::{Asked, AskedValue};
+use crate::read::{Document, Entry, Node, Place, Source, Span, Value};
+use crate::schema::{self, Effect, Key, Kind};
+
+/// What was found for one key of the file, before its effect is asked for.
+#[derive(Debug)]
+pub(super) struct Finding {
+    pub(super) spelled: String,
+    pub(super) span: Span,
+    pub(super) place: Place,
+    pub(super) value: Json,
+    pub(super) outcome: Outcome,
+}
+
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// A key of the table with a readable value.
+    Known { key: &'static Key, notes: Vec<String> },
+    /// Wrong, with what to write; the place is the value's when that is what is wrong.
+    Wrong { key: Option<&'static Key>, message: String, at: Option<Span> },
+    /// Not in the table. `near` is what was likely meant.
+    Unknown { message: String, near: bool },
+    /// A parameter of an optimizer or scheduler that zeroth does not have.
+    OfForeignType { message: String },
+}
+
+pub(super) fn walk(document: &Document) -> (Vec<Finding>, Asked) {
+    let mut walker = Walker { source: &document.source, findings: Vec::new(), asked: Asked::default() };
+    let Value::Object(entries) = &document.root.value else {
+        // `parse` gives an object always; an empty file has no keys to judge.
+        return (Vec::new(), Asked::default());
+    };
+    walker.section("", "", entries);
+    walker.move_deprecated();
+    walker.findings.sort_by_key(|finding| finding.span.start);
+    (walker.findings, walker.asked)
+}
+
+struct Walker<'a> {
+    source: &'a Source,
+    findings: Vec<Finding>,
+    asked: Asked,
+}
+
+impl Walker<'_> {
+    /// `canonical` and `spelled` are the section's path as the table and as the file name it.
+    fn section(&mut self, canonical: &str, spelled: &str, entries: &[Entry]) {
+        let type_name = type_of_params(canonical, &self.asked);
+        // `type` first: the parameters beside it are read by it.
+        let named_type = |entry: &Entry| entry.key == "type";
+        let types = entries.iter().enumerate().filter(|(_, entry)| named_type(entry));
+        let others = entries.iter().enumerate().filter(|(_, entry)| !named_type(entry));
+        for (index, entry) in types.chain(others) {
+            if entry.key.starts_with('_') {
+                continue; // a comment
+            }
+            if let Some(first) = entries[..index].iter().find(|earlier| earlier.key == entry.key) {
+                let place = self.source.place(first.key_span.start);
+                let message =
+                    format!("the key is given twice, first at {place}; DeepSpeed refuses that. Keep one");
+                self.push(spelled, entry, Outcome::Wrong { key: None, message, at: Some(entry.key_span) });
+                continue;
+            }
+            self.entry(canonical, spelled, entry, type_name.as_deref());
+        }
+    }
+
+    fn entry(&mut self, section: &str, spelled: &str, entry: &Entry, type_name: Option<&str>) {
+        let path = join(section, &entry.key);
+        let Some(key) = schema::find(&path).find(|key| key.is_of(type_name)) else {
+            let outcome = unknown::explain(section, &entry.key, type_name);
+            self.push(spelled, entry, outcome);
+            return;
+        };
+        match (key.kind, &entry.node.value) {
+            (Kind::Section, Value::Object(entries)) => {
+                self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
+                self.asked.enter(key.path);
+                self.section(key.path, &join(spelled, &entry.key), entries);
+            }
+            // DeepSpeed's first form of the section: a switch for stage 1.
+            (Kind::Section, Value::Bool(on)) if key.path == "zero_optimization" => {
+                let stage = i64::from(*on);
+                let message = format!("the old form; write {{\"stage\": {stage}}}");
+                self.push(spelled, entry, Outcome::Known { key, notes: vec![message] });
+                self.ask("zero_optimization.stage", stage.into(), join(spelled, &entry.key), entry.key_span);
+            }
+            (Kind::Section, Value::Null) => {
+                let notes = vec!["null counts as absent".to_owned()];
+                self.push(spelled, entry, Outcome::Known { key, notes });
+            }
+            (Kind::Section, other) => {
+                let message = format!("it holds {}, and must hold an object {{…}}", other.kind());
+                self.push(
+                    spelled,
+                    entry,
+                    Outcome::Wrong { key: Some(key), message, at: Some(entry.node.span) },
+                );
+            }
+            (Kind::Opaque, _) => {
+                self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
+                self.opaque(key, &join(spelled, &entry.key), &entry.node);
+            }
+            _ => self.leaf(key, spelled, entry),
+        }
+    }
+
+    fn leaf(&mut self, key: &'static Key, spelled: &str, entry: &Entry) {
+        let Coerced { value, mut notes } = match coerce::coerce(key, &entry.node.value) {
+            Ok(coerced) => coerced,
+            Err(message) => {
+                self.push(
+                    spelled,
+                    entry,
+                    Outcome::Wrong { key: Some(key), message, at: Some(entry.node.span) },
+                );
+                return;
+            }
+        };
+        let path = join(spelled, &entry.key);
+        if let Some(earlier) = self.asked.get(key.path) {
+            let message = format!(
+                "the same key as `{}` at {}; only one of the two can count. Keep one",
+                earlier.spelled, earlier.place
+            );
+            self.push(spelled, entry, Outcome::Wrong { key: Some(key), message, at: Some(entry.key_span) });
+            return;
+        }
+        if value.is_null() {
+            notes.push("null counts as absent".to_owned());
+        } else {
+            self.ask(key.path, value, path, entry.key_span);
+        }
+        self.push(spelled, entry, Outcome::Known { key, notes });
+    }
+
+    /// The keys inside a part that zeroth has no counterpart of share its verdict.
+    fn opaque(&mut self, key: &'static Key, spelled: &str, node: &Node) {
+        if let Value::Object(entries) = &node.value {
+            for entry in entries {
+                self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
+                self.opaque(key, &join(spelled, &entry.key), &entry.node);
+            }
+        }
+    }
+
+    fn ask(&mut self, path: &'static str, value: Json, spelled: String, span: Span) {
+        self.asked.insert(path, AskedValue { value, spelled, place: self.source.place(span.start) });
+    }
+
+    fn push(&mut self, section: &str, entry: &Entry, outcome: Outcome) {
+        let span = entry.key_span;
+        self.findings.push(Finding {
+            spelled: join(section, &entry.key),
+            span,
+            place: self.source.place(span.start),
+            value: entry.node.value.to_json(),
+            outcome,
+        });
+    }
+
+    /// Carries the values of old keys over to the new ones; giving both is an error, as in DeepSpeed.
+    fn move_deprecated(&mut self) {
+        for finding in &mut self.findings {
+            let Outcome::Known { key, .. } = finding.outcome else { continue };
+            let Effect::Deprecated(_) = key.effect else { continue };
+            let Some(old) = self.asked.get(key.path).cloned() else { continue };
+            let Some((path, value)) = replacement(key.path, &old.value) else { continue };
+            if let Some(new) = self.asked.get(path) {
+                let message = format!(
+                    "the old name of `{}`, which is given too ({}). Keep the new one",
+                    new.spelled, new.place
+                );
+                finding.outcome = Outcome::Wrong { key: Some(key), message, at: None };
+            } else {
+                self.asked.insert(path, AskedValue { value, ..old });
+            }
+            self.asked.remove(key.path);
+        }
+    }
+}
+
+/// The new key and value for an old one; `None` where the old one has no effect in DeepSpeed either.
+fn replacement(path: &str, value: &Json) -> Option<(&'static str, Json)> {
+    let device = || Json::from(if value == &Json::Bool(true) { "cpu" } else { "none" });
+    match path {
+        "zero_optimization.cpu_offload" => Some(("zero_optimization.offload_optimizer.device", device())),
+        "zero_optimization.cpu_offload_params" => Some(("zero_optimization.offload_param.device", device())),
+        "zero_optimization.stage3_gather_fp16_weights_on_model_save" => {
+            Some(("zero_optimization.stage3_gather_16bit_weights_on_model_save", value.clone()))
+        }
+        "zero_optimization.allgather_size" => {
+            Some(("zero_optimization.allgather_bucket_size", value.clone()))
+        }
+        "aio.thread_count" => Some(("aio.intra_op_parallelism", value.clone())),
+        _ => None,
+    }
+}
+
+/// The optimizer's or scheduler's type while inside its `params`.
+fn type_of_params(section: &str, asked: &Asked) -> Option<String> {
+    let owner = section.strip_suffix(".params")?;
+    let default = if owner == "optimizer" { Some("AdamW".to_owned()) } else { None };
+    asked.get(&format!("{owner}.type")).and_then(|asked| asked.value.as_str().map(str::to_owned)).or(default)
+}
+
+fn join(section: &str, name: &str) -> String {
+    if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") }
+}

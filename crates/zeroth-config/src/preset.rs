@@ -1,0 +1,80 @@
+//! The presets that `--deepspeed NAME` and `config presets` know: ms-swift's six, with overlap_comm true.
+//!
+//! Overlap is on because here it does not change a bit of the result; elsewhere it is off for fear that it does.
+
+use zeroth_base::nearest;
+
+use crate::read::Source;
+
+/// A named config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preset {
+    /// The name for --deepspeed.
+    pub name: &'static str,
+    /// One sentence: what it cuts and where state lives.
+    pub about: &'static str,
+    /// The file.
+    pub text: &'static str,
+}
+
+/// All presets, from the least cut to the most.
+pub const PRESETS: [Preset; 6] = [
+    Preset {
+        name: "zero0",
+        about: "nothing is cut: plain data parallelism",
+        text: include_str!("../presets/zero0.json"),
+    },
+    Preset {
+        name: "zero1",
+        about: "optimizer state is cut across ranks",
+        text: include_str!("../presets/zero1.json"),
+    },
+    Preset {
+        name: "zero2",
+        about: "optimizer state and gradients are cut",
+        text: include_str!("../presets/zero2.json"),
+    },
+    Preset {
+        name: "zero2_offload",
+        about: "as zero2, with optimizer state in host memory",
+        text: include_str!("../presets/zero2_offload.json"),
+    },
+    Preset {
+        name: "zero3",
+        about: "optimizer state, gradients and parameters are cut",
+        text: include_str!("../presets/zero3.json"),
+    },
+    Preset {
+        name: "zero3_offload",
+        about: "as zero3, with optimizer state and parameters in host memory",
+        text: include_str!("../presets/zero3_offload.json"),
+    },
+];
+
+/// No preset has that name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no preset is called `{name}`; {}", match near {
+    Some(near) => format!("did you mean `{near}`?"),
+    None => "there are zero0, zero1, zero2, zero2_offload, zero3 and zero3_offload".to_owned(),
+})]
+pub struct UnknownPreset {
+    /// What was asked for.
+    pub name: String,
+    /// What was likely meant.
+    pub near: Option<&'static str>,
+}
+
+impl Preset {
+    /// The preset of this name.
+    pub fn find(name: &str) -> Result<&'static Self, UnknownPreset> {
+        PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| UnknownPreset {
+            name: name.to_owned(),
+            near: nearest(name, PRESETS.iter().map(|preset| preset.name)),
+        })
+    }
+
+    /// The preset as a source to read, named as --deepspeed names it.
+    pub fn source(&self) -> Source {
+        Source::from_text(self.name, self.text)
+    }
+}

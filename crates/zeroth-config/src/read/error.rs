@@ -1,0 +1,148 @@
+//! What can be wrong with a config's text, with the place and what to write instead.
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::source::{Place, Source, Span};
+
+/// A config that cannot be read. The parts are fields: `error.place`, `error.message`, `error.help`, …
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub struct ReadError(Box<ReadProblem>); // boxed: a `Result` that carries it stays small
+
+/// The parts of a [`ReadError`].
+#[derive(Debug, Clone)]
+pub struct ReadProblem {
+    /// Which sort of problem it is.
+    pub kind: ReadErrorKind,
+    /// The file's path, or `<base64>`, `<argument>`, ….
+    pub source_name: String,
+    /// Where it is; absent where the file as a whole is the problem.
+    pub place: Option<Place>,
+    /// The bytes of the text it is about; never absent where there is a place.
+    pub span: Option<Span>,
+    /// What is wrong, without the place.
+    pub message: String,
+    /// What to write or do.
+    pub help: Option<String>,
+    /// The line of `place`, whole and without its end.
+    pub line_text: Option<String>,
+}
+
+/// The sort of a [`ReadError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadErrorKind {
+    /// There is no such file.
+    NotFound,
+    /// The system refused: a folder, no permission, a broken disk.
+    Io,
+    /// More than [`MAX_BYTES`](super::MAX_BYTES).
+    TooLarge,
+    /// Not UTF-8.
+    Encoding,
+    /// Nothing but white space and comments.
+    Empty,
+    /// Neither JSON nor Hjson, or a number out of range.
+    Syntax,
+    /// Nested deeper than [`MAX_DEPTH`](super::MAX_DEPTH).
+    TooDeep,
+    /// A list or a single value instead of an object.
+    NotAnObject,
+}
+
+impl ReadError {
+    /// An error about a file as a whole.
+    pub(super) fn whole(
+        kind: ReadErrorKind,
+        source_name: impl Into<String>,
+        message: impl Into<String>,
+        help: Option<String>,
+    ) -> Self {
+        let (source_name, message) = (source_name.into(), message.into());
+        Self(Box::new(ReadProblem {
+            kind,
+            source_name,
+            place: None,
+            span: None,
+            message,
+            help,
+            line_text: None,
+        }))
+    }
+
+    /// The same error about a text that goes by another name.
+    pub(super) fn renamed(mut self, source_name: String) -> Self {
+        self.0.source_name = source_name;
+        self
+    }
+
+    /// The same error with this help where it had none.
+    pub(super) fn or_help(mut self, help: &str) -> Self {
+        self.0.help.get_or_insert_with(|| help.to_owned());
+        self
+    }
+}
+
+impl Deref for ReadError {
+    type Target = ReadProblem;
+
+    fn deref(&self) -> &ReadProblem {
+        &self.0
+    }
+}
+
+impl fmt::Display for ReadProblem {
+    /// `NAME: line L, column C: message`, or `NAME: message`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.source_name)?;
+        if let Some(place) = self.place {
+            write!(f, "{place}: ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// A problem at a place of a text whose name and lines are known one level up.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) kind: ReadErrorKind,
+    pub(super) span: Span,
+    pub(super) message: String,
+    pub(super) help: Option<String>,
+}
+
+/// What a part of the reader gives back.
+pub(super) type Parsed<T> = Result<T, Fault>;
+
+impl Fault {
+    /// A syntax error with advice.
+    pub(super) fn syntax(span: Span, message: impl Into<String>, help: impl Into<String>) -> Self {
+        let (message, help) = (message.into(), Some(help.into()));
+        Self { kind: ReadErrorKind::Syntax, span, message, help }
+    }
+
+    /// The error as the caller sees it.
+    pub(super) fn in_source(self, source: &Source) -> ReadError {
+        let place = source.place(self.span.start);
+        ReadError(Box::new(ReadProblem {
+            kind: self.kind,
+            source_name: source.name().to_owned(),
+            place: Some(place),
+            span: Some(self.span),
+            message: self.message,
+            help: self.help,
+            line_text: Some(source.line(place.line).to_owned()),
+        }))
+    }
+}
+
+/// A piece of the text for a message: at most 40 characters, in back quotes, nothing that would steer a terminal.
+pub(super) fn shown(text: &str) -> String {
+    const MOST: usize = 40;
+    let mut shown: String =
+        text.chars().take(MOST).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    if text.chars().nth(MOST).is_some() {
+        shown.push('…');
+    }
+    format!("`{shown}`")
+}

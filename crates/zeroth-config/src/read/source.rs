@@ -1,0 +1,270 @@
+//! Where a config's text comes from, and what place in it an offset is.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use base64::Engine;
+use base64::alphabet::{self, Alphabet};
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+use super::error::{Fault, ReadError, ReadErrorKind, shown};
+
+/// The largest file that is read as a config: 16 MiB. Real ones have some kilobytes.
+pub const MAX_BYTES: u64 = 16 << 20;
+
+/// A config's text with its name and where lines begin.
+#[derive(Debug, Clone)]
+pub struct Source {
+    name: String,
+    text: String,
+    line_starts: Vec<usize>,
+}
+
+/// A place in a text: both numbers begin at 1, columns count characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The line.
+    pub line: usize,
+    /// The character in the line.
+    pub column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}", self.line, self.column)
+    }
+}
+
+/// A piece of a text, in bytes from its start; on character boundaries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The first byte.
+    pub start: usize,
+    /// The byte after the last.
+    pub end: usize,
+}
+
+impl Source {
+    /// A text that is at hand. A byte order mark at its start is dropped.
+    pub fn from_text(name: impl Into<String>, text: impl Into<String>) -> Source {
+        let mut text: String = text.into();
+        if text.starts_with('\u{feff}') {
+            text.drain(..'\u{feff}'.len_utf8());
+        }
+        Self::new(name.into(), text)
+    }
+
+    fn new(name: String, text: String) -> Source {
+        let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Source { name, text, line_starts }
+    }
+
+    /// A text as bytes, which must be UTF-8.
+    pub fn from_bytes(name: impl Into<String>, mut bytes: Vec<u8>) -> Result<Source, ReadError> {
+        let name = name.into();
+        if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+            return Err(ReadError::whole(
+                ReadErrorKind::Encoding,
+                name,
+                "the text is UTF-16; a config is UTF-8",
+                Some("save it as UTF-8, as with `iconv -f UTF-16 -t UTF-8 OLD > NEW`".to_owned()),
+            ));
+        }
+        if bytes.starts_with("\u{feff}".as_bytes()) {
+            bytes.drain(..'\u{feff}'.len_utf8());
+        }
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Source::new(name, text)),
+            Err(error) => {
+                let start = error.utf8_error().valid_up_to();
+                let byte = error.as_bytes()[start];
+                // Up to the bad byte the replaced text is the same: the place is right, and the line can be shown.
+                let readable = Source::new(name, String::from_utf8_lossy(error.as_bytes()).into_owned());
+                let fault = Fault {
+                    kind: ReadErrorKind::Encoding,
+                    span: Span { start, end: start + '\u{fffd}'.len_utf8() },
+                    message: format!("the byte 0x{byte:02X} is not UTF-8"),
+                    help: Some("save the file as UTF-8".to_owned()),
+                };
+                Err(fault.in_source(&readable))
+            }
+        }
+    }
+
+    /// The text of a file, at most [`MAX_BYTES`].
+    pub fn from_path(path: &Path) -> Result<Source, ReadError> {
+        let name = path.display().to_string();
+        let bytes = read_file(path).map_err(|error| cannot_read(path, &error))?;
+        // A pipe has no size beforehand: what was read counts.
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(too_large(name, &format!("more than {MAX_BYTES} bytes")));
+        }
+        Source::from_bytes(name, bytes)
+    }
+
+    /// What a user may give for a config: its path, its text (it begins with `{`), or base64 of its text.
+    pub fn from_argument(argument: &str) -> Result<Source, ReadError> {
+        if argument.trim_start().starts_with('{') {
+            return Ok(Source::from_text("<argument>", argument));
+        }
+        let path = Path::new(argument);
+        if fs::metadata(path).is_err()
+            && let Some(text) = decode(argument)
+        {
+            return Ok(Source::from_text("<base64>", text));
+        }
+        Source::from_path(path).map_err(|error| {
+            if error.kind != ReadErrorKind::NotFound {
+                return error;
+            }
+            // A damaged base64 text may be some kilobytes long.
+            let name = shown(argument).trim_matches('`').to_owned();
+            error.renamed(name).or_help("give a config's path, its text (`{…}`), or base64 of its text")
+        })
+    }
+
+    /// What the text goes by in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The place of a byte of the text; beyond the end it is the end's.
+    pub fn place(&self, offset: usize) -> Place {
+        let offset = self.text.floor_char_boundary(offset);
+        let line = self.line_starts.partition_point(|&start| start <= offset);
+        let column = self.text[self.line_starts[line - 1]..offset].chars().count() + 1;
+        Place { line, column }
+    }
+
+    /// A line of the text without its end, counted from 1; empty where there is no such line.
+    pub fn line(&self, line: usize) -> &str {
+        let Some(&start) = line.checked_sub(1).and_then(|index| self.line_starts.get(index)) else {
+            return "";
+        };
+        let text = match self.line_starts.get(line) {
+            Some(&next) => &self.text[start..next - 1],
+            None => &self.text[start..],
+        };
+        text.strip_suffix('\r').unwrap_or(text)
+    }
+}
+
+/// The bytes of a file, one more than allowed at most.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if metadata.len() > MAX_BYTES {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("{} bytes", metadata.len())));
+    }
+    let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn cannot_read(path: &Path, error: &io::Error) -> ReadError {
+    let name = path.display().to_string();
+    let (message, help) = match error.kind() {
+        // A name that no file can have names no file.
+        io::ErrorKind::NotFound
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::InvalidFilename
+        | io::ErrorKind::InvalidInput => {
+            let message = if name.is_empty() { "no path was given" } else { "there is no such file" };
+            return ReadError::whole(ReadErrorKind::NotFound, name, message, similar_file(path));
+        }
+        io::ErrorKind::FileTooLarge => return too_large(name, &error.to_string()),
+        io::ErrorKind::IsADirectory => {
+            ("this is a folder, not a file".to_owned(), Some("give the path of a file in it".to_owned()))
+        }
+        io::ErrorKind::PermissionDenied => (
+            "reading this file is not permitted".to_owned(),
+            Some(format!("let this user read it, as with `chmod u+r {name}`")),
+        ),
+        _ => (format!("cannot read this file: {error}"), None),
+    };
+    ReadError::whole(ReadErrorKind::Io, name, message, help)
+}
+
+fn too_large(name: String, found: &str) -> ReadError {
+    let message = format!("the file has {found}; a config has at most {MAX_BYTES} (16 MiB)");
+    ReadError::whole(ReadErrorKind::TooLarge, name, message, Some("is this the config?".to_owned()))
+}
+
+/// "Did you mean": the file beside `path` whose name is nearly the same.
+fn similar_file(path: &Path) -> Option<String> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut names: Vec<String> =
+        fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort_unstable(); // a folder's own order is the disk's: the same question gets the same answer
+    let name = zeroth_base::nearest(path.file_name()?.to_str()?, names.iter().map(String::as_str))?;
+    Some(format!("did you mean `{}`?", path.with_file_name(name).display()))
+}
+
+/// The config in a base64 argument, if it is one. A mistyped path may be base64 by accident, so the bytes must be
+/// text that begins as an object does, or reads as one.
+fn decode(argument: &str) -> Option<String> {
+    fn engine(alphabet: &Alphabet) -> GeneralPurpose {
+        let config = GeneralPurposeConfig::new()
+            .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+            .with_decode_allow_trailing_bits(true);
+        GeneralPurpose::new(alphabet, config)
+    }
+    // `base64 FILE` breaks its lines.
+    let packed: Vec<u8> = argument.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    let bytes = engine(&alphabet::STANDARD)
+        .decode(&packed)
+        .or_else(|_| engine(&alphabet::URL_SAFE).decode(&packed))
+        .ok()?;
+    let text = String::from_utf8(bytes).ok()?;
+    let is_config = text.trim_start_matches(['\u{feff}', ' ', '\t', '\r', '\n']).starts_with('{')
+        || super::parse(Source::from_text("", text.as_str())).is_ok();
+    is_config.then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_count_lines_and_characters_from_one() {
+        let source = Source::from_text("x", "a\r\nbé\n\nlast");
+        for (offset, line, column) in [
+            (0, 1, 1),
+            (1, 1, 2),
+            (3, 2, 1),
+            (4, 2, 2),
+            (6, 2, 3),
+            (7, 3, 1),
+            (8, 4, 1),
+            (12, 4, 5),
+            (99, 4, 5),
+        ] {
+            assert_eq!(source.place(offset), Place { line, column }, "offset {offset}");
+        }
+        assert_eq!(source.place(5), Place { line: 2, column: 2 }, "inside of é is é");
+        assert_eq!([1, 2, 3, 4, 5, 0].map(|line| source.line(line)), ["a", "bé", "", "last", "", ""]);
+    }
+
+    #[test]
+    fn a_refusal_by_the_system_has_its_own_sentence() {
+        let path = Path::new("ds.json");
+        let denied = cannot_read(path, &io::ErrorKind::PermissionDenied.into());
+        assert_eq!(denied.to_string(), "ds.json: reading this file is not permitted");
+        assert_eq!(denied.help.as_deref(), Some("let this user read it, as with `chmod u+r ds.json`"));
+        let other = cannot_read(path, &io::Error::other("the disk is on fire"));
+        assert_eq!(other.to_string(), "ds.json: cannot read this file: the disk is on fire");
+    }
+}

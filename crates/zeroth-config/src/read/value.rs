@@ -1,0 +1,74 @@
+//! What a config says, with the place of every part.
+
+use super::number::Number;
+use super::source::Span;
+
+/// A value and where it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// Its piece of the text, brackets and quotes included.
+    pub span: Span,
+    /// The value.
+    pub value: Value,
+}
+
+/// A value of a config.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// `null`
+    Null,
+    /// `true` or `false`
+    Bool(bool),
+    /// A finite number.
+    Number(Number),
+    /// Text, with escapes resolved.
+    Text(String),
+    /// A list.
+    List(Vec<Node>),
+    /// Members in the order of the file, duplicate keys included.
+    Object(Vec<Entry>),
+}
+
+/// A member of an object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The key, with escapes resolved.
+    pub key: String,
+    /// The key's piece of the text, quotes included.
+    pub key_span: Span,
+    /// The value.
+    pub node: Node,
+}
+
+impl Value {
+    /// What it is, for a message: `a number`, `text`, ….
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "a boolean",
+            Self::Number(_) => "a number",
+            Self::Text(_) => "text",
+            Self::List(_) => "a list",
+            Self::Object(_) => "an object",
+        }
+    }
+
+    /// The value as plain JSON. A whole number becomes an integer however it was written (`5e8`), every other one a
+    /// float; of duplicate keys the last one counts.
+    pub fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Null => serde_json::Value::Null,
+            Self::Bool(flag) => (*flag).into(),
+            Self::Number(number) => match number.as_whole() {
+                Some(whole) => whole.into(),
+                None => number.as_f64().into(),
+            },
+            Self::Text(text) => text.as_str().into(),
+            Self::List(nodes) => nodes.iter().map(|node| node.value.to_json()).collect(),
+            Self::Object(entries) => {
+                let members = entries.iter().map(|entry| (entry.key.clone(), entry.node.value.to_json()));
+                serde_json::Value::Object(members.collect())
+            }
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! The filling of every key: file, typed flag, rule, default, in that order of reading.
+
+use serde_json::{Value, json};
+
+use super::batch::{self, Batch};
+use super::flags::{self, Precision};
+use super::mismatch::Mismatch;
+use super::{Origin, Request, ResolveError, Resolved, Setting};
+use crate::asked::AskedValue;
+use crate::facts::{Facts, Switch};
+use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind};
+
+pub(super) struct Filler<'a> {
+    request: &'a Request<'a>,
+    facts: Facts<'a>,
+    precision: Precision,
+    batch: Option<Batch>,
+    mismatches: Vec<Mismatch>,
+    missing_hidden: Vec<&'static str>,
+    notes: Vec<String>,
+    settings: Vec<Setting>,
+}
+
+impl<'a> Filler<'a> {
+    pub(super) fn new(request: &'a Request<'a>) -> Self {
+        let facts = Facts::new(request.asked);
+        Self {
+            request,
+            facts,
+            precision: precision(facts, request.flags.precision),
+            batch: None,
+            mismatches: Vec::new(),
+            missing_hidden: Vec::new(),
+            notes: Vec::new(),
+            settings: Vec::new(),
+        }
+    }
+
+    pub(super) fn fill(mut self) -> Result<Resolved, ResolveError> {
+        let batch = self.batch();
+        self.batch = batch.as_ref().ok().copied();
+        for key in schema::keys() {
+            if let Some(setting) = self.setting(key) {
+                self.settings.push(setting);
+            }
+        }
+        self.meet_schedule_flags();
+        // Contradictions first: they explain a batch that does not fit.
+        if !self.mismatches.is_empty() {
+            return Err(ResolveError::Mismatch(self.mismatches));
+        }
+        batch?;
+        if !self.missing_hidden.is_empty() {
+            let no_model = self.request.model.is_none();
+            return Err(ResolveError::HiddenSize { keys: self.missing_hidden, no_model });
+        }
+        Ok(Resolved { settings: self.settings, notes: self.notes })
+    }
+
+    /// The batch sizes from the file, where it names them, and from typed flags; what is left is computed.
+    fn batch(&mut self) -> Result<Batch, ResolveError> {
+        let flags = self.request.flags;
+        let given = |path: &str| self.facts.whole(path).and_then(|value| u64::try_from(value).ok());
+        let train = given("train_batch_size");
+        let micro = given("train_micro_batch_size_per_gpu").or(flags.per_device_train_batch_size);
+        let accumulation = given("gradient_accumulation_steps").or(flags.gradient_accumulation_steps);
+        let ranks = self.request.ranks;
+        // Both halves typed and the file's whole is another: Hugging Face's own line for it.
+        if let (Some(train), Some(micro), Some(accumulation)) =
+            (train, flags.per_device_train_batch_size, flags.gradient_accumulation_steps)
+        {
+            let calculated = micro.saturating_mul(accumulation).saturating_mul(ranks);
+            if calculated != train {
+                self.mismatches.push(Mismatch {
+                    path: "train_batch_size".to_owned(),
+                    file_value: train.into(),
+                    place: self.request.asked.get("train_batch_size").map(|asked| asked.place),
+                    hf: "train_batch_size (calculated)",
+                    typed_value: calculated.into(),
+                    flag: "--per-device-train-batch-size × --gradient-accumulation-steps × ranks",
+                });
+            }
+        }
+        let micro = if train.is_none() { micro.or(Some(flags.micro_batch())) } else { micro };
+        let accumulation =
+            if train.is_none() { accumulation.or(Some(flags.accumulation())) } else { accumulation };
+        Ok(batch::triangulate(train, micro, accumulation, ranks)?)
+    }
+
+    fn setting(&mut self, key: &'static Key) -> Option<Setting> {
+        if key.kind == Kind::Section || matches!(key.effect, Effect::Deprecated(_) | Effect::Refused(_)) {
+            return None;
+        }
+        if !key.types.is_empty() && !self.is_of_the_type(key) {
+            return None;
+        }
+        let asked = self.request.asked.get(key.path);
+        if let Some(forced) = self.forced(key, asked) {
+            return Some(forced);
+        }
+        let is_auto = asked.is_some_and(|asked| asked.value == json!("auto"));
+        match asked {
+            Some(asked) if !is_auto || matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto")) => {
+                self.compare(key, asked);
+                Some(Setting { key, value: asked.value.clone(), origin: Origin::File(asked.place) })
+            }
+            _ => self.open(key, is_auto),
+        }
+    }
+
+    /// Whether a typed parameter belongs to the optimizer or scheduler of this run.
+    fn is_of_the_type(&self, key: &Key) -> bool {
+        if key.path.starts_with("optimizer.") {
+            return key.is_of(Some(self.facts.text("optimizer.type").unwrap_or("AdamW")));
+        }
+        key.is_of(self.facts.text("scheduler.type"))
+    }
+
+    /// Two keys that Hugging Face overwrites, whatever the file says.
+    fn forced(&mut self, key: &'static Key, asked: Option<&AskedValue>) -> Option<Setting> {
+        let origin = match key.auto? {
+            AutoRule::NodeLocal if self.request.flags.save_on_each_node == Some(true) => {
+                Origin::Flag("--save-on-each-node")
+            }
+            AutoRule::UntestedOptimizer if !self.request.asked.has_section("optimizer") => {
+                Origin::Auto("the file has no optimizer section".to_owned())
+            }
+            _ => return None,
+        };
+        if let Some(asked) = asked.filter(|asked| asked.value != Value::Bool(true)) {
+            self.notes.push(format!("{}: the file's {} is overwritten ({origin})", key.path, asked.value));
+        }
+        Some(Setting { key, value: true.into(), origin })
+    }
+
+    /// A typed flag against the file's value.
+    fn compare(&mut self, key: &'static Key, asked: &AskedValue) {
+        let Some(rule) = key.auto else { return };
+        let Some(meeting) = flags::meeting(rule, self.request.flags).filter(|meeting| meeting.typed) else {
+            return;
+        };
+        let (Some(hf), Some((typed_value, _))) = (meeting.hf, self.by_rule(rule)) else { return };
+        if !equal(&asked.value, &typed_value) {
+            self.mismatches.push(Mismatch {
+                path: key.path.to_owned(),
+                file_value: asked.value.clone(),
+                place: Some(asked.place),
+                hf,
+                typed_value,
+                flag: meeting.flag,
+            });
+        }
+    }
+
+    /// A key that the file leaves open: `explicit` where it says `"auto"`, else it is absent.
+    fn open(&mut self, key: &'static Key, explicit: bool) -> Option<Setting> {
+        if let Some(rule) = key.auto {
+            let meeting = flags::meeting(rule, self.request.flags);
+            let typed = meeting.is_some_and(|meeting| meeting.typed);
+            if typed || explicit || self.fills_absent(key, rule) {
+                if is_hidden_rule(rule) && self.stage_uses(key) && self.hidden().is_none() {
+                    self.missing_hidden.push(key.path);
+                    return None;
+                }
+                if let Some((value, said)) = self.by_rule(rule).filter(|_| self.stage_uses(key)) {
+                    let origin = match meeting {
+                        Some(meeting) if meeting.typed => Origin::Flag(meeting.flag),
+                        _ => Origin::Auto(said),
+                    };
+                    return Some(Setting { key, value, origin });
+                }
+                if matches!(rule, AutoRule::TotalSteps | AutoRule::WarmupSteps) {
+                    self.notes
+                        .push(format!("{} is known once the data is: --max-steps says it now", key.path));
+                    let origin = Origin::Auto("known once the data is read".to_owned());
+                    return Some(Setting { key, value: "auto".into(), origin });
+                }
+            }
+        }
+        if explicit {
+            self.notes.push(format!("{}: nothing fills \"auto\" here, so its default counts", key.path));
+        } else if is_silent(key) {
+            return None;
+        }
+        let value = self.default(key)?;
+        Some(Setting { key, value, origin: Origin::Default })
+    }
+
+    /// Whether an absent key is filled by its rule even though no flag was typed. A section in the file wins over
+    /// untyped flags: what is absent inside it has the optimizer's or scheduler's own default.
+    fn fills_absent(&self, key: &Key, rule: AutoRule) -> bool {
+        match rule {
+            AutoRule::MicroBatch
+            | AutoRule::Accumulation
+            | AutoRule::TrainBatch
+            | AutoRule::Clipping
+            | AutoRule::Fp16
+            | AutoRule::Bf16
+            | AutoRule::TotalSteps => true,
+            AutoRule::LearningRate | AutoRule::Betas | AutoRule::Epsilon | AutoRule::WeightDecay => {
+                key.path.starts_with("optimizer.") && !self.request.asked.has_section("optimizer")
+            }
+            AutoRule::Blocks => self.recomputes(),
+            _ => false,
+        }
+    }
+
+    /// The stage-3 keys are filled at stage 3 only; below it their default is as good.
+    fn stage_uses(&self, key: &Key) -> bool {
+        !key.name().starts_with("stage3_") || self.facts.stage() == 3
+    }
+
+    fn hidden(&self) -> Option<u64> {
+        self.request.model.and_then(|model| model.hidden_size)
+    }
+
+    fn steps(&self) -> Option<u64> {
+        self.request.flags.max_steps.or(self.request.steps)
+    }
+
+    fn recomputes(&self) -> bool {
+        self.request.asked.has_section("activation_checkpointing")
+            || self.request.flags.gradient_checkpointing == Some(true)
+    }
+
+    /// What a rule gives, and the rule in words; `None` where something it needs is not known.
+    fn by_rule(&self, rule: AutoRule) -> Option<(Value, String)> {
+        let flags = self.request.flags;
+        let said = |text: &str| text.to_owned();
+        Some(match rule {
+            AutoRule::MicroBatch => match flags.per_device_train_batch_size {
+                Some(typed) => (typed.into(), said("--per-device-train-batch-size")),
+                None => (self.batch?.micro.into(), said("from the other batch sizes")),
+            },
+            AutoRule::Accumulation => match flags.gradient_accumulation_steps {
+                Some(typed) => (typed.into(), said("--gradient-accumulation-steps")),
+                None => (self.batch?.accumulation.into(), said("from the other batch sizes")),
+            },
+            AutoRule::TrainBatch => (self.batch?.train.into(), said("ranks × micro-batch × accumulation")),
+            AutoRule::Clipping => (flags.max_grad_norm().into(), said("max_grad_norm")),
+            AutoRule::LearningRate => (flags.learning_rate().into(), said("learning_rate")),
+            AutoRule::WarmupMaxLr => (self.base_learning_rate().into(), said("learning_rate")),
+            AutoRule::Betas => (json!(flags.betas()), said("adam_beta1, adam_beta2")),
+            AutoRule::Epsilon => (flags.epsilon().into(), said("adam_epsilon")),
+            AutoRule::WeightDecay => (flags.weight_decay().into(), said("weight_decay")),
+            AutoRule::WarmupMinLr => (json!(0.0), said("0")),
+            AutoRule::Fp16 => ((self.precision == Precision::Fp16).into(), said("the run's precision")),
+            AutoRule::Bf16 => ((self.precision == Precision::Bf16).into(), said("the run's precision")),
+            AutoRule::HiddenSquared => (self.hidden_squared()?.into(), said("hidden_size²")),
+            AutoRule::NineTenthsHiddenSquared => {
+                // In integers: 0.9 · h² as a float is the fraction that DeepSpeed then refuses.
+                (
+                    (self.hidden_squared()? / 10 * 9 + self.hidden_squared()? % 10 * 9 / 10).into(),
+                    said("0.9 · hidden_size²"),
+                )
+            }
+            AutoRule::TenHidden => (self.hidden()?.saturating_mul(10).into(), said("10 · hidden_size")),
+            AutoRule::TotalSteps => (self.steps()?.into(), said("the steps of the run")),
+            AutoRule::WarmupSteps => (self.warmup_steps()?.into(), said("warmup_steps")),
+            AutoRule::Blocks => {
+                (self.request.model.and_then(|model| model.blocks)?.into(), said("the number of blocks"))
+            }
+            AutoRule::NodeLocal | AutoRule::UntestedOptimizer => return None,
+        })
+    }
+
+    fn hidden_squared(&self) -> Option<u64> {
+        self.hidden().map(|hidden| hidden.saturating_mul(hidden))
+    }
+
+    /// The optimizer's learning rate: a schedule without its own follows it.
+    fn base_learning_rate(&self) -> f64 {
+        let typed = self.request.flags.learning_rate;
+        typed
+            .or_else(|| self.facts.number("optimizer.params.lr"))
+            .unwrap_or_else(|| self.request.flags.learning_rate())
+    }
+
+    /// Steps from 1 on, below that a share of all steps, rounded up.
+    fn warmup_steps(&self) -> Option<u64> {
+        let asked = self.request.flags.warmup_steps();
+        if asked == 0.0 || asked >= 1.0 {
+            return Some(asked as u64);
+        }
+        self.steps().map(|steps| (steps as f64 * asked).ceil() as u64)
+    }
+
+    fn default(&self, key: &'static Key) -> Option<Value> {
+        let DefaultValue::Rule(_) = key.default else { return key.default.to_json() };
+        let follows = |path: &str| {
+            self.facts
+                .given(path)
+                .cloned()
+                .or_else(|| schema::find(path).next().and_then(|key| key.default.to_json()))
+        };
+        match key.path {
+            "zero_optimization.overlap_comm" => Some((self.facts.stage() == 3).into()),
+            "communication_data_type" => Some(self.precision.name().into()),
+            "zeroth.recompute" => Some(if self.recomputes() { "block" } else { "none" }.into()),
+            "scheduler.params.warmup_max_lr" => Some(self.base_learning_rate().into()),
+            "scheduler.params.cycle_second_step_size" => follows("scheduler.params.cycle_first_step_size"),
+            "scheduler.params.cycle_second_stair_count" => {
+                follows("scheduler.params.cycle_first_stair_count")
+            }
+            _ => None,
+        }
+    }
+
+    /// --lr-scheduler-type and --gradient-checkpointing meet keys that no "auto" fills.
+    fn meet_schedule_flags(&mut self) {
+        let flags = self.request.flags;
+        if let (Some(typed), Some(asked)) =
+            (&flags.lr_scheduler_type, self.request.asked.get("scheduler.type"))
+        {
+            let same = match asked.value.as_str().unwrap_or("").to_ascii_lowercase().as_str() {
+                "warmuplr" => typed == "constant_with_warmup",
+                "warmupdecaylr" => typed == "linear",
+                "warmupcosinelr" => typed == "cosine",
+                _ => false,
+            };
+            if !same {
+                self.mismatches.push(Mismatch {
+                    path: "scheduler.type".to_owned(),
+                    file_value: asked.value.clone(),
+                    place: Some(asked.place),
+                    hf: "lr_scheduler_type",
+                    typed_value: typed.as_str().into(),
+                    flag: "--lr-scheduler-type",
+                });
+            }
+        }
+        let recompute =
+            self.request.asked.get("zeroth.recompute").filter(|asked| asked.value == json!("none"));
+        if let (Some(true), Some(asked)) = (flags.gradient_checkpointing, recompute) {
+            self.mismatches.push(Mismatch {
+                path: "zeroth.recompute".to_owned(),
+                file_value: asked.value.clone(),
+                place: Some(asked.place),
+                hf: "gradient_checkpointing",
+                typed_value: true.into(),
+                flag: "--gradient-checkpointing",
+            });
+        }
+        self.fill_own_schedule();
+    }
+
+    /// Without a scheduler section the schedule is Hugging Face's, from the flags, in the block `zeroth`.
+    fn fill_own_schedule(&mut self) {
+        let flags = self.request.flags;
+        if self.request.asked.has_section("scheduler") {
+            self.settings.retain(|setting| {
+                !matches!(setting.key.path, "zeroth.lr_scheduler_type" | "zeroth.warmup_steps")
+            });
+            return;
+        }
+        let typed = [
+            (
+                "zeroth.lr_scheduler_type",
+                flags.lr_scheduler_type.as_deref().map(Value::from),
+                "lr_scheduler_type",
+                "--lr-scheduler-type",
+            ),
+            ("zeroth.warmup_steps", flags.warmup_steps.map(Value::from), "warmup_steps", "--warmup-steps"),
+        ];
+        for (path, value, hf, flag) in typed {
+            let Some(value) = value else { continue };
+            let Some(setting) = self.settings.iter_mut().find(|setting| setting.key.path == path) else {
+                continue;
+            };
+            if let Origin::File(place) = setting.origin {
+                if !equal(&setting.value, &value) {
+                    self.mismatches.push(Mismatch {
+                        path: path.to_owned(),
+                        file_value: setting.value.clone(),
+                        place: Some(place),
+                        hf,
+                        typed_value: value,
+                        flag,
+                    });
+                }
+            } else {
+                *setting = Setting { key: setting.key, value, origin: Origin::Flag(flag) };
+            }
+        }
+    }
+}
+
+/// The precision of the run: what was typed, else what the file turns on, else bf16 where the file leaves it open.
+fn precision(facts: Facts<'_>, typed: Option<Precision>) -> Precision {
+    let open = |path: &str| facts.switch(path) == Switch::Open;
+    match typed {
+        Some(precision) => precision,
+        None if facts.switch("bf16.enabled") == Switch::On => Precision::Bf16,
+        None if facts.switch("fp16.enabled") == Switch::On => Precision::Fp16,
+        None if open("bf16.enabled") => Precision::Bf16,
+        None => Precision::Fp32,
+    }
+}
+
+fn is_hidden_rule(rule: AutoRule) -> bool {
+    matches!(rule, AutoRule::HiddenSquared | AutoRule::NineTenthsHiddenSquared | AutoRule::TenHidden)
+}
+
+/// Keys of parts that zeroth has not are listed only where the file names them.
+fn is_silent(key: &Key) -> bool {
+    match key.effect {
+        Effect::Nothing(_) | Effect::AsSection | Effect::Lacking(_) => true,
+        _ => key.kind == Kind::Opaque,
+    }
+}
+
+/// Equal values, numbers by value: 1 and 1.0 are the same.
+fn equal(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
+        _ => match (a.as_f64(), b.as_f64()) {
+            (Some(a), Some(b)) => a == b,
+            _ => a == b,
+        },
+    }
+}

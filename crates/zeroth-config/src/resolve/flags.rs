@@ -1,0 +1,158 @@
+//! The flags of a training command that meet keys of the file: what was typed, and what counts otherwise.
+
+use crate::schema::AutoRule;
+
+/// What was typed; `None` where it was not.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Flags {
+    /// --per-device-train-batch-size.
+    pub per_device_train_batch_size: Option<u64>,
+    /// --gradient-accumulation-steps.
+    pub gradient_accumulation_steps: Option<u64>,
+    /// --learning-rate.
+    pub learning_rate: Option<f64>,
+    /// --weight-decay.
+    pub weight_decay: Option<f64>,
+    /// --adam-beta1.
+    pub adam_beta1: Option<f64>,
+    /// --adam-beta2.
+    pub adam_beta2: Option<f64>,
+    /// --adam-epsilon.
+    pub adam_epsilon: Option<f64>,
+    /// --max-grad-norm.
+    pub max_grad_norm: Option<f64>,
+    /// --warmup-steps: steps from 1 on, below that a share of all.
+    pub warmup_steps: Option<f64>,
+    /// --lr-scheduler-type.
+    pub lr_scheduler_type: Option<String>,
+    /// --max-steps.
+    pub max_steps: Option<u64>,
+    /// --bf16, --fp16 or --fp32.
+    pub precision: Option<Precision>,
+    /// --gradient-checkpointing.
+    pub gradient_checkpointing: Option<bool>,
+    /// --save-on-each-node.
+    pub save_on_each_node: Option<bool>,
+    /// --train-type lora: its learning rate is another by default.
+    pub lora: bool,
+}
+
+/// The precision of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// bf16 weights with fp32 master weights.
+    Bf16,
+    /// fp16 weights with fp32 master weights and a loss scale.
+    Fp16,
+    /// fp32 throughout.
+    Fp32,
+}
+
+impl Precision {
+    /// The name of its type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+            Self::Fp32 => "fp32",
+        }
+    }
+}
+
+/// The values of flags that were not typed. ms-swift's, as its users rely on them.
+impl Flags {
+    pub(super) fn micro_batch(&self) -> u64 {
+        self.per_device_train_batch_size.unwrap_or(1)
+    }
+
+    pub(super) fn accumulation(&self) -> u64 {
+        self.gradient_accumulation_steps.unwrap_or(1)
+    }
+
+    pub(super) fn learning_rate(&self) -> f64 {
+        self.learning_rate.unwrap_or(if self.lora { 1e-4 } else { 1e-5 })
+    }
+
+    pub(super) fn betas(&self) -> [f64; 2] {
+        [self.adam_beta1.unwrap_or(0.9), self.adam_beta2.unwrap_or(0.95)]
+    }
+
+    pub(super) fn epsilon(&self) -> f64 {
+        self.adam_epsilon.unwrap_or(1e-8)
+    }
+
+    pub(super) fn weight_decay(&self) -> f64 {
+        self.weight_decay.unwrap_or(0.1)
+    }
+
+    pub(super) fn max_grad_norm(&self) -> f64 {
+        self.max_grad_norm.unwrap_or(1.0)
+    }
+
+    pub(super) fn warmup_steps(&self) -> f64 {
+        self.warmup_steps.unwrap_or(0.0)
+    }
+}
+
+/// How a rule meets the command line: the flag, whether it was typed, and Hugging Face's name for it in mismatches.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Meeting {
+    pub(super) flag: &'static str,
+    pub(super) typed: bool,
+    /// Hugging Face's name in a mismatch; `None` where the file's value is taken without comparing.
+    pub(super) hf: Option<&'static str>,
+}
+
+/// The flag that a rule reads. Rules that read none of the flags give `None`.
+pub(super) fn meeting(rule: AutoRule, flags: &Flags) -> Option<Meeting> {
+    let meet = |flag, typed, hf| Some(Meeting { flag, typed, hf: Some(hf) });
+    match rule {
+        AutoRule::MicroBatch => meet(
+            "--per-device-train-batch-size",
+            flags.per_device_train_batch_size.is_some(),
+            "per_device_train_batch_size",
+        ),
+        AutoRule::Accumulation => meet(
+            "--gradient-accumulation-steps",
+            flags.gradient_accumulation_steps.is_some(),
+            "gradient_accumulation_steps",
+        ),
+        AutoRule::Clipping => meet("--max-grad-norm", flags.max_grad_norm.is_some(), "max_grad_norm"),
+        AutoRule::LearningRate | AutoRule::WarmupMaxLr => {
+            meet("--learning-rate", flags.learning_rate.is_some(), "learning_rate")
+        }
+        AutoRule::Betas => meet(
+            "--adam-beta1, --adam-beta2",
+            flags.adam_beta1.is_some() || flags.adam_beta2.is_some(),
+            "adam_beta1+adam_beta2",
+        ),
+        AutoRule::Epsilon => meet("--adam-epsilon", flags.adam_epsilon.is_some(), "adam_epsilon"),
+        AutoRule::WeightDecay => meet("--weight-decay", flags.weight_decay.is_some(), "weight_decay"),
+        AutoRule::Fp16 => meet(precision_flag(flags), flags.precision.is_some(), "fp16|fp16_full_eval"),
+        AutoRule::Bf16 => meet(precision_flag(flags), flags.precision.is_some(), "bf16|bf16_full_eval"),
+        AutoRule::TotalSteps => {
+            meet("--max-steps", flags.max_steps.is_some(), "num_training_steps (calculated)")
+        }
+        AutoRule::WarmupSteps => meet("--warmup-steps", flags.warmup_steps.is_some(), "warmup_steps"),
+        AutoRule::NodeLocal => Some(Meeting {
+            flag: "--save-on-each-node",
+            typed: flags.save_on_each_node == Some(true),
+            hf: None,
+        }),
+        AutoRule::TrainBatch
+        | AutoRule::WarmupMinLr
+        | AutoRule::HiddenSquared
+        | AutoRule::NineTenthsHiddenSquared
+        | AutoRule::TenHidden
+        | AutoRule::Blocks
+        | AutoRule::UntestedOptimizer => None,
+    }
+}
+
+fn precision_flag(flags: &Flags) -> &'static str {
+    match flags.precision {
+        Some(Precision::Fp16) => "--fp16",
+        Some(Precision::Fp32) => "--fp32",
+        Some(Precision::Bf16) | None => "--bf16",
+    }
+}

@@ -1,0 +1,471 @@
+//! What the table holds for one key of the config.
+
+use crate::facts::Facts;
+
+/// One key: how it is written, what it may hold, what it does here, and who reads it.
+///
+/// Entries are built by the `const fn`s below, so that the table reads as one sentence a key.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// The canonical path, `zero_optimization.stage3_prefetch_bucket_size`.
+    pub path: &'static str,
+    /// Other names of the last part that DeepSpeed takes as well, such as `prefetch_bucket_size`.
+    pub names: &'static [&'static str],
+    /// Other full paths at which the key is accepted.
+    pub places: &'static [&'static str],
+    /// What it may hold.
+    pub kind: Kind,
+    /// The numbers it may hold.
+    pub bounds: Bounds,
+    /// What counts when it is absent.
+    pub default: DefaultValue,
+    /// What a number counts: elements, bytes, steps.
+    pub unit: &'static str,
+    /// One sentence: what it does here.
+    pub does: &'static str,
+    /// What to set it to.
+    pub set: &'static str,
+    /// The pass or part that reads it.
+    pub reader: Reader,
+    /// Whether it has an effect here, and when.
+    pub effect: Effect,
+    /// The rule by which `"auto"` (or its absence) is filled.
+    pub auto: Option<AutoRule>,
+    /// The optimizer or scheduler types it belongs to; empty for every other key.
+    pub types: &'static [&'static str],
+}
+
+/// What a key may hold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// true or false.
+    Bool,
+    /// A whole number; `5e8` and `1.0` are whole.
+    Int,
+    /// Any finite number.
+    Float,
+    /// Text.
+    Text,
+    /// One of these words, whatever their case.
+    OneOf(&'static [&'static str]),
+    /// A list of this many numbers.
+    Floats(usize),
+    /// A list of whole numbers.
+    Ints,
+    /// A list of texts.
+    Texts,
+    /// An object whose keys are in this table.
+    Section,
+    /// An object (or anything else) of a part of DeepSpeed that has no counterpart here: not looked into.
+    Opaque,
+}
+
+/// The numbers a key may hold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bounds {
+    /// Least number, itself allowed.
+    pub least: Option<f64>,
+    /// Least number, itself not allowed.
+    pub above: Option<f64>,
+    /// Greatest number, itself allowed.
+    pub most: Option<f64>,
+    /// Greatest number, itself not allowed.
+    pub below: Option<f64>,
+}
+
+/// What counts when a key is absent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum DefaultValue {
+    /// Nothing.
+    Absent,
+    /// This truth value.
+    Bool(bool),
+    /// This whole number.
+    Int(i64),
+    /// This number.
+    Float(f64),
+    /// This text.
+    Text(&'static str),
+    /// These numbers.
+    Floats(&'static [f64]),
+    /// What a rule gives; the text says it.
+    Rule(&'static str),
+}
+
+/// The pass of the step program, or the part of the trainer, that reads a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// Resolving of batch sizes and "auto".
+    Resolve,
+    /// The pass that writes down a micro-batch's operations.
+    Lower,
+    /// The pass that decides which activations are kept.
+    Checkpoint,
+    /// The pass that cuts state across ranks.
+    Partition,
+    /// The pass that brings parameters together and lets them go.
+    Gather,
+    /// The pass that turns gradients into shards.
+    Reduce,
+    /// The pass that chooses tiers and staging.
+    Offload,
+    /// The pass of norm, clipping, loss scale and optimizer.
+    Update,
+    /// The pass that hoists transfers.
+    Overlap,
+    /// The trainer's learning-rate schedules.
+    Schedule,
+    /// The trainer's loop and what it prints.
+    Loop,
+    /// The trainer's metrics and monitors.
+    Metrics,
+    /// The trainer's checkpoints and exports.
+    Save,
+    /// The collectives between ranks.
+    Collectives,
+    /// Nobody: the key has no counterpart here.
+    Nobody,
+}
+
+impl Reader {
+    /// The name as `explain` prints it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Resolve => "resolving of the config",
+            Self::Lower => "pass `lower`",
+            Self::Checkpoint => "pass `checkpoint`",
+            Self::Partition => "pass `partition`",
+            Self::Gather => "pass `gather`",
+            Self::Reduce => "pass `reduce`",
+            Self::Offload => "pass `offload`",
+            Self::Update => "pass `update`",
+            Self::Overlap => "pass `overlap`",
+            Self::Schedule => "the trainer's schedules",
+            Self::Loop => "the trainer's loop",
+            Self::Metrics => "the trainer's metrics",
+            Self::Save => "the trainer's checkpoints",
+            Self::Collectives => "the collectives",
+            Self::Nobody => "nothing here",
+        }
+    }
+
+    /// Whether that part is built. A key whose reader is not is "not yet", never "honoured".
+    pub const fn exists(self) -> bool {
+        matches!(self, Self::Resolve)
+    }
+}
+
+/// Whether a key has an effect here.
+#[derive(Debug, Clone, Copy)]
+pub enum Effect {
+    /// It has.
+    Works,
+    /// It is always so here, whatever the value; the text says why.
+    BuiltIn(&'static str),
+    /// It has none here; the text says why.
+    Nothing(&'static str),
+    /// It has one unless the function gives a reason why not, from the other values.
+    Unless(fn(Facts<'_>) -> Option<String>),
+    /// It belongs to a section with an `enabled` switch, and has one while that is on.
+    WhileEnabled,
+    /// It shares the fate of the section it lies in.
+    AsSection,
+    /// zeroth has no such feature: its off value (the default) is honoured, any other is "not yet".
+    Lacking(&'static str),
+    /// An old name. The text says what to write.
+    Deprecated(&'static str),
+    /// DeepSpeed refuses it and so do we; the text says what to write.
+    Refused(&'static str),
+}
+
+/// The rules by which Hugging Face fills `"auto"`, one for each key that has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AutoRule {
+    /// per_device_train_batch_size.
+    MicroBatch,
+    /// gradient_accumulation_steps.
+    Accumulation,
+    /// ranks × micro-batch × accumulation.
+    TrainBatch,
+    /// max_grad_norm.
+    Clipping,
+    /// learning_rate.
+    LearningRate,
+    /// [adam_beta1, adam_beta2].
+    Betas,
+    /// adam_epsilon.
+    Epsilon,
+    /// weight_decay.
+    WeightDecay,
+    /// 0.
+    WarmupMinLr,
+    /// learning_rate.
+    WarmupMaxLr,
+    /// Whether the run is in fp16.
+    Fp16,
+    /// Whether the run is in bf16.
+    Bf16,
+    /// hidden_size².
+    HiddenSquared,
+    /// 0.9 · hidden_size², rounded down.
+    NineTenthsHiddenSquared,
+    /// 10 · hidden_size.
+    TenHidden,
+    /// The number of optimizer steps of the run.
+    TotalSteps,
+    /// Warm-up steps, or that fraction of all steps.
+    WarmupSteps,
+    /// The number of blocks of the model.
+    Blocks,
+    /// true when every node saves on its own, whatever the file says.
+    NodeLocal,
+    /// true where the file has no optimizer section, whatever the file says.
+    UntestedOptimizer,
+}
+
+const NO_BOUNDS: Bounds = Bounds { least: None, above: None, most: None, below: None };
+
+impl Key {
+    /// A key of this path and kind; everything else is filled by the calls that follow.
+    pub(super) const fn new(path: &'static str, kind: Kind) -> Self {
+        Self {
+            path,
+            names: &[],
+            places: &[],
+            kind,
+            bounds: NO_BOUNDS,
+            default: DefaultValue::Absent,
+            unit: "",
+            does: "",
+            set: "",
+            reader: Reader::Nobody,
+            effect: Effect::Works,
+            auto: None,
+            types: &[],
+        }
+    }
+
+    /// A whole number of at least `least`.
+    pub(super) const fn int(path: &'static str, least: i64) -> Self {
+        let mut key = Self::new(path, Kind::Int);
+        key.bounds.least = Some(least as f64);
+        key
+    }
+
+    /// A number of at least `least`.
+    pub(super) const fn float(path: &'static str, least: f64) -> Self {
+        let mut key = Self::new(path, Kind::Float);
+        key.bounds.least = Some(least);
+        key
+    }
+
+    /// true or false.
+    pub(super) const fn bool(path: &'static str, default: bool) -> Self {
+        Self::new(path, Kind::Bool).or(DefaultValue::Bool(default))
+    }
+
+    /// A section of keys.
+    pub(super) const fn section(path: &'static str) -> Self {
+        Self::new(path, Kind::Section)
+    }
+
+    /// A part of DeepSpeed without counterpart here; `because` says why nothing is missed.
+    pub(super) const fn elsewhere(path: &'static str, does: &'static str, because: &'static str) -> Self {
+        let mut key = Self::new(path, Kind::Opaque).does(does);
+        key.effect = Effect::Nothing(because);
+        key
+    }
+
+    pub(super) const fn named(mut self, names: &'static [&'static str]) -> Self {
+        self.names = names;
+        self
+    }
+
+    pub(super) const fn also_at(mut self, places: &'static [&'static str]) -> Self {
+        self.places = places;
+        self
+    }
+
+    pub(super) const fn above(mut self, bound: f64) -> Self {
+        self.bounds.above = Some(bound);
+        self
+    }
+
+    pub(super) const fn at_most(mut self, bound: f64) -> Self {
+        self.bounds.most = Some(bound);
+        self
+    }
+
+    pub(super) const fn below(mut self, bound: f64) -> Self {
+        self.bounds.below = Some(bound);
+        self
+    }
+
+    pub(super) const fn or(mut self, default: DefaultValue) -> Self {
+        self.default = default;
+        self
+    }
+
+    pub(super) const fn or_int(self, default: i64) -> Self {
+        self.or(DefaultValue::Int(default))
+    }
+
+    pub(super) const fn or_float(self, default: f64) -> Self {
+        self.or(DefaultValue::Float(default))
+    }
+
+    pub(super) const fn or_text(self, default: &'static str) -> Self {
+        self.or(DefaultValue::Text(default))
+    }
+
+    pub(super) const fn or_rule(self, rule: &'static str) -> Self {
+        self.or(DefaultValue::Rule(rule))
+    }
+
+    pub(super) const fn in_(mut self, unit: &'static str) -> Self {
+        self.unit = unit;
+        self
+    }
+
+    pub(super) const fn does(mut self, sentence: &'static str) -> Self {
+        self.does = sentence;
+        self
+    }
+
+    pub(super) const fn set(mut self, advice: &'static str) -> Self {
+        self.set = advice;
+        self
+    }
+
+    pub(super) const fn read_by(mut self, reader: Reader) -> Self {
+        self.reader = reader;
+        self
+    }
+
+    pub(super) const fn auto(mut self, rule: AutoRule) -> Self {
+        self.auto = Some(rule);
+        self
+    }
+
+    pub(super) const fn built_in(mut self, why: &'static str) -> Self {
+        self.effect = Effect::BuiltIn(why);
+        self
+    }
+
+    pub(super) const fn nothing(mut self, because: &'static str) -> Self {
+        self.effect = Effect::Nothing(because);
+        self
+    }
+
+    pub(super) const fn unless(mut self, reason: fn(Facts<'_>) -> Option<String>) -> Self {
+        self.effect = Effect::Unless(reason);
+        self
+    }
+
+    pub(super) const fn while_enabled(mut self) -> Self {
+        self.effect = Effect::WhileEnabled;
+        self
+    }
+
+    pub(super) const fn as_section(mut self) -> Self {
+        self.effect = Effect::AsSection;
+        self
+    }
+
+    pub(super) const fn lacking(mut self, what: &'static str) -> Self {
+        self.effect = Effect::Lacking(what);
+        self
+    }
+
+    pub(super) const fn deprecated(mut self, instead: &'static str) -> Self {
+        self.effect = Effect::Deprecated(instead);
+        self
+    }
+
+    /// A key that DeepSpeed refuses, known only to say where it belongs.
+    pub(super) const fn refused(path: &'static str, does: &'static str, instead: &'static str) -> Self {
+        let mut key = Self::new(path, Kind::Opaque).does(does);
+        key.effect = Effect::Refused(instead);
+        key
+    }
+
+    pub(super) const fn of(mut self, types: &'static [&'static str]) -> Self {
+        self.types = types;
+        self
+    }
+
+    /// The path of the section it lies in; empty at the top level.
+    pub fn parent(&self) -> &'static str {
+        self.path.rsplit_once('.').map_or("", |(parent, _)| parent)
+    }
+
+    /// The last part of its path.
+    pub fn name(&self) -> &'static str {
+        self.path.rsplit_once('.').map_or(self.path, |(_, name)| name)
+    }
+
+    /// Whether it belongs to this optimizer or scheduler type (every other key: always).
+    pub fn is_of(&self, type_name: Option<&str>) -> bool {
+        self.types.is_empty()
+            || type_name.is_some_and(|name| self.types.iter().any(|known| known.eq_ignore_ascii_case(name)))
+    }
+
+    /// Whether the value is the key's default.
+    pub fn is_default(&self, value: &serde_json::Value) -> bool {
+        match self.default {
+            DefaultValue::Absent | DefaultValue::Rule(_) => value.is_null(),
+            DefaultValue::Bool(default) => value.as_bool() == Some(default),
+            DefaultValue::Int(default) => value.as_i64() == Some(default),
+            DefaultValue::Float(default) => value.as_f64() == Some(default),
+            DefaultValue::Text(default) => {
+                value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(default))
+            }
+            DefaultValue::Floats(default) => value.as_array().is_some_and(|list| {
+                list.len() == default.len() && list.iter().zip(default).all(|(a, b)| a.as_f64() == Some(*b))
+            }),
+        }
+    }
+}
+
+impl DefaultValue {
+    /// The value as JSON; `None` where there is none, or a rule gives it.
+    pub fn to_json(self) -> Option<serde_json::Value> {
+        match self {
+            Self::Absent | Self::Rule(_) => None,
+            Self::Bool(value) => Some(value.into()),
+            Self::Int(value) => Some(value.into()),
+            Self::Float(value) => Some(value.into()),
+            Self::Text(value) => Some(value.into()),
+            Self::Floats(values) => Some(values.to_vec().into()),
+        }
+    }
+}
+
+impl Bounds {
+    /// Whether the number is within.
+    pub fn allow(&self, number: f64) -> bool {
+        self.least.is_none_or(|least| number >= least)
+            && self.above.is_none_or(|above| number > above)
+            && self.most.is_none_or(|most| number <= most)
+            && self.below.is_none_or(|below| number < below)
+    }
+
+    /// The bounds in words: `at least 1`, `above 0`, `at least 0 and at most 3`.
+    pub fn in_words(&self) -> Option<String> {
+        // "above 0" says more than "at least 0", and both come from the same number line.
+        let low = match (self.above, self.least) {
+            (Some(above), _) => Some(format!("above {above}")),
+            (None, Some(least)) => Some(format!("at least {least}")),
+            (None, None) => None,
+        };
+        let high = match (self.below, self.most) {
+            (Some(below), _) => Some(format!("below {below}")),
+            (None, Some(most)) => Some(format!("at most {most}")),
+            (None, None) => None,
+        };
+        match (low, high) {
+            (Some(low), Some(high)) => Some(format!("{low} and {high}")),
+            (low, high) => low.or(high),
+        }
+    }
+}

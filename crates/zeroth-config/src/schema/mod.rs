@@ -1,0 +1,144 @@
+//! The schema: one table holds every key. Parsing, `check`, `explain`, the JSON Schema and the page
+//! `docs/config.md` all come from it.
+//!
+//! Compatible with DeepSpeed 0.19.6. A section's keys are one file; [`keys`] is all of them in the order in which
+//! the page shows them.
+
+mod activation;
+mod batch;
+mod elsewhere;
+mod key;
+mod offload;
+mod optimizer;
+mod precision;
+mod reporting;
+mod scheduler;
+mod when;
+mod zero;
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+pub use activation::HF_SCHEDULES;
+pub use key::{AutoRule, Bounds, DefaultValue, Effect, Key, Kind, Reader};
+pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS};
+pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS};
+
+const SECTIONS: [&[Key]; 9] = [
+    batch::KEYS,
+    zero::KEYS,
+    offload::KEYS,
+    precision::KEYS,
+    optimizer::KEYS,
+    scheduler::KEYS,
+    activation::KEYS,
+    reporting::KEYS,
+    elsewhere::KEYS,
+];
+
+/// Every key, in the order of the page.
+pub fn keys() -> impl Iterator<Item = &'static Key> {
+    SECTIONS.iter().flat_map(|section| section.iter())
+}
+
+/// The keys that a file may spell as `path`, whose parent sections are canonical. More than one where optimizer or
+/// scheduler types have a parameter of the same name.
+pub fn find(path: &str) -> impl Iterator<Item = &'static Key> {
+    index().get(path).into_iter().flatten().copied()
+}
+
+/// Every spelling of a key: its own path, its other names, its other places.
+pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
+    let (parent, path) = (key.parent(), key.path);
+    let join = move |name: &str| if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };
+    std::iter::once(path.to_owned())
+        .chain(key.names.iter().map(move |name| join(name)))
+        .chain(key.places.iter().map(|place| (*place).to_owned()))
+}
+
+/// The last parts of all keys directly inside a section (`""` is the top level), each with its other names.
+pub fn names_in(section: &str) -> impl Iterator<Item = &'static str> {
+    keys()
+        .filter(move |key| key.parent() == section)
+        .flat_map(|key| std::iter::once(key.name()).chain(key.names.iter().copied()))
+        .chain(
+            keys()
+                .flat_map(|key| key.places.iter().copied())
+                .filter(move |place| section.is_empty() && !place.contains('.')),
+        )
+}
+
+fn index() -> &'static BTreeMap<String, Vec<&'static Key>> {
+    static INDEX: OnceLock<BTreeMap<String, Vec<&'static Key>>> = OnceLock::new();
+    INDEX.get_or_init(|| {
+        let mut index: BTreeMap<String, Vec<&'static Key>> = BTreeMap::new();
+        for key in keys() {
+            for spelling in spellings(key) {
+                index.entry(spelling).or_default().push(key);
+            }
+        }
+        index
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_says_what_it_does_and_lies_in_a_section_of_the_table() {
+        for key in keys() {
+            assert!(!key.does.is_empty(), "{} has no sentence", key.path);
+            assert!(key.does.ends_with('.'), "{}: a sentence ends with a full stop", key.path);
+            if !key.parent().is_empty() {
+                let parent =
+                    find(key.parent()).next().unwrap_or_else(|| panic!("{} has no section", key.path));
+                assert_eq!(parent.kind, Kind::Section, "{}", key.path);
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_that_works_has_a_reader_and_advice() {
+        for key in keys() {
+            let works = matches!(key.effect, Effect::Works | Effect::Unless(_) | Effect::WhileEnabled);
+            assert!(!works || key.reader != Reader::Nobody, "{} works, but who reads it?", key.path);
+            if works && key.kind != Kind::Section {
+                assert!(!key.set.is_empty(), "{}: what should it be set to?", key.path);
+            }
+        }
+    }
+
+    #[test]
+    fn only_typed_parameters_share_a_spelling() {
+        for (spelling, keys) in index() {
+            let mut types: Vec<&str> = keys.iter().flat_map(|key| key.types).copied().collect();
+            types.sort_unstable();
+            let count = types.len();
+            types.dedup();
+            assert_eq!(count, types.len(), "{spelling} is ambiguous for a type");
+            assert!(
+                keys.len() == 1 || keys.iter().all(|key| !key.types.is_empty()),
+                "{spelling} stands twice"
+            );
+        }
+    }
+
+    #[test]
+    fn defaults_are_within_their_own_bounds() {
+        for key in keys() {
+            let number = match key.default {
+                DefaultValue::Int(value) => value as f64,
+                DefaultValue::Float(value) => value,
+                _ => continue,
+            };
+            assert!(key.bounds.allow(number), "{}: its default {number} is out of bounds", key.path);
+        }
+    }
+
+    #[test]
+    fn the_documented_count_of_keys_is_complete() {
+        // Every key of reference DeepSpeed 0.19.6 that a file of ours can hold; a removal must be meant.
+        assert!(keys().count() >= 230, "{}", keys().count());
+    }
+}

@@ -1,0 +1,100 @@
+//! `fp16`, `bf16`, `data_types` and the casts of PyTorch: which numbers are stored and added.
+
+use super::key::{AutoRule, Key, Kind, Reader};
+use super::when;
+
+const TYPES: Kind = Kind::OneOf(&["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]);
+
+pub(super) const KEYS: &[Key] = &[
+    Key::section("fp16").does("Trains in fp16 with a loss scale.").set("bf16 instead, where the card has it").read_by(Reader::Update),
+    Key::bool("fp16.enabled", false)
+        .does("Stores weights and activations in fp16, with fp32 master weights and a loss scale.")
+        .set("\"auto\"; bf16 needs no loss scale, so prefer it on cards that have it (compute capability 8.0)")
+        .read_by(Reader::Update)
+        .auto(AutoRule::Fp16),
+    Key::float("fp16.loss_scale", 0.0)
+        .or_float(0.0)
+        .does("A fixed loss scale; 0 lets it move.")
+        .set("0")
+        .read_by(Reader::Update)
+        .unless(when::fp16_on),
+    Key::int("fp16.initial_scale_power", 0)
+        .at_most(126.0)
+        .or_int(16)
+        .in_("power of 2")
+        .does("The loss scale starts at 2 to this power.")
+        .set("16; 12 skips fewer steps at the start")
+        .read_by(Reader::Update)
+        .unless(when::loss_scale_dynamic),
+    Key::int("fp16.loss_scale_window", 1)
+        .or_int(1000)
+        .in_("steps")
+        .does("The loss scale doubles after this many steps without overflow.")
+        .set("1000")
+        .read_by(Reader::Update)
+        .unless(when::loss_scale_dynamic),
+    Key::int("fp16.hysteresis", 1)
+        .or_int(2)
+        .in_("overflows")
+        .does("The loss scale halves at this many overflows, not before.")
+        .set("2")
+        .read_by(Reader::Update)
+        .unless(when::loss_scale_dynamic),
+    Key::bool("fp16.consecutive_hysteresis", false)
+        .does("Counts only overflows in a row: a clean step sets the count back.")
+        .set("false")
+        .read_by(Reader::Update)
+        .unless(when::loss_scale_dynamic),
+    Key::float("fp16.min_loss_scale", 0.0)
+        .above(0.0)
+        .or_float(1.0)
+        .does("The loss scale does not fall below this; an overflow there stops the run.")
+        .set("1")
+        .read_by(Reader::Update)
+        .unless(when::loss_scale_dynamic),
+    Key::bool("fp16.auto_cast", false)
+        .does("Casts a model's inputs to fp16.")
+        .nothing("inputs are token numbers; there is nothing to cast"),
+    Key::bool("fp16.fp16_master_weights_and_grads", false)
+        .does("Keeps master weights and gradients in fp16 too.")
+        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller"),
+    Key::section("bf16").named(&["bfloat16"]).does("Trains in bf16.").set("{\"enabled\": \"auto\"}").read_by(Reader::Update),
+    Key::bool("bf16.enabled", false)
+        .does("Stores weights and activations in bf16, with fp32 master weights.")
+        .set("\"auto\", or true; refused on a card without bf16, where fp16 is the advice")
+        .read_by(Reader::Update)
+        .auto(AutoRule::Bf16),
+    Key::bool("bf16.check_grad_overflow", true)
+        .does("Stops before the update when a gradient is not finite, at every stage (DeepSpeed: stages 1 and 2 only).")
+        .built_in("a non-finite gradient never reaches the weights, in any precision, at any stage"),
+    Key::bool("bf16.immediate_grad_update", false)
+        .does("Adds a gradient to its fp32 copy as soon as it is there.")
+        .built_in("gradients are added as they arrive"),
+    Key::bool("bf16.bf16_master_weights_and_grads", false)
+        .does("Keeps master weights and gradients in bf16 too.")
+        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller"),
+    Key::bool("bf16.bf16_optimizer_states", false)
+        .does("Keeps the moments in bf16.")
+        .set("zeroth.moments: \"bf16\", which rounds stochastically")
+        .lacking("write zeroth.moments: \"bf16\" for bf16 moments")
+        .read_by(Reader::Update),
+    Key::section("data_types").does("The types of gradients while they add up, and of parameters.").read_by(Reader::Reduce),
+    Key::new("data_types.grad_accum_dtype", TYPES)
+        .or_text("fp32")
+        .does("The type micro-batches' gradients add up in.")
+        .nothing("micro-batches always add in f32"),
+    Key::new("data_types.param_dtype", TYPES)
+        .or_rule("the type of the run")
+        .does("The type of parameters.")
+        .nothing("fp16.enabled and bf16.enabled say it already"),
+    Key::new("data_types.buffer_dtype", TYPES)
+        .does("The type of a model's buffers.")
+        .nothing("models have no buffers here; positions are computed"),
+    Key::section("torch_autocast")
+        .does("PyTorch's casts of single operations.")
+        .nothing("operations have one fixed type each; there is no autocast"),
+    Key::bool("torch_autocast.enabled", false).does("Turns autocast on.").as_section(),
+    Key::new("torch_autocast.dtype", Kind::Text).or_text("bfloat16").does("The type cast to.").as_section(),
+    Key::new("torch_autocast.lower_precision_safe_modules", Kind::Texts).does("The modules cast.").as_section(),
+    Key::elsewhere("amp", "NVIDIA Apex's mixed precision.", "Apex is a PyTorch extension; use bf16 or fp16"),
+];

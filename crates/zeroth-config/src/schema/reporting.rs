@@ -1,0 +1,155 @@
+//! What a run reports and saves: monitors, profiler, checkpoints.
+
+use super::key::{AutoRule, Key, Kind, Reader};
+
+const NO_SERVICE: &str =
+    "a run speaks to no service; metrics.jsonl, TensorBoard files and CSV hold the same numbers";
+const OWN_WRITER: &str = "checkpoints have one writer here: streamed, synced, complete by rename";
+
+pub(super) const KEYS: &[Key] = &[
+    Key::section("tensorboard")
+        .does("Writes TensorBoard event files.")
+        .set("{\"enabled\": true}; --report-to tensorboard says the same")
+        .read_by(Reader::Metrics),
+    Key::bool("tensorboard.enabled", false)
+        .does("Writes TensorBoard event files.")
+        .set("true")
+        .read_by(Reader::Metrics),
+    Key::new("tensorboard.output_path", Kind::Text)
+        .or_text("")
+        .does("The folder for event files; empty is the run folder.")
+        .set("leave it out")
+        .read_by(Reader::Metrics)
+        .while_enabled(),
+    Key::new("tensorboard.job_name", Kind::Text)
+        .or_text("DeepSpeedJobName")
+        .does("The name of the run in TensorBoard.")
+        .set("a name you will know again")
+        .read_by(Reader::Metrics)
+        .while_enabled(),
+    Key::section("csv_monitor")
+        .does("Writes CSV files.")
+        .set("{\"enabled\": true}; --report-to csv says the same")
+        .read_by(Reader::Metrics),
+    Key::bool("csv_monitor.enabled", false).does("Writes CSV files.").set("true").read_by(Reader::Metrics),
+    Key::new("csv_monitor.output_path", Kind::Text)
+        .or_text("")
+        .does("The folder for CSV files; empty is the run folder.")
+        .set("leave it out")
+        .read_by(Reader::Metrics)
+        .while_enabled(),
+    Key::new("csv_monitor.job_name", Kind::Text)
+        .or_text("DeepSpeedJobName")
+        .does("The name of the run in the CSV files.")
+        .set("a name you will know again")
+        .read_by(Reader::Metrics)
+        .while_enabled(),
+    Key::section("wandb").does("Sends metrics to Weights & Biases.").nothing(NO_SERVICE),
+    Key::bool("wandb.enabled", false).does("Turns it on.").as_section(),
+    Key::new("wandb.group", Kind::Text).does("The group there.").as_section(),
+    Key::new("wandb.team", Kind::Text).does("The team there.").as_section(),
+    Key::new("wandb.project", Kind::Text).or_text("deepspeed").does("The project there.").as_section(),
+    Key::section("comet").does("Sends metrics to Comet.").nothing(NO_SERVICE),
+    Key::bool("comet.enabled", false).does("Turns it on.").as_section(),
+    Key::int("comet.samples_log_interval", 1)
+        .or_int(100)
+        .in_("samples")
+        .does("How often metrics are sent.")
+        .as_section(),
+    Key::new("comet.project", Kind::Text).does("The project there.").as_section(),
+    Key::new("comet.workspace", Kind::Text).does("The workspace there.").as_section(),
+    Key::new("comet.api_key", Kind::Text)
+        .does("The key of the account; better kept out of a file.")
+        .as_section(),
+    Key::new("comet.experiment_name", Kind::Text).does("The name there.").as_section(),
+    Key::new("comet.experiment_key", Kind::Text).does("The experiment to continue.").as_section(),
+    Key::bool("comet.online", true).does("Sends at once or later.").as_section(),
+    Key::new("comet.mode", Kind::Text).does("How an experiment is begun.").as_section(),
+    Key::elsewhere("monitor_config", "Settings of a cluster's monitoring.", NO_SERVICE),
+    Key::section("flops_profiler")
+        .does("Prints the floating-point work of one step, module by module.")
+        .set("{\"enabled\": true}")
+        .read_by(Reader::Loop),
+    Key::bool("flops_profiler.enabled", false)
+        .does("Turns the profile on.")
+        .set("true when looking for time")
+        .read_by(Reader::Loop),
+    Key::float("flops_profiler.recompute_fwd_factor", 0.0)
+        .or_float(0.0)
+        .does("Counts recomputed work by this factor.")
+        .built_in("recomputed work is counted from the program, not from a factor"),
+    Key::int("flops_profiler.profile_step", 1)
+        .or_int(1)
+        .in_("steps")
+        .does("The step to profile.")
+        .set("5, when the first steps are over")
+        .read_by(Reader::Loop)
+        .while_enabled(),
+    Key::int("flops_profiler.module_depth", -1)
+        .or_int(-1)
+        .does("How deep modules are shown; -1 is all.")
+        .set("-1")
+        .read_by(Reader::Loop)
+        .while_enabled(),
+    Key::int("flops_profiler.top_modules", 1)
+        .or_int(1)
+        .does("How many modules are named at each depth.")
+        .set("3")
+        .read_by(Reader::Loop)
+        .while_enabled(),
+    Key::bool("flops_profiler.detailed", true)
+        .does("Prints every module.")
+        .set("true")
+        .read_by(Reader::Loop)
+        .while_enabled(),
+    Key::new("flops_profiler.output_file", Kind::Text)
+        .does("The file to print to; absent is the log.")
+        .set("leave it out")
+        .read_by(Reader::Loop)
+        .while_enabled(),
+    Key::section("comms_logger")
+        .does("Logs collectives as they run.")
+        .nothing("--trace FILE shows every collective with its bytes and time"),
+    Key::bool("comms_logger.enabled", false).does("Turns the log on.").as_section(),
+    Key::bool("comms_logger.verbose", false).does("Logs each call.").as_section(),
+    Key::bool("comms_logger.prof_all", true).does("Logs all kinds.").as_section(),
+    Key::bool("comms_logger.debug", false).does("Adds the caller.").as_section(),
+    Key::new("comms_logger.prof_ops", Kind::Texts).does("The kinds to log.").as_section(),
+    Key::section("checkpoint").does("How checkpoints are written.").read_by(Reader::Save),
+    Key::new("checkpoint.tag_validation", Kind::OneOf(&["warn", "ignore", "fail"]))
+        .or_text("warn")
+        .does("Compares the ranks' names for a checkpoint.")
+        .built_in("the launcher names a checkpoint once, for all ranks"),
+    Key::bool("checkpoint.load_universal", false)
+        .does("Loads DeepSpeed's converted checkpoints.")
+        .built_in("every checkpoint loads at any number of ranks, without conversion"),
+    Key::bool("checkpoint.use_node_local_storage", false)
+        .auto(AutoRule::NodeLocal)
+        .does("Writes each node's shards to its own disk.")
+        .lacking("a checkpoint is one folder that all ranks see"),
+    Key::bool("checkpoint.checkpoint_serialization", true)
+        .does("Writes in PyTorch's new file format.")
+        .nothing(OWN_WRITER),
+    Key::section("checkpoint.parallel_write").does("Who writes what.").nothing(OWN_WRITER),
+    Key::bool("checkpoint.parallel_write.pipeline_stage", false)
+        .does("Each pipeline stage writes its part.")
+        .as_section(),
+    Key::section("checkpoint.writer").does("DeepSpeed's choice of writers.").nothing(OWN_WRITER),
+    Key::new("checkpoint.writer.type", Kind::OneOf(&["fast", "python", "mock"]))
+        .does("Which writer.")
+        .as_section(),
+    Key::int("checkpoint.writer.io_buffer_size", 1)
+        .or_int(67_108_864)
+        .in_("bytes")
+        .does("The writer's buffer.")
+        .as_section(),
+    Key::bool("checkpoint.writer.io_buffer_double", true).does("Two of them.").as_section(),
+    Key::bool("checkpoint.writer.show_statistics", false).does("Prints rates.").as_section(),
+    Key::new("checkpoint.writer.data_parallel", Kind::OneOf(&["replica", "socket", "machine"]))
+        .does("Who shares the writing.")
+        .as_section(),
+    Key::bool("checkpoint.writer.decoupled", false).does("Writes beside training.").as_section(),
+    Key::int("checkpoint.writer.io_multiplier", 1).or_int(1).does("Writers a rank.").as_section(),
+    Key::elsewhere("nebula", "Azure's asynchronous checkpoints.", OWN_WRITER),
+    Key::elsewhere("datastates_ckpt", "DataStates' asynchronous checkpoints.", OWN_WRITER),
+];

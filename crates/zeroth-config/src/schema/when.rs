@@ -1,0 +1,87 @@
+//! The reasons why a key has no effect, from the other values of the same file.
+//!
+//! Each function is the condition of some keys of the table: `None` where they have an effect.
+
+use crate::facts::{Facts, Switch};
+
+const PARAM: &str = "zero_optimization.offload_param";
+const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
+
+pub(super) fn stage_cuts_state(facts: Facts<'_>) -> Option<String> {
+    (facts.stage() == 0).then(|| "stage 0 cuts nothing: every rank holds and updates all of it".to_owned())
+}
+
+pub(super) fn stage_gathers_after_update(facts: Facts<'_>) -> Option<String> {
+    match facts.stage() {
+        0 => Some("stage 0 gathers nothing: every rank updates all parameters itself".to_owned()),
+        3 => Some(
+            "stage 3 gathers unit by unit when they are used, not after the update; stage3_prefetch_bucket_size \
+             and stage3_max_live_parameters govern that"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+pub(super) fn stage_gathers_units(facts: Facts<'_>) -> Option<String> {
+    let stage = facts.stage();
+    (stage < 3).then(|| {
+        format!("only stage 3 cuts parameters and gathers them; at stage {stage} they are always whole")
+    })
+}
+
+pub(super) fn offload_param_possible(facts: Facts<'_>) -> Option<String> {
+    let stage = facts.stage();
+    (stage < 3 && facts.text("zero_optimization.offload_param.device") != Some("none")).then(|| {
+        format!("only stage 3 cuts parameters, so only stage 3 can move them; the stage here is {stage}")
+    })
+}
+
+pub(super) fn params_offloaded(facts: Facts<'_>) -> Option<String> {
+    offload_param_possible(facts).or_else(|| not_offloaded(facts, PARAM))
+}
+
+pub(super) fn params_on_disk(facts: Facts<'_>) -> Option<String> {
+    offload_param_possible(facts).or_else(|| not_on_disk(facts, PARAM))
+}
+
+pub(super) fn optimizer_offloaded(facts: Facts<'_>) -> Option<String> {
+    stage_cuts_state(facts).or_else(|| not_offloaded(facts, OPTIMIZER))
+}
+
+pub(super) fn optimizer_on_disk(facts: Facts<'_>) -> Option<String> {
+    stage_cuts_state(facts).or_else(|| not_on_disk(facts, OPTIMIZER))
+}
+
+fn not_offloaded(facts: Facts<'_>, section: &str) -> Option<String> {
+    (facts.device(section) == "none").then(|| format!("{section}.device is \"none\", so nothing is moved"))
+}
+
+fn not_on_disk(facts: Facts<'_>, section: &str) -> Option<String> {
+    let device = facts.device(section);
+    (device != "nvme").then(|| format!("it governs the disk, and {section}.device is \"{device}\""))
+}
+
+pub(super) fn something_on_disk(facts: Facts<'_>) -> Option<String> {
+    let on_disk = (facts.stage() >= 1 && facts.device(OPTIMIZER) == "nvme")
+        || (facts.stage() == 3 && facts.device(PARAM) == "nvme");
+    (!on_disk).then(|| {
+        "it governs the disk, and no offload device that counts at this stage is \"nvme\"".to_owned()
+    })
+}
+
+pub(super) fn fp16_on(facts: Facts<'_>) -> Option<String> {
+    (facts.switch("fp16.enabled") == Switch::Off).then(|| "fp16.enabled is false".to_owned())
+}
+
+pub(super) fn loss_scale_dynamic(facts: Facts<'_>) -> Option<String> {
+    fp16_on(facts).or_else(|| {
+        let fixed = facts.number("fp16.loss_scale").filter(|scale| *scale > 0.0)?;
+        Some(format!("fp16.loss_scale {fixed} is a fixed scale; only a dynamic one (0) moves"))
+    })
+}
+
+pub(super) fn moments_are_16_bit(facts: Facts<'_>) -> Option<String> {
+    (facts.text("zeroth.moments") != Some("bf16"))
+        .then(|| "zeroth.moments is fp32, which needs no stochastic rounding".to_owned())
+}

@@ -1,0 +1,262 @@
+//! `zero_optimization`: stages, buckets and the fine-grained keys of stage 3.
+
+use super::key::{AutoRule, Key, Kind, Reader};
+use super::when;
+
+pub(super) const KEYS: &[Key] = &[
+    Key::section("zero_optimization")
+        .does("Which parts of the training state are cut across ranks, and where they live.")
+        .set("an object with at least `stage`; `true` is DeepSpeed's old way to write stage 1")
+        .read_by(Reader::Partition),
+    Key::int("zero_optimization.stage", 0)
+        .at_most(3.0)
+        .or_int(0)
+        .does("0 cuts nothing, 1 cuts optimizer state, 2 gradients as well, 3 parameters as well.")
+        .set("2 where it fits, else 3; `zeroth plan` says which")
+        .read_by(Reader::Partition),
+    Key::bool("zero_optimization.overlap_comm", false)
+        .or_rule("true at stage 3, else false")
+        .does("Runs collectives beside the computation; the results are the same bits with and without.")
+        .set("true")
+        .read_by(Reader::Overlap),
+    Key::bool("zero_optimization.reduce_scatter", true)
+        .does("Sends each rank its part of the gradients; false sends all to all and cuts afterwards, twice the traffic.")
+        .set("true")
+        .read_by(Reader::Reduce)
+        .unless(when::stage_cuts_state),
+    Key::int("zero_optimization.reduce_bucket_size", 0)
+        .or_int(500_000_000)
+        .in_("elements")
+        .does("The most gradient elements that one reduction moves; whole chunks are grouped up to it.")
+        .set("\"auto\" (hidden_size²), or 2e8")
+        .read_by(Reader::Reduce)
+        .auto(AutoRule::HiddenSquared),
+    Key::int("zero_optimization.allgather_bucket_size", 0)
+        .or_int(500_000_000)
+        .in_("elements")
+        .does("The most parameter elements that one gather after the update moves.")
+        .set("2e8")
+        .read_by(Reader::Gather)
+        .unless(when::stage_gathers_after_update),
+    Key::bool("zero_optimization.allgather_partitions", true)
+        .does("Gathers updated parameters with all-gather.")
+        .built_in("updated parameters are always all-gathered; there is no broadcast path"),
+    Key::bool("zero_optimization.contiguous_gradients", true)
+        .does("Gradients lie end to end in one buffer.")
+        .built_in("gradients land in the unit's flat gradient buffer as they are computed"),
+    Key::bool("zero_optimization.round_robin_gradients", false)
+        .does("Spreads the work on gradients evenly over ranks.")
+        .built_in("every unit is cut evenly over all ranks, so no rank waits for another's share"),
+    Key::bool("zero_optimization.use_dynamic_tiling", true)
+        .also_at(&["use_dynamic_tiling"])
+        .does("Cuts large products into tiles.")
+        .built_in("kernels cut products into tiles by their shapes; DeepSpeed has no such key"),
+    Key::bool("zero_optimization.memory_efficient_linear", true)
+        .also_at(&["memory_efficient_linear"])
+        .does("Backward gathers a linear's weights again instead of keeping the gathered copy from forward.")
+        .set("true; false keeps gathered weights from forward to backward, faster where memory allows")
+        .read_by(Reader::Gather)
+        .unless(when::stage_gathers_units),
+    Key::int("zero_optimization.sub_group_size", 0)
+        .or_int(1_000_000_000)
+        .in_("elements")
+        .does("The optimizer updates a rank's shard in tiles of this many elements.")
+        .set("1e9; smaller bounds what an offloaded update stages at a time")
+        .read_by(Reader::Partition)
+        .unless(when::stage_cuts_state),
+    Key::int("zero_optimization.stage3_prefetch_bucket_size", 0)
+        .named(&["prefetch_bucket_size"])
+        .or_int(50_000_000)
+        .in_("elements")
+        .does("How many parameter elements may be gathered ahead of their use; 0 gathers at the moment of use.")
+        .set("\"auto\" (0.9 · hidden_size²)")
+        .read_by(Reader::Overlap)
+        .auto(AutoRule::NineTenthsHiddenSquared)
+        .unless(when::stage_gathers_units),
+    Key::int("zero_optimization.stage3_param_persistence_threshold", 0)
+        .named(&["param_persistence_threshold"])
+        .or_int(100_000)
+        .in_("elements")
+        .does("Parameters of at most this many elements stay gathered on every rank.")
+        .set("\"auto\" (10 · hidden_size): norms and biases stay")
+        .read_by(Reader::Gather)
+        .auto(AutoRule::TenHidden)
+        .unless(when::stage_gathers_units),
+    Key::int("zero_optimization.stage3_model_persistence_threshold", 0)
+        .named(&["model_persistence_threshold"])
+        .or_int(i64::MAX)
+        .in_("elements")
+        .does("The most elements that may stay gathered in all.")
+        .set("leave it out; the byte budget bounds them already")
+        .read_by(Reader::Gather)
+        .unless(when::stage_gathers_units),
+    Key::int("zero_optimization.stage3_max_live_parameters", 0)
+        .named(&["max_live_parameters"])
+        .or_int(1_000_000_000)
+        .in_("elements")
+        .does("The most elements gathered at any time, persistent ones included; raised to the largest unit if below.")
+        .set("1e9, or lower to bound memory: unlike DeepSpeed's, this bound holds")
+        .read_by(Reader::Gather)
+        .unless(when::stage_gathers_units),
+    Key::int("zero_optimization.stage3_max_reuse_distance", 0)
+        .named(&["max_reuse_distance"])
+        .or_int(1_000_000_000)
+        .in_("elements")
+        .does("A unit needed again within this many elements of computation stays gathered.")
+        .set("1e9 keeps what max_live allows; 0 lets go at once")
+        .read_by(Reader::Gather)
+        .unless(when::stage_gathers_units),
+    Key::bool("zero_optimization.stage3_gather_16bit_weights_on_model_save", true)
+        .named(&["gather_16bit_weights_on_model_save"])
+        .does("Writes the trained model as a Hugging Face folder at the end; false writes none and prints the export command.")
+        .set("true")
+        .read_by(Reader::Save),
+    Key::bool("zero_optimization.stage3_gather_fp16_weights_on_model_save", false)
+        .does("The name of stage3_gather_16bit_weights_on_model_save before bf16.")
+        .deprecated("zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+    Key::int("zero_optimization.stage3_module_granularity_threshold", 0)
+        .named(&["module_granularity_threshold"])
+        .or_int(0)
+        .does("Joins small modules into one unit.")
+        .nothing("units are whole blocks of the model already; there are no small modules to join"),
+    Key::bool("zero_optimization.stage3_use_all_reduce_for_fetch_params", false)
+        .named(&["use_all_reduce_for_fetch_params"])
+        .does("Gathers parameters by an all-reduce.")
+        .nothing("gathers always move each element once; an all-reduce would move it twice"),
+    Key::bool("zero_optimization.stage3_allgather_sequential", false)
+        .named(&["allgather_sequential"])
+        .does("Gathers parameter by parameter, without a joined buffer.")
+        .nothing("a gather lands in its place: there is no joined buffer to save"),
+    Key::bool("zero_optimization.use_multi_rank_bucket_allreduce", true)
+        .does("Chooses between an all-reduce and a reduce for each rank, in stages 1 and 2.")
+        .nothing("stages 1 to 3 use one true reduce-scatter, half the traffic of either"),
+    Key::section("zero_optimization.offload_param")
+        .does("Keeps parameter shards in host memory or on disk (stage 3).")
+        .set("{\"device\": \"cpu\"} when stage 3 alone does not fit")
+        .read_by(Reader::Offload)
+        .unless(when::offload_param_possible),
+    Key::section("zero_optimization.offload_optimizer")
+        .does("Keeps optimizer state in host memory or on disk.")
+        .set("{\"device\": \"cpu\"} when the state does not fit the device")
+        .read_by(Reader::Offload)
+        .unless(when::stage_cuts_state),
+    Key::bool("zero_optimization.cpu_offload", false)
+        .does("The old way to ask for offload_optimizer to host memory.")
+        .deprecated("zero_optimization.offload_optimizer: {\"device\": \"cpu\"}"),
+    Key::bool("zero_optimization.cpu_offload_params", false)
+        .named(&["cpu_offload_param"])
+        .does("The old way to ask for offload_param to host memory.")
+        .deprecated("zero_optimization.offload_param: {\"device\": \"cpu\"}"),
+    Key::bool("zero_optimization.cpu_offload_use_pin_memory", false)
+        .does("The old place of pin_memory; DeepSpeed itself ignores it.")
+        .deprecated("pin_memory inside offload_optimizer and offload_param"),
+    Key::bool("zero_optimization.ignore_unused_parameters", true)
+        .does("Tolerates parameters that a step does not use.")
+        .nothing("the program knows before it starts which parameters a step uses"),
+    Key::bool("zero_optimization.load_from_fp32_weights", true)
+        .does("Starts the optimizer from the checkpoint's fp32 weights.")
+        .built_in("checkpoints hold the fp32 weights, and resuming starts from them"),
+    Key::bool("zero_optimization.elastic_checkpoint", false)
+        .does("Saves so that another number of ranks can load.")
+        .built_in("every checkpoint loads at any number of ranks"),
+    Key::bool("zero_optimization.pipeline_loading_checkpoint", false)
+        .does("Loads a checkpoint rank after rank, to save host memory.")
+        .built_in("each rank reads only the bytes of its own shard"),
+    Key::bool("zero_optimization.override_module_apply", true)
+        .does("Patches a function of PyTorch's modules.")
+        .nothing("there are no PyTorch modules here"),
+    Key::bool("zero_optimization.log_trace_cache_warnings", false)
+        .does("Prints when a recorded trace becomes invalid.")
+        .nothing("the order of gathers is compiled, not recorded: there is nothing to become invalid"),
+    Key::bool("zero_optimization.enable_sanity_checks", false)
+        .does("Compares the ranks' order of collectives while running.")
+        .built_in("ranks compare a hash of all their collectives before the first step"),
+    Key::bool("zero_optimization.save_muon_momentum_buffer_in_memory", false)
+        .does("Keeps the momentum of the Muon optimizer in memory.")
+        .nothing("the Muon optimizer is not part of zeroth"),
+    Key::bool("zero_optimization.legacy_stage1", false)
+        .does("DeepSpeed's first stage 1, which it has removed.")
+        .lacking("DeepSpeed has removed this way of stage 1 and refuses `true`"),
+    Key::int("zero_optimization.zero_hpz_partition_size", 0)
+        .or_int(1)
+        .in_("ranks")
+        .does("ZeRO++: a second copy of the parameters cut within each node.")
+        .lacking("ZeRO++'s second partition is not built"),
+    Key::bool("zero_optimization.zero_quantized_weights", false)
+        .does("ZeRO++: gathers parameters in int8.")
+        .lacking("quantised gathers are not built"),
+    Key::bool("zero_optimization.zero_quantized_nontrainable_weights", false)
+        .does("ZeRO++: stores frozen parameters quantised.")
+        .lacking("quantised frozen weights are not built"),
+    Key::bool("zero_optimization.zero_quantized_gradients", false)
+        .does("ZeRO++: reduces gradients in int4.")
+        .lacking("quantised reductions are not built"),
+    Key::elsewhere(
+        "zero_optimization.zeropp_loco_param",
+        "ZeRO++: error feedback for quantised gradients.",
+        "gradients are not quantised here, so there is no error to feed back",
+    ),
+    Key::int("zero_optimization.mics_shard_size", -1)
+        .or_int(-1)
+        .in_("ranks")
+        .does("MiCS: cuts within groups of this many ranks and copies across groups.")
+        .lacking("cutting within groups of ranks is not built"),
+    Key::bool("zero_optimization.mics_hierarchical_params_gather", false)
+        .does("MiCS: gathers in two levels.")
+        .lacking("cutting within groups of ranks is not built"),
+    Key::elsewhere(
+        "zero_optimization.leaf_module",
+        "Names modules to gather as a whole.",
+        "blocks are always gathered as a whole, experts included; no collective depends on routing",
+    ),
+    Key::section("zero_optimization.zenflow")
+        .does("Updates the largest gradients at once and the rest late, to hide the host's work.")
+        .set("leave it out")
+        .nothing("the host's update is overlapped with the next forward without being late: nothing is stale here"),
+    Key::float("zero_optimization.zenflow.topk_ratio", 0.0)
+        .at_most(1.0)
+        .or_float(0.1)
+        .does("The share of gradient columns that is updated at once.")
+        .as_section(),
+    Key::new("zero_optimization.zenflow.select_strategy", Kind::OneOf(&["auto", "step", "epoch"]))
+        .or_text("auto")
+        .does("When the columns are chosen anew.")
+        .as_section(),
+    Key::int("zero_optimization.zenflow.select_interval", 1)
+        .or_text("auto")
+        .does("How often the columns are chosen anew.")
+        .as_section(),
+    Key::int("zero_optimization.zenflow.update_interval", 1)
+        .or_text("auto")
+        .in_("steps")
+        .does("How late the rest is updated.")
+        .as_section(),
+    Key::bool("zero_optimization.zenflow.overlap_step", false)
+        .does("Runs the late update beside the computation.")
+        .as_section(),
+    Key::bool("zero_optimization.zenflow.offload", false).does("Keeps the chosen columns' state on the host.").as_section(),
+    Key::float("zero_optimization.zenflow.auto_ratio", 0.0)
+        .at_most(1.0)
+        .or_float(0.99)
+        .does("The share of the norm that decides an automatic update.")
+        .as_section(),
+    Key::int("zero_optimization.zenflow.full_warm_up_rounds", 0)
+        .or_int(0)
+        .in_("steps")
+        .does("Steps at the start that update everything.")
+        .as_section(),
+    Key::float("zero_optimization.zenflow.pt_reserved_cores_perc", 0.0)
+        .at_most(1.0)
+        .or_float(0.5)
+        .does("The share of cores left to PyTorch.")
+        .as_section(),
+    Key::refused(
+        "zero_optimization.grad_hooks",
+        "Documented by DeepSpeed, but no key of it.",
+        "DeepSpeed documents it and refuses it: leave it out",
+    ),
+    Key::new("zero_optimization.allgather_size", Kind::Int)
+        .also_at(&["allgather_size"])
+        .does("The bucket of the old form `\"zero_optimization\": true`.")
+        .deprecated("zero_optimization.allgather_bucket_size"),
+];

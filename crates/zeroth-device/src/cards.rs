@@ -1,0 +1,218 @@
+//! Known cards: what to plan with for a machine that is not there.
+//!
+//! Figures are from NVIDIA's datasheets. Memory is the size a card is sold with, in units of 10^9 bytes: what its
+//! driver shows differs by a few percent either way. Peaks are without sparsity, with sums in f32.
+
+use serde::Serialize;
+use zeroth_base::nearest;
+
+/// A card that can be planned for without having it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Card {
+    /// Its name, as `--card` takes it.
+    pub name: &'static str,
+    /// Bytes of memory as sold: gigabytes of 10^9.
+    pub memory: u64,
+    /// Peak of bf16 matrix products in TFLOP/s, without sparsity. `None`: the card has no bf16.
+    pub bf16_tflops: Option<f64>,
+    /// The word that must be in a name.
+    #[serde(skip)]
+    word: &'static str,
+    /// A word that tells it from a card of the same word that comes earlier in the table.
+    #[serde(skip)]
+    variant: Option<&'static str>,
+    /// Words that may be in a name beside these. Any other word means another card.
+    #[serde(skip)]
+    also: &'static [&'static str],
+}
+
+impl Card {
+    /// Whether matrix units take bf16.
+    pub fn supports_bf16(&self) -> bool {
+        self.bf16_tflops.is_some()
+    }
+}
+
+/// A card that is not in the table.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no figures for the card `{name}`{}; known: {}", suggestion(*nearest), known())]
+pub struct UnknownCard {
+    /// The name asked for.
+    pub name: String,
+    /// The known name nearest to it, if any is near.
+    pub nearest: Option<&'static str>,
+}
+
+fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
+}
+
+fn known() -> String {
+    CARDS.iter().map(|card| card.name).collect::<Vec<_>>().join(", ")
+}
+
+const GB: u64 = 1_000_000_000;
+
+/// A name without a variant means the first card of its word: of two sizes the smaller, so that a plan holds on both.
+#[rustfmt::skip]
+static CARDS: &[Card] = &[
+    Card { name: "H200",       memory: 141 * GB, bf16_tflops: Some(989.0), word: "h200", variant: None,         also: &["sxm", "sxm5", "141"] },
+    Card { name: "H100 SXM",   memory: 80 * GB,  bf16_tflops: Some(989.0), word: "h100", variant: None,         also: &["sxm", "sxm5", "80"] },
+    Card { name: "H100 PCIe",  memory: 80 * GB,  bf16_tflops: Some(756.0), word: "h100", variant: Some("pcie"), also: &["80"] },
+    Card { name: "A100 40GB",  memory: 40 * GB,  bf16_tflops: Some(312.0), word: "a100", variant: None,         also: &["sxm", "sxm4", "pcie", "pg509", "40"] },
+    Card { name: "A100 80GB",  memory: 80 * GB,  bf16_tflops: Some(312.0), word: "a100", variant: Some("80"),   also: &["sxm", "sxm4", "pcie"] },
+    Card { name: "A10",        memory: 24 * GB,  bf16_tflops: Some(125.0), word: "a10",  variant: None,         also: &["pcie", "24"] },
+    Card { name: "L4",         memory: 24 * GB,  bf16_tflops: Some(121.0), word: "l4",   variant: None,         also: &["pcie", "24"] },
+    Card { name: "L40S",       memory: 48 * GB,  bf16_tflops: Some(362.0), word: "l40s", variant: None,         also: &["pcie", "48"] },
+    Card { name: "RTX 4090",   memory: 24 * GB,  bf16_tflops: Some(165.0), word: "4090", variant: None,         also: &["rtx", "geforce", "24"] },
+    Card { name: "RTX 3090",   memory: 24 * GB,  bf16_tflops: Some(71.0),  word: "3090", variant: None,         also: &["rtx", "geforce", "24"] },
+    Card { name: "V100 16GB",  memory: 16 * GB,  bf16_tflops: None,        word: "v100", variant: None,         also: &["sxm2", "pcie", "fhhl", "16"] },
+    Card { name: "V100 32GB",  memory: 32 * GB,  bf16_tflops: None,        word: "v100", variant: Some("32"),   also: &["sxm2", "sxm3", "pcie"] },
+    Card { name: "T4",         memory: 16 * GB,  bf16_tflops: None,        word: "t4",   variant: None,         also: &["pcie", "16"] },
+];
+
+/// All known cards, the fastest generation first.
+pub fn cards() -> &'static [Card] {
+    CARDS
+}
+
+/// The card of a name as people type it (`V100`, `a100-80gb`, `rtx4090`) or a driver gives it
+/// (`NVIDIA A100-SXM4-80GB`, `Tesla T4`).
+///
+/// A name with a word that the table does not know is another card, and refused: an H100 NVL is no H100 SXM.
+pub fn card(name: &str) -> Result<&'static Card, UnknownCard> {
+    let words = words(name);
+    let fits = |card: &&Card| {
+        let has = |word: &str| words.iter().any(|given| given == word);
+        has(card.word)
+            && card.variant.is_none_or(has)
+            && words.iter().all(|word| {
+                word == card.word || card.variant == Some(word) || card.also.contains(&word.as_str())
+            })
+    };
+    CARDS
+        .iter()
+        .find(fits)
+        .ok_or_else(|| UnknownCard { name: name.to_owned(), nearest: nearest_card(name, &words) })
+}
+
+/// By the whole name, else by one of its words: `H100 NVL` is near `H100 SXM`.
+fn nearest_card(name: &str, words: &[String]) -> Option<&'static str> {
+    let by_word = |given: &String| {
+        let word = nearest(given, CARDS.iter().map(|card| card.word))?;
+        CARDS.iter().find(|card| card.word == word).map(|card| card.name)
+    };
+    nearest(name, CARDS.iter().map(|card| card.name)).or_else(|| words.iter().find_map(by_word))
+}
+
+/// The words of a name in small letters, without the maker's and the memory's kind; sizes without their unit.
+fn words(name: &str) -> Vec<String> {
+    const SAY_NOTHING: [&str; 9] = ["nvidia", "tesla", "gpu", "tensor", "core", "gb", "gib", "hbm2", "hbm3"];
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut words = Vec::new();
+    for word in name.to_ascii_lowercase().split(|c: char| !c.is_ascii_alphanumeric()) {
+        let size =
+            ["gib", "gb", "g"].iter().find_map(|unit| word.strip_suffix(unit)).filter(|size| number(size));
+        if let Some(series) = word.strip_prefix("rtx").filter(|series| number(series)) {
+            words.push(series.to_owned());
+        } else if let Some(size) = size {
+            words.push(size.to_owned());
+        } else if !word.is_empty() && !SAY_NOTHING.contains(&word) {
+            words.push(word.to_owned());
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name_of(name: &str) -> Option<&'static str> {
+        card(name).ok().map(|card| card.name)
+    }
+
+    #[test]
+    fn names_of_drivers_find_their_card() {
+        // As nvidia-smi prints them.
+        for (driver, name) in [
+            ("NVIDIA H200", "H200"),
+            ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+            ("NVIDIA H100 PCIe", "H100 PCIe"),
+            ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+            ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+            ("NVIDIA A100 80GB PCIe", "A100 80GB"),
+            ("A100-PCIE-40GB", "A100 40GB"),
+            ("NVIDIA A10", "A10"),
+            ("NVIDIA L4", "L4"),
+            ("NVIDIA L40S", "L40S"),
+            ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+            ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+            ("Tesla V100-SXM2-16GB", "V100 16GB"),
+            ("Tesla V100-PCIE-32GB", "V100 32GB"),
+            ("Tesla T4", "T4"),
+        ] {
+            assert_eq!(name_of(driver), Some(name), "{driver}");
+        }
+    }
+
+    #[test]
+    fn names_as_people_type_them_find_their_card() {
+        for (typed, name) in [
+            ("V100", "V100 16GB"),
+            ("v100 32g", "V100 32GB"),
+            ("a100-80gb", "A100 80GB"),
+            ("A100 80 GB", "A100 80GB"),
+            ("a100", "A100 40GB"),
+            ("H100", "H100 SXM"),
+            ("h100_pcie", "H100 PCIe"),
+            ("rtx4090", "RTX 4090"),
+            ("4090", "RTX 4090"),
+        ] {
+            assert_eq!(name_of(typed), Some(name), "{typed}");
+        }
+        for known in cards() {
+            assert_eq!(name_of(known.name), Some(known.name));
+        }
+    }
+
+    #[test]
+    fn a_relative_of_a_known_card_is_not_taken_for_it() {
+        for other in [
+            "NVIDIA H100 NVL",
+            "NVIDIA GH200 480GB",
+            "NVIDIA A10G",
+            "NVIDIA L40",
+            "NVIDIA GeForce RTX 4090 Laptop GPU",
+            "NVIDIA GeForce RTX 3090 Ti",
+            "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+            "V100 24GB",
+            "",
+        ] {
+            assert_eq!(name_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_card_is_refused_with_the_nearest_and_the_list() {
+        let error = card("H1000").unwrap_err();
+        assert_eq!(error.nearest, Some("H100 SXM"));
+        let message = error.to_string();
+        assert!(
+            message.starts_with("no figures for the card `H1000` (did you mean `H100 SXM`?); known: H200, "),
+            "{message}"
+        );
+        assert_eq!(card("A10G").unwrap_err().nearest, Some("A10"));
+        assert_eq!(card("NVIDIA H100 NVL").unwrap_err().nearest, Some("H100 SXM"));
+        assert_eq!(card("RTX 4080").unwrap_err().nearest, Some("RTX 4090"));
+        assert_eq!(card("Instinct MI300X").unwrap_err().nearest, None);
+    }
+
+    #[test]
+    fn bf16_begins_with_ampere() {
+        let without: Vec<&str> =
+            cards().iter().filter(|card| !card.supports_bf16()).map(|card| card.name).collect();
+        assert_eq!(without, ["V100 16GB", "V100 32GB", "T4"]);
+        assert_eq!(card("H200").unwrap().memory, 141_000_000_000);
+    }
+}

@@ -1,0 +1,238 @@
+//! The decoder-only families (llama, mistral, qwen2, qwen3, qwen3_moe): one stack of blocks with rotary positions,
+//! grouped heads and a gated feed-forward part. They differ in defaults, biases, norms on q and k, and experts.
+
+use serde_json::Value;
+
+use crate::config::{
+    Activation, Experts, MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB,
+    MAX_WIDTH, ModelConfig, Positions, check_attention_width, read_dtype,
+};
+use crate::fields::{Fields, Given};
+use crate::table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
+use crate::{Family, FieldError, rope};
+
+/// What transformers takes where a config says nothing.
+struct Defaults {
+    /// `None`: as many as heads.
+    kv_heads: Option<u64>,
+    /// `None`: the model's width divided by its heads.
+    head_dim: Option<u64>,
+    max_positions: u64,
+    window: Option<u64>,
+}
+
+const fn defaults(family: Family) -> Defaults {
+    let (kv_heads, head_dim, max_positions, window) = match family {
+        Family::Mistral => (Some(8), None, 131_072, Some(4096)),
+        Family::Qwen2 => (Some(32), None, 32_768, Some(4096)),
+        Family::Qwen3 => (Some(32), Some(128), 32_768, Some(4096)),
+        Family::Qwen3Moe => (Some(4), None, 32_768, Some(4096)),
+        Family::Llama | Family::T5 | Family::Mt5 => (None, None, 2048, None),
+    };
+    Defaults { kv_heads, head_dim, max_positions, window }
+}
+
+pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, FieldError> {
+    let defaults = defaults(family);
+    let hidden = fields.size("hidden_size", MAX_WIDTH)?;
+    let blocks = fields.size("num_hidden_layers", MAX_BLOCKS)?;
+    let heads = fields.size("num_attention_heads", MAX_WIDTH)?;
+    let (kv_heads, defaulted) = match fields.size_in("num_key_value_heads", 1, MAX_WIDTH)? {
+        Given::Value(kv_heads) => (kv_heads, false),
+        Given::Null => (heads, false),
+        Given::Absent => (defaults.kv_heads.unwrap_or(heads), true),
+    };
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(FieldError::KvHeads { heads, kv_heads, defaulted });
+    }
+    let head_dim = match fields.size_in("head_dim", 1, MAX_WIDTH)?.value().or(defaults.head_dim) {
+        Some(head_dim) => head_dim,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => return Err(FieldError::HeadDim { hidden, heads }),
+    };
+    check_attention_width(fields, ("num_attention_heads", heads), ("head_dim", head_dim))?;
+    if !head_dim.is_multiple_of(2) {
+        let why = "rotary positions turn pairs of numbers, so a head must be even".to_owned();
+        return Err(FieldError::Unsupported {
+            field: "head_dim".to_owned(),
+            found: head_dim.to_string(),
+            why,
+        });
+    }
+    let max_positions = fields.size_or("max_position_embeddings", MAX_POSITIONS, defaults.max_positions)?;
+    // Qwen2 has biases on q, k and v always; mistral never; the others on all four where the file says so.
+    let attention_bias = match family {
+        Family::Mistral | Family::Qwen2 => false,
+        _ => fields.flag("attention_bias")?.unwrap_or(false),
+    };
+    Ok(ModelConfig {
+        family,
+        hidden,
+        blocks,
+        encoder_blocks: 0,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn: fields.size("intermediate_size", MAX_WIDTH)?,
+        gated: true,
+        activation: fields.word("hidden_act", &Activation::WORDS, "silu")?,
+        vocab: fields.size("vocab_size", MAX_VOCAB)?,
+        tied_head: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+        scaled_head: false,
+        norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+        qkv_bias: attention_bias || family == Family::Qwen2,
+        output_bias: attention_bias,
+        mlp_bias: family == Family::Llama && fields.flag("mlp_bias")?.unwrap_or(false),
+        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+        windows: windows(family, fields, blocks, defaults.window)?,
+        positions: Positions::Rope(rope::read(fields, max_positions)?),
+        max_positions: Some(max_positions),
+        experts: if family == Family::Qwen3Moe { experts(fields, blocks)? } else { None },
+        dtype: read_dtype(fields)?,
+    })
+}
+
+/// The attention window of each block.
+fn windows(
+    family: Family,
+    fields: &Fields<'_>,
+    blocks: u64,
+    default: Option<u64>,
+) -> Result<Vec<Option<u64>>, FieldError> {
+    let everywhere = |window| vec![window; blocks as usize];
+    if family == Family::Llama {
+        return Ok(everywhere(None));
+    }
+    let window = match fields.size_in("sliding_window", 1, MAX_POSITIONS)? {
+        Given::Value(window) => Some(window),
+        Given::Null => None,
+        Given::Absent => default,
+    };
+    if family == Family::Mistral {
+        return Ok(everywhere(window));
+    }
+    let used = fields.flag("use_sliding_window")?.unwrap_or(false);
+    let window = window.filter(|_| used);
+    if family == Family::Qwen3Moe {
+        return Ok(everywhere(window));
+    }
+    match fields.list("layer_types", "a list of texts", Value::as_str)? {
+        None => {
+            let first = fields.size_in("max_window_layers", 0, u64::MAX)?.value().unwrap_or(28);
+            Ok((0..blocks).map(|block| window.filter(|_| block >= first)).collect())
+        }
+        Some(types) if types.len() as u64 != blocks => Err(FieldError::Unsupported {
+            field: "layer_types".to_owned(),
+            found: format!("a list of {}", types.len()),
+            why: format!("the model has {blocks} layers (`num_hidden_layers`)"),
+        }),
+        Some(types) => types.iter().map(|layer_type| layer_window(fields, layer_type, window)).collect(),
+    }
+}
+
+fn layer_window(
+    fields: &Fields<'_>,
+    layer_type: &str,
+    window: Option<u64>,
+) -> Result<Option<u64>, FieldError> {
+    match layer_type {
+        "sliding_attention" => Ok(window),
+        "full_attention" => Ok(None),
+        other => Err(fields.unknown_name(
+            "layer_types",
+            other,
+            ["full_attention", "sliding_attention"].into_iter(),
+        )),
+    }
+}
+
+fn experts(fields: &Fields<'_>, blocks: u64) -> Result<Option<Experts>, FieldError> {
+    // transformers 5 writes `num_local_experts`, 4 wrote `num_experts`.
+    let count = match fields.size_in("num_local_experts", 0, MAX_EXPERTS)?.value() {
+        Some(count) => count,
+        None => fields
+            .size_in("num_experts", 0, MAX_EXPERTS)?
+            .value()
+            .ok_or_else(|| fields.missing("num_experts"))?,
+    };
+    if count == 0 {
+        return Ok(None);
+    }
+    if blocks * count > MAX_EXPERTS_OF_ALL_BLOCKS {
+        return Err(FieldError::OutOfRange {
+            field: "num_hidden_layers × num_experts".to_owned(),
+            value: (blocks * count).to_string(),
+            least: 1,
+            most: MAX_EXPERTS_OF_ALL_BLOCKS,
+        });
+    }
+    let per_token = fields.size("num_experts_per_tok", count)?;
+    let step = fields.size_or("decoder_sparse_step", u64::MAX, 1)?;
+    let dense = fields.list("mlp_only_layers", "a list of layer numbers", Value::as_u64)?.unwrap_or_default();
+    Ok(Some(Experts {
+        count,
+        per_token,
+        width: fields.size("moe_intermediate_size", MAX_WIDTH)?,
+        normalized: fields.flag("norm_topk_prob")?.unwrap_or(false),
+        in_block: (0..blocks)
+            .map(|block| (block + 1).is_multiple_of(step) && !dense.contains(&block))
+            .collect(),
+    }))
+}
+
+/// The parameter table: embedding, blocks, head. A tied embedding is a unit of its own, and the head keeps its norm.
+pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
+    let mut units = Vec::with_capacity(config.blocks as usize + 2);
+    let (name, aliases): (_, &[_]) =
+        if config.tied_head { (UnitName::Tied, &["lm_head.weight"]) } else { (UnitName::Embedding, &[]) };
+    let shape = vec![config.vocab, config.hidden];
+    let mut embedding = Unit::new(name);
+    embedding.push(Parameter {
+        aliases,
+        ..Parameter::new("model.embed_tokens.weight".to_owned(), shape, ParameterKind::Embedding)
+    });
+    units.push(embedding);
+    units.extend((0..config.blocks).map(|block| self::block(config, block)));
+    let mut head = Unit::new(UnitName::Head);
+    head.push_norm("model.norm", config.hidden);
+    if !config.tied_head {
+        head.push_linear("lm_head", ParameterKind::Head, [config.vocab, config.hidden], false);
+    }
+    units.push(head);
+    let routing = config.experts.as_ref().map(|e| Routing { experts: e.count, per_token: e.per_token });
+    ParameterTable { units, routing }
+}
+
+fn block(config: &ModelConfig, index: u64) -> Unit {
+    use ParameterKind::{Expert, Linear, Router};
+    let (hidden, q, kv) = (config.hidden, config.attention_width(), config.kv_width());
+    let mut unit = Unit::new(UnitName::Block(index));
+    let at = |part: &str| format!("model.layers.{index}.{part}");
+
+    unit.push_norm(&at("input_layernorm"), hidden);
+    unit.push_linear(&at("self_attn.q_proj"), Linear, [q, hidden], config.qkv_bias);
+    unit.push_linear(&at("self_attn.k_proj"), Linear, [kv, hidden], config.qkv_bias);
+    unit.push_linear(&at("self_attn.v_proj"), Linear, [kv, hidden], config.qkv_bias);
+    if config.qk_norm {
+        unit.push_norm(&at("self_attn.q_norm"), config.head_dim);
+        unit.push_norm(&at("self_attn.k_norm"), config.head_dim);
+    }
+    unit.push_linear(&at("self_attn.o_proj"), Linear, [hidden, q], config.output_bias);
+
+    unit.push_norm(&at("post_attention_layernorm"), hidden);
+    let mut feed_forward = |part: &str, kind, width| {
+        unit.push_linear(&at(&format!("{part}.gate_proj")), kind, [width, hidden], config.mlp_bias);
+        unit.push_linear(&at(&format!("{part}.up_proj")), kind, [width, hidden], config.mlp_bias);
+        unit.push_linear(&at(&format!("{part}.down_proj")), kind, [hidden, width], config.mlp_bias);
+    };
+    match &config.experts {
+        Some(experts) if config.has_experts(index) => {
+            for expert in 0..experts.count {
+                feed_forward(&format!("mlp.experts.{expert}"), Expert, experts.width);
+            }
+            unit.push_linear(&at("mlp.gate"), Router, [experts.count, hidden], false);
+        }
+        _ => feed_forward("mlp", Linear, config.ffn),
+    }
+    unit
+}

@@ -1,0 +1,197 @@
+//! What can be wrong with a model folder, each with its own sentence.
+
+use std::path::PathBuf;
+
+use crate::Family;
+
+/// A model that cannot be described.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The path leads nowhere, and it is not written like a Hub name.
+    #[error("there is no model folder {}", path.display())]
+    NoSuchFolder {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// A file that is not `config.json`.
+    #[error("{} is a file: give the model folder, or the config.json in it", path.display())]
+    NotAFolder {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// A folder without `config.json`.
+    #[error("{} has no config.json: it is not a Hugging Face model folder", folder.display())]
+    NoConfig {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// Neither a folder nor a model of the Hugging Face cache.
+    #[error(
+        "there is no folder `{name}`, and no model of that name in the Hugging Face cache {}{}; fetch it with \
+         `hf download {name}`, or give a folder",
+        cache.display(), did_you_mean(near.as_deref())
+    )]
+    NotInCache {
+        /// The name as given.
+        name: String,
+        /// The cache folder that was searched.
+        cache: PathBuf,
+        /// A model of nearly that name that is there.
+        near: Option<String>,
+    },
+    /// The cache knows the model, but holds no snapshot that can be used.
+    #[error("the Hugging Face cache knows `{name}` but {problem} ({}); fetch it again with `hf download {name}`", place.display())]
+    BrokenCache {
+        /// The name as given.
+        name: String,
+        /// The model's folder in the cache.
+        place: PathBuf,
+        /// What is wrong there.
+        problem: &'static str,
+    },
+    /// The system refused to read a file.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not JSON.
+    #[error("{origin}: line {line}, column {column}: {problem}")]
+    Json {
+        /// The file.
+        origin: String,
+        /// Where the parser stopped, counted from 1.
+        line: usize,
+        /// Where the parser stopped in that line.
+        column: usize,
+        /// What it expected.
+        problem: String,
+    },
+    /// JSON, but not an object.
+    #[error("{origin}: a model's config is a JSON object, this is {found}")]
+    NotAnObject {
+        /// The file.
+        origin: String,
+        /// The kind of value found.
+        found: &'static str,
+    },
+    /// An architecture that is not one of ours.
+    #[error("{origin}: {found} is not a model family known here ({}){}", Family::known(), did_you_mean(*near))]
+    UnknownFamily {
+        /// The file.
+        origin: String,
+        /// `model_type` and `architectures` as found.
+        found: String,
+        /// A family of nearly that name.
+        near: Option<&'static str>,
+    },
+    /// A known family with another purpose than language modelling.
+    #[error("{origin}: `architectures` names {found}; of the family {family} only {known} is supported")]
+    UnknownArchitecture {
+        /// The file.
+        origin: String,
+        /// The family of `model_type`.
+        family: Family,
+        /// The classes named.
+        found: String,
+        /// The class that would do.
+        known: &'static str,
+    },
+    /// A field is missing or makes no sense.
+    #[error("{origin}: {source}")]
+    Field {
+        /// The file.
+        origin: String,
+        /// Which field, and why.
+        source: FieldError,
+    },
+}
+
+/// A field of `config.json` that is missing or makes no sense.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum FieldError {
+    /// Not there, and the family has no default for it.
+    #[error("`{field}` is missing{}", did_you_mean(near.as_deref()))]
+    Missing {
+        /// The field.
+        field: String,
+        /// A key of nearly that name that is there.
+        near: Option<String>,
+    },
+    /// Another type of value than the field has.
+    #[error("`{field}` is {found}: it must be {expected}")]
+    WrongType {
+        /// The field.
+        field: String,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A number outside of what a model can have.
+    #[error("`{field}` is {value}: it must be from {least} to {most}")]
+    OutOfRange {
+        /// The field.
+        field: String,
+        /// Its value.
+        value: String,
+        /// The least value allowed.
+        least: u64,
+        /// The largest value allowed.
+        most: u64,
+    },
+    /// A word that is not one of those known.
+    #[error("`{field}` is `{found}`, which is not one of {known}{}", did_you_mean(*near))]
+    UnknownName {
+        /// The field.
+        field: String,
+        /// The word found.
+        found: String,
+        /// The words known.
+        known: String,
+        /// The known word nearest to it.
+        near: Option<&'static str>,
+    },
+    /// Heads cannot share the key-value heads evenly.
+    #[error(
+        "`num_attention_heads` ({heads}) is not a multiple of `num_key_value_heads` ({kv_heads}{}): every key-value \
+         head serves the same number of heads",
+        if *defaulted { ", the default of this family" } else { "" }
+    )]
+    KvHeads {
+        /// Attention heads.
+        heads: u64,
+        /// Key-value heads.
+        kv_heads: u64,
+        /// Whether the file leaves the key-value heads to the family's default.
+        defaulted: bool,
+    },
+    /// The width of a head cannot be derived.
+    #[error(
+        "`hidden_size` ({hidden}) is not a multiple of `num_attention_heads` ({heads}), and `head_dim` does not say \
+         how wide a head is"
+    )]
+    HeadDim {
+        /// Width of the model.
+        hidden: u64,
+        /// Attention heads.
+        heads: u64,
+    },
+    /// A combination or a feature that is valid elsewhere but not here.
+    #[error("`{field}` is {found}: {why}")]
+    Unsupported {
+        /// The field.
+        field: String,
+        /// Its value.
+        found: String,
+        /// Why it cannot be taken.
+        why: String,
+    },
+}
+
+/// The end of a sentence about a name that was nearly right; empty without one.
+pub(crate) fn did_you_mean(near: Option<&str>) -> String {
+    near.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}

@@ -1,0 +1,204 @@
+//! Typed reading of a config's fields, with the field's name in every complaint.
+
+use serde_json::{Map, Value};
+use zeroth_base::nearest;
+
+use crate::FieldError;
+
+/// The fields of a JSON object.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// What goes before a field's name in messages: empty, or `rope_scaling.`.
+    within: &'static str,
+}
+
+/// A field that may be absent, `null` or a value. For some fields transformers reads the first two differently.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Given<T> {
+    Absent,
+    Null,
+    Value(T),
+}
+
+impl<T> Given<T> {
+    /// The value; `null` counts as absent.
+    pub(crate) fn value(self) -> Option<T> {
+        match self {
+            Self::Value(value) => Some(value),
+            Self::Absent | Self::Null => None,
+        }
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(map: &'a Map<String, Value>) -> Self {
+        Self { map, within: "" }
+    }
+
+    /// Fields of an object inside the config.
+    pub(crate) fn inside(map: &'a Map<String, Value>, within: &'static str) -> Self {
+        Self { map, within }
+    }
+
+    /// The field's name as messages say it.
+    pub(crate) fn path(&self, field: &str) -> String {
+        format!("{}{field}", self.within)
+    }
+
+    fn given(&self, field: &str) -> Given<&'a Value> {
+        match self.map.get(field) {
+            None => Given::Absent,
+            Some(Value::Null) => Given::Null,
+            Some(value) => Given::Value(value),
+        }
+    }
+
+    /// Reads a field with `read`; a value that `read` does not take is of the wrong type.
+    fn typed<T>(
+        &self,
+        field: &str,
+        expected: &'static str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Given<T>, FieldError> {
+        match self.given(field) {
+            Given::Absent => Ok(Given::Absent),
+            Given::Null => Ok(Given::Null),
+            Given::Value(value) => match read(value) {
+                Some(read) => Ok(Given::Value(read)),
+                None => {
+                    Err(FieldError::WrongType { field: self.path(field), found: described(value), expected })
+                }
+            },
+        }
+    }
+
+    /// A whole number from `least` to `most`.
+    pub(crate) fn size_in(&self, field: &str, least: u64, most: u64) -> Result<Given<u64>, FieldError> {
+        let given = self.typed(field, "a whole number", |value| {
+            value.as_number().filter(|n| n.is_u64() || n.is_i64()).cloned()
+        })?;
+        match given {
+            Given::Absent => Ok(Given::Absent),
+            Given::Null => Ok(Given::Null),
+            Given::Value(number) => match number.as_u64() {
+                Some(size) if (least..=most).contains(&size) => Ok(Given::Value(size)),
+                _ => {
+                    let (field, value) = (self.path(field), number.to_string());
+                    Err(FieldError::OutOfRange { field, value, least, most })
+                }
+            },
+        }
+    }
+
+    /// A size that must be there, from 1 to `most`.
+    pub(crate) fn size(&self, field: &str, most: u64) -> Result<u64, FieldError> {
+        self.size_in(field, 1, most)?.value().ok_or_else(|| self.missing(field))
+    }
+
+    /// A size from 1 to `most`, or the default.
+    pub(crate) fn size_or(&self, field: &str, most: u64, default: u64) -> Result<u64, FieldError> {
+        Ok(self.size_in(field, 1, most)?.value().unwrap_or(default))
+    }
+
+    /// `true` or `false`.
+    pub(crate) fn flag(&self, field: &str) -> Result<Option<bool>, FieldError> {
+        Ok(self.typed(field, "true or false", Value::as_bool)?.value())
+    }
+
+    /// A number; never NaN or infinite, which JSON cannot say.
+    pub(crate) fn number(&self, field: &str) -> Result<Option<f64>, FieldError> {
+        Ok(self.typed(field, "a number", Value::as_f64)?.value())
+    }
+
+    /// A number above zero.
+    pub(crate) fn positive(&self, field: &str) -> Result<Option<f64>, FieldError> {
+        match self.number(field)? {
+            Some(number) if number <= 0.0 => {
+                let (field, found) = (self.path(field), number.to_string());
+                Err(FieldError::WrongType { field, found, expected: "a number above zero" })
+            }
+            number => Ok(number),
+        }
+    }
+
+    /// A number above zero that must be there.
+    pub(crate) fn required_positive(&self, field: &str) -> Result<f64, FieldError> {
+        self.positive(field)?.ok_or_else(|| self.missing(field))
+    }
+
+    /// A text.
+    pub(crate) fn text(&self, field: &str) -> Result<Option<&'a str>, FieldError> {
+        Ok(self.typed(field, "a text", Value::as_str)?.value())
+    }
+
+    /// An object.
+    pub(crate) fn object(&self, field: &str) -> Result<Option<&'a Map<String, Value>>, FieldError> {
+        Ok(self.typed(field, "an object", Value::as_object)?.value())
+    }
+
+    /// A list whose items `read` takes one by one.
+    pub(crate) fn list<T>(
+        &self,
+        field: &str,
+        expected: &'static str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, FieldError> {
+        Ok(self.typed(field, expected, |value| value.as_array()?.iter().map(&read).collect())?.value())
+    }
+
+    /// One of the known words, as what it stands for.
+    pub(crate) fn word<T: Copy>(
+        &self,
+        field: &str,
+        known: &[(&'static str, T)],
+        default: &'static str,
+    ) -> Result<T, FieldError> {
+        let found = self.text(field)?.unwrap_or(default);
+        match known.iter().find(|(word, _)| *word == found) {
+            Some((_, meaning)) => Ok(*meaning),
+            None => Err(self.unknown_name(field, found, known.iter().map(|(word, _)| *word))),
+        }
+    }
+
+    pub(crate) fn missing(&self, field: &str) -> FieldError {
+        let near = nearest(field, self.map.keys().map(String::as_str)).filter(|near| *near != field);
+        FieldError::Missing { field: self.path(field), near: near.map(str::to_owned) }
+    }
+
+    pub(crate) fn unknown_name(
+        &self,
+        field: &str,
+        found: &str,
+        known: impl Iterator<Item = &'static str> + Clone,
+    ) -> FieldError {
+        FieldError::UnknownName {
+            field: self.path(field),
+            found: found.to_owned(),
+            near: nearest(found, known.clone()),
+            known: known.collect::<Vec<_>>().join(", "),
+        }
+    }
+}
+
+/// The kind of a value, for messages.
+pub(crate) const fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// A value for messages: itself where it is short, else its kind.
+fn described(value: &Value) -> String {
+    match value {
+        Value::Array(_) | Value::Object(_) => kind(value).to_owned(),
+        Value::String(text) if text.len() > 60 => "a long text".to_owned(),
+        Value::String(_) => format!("the text {value}"),
+        _ => value.to_string(),
+    }
+}

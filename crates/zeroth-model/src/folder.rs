@@ -1,0 +1,203 @@
+//! Where a model lies: a folder, the `config.json` in it, or a name of the Hugging Face Hub that is in the local
+//! cache. Nothing is fetched from a network.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use zeroth_base::nearest;
+
+use crate::ModelError;
+use crate::fields::kind;
+
+const CONFIG: &str = "config.json";
+
+/// The folder of a model named on the command line: a folder, a path to its `config.json`, or a Hub name such as
+/// `Qwen/Qwen3-8B` that is in the local cache. What exists on disk goes before the cache.
+pub fn locate(name_or_path: &str) -> Result<PathBuf, ModelError> {
+    HubCache::from_environment().locate(name_or_path)
+}
+
+/// The local cache of the Hugging Face Hub.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubCache {
+    folder: PathBuf,
+}
+
+impl HubCache {
+    /// The cache in a given folder, as `HF_HUB_CACHE` would name it.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// The cache that Hugging Face's own tools use: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
+    /// `~/.cache/huggingface/hub` (or the place that `XDG_CACHE_HOME` gives it).
+    pub fn from_environment() -> Self {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// The same, from any source of variables.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let home = variable("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from);
+        let folder = |name: &str| {
+            let path = PathBuf::from(variable(name).filter(|value| !value.is_empty())?);
+            Some(path.strip_prefix("~").map(|rest| home.join(rest)).unwrap_or(path))
+        };
+        // The second name is the one that older versions of the Hub's library read.
+        if let Some(folder) = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")) {
+            return Self { folder };
+        }
+        let hugging_face = folder("HF_HOME").unwrap_or_else(|| {
+            folder("XDG_CACHE_HOME").unwrap_or_else(|| home.join(".cache")).join("huggingface")
+        });
+        Self { folder: hugging_face.join("hub") }
+    }
+
+    /// [`locate`] with this cache.
+    pub fn locate(&self, name_or_path: &str) -> Result<PathBuf, ModelError> {
+        let path = Path::new(name_or_path);
+        match model_folder(path) {
+            Err(ModelError::NoSuchFolder { .. }) if is_hub_name(name_or_path) => self.find(name_or_path),
+            found => found,
+        }
+    }
+
+    /// The snapshot of a Hub name.
+    fn find(&self, name: &str) -> Result<PathBuf, ModelError> {
+        let place = self.folder.join(format!("models--{}", name.replace('/', "--")));
+        if !place.is_dir() {
+            let near = self.near(name);
+            return Err(ModelError::NotInCache { name: name.to_owned(), cache: self.folder.clone(), near });
+        }
+        let broken =
+            |problem| ModelError::BrokenCache { name: name.to_owned(), place: place.clone(), problem };
+        let snapshots = place.join("snapshots");
+        let snapshot = match fs::read_to_string(place.join("refs").join("main")) {
+            Ok(revision) => snapshots.join(revision.trim()),
+            // Fetched by revision, not by branch: clear only where there is one.
+            Err(_) => only_folder(&snapshots)
+                .ok_or_else(|| broken("has no refs/main that says which snapshot is meant"))?,
+        };
+        // `snapshots` itself is what an empty reference leads to, and other parents what a forged one does.
+        if snapshot.parent() != Some(&snapshots) || !snapshot.is_dir() {
+            return Err(broken("its refs/main names a snapshot that is not there"));
+        }
+        if snapshot.join(CONFIG).is_file() {
+            Ok(snapshot)
+        } else {
+            Err(broken("its snapshot has no config.json"))
+        }
+    }
+
+    fn near(&self, name: &str) -> Option<String> {
+        let entries = fs::read_dir(&self.folder).ok()?;
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| {
+                Some(entry.ok()?.file_name().to_str()?.strip_prefix("models--")?.replace("--", "/"))
+            })
+            .collect();
+        names.sort();
+        nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
+    }
+}
+
+/// Whether a text is written like a Hub name: `name` or `owner/name`.
+fn is_hub_name(text: &str) -> bool {
+    let part = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    match text.split_once('/') {
+        Some((owner, name)) => part(owner) && part(name),
+        None => part(text),
+    }
+}
+
+fn only_folder(folder: &Path) -> Option<PathBuf> {
+    let mut folders =
+        fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.is_dir());
+    let first = folders.next()?;
+    folders.next().is_none().then_some(first)
+}
+
+/// The model folder at a path: a folder with a `config.json`, or the path of that file.
+pub(crate) fn model_folder(path: &Path) -> Result<PathBuf, ModelError> {
+    // What a config.json lies in, whether or not it is there.
+    let around = path.parent().filter(|_| path.file_name().is_some_and(|name| name == CONFIG));
+    let around = around.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+    let found = match (metadata(path)?, around) {
+        (Some(found), _) => found,
+        (None, Some(folder)) if folder.is_dir() => {
+            return Err(ModelError::NoConfig { folder: folder.to_owned() });
+        }
+        (None, _) => return Err(ModelError::NoSuchFolder { path: path.to_owned() }),
+    };
+    if !found.is_dir() {
+        return around.map(Path::to_owned).ok_or_else(|| ModelError::NotAFolder { path: path.to_owned() });
+    }
+    match metadata(&path.join(CONFIG))? {
+        Some(config) if config.is_file() => Ok(path.to_owned()),
+        _ => Err(ModelError::NoConfig { folder: path.to_owned() }),
+    }
+}
+
+/// What is at a path; `None` if nothing is.
+fn metadata(path: &Path) -> Result<Option<fs::Metadata>, ModelError> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(source) => Err(ModelError::Read { path: path.to_owned(), source }),
+    }
+}
+
+/// The `config.json` of a model folder (or at that very path) as JSON, of any architecture, with the name to
+/// call it by.
+pub fn read_config(path: &Path) -> Result<(Map<String, Value>, String), ModelError> {
+    let path = model_folder(path)?.join(CONFIG);
+    let origin = path.display().to_string();
+    let bytes = fs::read(&path).map_err(|source| ModelError::Read { path, source })?;
+    Ok((parse(&bytes, &origin)?, origin))
+}
+
+pub(crate) fn parse(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, ModelError> {
+    let value = serde_json::from_slice(bytes).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        let text = error.to_string();
+        let place = format!(" at line {line} column {column}");
+        let problem = text.strip_suffix(&place).unwrap_or(&text).to_owned();
+        ModelError::Json { origin: origin.to_owned(), line, column, problem }
+    })?;
+    match value {
+        Value::Object(map) => Ok(map),
+        other => Err(ModelError::NotAnObject { origin: origin.to_owned(), found: kind(&other) }),
+    }
+}
+
+/// Whether the weights in a model folder include a tensor of that name. `None` where there are no weights, or they
+/// cannot be read: whoever loads them says why.
+pub(crate) fn weights_include(folder: &Path, name: &str) -> Option<bool> {
+    if let Ok(bytes) = fs::read(folder.join("model.safetensors.index.json")) {
+        let index: Value = serde_json::from_slice(&bytes).ok()?;
+        return Some(index.get("weight_map")?.as_object()?.contains_key(name));
+    }
+    let header = safetensors_header(&folder.join("model.safetensors")).ok()?;
+    let header: Map<String, Value> = serde_json::from_slice(&header).ok()?;
+    Some(header.contains_key(name))
+}
+
+/// The JSON at the start of a safetensors file: 8 bytes of length, then that many bytes.
+fn safetensors_header(path: &Path) -> io::Result<Vec<u8>> {
+    // The format's own limit.
+    const LARGEST: u64 = 100_000_000;
+    let mut file = File::open(path)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length).min(LARGEST);
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header)?;
+    Ok(header)
+}

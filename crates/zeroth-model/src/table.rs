@@ -1,0 +1,226 @@
+//! Parameter tables: every parameter of a model by unit, with its name on disk, its shape and its kind.
+
+use std::fmt;
+
+use crate::{ModelConfig, decoder, t5};
+
+/// The parameter table of a model.
+pub fn table(config: &ModelConfig) -> ParameterTable {
+    if config.family.is_encoder_decoder() { t5::table(config) } else { decoder::table(config) }
+}
+
+/// All parameters of a model, unit by unit, in the order a forward pass first needs the units.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParameterTable {
+    /// The units.
+    pub units: Vec<Unit>,
+    /// How tokens choose experts, where there are any.
+    pub routing: Option<Routing>,
+}
+
+/// How many of a block's experts a token goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    /// Experts of a block.
+    pub experts: u64,
+    /// Experts of a token.
+    pub per_token: u64,
+}
+
+/// A piece of the model that is gathered, computed and released together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    /// Which piece.
+    pub name: UnitName,
+    /// Its parameters, in the order it uses them.
+    pub parameters: Vec<Parameter>,
+}
+
+/// Which piece of a model a unit is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UnitName {
+    /// The embedding, where nothing else uses it.
+    Embedding,
+    /// An embedding that several units use: the head too, or both stacks of an encoder-decoder.
+    Tied,
+    /// The position biases of all encoder blocks.
+    EncoderPositions,
+    /// A block of the encoder, counted from 0.
+    EncoderBlock(u64),
+    /// The norm after the last encoder block.
+    EncoderNorm,
+    /// The position biases of all decoder blocks.
+    DecoderPositions,
+    /// A block of the decoder (of the only stack, where there is no encoder), counted from 0.
+    Block(u64),
+    /// The last norm, and the output projection unless it is tied.
+    Head,
+}
+
+/// One parameter: a tensor in the model's safetensors files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name on disk.
+    pub name: String,
+    /// Its shape on disk; a linear's is [out, in].
+    pub shape: Vec<u64>,
+    /// What it is.
+    pub kind: ParameterKind,
+    /// Other names under which a file may hold the same tensor, because modules share it.
+    pub aliases: &'static [&'static str],
+}
+
+/// What a parameter is. Weight decay, LoRA and the kernels go by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ParameterKind {
+    /// A row for each token of the vocabulary.
+    Embedding,
+    /// A bias for each head and bucket of distances (T5).
+    PositionBias,
+    /// The matrix of a linear map inside a block.
+    Linear,
+    /// The same, of one expert.
+    Expert,
+    /// The linear map that scores the experts.
+    Router,
+    /// The output projection.
+    Head,
+    /// The bias of a linear map.
+    Bias,
+    /// The scale of a norm.
+    Norm,
+    /// The inner matrix of a LoRA adapter, [rank, in].
+    LoraA,
+    /// The outer matrix of a LoRA adapter, [out, rank].
+    LoraB,
+}
+
+impl ParameterKind {
+    /// Whether it is the matrix of a linear map, adapters not counted.
+    pub const fn is_linear(self) -> bool {
+        matches!(self, Self::Linear | Self::Expert | Self::Router | Self::Head)
+    }
+
+    /// Whether weight decay applies, as in Hugging Face's `Trainer`: not to biases, T5's position biases included,
+    /// and not to norms.
+    pub const fn decays(self) -> bool {
+        !matches!(self, Self::Bias | Self::PositionBias | Self::Norm)
+    }
+}
+
+impl Parameter {
+    pub(crate) fn new(name: String, shape: Vec<u64>, kind: ParameterKind) -> Self {
+        Self { name, shape, kind, aliases: &[] }
+    }
+
+    /// How many numbers it holds.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// The module that holds it: its name without the last part.
+    pub fn module(&self) -> &str {
+        self.name.rsplit_once('.').map_or("", |(module, _)| module)
+    }
+}
+
+impl Unit {
+    pub(crate) fn new(name: UnitName) -> Self {
+        Self { name, parameters: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, parameter: Parameter) {
+        self.parameters.push(parameter);
+    }
+
+    pub(crate) fn push_norm(&mut self, module: &str, width: u64) {
+        self.push(Parameter::new(format!("{module}.weight"), vec![width], ParameterKind::Norm));
+    }
+
+    /// Adds the matrix [out, in] of a linear map, and its bias.
+    pub(crate) fn push_linear(&mut self, module: &str, kind: ParameterKind, shape: [u64; 2], bias: bool) {
+        self.push(Parameter::new(format!("{module}.weight"), shape.to_vec(), kind));
+        if bias {
+            self.push(Parameter::new(format!("{module}.bias"), vec![shape[0]], ParameterKind::Bias));
+        }
+    }
+
+    /// How many numbers its parameters hold.
+    pub fn elements(&self) -> u64 {
+        self.parameters.iter().map(Parameter::elements).sum()
+    }
+}
+
+impl ParameterTable {
+    /// All parameters, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        self.units.iter().flat_map(|unit| &unit.parameters)
+    }
+
+    /// The number of parameters of the model; a tied one counts once.
+    pub fn total(&self) -> u64 {
+        self.units.iter().map(Unit::elements).sum()
+    }
+
+    /// The number of parameters that one token passes: all but the experts it does not go to.
+    pub fn active_per_token(&self) -> u64 {
+        let Some(Routing { experts, per_token }) = self.routing else { return self.total() };
+        let of_experts: u64 =
+            self.iter().filter(|p| p.kind == ParameterKind::Expert).map(Parameter::elements).sum();
+        // All experts of all blocks are equal, so the division leaves nothing.
+        self.total() - of_experts / experts * (experts - per_token)
+    }
+
+    /// The blocks of encoder and decoder.
+    pub fn blocks(&self) -> impl Iterator<Item = &Unit> {
+        self.units.iter().filter(|unit| matches!(unit.name, UnitName::Block(_) | UnitName::EncoderBlock(_)))
+    }
+
+    /// The unit with the most elements, the first of equals; `None` only for a table without units.
+    pub fn largest_unit(&self) -> Option<&Unit> {
+        first_largest(self.units.iter(), Unit::elements)
+    }
+
+    /// The parameter with the most elements, the first of equals.
+    pub fn largest_parameter(&self) -> Option<&Parameter> {
+        first_largest(self.iter(), Parameter::elements)
+    }
+
+    /// The module that itself holds the most elements, those of modules inside it not counted: what DeepSpeed calls
+    /// the largest layer. The modules are those on disk; fused experts of transformers 5 would count as one.
+    pub fn largest_module(&self) -> Option<(&str, u64)> {
+        let mut largest: Option<(&str, u64)> = None;
+        let mut current = ("", 0);
+        // The parameters of a module follow each other.
+        for parameter in self.iter() {
+            let so_far = if parameter.module() == current.0 { current.1 } else { 0 };
+            current = (parameter.module(), so_far + parameter.elements());
+            if largest.is_none_or(|(_, most)| current.1 > most) {
+                largest = Some(current);
+            }
+        }
+        largest
+    }
+}
+
+fn first_largest<'a, T>(items: impl Iterator<Item = &'a T>, size: impl Fn(&T) -> u64) -> Option<&'a T> {
+    items.fold(None, |largest: Option<&T>, item| match largest {
+        Some(largest) if size(largest) >= size(item) => Some(largest),
+        _ => Some(item),
+    })
+}
+
+impl fmt::Display for UnitName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedding => f.write_str("embedding"),
+            Self::Tied => f.write_str("tied embedding"),
+            Self::EncoderPositions => f.write_str("encoder positions"),
+            Self::EncoderBlock(index) => write!(f, "encoder block {index}"),
+            Self::EncoderNorm => f.write_str("encoder norm"),
+            Self::DecoderPositions => f.write_str("decoder positions"),
+            Self::Block(index) => write!(f, "block {index}"),
+            Self::Head => f.write_str("head"),
+        }
+    }
+}

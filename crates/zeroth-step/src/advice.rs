@@ -1,0 +1,265 @@
+//! What people are usually told: by model size, by card, and the ladder of things to try (seed 003), each held
+//! against the arithmetic.
+
+use crate::claims::{Split, smallest_count};
+use crate::figures::{gpus, pair};
+use crate::recommend::needs;
+use crate::{Adapters, Ask, Offload, Row, TrainType};
+use serde::Serialize;
+use zeroth_base::{format_bytes, format_count};
+
+const SOURCE: &str = "seed 003";
+
+/// Advice for models of a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeAdvice {
+    /// From this many parameters on.
+    pub from: u64,
+    /// The range in words.
+    pub range: &'static str,
+    /// What is advised.
+    pub says: &'static str,
+    /// The preset that is.
+    pub preset: &'static str,
+    /// Why this preset, where the advice leaves a choice.
+    pub why: Option<&'static str>,
+}
+
+/// Advice for a card and a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CardAdvice {
+    /// Bytes of the card.
+    pub card: u64,
+    /// Parameters of the model.
+    pub params: u64,
+    /// What is advised.
+    pub says: &'static str,
+    /// The stage that is.
+    pub stage: u8,
+    /// What is trained.
+    pub train_type: TrainType,
+}
+
+/// A piece of advice beside what the numbers say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Advice {
+    /// Where it comes from.
+    pub source: &'static str,
+    /// What it says.
+    pub says: String,
+    /// What the arithmetic says.
+    pub arithmetic: String,
+    /// Whether they agree; none where there is no budget to hold it against.
+    pub agrees: Option<bool>,
+}
+
+/// The ladder: try the first, go on while it does not fit; after the last, LoRA.
+pub const LADDER: [&str; 3] = ["zero2", "zero3", "zero3_offload"];
+
+const B: u64 = 1_000_000_000;
+const GB: u64 = 1_000_000_000;
+
+/// What is left when a model is in none of the ranges above it.
+const SMALLEST: SizeAdvice = SizeAdvice {
+    from: 0,
+    range: "below 7B",
+    says: "no DeepSpeed or ZeRO-1",
+    preset: "zero1",
+    why: Some("it needs no more memory than none and sends the same"),
+};
+
+/// From the largest down: the first whose `from` is reached counts.
+const BY_SIZE: [SizeAdvice; 4] = [
+    SizeAdvice {
+        from: 70 * B + 1,
+        range: "above 70B",
+        says: "ZeRO-3 with offload",
+        preset: "zero3_offload",
+        why: None,
+    },
+    SizeAdvice { from: 30 * B, range: "between 30B and 70B", says: "ZeRO-3", preset: "zero3", why: None },
+    SizeAdvice {
+        from: 13 * B,
+        range: "between 13B and 30B",
+        says: "ZeRO-2 or ZeRO-3",
+        preset: "zero3",
+        why: Some("ZeRO-2 keeps 26 to 60 GB of parameters on every device, more than most have"),
+    },
+    SizeAdvice { from: 7 * B, range: "between 7B and 13B", says: "ZeRO-2", preset: "zero2", why: None },
+];
+
+pub(crate) const BY_CARD: [CardAdvice; 5] = [
+    CardAdvice { card: 24 * GB, params: 7 * B, says: "ZeRO-2 + LoRA", stage: 2, train_type: TrainType::Lora },
+    CardAdvice {
+        card: 40 * GB,
+        params: 8 * B,
+        says: "ZeRO-2, all parameters",
+        stage: 2,
+        train_type: TrainType::Full,
+    },
+    CardAdvice {
+        card: 40 * GB,
+        params: 30 * B,
+        says: "ZeRO-3 + LoRA",
+        stage: 3,
+        train_type: TrainType::Lora,
+    },
+    CardAdvice {
+        card: 80 * GB,
+        params: 30 * B,
+        says: "ZeRO-2, all parameters",
+        stage: 2,
+        train_type: TrainType::Full,
+    },
+    CardAdvice {
+        card: 80 * GB,
+        params: 70 * B,
+        says: "ZeRO-3 + LoRA",
+        stage: 3,
+        train_type: TrainType::Lora,
+    },
+];
+
+/// The advice for a model of this size.
+pub fn advice_by_size(params: u64) -> SizeAdvice {
+    BY_SIZE.into_iter().find(|advice| params >= advice.from).unwrap_or(SMALLEST)
+}
+
+/// The advice for a card and a model: the row of the largest card that is no larger, and of the model nearest in size,
+/// if that is within a quarter.
+pub fn advice_by_card(card: u64, params: u64) -> Option<&'static CardAdvice> {
+    let distance = |advice: &CardAdvice| advice.params.abs_diff(params);
+    let near = BY_CARD.iter().filter(|advice| advice.card <= card && distance(advice) <= advice.params / 4);
+    near.min_by_key(|advice| (u64::MAX - advice.card, distance(advice)))
+}
+
+/// LoRA's parameters where only the model's size is known: 0.3%. Rank 8 on all linear layers is 20.2M of
+/// Qwen2.5-7B's 7.6B (0.27%) and a smaller part of larger models.
+pub(crate) fn usual_adapters(params: u64) -> Adapters {
+    Adapters { params: params / 1000 * 3, largest_unit: 0 }
+}
+
+/// The advice for this job, each piece with what the numbers say about it.
+pub(crate) fn beside(ask: &Ask, rows: &[Row]) -> Vec<Advice> {
+    let mut advice = vec![by_size(ask, rows)];
+    if let Some(card) = ask.device_memory {
+        advice.extend(advice_by_card(card, ask.params).map(|row| by_card(ask, rows, card, row)));
+        // Only rows that were planned can be tried.
+        if LADDER.iter().all(|rung| rows.iter().any(|row| row.preset == *rung)) {
+            advice.push(ladder(rows));
+        }
+    }
+    advice
+}
+
+fn by_size(ask: &Ask, rows: &[Row]) -> Advice {
+    let size = advice_by_size(ask.params);
+    let row = rows.iter().find(|row| row.preset == size.preset);
+    let arithmetic = match row {
+        Some(row) => {
+            let verdict = match row.fits {
+                Some(true) => ", which fits",
+                Some(false) => ", which does not fit",
+                None => "",
+            };
+            format!("{}{verdict}", needs(ask, row))
+        }
+        None => format!("{} is not among the rows", size.preset),
+    };
+    Advice {
+        source: SOURCE,
+        says: format!("{}: {}", size.range, size.says),
+        arithmetic,
+        agrees: row.and_then(|row| row.fits),
+    }
+}
+
+fn by_card(ask: &Ask, rows: &[Row], card: u64, advice: &CardAdvice) -> Advice {
+    let job = Ask {
+        train_type: advice.train_type,
+        adapters: ask.adapters.or_else(|| Some(usual_adapters(ask.params))),
+        ..ask.clone()
+    };
+    let split = |ranks| Split::of_job(&Ask { ranks, ..job.clone() }, advice.stage);
+    let from = smallest_count(|ranks| split(ranks).is_within(ranks, card));
+    let by_states = match from {
+        Some(count) => {
+            format!("by states alone it holds from {} on ({} here)", gpus(count), gpus(ask.ranks))
+        }
+        None => format!("by states alone it never holds: {} stay on every GPU", split(ask.ranks).limit()),
+    };
+    // The row says more than the states do, if it is for the same thing.
+    let row = rows.iter().find(|row| {
+        (row.stage, row.offload, row.train_type) == (advice.stage, Offload::None, advice.train_type)
+    });
+    let row_fits = row.and_then(|row| row.fits);
+    let arithmetic = match row {
+        Some(row) => {
+            let (need, have) = pair(row.device_bytes.total, card);
+            format!("{by_states}; with everything counted {} needs {need} of {have}", row.preset)
+        }
+        None => by_states,
+    };
+    Advice {
+        source: SOURCE,
+        says: format!(
+            "{} card, {} model: {}",
+            format_bytes(advice.card),
+            format_count(advice.params),
+            advice.says
+        ),
+        arithmetic,
+        agrees: Some(row_fits.unwrap_or_else(|| from.is_some_and(|count| count <= ask.ranks))),
+    }
+}
+
+fn ladder(rows: &[Row]) -> Advice {
+    let fitting =
+        LADDER.iter().find(|preset| rows.iter().any(|row| row.preset == **preset && row.fits == Some(true)));
+    let earlier = rows.iter().any(|row| row.preset == "zero1" && row.fits == Some(true));
+    let arithmetic = match fitting {
+        Some(preset) if earlier => {
+            format!("{preset} is the first rung that fits, but zero1 fits already and sends no more")
+        }
+        Some(preset) => format!("{preset} is the first rung that fits"),
+        None => "no rung fits".to_owned(),
+    };
+    Advice {
+        source: SOURCE,
+        says: "try ZeRO-2; out of memory: ZeRO-3; still: ZeRO-3 with offload; or LoRA".into(),
+        arithmetic,
+        agrees: Some(fitting.is_some()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_get_seed_003s_presets() {
+        for (params, preset) in [
+            (0, "zero1"),
+            (7 * B - 1, "zero1"),
+            (7 * B, "zero2"),
+            (13 * B - 1, "zero2"),
+            (13 * B, "zero3"),
+            (30 * B, "zero3"),
+            (70 * B, "zero3"),
+            (70 * B + 1, "zero3_offload"),
+            (u64::MAX, "zero3_offload"),
+        ] {
+            assert_eq!(advice_by_size(params).preset, preset, "{params}");
+        }
+    }
+
+    #[test]
+    fn cards_between_the_rows_get_the_next_smaller_cards_advice() {
+        let says = |card, params| advice_by_card(card, params).map(|advice| (advice.card / GB, advice.says));
+        assert_eq!(says(44 * GB, 8_190_735_360), Some((40, "ZeRO-2, all parameters")));
+        assert_eq!(says(44 * GB, 30_532_122_624), Some((40, "ZeRO-3 + LoRA")));
+        assert_eq!(says(24 * GB, 7 * B), Some((24, "ZeRO-2 + LoRA")));
+        assert_eq!(says(16 * GB, 7 * B), None);
+        assert_eq!(says(80 * GB, B), None);
+    }
+}

@@ -1,0 +1,253 @@
+//! Sentences people repeat about ZeRO (seeds 000, 002 and 003), and from how many GPUs on each is true.
+//!
+//! Everything here is computed from the closed form, states only, once with an fp32 master copy and once without.
+
+use crate::advice::{BY_CARD, usual_adapters};
+use crate::deepspeed::{self, Machines};
+use crate::figures::gpus;
+use crate::{Ask, Offload, States, TrainType, device_states, volume_in_parameters};
+use serde::Serialize;
+use zeroth_base::{format_bytes, format_count};
+
+/// A claim and where it holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Claim {
+    /// The claim.
+    pub claim: String,
+    /// Where it is made.
+    pub source: &'static str,
+    /// What `holds_from` counts.
+    pub counted_in: CountedIn,
+    /// With an fp32 master copy: 16 bytes a trained parameter.
+    pub master: Holding,
+    /// Without: 12 bytes.
+    pub plain: Holding,
+    /// What else there is to say.
+    pub note: String,
+}
+
+/// From where on a claim holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holding {
+    /// The smallest count; none: never.
+    pub holds_from: Option<u64>,
+    /// What is approached as the count grows.
+    pub limit: String,
+}
+
+/// What a claim's count counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CountedIn {
+    /// GPUs, one rank each.
+    Gpus,
+    /// Micro-batches of one optimizer step.
+    MicroBatches,
+}
+
+const B: u64 = 1_000_000_000;
+const GB: u64 = 1_000_000_000;
+
+/// Qwen3-30B-A3B, counted from its config.
+const QWEN3_30B_A3B: u64 = 30_532_122_624;
+
+/// The largest count that is tried.
+const MOST: u64 = 1 << 20;
+
+/// The smallest count, up to about a million, from which `holds` is true. It must stay true once it is.
+pub(crate) fn smallest_count(holds: impl Fn(u64) -> bool) -> Option<u64> {
+    if !holds(MOST) {
+        return None;
+    }
+    let (mut below, mut at) = (0, MOST);
+    while at - below > 1 {
+        let middle = below + (at - below) / 2;
+        if holds(middle) { at = middle } else { below = middle }
+    }
+    Some(at)
+}
+
+/// All claims, in the order of the seeds.
+pub fn claims() -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for (stage, factor) in [(1, 4), (2, 8), (3, 64)] {
+        claims.push(saving("seeds 000 and 002", format!("ZeRO-{stage} saves {factor}x"), stage, factor));
+    }
+    for (stage, factor, percent) in [(1, 4, "25%"), (2, 8, "12.5%"), (3, 64, "1.56%")] {
+        let claim = format!("ZeRO-{stage} needs {percent} of the memory (1/{factor})");
+        claims.push(saving("seed 000", claim, stage, factor));
+    }
+    for (stage, factor) in [(1, 4), (2, 8), (3, 16)] {
+        let mut claim = saving("seed 003", format!("ZeRO-{stage} saves about {factor}x"), stage, factor);
+        let on_3 = |stage| Split::of(States::Plain, 8 * B, stage, TrainType::Full).times(3) as f64;
+        let really = on_3(0) / on_3(stage);
+        claim.note =
+            format!("on its picture's 3 GPUs (8B, no master copy) it is {really:.2}x; {}", claim.note);
+        claims.push(claim);
+    }
+    claims.extend([(0, 96), (1, 45), (2, 32), (3, 19)].map(|(stage, gb)| table_row(stage, gb)));
+    for row in BY_CARD {
+        let what = format!("{} of {}", row.says, format_count(row.params));
+        claims.push(on_card(&what, row.card, row.params, row.stage, row.train_type));
+    }
+    claims.extend(cases());
+    claims.push(communication_grows());
+    claims
+}
+
+/// A GPU's bytes of states: what every GPU has whole, and what all have together.
+///
+/// Claims are about round numbers, so a share is a fraction here: 30B over 21 GPUs must not fail by 6 bytes.
+pub(crate) struct Split {
+    whole: u128,
+    cut: u128,
+}
+
+impl Split {
+    fn of(states: States, params: u64, stage: u8, train_type: TrainType) -> Self {
+        let adapters = Some(usual_adapters(params));
+        Self::of_job(&Ask { adapters, train_type, states, ..Ask::new(params, 1) }, stage)
+    }
+
+    pub(crate) fn of_job(ask: &Ask, stage: u8) -> Self {
+        let all = device_states(ask, 0, Offload::None);
+
+        let cut_from = [(3, all.parameters), (2, all.gradients), (1, all.optimizer)];
+        let sum = |cut| {
+            let parts = cut_from.iter().filter(|(from, _)| (stage >= *from) == cut);
+            parts.map(|(_, bytes)| u128::from(*bytes)).sum()
+        };
+        Self { whole: sum(false), cut: sum(true) }
+    }
+
+    /// Bytes of one of so many GPUs, times their number.
+    fn times(&self, ranks: u64) -> u128 {
+        self.whole * u128::from(ranks) + self.cut
+    }
+
+    pub(crate) fn is_within(&self, ranks: u64, bytes: u64) -> bool {
+        self.times(ranks) <= u128::from(bytes) * u128::from(ranks)
+    }
+
+    fn on(&self, ranks: u64) -> String {
+        format_bytes((self.times(ranks) / u128::from(ranks)) as u64)
+    }
+
+    /// What stays on a GPU however many there are.
+    pub(crate) fn limit(&self) -> String {
+        format_bytes(self.whole as u64)
+    }
+}
+
+fn both(holding: impl Fn(States) -> Holding) -> (Holding, Holding) {
+    (holding(States::Master), holding(States::Plain))
+}
+
+/// Whether a stage's saving is at least `twice / 2`, in integers: the factors are reached exactly or not at all.
+fn saves(ranks: u64, states: States, stage: u8, twice: u64) -> bool {
+    let total = |stage| Split::of(states, 8 * B, stage, TrainType::Full).times(ranks);
+    2 * total(0) >= u128::from(twice) * total(stage)
+}
+
+fn saving(source: &'static str, claim: String, stage: u8, factor: u64) -> Claim {
+    let (master, plain) = both(|states| {
+        let each = states.bytes_per_parameter(1, 1);
+        let limit = match stage {
+            1 => format!("{}x", each.total() / (each.parameters + each.gradients)),
+            2 => format!("{}x", each.total() / each.parameters),
+            _ => "none".to_owned(),
+        };
+        Holding { holds_from: smallest_count(|ranks| saves(ranks, states, stage, 2 * factor)), limit }
+    });
+    let rounds = |states| match smallest_count(|ranks| saves(ranks, states, stage, 2 * factor - 1)) {
+        Some(count) => format!("rounds to {factor}x from {} on", gpus(count)),
+        None => format!("never rounds to {factor}x"),
+    };
+    let note =
+        format!("with a master copy it {}, without it {}", rounds(States::Master), rounds(States::Plain));
+    Claim { claim, source, counted_in: CountedIn::Gpus, master, plain, note }
+}
+
+/// Seed 003's table for 8B on 5 GPUs, in whole GB.
+fn table_row(stage: u8, gb: u64) -> Claim {
+    let name = if stage == 0 { "no ZeRO".to_owned() } else { format!("ZeRO-{stage}") };
+    let split = |states| Split::of(states, 8 * B, stage, TrainType::Full);
+    let (master, plain) = both(|states| Holding {
+        // It rounds to what the table says or to less.
+        holds_from: smallest_count(|ranks| split(states).is_within(ranks, gb * GB + GB / 2 - 1)),
+        limit: split(states).limit(),
+    });
+    let (exactly, with_master) = (split(States::Plain).on(5), split(States::Master).on(5));
+    Claim {
+        claim: format!("8B on 5 GPUs, {name}: {gb} GB a GPU"),
+        source: "seed 003",
+        counted_in: CountedIn::Gpus,
+        master,
+        plain,
+        note: format!("{exactly} on 5 GPUs; with a master copy {with_master}"),
+    }
+}
+
+fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType) -> Claim {
+    let (master, plain) = both(|states| {
+        let split = Split::of(states, params, stage, train_type);
+        Holding { holds_from: smallest_count(|ranks| split.is_within(ranks, card)), limit: split.limit() }
+    });
+    let note = match train_type {
+        TrainType::Full => "states only: activations and buffers come on top".to_owned(),
+        TrainType::Lora => {
+            format!("states only, LoRA counted as {} parameters", format_count(usual_adapters(params).params))
+        }
+    };
+    let claim = format!("{what} fits {} cards", format_bytes(card));
+    Claim { claim, source: "seed 003", counted_in: CountedIn::Gpus, master, plain, note }
+}
+
+/// Seed 003's two cases, both on 5 cards of 44 GB.
+fn cases() -> [Claim; 3] {
+    let card = 44 * GB;
+    let mut zero2 = on_card("ZeRO-2, all parameters of 8B", card, 8 * B, 2, TrainType::Full);
+    let on_5 = |states| Split::of(states, 8 * B, 2, TrainType::Full).on(5);
+    let estimated = deepspeed::zero2(8 * B, Machines { gpus_per_node: 5, nodes: 1 }, false).gpu_bytes;
+    zero2.note = format!(
+        "its case 1 says that 5 are not enough, its table that they are: {} with a master copy and {} without fit, \
+         before activations; {} as DeepSpeed estimates do not",
+        on_5(States::Master),
+        on_5(States::Plain),
+        format_bytes(estimated)
+    );
+    let zero3 = on_card("ZeRO-3, all parameters of 8B", card, 8 * B, 3, TrainType::Full);
+    let mut lora = on_card("ZeRO-2 + LoRA of Qwen3-30B-A3B", card, QWEN3_30B_A3B, 2, TrainType::Lora);
+    lora.note = format!(
+        "its case 2 says that 5 are enough, but ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; ZeRO-3 cuts \
+         them",
+        format_bytes(2 * QWEN3_30B_A3B)
+    );
+    [zero2, zero3, lora]
+}
+
+/// "ZeRO-1 < ZeRO-2 < ZeRO-3" in bytes sent.
+fn communication_grows() -> Claim {
+    let volume =
+        |accumulation, stage| volume_in_parameters(&Ask { accumulation, ..Ask::new(8 * B, 5) }, stage);
+    let grows = |k| volume(k, 1) < volume(k, 2) && volume(k, 2) < volume(k, 3);
+    let (master, plain) =
+        both(|_| Holding { holds_from: smallest_count(grows), limit: "2 : k+1 : 3k".to_owned() });
+    Claim {
+        claim: "communication: ZeRO-1 < ZeRO-2 < ZeRO-3".into(),
+        source: "seed 003",
+        counted_in: CountedIn::MicroBatches,
+        master,
+        plain,
+        note: format!(
+            "without accumulation ZeRO-1 sends as much as ZeRO-2: {}Ψ and {}Ψ, ZeRO-3 {}Ψ; with 16 micro-batches {}Ψ, \
+             {}Ψ and {}Ψ. ZeRO-3 has no all-gather after the update",
+            volume(1, 1),
+            volume(1, 2),
+            volume(1, 3),
+            volume(16, 1),
+            volume(16, 2),
+            volume(16, 3)
+        ),
+    }
+}

@@ -1,0 +1,53 @@
+//! Numbers of bytes in sentences: short where that says enough, exact where it does not.
+
+use zeroth_base::format_bytes;
+
+/// `3,400,000,000 bytes (3.4 GB)`.
+pub(crate) fn exact(bytes: u64) -> String {
+    format!("{} bytes ({})", grouped(bytes), format_bytes(bytes))
+}
+
+/// Two sizes to be compared by a reader: when three digits do not tell them apart, all digits.
+pub(crate) fn pair(a: u64, b: u64) -> (String, String) {
+    let (short_a, short_b) = (format_bytes(a), format_bytes(b));
+    if a != b && short_a == short_b {
+        (format!("{} bytes", grouped(a)), format!("{} bytes", grouped(b)))
+    } else {
+        (short_a, short_b)
+    }
+}
+
+/// `1 GPU`, `5 GPUs`.
+pub(crate) fn gpus(count: u64) -> String {
+    if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") }
+}
+
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_grouped() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn sizes_that_look_alike_are_given_in_full() {
+        assert_eq!(pair(44_800_000_000, 44_000_000_000), ("44.8 GB".into(), "44 GB".into()));
+        assert_eq!(pair(44_000_000_001, 44_000_000_000).0, "44,000,000,001 bytes");
+    }
+}

@@ -1,0 +1,54 @@
+//! Any bytes are read as a config or refused at a place inside of them.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use zeroth_config::read::{Document, Node, Number, ReadErrorKind, Source, Value, parse};
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    match Source::from_bytes("fuzz", bytes.to_vec()).and_then(parse) {
+        Ok(document) => {
+            assert!(matches!(document.root.value, Value::Object(_)));
+            assert_eq!(document.source.text(), text);
+            check(&document, &document.root);
+            // What was read is plain JSON, and reads back as itself.
+            let json = document.root.value.to_json();
+            let again = parse(Source::from_text("again", json.to_string())).expect("JSON is a config");
+            assert_eq!(again.root.value.to_json(), json);
+        }
+        Err(error) => {
+            let Some(place) = error.place else {
+                assert_eq!(error.kind, ReadErrorKind::Encoding, "only UTF-16 as a whole has no place");
+                return;
+            };
+            let span = error.span.expect("a place comes with a span");
+            assert!(text.get(span.start..span.end).is_some(), "{span:?} is no piece of the text");
+            assert_eq!(place, Source::from_text("fuzz", text).place(span.start));
+            assert!(error.line_text.is_some() && error.help.is_some());
+        }
+    }
+});
+
+/// Every span is a piece of the text inside of its parent's, and a number's piece is that number.
+fn check(document: &Document, node: &Node) {
+    let inside = |child: &Node| node.span.start <= child.span.start && child.span.end <= node.span.end;
+    match &node.value {
+        Value::Number(number) => {
+            let written = &document.source.text()[node.span.start..node.span.end];
+            assert_eq!(Number::from_text(written).as_ref(), Some(number));
+            assert!(number.as_f64().is_finite());
+        }
+        Value::List(nodes) => nodes.iter().for_each(|child| {
+            assert!(inside(child));
+            check(document, child);
+        }),
+        Value::Object(entries) => entries.iter().for_each(|entry| {
+            assert!(inside(&entry.node) && entry.key_span.end <= entry.node.span.start);
+            check(document, &entry.node);
+        }),
+        Value::Null | Value::Bool(_) | Value::Text(_) => {
+            assert!(document.source.text().get(node.span.start..node.span.end).is_some());
+        }
+    }
+}
