@@ -1,1 +1,48 @@
-fn main() {}
+//! The binary `zeroth`: parses the command line, runs one command, turns its end into an exit code.
+
+mod arguments;
+mod cli;
+mod commands;
+mod exit;
+mod output;
+mod table;
+mod train_flags;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::exit::Exit;
+use crate::output::Output;
+
+fn main() -> ExitCode {
+    let typed: Vec<String> =
+        std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    if let Some(later) = arguments::later_command(&typed) {
+        return refuse(&later);
+    }
+    let command = cli::Cli::command();
+    let arguments = arguments::normalise(&command, typed);
+    let parsed =
+        command.try_get_matches_from(arguments).and_then(|matches| cli::Cli::from_arg_matches(&matches));
+    match parsed {
+        Ok(cli) => {
+            let output = Output::new(cli.format);
+            commands::run(cli.command, &output).unwrap_or_else(|error| output.failure(&error)).into()
+        }
+        Err(error) => match arguments::later_flag(&error) {
+            Some(later) => refuse(&later),
+            None => {
+                let exit = if error.use_stderr() { Exit::Wrong } else { Exit::Done };
+                // A closed pipe is no reason to fail: nobody reads the help any more.
+                let _ = error.print();
+                exit.into()
+            }
+        },
+    }
+}
+
+fn refuse(message: &str) -> ExitCode {
+    Output::new(cli::Format::Text).error(message);
+    Exit::Wrong.into()
+}

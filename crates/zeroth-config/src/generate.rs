@@ -225,7 +225,7 @@ mod tests {
     use crate::read::{Source, parse};
 
     #[test]
-    fn the_defaults_give_the_seeds_fields_in_their_order() {
+    fn the_defaults_give_the_manuals_fields_in_their_order() {
         let expected = r#"{
   "train_batch_size": 16,
   "zero_optimization": {

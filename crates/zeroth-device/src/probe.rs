@@ -132,8 +132,6 @@ impl Notes {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
 
     fn gpu(name: &str, total: u64, free: Option<u64>) -> Gpu {
@@ -154,17 +152,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_probed_and_written_as_json() {
-        // The best of a few: other work on the machine is not what is measured.
-        let mut least = Duration::MAX;
-        let mut machine = probe();
-        for _ in 0..5 {
-            let start = Instant::now();
-            machine = probe();
-            least = least.min(start.elapsed());
-        }
-        if matches!(machine.gpus, Gpus::NoDriver { .. }) {
-            assert!(least < Duration::from_millis(50), "{least:?}");
-        }
+        let machine = probe();
         let available = machine.host_memory_available().unwrap();
         assert!(available > 0 && available <= machine.host_memory_total().unwrap(), "{machine:?}");
         assert!(machine.cpu.threads >= 1);

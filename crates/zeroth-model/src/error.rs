@@ -27,8 +27,8 @@ pub enum ModelError {
     },
     /// Neither a folder nor a model of the Hugging Face cache.
     #[error(
-        "there is no folder `{name}`, and no model of that name in the Hugging Face cache {}{}; fetch it with \
-         `hf download {name}`, or give a folder",
+        "there is no folder `{name}`, and no model of that name in the Hugging Face cache {}; fetch it with \
+         `hf download {name}`, or give a folder{}",
         cache.display(), did_you_mean(near.as_deref())
     )]
     NotInCache {

@@ -101,11 +101,15 @@ impl Family {
     }
 
     fn unknown(model_type: Option<&str>, classes: &[&str], origin: &str) -> ModelError {
-        let types = || Self::ALL.iter().map(|family| family.model_type());
-        let near = model_type.and_then(|name| nearest(name, types())).or_else(|| {
-            let class = nearest(classes.first()?, Self::ALL.iter().map(|family| family.architecture()))?;
-            Self::ALL.iter().find(|family| family.architecture() == class).map(|family| family.model_type())
-        });
+        let near = match (model_type, classes) {
+            (Some(name), _) => nearest(name, Self::ALL.map(Self::model_type)),
+            // Only the stem tells families apart: most classes end alike.
+            (None, [class, ..]) => {
+                let stem = class.split_once("For").map_or(*class, |(stem, _)| stem);
+                nearest(stem, Self::ALL.map(Self::model_type))
+            }
+            (None, []) => None,
+        };
         let found = match (model_type, classes) {
             (Some(name), []) => format!("model_type `{name}`"),
             (Some(name), _) => format!("model_type `{name}` (architectures: {})", classes.join(", ")),

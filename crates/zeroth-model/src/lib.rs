@@ -5,7 +5,6 @@
 //! speak of the same model. Names and shapes are those of the safetensors files. In memory transformers 5 keeps the
 //! experts of a block fused; on disk each expert has its own matrices, and so they have here.
 
-mod activation;
 mod auto;
 mod config;
 mod decoder;
@@ -18,7 +17,6 @@ mod rope;
 mod t5;
 mod table;
 
-pub use activation::{ActivationShape, ExpertShape};
 pub use auto::hidden_size_for_auto;
 pub use config::{Activation, Experts, ModelConfig, Positions};
 pub use error::{FieldError, ModelError};

@@ -1,4 +1,4 @@
-//! What people are usually told: by model size, by card, and the ladder of things to try (seed 003), each held
+//! What people are usually told: by model size, by card, and the ladder of things to try (the ZeRO primer), each held
 //! against the arithmetic.
 
 use crate::claims::{Split, smallest_count};
@@ -8,7 +8,7 @@ use crate::{Adapters, Ask, Offload, Row, TrainType};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
-const SOURCE: &str = "seed 003";
+const SOURCE: &str = "the ZeRO primer";
 
 /// Advice for models of a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_get_seed_003s_presets() {
+    fn sizes_get_the_primers_presets() {
         for (params, preset) in [
             (0, "zero1"),
             (7 * B - 1, "zero1"),

@@ -1,4 +1,4 @@
-//! Sentences people repeat about ZeRO (seeds 000, 002 and 003), and from how many GPUs on each is true.
+//! Sentences people repeat about ZeRO (in the ZeRO-3 guide, the ZeRO-2 guide and the ZeRO primer), and from how many GPUs on each is true.
 //!
 //! Everything here is computed from the closed form, states only, once with an fp32 master copy and once without.
 
@@ -67,18 +67,24 @@ pub(crate) fn smallest_count(holds: impl Fn(u64) -> bool) -> Option<u64> {
     Some(at)
 }
 
-/// All claims, in the order of the seeds.
+/// All claims, in the order of the documents.
 pub fn claims() -> Vec<Claim> {
     let mut claims = Vec::new();
     for (stage, factor) in [(1, 4), (2, 8), (3, 64)] {
-        claims.push(saving("seeds 000 and 002", format!("ZeRO-{stage} saves {factor}x"), stage, factor));
+        claims.push(saving(
+            "the ZeRO-2 and ZeRO-3 guides",
+            format!("ZeRO-{stage} saves {factor}x"),
+            stage,
+            factor,
+        ));
     }
     for (stage, factor, percent) in [(1, 4, "25%"), (2, 8, "12.5%"), (3, 64, "1.56%")] {
         let claim = format!("ZeRO-{stage} needs {percent} of the memory (1/{factor})");
-        claims.push(saving("seed 000", claim, stage, factor));
+        claims.push(saving("the ZeRO-3 guide", claim, stage, factor));
     }
     for (stage, factor) in [(1, 4), (2, 8), (3, 16)] {
-        let mut claim = saving("seed 003", format!("ZeRO-{stage} saves about {factor}x"), stage, factor);
+        let mut claim =
+            saving("the ZeRO primer", format!("ZeRO-{stage} saves about {factor}x"), stage, factor);
         let on_3 = |stage| Split::of(States::Plain, 8 * B, stage, TrainType::Full).times(3) as f64;
         let really = on_3(0) / on_3(stage);
         claim.note =
@@ -168,7 +174,7 @@ fn saving(source: &'static str, claim: String, stage: u8, factor: u64) -> Claim 
     Claim { claim, source, counted_in: CountedIn::Gpus, master, plain, note }
 }
 
-/// Seed 003's table for 8B on 5 GPUs, in whole GB.
+/// The primer's table for 8B on 5 GPUs, in whole GB.
 fn table_row(stage: u8, gb: u64) -> Claim {
     let name = if stage == 0 { "no ZeRO".to_owned() } else { format!("ZeRO-{stage}") };
     let split = |states| Split::of(states, 8 * B, stage, TrainType::Full);
@@ -180,7 +186,7 @@ fn table_row(stage: u8, gb: u64) -> Claim {
     let (exactly, with_master) = (split(States::Plain).on(5), split(States::Master).on(5));
     Claim {
         claim: format!("8B on 5 GPUs, {name}: {gb} GB a GPU"),
-        source: "seed 003",
+        source: "the ZeRO primer",
         counted_in: CountedIn::Gpus,
         master,
         plain,
@@ -200,10 +206,10 @@ fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType)
         }
     };
     let claim = format!("{what} fits {} cards", format_bytes(card));
-    Claim { claim, source: "seed 003", counted_in: CountedIn::Gpus, master, plain, note }
+    Claim { claim, source: "the ZeRO primer", counted_in: CountedIn::Gpus, master, plain, note }
 }
 
-/// Seed 003's two cases, both on 5 cards of 44 GB.
+/// The primer's two cases, both on 5 cards of 44 GB.
 fn cases() -> [Claim; 3] {
     let card = 44 * GB;
     let mut zero2 = on_card("ZeRO-2, all parameters of 8B", card, 8 * B, 2, TrainType::Full);
@@ -235,7 +241,7 @@ fn communication_grows() -> Claim {
         both(|_| Holding { holds_from: smallest_count(grows), limit: "2 : k+1 : 3k".to_owned() });
     Claim {
         claim: "communication: ZeRO-1 < ZeRO-2 < ZeRO-3".into(),
-        source: "seed 003",
+        source: "the ZeRO primer",
         counted_in: CountedIn::MicroBatches,
         master,
         plain,

@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(totals, [120 * GB, 31_406_250_000, 16_640_625_000, 1_875_000_000]);
     }
 
-    /// Seed 003's table: 96, 45, 32 and 19 GB.
+    /// The primer's table: 96, 45, 32 and 19 GB.
     #[test]
     fn eight_billion_on_5_ranks_without_a_master_copy() {
         let ask = Ask { states: States::Plain, ..Ask::new(8 * GB, 5) };

@@ -1,4 +1,4 @@
-//! From how many GPUs on the seeds' sentences are true. Expected numbers are solved by hand from the ZeRO paper's
+//! From how many GPUs on the sentences people repeat are true. Expected numbers are solved by hand from the ZeRO paper's
 //! formulas, in the comments.
 
 use zeroth_step::{Claim, CountedIn, claims};

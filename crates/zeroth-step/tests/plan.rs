@@ -66,7 +66,7 @@ fn the_json_has_the_contracts_keys_in_the_contracts_order() {
     assert_eq!(row["fits"], Value::Null);
 }
 
-/// Seed 003's table, exactly: 96, 44.8, 32 and 19.2 GB, so 44 GB cards need ZeRO-2.
+/// The primer's table, exactly: 96, 44.8, 32 and 19.2 GB, so 44 GB cards need ZeRO-2.
 #[test]
 fn eight_billion_on_5_cards_of_44_gb_without_a_master_copy_take_zero2() {
     let ask = Ask { states: States::Plain, device_memory: Some(44 * GB), ..Ask::new(8 * GB, 5) };
@@ -84,7 +84,7 @@ fn eight_billion_on_5_cards_of_44_gb_without_a_master_copy_take_zero2() {
     assert!(plan.changes.is_empty());
 }
 
-/// Seed 003's case 1: Qwen3-8B on 5 cards of 44 GB needs ZeRO-3, once a run's states and activations are counted.
+/// The primer's case 1: Qwen3-8B on 5 cards of 44 GB needs ZeRO-3, once a run's states and activations are counted.
 #[test]
 fn qwen3_8b_on_5_cards_of_44_gb_takes_zero3() {
     let mut ask = Ask { states: States::Run, device_memory: Some(44 * GB), ..qwen3_8b(5, 1, 2048) };

@@ -78,7 +78,7 @@ fn fix(batch: Batch, ranks: u64) -> String {
     let (micro, accumulation) = (batch.micro.max(1), batch.accumulation.max(1));
     let share = micro.saturating_mul(accumulation);
     let all = share.saturating_mul(ranks);
-    // The seed of many such reports: a batch that leaves out the ranks.
+    // The cause of many such reports: a batch that leaves out the ranks.
     if batch.train == share && ranks > 1 {
         return format!(
             "train_batch_size {} is micro-batch × accumulation and leaves out the {ranks} ranks: write {all}, or \

@@ -1,0 +1,149 @@
+//! The command line before clap sees it: names with `_`, booleans that take true or false, and parts not built yet.
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Commands of parts that are not built yet.
+const LATER_COMMANDS: [&str; 8] =
+    ["train", "checkpoint", "launch", "init", "data", "generate", "bench", "monitor"];
+
+/// Flags of a training command that no built part reads.
+const LATER_FLAGS: [&str; 28] = [
+    "--data",
+    "--eval-data",
+    "--columns",
+    "--output",
+    "--output-dir",
+    "--num-train-epochs",
+    "--seed",
+    "--logging-steps",
+    "--save-steps",
+    "--save-total-limit",
+    "--eval-steps",
+    "--packing",
+    "--shuffle",
+    "--overwrite-output-dir",
+    "--max-train-samples",
+    "--max-skipped-steps",
+    "--do-train",
+    "--disk-space",
+    "--threads-per-rank",
+    "--resume",
+    "--max-restarts",
+    "--dry-run",
+    "--report-to",
+    "--trace",
+    "--device",
+    "--lora-alpha",
+    "--max-length",
+    "--device-memory",
+];
+
+/// What to say when the command typed belongs to a part that is not built yet.
+pub(crate) fn later_command(typed: &[String]) -> Option<String> {
+    let command = typed.iter().skip(1).find(|argument| !argument.starts_with('-'))?;
+    LATER_COMMANDS.contains(&command.as_str()).then(|| {
+        format!("`zeroth {command}` is not yet built in this version; there are plan, config, doctor and completions")
+    })
+}
+
+/// What to say when a flag is unknown only because its part is not built yet.
+pub(crate) fn later_flag(error: &clap::Error) -> Option<String> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    LATER_FLAGS
+        .contains(&flag.as_str())
+        .then(|| format!("{flag} is not yet read by this command: its part is not built"))
+}
+
+/// Rewrites flags to the one spelling that clap knows: `--per_device_train_batch_size` with dashes, and a boolean
+/// joined to the true or false that follows it. What comes after a bare `--` is somebody else's command.
+pub(crate) fn normalise(command: &Command, typed: Vec<String>) -> Vec<String> {
+    let booleans = boolean_flags(command);
+    let mut normal: Vec<String> = Vec::with_capacity(typed.len());
+    let mut arguments = typed.into_iter().peekable();
+    while let Some(argument) = arguments.next() {
+        if argument == "--" {
+            normal.push(argument);
+            normal.extend(arguments);
+            break;
+        }
+        let Some(flag) = argument.strip_prefix("--") else {
+            normal.push(argument);
+            continue;
+        };
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name.replace('_', "-"), Some(value.to_owned())),
+            None => (flag.replace('_', "-"), None),
+        };
+        let value = value.or_else(|| {
+            let is_boolean = booleans.contains(&name);
+            arguments.next_if(|next| is_boolean && is_truth(next)).map(|next| next.to_ascii_lowercase())
+        });
+        normal.push(match value {
+            Some(value) if booleans.contains(&name) => format!("--{name}={}", value.to_ascii_lowercase()),
+            Some(value) => format!("--{name}={value}"),
+            None => format!("--{name}"),
+        });
+    }
+    normal
+}
+
+fn is_truth(text: &str) -> bool {
+    text.eq_ignore_ascii_case("true") || text.eq_ignore_ascii_case("false")
+}
+
+/// The long names of all flags, of all commands, that stand alone or take a truth value.
+fn boolean_flags(command: &Command) -> Vec<String> {
+    let own = command
+        .get_arguments()
+        .filter(|argument| argument.is_require_equals_set())
+        .filter_map(|argument| argument.get_long().map(str::to_owned));
+    own.chain(command.get_subcommands().flat_map(boolean_flags)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn normal(line: &str) -> String {
+        let typed = line.split(' ').map(str::to_owned).collect();
+        normalise(&crate::cli::Cli::command(), typed).join(" ")
+    }
+
+    #[test]
+    fn underscores_become_dashes_in_names_and_stay_in_values() {
+        let line = "zeroth config resolve my_file.json --per_device_train_batch_size 2 --lr_scheduler_type=constant_with_warmup";
+        let expected = "zeroth config resolve my_file.json --per-device-train-batch-size 2 --lr-scheduler-type=constant_with_warmup";
+        assert_eq!(normal(line), expected);
+    }
+
+    #[test]
+    fn booleans_stand_alone_or_take_a_truth_value() {
+        assert_eq!(
+            normal("zeroth config resolve x --bf16 True --fp16 false"),
+            "zeroth config resolve x --bf16=true --fp16=false"
+        );
+        assert_eq!(
+            normal("zeroth config check --strict file.json"),
+            "zeroth config check --strict file.json"
+        );
+    }
+
+    #[test]
+    fn somebody_elses_command_is_left_alone() {
+        let line = "zeroth config verify ds.json -- deepspeed --num_gpus=4 train.py --bf16 True";
+        assert_eq!(normal(line), line);
+    }
+
+    #[test]
+    fn parts_to_come_are_named_as_such() {
+        let typed = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert!(later_command(&typed("zeroth train --model x")).unwrap().contains("not yet"));
+        assert_eq!(later_command(&typed("zeroth config check train")), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! `config check`: what becomes of every key of a file.
+
+use serde_json::{Value, json};
+use zeroth::config::check::{Report, Severity, Status, Verdict, check};
+use zeroth::config::read::{ReadError, Source, parse};
+use zeroth::config::schema::Kind;
+use zeroth::config::snippet;
+
+use super::config_file;
+use crate::cli::CheckArgs;
+use crate::exit::Exit;
+use crate::output::{Colour, Output};
+use crate::table::Table;
+
+pub(super) fn run(arguments: &CheckArgs, output: &Output) -> anyhow::Result<Exit> {
+    let document = match config_file::source(&arguments.file).and_then(parse) {
+        Ok(document) => document,
+        Err(error) => return unreadable(&arguments.file, &error, output),
+    };
+    let report = check(&document);
+    let ok = report.is_ok(arguments.strict);
+    if output.is_json() {
+        let keys: Vec<Value> = report.verdicts.iter().map(row).collect();
+        output.json(&json!({"file": document.source.name(), "ok": ok, "keys": keys}))?;
+    } else {
+        output.text(&text(&report, &document.source, arguments.strict, output));
+    }
+    Ok(if ok { Exit::Done } else { Exit::Problems })
+}
+
+/// A file that is not there is a wrong argument; one that says nothing readable is a problem found.
+fn unreadable(argument: &str, error: &ReadError, output: &Output) -> anyhow::Result<Exit> {
+    if output.is_json() {
+        let (line, column) = (error.place.map(|place| place.line), error.place.map(|place| place.column));
+        let problem = json!({"message": error.message, "help": error.help, "line": line, "column": column});
+        output.json(&json!({"file": error.source_name, "ok": false, "keys": [], "error": problem}))?;
+    } else {
+        output.error(&config_file::read_error_text(argument, error));
+    }
+    Ok(if config_file::is_about_argument(error) { Exit::Wrong } else { Exit::Problems })
+}
+
+fn row(verdict: &Verdict) -> Value {
+    json!({
+        "path": verdict.path,
+        "canonical": verdict.key.map(|key| key.path),
+        "status": verdict.status.word(),
+        "value": verdict.value,
+        "line": verdict.place.line,
+        "column": verdict.place.column,
+        "message": verdict.message,
+    })
+}
+
+fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> String {
+    let mut text = String::new();
+    let is_section = |verdict: &Verdict| verdict.key.is_some_and(|key| key.kind == Kind::Section);
+    let loud = |verdict: &Verdict| {
+        verdict.severity() == Severity::Error
+            || matches!(verdict.status, Status::Unknown | Status::Deprecated)
+    };
+    // What is wrong or an old name comes first, each with its line.
+    for verdict in report.verdicts.iter().filter(|verdict| loud(verdict)) {
+        let error = strict || verdict.severity() == Severity::Error;
+        let (level, colour) = if error { ("error", Colour::Red) } else { ("warning", Colour::Yellow) };
+        let shown = snippet::of_verdict(level, source, verdict);
+        let (title, rest) = shown.split_once('\n').unwrap_or((&shown, ""));
+        text.push_str(&format!("{}\n{rest}\n", output.coloured(colour, title)));
+    }
+    let mut table = Table::new(&["key", "verdict", "line", "why"], &[2]);
+    let rows: Vec<&Verdict> =
+        report.verdicts.iter().filter(|verdict| !loud(verdict) && !is_section(verdict)).collect();
+    for verdict in &rows {
+        table.row([
+            verdict.path.clone(),
+            verdict.status.title().to_owned(),
+            verdict.place.line.to_string(),
+            verdict.message.clone(),
+        ]);
+    }
+    if !rows.is_empty() {
+        for (index, line) in table.lines().iter().enumerate() {
+            let colour = match index.checked_sub(1).map(|index| rows[index].status) {
+                None => None,
+                Some(Status::Honoured | Status::BuiltIn) => Some(Colour::Green),
+                Some(Status::NotYet) => Some(Colour::Dim),
+                Some(_) => Some(Colour::Yellow),
+            };
+            let line = line.trim_end();
+            let line = colour.map_or_else(|| output.bold(line), |colour| output.coloured(colour, line));
+            text.push_str(&format!("{line}\n"));
+        }
+        text.push('\n');
+    }
+    let counts: Vec<String> = Status::ALL
+        .iter()
+        .map(|status| {
+            (status, report.verdicts.iter().filter(|v| v.status == *status && !is_section(v)).count())
+        })
+        .filter(|(_, count)| *count > 0)
+        .map(|(status, count)| format!("{count} {}", status.title()))
+        .collect();
+    let total = report.verdicts.iter().filter(|verdict| !is_section(verdict)).count();
+    let counts = if counts.is_empty() { String::new() } else { format!(": {}", counts.join(", ")) };
+    text.push_str(&format!("{}: {total} keys{counts}\n", source.name()));
+    text
+}

@@ -1,0 +1,151 @@
+//! `config new` and `config tiers`: the generator with what was typed, and the memory found for what was not.
+
+use serde_json::{Value, json};
+use zeroth::base::{format_bytes, parse_count};
+use zeroth::config::generate::{
+    self, Choice, FINE_GRAINED, GeneratedPrecision, MemoryFound, ZeroConfig, build_config, save_config,
+};
+use zeroth::config::resolve::Precision;
+use zeroth::device::{Gpus, Machine, probe};
+
+use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::train_flags;
+
+pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> {
+    let fine_grained = fine_grained(arguments)?;
+    // Looking at the machine is needed only for what was not typed.
+    let given = arguments.memory.device_memory.map(|device| MemoryFound { device, is_gpu: true });
+    let machine = if given.is_some() { None } else { Some(probe()) };
+    let precision = precision(&arguments.precision, machine.as_ref())?;
+    let choice = match (arguments.micro_batch_size, given) {
+        (Some(_), _) => None,
+        (None, Some(memory)) => Some(memory),
+        (None, None) => Some(memory_of(machine.as_ref())?),
+    }
+    .map(|memory| generate::choose(memory, arguments.memory.params, arguments.memory.world_size));
+    let chosen = |pick: fn(&Choice) -> u64| choice.as_ref().map_or(1, pick);
+    let config = ZeroConfig {
+        stage: arguments.stage,
+        offload: arguments.offload.unwrap_or(choice.as_ref().is_some_and(|choice| choice.offload)),
+        precision,
+        world_size: arguments.memory.world_size,
+        fine_grained,
+        ..ZeroConfig::new(
+            arguments.micro_batch_size.unwrap_or_else(|| chosen(|choice| choice.micro_batch_size)),
+            arguments.gradient_accumulation.unwrap_or_else(|| chosen(|choice| choice.gradient_accumulation)),
+        )
+    };
+    if config.offload && config.stage < 3 {
+        output.note("note: offload_param moves parameters at stage 3 only; below it the key has no effect");
+    }
+    let json = build_config(&config);
+    save_config(&json, &arguments.output)?;
+    if output.is_json() {
+        output.json(&json!({
+            "path": arguments.output,
+            "config": json,
+            "micro_batch_size": config.micro_batch_size,
+            "reason": choice.as_ref().map(|choice| &choice.reason),
+        }))?;
+    } else {
+        if let Some(choice) = &choice {
+            output.text(&format!("chosen: {}\n", choice.reason));
+        }
+        output.text(&format!(
+            "batch {} = micro-batch {} × accumulation {} × {} ranks\nDeepSpeed config saved to {}\n",
+            config.train_batch_size(),
+            config.micro_batch_size,
+            config.gradient_accumulation,
+            config.world_size,
+            arguments.output.display()
+        ));
+    }
+    Ok(Exit::Done)
+}
+
+pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Exit> {
+    let machine = if arguments.device_memory.is_some() { None } else { Some(probe()) };
+    let precision = precision(&arguments.precision, machine.as_ref())?;
+    let memory = match arguments.device_memory {
+        Some(device) => device,
+        None => memory_of(machine.as_ref())?.device,
+    };
+    let suits = generate::tier_for(memory);
+    let mut written: Vec<Value> = Vec::new();
+    for tier in generate::tiers(precision, arguments.world_size) {
+        let path = arguments.output_dir.join(format!("ds_zero3_{}.json", tier.name));
+        save_config(&build_config(&tier.config), &path)?;
+        if !output.is_json() {
+            let mark = if tier.name == suits { "  <- suits this memory" } else { "" };
+            output.text(&format!("{}: {}{mark}\n", path.display(), tier.about));
+        }
+        written
+            .push(json!({"tier": tier.name, "path": path, "about": tier.about, "suits": tier.name == suits}));
+    }
+    if output.is_json() {
+        output.json(&json!({"device_memory": memory, "suits": suits, "files": written}))?;
+    } else {
+        output.text(&format!("for {} of device memory\n", format_bytes(memory)));
+    }
+    Ok(Exit::Done)
+}
+
+/// The fine-grained keys that were typed, as they are to be written: `auto`, or a number with its unit worked out.
+fn fine_grained(arguments: &NewArgs) -> anyhow::Result<Vec<(&'static str, Value)>> {
+    let typed = [
+        &arguments.sub_group_size,
+        &arguments.reduce_bucket_size,
+        &arguments.stage3_prefetch_bucket_size,
+        &arguments.stage3_param_persistence_threshold,
+        &arguments.stage3_max_live_parameters,
+        &arguments.stage3_max_reuse_distance,
+    ];
+    let mut keys = Vec::new();
+    for (key, text) in FINE_GRAINED.into_iter().zip(typed) {
+        let Some(text) = text else { continue };
+        let value = if text == "auto" {
+            Value::from("auto")
+        } else {
+            parse_count(text).map_err(|error| anyhow::anyhow!("--{}: {error}", key.replace('_', "-")))?.into()
+        };
+        keys.push((key, value));
+    }
+    if let Some(gather) = arguments.stage3_gather_16bit_weights_on_model_save {
+        keys.push(("stage3_gather_16bit_weights_on_model_save", gather.into()));
+    }
+    Ok(keys)
+}
+
+/// The precision to write. bf16 is refused where the card found does not have it.
+fn precision(typed: &PrecisionArgs, machine: Option<&Machine>) -> anyhow::Result<GeneratedPrecision> {
+    let precision = match train_flags::precision(typed.bf16, typed.fp16, None)? {
+        Some(Precision::Fp16) => GeneratedPrecision::Fp16,
+        Some(Precision::Fp32) => GeneratedPrecision::Fp32,
+        Some(Precision::Bf16) | None => GeneratedPrecision::Bf16,
+    };
+    if let (GeneratedPrecision::Bf16, Some(Gpus::Found { devices, .. })) =
+        (precision, machine.map(|m| &m.gpus))
+    {
+        if let Some(gpu) = devices.iter().find(|gpu| !gpu.supports_bf16()) {
+            anyhow::bail!(
+                "{} has no bf16 (it needs compute capability 8.0, and this is {}): use --fp16",
+                gpu.name,
+                gpu.compute_capability
+            );
+        }
+    }
+    Ok(precision)
+}
+
+/// The memory of the GPU with the least, or of the host where there is none.
+fn memory_of(machine: Option<&Machine>) -> anyhow::Result<MemoryFound> {
+    let found = machine.and_then(|machine| match machine.device_memory() {
+        Some(memory) => Some(MemoryFound { device: memory.free, is_gpu: true }),
+        None => machine.host_memory_available().map(|device| MemoryFound { device, is_gpu: false }),
+    });
+    found.ok_or_else(|| {
+        anyhow::anyhow!("the memory of this machine cannot be read: give it with --device-memory")
+    })
+}

@@ -1,0 +1,43 @@
+//! One file a command: each takes what was typed and prints its result.
+
+mod check;
+mod config_file;
+mod doctor;
+mod explain;
+mod generate;
+mod plan;
+mod presets;
+mod resolve;
+mod verify;
+
+use clap::CommandFactory;
+
+use crate::cli::{Cli, Command, ConfigCommand};
+use crate::exit::Exit;
+use crate::output::Output;
+
+pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
+    match command {
+        Command::Plan(arguments) => plan::run(&arguments, output),
+        Command::Config(config) => match config {
+            ConfigCommand::New(arguments) => generate::new(&arguments, output),
+            ConfigCommand::Tiers(arguments) => generate::tiers(&arguments, output),
+            ConfigCommand::Presets(arguments) => presets::run(&arguments, output),
+            ConfigCommand::Check(arguments) => check::run(&arguments, output),
+            ConfigCommand::Resolve(arguments) => resolve::run(&arguments, output),
+            ConfigCommand::Explain { key } => explain::run(&key, output),
+            ConfigCommand::Verify(arguments) => verify::run(&arguments, output),
+            ConfigCommand::Schema => {
+                output.json(&zeroth::config::json_schema::json_schema())?;
+                Ok(Exit::Done)
+            }
+        },
+        Command::Doctor => doctor::run(output),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "zeroth", &mut script);
+            output.text(&String::from_utf8_lossy(&script));
+            Ok(Exit::Done)
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `config resolve`: what a file becomes, value by value, with the origin of each.
+
+use serde_json::{Value, json};
+use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
+use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config};
+
+use super::config_file;
+use crate::cli::{ResolveArgs, TrainTypeArg};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::table::Table;
+
+pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Exit> {
+    let checked = config_file::load(&arguments.file)?;
+    let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora)?;
+    let model = arguments.model.as_deref().map(model_facts).transpose()?;
+    let request =
+        Request { asked: &checked.report.asked, flags: &flags, ranks: arguments.ranks, model, steps: None };
+    let resolved = resolve(&request)?;
+    let name = checked.document.source.name();
+    if output.is_json() {
+        let origins: Vec<Value> = resolved.settings.iter().map(origin).collect();
+        output.json(&json!({
+            "file": name,
+            "ranks": arguments.ranks,
+            "config": resolved.to_json(),
+            "origins": origins,
+            "notes": resolved.notes,
+        }))?;
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new(&["key", "value", "origin"], &[]);
+    let shown = |setting: &&Setting| arguments.all || setting.origin != Origin::Default;
+    for setting in resolved.settings.iter().filter(shown) {
+        table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
+    }
+    output.text(&table.lines().concat());
+    let hidden = resolved.settings.iter().filter(|setting| !shown(setting)).count();
+    if hidden > 0 {
+        output.text(&format!("\n{hidden} more keys have their defaults; --all shows them\n"));
+    }
+    for note in &resolved.notes {
+        output.text(&format!("note: {note}\n"));
+    }
+    Ok(Exit::Done)
+}
+
+fn origin(setting: &Setting) -> Value {
+    let mut entry = json!({
+        "path": setting.key.path,
+        "value": setting.value,
+        "origin": setting.origin.word(),
+        "detail": setting.origin.to_string(),
+    });
+    if let Origin::File(place) = setting.origin {
+        entry["line"] = place.line.into();
+        entry["column"] = place.column.into();
+    }
+    entry
+}
+
+/// The hidden size is read from any config.json, as Hugging Face does; blocks only from a family we know.
+fn model_facts(name: &str) -> anyhow::Result<ModelFacts> {
+    let (map, origin) = read_config(&locate(name)?)?;
+    let blocks = ModelConfig::from_map(&map, &origin).ok().map(|model| model.blocks + model.encoder_blocks);
+    Ok(ModelFacts { hidden_size: hidden_size_for_auto(&map), blocks })
+}

@@ -1,0 +1,95 @@
+//! The one place that prints: results to standard output, everything else to standard error.
+
+use std::io::{IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::cli::Format;
+use crate::exit::Exit;
+
+/// Where a command's words go, and in which form.
+#[derive(Debug)]
+pub(crate) struct Output {
+    format: Format,
+    colour: bool,
+}
+
+impl Output {
+    /// Colours only on a terminal, and never against `NO_COLOR`.
+    pub(crate) fn new(format: Format) -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { format, colour: wanted && std::io::stdout().is_terminal() && std::io::stderr().is_terminal() }
+    }
+
+    /// Whether a program reads the result.
+    pub(crate) fn is_json(&self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// The result, for people.
+    pub(crate) fn text(&self, text: &str) {
+        // A reader that went away (`| head`) is not an error of ours.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+    }
+
+    /// The result, for programs: one JSON object on standard output.
+    pub(crate) fn json(&self, value: &impl Serialize) -> anyhow::Result<()> {
+        let mut text = serde_json::to_string_pretty(value)?;
+        text.push('\n');
+        self.text(&text);
+        Ok(())
+    }
+
+    /// Something on the way.
+    pub(crate) fn note(&self, message: &str) {
+        let _ = writeln!(std::io::stderr(), "{message}");
+    }
+
+    /// Why it goes no further.
+    pub(crate) fn error(&self, message: &str) {
+        // A message that begins with its own "error:" comes with its place and caret.
+        let prefixed = message.starts_with("error:");
+        let text = if prefixed { message.to_owned() } else { format!("error: {message}") };
+        self.note(text.trim_end());
+    }
+
+    /// The end of a command that could not do what was asked.
+    pub(crate) fn failure(&self, error: &anyhow::Error) -> Exit {
+        let message = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        self.error(&message);
+        Exit::Wrong
+    }
+
+    /// Text in bold, where that is wanted.
+    pub(crate) fn bold(&self, text: &str) -> String {
+        self.styled("1", text)
+    }
+
+    /// Text in red, yellow or green, where that is wanted.
+    pub(crate) fn coloured(&self, colour: Colour, text: &str) -> String {
+        let code = match colour {
+            Colour::Red => "31",
+            Colour::Yellow => "33",
+            Colour::Green => "32",
+            Colour::Dim => "2",
+        };
+        self.styled(code, text)
+    }
+
+    fn styled(&self, code: &str, text: &str) -> String {
+        if self.colour { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}
+
+/// The few colours with a meaning.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Colour {
+    /// Wrong.
+    Red,
+    /// Worth a look.
+    Yellow,
+    /// Fine.
+    Green,
+    /// In the background.
+    Dim,
+}

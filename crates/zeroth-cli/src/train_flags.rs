@@ -1,0 +1,119 @@
+//! The flags of a training command that meet keys of the config, under the names that Hugging Face gave them.
+
+use clap::Args;
+use zeroth::config::resolve::{Flags, Precision};
+use zeroth::config::schema::HF_SCHEDULES;
+
+/// What was typed of them.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Training flags, as Hugging Face names them")]
+pub(crate) struct TrainFlags {
+    /// Samples one rank computes at a time [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) per_device_train_batch_size: Option<u64>,
+    /// Micro-batches before the optimizer steps [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) gradient_accumulation_steps: Option<u64>,
+    /// Learning rate [default: 1e-5, LoRA 1e-4]
+    #[arg(long, value_name = "X", value_parser = not_negative)]
+    pub(crate) learning_rate: Option<f64>,
+    /// Weight decay, not on biases and norms [default: 0.1]
+    #[arg(long, value_name = "X", value_parser = not_negative)]
+    pub(crate) weight_decay: Option<f64>,
+    /// Adam's first beta [default: 0.9]
+    #[arg(long, value_name = "X", value_parser = not_negative)]
+    pub(crate) adam_beta1: Option<f64>,
+    /// Adam's second beta [default: 0.95]
+    #[arg(long, value_name = "X", value_parser = not_negative)]
+    pub(crate) adam_beta2: Option<f64>,
+    /// Adam's epsilon [default: 1e-8]
+    #[arg(long, value_name = "X", value_parser = not_negative)]
+    pub(crate) adam_epsilon: Option<f64>,
+    /// Gradients are clipped to this norm; 0 turns it off [default: 1.0]
+    #[arg(long, value_name = "X", value_parser = not_negative)]
+    pub(crate) max_grad_norm: Option<f64>,
+    /// Steps of warm-up, or below 1 their share of all steps [default: 0]
+    #[arg(long, value_name = "N", value_parser = not_negative)]
+    pub(crate) warmup_steps: Option<f64>,
+    /// Schedule of the learning rate [default: cosine]
+    #[arg(long, value_name = "NAME", value_parser = HF_SCHEDULES.to_vec())]
+    pub(crate) lr_scheduler_type: Option<String>,
+    /// Optimizer steps of the run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_steps: Option<u64>,
+    /// Train in bf16 (the default where the file leaves it open)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) bf16: Option<bool>,
+    /// Train in fp16 with a loss scale
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) fp16: Option<bool>,
+    /// Train in fp32
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) fp32: Option<bool>,
+    /// Compute blocks again in backward instead of keeping their activations
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) gradient_checkpointing: Option<bool>,
+    /// Hugging Face's flag for checkpoints on each node's own disk
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) save_on_each_node: Option<bool>,
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        Ok(_) => Err("must be a finite number of at least 0".to_owned()),
+        Err(_) => Err("is not a number".to_owned()),
+    }
+}
+
+impl TrainFlags {
+    /// What they say to the resolver.
+    pub(crate) fn to_flags(&self, lora: bool) -> anyhow::Result<Flags> {
+        Ok(Flags {
+            per_device_train_batch_size: self.per_device_train_batch_size,
+            gradient_accumulation_steps: self.gradient_accumulation_steps,
+            learning_rate: self.learning_rate,
+            weight_decay: self.weight_decay,
+            adam_beta1: self.adam_beta1,
+            adam_beta2: self.adam_beta2,
+            adam_epsilon: self.adam_epsilon,
+            max_grad_norm: self.max_grad_norm,
+            warmup_steps: self.warmup_steps,
+            lr_scheduler_type: self.lr_scheduler_type.clone(),
+            max_steps: self.max_steps,
+            precision: precision(self.bf16, self.fp16, self.fp32)?,
+            gradient_checkpointing: self.gradient_checkpointing,
+            save_on_each_node: self.save_on_each_node,
+            lora,
+        })
+    }
+}
+
+/// The precision that was typed; `--bf16 False` alone asks for neither half precision.
+pub(crate) fn precision(
+    bf16: Option<bool>,
+    fp16: Option<bool>,
+    fp32: Option<bool>,
+) -> anyhow::Result<Option<Precision>> {
+    let typed: Vec<(&str, Precision)> = [
+        ("--bf16", bf16, Precision::Bf16),
+        ("--fp16", fp16, Precision::Fp16),
+        ("--fp32", fp32, Precision::Fp32),
+    ]
+    .into_iter()
+    .filter(|(_, on, _)| *on == Some(true))
+    .map(|(flag, _, precision)| (flag, precision))
+    .collect();
+    match typed.as_slice() {
+        [] if bf16 == Some(false) => Ok(Some(Precision::Fp32)),
+        [] => Ok(None),
+        [(_, precision)] => Ok(Some(*precision)),
+        several => {
+            let flags: Vec<&str> = several.iter().map(|(flag, _)| *flag).collect();
+            anyhow::bail!(
+                "{} were given together, and a run has one precision; keep one",
+                flags.join(" and ")
+            )
+        }
+    }
+}

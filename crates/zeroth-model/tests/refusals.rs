@@ -1,0 +1,402 @@
+//! What is refused, and in which words; and where models are looked for.
+
+#[cfg(test)]
+mod refusals {
+    use std::fs;
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+    use zeroth_model::{
+        HubCache, Lora, LoraTargets, ModelConfig, ModelError, Positions, RopeScaling, lora_table, table,
+    };
+
+    fn llama() -> Value {
+        json!({
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+            "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+        })
+    }
+
+    fn read(config: &Value) -> Result<ModelConfig, ModelError> {
+        ModelConfig::from_json(&config.to_string(), "m/config.json")
+    }
+
+    /// The message for a llama with these fields changed; `null` removes one.
+    fn refusal(changes: &Value) -> String {
+        let mut config = llama();
+        for (field, value) in changes.as_object().unwrap() {
+            config[field] = value.clone();
+        }
+        config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        read(&config).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn fields_that_make_no_sense_have_each_their_own_sentence() {
+        for (changes, message) in [
+            (json!({"hidden_size": null}), "m/config.json: `hidden_size` is missing"),
+            (
+                json!({"hidden_size": null, "hiden_size": 64}),
+                "m/config.json: `hidden_size` is missing; did you mean `hiden_size`?",
+            ),
+            (
+                json!({"hidden_size": "64"}),
+                "m/config.json: `hidden_size` is the text \"64\": it must be a whole number",
+            ),
+            (json!({"vocab_size": 1.5}), "m/config.json: `vocab_size` is 1.5: it must be a whole number"),
+            (
+                json!({"num_attention_heads": 0}),
+                "m/config.json: `num_attention_heads` is 0: it must be from 1 to 1048576",
+            ),
+            (
+                json!({"num_hidden_layers": -1}),
+                "m/config.json: `num_hidden_layers` is -1: it must be from 1 to 4096",
+            ),
+            (
+                json!({"num_key_value_heads": 3}),
+                "m/config.json: `num_attention_heads` (4) is not a multiple of `num_key_value_heads` (3): every \
+                 key-value head serves the same number of heads",
+            ),
+            (
+                json!({"model_type": "qwen2", "architectures": null}),
+                "m/config.json: `num_attention_heads` (4) is not a multiple of `num_key_value_heads` (32, the \
+                 default of this family): every key-value head serves the same number of heads",
+            ),
+            (
+                json!({"num_attention_heads": 5}),
+                "m/config.json: `hidden_size` (64) is not a multiple of `num_attention_heads` (5), and `head_dim` \
+                 does not say how wide a head is",
+            ),
+            (
+                json!({"head_dim": 15}),
+                "m/config.json: `head_dim` is 15: rotary positions turn pairs of numbers, so a head must be even",
+            ),
+            (
+                json!({"head_dim": 1_048_576}),
+                "m/config.json: `num_attention_heads × head_dim` is 4194304: it must be from 1 to 1048576",
+            ),
+            (
+                json!({"tie_word_embeddings": "yes"}),
+                "m/config.json: `tie_word_embeddings` is the text \"yes\": it must be true or false",
+            ),
+            (
+                json!({"hidden_act": "sliu"}),
+                "m/config.json: `hidden_act` is `sliu`, which is not one of silu, swish, relu, gelu, gelu_new, \
+                 gelu_pytorch_tanh; did you mean `silu`?",
+            ),
+            (
+                json!({"torch_dtype": "float8_e4m3fn"}),
+                "m/config.json: `torch_dtype` is `float8_e4m3fn`, which is not one of float32, bfloat16, float16",
+            ),
+            (
+                json!({"rms_norm_eps": 0.0}),
+                "m/config.json: `rms_norm_eps` is 0: it must be a number above zero",
+            ),
+        ] {
+            assert_eq!(refusal(&changes), message);
+        }
+    }
+
+    #[test]
+    fn ropes_that_are_not_known_are_named() {
+        for (changes, message) in [
+            (
+                json!({"rope_scaling": {"rope_type": "lama3", "factor": 8.0}}),
+                "m/config.json: `rope_scaling.rope_type` is `lama3`, which is not one of default, linear, dynamic, \
+                 llama3, yarn; did you mean `llama3`?",
+            ),
+            (json!({"rope_scaling": {"type": "linear"}}), "m/config.json: `rope_scaling.factor` is missing"),
+            (
+                json!({"rope_parameters": {"rope_theta": -1}}),
+                "m/config.json: `rope_parameters.rope_theta` is -1: it must be a number above zero",
+            ),
+            (
+                json!({"partial_rotary_factor": 0.5}),
+                "m/config.json: `partial_rotary_factor` is 0.5: only heads that are rotated whole are supported",
+            ),
+            (
+                json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}),
+                "m/config.json: `rope_parameters.full_attention` is an object: only one rope for all blocks is \
+                 supported",
+            ),
+        ] {
+            assert_eq!(refusal(&changes), message);
+        }
+    }
+
+    #[test]
+    fn windows_and_experts_that_do_not_fit_the_model_are_named() {
+        let qwen = json!({"model_type": "qwen2", "architectures": null, "num_key_value_heads": 2});
+        let moe = json!({
+            "model_type": "qwen3_moe", "architectures": null, "num_key_value_heads": 2, "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        });
+        for (base, changes, message) in [
+            (
+                &qwen,
+                json!({"layer_types": ["full_attention"]}),
+                "m/config.json: `layer_types` is a list of 1: the model has 2 layers (`num_hidden_layers`)",
+            ),
+            (
+                &qwen,
+                json!({"layer_types": ["full_attention", "linear_attention"]}),
+                "m/config.json: `layer_types` is `linear_attention`, which is not one of full_attention, \
+                 sliding_attention",
+            ),
+            (
+                &moe,
+                json!({"num_experts_per_tok": 5}),
+                "m/config.json: `num_experts_per_tok` is 5: it must be from 1 to 4",
+            ),
+            (&moe, json!({"num_experts": null}), "m/config.json: `num_experts` is missing"),
+            (
+                &moe,
+                json!({"mlp_only_layers": ["0"]}),
+                "m/config.json: `mlp_only_layers` is a list: it must be a list of layer numbers",
+            ),
+            (
+                &moe,
+                json!({"num_hidden_layers": 4096, "num_experts": 4096}),
+                "m/config.json: `num_hidden_layers × num_experts` is 16777216: it must be from 1 to 262144",
+            ),
+        ] {
+            let mut all = base.clone();
+            for (field, value) in changes.as_object().unwrap() {
+                all[field] = value.clone();
+            }
+            assert_eq!(refusal(&all), message);
+        }
+    }
+
+    #[test]
+    fn other_architectures_are_refused_by_name() {
+        for (changes, message) in [
+            (
+                json!({"model_type": "qwen3moe", "architectures": null}),
+                "m/config.json: model_type `qwen3moe` is not a model family known here (llama, mistral, qwen2, qwen3, \
+                 qwen3_moe, t5, mt5); did you mean `qwen3_moe`?",
+            ),
+            (
+                json!({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}),
+                "m/config.json: model_type `mamba2` (architectures: Mamba2ForCausalLM) is not a model family known \
+                 here (llama, mistral, qwen2, qwen3, qwen3_moe, t5, mt5)",
+            ),
+            (
+                json!({"model_type": null, "architectures": ["LLaMAForCausalLM2"]}),
+                "m/config.json: `LLaMAForCausalLM2` in `architectures` is not a model family known here (llama, \
+                 mistral, qwen2, qwen3, qwen3_moe, t5, mt5); did you mean `llama`?",
+            ),
+            (
+                json!({"model_type": null, "architectures": null}),
+                "m/config.json: a config without `model_type` and `architectures` is not a model family known here \
+                 (llama, mistral, qwen2, qwen3, qwen3_moe, t5, mt5)",
+            ),
+            (
+                json!({"architectures": ["LlamaForSequenceClassification"]}),
+                "m/config.json: `architectures` names LlamaForSequenceClassification; of the family llama only \
+                 LlamaForCausalLM is supported",
+            ),
+            (json!({"model_type": 7}), "m/config.json: `model_type` is 7: it must be a text"),
+        ] {
+            assert_eq!(refusal(&changes), message);
+        }
+    }
+
+    #[test]
+    fn an_old_file_without_a_model_type_is_known_by_its_class() {
+        let mut config = llama();
+        config.as_object_mut().unwrap().shift_remove("model_type");
+        assert_eq!(read(&config).unwrap(), read(&llama()).unwrap());
+    }
+
+    #[test]
+    fn text_that_is_not_json_is_refused_with_its_place() {
+        let message = |text: &str| ModelConfig::from_json(text, "m/config.json").unwrap_err().to_string();
+        assert_eq!(
+            message("{\n  \"hidden_size\": 64,\n}"),
+            "m/config.json: line 3, column 1: trailing comma"
+        );
+        assert_eq!(message(""), "m/config.json: line 1, column 0: EOF while parsing a value");
+        assert_eq!(message("[1]"), "m/config.json: a model's config is a JSON object, this is a list");
+    }
+
+    #[test]
+    fn a_yarn_rope_without_details_has_those_of_transformers() {
+        let mut config = llama();
+        config["max_position_embeddings"] = json!(128);
+        config["rope_scaling"] =
+            json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 32});
+        let Positions::Rope(rope) = read(&config).unwrap().positions else { panic!("llama has a rope") };
+        let expected = RopeScaling::Yarn {
+            factor: 4.0,
+            original_max_positions: 32,
+            attention_factor: None,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: None,
+            mscale_all_dim: None,
+            truncate: true,
+        };
+        assert_eq!(rope.scaling, expected);
+    }
+
+    #[test]
+    fn lora_targets_must_be_linear_maps_of_the_model() {
+        let mut config = llama();
+        config["tie_word_embeddings"] = json!(true);
+        let base = table(&read(&config).unwrap());
+        let refusal = |rank, targets| lora_table(&base, &Lora { rank, targets }).unwrap_err().to_string();
+        let named = |name: &str| LoraTargets::Named(vec!["v_proj".to_owned(), name.to_owned()]);
+        assert_eq!(
+            refusal(8, named("q_prj")),
+            "the LoRA target `q_prj` matches no module of this model (q_proj, k_proj, v_proj, o_proj, gate_proj, \
+             up_proj, down_proj); did you mean `q_proj`?"
+        );
+        assert_eq!(
+            refusal(8, named("input_layernorm")),
+            "the LoRA target `input_layernorm` is not a linear map (model.layers.0.input_layernorm); those are \
+             q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+        );
+        assert_eq!(
+            refusal(8, named("lm_head")),
+            "the LoRA target `lm_head` is tied to model.embed_tokens.weight: this model has no matrix of its own \
+             there"
+        );
+        assert_eq!(
+            refusal(8, LoraTargets::Named(Vec::new())),
+            "no LoRA target modules are given: name some, or say all-linear"
+        );
+        assert_eq!(
+            refusal(0, LoraTargets::AllLinear),
+            "a LoRA rank of 0 adds nothing: give 1 or more, 8 is usual"
+        );
+        assert_eq!(
+            refusal(97, LoraTargets::AllLinear),
+            "a LoRA rank of 97 is larger than any matrix of the model (96)"
+        );
+    }
+
+    fn write_config(folder: &Path, config: &Value) {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    }
+
+    #[test]
+    fn a_folder_and_its_config_file_are_the_same_model() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = HubCache::new(place.path().join("no cache"));
+        let folder = place.path().join("model");
+        write_config(&folder, &llama());
+        let file = folder.join("config.json");
+        assert_eq!(cache.locate(folder.to_str().unwrap()).unwrap(), folder);
+        assert_eq!(cache.locate(file.to_str().unwrap()).unwrap(), folder);
+        assert_eq!(ModelConfig::from_folder(&folder).unwrap(), ModelConfig::from_folder(&file).unwrap());
+    }
+
+    #[test]
+    fn paths_without_a_model_say_what_is_there() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = HubCache::new(place.path());
+        let at = |name: &str| place.path().join(name).display().to_string();
+        fs::create_dir(at("empty")).unwrap();
+        fs::write(at("weights.bin"), "x").unwrap();
+        let message = |path: &str| cache.locate(path).unwrap_err().to_string();
+        assert_eq!(message(&at("absent")), format!("there is no model folder {}", at("absent")));
+        let no_config = format!("{} has no config.json: it is not a Hugging Face model folder", at("empty"));
+        assert_eq!(message(&at("empty")), no_config);
+        assert_eq!(message(&at("empty/config.json")), no_config);
+        assert_eq!(
+            message(&at("weights.bin")),
+            format!("{} is a file: give the model folder, or the config.json in it", at("weights.bin"))
+        );
+        assert_eq!(
+            message(&at("weights.bin/config.json")),
+            format!("there is no model folder {}", at("weights.bin/config.json"))
+        );
+    }
+
+    #[test]
+    fn a_hub_name_is_found_in_the_cache() {
+        let place = tempfile::tempdir().unwrap();
+        let model = place.path().join("models--Qwen--Qwen3-8B");
+        let snapshot = model.join("snapshots/0123abc");
+        write_config(&snapshot, &llama());
+        let cache = HubCache::new(place.path());
+        // Fetched by revision: no branch, but one snapshot.
+        assert_eq!(cache.locate("Qwen/Qwen3-8B").unwrap(), snapshot);
+
+        let message = |name: &str| cache.locate(name).unwrap_err().to_string();
+        let broken = |problem: &str| {
+            format!(
+                "the Hugging Face cache knows `Qwen/Qwen3-8B` but {problem} ({}); fetch it again with \
+                 `hf download Qwen/Qwen3-8B`",
+                model.display()
+            )
+        };
+        write_config(&model.join("snapshots/4567def"), &llama());
+        assert_eq!(message("Qwen/Qwen3-8B"), broken("has no refs/main that says which snapshot is meant"));
+
+        fs::create_dir(model.join("refs")).unwrap();
+        for forged in ["", "gone", "../..", "0123abc/..", "/"] {
+            fs::write(model.join("refs/main"), forged).unwrap();
+            assert_eq!(message("Qwen/Qwen3-8B"), broken("its refs/main names a snapshot that is not there"));
+        }
+        fs::write(model.join("refs/main"), "0123abc\n").unwrap();
+        assert_eq!(cache.locate("Qwen/Qwen3-8B").unwrap(), snapshot);
+        fs::remove_file(snapshot.join("config.json")).unwrap();
+        assert_eq!(message("Qwen/Qwen3-8B"), broken("its snapshot has no config.json"));
+
+        assert_eq!(
+            message("Qwen/Qwen3-9B"),
+            format!(
+                "there is no folder `Qwen/Qwen3-9B`, and no model of that name in the Hugging Face cache {}; fetch \
+                 it with `hf download Qwen/Qwen3-9B`, or give a folder; did you mean `Qwen/Qwen3-8B`?",
+                place.path().display()
+            )
+        );
+    }
+
+    #[test]
+    fn the_cache_is_where_hugging_face_keeps_it() {
+        let cache = |variables: &[(&str, &str)]| {
+            HubCache::from_variables(|name| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+            })
+        };
+        let home = ("HOME", "/home/u");
+        assert_eq!(cache(&[home]), HubCache::new("/home/u/.cache/huggingface/hub"));
+        assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/x")]), HubCache::new("/x/huggingface/hub"));
+        assert_eq!(cache(&[home, ("HF_HOME", "~/hf")]), HubCache::new("/home/u/hf/hub"));
+        assert_eq!(cache(&[home, ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/c")]), HubCache::new("/c"));
+        assert_eq!(cache(&[home, ("HF_HUB_CACHE", "")]), HubCache::new("/home/u/.cache/huggingface/hub"));
+    }
+
+    /// transformers 5 writes `tie_word_embeddings: true` for a Flan-T5 it saves, with the head beside it.
+    #[test]
+    fn the_weights_of_a_t5_say_whether_its_head_is_tied() {
+        let t5 = json!({
+            "model_type": "t5", "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2,
+            "vocab_size": 16, "scale_decoder_outputs": false, "tie_word_embeddings": true,
+        });
+        let place = tempfile::tempdir().unwrap();
+        write_config(place.path(), &t5);
+        let tied = || ModelConfig::from_folder(place.path()).unwrap().tied_head;
+        assert!(tied(), "no weights");
+
+        let weights = |names: &str| {
+            let header = format!("{{{names}}}");
+            let mut file = (header.len() as u64).to_le_bytes().to_vec();
+            file.extend(header.bytes());
+            fs::write(place.path().join("model.safetensors"), file).unwrap();
+        };
+        weights(r#""shared.weight": {}"#);
+        assert!(tied(), "no head among the weights");
+        weights(r#""shared.weight": {}, "lm_head.weight": {}"#);
+        assert!(!tied(), "a head among the weights");
+        fs::write(place.path().join("model.safetensors"), [255; 20]).unwrap();
+        assert!(tied(), "a broken file says nothing");
+        let index = json!({"weight_map": {"lm_head.weight": "a", "shared.weight": "b"}});
+        fs::write(place.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+        assert!(!tied(), "a head in the index of sharded weights");
+    }
+}
