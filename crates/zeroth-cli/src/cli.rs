@@ -137,7 +137,7 @@ pub(crate) enum TrainTypeArg {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Write a ZeRO config from a micro-batch and an accumulation; memory found decides what is not typed
-    New(NewArgs),
+    New(Box<NewArgs>),
     /// Write three configs at once: for a small card, for several large ones, for long rows
     Tiers(TiersArgs),
     /// List the presets, show one, or write one

@@ -3,6 +3,7 @@
 
 pub mod asked;
 pub mod check;
+pub mod environment;
 pub mod explain;
 pub mod facts;
 pub mod generate;
@@ -13,3 +14,4 @@ pub mod read;
 pub mod resolve;
 pub mod schema;
 pub mod snippet;
+pub mod verify;

@@ -37,11 +37,13 @@ pub fn of_read_error(error: &ReadError) -> String {
         let help = error.help.as_ref().map(|help| format!("\n  {help}")).unwrap_or_default();
         return format!("error: {error}{help}\n");
     };
-    let underlined = error.span.map_or(1, |span| span.end.saturating_sub(span.start).max(1));
-    let left = line.chars().count().saturating_sub(place.column - 1).max(1);
+    // The span counts bytes, carets count characters, and both end with the line.
+    let bytes = error.span.map_or(1, |span| span.end.saturating_sub(span.start));
+    let after = line.char_indices().nth(place.column - 1).map_or("", |(at, _)| &line[at..]);
+    let underlined = after.char_indices().take_while(|(at, _)| *at < bytes).count().max(1);
     let label = error.help.as_deref().unwrap_or("here");
     let title = format!("error: {}", error.message);
-    frame(&title, &error.source_name, place.line, place.column, line, underlined.min(left), label)
+    frame(&title, &error.source_name, place.line, place.column, line, underlined, label)
 }
 
 fn frame(
@@ -91,6 +93,15 @@ mod tests {
         let text = snippet("error: wrong", &source, Span { start: 4, end: 11 }, "say this");
         let expected = "error: wrong\n  ds.json: line 2, column 3\n    |\n  2 |   \"stage\": 3\n    |   ^^^^^^^ say this\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn an_error_of_reading_is_underlined_by_characters() {
+        let error =
+            crate::read::parse(Source::from_text("ds.json", "{\u{201c}stage\u{201d}: 3}")).unwrap_err();
+        let text = of_read_error(&error);
+        let carets = text.lines().last().unwrap().matches('^').count();
+        assert_eq!(carets, 1, "one typographic quote of three bytes has one caret:\n{text}");
     }
 
     #[test]

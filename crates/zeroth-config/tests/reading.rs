@@ -330,6 +330,9 @@ fn an_argument_is_a_path_a_text_or_base64() {
         let error = Source::from_argument(argument).unwrap_err();
         assert_eq!(error.kind, ReadErrorKind::NotFound, "{argument}");
     }
+    let long = folder.path().join("a/rather/long/path/of/folders/with/no/such/file/ds_config.json");
+    let error = Source::from_argument(long.to_str().unwrap()).unwrap_err();
+    assert_eq!(error.source_name, long.to_str().unwrap(), "a path is shown whole");
     let error = Source::from_argument(&"x".repeat(100_000)).unwrap_err();
     assert_eq!(error.kind, ReadErrorKind::NotFound);
     assert!(error.to_string().len() < 200, "a damaged argument is not printed whole");

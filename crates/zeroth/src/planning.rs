@@ -34,15 +34,10 @@ pub fn placement(name: &str, config: &Resolved, table: Option<&ParameterTable>) 
     };
     let size = |key: &str| config.whole(&format!("zero_optimization.{key}")).unwrap_or(0);
     let threshold = size("stage3_param_persistence_threshold");
-    let persistent = table
-        .map(|table| {
-            table
-                .iter()
-                .map(zeroth_model::Parameter::elements)
-                .filter(|elements| *elements <= threshold)
-                .sum()
-        })
-        .unwrap_or(0);
+    let persistent = table.map_or(0, |table| {
+        let elements = table.iter().map(zeroth_model::Parameter::elements);
+        elements.filter(|elements| *elements <= threshold).sum()
+    });
     Ok(Placement {
         reduce_bucket: size("reduce_bucket_size"),
         prefetch: size("stage3_prefetch_bucket_size"),

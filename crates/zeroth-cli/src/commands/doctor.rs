@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use zeroth::base::format_bytes;
-use zeroth::config::environment::judge_all;
+use zeroth::config::environment::{Judgement, judge_all};
 use zeroth::device::{Gpus, LibraryState, Limit, Machine, probe};
 
 use crate::exit::Exit;
@@ -15,8 +15,7 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     let environment = judge_all(variables);
     if output.is_json() {
-        let environment: Vec<serde_json::Value> =
-            environment.iter().map(|judgement| judgement.to_json()).collect();
+        let environment: Vec<serde_json::Value> = environment.iter().map(Judgement::to_json).collect();
         output.json(&json!({"machine": machine, "environment": environment}))?;
         return Ok(Exit::Done);
     }
@@ -79,7 +78,7 @@ fn machine_text(machine: &Machine) -> String {
     }
     match &machine.gpus {
         Gpus::NoDriver { why } | Gpus::NoDevice { why } | Gpus::Failed { why } => {
-            row("GPU", format!("none: {why}"))
+            row("GPU", format!("none: {why}"));
         }
         Gpus::Found { driver_version, devices } => {
             row("GPU driver", format!("CUDA {driver_version}"));

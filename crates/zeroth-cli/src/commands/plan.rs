@@ -114,8 +114,11 @@ fn ask(
             "planning of fp32 runs is not yet built: the plan counts 16-bit parameters; use bf16 or fp16"
         );
     }
-    let lora =
-        Lora { rank: arguments.lora_rank, targets: LoraTargets::from_names(&arguments.target_modules) };
+    let targets = match arguments.target_modules.as_slice() {
+        [] => LoraTargets::AllLinear,
+        names => LoraTargets::from_names(names),
+    };
+    let lora = Lora { rank: arguments.lora_rank, targets };
     let states = match arguments.states {
         Some(StatesArg::Master) => States::Master,
         Some(StatesArg::Plain) => States::Plain,

@@ -1,6 +1,6 @@
 //! `config verify`: does a training command agree with a file?
 
-use zeroth::config::verify::{FindingSeverity, verify};
+use zeroth::config::verify::{Severity, verify};
 
 use super::config_file;
 use crate::cli::VerifyArgs;
@@ -11,22 +11,21 @@ pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exi
     let checked = config_file::load(&arguments.file)?;
     let name = checked.document.source.name();
     let verification = verify(&checked.report.asked, name, &arguments.command);
-    let exit = if verification.agrees { Exit::Done } else { Exit::Problems };
+    // A warning is worth reading and stops nothing.
+    let exit = if verification.has_errors() { Exit::Problems } else { Exit::Done };
     if output.is_json() {
         output.json(&verification.to_json())?;
         return Ok(exit);
     }
     for finding in &verification.findings {
-        let (level, colour) = match finding.severity {
-            FindingSeverity::Error => ("error", Colour::Red),
-            FindingSeverity::Warning => ("warning", Colour::Yellow),
-        };
+        let error = finding.severity == Severity::Error;
+        let (level, colour) = if error { ("error", Colour::Red) } else { ("warning", Colour::Yellow) };
         let place = finding.place.map(|place| format!("  {name}: {place}\n")).unwrap_or_default();
         let title = output.coloured(colour, level);
         output.text(&format!("{title}: {}\n{place}  {}\n\n", finding.message, finding.fix));
     }
     let compared = verification.compared.join("; ");
-    output.text(&if verification.agrees {
+    output.text(&if exit == Exit::Done {
         format!("{name} and the command agree: {compared}\n")
     } else {
         format!("{name} and the command do not agree; compared: {compared}\n")

@@ -195,7 +195,7 @@ fn works(reader: Reader) -> (Status, String) {
     if reader.exists() {
         (Status::Honoured, String::new())
     } else {
-        (Status::NotYet, format!("{} will read it and is not built yet", reader.name()))
+        (Status::NotYet, format!("it waits for {}, which is not built yet", reader.name()))
     }
 }
 

@@ -106,6 +106,8 @@ impl Source {
 
     /// What a user may give for a config: its path, its text (it begins with `{`), or base64 of its text.
     pub fn from_argument(argument: &str) -> Result<Source, ReadError> {
+        /// A path that is longer than this in bytes is not shown whole.
+        const MOST_OF_A_PATH: usize = 255;
         if argument.trim_start().starts_with('{') {
             return Ok(Source::from_text("<argument>", argument));
         }
@@ -119,8 +121,12 @@ impl Source {
             if error.kind != ReadErrorKind::NotFound {
                 return error;
             }
-            // A damaged base64 text may be some kilobytes long.
-            let name = shown(argument).trim_matches('`').to_owned();
+            let name = match argument.len() {
+                0 => "<argument>".to_owned(),
+                1..=MOST_OF_A_PATH => argument.to_owned(),
+                // A damaged base64 text may be some kilobytes long.
+                _ => shown(argument).trim_matches('`').to_owned(),
+            };
             error.renamed(name).or_help("give a config's path, its text (`{…}`), or base64 of its text")
         })
     }

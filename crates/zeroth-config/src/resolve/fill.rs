@@ -179,7 +179,8 @@ impl<'a> Filler<'a> {
         }
         if explicit {
             self.notes.push(format!("{}: nothing fills \"auto\" here, so its default counts", key.path));
-        } else if is_silent(key) {
+        } else if is_silent(key) || (key.parent() == "activation_checkpointing" && !self.recomputes()) {
+            // The section's presence turns checkpointing on: its defaults must not.
             return None;
         }
         let value = self.default(key)?;
@@ -401,10 +402,11 @@ fn is_hidden_rule(rule: AutoRule) -> bool {
     matches!(rule, AutoRule::HiddenSquared | AutoRule::NineTenthsHiddenSquared | AutoRule::TenHidden)
 }
 
-/// Keys of parts that zeroth has not are listed only where the file names them.
+/// Keys that change nothing here are listed only where the file names them, so that a resolved config holds what
+/// counts, and DeepSpeed can read it too.
 fn is_silent(key: &Key) -> bool {
     match key.effect {
-        Effect::Nothing(_) | Effect::AsSection | Effect::Lacking(_) => true,
+        Effect::Nothing(_) | Effect::AsSection | Effect::Lacking(_) | Effect::BuiltIn(_) => true,
         _ => key.kind == Kind::Opaque,
     }
 }

@@ -98,6 +98,9 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("graph_harvesting", false)
         .does("Captures a PyTorch optimizer in a CUDA graph.")
         .nothing("the step is one compiled program; there is no PyTorch optimizer to capture"),
+    Key::bool("disable_python_gc", false)
+        .does("Turns Python's garbage collector off while training.")
+        .nothing("there is no Python here"),
     Key::bool("use_data_before_expert_parallelism", false)
         .does("The order of data and expert parallelism.")
         .nothing("experts are cut like all parameters; there is no expert parallelism"),

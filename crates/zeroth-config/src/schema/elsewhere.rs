@@ -54,6 +54,9 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("compile.sync_after_allgather", false).does("Waits after a gather.").as_section(),
     Key::bool("compile.keep_int_input_tensors", true).does("Keeps inputs of whole numbers.").as_section(),
     Key::bool("compile.keep_all_input_tensors", false).does("Keeps all inputs.").as_section(),
+    Key::bool("compile.autoep_non_moe", false)
+        .does("Applies expert parallelism's pass to dense models.")
+        .as_section(),
     Key::new("compile.passes", Kind::Texts).does("The passes to run.").as_section(),
     Key::elsewhere(
         "autotuning",

@@ -140,11 +140,11 @@ impl Reader {
             Self::Offload => "pass `offload`",
             Self::Update => "pass `update`",
             Self::Overlap => "pass `overlap`",
-            Self::Schedule => "the trainer's schedules",
+            Self::Schedule => "the trainer's schedule",
             Self::Loop => "the trainer's loop",
-            Self::Metrics => "the trainer's metrics",
-            Self::Save => "the trainer's checkpoints",
-            Self::Collectives => "the collectives",
+            Self::Metrics => "the trainer's reporting",
+            Self::Save => "the trainer's saving",
+            Self::Collectives => "communication between ranks",
             Self::Nobody => "nothing here",
         }
     }

@@ -90,6 +90,9 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("data_types.buffer_dtype", TYPES)
         .does("The type of a model's buffers.")
         .nothing("models have no buffers here; positions are computed"),
+    Key::new("data_types.keep_in_fp32_modules", Kind::Texts)
+        .does("Modules whose buffers stay in fp32.")
+        .nothing("models have no buffers here; positions are computed in f32"),
     Key::section("torch_autocast")
         .does("PyTorch's casts of single operations.")
         .nothing("operations have one fixed type each; there is no autocast"),

@@ -130,6 +130,12 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("zero_optimization.use_multi_rank_bucket_allreduce", true)
         .does("Chooses between an all-reduce and a reduce for each rank, in stages 1 and 2.")
         .nothing("stages 1 to 3 use one true reduce-scatter, half the traffic of either"),
+    Key::bool("zero_optimization.compute_grad_norm", true)
+        .does("Computes the norm of the gradients.")
+        .built_in("the norm falls out of the reduction and is always reported"),
+    Key::bool("zero_optimization.parameter_alignment", false)
+        .does("Lets each parameter begin at an aligned place.")
+        .built_in("every parameter begins on a block of 2,048 elements"),
     Key::section("zero_optimization.offload_param")
         .does("Keeps parameter shards in host memory or on disk (stage 3).")
         .set("{\"device\": \"cpu\"} when stage 3 alone does not fit")
@@ -244,6 +250,10 @@ pub(super) const KEYS: &[Key] = &[
         .or_int(0)
         .in_("steps")
         .does("Steps at the start that update everything.")
+        .as_section(),
+    Key::int("zero_optimization.zenflow.steps_per_epoch", 1)
+        .in_("steps")
+        .does("Steps of an epoch, for a choice of columns once an epoch.")
         .as_section(),
     Key::float("zero_optimization.zenflow.pt_reserved_cores_perc", 0.0)
         .at_most(1.0)

@@ -1,0 +1,344 @@
+//! The table of variables, in groups as the page shows them.
+//!
+//! Sources: DeepSpeed 0.19.6's own code for `DS_*` and `DEEPSPEED_*` (the four names that never existed were looked for
+//! in its whole history), the CUDA programming guide's appendix, PyTorch's and NCCL's pages of variables.
+
+use super::EnvVerdict::{Honoured, NoEffect, NotYet, Unknown};
+use super::{EnvVerdict, Variable};
+
+const fn of(name: &'static str, does: &'static str, verdict: EnvVerdict, message: &'static str) -> Variable {
+    Variable { name, does, verdict, message }
+}
+
+const RANKS: &str = "the part that joins ranks is not built yet";
+const DEVICE: &str = "the driver reads it when kernels run, and the part that runs them is not built yet";
+const NCCL: &str = "NCCL reads it when it is opened, and the part that opens it is not built yet";
+const NO_EXTENSIONS: &str =
+    "no extension is compiled: kernels are part of the binary or compiled by NVRTC for the card found";
+const OFFLINE: &str = "nothing is fetched from a network, whatever this says";
+const NO_WANDB: &str =
+    "there is no Weights & Biases client here; metrics.jsonl, tensorboard and csv are the targets planned";
+
+pub(super) const GROUPS: &[(&str, &[Variable])] = &[
+    ("zeroth", ZEROTH),
+    ("Ranks and launchers", LAUNCHERS),
+    ("CUDA", CUDA),
+    ("NCCL", COLLECTIVES),
+    ("PyTorch", PYTORCH),
+    ("DeepSpeed", DEEPSPEED),
+    ("Threads", THREADS),
+    ("Hugging Face and reports", HUGGING_FACE),
+];
+
+const ZEROTH: &[Variable] = &[
+    of("NO_COLOR", "Asks programs for no colours.", Honoured, "output has no colours, on a terminal too"),
+    of(
+        "ZEROTH_CPU",
+        "Is to choose the instruction set of the CPU's kernels.",
+        NotYet,
+        "the kernels are not built yet",
+    ),
+];
+
+const LAUNCHERS: &[Variable] = &[
+    of("RANK", "The number of this rank, from 0.", NotYet, RANKS),
+    of(
+        "WORLD_SIZE",
+        "The number of ranks.",
+        NotYet,
+        "the part that joins ranks is not built yet; `config verify` reads it in front of a command",
+    ),
+    of("LOCAL_RANK", "The number of this rank on its machine.", NotYet, RANKS),
+    of("LOCAL_WORLD_SIZE", "The number of ranks on this machine.", NotYet, RANKS),
+    of("MASTER_ADDR", "The machine where ranks meet.", NotYet, RANKS),
+    of("MASTER_PORT", "The port where ranks meet.", NotYet, RANKS),
+    of("SLURM_*", "SLURM's words for rank, world and hosts.", NotYet, RANKS),
+    of("OMPI_COMM_WORLD_*", "Open MPI's words for rank and world.", NotYet, RANKS),
+    of("PMI_*", "MPICH's and Intel MPI's words for rank and world.", NotYet, RANKS),
+    of(
+        "NPROC_PER_NODE",
+        "Ranks on each machine, for ms-swift.",
+        NoEffect,
+        "it is ms-swift's: write --ranks. `config verify` reads it in front of a command",
+    ),
+    of(
+        "NNODES",
+        "The number of machines, for ms-swift.",
+        NoEffect,
+        "it is ms-swift's. `config verify` reads it in front of a command",
+    ),
+    of(
+        "NODE_RANK",
+        "The number of this machine, for ms-swift.",
+        NoEffect,
+        "it is ms-swift's; `zeroth launch` is to number machines by itself",
+    ),
+];
+
+const CUDA: &[Variable] = &[
+    of(
+        "CUDA_VISIBLE_DEVICES",
+        "The GPUs that a process sees, and their order.",
+        Honoured,
+        "the driver applies it, so probing, `doctor` and `plan` see these GPUs only",
+    ),
+    of(
+        "CUDA_DEVICE_ORDER",
+        "Whether GPUs are numbered by speed or by bus.",
+        Honoured,
+        "the driver applies it, and GPUs are listed in that order",
+    ),
+    of(
+        "CUDA_HOME",
+        "Where the CUDA toolkit lies.",
+        Honoured,
+        "its lib64 is searched for cuBLASLt, NVRTC and the other libraries",
+    ),
+    of("CUDA_PATH", "Another name for CUDA_HOME.", NoEffect, "write CUDA_HOME"),
+    of(
+        "LD_LIBRARY_PATH",
+        "Folders where the system looks for libraries first.",
+        Honoured,
+        "the driver, cuBLASLt, NVRTC, NCCL, cuDNN and MPI are opened through the system's loader, which reads it",
+    ),
+    of(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "How many queues reach a GPU side by side; Megatron wants 1.",
+        NotYet,
+        DEVICE,
+    ),
+    of("CUDA_LAUNCH_BLOCKING", "1 waits for each kernel, to find the one that fails.", NotYet, DEVICE),
+    of(
+        "CUDA_AUTO_BOOST",
+        "0 keeps the clock from rising above its base.",
+        NoEffect,
+        "the driver reads it for cards before Pascal only; `nvidia-smi --lock-gpu-clocks` holds the clock of newer ones",
+    ),
+    of(
+        "NVIDIA_TF32_OVERRIDE",
+        "0 turns TF32 off in NVIDIA's libraries.",
+        NotYet,
+        "cuBLAS reads it when it is opened, and the part that opens it is not built yet",
+    ),
+    of(
+        "CUBLAS_WORKSPACE_CONFIG",
+        "The workspace of cuBLAS; PyTorch wants it set for repeatable results.",
+        NoEffect,
+        "workspaces are constants of the program; results repeat without it",
+    ),
+];
+
+const COLLECTIVES: &[Variable] = &[
+    of("NCCL_DEBUG", "What NCCL prints: VERSION, WARN, INFO or TRACE.", NotYet, NCCL),
+    of("NCCL_P2P_DISABLE", "1 keeps GPUs from reading each other's memory directly.", NotYet, NCCL),
+    of("NCCL_IB_DISABLE", "1 uses sockets instead of InfiniBand.", NotYet, NCCL),
+    of("NCCL_SOCKET_IFNAME", "The network interfaces to use.", NotYet, NCCL),
+    of("NCCL_IB_HCA", "The InfiniBand adapters to use.", NotYet, NCCL),
+    of(
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "PyTorch's old name of TORCH_NCCL_ASYNC_ERROR_HANDLING.",
+        NoEffect,
+        "it is PyTorch's, not NCCL's, and there is no PyTorch here",
+    ),
+    of(
+        "NCCL_BLOCKING_WAIT",
+        "PyTorch's old name of TORCH_NCCL_BLOCKING_WAIT.",
+        NoEffect,
+        "it is PyTorch's, not NCCL's, and there is no PyTorch here",
+    ),
+    of("NCCL_*", "Other settings of NCCL.", NotYet, NCCL),
+    of(
+        "GLOO_SOCKET_IFNAME",
+        "The network interface of Gloo, PyTorch's collectives on CPUs.",
+        NoEffect,
+        "ranks on CPUs do not talk through Gloo here",
+    ),
+];
+
+const PYTORCH: &[Variable] = &[
+    of(
+        "PYTORCH_ALLOC_CONF",
+        "How PyTorch's allocator splits, keeps and returns memory.",
+        NoEffect,
+        "memory is planned before the first step",
+    ),
+    of(
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "The older name of PYTORCH_ALLOC_CONF.",
+        NoEffect,
+        "memory is planned before the first step",
+    ),
+    of(
+        "PYTORCH_HIP_ALLOC_CONF",
+        "The same on AMD's GPUs.",
+        NoEffect,
+        "memory is planned before the first step",
+    ),
+    of(
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "1 turns PyTorch's cache of memory off.",
+        NoEffect,
+        "memory is planned before the first step; nothing is cached",
+    ),
+    of(
+        "TORCH_DISTRIBUTED_DEBUG",
+        "OFF, INFO or DETAIL: how much PyTorch checks and logs of collectives.",
+        NoEffect,
+        "there is no PyTorch here; ranks are to compare a hash of all their collectives before the first step",
+    ),
+    of("TORCH_NCCL_*", "How PyTorch watches NCCL.", NoEffect, "there is no PyTorch here"),
+    of("TORCH_CUDA_ARCH_LIST", "The cards that extensions are compiled for.", NoEffect, NO_EXTENSIONS),
+    of("TORCH_EXTENSIONS_DIR", "Where compiled extensions are kept.", NoEffect, NO_EXTENSIONS),
+    of(
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "1 lets PyTorch's fp32 products run in TF32.",
+        NoEffect,
+        "there is no PyTorch here",
+    ),
+];
+
+const DEEPSPEED: &[Variable] = &[
+    of(
+        "DS_ACCELERATOR",
+        "The kind of device: cuda, cpu, xpu, …",
+        NoEffect,
+        "it is DeepSpeed's; --device cpu|cuda of `zeroth train` is to say it",
+    ),
+    of(
+        "DS_PIN_MEMORY_BACKEND",
+        "How host memory is locked: torch or native.",
+        NoEffect,
+        "there is one way here; pin_memory in the config says whether",
+    ),
+    of(
+        "DS_SDMA_ALLGATHER",
+        "1 gathers with the copy engines of AMD's GPUs.",
+        NoEffect,
+        "AMD's GPUs are not among the devices here",
+    ),
+    of(
+        "DS_SDMA_ALLGATHER_MAX_NUMEL",
+        "The largest gather that goes through them, in elements.",
+        NoEffect,
+        "AMD's GPUs are not among the devices here",
+    ),
+    of(
+        "DS_DC_OFFLOAD_*",
+        "Budgets of DeepCompile's offload passes, for tests.",
+        NoEffect,
+        "--device-memory is the budget here",
+    ),
+    of("DS_IGNORE_CUDA_DETECTION", "Compiles extensions without looking for CUDA.", NoEffect, NO_EXTENSIONS),
+    of(
+        "DS_SKIP_CUDA_CHECK",
+        "Compiles extensions though CUDA's and PyTorch's versions differ.",
+        NoEffect,
+        NO_EXTENSIONS,
+    ),
+    of("DS_NVCC_THREADS", "Threads of the compiler of extensions.", NoEffect, NO_EXTENSIONS),
+    of("DS_BUILD_*", "Which extensions are compiled at installation.", NoEffect, NO_EXTENSIONS),
+    of(
+        "DS_ENV_FILE",
+        "The file of variables that the launcher hands to other machines.",
+        NotYet,
+        "`zeroth launch` is not built yet",
+    ),
+    of(
+        "DEEPSPEED_TIMEOUT",
+        "Minutes until a collective that hangs ends the run.",
+        NoEffect,
+        "it is DeepSpeed's; here a dead rank is to be named within seconds by its heartbeat",
+    ),
+    of(
+        "DEEPSPEED_ELASTICITY_CONFIG",
+        "The elasticity settings of the scheduler, to be equal to the file's.",
+        NoEffect,
+        "a run resumes at any number of ranks; there are no elasticity settings",
+    ),
+    of(
+        "DS_ALLOW_DEPRECATED_FP16",
+        "1 lets fp16 run on Pascal's cards (compute capability 6).",
+        NoEffect,
+        "it is DeepSpeed's; `doctor` says what a card can do",
+    ),
+    of(
+        "DS_PIPE_RESERVE",
+        "Nothing: DeepSpeed never had it.",
+        Unknown,
+        "DeepSpeed never had such a variable; there is no pipeline here, and memory is reserved by the plan",
+    ),
+    of(
+        "DS_SKIP_UNUSED_PARAMETERS",
+        "Nothing: DeepSpeed never had it.",
+        Unknown,
+        "DeepSpeed never had such a variable; nearest is the key zero_optimization.ignore_unused_parameters, and here the \
+         program knows beforehand which parameters a step uses",
+    ),
+    of(
+        "DS_REUSE_BUFFERS",
+        "Nothing: DeepSpeed never had it.",
+        Unknown,
+        "DeepSpeed never had such a variable; here buffers whose lifetimes do not meet share their place, always",
+    ),
+    of(
+        "DS_USE_CUDA_TILING",
+        "Nothing: DeepSpeed never had it.",
+        Unknown,
+        "DeepSpeed never had such a variable; nearest is its class TiledLinear, and here kernels cut products into tiles by \
+         their shapes",
+    ),
+];
+
+const THREADS: &[Variable] = &[
+    of(
+        "OMP_NUM_THREADS",
+        "Threads of OpenMP; launchers set it to 1.",
+        NoEffect,
+        "there is no OpenMP here; --threads-per-rank of `zeroth train` is to say it",
+    ),
+    of(
+        "MKL_NUM_THREADS",
+        "Threads of Intel's MKL.",
+        NoEffect,
+        "there is no MKL here; --threads-per-rank of `zeroth train` is to say it",
+    ),
+    of("KMP_*", "Settings of Intel's OpenMP, such as pinning.", NoEffect, "there is no OpenMP here"),
+];
+
+const HUGGING_FACE: &[Variable] = &[
+    of(
+        "HF_HOME",
+        "Where Hugging Face keeps its files.",
+        Honoured,
+        "a Hub name given as --model is looked for in its folder `hub`",
+    ),
+    of(
+        "HF_HUB_CACHE",
+        "Where models of the Hub are kept.",
+        Honoured,
+        "a Hub name given as --model is looked for in it",
+    ),
+    of(
+        "HUGGINGFACE_HUB_CACHE",
+        "The older name of HF_HUB_CACHE.",
+        Honoured,
+        "read where HF_HUB_CACHE is not set",
+    ),
+    of(
+        "TRANSFORMERS_CACHE",
+        "An older name of HF_HUB_CACHE, in transformers.",
+        NoEffect,
+        "write HF_HUB_CACHE",
+    ),
+    of("HF_HUB_OFFLINE", "1 fetches nothing.", NoEffect, OFFLINE),
+    of("TRANSFORMERS_OFFLINE", "1 fetches nothing.", NoEffect, OFFLINE),
+    of("HF_DATASETS_OFFLINE", "1 fetches nothing.", NoEffect, OFFLINE),
+    of("HF_ENDPOINT", "Another address of the Hub, such as a mirror.", NoEffect, OFFLINE),
+    of(
+        "TOKENIZERS_PARALLELISM",
+        "Whether tokenizing uses several threads.",
+        NotYet,
+        "tokenizing is not built yet",
+    ),
+    of("WANDB_*", "Settings of Weights & Biases.", NoEffect, NO_WANDB),
+];

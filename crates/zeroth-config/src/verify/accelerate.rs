@@ -1,0 +1,75 @@
+//! accelerate's own flags for DeepSpeed, beside a config file.
+
+use serde_json::Value;
+
+use super::Severity;
+use super::command::Accelerate;
+use super::compare::{Comparison, shown};
+use crate::facts::Switch;
+use crate::read::Number;
+use crate::resolve::Precision;
+
+impl Comparison<'_> {
+    /// accelerate's own flags give way to a config file, all but one.
+    pub(super) fn accelerate(&mut self) {
+        let Some(Accelerate { mixed_precision, settings, .. }) = &self.command.accelerate else { return };
+        if self.command.typed.configs.is_empty() {
+            return;
+        }
+        let on = |path: &str| self.facts.switch(path) == Switch::On;
+        match mixed_precision {
+            Some(typed @ (Precision::Bf16 | Precision::Fp16)) => {
+                let other = if *typed == Precision::Bf16 { Precision::Fp16 } else { Precision::Bf16 };
+                let path = format!("{}.enabled", other.name());
+                if on(&path) {
+                    let (typed, other) = (typed.name(), other.name());
+                    let message = format!(
+                        "the file has {path} true, and the command --mixed_precision {typed}: accelerate stops \
+                         (`--mixed_precision` arg cannot be set to `{typed}` when `{other}` is set in the DeepSpeed \
+                         config file)"
+                    );
+                    let fix = format!("write --mixed_precision {other}, or {typed}.enabled in the file");
+                    self.push(Severity::Error, Some(&path), message, fix);
+                }
+            }
+            Some(Precision::Fp32) => {
+                if let Some(path) = ["bf16.enabled", "fp16.enabled"].into_iter().find(|path| on(path)) {
+                    let message = format!(
+                        "the file has {path} true, and the command --mixed_precision no: the file counts"
+                    );
+                    let fix = format!("write --mixed_precision {}", path.trim_end_matches(".enabled"));
+                    self.push(Severity::Warning, Some(path), message, fix);
+                }
+            }
+            None => {}
+        }
+        for (flag, path, text) in settings {
+            let file = match self.facts.given(path) {
+                Some(value) => value.clone(),
+                None if *path == "zero_optimization.stage" => 0.into(),
+                None if path.ends_with(".device") => "none".into(),
+                None => continue,
+            };
+            if same_value(&file, text) {
+                continue;
+            }
+            let message = format!(
+                "the file has {path} {}, and the command --{flag} {text}: accelerate reads the file and drops the flag",
+                shown(&file)
+            );
+            self.push(
+                Severity::Warning,
+                Some(path),
+                message,
+                format!("remove --{flag}, or write {text} in the file"),
+            );
+        }
+    }
+}
+
+fn same_value(file: &Value, text: &str) -> bool {
+    match (file.as_f64(), Number::from_text(text)) {
+        (Some(file), Some(typed)) => file == typed.as_f64(),
+        _ => file.as_str().is_some_and(|file| file.eq_ignore_ascii_case(text)),
+    }
+}

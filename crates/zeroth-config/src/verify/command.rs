@@ -1,0 +1,314 @@
+//! A training command, from the outermost launcher to the script.
+
+use std::collections::BTreeMap;
+
+use super::launcher::{self, Environment, Options, PYTHON_VALUES, Size};
+use super::script::{Trainer, Typed, precision, trainer_by_flags};
+use super::words::{Arguments, assignment, is_flag, is_python_file, words};
+use crate::read::Number;
+use crate::resolve::Precision;
+
+/// What starts the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launcher {
+    /// DeepSpeed's runner.
+    DeepSpeed,
+    /// torchrun, or `python -m torch.distributed.run`.
+    Torchrun,
+    /// `accelerate launch`.
+    Accelerate,
+    /// ms-swift, which starts torchrun by itself.
+    Swift,
+    /// zeroth.
+    Zeroth,
+    /// Python alone: one process.
+    Python,
+    /// mpirun or mpiexec.
+    Mpirun,
+    /// SLURM's srun.
+    Srun,
+    /// A program that is not known here, or none.
+    Other,
+}
+
+impl Launcher {
+    /// Its name; `None` where it is not known.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::DeepSpeed => Some("deepspeed"),
+            Self::Torchrun => Some("torchrun"),
+            Self::Accelerate => Some("accelerate"),
+            Self::Swift => Some("swift"),
+            Self::Zeroth => Some("zeroth"),
+            Self::Python => Some("python"),
+            Self::Mpirun => Some("mpirun"),
+            Self::Srun => Some("srun"),
+            Self::Other => None,
+        }
+    }
+}
+
+/// How many ranks there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct World {
+    /// The number, where the command says it.
+    pub size: Option<u64>,
+    /// What says it, or what it would be taken from.
+    pub from: String,
+}
+
+impl World {
+    fn new(size: Size) -> Self {
+        match size {
+            Ok((0, from)) => Self { size: None, from: format!("{from}, which starts none") },
+            Ok((size, from)) => Self { size: Some(size), from },
+            Err(from) => Self { size: None, from },
+        }
+    }
+}
+
+/// accelerate's own flags for DeepSpeed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Accelerate {
+    pub(super) mixed_precision: Option<Precision>,
+    pub(super) config_file: Option<String>,
+    /// Flags that meet keys of the file: the flag, the key's path, the text.
+    pub(super) settings: Vec<(&'static str, &'static str, String)>,
+}
+
+/// accelerate's flags and the keys they would set in a config of its own.
+const ACCELERATE_KEYS: [(&str, &str); 5] = [
+    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ("gradient_clipping", "gradient_clipping"),
+    ("zero_stage", "zero_optimization.stage"),
+    ("offload_optimizer_device", "zero_optimization.offload_optimizer.device"),
+    ("offload_param_device", "zero_optimization.offload_param.device"),
+];
+
+/// What a training command says.
+#[derive(Debug, Clone)]
+pub(super) struct Command {
+    pub(super) launcher: Launcher,
+    pub(super) world: World,
+    pub(super) trainer: Trainer,
+    pub(super) typed: Typed,
+    pub(super) accelerate: Option<Accelerate>,
+    /// Whether nothing is started, or nothing but launchers.
+    pub(super) is_empty: bool,
+}
+
+/// What the first word of a command is, with the words after it (and after its subcommand).
+enum Program<'a> {
+    DeepSpeed(&'a [String]),
+    Torchrun(&'a [String]),
+    Accelerate(&'a [String]),
+    Mpirun(&'a [String]),
+    Srun(&'a [String]),
+    Swift(&'a [String]),
+    Zeroth(&'a [String]),
+    /// Python; the words begin with its file or module.
+    Python(&'a [String]),
+    /// A Python file or module.
+    Script(&'a [String]),
+    /// Something else.
+    Other(&'a [String]),
+}
+
+impl Command {
+    pub(super) fn read(command: &[String]) -> Self {
+        let words = words(command);
+        let mut reading = Reading::default();
+        let mut rest: &[String] = &words;
+        loop {
+            rest = reading.strip(rest);
+            let Some((word, after)) = rest.split_first() else { break };
+            let script = match program(word, after) {
+                Program::DeepSpeed(after) => {
+                    let (options, script) = launcher::split(after, launcher::DEEPSPEED);
+                    let size = launcher::deepspeed(&options, &reading.environment);
+                    reading.start(Launcher::DeepSpeed, size);
+                    script
+                }
+                Program::Torchrun(after) => {
+                    let (options, script) = launcher::split(after, launcher::TORCHRUN);
+                    let size = launcher::torchrun(&options, &reading.environment);
+                    reading.start(Launcher::Torchrun, size);
+                    script
+                }
+                Program::Accelerate(after) => {
+                    let (options, script) = launcher::split(after, launcher::ACCELERATE);
+                    reading.start(Launcher::Accelerate, launcher::accelerate(&options));
+                    reading.accelerate(&options);
+                    script
+                }
+                Program::Mpirun(after) => {
+                    let (options, script) = launcher::split(after, launcher::MPIRUN);
+                    reading.start(Launcher::Mpirun, launcher::mpirun(&options));
+                    script
+                }
+                Program::Srun(after) => {
+                    let (options, script) = launcher::split(after, launcher::SRUN);
+                    let size = launcher::srun(&options, &reading.environment);
+                    reading.start(Launcher::Srun, size);
+                    script
+                }
+                Program::Python(script) => {
+                    reading.in_python = true;
+                    script
+                }
+                program => return reading.finish(&program, word),
+            };
+            // A launcher inside of which there is a launcher, or the script.
+            rest = script;
+        }
+        Self { is_empty: true, ..reading.finish(&Program::Other(&[]), "nothing") }
+    }
+}
+
+/// What has been read on the way to the script.
+#[derive(Debug, Default)]
+struct Reading {
+    environment: Environment,
+    in_python: bool,
+    started: Option<(Launcher, World)>,
+    accelerate: Option<Accelerate>,
+    configs: Vec<(String, String)>,
+}
+
+impl Reading {
+    /// Takes assignments and words that only wrap a command off its front.
+    fn strip<'a>(&mut self, mut words: &'a [String]) -> &'a [String] {
+        while let Some((word, after)) = words.split_first() {
+            if let Some((name, value)) = assignment(word) {
+                self.environment.insert(name.to_owned(), value.to_owned());
+            } else if !matches!(word.as_str(), "env" | "exec" | "nohup" | "time" | "sudo") {
+                break;
+            }
+            words = after;
+        }
+        words
+    }
+
+    /// A launcher inside of another decides: its ranks are the ones that talk to each other.
+    fn start(&mut self, launcher: Launcher, size: Size) {
+        self.started = Some((launcher, World::new(size)));
+    }
+
+    fn accelerate(&mut self, options: &Options) {
+        let config = options.text(&["deepspeed_config_file"]);
+        self.configs.extend(config.map(|path| ("--deepspeed_config_file".to_owned(), path.to_owned())));
+        let settings = ACCELERATE_KEYS
+            .iter()
+            .filter_map(|(flag, key)| Some((*flag, *key, options.text(&[flag])?.to_owned())));
+        self.accelerate = Some(Accelerate {
+            mixed_precision: options.text(&["mixed_precision"]).and_then(precision),
+            config_file: options.text(&["config_file"]).map(str::to_owned),
+            settings: settings.collect(),
+        });
+    }
+
+    fn finish(self, program: &Program<'_>, named: &str) -> Command {
+        let (trainer, arguments) = match *program {
+            Program::Swift(after) => (Some(Trainer::Swift), after),
+            Program::Zeroth(after) => (Some(Trainer::Zeroth), after),
+            Program::Script(after) | Program::Other(after) => (None, after),
+            _ => (None, &[][..]),
+        };
+        let mut arguments = Arguments::read(arguments);
+        let (launcher, world) = self.world(program, named, &mut arguments);
+        let trainer = trainer.unwrap_or_else(|| trainer_by_flags(&arguments));
+        let mut typed = Typed::read(&mut arguments, trainer);
+        typed.configs.splice(0..0, self.configs);
+        Command { launcher, world, trainer, typed, accelerate: self.accelerate, is_empty: false }
+    }
+
+    /// The launcher found on the way, or what the program does without one.
+    fn world(&self, program: &Program<'_>, named: &str, arguments: &mut Arguments) -> (Launcher, World) {
+        let by_swift = match program {
+            Program::Swift(_) => launcher::swift(&self.environment),
+            _ => None,
+        };
+        if let Some(size) = by_swift {
+            return (Launcher::Swift, World::new(size));
+        }
+        if let Some((launcher, world)) = &self.started {
+            return (*launcher, world.clone());
+        }
+        let (launcher, size) = match program {
+            Program::Swift(_) => {
+                let from = "one process: swift starts more where NPROC_PER_NODE is set".to_owned();
+                (Launcher::Swift, Ok((1, from)))
+            }
+            Program::Zeroth(_) => (Launcher::Zeroth, zeroth(arguments)),
+            Program::Script(_) => (Launcher::Python, python(&self.environment)),
+            _ if self.in_python => (Launcher::Python, python(&self.environment)),
+            _ => (Launcher::Other, Err(format!("what `{named}` starts"))),
+        };
+        (launcher, World::new(size))
+    }
+}
+
+/// What a word starts.
+fn program<'a>(word: &str, after: &'a [String]) -> Program<'a> {
+    let name = word.rsplit('/').next().unwrap_or(word);
+    let subcommand = after.first().map(String::as_str);
+    let after_subcommand = || after.split_first().map_or(after, |(_, after)| after);
+    match name {
+        "deepspeed" | "ds" | "deepspeed.launcher.runner" => Program::DeepSpeed(after),
+        "torchrun" | "torch.distributed.run" | "torch.distributed.launch" => Program::Torchrun(after),
+        "accelerate" if subcommand == Some("launch") => Program::Accelerate(after_subcommand()),
+        "accelerate-launch" | "accelerate.commands.launch" => Program::Accelerate(after),
+        "mpirun" | "mpiexec" | "mpiexec.hydra" | "orterun" | "prterun" => Program::Mpirun(after),
+        "srun" => Program::Srun(after),
+        "swift" => Program::Swift(after_subcommand()),
+        "zeroth" => Program::Zeroth(after_subcommand()),
+        _ if is_swift_file(word) => Program::Swift(after),
+        _ if is_python(name) => Program::Python(after_python_flags(after)),
+        _ if is_python_file(name) || is_module(word) => Program::Script(after),
+        _ => Program::Other(after),
+    }
+}
+
+fn is_python(name: &str) -> bool {
+    name.strip_prefix("python").is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
+}
+
+/// `package.module`, as `-m` names it.
+fn is_module(word: &str) -> bool {
+    word.contains('.') && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_'))
+}
+
+/// `swift/cli/sft.py` or `swift.cli.sft`: what ms-swift's own launcher starts.
+fn is_swift_file(word: &str) -> bool {
+    let module = word.strip_suffix(".py").unwrap_or(word).replace('/', ".");
+    ["sft", "pt", "rlhf"].iter().any(|name| module.ends_with(&format!("swift.cli.{name}")))
+}
+
+/// The words from Python's file or module on; its own flags are passed over.
+fn after_python_flags(mut words: &[String]) -> &[String] {
+    while let Some((word, after)) = words.split_first().filter(|(word, _)| is_flag(word)) {
+        words = if PYTHON_VALUES.contains(&word.as_str()) { after.get(1..).unwrap_or(after) } else { after };
+        if word == "-m" {
+            break;
+        }
+    }
+    words
+}
+
+/// One process, or what the variables of a launcher say.
+fn python(environment: &BTreeMap<String, String>) -> Size {
+    match environment.get("WORLD_SIZE") {
+        Some(size) => match Number::from_text(size).and_then(|size| u64::try_from(size.as_whole()?).ok()) {
+            Some(size) => Ok((size, "WORLD_SIZE".to_owned())),
+            None => Err(format!("WORLD_SIZE `{size}`, which is no number")),
+        },
+        None => Ok((1, "one process, without a launcher".to_owned())),
+    }
+}
+
+fn zeroth(arguments: &mut Arguments) -> Size {
+    match arguments.whole(&["ranks", "num_gpus", "nproc_per_node"]) {
+        Some(ranks) => Ok((ranks, format!("--ranks {ranks}"))),
+        None => Err("the GPUs found, because --ranks is not given".to_owned()),
+    }
+}

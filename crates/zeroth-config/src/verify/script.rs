@@ -1,0 +1,188 @@
+//! What the flags of a training script say, and whose script it is.
+
+use super::words::Arguments;
+use crate::resolve::{Flags, Precision};
+
+/// Who reads the script's flags and fills `"auto"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trainer {
+    /// Hugging Face's Trainer, by its flags.
+    HuggingFace,
+    /// ms-swift.
+    Swift,
+    /// zeroth.
+    Zeroth,
+    /// A script of its own, which hands the file to DeepSpeed as it is.
+    Own,
+}
+
+impl Trainer {
+    /// Whether it compares flags with the file and stops where they differ.
+    pub(super) fn compares(self) -> bool {
+        self != Self::Own
+    }
+
+    /// Its name in a message.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "Hugging Face's Trainer",
+            Self::Swift => "ms-swift",
+            Self::Zeroth => "zeroth",
+            Self::Own => "the script",
+        }
+    }
+
+    /// What counts for flags that were not typed, where the trainer holds that against the file as well. zeroth does
+    /// not: there, an untyped flag gives way.
+    pub(super) fn with_defaults(self, typed: &Flags, ranks: u64) -> Option<Flags> {
+        let mut flags = typed.clone();
+        let (micro, rate, decay, second_beta) = match self {
+            Self::HuggingFace => (8, 5e-5, 0.0, 0.999),
+            Self::Swift => (1, if typed.lora { 1e-4 } else { 1e-5 }, 0.1, 0.95),
+            Self::Zeroth | Self::Own => return None,
+        };
+        let micro = *flags.per_device_train_batch_size.get_or_insert(micro);
+        flags.gradient_accumulation_steps.get_or_insert(match self {
+            // ms-swift accumulates up to a batch of 16.
+            Self::Swift => 16_u64.div_ceil(micro.saturating_mul(ranks).max(1)),
+            _ => 1,
+        });
+        flags.learning_rate.get_or_insert(rate);
+        flags.weight_decay.get_or_insert(decay);
+        flags.adam_beta1.get_or_insert(0.9);
+        flags.adam_beta2.get_or_insert(second_beta);
+        flags.adam_epsilon.get_or_insert(1e-8);
+        flags.max_grad_norm.get_or_insert(1.0);
+        flags.warmup_steps.get_or_insert(0.0);
+        if self == Self::HuggingFace {
+            flags.precision.get_or_insert(Precision::Fp32);
+        }
+        Some(flags)
+    }
+}
+
+/// The flags of a script.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Typed {
+    /// What meets keys of the file. The precision is decided with the file at hand, from the next four.
+    pub(super) flags: Flags,
+    pub(super) bf16: Option<bool>,
+    pub(super) fp16: Option<bool>,
+    pub(super) fp32: Option<bool>,
+    /// --torch_dtype: the type that weights are loaded in.
+    pub(super) dtype: Option<Precision>,
+    /// --batch_size or --train_batch_size: a script's own word, with the number.
+    pub(super) own_batch: Option<(String, u64)>,
+    /// Configs that are named, with the flag.
+    pub(super) configs: Vec<(String, String)>,
+    /// A file of settings that the script reads.
+    pub(super) settings_file: Option<String>,
+    /// Flags whose value cannot be read: the flag, its text, what it wants.
+    pub(super) unreadable: Vec<(String, String, &'static str)>,
+}
+
+/// Flags of Hugging Face's TrainingArguments that hardly any other script has.
+const HUGGING_FACE: &[&str] = &[
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "num_train_epochs",
+    "overwrite_output_dir",
+    "lr_scheduler_type",
+    "warmup_ratio",
+    "max_grad_norm",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "evaluation_strategy",
+    "eval_strategy",
+    "save_strategy",
+    "save_total_limit",
+    "logging_strategy",
+    "report_to",
+    "do_train",
+];
+
+/// Whose flags these are, where the program does not say it.
+pub(super) fn trainer_by_flags(arguments: &Arguments) -> Trainer {
+    if arguments.has(HUGGING_FACE) { Trainer::HuggingFace } else { Trainer::Own }
+}
+
+impl Typed {
+    pub(super) fn read(arguments: &mut Arguments, trainer: Trainer) -> Self {
+        let flags = Flags {
+            per_device_train_batch_size: arguments.whole(&[
+                "per_device_train_batch_size",
+                "train_micro_batch_size_per_gpu",
+                "micro_batch_size",
+                "per_gpu_train_batch_size",
+            ]),
+            gradient_accumulation_steps: arguments
+                .whole(&["gradient_accumulation_steps", "gradient_accumulation"]),
+            learning_rate: arguments.number(&["learning_rate", "lr"]),
+            weight_decay: arguments.number(&["weight_decay"]),
+            adam_beta1: arguments.number(&["adam_beta1"]),
+            adam_beta2: arguments.number(&["adam_beta2"]),
+            adam_epsilon: arguments.number(&["adam_epsilon"]),
+            max_grad_norm: arguments.number(&["max_grad_norm", "gradient_clipping"]),
+            warmup_steps: warmup(arguments),
+            lr_scheduler_type: arguments.text(&["lr_scheduler_type"]).map(|(_, name)| name),
+            max_steps: max_steps(arguments),
+            precision: None,
+            gradient_checkpointing: arguments.switch(&["gradient_checkpointing"]),
+            save_on_each_node: arguments.switch(&["save_on_each_node"]),
+            lora: is_lora(arguments, trainer),
+        };
+        let own = ["batch_size", "train_batch_size"];
+        Self {
+            flags,
+            bf16: arguments.switch(&["bf16"]),
+            fp16: arguments.switch(&["fp16"]),
+            fp32: arguments.switch(&["fp32"]),
+            dtype: arguments.text(&["torch_dtype", "dtype"]).and_then(|(_, name)| precision(&name)),
+            own_batch: arguments.whole(&own).and_then(|size| Some((arguments.text(&own)?.0, size))),
+            configs: ["deepspeed", "deepspeed_config", "ds_config"]
+                .iter()
+                // `--deepspeed` alone, or as `--deepspeed true`, is DeepSpeed's own switch.
+                .filter_map(|name| arguments.text(&[name]))
+                .filter(|(_, value)| !matches!(value.to_ascii_lowercase().as_str(), "true" | "false"))
+                .collect(),
+            settings_file: arguments.leading.iter().find(|word| is_settings(word)).cloned(),
+            unreadable: std::mem::take(&mut arguments.unreadable),
+        }
+    }
+}
+
+/// -1 is Hugging Face's word for "by epochs".
+fn max_steps(arguments: &mut Arguments) -> Option<u64> {
+    let by_epochs = arguments.text(&["max_steps"]).is_some_and(|(_, steps)| steps.starts_with('-'));
+    if by_epochs { None } else { arguments.whole(&["max_steps"]) }
+}
+
+/// Steps, or below 1 their share: --warmup_steps wins over --warmup_ratio where it is not 0.
+fn warmup(arguments: &mut Arguments) -> Option<f64> {
+    let steps = arguments.number(&["warmup_steps", "num_warmup_steps"]);
+    let ratio = arguments.number(&["warmup_ratio"]).filter(|ratio| (0.0..1.0).contains(ratio));
+    steps.filter(|steps| *steps > 0.0).or(ratio).or(steps)
+}
+
+/// ms-swift trains LoRA unless it is told otherwise.
+fn is_lora(arguments: &Arguments, trainer: Trainer) -> bool {
+    match arguments.text(&["train_type", "tuner_type", "sft_type"]) {
+        Some((_, name)) => name == "lora",
+        None => trainer == Trainer::Swift,
+    }
+}
+
+fn is_settings(word: &str) -> bool {
+    [".yaml", ".yml", ".json"].iter().any(|ending| word.ends_with(ending))
+}
+
+/// A type by the names that PyTorch, Hugging Face and accelerate give it.
+pub(super) fn precision(name: &str) -> Option<Precision> {
+    match name.trim_start_matches("torch.") {
+        "bf16" | "bfloat16" => Some(Precision::Bf16),
+        "fp16" | "float16" | "half" => Some(Precision::Fp16),
+        "fp32" | "float32" | "float" | "no" => Some(Precision::Fp32),
+        _ => None,
+    }
+}

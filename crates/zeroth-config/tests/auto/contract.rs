@@ -1,0 +1,295 @@
+//! The paragraph "How values are resolved", sentence by sentence, and the defaults of flags that were not typed.
+
+use serde_json::{Value as Json, json};
+use zeroth_config::resolve::Flags;
+
+use super::Run;
+
+const STAGE_3: &str = r#"{"zero_optimization": {"stage": 3}}"#;
+
+/// "A key absent from the file counts as "auto": the flag that was typed, else the file, else the default."
+#[test]
+fn absent_counts_as_auto_the_typed_flag_else_the_file_else_the_default() {
+    let typed = Run::typed(Flags { max_grad_norm: Some(0.5), learning_rate: Some(3e-4), ..Flags::default() });
+    assert_eq!(typed.value("{}", "gradient_clipping"), (json!(0.5), "command line"));
+    assert_eq!(typed.value("{}", "optimizer.params.lr"), (json!(3e-4), "command line"));
+    let plain = Run::plain();
+    assert_eq!(plain.value(r#"{"gradient_clipping": 0.25}"#, "gradient_clipping"), (json!(0.25), "file"));
+    assert_eq!(plain.value("{}", "gradient_clipping").0, json!(1.0));
+    assert_eq!(plain.value("{}", "zero_optimization.reduce_bucket_size"), (json!(500_000_000), "default"));
+    assert_eq!(plain.value("{}", "zero_optimization.sub_group_size"), (json!(1_000_000_000), "default"));
+}
+
+#[test]
+fn flags_that_were_not_typed_have_the_defaults_of_the_contract() {
+    let resolved = Run::plain().resolved("{}");
+    let value = |path: &str| resolved.get(path).map(|setting| setting.value.clone());
+    for (path, expected) in [
+        ("train_micro_batch_size_per_gpu", json!(1)),
+        ("gradient_accumulation_steps", json!(1)),
+        ("optimizer.type", json!("AdamW")),
+        ("optimizer.params.lr", json!(1e-5)),
+        ("optimizer.params.betas", json!([0.9, 0.95])),
+        ("optimizer.params.eps", json!(1e-8)),
+        ("optimizer.params.weight_decay", json!(0.1)),
+        ("gradient_clipping", json!(1.0)),
+        ("zeroth.lr_scheduler_type", json!("cosine")),
+        ("zeroth.warmup_steps", json!(0.0)),
+        ("bf16.enabled", json!(true)),
+    ] {
+        assert_eq!(value(path), Some(expected), "{path}");
+    }
+    let lora = Run::typed(Flags { lora: true, ..Flags::default() });
+    assert_eq!(lora.value("{}", "optimizer.params.lr").0, json!(1e-4));
+}
+
+/// "So `{"zero_optimization": {"stage": 3}}` plus flags is a full config."
+#[test]
+fn a_stage_plus_flags_is_a_full_config() {
+    let flags = Flags {
+        per_device_train_batch_size: Some(2),
+        gradient_accumulation_steps: Some(8),
+        learning_rate: Some(2e-5),
+        max_steps: Some(100),
+        warmup_steps: Some(0.1),
+        lr_scheduler_type: Some("linear".to_owned()),
+        ..Flags::default()
+    };
+    let resolved = Run::typed(flags).on(5).resolved(STAGE_3);
+    for (path, value, origin) in [
+        ("zero_optimization.stage", json!(3), "file"),
+        ("train_batch_size", json!(80), "auto"),
+        ("train_micro_batch_size_per_gpu", json!(2), "command line"),
+        ("gradient_accumulation_steps", json!(8), "command line"),
+        ("optimizer.params.lr", json!(2e-5), "command line"),
+        ("zeroth.lr_scheduler_type", json!("linear"), "command line"),
+        ("zeroth.warmup_steps", json!(0.1), "command line"),
+        ("zero_optimization.overlap_comm", json!(true), "default"),
+    ] {
+        let setting = resolved.get(path).unwrap_or_else(|| panic!("no {path}"));
+        assert_eq!((&setting.value, setting.origin.word()), (&value, origin), "{path}");
+    }
+}
+
+/// "Only a flag that was typed can contradict the file (exit 2, all contradictions at once); others give way."
+#[test]
+fn only_a_typed_flag_can_contradict_the_file_and_all_do_at_once() {
+    let text = r#"{"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.3, "fp16": {"enabled": true},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.8, 0.9], "eps": 1e-7, "weight_decay": 0}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5, "total_num_steps": 50}}}"#;
+    let resolved = Run { steps: Some(77), ..Run::plain() }.resolved(text);
+    for (path, value) in [
+        ("train_micro_batch_size_per_gpu", json!(4)),
+        ("gradient_clipping", json!(0.3)),
+        ("fp16.enabled", json!(true)),
+        ("optimizer.params.lr", json!(3e-4)),
+        ("optimizer.params.betas", json!([0.8, 0.9])),
+        ("optimizer.params.eps", json!(1e-7)),
+        ("optimizer.params.weight_decay", json!(0.0)),
+        ("scheduler.params.warmup_num_steps", json!(5)),
+        // The data says 77 steps; only a typed --max-steps would contradict.
+        ("scheduler.params.total_num_steps", json!(50)),
+    ] {
+        let setting = resolved.get(path).unwrap();
+        assert_eq!((&setting.value, setting.origin.word()), (&value, "file"), "{path}");
+    }
+    let typed = Flags {
+        per_device_train_batch_size: Some(1),
+        max_grad_norm: Some(1.0),
+        learning_rate: Some(1e-5),
+        adam_beta2: Some(0.95),
+        adam_epsilon: Some(1e-8),
+        weight_decay: Some(0.1),
+        warmup_steps: Some(3.0),
+        max_steps: Some(10),
+        lr_scheduler_type: Some("cosine".to_owned()),
+        ..Flags::default()
+    };
+    let lines = Run::typed(typed).mismatches(text);
+    assert_eq!(lines.len(), 9, "{lines:#?}");
+    for name in [
+        "per_device_train_batch_size=1 ",
+        "max_grad_norm=1.0 ",
+        "learning_rate=1e-05 ",
+        "adam_beta1+adam_beta2=[0.9, 0.95] ",
+        "adam_epsilon=1e-08 ",
+        "weight_decay=0.1 ",
+        "warmup_steps=3 ",
+        "num_training_steps (calculated)=10 ",
+        "lr_scheduler_type=cosine ",
+    ] {
+        assert!(lines.iter().any(|line| line.contains(&format!("vs hf {name}"))), "{name}: {lines:#?}");
+    }
+}
+
+/// "An optimizer or scheduler section in the file wins over untyped flags."
+#[test]
+fn a_section_of_the_file_wins_over_flags_that_were_not_typed() {
+    let text =
+        r#"{"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "scheduler": {"type": "WarmupLR"}}"#;
+    let plain = Run::plain();
+    // torch's and DeepSpeed's own defaults, not ours.
+    assert_eq!(plain.value(text, "optimizer.params.betas"), (json!([0.9, 0.999]), "default"));
+    assert_eq!(plain.value(text, "optimizer.params.weight_decay"), (json!(0.0), "default"));
+    assert_eq!(plain.value(text, "scheduler.params.warmup_num_steps"), (json!(1000), "default"));
+    assert_eq!(plain.value(text, "scheduler.params.warmup_type"), (json!("log"), "default"));
+    assert_eq!(
+        plain.value(text, "scheduler.params.warmup_max_lr").0,
+        json!(1e-3),
+        "the optimizer's learning rate"
+    );
+    assert!(plain.resolved(text).get("zeroth.lr_scheduler_type").is_none(), "the file has a schedule");
+    // WarmupDecayLR's maximum does not follow the optimizer in DeepSpeed.
+    let decay = r#"{"optimizer": {"params": {"lr": 1e-4}}, "scheduler": {"type": "WarmupDecayLR"}}"#;
+    assert_eq!(plain.value(decay, "scheduler.params.warmup_max_lr"), (json!(1e-3), "default"));
+    let typed = Run::typed(Flags { adam_beta2: Some(0.95), warmup_steps: Some(20.0), ..Flags::default() });
+    assert_eq!(typed.value(text, "optimizer.params.betas"), (json!([0.9, 0.95]), "command line"));
+    assert_eq!(typed.value(text, "scheduler.params.warmup_num_steps"), (json!(20), "command line"));
+}
+
+/// ""auto" on a key without a rule: its default, with a note."
+#[test]
+fn auto_without_a_rule_is_the_default_with_a_note() {
+    for (name, default) in [
+        ("stage3_max_live_parameters", json!(1_000_000_000)),
+        ("stage3_max_reuse_distance", json!(1_000_000_000)),
+        ("sub_group_size", json!(1_000_000_000)),
+        ("overlap_comm", json!(true)),
+    ] {
+        let path = format!("zero_optimization.{name}");
+        let text = format!(r#"{{"zero_optimization": {{"stage": 3, "{name}": "auto"}}}}"#);
+        let resolved = Run::plain().resolved(&text);
+        let setting = resolved.get(&path).unwrap();
+        assert_eq!((&setting.value, setting.origin.word()), (&default, "default"), "{path}");
+        assert!(
+            resolved.notes.iter().any(|note| note.starts_with(&path) && note.contains("default")),
+            "{path}"
+        );
+    }
+}
+
+/// "`warmup_num_steps` 0 from auto means no warm-up."
+#[test]
+fn warm_up_is_a_number_of_steps_or_a_share_of_them_rounded_up() {
+    let text = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}"#;
+    for (typed, steps, expected) in [
+        (None, Some(1000), json!(0)),
+        (None, None, json!(0)),
+        (Some(0.0), Some(1000), json!(0)),
+        (Some(1.0), Some(1000), json!(1)),
+        (Some(100.0), None, json!(100)),
+        (Some(0.03), Some(1000), json!(30)),
+        (Some(0.0301), Some(1000), json!(31)),
+        (Some(0.5), Some(3), json!(2)),
+        (Some(0.03), None, json!("auto")),
+    ] {
+        let run = Run { steps, ..Run::typed(Flags { warmup_steps: typed, ..Flags::default() }) };
+        let (value, _) = run.value(text, "scheduler.params.warmup_num_steps");
+        assert_eq!(value, expected, "{typed:?} of {steps:?}");
+    }
+}
+
+#[test]
+fn total_steps_are_open_until_the_data_or_a_flag_says_them() {
+    const PATH: &str = "scheduler.params.total_num_steps";
+    for text in [
+        r#"{"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}}}"#,
+        r#"{"scheduler": {"type": "WarmupCosineLR"}}"#,
+    ] {
+        let open = Run::plain().resolved(text);
+        assert_eq!(open.get(PATH).unwrap().value, json!("auto"));
+        assert!(
+            open.notes.iter().any(|note| note.contains(PATH) && note.contains("--max-steps")),
+            "{:?}",
+            open.notes
+        );
+        let known = Run { steps: Some(750), ..Run::plain() };
+        assert_eq!(known.value(text, PATH), (json!(750), "auto"));
+        let typed = Run { steps: Some(750), ..Run::typed(Flags { max_steps: Some(9), ..Flags::default() }) };
+        assert_eq!(typed.value(text, PATH), (json!(9), "command line"));
+    }
+}
+
+#[test]
+fn defaults_that_follow_other_values_follow_them() {
+    let plain = Run::plain();
+    for stage in 0..=3 {
+        let text = format!(r#"{{"zero_optimization": {{"stage": {stage}}}}}"#);
+        assert_eq!(
+            plain.value(&text, "zero_optimization.overlap_comm").0,
+            json!(stage == 3),
+            "stage {stage}"
+        );
+    }
+    // DeepSpeed 0.19.3 made 1.0 of 0.0; an explicit 0 still turns clipping off.
+    assert_eq!(plain.value(r#"{"gradient_clipping": 0}"#, "gradient_clipping"), (json!(0.0), "file"));
+    let cycle = r#"{"scheduler": {"type": "OneCycle", "params":
+        {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3, "cycle_first_step_size": 300}}}"#;
+    assert_eq!(plain.value(cycle, "scheduler.params.cycle_second_step_size").0, json!(300));
+    let kept =
+        plain.value(r#"{"activation_checkpointing": {}}"#, "activation_checkpointing.number_checkpoints");
+    assert_eq!(kept, (json!(32), "auto"), "the blocks of the model");
+    let checkpointing = Run::typed(Flags { gradient_checkpointing: Some(true), ..Flags::default() });
+    assert_eq!(checkpointing.value("{}", "zeroth.recompute").0, json!("block"));
+    assert_eq!(plain.value("{}", "zeroth.recompute").0, json!("none"));
+}
+
+/// Whether a key of the value holds a dot.
+fn dotted(value: &Json) -> bool {
+    value
+        .as_object()
+        .is_some_and(|object| object.iter().any(|(key, value)| key.contains('.') || dotted(value)))
+}
+
+#[test]
+fn the_resolved_config_nests_as_deepspeed_writes_it_under_canonical_names() {
+    let text = r#"{"bfloat16": {"enabled": true}, "memory_efficient_linear": false,
+        "zero_optimization": {"stage": 3, "prefetch_bucket_size": 7, "cpu_offload": true},
+        "optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}"#;
+    let json = Run::plain().on(2).resolved(text).to_json();
+    for (pointer, value) in [
+        ("/train_batch_size", json!(2)),
+        ("/bf16/enabled", json!(true)),
+        ("/zero_optimization/stage", json!(3)),
+        ("/zero_optimization/stage3_prefetch_bucket_size", json!(7)),
+        ("/zero_optimization/memory_efficient_linear", json!(false)),
+        ("/zero_optimization/offload_optimizer/device", json!("cpu")),
+        ("/zero_optimization/offload_param/device", json!("none")),
+        ("/optimizer/type", json!("SGD")),
+        ("/optimizer/params/momentum", json!(0.9)),
+    ] {
+        assert_eq!(json.pointer(pointer), Some(&value), "{pointer}");
+    }
+    for absent in
+        ["/bfloat16", "/memory_efficient_linear", "/zero_optimization/cpu_offload", "/optimizer/params/betas"]
+    {
+        assert_eq!(json.pointer(absent), None, "{absent}");
+    }
+    assert!(!dotted(&json), "{json}");
+}
+
+/// The run folder keeps the resolved config: given back, it must mean the same.
+#[test]
+fn a_resolved_config_resolves_to_itself() {
+    for text in [
+        "{}",
+        STAGE_3,
+        r#"{"activation_checkpointing": {}}"#,
+        r#"{"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}}}"#,
+    ] {
+        let run = Run::plain().on(3);
+        let once = run.resolved(text).to_json();
+        assert_eq!(run.resolved(&once.to_string()).to_json(), once, "{text}");
+    }
+}
+
+/// DeepSpeed's zero_optimization and optimizers refuse keys that they do not have.
+#[test]
+fn a_resolved_config_adds_no_key_that_deepspeed_refuses() {
+    let json = Run::plain().resolved("{}").to_json();
+    for pointer in
+        ["/zero_optimization/use_dynamic_tiling", "/optimizer/params/fused", "/optimizer/params/foreach"]
+    {
+        assert_eq!(json.pointer(pointer), None, "{pointer}");
+    }
+}

@@ -1,0 +1,227 @@
+//! Any config at all: a check never panics, judges every key once, in order and at its place; and every slip of two
+//! letters in the name of a key of the table is told a real name.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use zeroth_config::check::{Severity, Status, check};
+use zeroth_config::read::{Place, Source, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, Request, resolve};
+use zeroth_config::schema::{self, Effect, Key, Kind};
+use zeroth_config::snippet;
+
+use super::{checked, verdict};
+
+/// A config as people may write it. Keys may stand twice.
+#[derive(Debug, Clone)]
+enum Tree {
+    Leaf(String),
+    List(Vec<Tree>),
+    Object(Vec<(String, Tree)>),
+}
+
+/// A text being written, and where each key that needs a verdict stands.
+#[derive(Default)]
+struct Written {
+    text: String,
+    keys: Vec<(String, usize)>,
+}
+
+impl Written {
+    fn tree(&mut self, tree: &Tree, section: Option<&str>, depth: usize) {
+        match tree {
+            Tree::Leaf(text) => self.text.push_str(text),
+            Tree::List(items) => {
+                self.text.push('[');
+                for (index, item) in items.iter().enumerate() {
+                    self.text.push_str(if index > 0 { ", " } else { "" });
+                    self.tree(item, None, depth + 1);
+                }
+                self.text.push(']');
+            }
+            Tree::Object(members) => {
+                self.text.push('{');
+                for (index, (key, value)) in members.iter().enumerate() {
+                    self.text.push_str(if index > 0 { "," } else { "" });
+                    self.text.push('\n');
+                    self.text.push_str(&"  ".repeat(depth + 1));
+                    // Inside a comment and inside a list nothing needs a verdict.
+                    let path = section.filter(|_| !key.starts_with('_')).map(|section| match section {
+                        "" => key.clone(),
+                        section => format!("{section}.{key}"),
+                    });
+                    if let Some(path) = &path {
+                        self.keys.push((path.clone(), self.text.len()));
+                    }
+                    self.text.push_str(&serde_json::to_string(key).expect("a text is JSON"));
+                    self.text.push_str(": ");
+                    self.tree(value, path.as_deref(), depth + 1);
+                }
+                self.text.push('}');
+            }
+        }
+    }
+}
+
+/// Values that keys of all kinds meet, right and wrong.
+const COMMON: &[&str] = &[
+    "null",
+    "true",
+    "false",
+    "0",
+    "1",
+    "2",
+    "3",
+    "-1",
+    "4",
+    "8",
+    "0.5",
+    "1.5",
+    "1e9",
+    "5e8",
+    "1e30",
+    "15099494.4",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "\"auto\"",
+    "\"8\"",
+    "\"true\"",
+    "\"\"",
+    "\"cpu\"",
+    "\"nvme\"",
+    "\"none\"",
+    "\"fp16\"",
+    "\"AdamW\"",
+    "\"SGD\"",
+    "\"WarmupLR\"",
+    "\"OneCycle\"",
+    "\"cosine\"",
+    "\"é, \\n\\\" 学\"",
+    "[0.9, 0.95]",
+    "[]",
+    "[1, \"x\", null]",
+    "{}",
+];
+
+fn leaf() -> impl Strategy<Value = Tree> {
+    prop_oneof![
+        8 => select(COMMON).prop_map(|text| Tree::Leaf(text.to_owned())),
+        1 => any::<i64>().prop_map(|number| Tree::Leaf(number.to_string())),
+        1 => any::<f64>().prop_filter("JSON has no other", |number| number.is_finite())
+            .prop_map(|number| Tree::Leaf(format!("{number:e}"))),
+        1 => any::<String>().prop_map(|text| Tree::Leaf(serde_json::to_string(&text).expect("a text is JSON"))),
+    ]
+}
+
+/// A key's name: mostly one of the section, sometimes one of another section or none of ours.
+fn name(section: &str) -> impl Strategy<Value = String> + use<> {
+    let mut own: Vec<&'static str> = schema::names_in(section).collect();
+    if own.is_empty() {
+        own = vec!["enabled", "params"];
+    }
+    let others: Vec<&'static str> = schema::keys().map(Key::name).collect();
+    prop_oneof![
+        8 => select(own).prop_map(str::to_owned),
+        2 => select(others).prop_map(str::to_owned),
+        1 => select(vec!["_comment", "my_notes", "", "zero_optimization.stage", "学习率"]).prop_map(str::to_owned),
+        1 => "[a-z_]{1,12}",
+        1 => any::<String>(),
+    ]
+}
+
+/// An object for a section (`""` is the top level), sections within it filled as well.
+fn object(section: String, depth: u32) -> BoxedStrategy<Tree> {
+    let member = name(&section).prop_flat_map(move |name| {
+        let path = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
+        let is_section = schema::find(&path).any(|key| matches!(key.kind, Kind::Section | Kind::Opaque));
+        let value = match depth {
+            0 => leaf().boxed(),
+            _ if is_section => prop_oneof![9 => object(path, depth - 1), 1 => leaf()].boxed(),
+            _ => prop_oneof![
+                18 => leaf(),
+                1 => object(path, depth - 1),
+                1 => prop::collection::vec(object(String::new(), depth - 1), 0..3).prop_map(Tree::List),
+            ]
+            .boxed(),
+        };
+        value.prop_map(move |value| (name.clone(), value))
+    });
+    prop::collection::vec(member, 0..7).prop_map(Tree::Object).boxed()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_config_is_judged_key_by_key_without_panic(tree in object(String::new(), 3), ranks in 1u64..9) {
+        let mut written = Written::default();
+        written.tree(&tree, Some(""), 0);
+        let source = Source::from_text("any.json", written.text.clone());
+        let document = parse(source.clone()).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let report = check(&document);
+        let expected: Vec<(String, Place)> =
+            written.keys.into_iter().map(|(path, at)| (path, source.place(at))).collect();
+        let found: Vec<(String, Place)> =
+            report.verdicts.iter().map(|verdict| (verdict.path.clone(), verdict.place)).collect();
+        prop_assert_eq!(found, expected);
+        for verdict in &report.verdicts {
+            let pointed = source.text().get(verdict.span.start..verdict.span.end);
+            prop_assert!(pointed.is_some_and(|text| !text.is_empty()), "{verdict:?}");
+            let shown = snippet::of_verdict("note", &source, verdict);
+            let place = format!("any.json: {}", source.place(verdict.span.start));
+            prop_assert!(shown.contains(&place), "{shown}");
+        }
+        // Resolving what was well formed must not panic either, right or wrong.
+        let model = Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) });
+        let _ = resolve(&Request { asked: &report.asked, flags: &Flags::default(), ranks, model, steps: None });
+    }
+}
+
+/// A config with one key, in its section; the optimizer's or scheduler's type beside it where it needs one.
+fn config_with(key: &Key, name: &str) -> String {
+    let mut text = format!("{{\"{name}\": 1}}");
+    let mut sections: Vec<&str> = key.parent().split('.').filter(|part| !part.is_empty()).collect();
+    while let Some(section) = sections.pop() {
+        let beside = match key.types.first() {
+            Some(owner) if section == "params" => format!(", \"type\": \"{owner}\""),
+            _ => String::new(),
+        };
+        text = format!("{{\"{section}\": {text}{beside}}}");
+    }
+    text
+}
+
+/// The name that a message suggests.
+fn suggested(message: &str) -> Option<&str> {
+    message.split_once("did you mean `")?.1.split_once('`').map(|(name, _)| name)
+}
+
+#[test]
+fn two_letters_swapped_in_any_key_are_told_a_real_name() {
+    let mut tried = 0;
+    let mut faults = Vec::new();
+    let keys = schema::keys().filter(|key| !matches!(key.kind, Kind::Section | Kind::Opaque));
+    for key in keys.filter(|key| !matches!(key.effect, Effect::Refused(_)) && key.name().len() >= 6) {
+        let letters: Vec<char> = key.name().chars().collect();
+        // Every place but the first and the last letter.
+        for at in (1..letters.len() - 2).filter(|&at| letters[at] != letters[at + 1]) {
+            let mut swapped = letters.clone();
+            swapped.swap(at, at + 1);
+            let slip: String = swapped.into_iter().collect();
+            let path =
+                if key.parent().is_empty() { slip.clone() } else { format!("{}.{slip}", key.parent()) };
+            let report = checked(&config_with(key, &slip));
+            let verdict = verdict(&report, &path);
+            let real = suggested(&verdict.message).is_some_and(|name| {
+                schema::names_in(key.parent()).any(|known| known == name)
+                    || schema::find(name).next().is_some()
+            });
+            let wrong = matches!(verdict.status, Status::Unknown | Status::Invalid);
+            if !(real && wrong && verdict.severity() == Severity::Error) {
+                faults.push(format!("{path}: {}", verdict.message));
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried > 1500, "{tried} slips tried");
+    assert!(faults.is_empty(), "{} of {tried}:\n{}", faults.len(), faults.join("\n"));
+}

@@ -1,0 +1,58 @@
+//! Starting the real binary and looking at how it ends.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// How a run of the binary ended.
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs `zeroth` in a folder, without colours and without variables that a machine may have set.
+pub(crate) fn zeroth_in(folder: &Path, arguments: &[&str]) -> Ended {
+    let output: Output = Command::new(env!("CARGO_BIN_EXE_zeroth"))
+        .args(arguments)
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .env_remove("HF_HOME")
+        .output()
+        .expect("the binary was built for this test");
+    Ended {
+        code: output.status.code().expect("it ended by itself"),
+        stdout: String::from_utf8(output.stdout).expect("it prints UTF-8"),
+        stderr: String::from_utf8(output.stderr).expect("it prints UTF-8"),
+    }
+}
+
+/// Runs `zeroth` at the root of the repository.
+pub(crate) fn zeroth(arguments: &[&str]) -> Ended {
+    zeroth_in(&root(), arguments)
+}
+
+/// Runs `zeroth … --format json` and reads the one object on standard output.
+pub(crate) fn zeroth_json(arguments: &[&str]) -> (i32, Value) {
+    let ended = zeroth(&[arguments, &["--format", "json"]].concat());
+    let value = serde_json::from_str(&ended.stdout)
+        .unwrap_or_else(|error| panic!("{error}\n{}\n{}", ended.stdout, ended.stderr));
+    (ended.code, value)
+}
+
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The folder of a model whose config.json is among the tests of zeroth-model.
+pub(crate) fn model(name: &str) -> String {
+    format!("crates/zeroth-model/tests/configs/{name}")
+}
+
+impl Ended {
+    /// No user mistake panics or prints a backtrace.
+    pub(crate) fn is_orderly(&self) -> bool {
+        !self.stderr.contains("panicked") && !self.stderr.contains("RUST_BACKTRACE")
+    }
+}

@@ -1,0 +1,8 @@
+//! End-to-end tests: they start the real binary and look at what it prints and how it ends.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+mod command_line;
+mod common;
+mod config;
+mod plan;

@@ -1,0 +1,195 @@
+//! `zeroth plan`, end to end: the figures that documents print, what fits, and what to change where nothing does.
+
+use crate::common::{model, zeroth, zeroth_json};
+use serde_json::Value;
+
+fn totals(plan: &Value) -> Vec<(String, u64)> {
+    let rows = plan["rows"].as_array().unwrap();
+    rows.iter()
+        .map(|row| {
+            (row["preset"].as_str().unwrap().to_owned(), row["device_bytes"]["total"].as_u64().unwrap())
+        })
+        .collect()
+}
+
+fn total(plan: &Value, preset: &str) -> u64 {
+    totals(plan).into_iter().find(|(name, _)| name == preset).unwrap().1
+}
+
+#[test]
+fn eight_billion_on_five_ranks_without_a_master_copy() {
+    let (code, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--states", "plain"]);
+    assert_eq!(code, 0);
+    let bytes = ["zero0", "zero1", "zero2", "zero3"].map(|preset| total(&plan, preset));
+    assert_eq!(bytes, [96_000_000_000, 44_800_000_000, 32_000_000_000, 19_200_000_000]);
+}
+
+#[test]
+fn the_zero_papers_figure_on_64_ranks() {
+    let (_, plan) = zeroth_json(&["plan", "--params", "7.5B", "--ranks", "64"]);
+    let bytes = ["zero0", "zero1", "zero2", "zero3"].map(|preset| total(&plan, preset));
+    assert_eq!(bytes, [120_000_000_000, 31_406_250_000, 16_640_625_000, 1_875_000_000]);
+}
+
+#[test]
+fn deepspeeds_documented_table_for_t5_3b_on_8_gpus() {
+    let ended = zeroth(&["plan", "--model", &model("t5-3b"), "--ranks", "8"]);
+    for line in [
+        "71.71GB |   0.12GB | offload_param=cpu , offload_optimizer=cpu , zero_init=1",
+        "63.74GB |   0.79GB | offload_param=none, offload_optimizer=cpu , zero_init=1",
+        "1.47GB |   6.10GB | offload_param=none, offload_optimizer=none, zero_init=1",
+        "127.48GB |   6.10GB | offload_param=none, offload_optimizer=none, zero_init=0",
+    ] {
+        assert!(ended.stdout.contains(line), "{line}\n{}", ended.stdout);
+    }
+    assert!(ended.stdout.contains("2,851,598,336 parameters"), "{}", ended.stdout);
+}
+
+#[test]
+fn the_json_has_the_keys_of_the_contract_in_every_row() {
+    let (_, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44GB"]);
+    for key in ["params", "ranks", "rows", "recommended", "reason"] {
+        assert!(plan.get(key).is_some(), "{key}");
+    }
+    let presets: Vec<String> = totals(&plan).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(presets, ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]);
+    for row in plan["rows"].as_array().unwrap() {
+        for key in ["preset", "stage", "offload", "train_type", "comm_bytes_per_step", "saving", "fits"] {
+            assert!(row.get(key).is_some(), "{key}");
+        }
+        for side in ["device_bytes", "host_bytes"] {
+            let parts = ["parameters", "gradients", "optimizer", "activations", "buffers"];
+            let sum: u64 = parts.iter().map(|part| row[side][part].as_u64().unwrap()).sum();
+            assert_eq!(row[side]["total"].as_u64(), Some(sum), "{row}");
+        }
+    }
+    assert_eq!(plan["rows"][5]["offload"], "optimizer+parameters");
+    assert_eq!(plan["rows"][3]["offload"], "optimizer");
+    assert_eq!(plan["rows"][0]["train_type"], "full");
+}
+
+#[test]
+fn qwen3_8b_on_five_cards_of_44_gb_needs_stage_3() {
+    let (code, plan) = zeroth_json(&[
+        "plan",
+        "--model",
+        &model("Qwen3-8B"),
+        "--ranks",
+        "5",
+        "--device-memory",
+        "44GB",
+        "--per-device-train-batch-size",
+        "1",
+    ]);
+    assert_eq!(code, 0);
+    assert_eq!(plan["params"], 8_190_735_360_u64);
+    assert_eq!(plan["recommended"], "zero3", "{}", plan["reason"]);
+    assert!(total(&plan, "zero2") > 44_000_000_000);
+    assert!(plan["rows"][0]["device_bytes"]["activations"].as_u64().unwrap() > 0);
+    assert!(plan["rows"][4]["device_bytes"]["buffers"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn both_spellings_of_config_json_count_the_same() {
+    let (_, four) = zeroth_json(&["plan", "--model", &model("Qwen3-30B-A3B"), "--ranks", "8"]);
+    let (_, five) = zeroth_json(&["plan", "--model", &model("Qwen3-30B-A3B.transformers-5"), "--ranks", "8"]);
+    assert_eq!(four["params"], 30_532_122_624_u64);
+    assert_eq!(four["rows"], five["rows"]);
+}
+
+#[test]
+fn what_does_not_fit_exits_3_and_every_change_named_does_fit() {
+    let base = ["plan", "--model", &model("Qwen3-8B"), "--device-memory", "24GB", "--host-memory", "64GB"];
+    let (code, plan) = zeroth_json(&[&base[..], &["--ranks", "1"]].concat());
+    assert_eq!(code, 3);
+    assert_eq!(plan["recommended"], Value::Null);
+    let changes = plan["changes"].as_array().unwrap();
+    assert!(!changes.is_empty());
+    for change in changes {
+        let to = change["to"].to_string();
+        let host = change["preset"].as_str().unwrap();
+        let again: Vec<&str> = match change["change"].as_str().unwrap() {
+            "lora" => [&base[..], &["--ranks", "1", "--train-type", "lora"]].concat(),
+            "recompute" => [&base[..], &["--ranks", "1", "--gradient-checkpointing"]].concat(),
+            "ranks" => [&base[..], &["--ranks", &to]].concat(),
+            // The last of a flag given twice counts.
+            "device_memory" => [&base[..], &["--ranks", "1", "--device-memory", &to]].concat(),
+            "host_memory" => [&base[..], &["--ranks", "1", "--host-memory", &to]].concat(),
+            other => panic!("a change this test does not know: {other} for {host}"),
+        };
+        let (code, plan) = zeroth_json(&again);
+        assert_eq!(code, 0, "{change} still does not fit: {}", plan["reason"]);
+    }
+}
+
+#[test]
+fn one_preset_alone_decides_the_exit_code() {
+    let plan = |preset| {
+        zeroth_json(&[
+            "plan",
+            "--params",
+            "8B",
+            "--ranks",
+            "5",
+            "--device-memory",
+            "20GB",
+            "--deepspeed",
+            preset,
+        ])
+    };
+    assert_eq!(plan("zero2").0, 3);
+    let (code, offloaded) = plan("zero2_offload");
+    assert_eq!((code, offloaded["rows"].as_array().unwrap().len()), (0, 1));
+}
+
+#[test]
+fn a_config_file_is_planned_by_its_stage_and_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ds.json");
+    std::fs::write(&path, "{zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}}").unwrap();
+    let file = path.to_str().unwrap();
+    let (code, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "4", "--deepspeed", file]);
+    assert_eq!(code, 0);
+    let row = &plan["rows"][0];
+    assert_eq!((row["stage"].as_u64(), row["offload"].as_str()), (Some(3), Some("optimizer")));
+    // 2 bytes a parameter over 4 ranks on each device; gradients and optimizer on the host.
+    assert_eq!(row["device_bytes"]["total"], 4_000_000_000_u64);
+    assert_eq!(row["host_bytes"]["total"], 112_000_000_000_u64);
+}
+
+#[test]
+fn accumulation_costs_stages_2_and_3_communication() {
+    let sent = |accumulation: &str, row: usize| {
+        let (_, plan) = zeroth_json(&[
+            "plan",
+            "--params",
+            "8B",
+            "--ranks",
+            "4",
+            "--gradient-accumulation-steps",
+            accumulation,
+        ]);
+        plan["rows"][row]["comm_bytes_per_step"].as_u64().unwrap()
+    };
+    // (N-1)/N of 2 bytes for each of Ψ: 12 GB here. Stage 1: 2Ψ; stage 2: kΨ + Ψ; stage 3: 3kΨ.
+    assert_eq!([1, 2, 4].map(|row| sent("1", row)), [24_000_000_000, 24_000_000_000, 36_000_000_000]);
+    assert_eq!([1, 2, 4].map(|row| sent("4", row)), [24_000_000_000, 60_000_000_000, 144_000_000_000]);
+}
+
+#[test]
+fn a_card_without_bf16_is_refused_with_the_advice_fp16() {
+    let ended = zeroth(&["plan", "--params", "1B", "--card", "V100"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("no bf16") && ended.stderr.contains("--fp16"), "{}", ended.stderr);
+    assert_eq!(zeroth(&["plan", "--params", "1B", "--ranks", "4", "--card", "V100", "--fp16"]).code, 0);
+}
+
+#[test]
+fn lora_is_planned_from_the_models_linear_layers() {
+    let (_, plan) =
+        zeroth_json(&["plan", "--model", &model("Qwen2.5-7B"), "--ranks", "2", "--train-type", "lora"]);
+    // peft's count for rank 8 on all linear layers of Qwen2.5-7B: 20,185,088.
+    assert_eq!(plan["rows"][2]["train_type"], "lora");
+    let gradients = plan["rows"][1]["device_bytes"]["gradients"].as_u64().unwrap();
+    assert_eq!(gradients, 4 * 20_185_088);
+}
