@@ -54,7 +54,7 @@ fn what_cannot_be_read_has_a_place_and_exit_code_4() {
         (b"\xff\xfe", "UTF"),
         (b"{\"train_batch_size\": NaN}", "NaN"),
         (b"{\"train_batch_size\": 1e999}", "1e999"),
-        (b"", "empty"),
+        (b"", "nothing in this config"),
         (b"[1]", "object"),
     ] {
         let (_folder, file) = temporary(bytes);

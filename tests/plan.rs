@@ -146,7 +146,11 @@ fn one_preset_alone_decides_the_exit_code() {
 fn a_config_file_is_planned_by_its_stage_and_devices() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ds.json");
-    std::fs::write(&path, "{zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}}").unwrap();
+    std::fs::write(
+        &path,
+        "zero_optimization: {\n  stage: 3\n  offload_optimizer: {\n    device: cpu\n  }\n}",
+    )
+    .unwrap();
     let file = path.to_str().unwrap();
     let (code, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "4", "--deepspeed", file]);
     assert_eq!(code, 0);

@@ -71,7 +71,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, alias = "model-name-or-path", value_name = "DIR", required_unless_present = "params")]
     pub(crate) model: Option<String>,
     /// A number of parameters instead of a model: states in closed form, no activations and no buffers
-    #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with = "model")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) params: Option<u64>,
     /// Ranks of the job, one device each
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N", default_value_t = 1,
@@ -81,13 +81,13 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) ranks_per_host: Option<u64>,
     /// Memory of one device: rows are held to it
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
     /// A card by name (A100-80GB, RTX 4090, V100-32GB) for its memory and its number formats
     #[arg(long, value_name = "NAME", conflicts_with = "device_memory")]
     pub(crate) card: Option<String>,
     /// Memory of one host: rows are held to it
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) host_memory: Option<u64>,
     /// One preset or DeepSpeed JSON file instead of every preset
     #[arg(long, value_name = "NAME|FILE")]
@@ -105,7 +105,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) target_modules: Vec<String>,
     /// Parameters of the largest layer, for --params: what stage 3 gathers at a time
-    #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with = "model")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) largest_layer: Option<u64>,
     /// Tokens of the longest row [default: the model's, at most 2048]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -226,10 +226,10 @@ pub(crate) struct MemoryArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) world_size: u64,
     /// Memory of one device, instead of what is found
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
     /// Parameters of the model to choose for
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count)]
     pub(crate) params: Option<u64>,
 }
 
@@ -245,7 +245,7 @@ pub(crate) struct TiersArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) world_size: u64,
     /// Memory of one device, instead of what is found
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
     /// The folder for ds_zero3_small.json, ds_zero3_medium.json and ds_zero3_large.json
     #[arg(long, value_name = "DIR", default_value = ".")]

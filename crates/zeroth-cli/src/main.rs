@@ -25,24 +25,25 @@ fn main() -> ExitCode {
     let arguments = arguments::normalise(&command, typed);
     let parsed =
         command.try_get_matches_from(arguments).and_then(|matches| cli::Cli::from_arg_matches(&matches));
-    match parsed {
+    let error = match parsed {
         Ok(cli) => {
             let output = Output::new(cli.format);
-            commands::run(cli.command, &output).unwrap_or_else(|error| output.failure(&error)).into()
+            return commands::run(cli.command, &output)
+                .unwrap_or_else(|error| output::failure(&error))
+                .into();
         }
-        Err(error) => match arguments::later_flag(&error) {
-            Some(later) => refuse(&later),
-            None => {
-                let exit = if error.use_stderr() { Exit::Wrong } else { Exit::Done };
-                // A closed pipe is no reason to fail: nobody reads the help any more.
-                let _ = error.print();
-                exit.into()
-            }
-        },
+        Err(error) => error,
+    };
+    if let Some(later) = arguments::later_flag(&error) {
+        return refuse(&later);
     }
+    let exit = if error.use_stderr() { Exit::Wrong } else { Exit::Done };
+    // A closed pipe is no reason to fail: nobody reads the help any more.
+    let _ = error.print();
+    exit.into()
 }
 
 fn refuse(message: &str) -> ExitCode {
-    Output::new(cli::Format::Text).error(message);
+    output::error(message);
     Exit::Wrong.into()
 }

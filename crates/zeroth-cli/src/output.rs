@@ -26,40 +26,6 @@ impl Output {
         self.format == Format::Json
     }
 
-    /// The result, for people.
-    pub(crate) fn text(&self, text: &str) {
-        // A reader that went away (`| head`) is not an error of ours.
-        let _ = std::io::stdout().write_all(text.as_bytes());
-    }
-
-    /// The result, for programs: one JSON object on standard output.
-    pub(crate) fn json(&self, value: &impl Serialize) -> anyhow::Result<()> {
-        let mut text = serde_json::to_string_pretty(value)?;
-        text.push('\n');
-        self.text(&text);
-        Ok(())
-    }
-
-    /// Something on the way.
-    pub(crate) fn note(&self, message: &str) {
-        let _ = writeln!(std::io::stderr(), "{message}");
-    }
-
-    /// Why it goes no further.
-    pub(crate) fn error(&self, message: &str) {
-        // A message that begins with its own "error:" comes with its place and caret.
-        let prefixed = message.starts_with("error:");
-        let text = if prefixed { message.to_owned() } else { format!("error: {message}") };
-        self.note(text.trim_end());
-    }
-
-    /// The end of a command that could not do what was asked.
-    pub(crate) fn failure(&self, error: &anyhow::Error) -> Exit {
-        let message = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
-        self.error(&message);
-        Exit::Wrong
-    }
-
     /// Text in bold, where that is wanted.
     pub(crate) fn bold(&self, text: &str) -> String {
         self.styled("1", text)
@@ -79,6 +45,36 @@ impl Output {
     fn styled(&self, code: &str, text: &str) -> String {
         if self.colour { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
     }
+}
+
+/// The result, for people.
+pub(crate) fn text(text: &str) {
+    // A reader that went away (`| head`) is not an error of ours.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// The result, for programs: one JSON object on standard output.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    text(&format!("{}\n", serde_json::to_string_pretty(value)?));
+    Ok(())
+}
+
+/// Something on the way.
+pub(crate) fn note(message: &str) {
+    let _ = writeln!(std::io::stderr(), "{message}");
+}
+
+/// Why it goes no further. A message that begins with its own "error:" comes with its place and caret.
+pub(crate) fn error(message: &str) {
+    let prefix = if message.starts_with("error:") { "" } else { "error: " };
+    note(&format!("{prefix}{}", message.trim_end()));
+}
+
+/// The end of a command that could not do what was asked.
+pub(crate) fn failure(error: &anyhow::Error) -> Exit {
+    let message = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    self::error(&message);
+    Exit::Wrong
 }
 
 /// The few colours with a meaning.

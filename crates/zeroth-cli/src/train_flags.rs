@@ -15,25 +15,25 @@ pub(crate) struct TrainFlags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) gradient_accumulation_steps: Option<u64>,
     /// Learning rate [default: 1e-5, LoRA 1e-4]
-    #[arg(long, value_name = "X", value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) learning_rate: Option<f64>,
     /// Weight decay, not on biases and norms [default: 0.1]
-    #[arg(long, value_name = "X", value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) weight_decay: Option<f64>,
     /// Adam's first beta [default: 0.9]
-    #[arg(long, value_name = "X", value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) adam_beta1: Option<f64>,
     /// Adam's second beta [default: 0.95]
-    #[arg(long, value_name = "X", value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) adam_beta2: Option<f64>,
     /// Adam's epsilon [default: 1e-8]
-    #[arg(long, value_name = "X", value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) adam_epsilon: Option<f64>,
     /// Gradients are clipped to this norm; 0 turns it off [default: 1.0]
-    #[arg(long, value_name = "X", value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) max_grad_norm: Option<f64>,
     /// Steps of warm-up, or below 1 their share of all steps [default: 0]
-    #[arg(long, value_name = "N", value_parser = not_negative)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) warmup_steps: Option<f64>,
     /// Schedule of the learning rate [default: cosine]
     #[arg(long, value_name = "NAME", value_parser = HF_SCHEDULES.to_vec())]

@@ -9,7 +9,7 @@ use zeroth::config::snippet;
 use super::config_file;
 use crate::cli::CheckArgs;
 use crate::exit::Exit;
-use crate::output::{Colour, Output};
+use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
 pub(super) fn run(arguments: &CheckArgs, output: &Output) -> anyhow::Result<Exit> {
@@ -21,9 +21,9 @@ pub(super) fn run(arguments: &CheckArgs, output: &Output) -> anyhow::Result<Exit
     let ok = report.is_ok(arguments.strict);
     if output.is_json() {
         let keys: Vec<Value> = report.verdicts.iter().map(row).collect();
-        output.json(&json!({"file": document.source.name(), "ok": ok, "keys": keys}))?;
+        output::json(&json!({"file": document.source.name(), "ok": ok, "keys": keys}))?;
     } else {
-        output.text(&text(&report, &document.source, arguments.strict, output));
+        output::text(&text(&report, &document.source, arguments.strict, output));
     }
     Ok(if ok { Exit::Done } else { Exit::Problems })
 }
@@ -33,9 +33,9 @@ fn unreadable(argument: &str, error: &ReadError, output: &Output) -> anyhow::Res
     if output.is_json() {
         let (line, column) = (error.place.map(|place| place.line), error.place.map(|place| place.column));
         let problem = json!({"message": error.message, "help": error.help, "line": line, "column": column});
-        output.json(&json!({"file": error.source_name, "ok": false, "keys": [], "error": problem}))?;
+        output::json(&json!({"file": error.source_name, "ok": false, "keys": [], "error": problem}))?;
     } else {
-        output.error(&config_file::read_error_text(argument, error));
+        output::error(&config_file::read_error_text(argument, error));
     }
     Ok(if config_file::is_about_argument(error) { Exit::Wrong } else { Exit::Problems })
 }

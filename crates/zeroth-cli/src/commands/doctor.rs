@@ -6,7 +6,7 @@ use zeroth::config::environment::{Judgement, judge_all};
 use zeroth::device::{Gpus, LibraryState, Limit, Machine, probe};
 
 use crate::exit::Exit;
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::table::Table;
 
 pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
@@ -16,12 +16,12 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     let environment = judge_all(variables);
     if output.is_json() {
         let environment: Vec<serde_json::Value> = environment.iter().map(Judgement::to_json).collect();
-        output.json(&json!({"machine": machine, "environment": environment}))?;
+        output::json(&json!({"machine": machine, "environment": environment}))?;
         return Ok(Exit::Done);
     }
-    output.text(&machine_text(&machine));
+    output::text(&machine_text(&machine));
     if environment.is_empty() {
-        output.text("\nenvironment: no variable that DeepSpeed, PyTorch, CUDA or zeroth reads is set\n");
+        output::text("\nenvironment: no variable that DeepSpeed, PyTorch, CUDA or zeroth reads is set\n");
         return Ok(Exit::Done);
     }
     let mut table = Table::new(&["variable", "value", "here", "why"], &[]);
@@ -33,7 +33,7 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
             judgement.message.clone(),
         ]);
     }
-    output.text(&format!("\n{}", table.lines().concat()));
+    output::text(&format!("\n{}", table.lines().concat()));
     Ok(Exit::Done)
 }
 

@@ -5,16 +5,16 @@ use zeroth::config::explain;
 use zeroth::config::schema::{self, Key};
 
 use crate::exit::Exit;
-use crate::output::Output;
+use crate::output::{self, Output};
 
 pub(super) fn run(name: &str, output: &Output) -> anyhow::Result<Exit> {
     let keys = explain::find(name)?;
     if output.is_json() {
         let keys: Vec<Value> = keys.into_iter().map(entry).collect();
-        output.json(&json!({"keys": keys}))?;
+        output::json(&json!({"keys": keys}))?;
     } else {
         let texts: Vec<String> = keys.into_iter().map(explain::text).collect();
-        output.text(&texts.join("\n"));
+        output::text(&texts.join("\n"));
     }
     Ok(Exit::Done)
 }

@@ -10,7 +10,7 @@ use zeroth::device::{Gpus, Machine, probe};
 
 use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
 use crate::exit::Exit;
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::train_flags;
 
 pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> {
@@ -38,12 +38,12 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
         )
     };
     if config.offload && config.stage < 3 {
-        output.note("note: offload_param moves parameters at stage 3 only; below it the key has no effect");
+        output::note("note: offload_param moves parameters at stage 3 only; below it the key has no effect");
     }
     let json = build_config(&config);
     save_config(&json, &arguments.output)?;
     if output.is_json() {
-        output.json(&json!({
+        output::json(&json!({
             "path": arguments.output,
             "config": json,
             "micro_batch_size": config.micro_batch_size,
@@ -51,9 +51,9 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
         }))?;
     } else {
         if let Some(choice) = &choice {
-            output.text(&format!("chosen: {}\n", choice.reason));
+            output::text(&format!("chosen: {}\n", choice.reason));
         }
-        output.text(&format!(
+        output::text(&format!(
             "batch {} = micro-batch {} × accumulation {} × {} ranks\nDeepSpeed config saved to {}\n",
             config.train_batch_size(),
             config.micro_batch_size,
@@ -79,15 +79,15 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
         save_config(&build_config(&tier.config), &path)?;
         if !output.is_json() {
             let mark = if tier.name == suits { "  <- suits this memory" } else { "" };
-            output.text(&format!("{}: {}{mark}\n", path.display(), tier.about));
+            output::text(&format!("{}: {}{mark}\n", path.display(), tier.about));
         }
         written
             .push(json!({"tier": tier.name, "path": path, "about": tier.about, "suits": tier.name == suits}));
     }
     if output.is_json() {
-        output.json(&json!({"device_memory": memory, "suits": suits, "files": written}))?;
+        output::json(&json!({"device_memory": memory, "suits": suits, "files": written}))?;
     } else {
-        output.text(&format!("for {} of device memory\n", format_bytes(memory)));
+        output::text(&format!("for {} of device memory\n", format_bytes(memory)));
     }
     Ok(Exit::Done)
 }
@@ -125,16 +125,16 @@ fn precision(typed: &PrecisionArgs, machine: Option<&Machine>) -> anyhow::Result
         Some(Precision::Fp32) => GeneratedPrecision::Fp32,
         Some(Precision::Bf16) | None => GeneratedPrecision::Bf16,
     };
-    if let (GeneratedPrecision::Bf16, Some(Gpus::Found { devices, .. })) =
-        (precision, machine.map(|m| &m.gpus))
-    {
-        if let Some(gpu) = devices.iter().find(|gpu| !gpu.supports_bf16()) {
-            anyhow::bail!(
-                "{} has no bf16 (it needs compute capability 8.0, and this is {}): use --fp16",
-                gpu.name,
-                gpu.compute_capability
-            );
-        }
+    let Some(Gpus::Found { devices, .. }) = machine.map(|machine| &machine.gpus) else {
+        return Ok(precision);
+    };
+    let without = devices.iter().find(|gpu| !gpu.supports_bf16());
+    if let Some(gpu) = without.filter(|_| precision == GeneratedPrecision::Bf16) {
+        anyhow::bail!(
+            "{} has no bf16 (it needs compute capability 8.0, and this is {}): use --fp16",
+            gpu.name,
+            gpu.compute_capability
+        );
     }
     Ok(precision)
 }

@@ -14,7 +14,7 @@ use clap::CommandFactory;
 
 use crate::cli::{Cli, Command, ConfigCommand};
 use crate::exit::Exit;
-use crate::output::Output;
+use crate::output::{self, Output};
 
 pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
     match command {
@@ -28,7 +28,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
             ConfigCommand::Explain { key } => explain::run(&key, output),
             ConfigCommand::Verify(arguments) => verify::run(&arguments, output),
             ConfigCommand::Schema => {
-                output.json(&zeroth::config::json_schema::json_schema())?;
+                output::json(&zeroth::config::json_schema::json_schema())?;
                 Ok(Exit::Done)
             }
         },
@@ -36,7 +36,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "zeroth", &mut script);
-            output.text(&String::from_utf8_lossy(&script));
+            output::text(&String::from_utf8_lossy(&script));
             Ok(Exit::Done)
         }
     }

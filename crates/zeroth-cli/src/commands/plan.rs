@@ -15,7 +15,7 @@ use zeroth::step::{Ask, Bytes, Placement, Plan, States, TrainType, plan};
 use super::config_file;
 use crate::cli::{PlanArgs, StatesArg, TrainTypeArg};
 use crate::exit::Exit;
-use crate::output::{Colour, Output};
+use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
 /// The longest row that is planned for where the model allows more.
@@ -36,9 +36,9 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));
         json["deepspeed_estimators"] = json!(estimators(&ask));
-        output.json(&json)?;
+        output::json(&json)?;
     } else {
-        output.text(&text(&plan, &ask, model.as_ref(), output));
+        output::text(&text(&plan, &ask, model.as_ref(), output));
     }
     Ok(if plan.is_possible() { Exit::Done } else { Exit::DoesNotFit })
 }
@@ -120,11 +120,10 @@ fn ask(
     };
     let lora = Lora { rank: arguments.lora_rank, targets };
     let states = match arguments.states {
-        Some(StatesArg::Master) => States::Master,
         Some(StatesArg::Plain) => States::Plain,
         Some(StatesArg::Run) => States::Run,
         None if model.is_some() => States::Run,
-        None => States::Master,
+        Some(StatesArg::Master) | None => States::Master,
     };
     let params = model.map_or(arguments.params.unwrap_or(0), |model| model.table.total());
     let ask = Ask {
@@ -184,7 +183,7 @@ fn text(plan: &Plan, ask: &Ask, model: Option<&Model>, output: &Output) -> Strin
     text.push_str(&rows(plan, ask, output));
     match &plan.recommended {
         Some(preset) => {
-            text.push_str(&format!("\nrecommended: {}\n  {}\n", output.bold(preset), plan.reason))
+            text.push_str(&format!("\nrecommended: {}\n  {}\n", output.bold(preset), plan.reason));
         }
         None => text.push_str(&format!("\n{}\n", output.coloured(Colour::Red, &plan.reason))),
     }

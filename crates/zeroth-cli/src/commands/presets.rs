@@ -6,7 +6,7 @@ use zeroth::config::preset::{PRESETS, Preset};
 
 use crate::cli::PresetsArgs;
 use crate::exit::Exit;
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::table::Table;
 
 pub(super) fn run(arguments: &PresetsArgs, output: &Output) -> anyhow::Result<Exit> {
@@ -15,10 +15,10 @@ pub(super) fn run(arguments: &PresetsArgs, output: &Output) -> anyhow::Result<Ex
     match &arguments.output {
         Some(path) => {
             publish(path, preset.text.as_bytes())?;
-            output.note(&format!("preset {name} saved to {}", path.display()));
+            output::note(&format!("preset {name} saved to {}", path.display()));
         }
         // The file itself is JSON already, in either form.
-        None => output.text(preset.text),
+        None => output::text(preset.text),
     }
     Ok(Exit::Done)
 }
@@ -27,14 +27,14 @@ fn list(output: &Output) -> anyhow::Result<Exit> {
     if output.is_json() {
         let presets: Vec<Value> =
             PRESETS.iter().map(|preset| json!({"name": preset.name, "about": preset.about})).collect();
-        output.json(&json!({"presets": presets}))?;
+        output::json(&json!({"presets": presets}))?;
     } else {
         let mut table = Table::new(&["preset", "what it does"], &[]);
         for preset in PRESETS {
             table.row([preset.name.to_owned(), preset.about.to_owned()]);
         }
-        output.text(&table.lines().concat());
-        output.text("\nzeroth config presets NAME shows one, -o FILE writes it\n");
+        output::text(&table.lines().concat());
+        output::text("\nzeroth config presets NAME shows one, -o FILE writes it\n");
     }
     Ok(Exit::Done)
 }

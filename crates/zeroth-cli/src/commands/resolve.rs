@@ -7,7 +7,7 @@ use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config};
 use super::config_file;
 use crate::cli::{ResolveArgs, TrainTypeArg};
 use crate::exit::Exit;
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::table::Table;
 
 pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Exit> {
@@ -20,7 +20,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     let name = checked.document.source.name();
     if output.is_json() {
         let origins: Vec<Value> = resolved.settings.iter().map(origin).collect();
-        output.json(&json!({
+        output::json(&json!({
             "file": name,
             "ranks": arguments.ranks,
             "config": resolved.to_json(),
@@ -34,13 +34,13 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     for setting in resolved.settings.iter().filter(shown) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
     }
-    output.text(&table.lines().concat());
+    output::text(&table.lines().concat());
     let hidden = resolved.settings.iter().filter(|setting| !shown(setting)).count();
     if hidden > 0 {
-        output.text(&format!("\n{hidden} more keys have their defaults; --all shows them\n"));
+        output::text(&format!("\n{hidden} more keys have their defaults; --all shows them\n"));
     }
     for note in &resolved.notes {
-        output.text(&format!("note: {note}\n"));
+        output::text(&format!("note: {note}\n"));
     }
     Ok(Exit::Done)
 }

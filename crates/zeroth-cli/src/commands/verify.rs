@@ -5,7 +5,7 @@ use zeroth::config::verify::{Severity, verify};
 use super::config_file;
 use crate::cli::VerifyArgs;
 use crate::exit::Exit;
-use crate::output::{Colour, Output};
+use crate::output::{self, Colour, Output};
 
 pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exit> {
     let checked = config_file::load(&arguments.file)?;
@@ -14,7 +14,7 @@ pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exi
     // A warning is worth reading and stops nothing.
     let exit = if verification.has_errors() { Exit::Problems } else { Exit::Done };
     if output.is_json() {
-        output.json(&verification.to_json())?;
+        output::json(&verification.to_json())?;
         return Ok(exit);
     }
     for finding in &verification.findings {
@@ -22,10 +22,10 @@ pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exi
         let (level, colour) = if error { ("error", Colour::Red) } else { ("warning", Colour::Yellow) };
         let place = finding.place.map(|place| format!("  {name}: {place}\n")).unwrap_or_default();
         let title = output.coloured(colour, level);
-        output.text(&format!("{title}: {}\n{place}  {}\n\n", finding.message, finding.fix));
+        output::text(&format!("{title}: {}\n{place}  {}\n\n", finding.message, finding.fix));
     }
     let compared = verification.compared.join("; ");
-    output.text(&if exit == Exit::Done {
+    output::text(&if exit == Exit::Done {
         format!("{name} and the command agree: {compared}\n")
     } else {
         format!("{name} and the command do not agree; compared: {compared}\n")
