@@ -103,10 +103,10 @@ fn grouped(value: i64) -> String {
 /// What becomes of the key here, in words.
 pub fn here(key: &Key) -> String {
     match key.effect {
-        Effect::Works | Effect::WhileEnabled | Effect::Unless(_) => {
-            let when = match key.effect {
-                Effect::WhileEnabled => ", while its section is enabled",
-                Effect::Unless(_) => ", where the other values let it",
+        Effect::Works | Effect::WhileEnabled => {
+            let when = match (key.effect, key.idle) {
+                (Effect::WhileEnabled, _) => ", while its section is enabled",
+                (_, Some(_)) => ", where the other values let it",
                 _ => "",
             };
             if key.reader.exists() { format!("honoured{when}") } else { format!("not yet{when}") }

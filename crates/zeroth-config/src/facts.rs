@@ -38,6 +38,11 @@ impl<'a> Facts<'a> {
         self.asked.get(path).is_some()
     }
 
+    /// Whether the file has this section, empty or not.
+    pub fn has_section(&self, section: &str) -> bool {
+        self.asked.has_section(section)
+    }
+
     /// The stage; 0 where it is absent or unreadable.
     pub fn stage(&self) -> i64 {
         self.given("zero_optimization.stage").and_then(Value::as_i64).unwrap_or(0)

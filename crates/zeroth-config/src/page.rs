@@ -64,7 +64,7 @@ fn row(key: &Key) -> String {
     let types = if key.types.is_empty() { String::new() } else { format!(" ({})", key.types.join(", ")) };
     let unit = if key.unit.is_empty() { String::new() } else { format!(", in {}", key.unit) };
     let reader = match key.effect {
-        Effect::Works | Effect::Unless(_) | Effect::WhileEnabled => key.reader.name(),
+        Effect::Works | Effect::WhileEnabled => key.reader.name(),
         _ => "",
     };
     let cells = [

@@ -82,7 +82,8 @@ fn truth(value: &Value, notes: &mut Vec<String>) -> Result<Json, String> {
         Value::Number(number) if number.as_whole() == Some(0) => false,
         other => return Err(format!("it holds {}, and must be true or false", shown(other))),
     };
-    notes.push(format!("read as {truth}; write {truth} without quotes"));
+    let without = if matches!(value, Value::Text(_)) { " without quotes" } else { "" };
+    notes.push(format!("read as {truth}; write {truth}{without}"));
     Ok(truth.into())
 }
 
@@ -140,9 +141,14 @@ fn one_of(words: &[&'static str], value: &Value) -> Result<&'static str, String>
     if let Some(word) = words.iter().find(|word| word.eq_ignore_ascii_case(text)) {
         return Ok(word);
     }
-    let hint = nearest(text, words.iter().copied())
-        .map(|near| format!("; did you mean \"{near}\"?"))
-        .unwrap_or_default();
+    // One letter from "cpu", and the opposite of it.
+    let on_the_card =
+        words.contains(&"nvme") && ["gpu", "cuda"].iter().any(|card| text.eq_ignore_ascii_case(card));
+    let hint = match nearest(text, words.iter().copied()) {
+        _ if on_the_card => "; \"none\" leaves it on the device".to_owned(),
+        Some(near) => format!("; did you mean \"{near}\"?"),
+        None => String::new(),
+    };
     Err(format!("\"{text}\" is not one of {}{hint}", alternatives(words)))
 }
 

@@ -1,6 +1,6 @@
 //! The third step of a check: values that are fine alone and contradict each other.
 
-use super::verdict::Verdict;
+use super::verdict::{Status, Verdict};
 use crate::facts::{Facts, Switch};
 
 /// A contradiction: the keys it is pinned to, the first that the file names wins, and the sentence.
@@ -11,14 +11,16 @@ struct Conflict {
 
 type Rule = fn(Facts<'_>) -> Vec<Conflict>;
 
-const RULES: [Rule; 4] = [both_precisions, disk_without_path, batch_fits_no_world, schedule_incomplete];
+const RULES: [Rule; 5] =
+    [both_precisions, disk_without_path, batch_fits_no_world, moving_scale_needs_room, schedule_incomplete];
 
 pub(super) fn apply(facts: Facts<'_>, verdicts: &mut [Verdict]) {
     for conflict in RULES.iter().flat_map(|rule| rule(facts)) {
         let pinned = conflict.at.iter().find_map(|path| {
             verdicts.iter().position(|verdict| verdict.key.is_some_and(|key| key.path == *path))
         });
-        if let Some(index) = pinned {
+        // What is wrong by itself keeps its own message.
+        if let Some(index) = pinned.filter(|&index| verdicts[index].status != Status::Invalid) {
             verdicts[index].refuse(conflict.message);
         }
     }
@@ -78,8 +80,12 @@ fn batch_fits_no_world(facts: Facts<'_>) -> Vec<Conflict> {
         (Some(micro), None) => format!("train_micro_batch_size_per_gpu {micro}"),
         (None, _) => format!("gradient_accumulation_steps {share}"),
     };
-    let (below, above) = (train / share * share, (train / share + 1) * share);
-    let fitting = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
+    let below = train / share * share;
+    let fitting = match (below, below.checked_add(share)) {
+        (0, Some(above)) => above.to_string(),
+        (below, Some(above)) => format!("{below} or {above}"),
+        (below, None) => below.to_string(),
+    };
     vec![Conflict {
         at: vec!["train_batch_size"],
         message: format!(
@@ -89,13 +95,30 @@ fn batch_fits_no_world(facts: Facts<'_>) -> Vec<Conflict> {
     }]
 }
 
+/// DeepSpeed asks for a window and a floor above 0 only where the loss scale moves.
+fn moving_scale_needs_room(facts: Facts<'_>) -> Vec<Conflict> {
+    if facts.number("fp16.loss_scale").is_some_and(|scale| scale > 0.0) {
+        return Vec::new();
+    }
+    [("fp16.loss_scale_window", "at least 1"), ("fp16.min_loss_scale", "above 0")]
+        .into_iter()
+        .filter(|(path, _)| facts.number(path) == Some(0.0))
+        .map(|(path, bound)| Conflict {
+            at: vec![path],
+            message: format!(
+                "0 is out of bounds: it must be {bound} where the loss scale moves (fp16.loss_scale 0)"
+            ),
+        })
+        .collect()
+}
+
 fn schedule_incomplete(facts: Facts<'_>) -> Vec<Conflict> {
     let Some(name) = facts.text("scheduler.type") else {
-        if facts.names("scheduler.type") {
+        if facts.names("scheduler.type") || !facts.has_section("scheduler") {
             return Vec::new();
         }
         return vec![Conflict {
-            at: vec!["scheduler.params", "scheduler"],
+            at: vec!["scheduler.type", "scheduler.params", "scheduler"],
             message:
                 "scheduler has no `type`; write one of WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or \
                       LRRangeTest, or remove the section"

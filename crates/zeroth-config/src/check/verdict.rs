@@ -164,12 +164,11 @@ fn effect(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
     if let Some(decided) = foreign_type(key, value) {
         return decided;
     }
+    if let Some(because) = key.idle.and_then(|idle| idle(facts)) {
+        return (Status::NoEffect, because);
+    }
     match key.effect {
         Effect::Works => works(key.reader),
-        Effect::Unless(reason) => match reason(facts) {
-            Some(because) => (Status::NoEffect, because),
-            None => works(key.reader),
-        },
         Effect::WhileEnabled => match facts.switch(&format!("{}.enabled", key.parent())) {
             Switch::Off => (Status::NoEffect, format!("{}.enabled is false", key.parent())),
             Switch::On | Switch::Open => works(key.reader),

@@ -18,7 +18,7 @@ pub(super) struct Finding {
     pub(super) outcome: Outcome,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Outcome {
     /// A key of the table with a readable value.
     Known { key: &'static Key, notes: Vec<String> },
@@ -57,14 +57,12 @@ impl Walker<'_> {
         let types = entries.iter().enumerate().filter(|(_, entry)| named_type(entry));
         let others = entries.iter().enumerate().filter(|(_, entry)| !named_type(entry));
         for (index, entry) in types.chain(others) {
-            if entry.key.starts_with('_') {
-                continue; // a comment
+            if is_comment(entry) {
+                continue;
             }
-            if let Some(first) = entries[..index].iter().find(|earlier| earlier.key == entry.key) {
-                let place = self.source.place(first.key_span.start);
-                let message =
-                    format!("the key is given twice, first at {place}; DeepSpeed refuses that. Keep one");
-                self.push(spelled, entry, Outcome::Wrong { key: None, message, at: Some(entry.key_span) });
+            if let Some(outcome) = self.given_twice(entries, index) {
+                self.push(spelled, entry, outcome);
+                self.unseen(spelled, entry);
                 continue;
             }
             self.entry(canonical, spelled, entry, type_name.as_deref());
@@ -73,9 +71,16 @@ impl Walker<'_> {
 
     fn entry(&mut self, section: &str, spelled: &str, entry: &Entry, type_name: Option<&str>) {
         let path = join(section, &entry.key);
-        let Some(key) = schema::find(&path).find(|key| key.is_of(type_name)) else {
+        // A path written as one key would be found in the table; DeepSpeed does not see it.
+        let known = schema::find(&path).find(|key| key.is_of(type_name)).filter(|_| !entry.key.contains('.'));
+        let Some(key) = known else {
             let outcome = unknown::explain(section, &entry.key, type_name);
+            let foreign = matches!(outcome, Outcome::OfForeignType { .. }).then(|| outcome.clone());
             self.push(spelled, entry, outcome);
+            match foreign {
+                Some(outcome) => self.inside(&join(spelled, &entry.key), &entry.node, &outcome),
+                None => self.unseen(spelled, entry),
+            }
             return;
         };
         match (key.kind, &entry.node.value) {
@@ -104,8 +109,9 @@ impl Walker<'_> {
                 );
             }
             (Kind::Opaque, _) => {
-                self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
-                self.opaque(key, &join(spelled, &entry.key), &entry.node);
+                let outcome = Outcome::Known { key, notes: Vec::new() };
+                self.push(spelled, entry, outcome.clone());
+                self.inside(&join(spelled, &entry.key), &entry.node, &outcome);
             }
             _ => self.leaf(key, spelled, entry),
         }
@@ -120,6 +126,7 @@ impl Walker<'_> {
                     entry,
                     Outcome::Wrong { key: Some(key), message, at: Some(entry.node.span) },
                 );
+                self.unseen(spelled, entry);
                 return;
             }
         };
@@ -140,14 +147,29 @@ impl Walker<'_> {
         self.push(spelled, entry, Outcome::Known { key, notes });
     }
 
-    /// The keys inside a part that zeroth has no counterpart of share its verdict.
-    fn opaque(&mut self, key: &'static Key, spelled: &str, node: &Node) {
-        if let Value::Object(entries) = &node.value {
-            for entry in entries {
-                self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
-                self.opaque(key, &join(spelled, &entry.key), &entry.node);
-            }
+    /// The keys inside a value that is not looked into share one outcome; what stands twice is wrong there too.
+    fn inside(&mut self, spelled: &str, node: &Node, outcome: &Outcome) {
+        let Value::Object(entries) = &node.value else { return };
+        for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| !is_comment(entry)) {
+            let outcome_here = self.given_twice(entries, index).unwrap_or_else(|| outcome.clone());
+            self.push(spelled, entry, outcome_here);
+            self.inside(&join(spelled, &entry.key), &entry.node, outcome);
         }
+    }
+
+    /// The keys inside a key that is itself wrong: the fault is told once, at that key.
+    fn unseen(&mut self, section: &str, entry: &Entry) {
+        let path = join(section, &entry.key);
+        let message = format!("it lies in `{path}`, which is wrong itself, so it is not looked at");
+        self.inside(&path, &entry.node, &Outcome::Unknown { message, near: false });
+    }
+
+    fn given_twice(&self, entries: &[Entry], index: usize) -> Option<Outcome> {
+        let entry = &entries[index];
+        let first = entries[..index].iter().find(|earlier| earlier.key == entry.key)?;
+        let place = self.source.place(first.key_span.start);
+        let message = format!("the key is given twice, first at {place}; DeepSpeed refuses that. Keep one");
+        Some(Outcome::Wrong { key: None, message, at: Some(entry.key_span) })
     }
 
     fn ask(&mut self, path: &'static str, value: Json, spelled: String, span: Span) {
@@ -201,6 +223,11 @@ fn replacement(path: &str, value: &Json) -> Option<(&'static str, Json)> {
         "aio.thread_count" => Some(("aio.intra_op_parallelism", value.clone())),
         _ => None,
     }
+}
+
+/// A name that begins with `_` is a comment, and so is all inside it.
+fn is_comment(entry: &Entry) -> bool {
+    entry.key.starts_with('_')
 }
 
 /// The optimizer's or scheduler's type while inside its `params`.

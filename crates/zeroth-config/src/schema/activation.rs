@@ -71,11 +71,13 @@ pub(super) const KEYS: &[Key] = &[
         .or_text("cosine")
         .does("Hugging Face's schedule, where the file has no scheduler section; --lr-scheduler-type says the same.")
         .set("cosine")
-        .read_by(Reader::Schedule),
+        .read_by(Reader::Schedule)
+        .unless(when::schedule_is_ours),
     Key::float("zeroth.warmup_steps", 0.0)
         .or_float(0.0)
         .in_("steps, or a share of all below 1")
         .does("Warm-up of that schedule; --warmup-steps says the same.")
         .set("0.03 of the run, or some hundred steps")
-        .read_by(Reader::Schedule),
+        .read_by(Reader::Schedule)
+        .unless(when::schedule_is_ours),
 ];

@@ -27,8 +27,10 @@ pub struct Key {
     pub set: &'static str,
     /// The pass or part that reads it.
     pub reader: Reader,
-    /// Whether it has an effect here, and when.
+    /// What it does here.
     pub effect: Effect,
+    /// Why it has no effect, from the other values; `None` where it has.
+    pub idle: Option<Condition>,
     /// The rule by which `"auto"` (or its absence) is filled.
     pub auto: Option<AutoRule>,
     /// The optimizer or scheduler types it belongs to; empty for every other key.
@@ -155,17 +157,18 @@ impl Reader {
     }
 }
 
-/// Whether a key has an effect here.
+/// The reason, from the other values, why a key has no effect; `None` where it has.
+pub type Condition = fn(Facts<'_>) -> Option<String>;
+
+/// What a key does here.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
-    /// It has.
+    /// What it says.
     Works,
     /// It is always so here, whatever the value; the text says why.
     BuiltIn(&'static str),
-    /// It has none here; the text says why.
+    /// Nothing; the text says why.
     Nothing(&'static str),
-    /// It has one unless the function gives a reason why not, from the other values.
-    Unless(fn(Facts<'_>) -> Option<String>),
     /// It belongs to a section with an `enabled` switch, and has one while that is on.
     WhileEnabled,
     /// It shares the fate of the section it lies in.
@@ -240,6 +243,7 @@ impl Key {
             set: "",
             reader: Reader::Nobody,
             effect: Effect::Works,
+            idle: None,
             auto: None,
             types: &[],
         }
@@ -283,6 +287,11 @@ impl Key {
 
     pub(super) const fn also_at(mut self, places: &'static [&'static str]) -> Self {
         self.places = places;
+        self
+    }
+
+    pub(super) const fn at_least(mut self, bound: f64) -> Self {
+        self.bounds.least = Some(bound);
         self
     }
 
@@ -357,8 +366,8 @@ impl Key {
         self
     }
 
-    pub(super) const fn unless(mut self, reason: fn(Facts<'_>) -> Option<String>) -> Self {
-        self.effect = Effect::Unless(reason);
+    pub(super) const fn unless(mut self, reason: Condition) -> Self {
+        self.idle = Some(reason);
         self
     }
 

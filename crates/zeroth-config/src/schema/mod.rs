@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 pub use activation::HF_SCHEDULES;
-pub use key::{AutoRule, Bounds, DefaultValue, Effect, Key, Kind, Reader};
+pub use key::{AutoRule, Bounds, Condition, DefaultValue, Effect, Key, Kind, Reader};
 pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS};
 pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS};
 
@@ -56,10 +56,11 @@ pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
         .chain(key.places.iter().map(|place| (*place).to_owned()))
 }
 
-/// The last parts of all keys directly inside a section (`""` is the top level), each with its other names.
+/// The names that may be suggested inside a section (`""` is the top level): of all its keys, other names included,
+/// but of none that is refused there.
 pub fn names_in(section: &str) -> impl Iterator<Item = &'static str> {
     keys()
-        .filter(move |key| key.parent() == section)
+        .filter(move |key| key.parent() == section && !matches!(key.effect, Effect::Refused(_)))
         .flat_map(|key| std::iter::once(key.name()).chain(key.names.iter().copied()))
         .chain(
             keys()
@@ -101,7 +102,7 @@ mod tests {
     #[test]
     fn a_key_that_works_has_a_reader_and_advice() {
         for key in keys() {
-            let works = matches!(key.effect, Effect::Works | Effect::Unless(_) | Effect::WhileEnabled);
+            let works = matches!(key.effect, Effect::Works | Effect::WhileEnabled);
             assert!(!works || key.reader != Reader::Nobody, "{} works, but who reads it?", key.path);
             if works && key.kind != Kind::Section {
                 assert!(!key.set.is_empty(), "{}: what should it be set to?", key.path);

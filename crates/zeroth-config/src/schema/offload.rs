@@ -32,10 +32,10 @@ pub(super) const KEYS: &[Key] = &[
         .read_by(Reader::Offload)
         .unless(when::params_offloaded),
     Key::int("zero_optimization.offload_param.max_in_cpu", 0)
-        .or_int(1_000_000_000)
+        .or_rule("no limit with cpu, 1e9 with nvme")
         .in_("elements")
         .does("The most parameter elements in host memory; with cpu the rest stays on the device, with nvme on disk.")
-        .set("1e9, or the size of the model to move all of it")
+        .set("leave it out; a number of elements to keep the rest on the device")
         .read_by(Reader::Offload)
         .unless(when::params_offloaded),
     Key::bool("zero_optimization.offload_param.pin_memory", true)
@@ -150,5 +150,6 @@ pub(super) const KEYS: &[Key] = &[
         .unless(when::something_on_disk),
     Key::bool("aio.use_gds", false)
         .does("Copies between disk and GPU without host memory.")
-        .lacking("GPUDirect Storage is not built; data passes through locked host memory"),
+        .lacking("GPUDirect Storage is not built; data passes through locked host memory")
+        .unless(when::something_on_disk),
 ];

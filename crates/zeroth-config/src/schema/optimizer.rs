@@ -60,6 +60,7 @@ pub(super) const KEYS: &[Key] = &[
         .of(&["Adagrad"]),
     Key::new("optimizer.params.betas", Kind::Floats(2))
         .or(DefaultValue::Floats(&[0.9, 0.999]))
+        .at_least(0.0)
         .below(1.0)
         .does("How slowly the two moments forget.")
         .set("\"auto\" (--adam-beta1, --adam-beta2); [0.9, 0.95] for language models, Lion [0.9, 0.99]")

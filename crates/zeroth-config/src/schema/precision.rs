@@ -26,10 +26,10 @@ pub(super) const KEYS: &[Key] = &[
         .set("16; 12 skips fewer steps at the start")
         .read_by(Reader::Update)
         .unless(when::loss_scale_dynamic),
-    Key::int("fp16.loss_scale_window", 1)
+    Key::int("fp16.loss_scale_window", 0)
         .or_int(1000)
         .in_("steps")
-        .does("The loss scale doubles after this many steps without overflow.")
+        .does("A moving loss scale doubles after this many steps without overflow, at least 1.")
         .set("1000")
         .read_by(Reader::Update)
         .unless(when::loss_scale_dynamic),
@@ -46,9 +46,8 @@ pub(super) const KEYS: &[Key] = &[
         .read_by(Reader::Update)
         .unless(when::loss_scale_dynamic),
     Key::float("fp16.min_loss_scale", 0.0)
-        .above(0.0)
         .or_float(1.0)
-        .does("The loss scale does not fall below this; an overflow there stops the run.")
+        .does("A moving loss scale does not fall below this, which is above 0; an overflow there stops the run.")
         .set("1")
         .read_by(Reader::Update)
         .unless(when::loss_scale_dynamic),
@@ -57,7 +56,8 @@ pub(super) const KEYS: &[Key] = &[
         .nothing("inputs are token numbers; there is nothing to cast"),
     Key::bool("fp16.fp16_master_weights_and_grads", false)
         .does("Keeps master weights and gradients in fp16 too.")
-        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller"),
+        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller")
+        .unless(when::fp16_on),
     Key::section("bf16").named(&["bfloat16"]).does("Trains in bf16.").set("{\"enabled\": \"auto\"}").read_by(Reader::Update),
     Key::bool("bf16.enabled", false)
         .does("Stores weights and activations in bf16, with fp32 master weights.")
@@ -72,12 +72,14 @@ pub(super) const KEYS: &[Key] = &[
         .built_in("gradients are added as they arrive"),
     Key::bool("bf16.bf16_master_weights_and_grads", false)
         .does("Keeps master weights and gradients in bf16 too.")
-        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller"),
+        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller")
+        .unless(when::bf16_on),
     Key::bool("bf16.bf16_optimizer_states", false)
         .does("Keeps the moments in bf16.")
         .set("zeroth.moments: \"bf16\", which rounds stochastically")
         .lacking("write zeroth.moments: \"bf16\" for bf16 moments")
-        .read_by(Reader::Update),
+        .read_by(Reader::Update)
+        .unless(when::bf16_on),
     Key::section("data_types").does("The types of gradients while they add up, and of parameters.").read_by(Reader::Reduce),
     Key::new("data_types.grad_accum_dtype", TYPES)
         .or_text("fp32")

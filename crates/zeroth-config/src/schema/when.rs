@@ -81,6 +81,21 @@ pub(super) fn loss_scale_dynamic(facts: Facts<'_>) -> Option<String> {
     })
 }
 
+pub(super) fn bf16_on(facts: Facts<'_>) -> Option<String> {
+    (facts.switch("bf16.enabled") == Switch::Off).then(|| "bf16.enabled is false".to_owned())
+}
+
+pub(super) fn schedule_is_ours(facts: Facts<'_>) -> Option<String> {
+    facts
+        .has_section("scheduler")
+        .then(|| "the scheduler section says what the learning rate does".to_owned())
+}
+
+pub(super) fn weights_are_cut(facts: Facts<'_>) -> Option<String> {
+    let stage = facts.stage();
+    (stage < 3).then(|| format!("at stage {stage} weights are whole, and the model is always written"))
+}
+
 pub(super) fn moments_are_16_bit(facts: Facts<'_>) -> Option<String> {
     (facts.text("zeroth.moments") != Some("bf16"))
         .then(|| "zeroth.moments is fp32, which needs no stochastic rounding".to_owned())

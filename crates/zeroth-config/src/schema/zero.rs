@@ -110,7 +110,8 @@ pub(super) const KEYS: &[Key] = &[
         .named(&["gather_16bit_weights_on_model_save"])
         .does("Writes the trained model as a Hugging Face folder at the end; false writes none and prints the export command.")
         .set("true")
-        .read_by(Reader::Save),
+        .read_by(Reader::Save)
+        .unless(when::weights_are_cut),
     Key::bool("zero_optimization.stage3_gather_fp16_weights_on_model_save", false)
         .does("The name of stage3_gather_16bit_weights_on_model_save before bf16.")
         .deprecated("zero_optimization.stage3_gather_16bit_weights_on_model_save"),
@@ -265,7 +266,7 @@ pub(super) const KEYS: &[Key] = &[
         "Documented by DeepSpeed, but no key of it.",
         "DeepSpeed documents it and refuses it: leave it out",
     ),
-    Key::new("zero_optimization.allgather_size", Kind::Int)
+    Key::int("zero_optimization.allgather_size", 0)
         .also_at(&["allgather_size"])
         .does("The bucket of the old form `\"zero_optimization\": true`.")
         .deprecated("zero_optimization.allgather_bucket_size"),
