@@ -70,9 +70,14 @@ pub(crate) fn error(message: &str) {
     note(&format!("{prefix}{}", message.trim_end()));
 }
 
-/// The end of a command that could not do what was asked.
+/// The end of a command that could not do what was asked. Causes that the message already tells are not repeated.
 pub(crate) fn failure(error: &anyhow::Error) -> Exit {
-    let message = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let mut message = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
     self::error(&message);
     Exit::Wrong
 }

@@ -163,15 +163,24 @@ pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Choi
     let states = params.saturating_mul(16).div_ceil(world_size.max(1));
     // A fifth is left to gathered parameters, activations and the driver.
     let fits = states <= free / 5 * 4;
-    let shown = format!("16 bytes a parameter over {world_size} ranks are {}", format_bytes(states));
+    let ranks = if world_size == 1 { "1 rank".to_owned() } else { format!("{world_size} ranks") };
+    let shown = format!("16 bytes a parameter on {ranks} are {}", format_bytes(states));
     if !fits {
-        let (offload, so) = if memory.is_gpu {
-            (true, "parameters go to host memory")
+        // Without parameters 14 of the 16 bytes stay on the device.
+        let rest = params.saturating_mul(14).div_ceil(world_size.max(1));
+        let so = if !memory.is_gpu {
+            "more ranks or memory are needed".to_owned()
+        } else if rest <= free / 5 * 4 {
+            format!("parameters go to host memory, which leaves {}", format_bytes(rest))
         } else {
-            (false, "more ranks or memory are needed")
+            format!(
+                "parameters go to host memory, and the {} left are still too much: use more ranks, or the preset \
+                 zero3_offload, which moves the optimizer too",
+                format_bytes(rest)
+            )
         };
         let reason = format!("{shown}, more than four fifths of the {found} free: {so}");
-        return Choice { micro_batch_size: 1, gradient_accumulation: 32, offload, reason };
+        return Choice { micro_batch_size: 1, gradient_accumulation: 32, offload: memory.is_gpu, reason };
     }
     let micro_batch_size = match (free - states) / SAMPLE {
         0 | 1 => 1,

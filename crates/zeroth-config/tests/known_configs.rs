@@ -133,7 +133,7 @@ fn no_file_is_wrong_but_for_what_is_listed_with_its_reason() {
 fn there_are_files_of_every_source() {
     let names: Vec<String> = known_configs().into_iter().map(|known| known.name).collect();
     let of = |source: &str| names.iter().filter(|name| name.starts_with(source)).count();
-    assert_eq!((of("seed-"), of("swift-")), (5, 6));
+    assert_eq!((of("guide-") + of("primer-") + of("manual-"), of("swift-")), (5, 6));
     assert!(of("deepspeed-") >= 15 && of("axolotl-") >= 1, "{names:?}");
 }
 
@@ -189,7 +189,7 @@ fn the_first_document_s_zero3_file() {
                 stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters \
                 stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save";
     assert_verdicts(
-        "seed-000-zero3.json",
+        "guide-zero3.json",
         &[
             (
                 Status::NotYet,
@@ -212,7 +212,7 @@ fn the_second_document_s_distillation_file() {
                 stage3_param_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance \
                 stage3_gather_16bit_weights_on_model_save";
     assert_verdicts(
-        "seed-001-distillation.json",
+        "guide-distillation.json",
         &[
             (Status::Honoured, &[("", "train_batch_size gradient_accumulation_steps")]),
             (
@@ -252,7 +252,7 @@ fn the_second_document_s_distillation_file() {
 #[test]
 fn the_third_document_s_zero2_file() {
     assert_verdicts(
-        "seed-002-zero2.json",
+        "guide-zero2.json",
         &[
             (
                 Status::Honoured,
@@ -282,7 +282,7 @@ fn the_third_document_s_zero2_file() {
 #[test]
 fn the_fourth_document_s_custom_file() {
     assert_verdicts(
-        "seed-003-custom.json",
+        "primer-custom.json",
         &[
             (Status::Honoured, &[("", "train_batch_size train_micro_batch_size_per_gpu")]),
             (
@@ -303,7 +303,7 @@ fn the_fourth_document_s_custom_file() {
 #[test]
 fn the_fifth_document_s_generated_file() {
     assert_verdicts(
-        "seed-004-generated.json",
+        "manual-generated.json",
         &[
             (Status::Honoured, &[("", "train_batch_size gradient_accumulation_steps")]),
             (

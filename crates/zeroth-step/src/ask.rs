@@ -108,6 +108,9 @@ pub struct Placement {
     pub prefetch: u64,
     /// `stage3_max_live_parameters`, in elements.
     pub max_live: u64,
+    /// `offload_param.max_in_cpu`: a rank's parameters in host memory, in elements; the rest of its shard stays on the
+    /// device. `None`: all of them go.
+    pub max_in_cpu: Option<u64>,
     /// Elements of this model that stay gathered because they are below `stage3_param_persistence_threshold`.
     pub persistent: u64,
     /// `overlap_comm`.
@@ -256,6 +259,7 @@ impl Placement {
             reduce_bucket: 200_000_000,
             prefetch: 50_000_000,
             max_live: 1_000_000_000,
+            max_in_cpu: None,
             persistent: 0,
             overlap: true,
         }

@@ -82,13 +82,13 @@ pub fn plan(ask: &Ask, placements: &[Placement]) -> Result<Plan, AskError> {
     Ok(Plan {
         params: ask.params,
         ranks: ask.ranks,
+        notes: notes(ask, &rows, recommended.as_deref()),
         recommended,
         reason,
         states: ask.states,
         bytes_per_parameter: ask.bytes_per_parameter(),
         changes: if none_fits { changes::changes(ask, placements) } else { Vec::new() },
         advice: advice::beside(ask, &rows),
-        notes: notes(ask, &rows),
         rows,
     })
 }
@@ -106,10 +106,16 @@ pub fn footprint(ask: &Ask, placement: &Placement) -> Footprint {
     let activations =
         ask.shape.as_ref().map_or(0, |shape| shape.activations.bytes(tokens(shape), shape.recompute));
     let buffers = device_buffers(ask, placement).total();
-    Footprint {
-        device: device_states(ask, placement.stage, placement.offload).with(activations, buffers),
-        host: host_states(ask, placement.offload).with(0, host_buffers(ask, placement)),
+    let mut device = device_states(ask, placement.stage, placement.offload);
+    let mut host = host_states(ask, placement.offload);
+    // What exceeds max_in_cpu stays on the device: 16-bit parameters, rank by rank.
+    if let Some(most) = placement.max_in_cpu.filter(|_| placement.offload.parameters()) {
+        let shard = ask.shard(ask.trainable()).saturating_add(ask.shard(ask.frozen()));
+        let stays = shard.saturating_sub(most).saturating_mul(2);
+        device.parameters = device.parameters.saturating_add(stays);
+        host.parameters = host.parameters.saturating_sub(stays.saturating_mul(ask.ranks_on_host()));
     }
+    Footprint { device: device.with(activations, buffers), host: host.with(0, host_buffers(ask, placement)) }
 }
 
 fn rows(ask: &Ask, placements: &[Placement]) -> Vec<Row> {
@@ -157,8 +163,22 @@ fn deepspeed_estimate(ask: &Ask, placement: &Placement) -> Option<Need> {
     }
 }
 
-fn notes(ask: &Ask, rows: &[Row]) -> Vec<String> {
+/// About what a GPU's context takes of its memory.
+const CONTEXT: u64 = 500_000_000;
+
+fn notes(ask: &Ask, rows: &[Row], recommended: Option<&str>) -> Vec<String> {
     let mut notes = Vec::new();
+    let tight = rows.iter().find(|row| Some(row.preset.as_str()) == recommended).filter(|row| {
+        ask.device_memory.is_some_and(|budget| row.device_bytes.total.saturating_add(CONTEXT) > budget)
+    });
+    if let (Some(row), Some(budget)) = (tight, ask.device_memory) {
+        notes.push(format!(
+            "{} leaves {} of the device, less than a GPU's own context takes (about 0.5 GB): recompute blocks or \
+             shorten rows to be safe",
+            row.preset,
+            format_bytes(budget - row.device_bytes.total.min(budget))
+        ));
+    }
     if ask.shape.is_some() {
         notes.push(
             "activations and buffers are closed forms from the model's shape; a run counts its own".into(),

@@ -36,7 +36,7 @@ fn page() -> String {
     for claim in claims() {
         let (master, plain) = (holding(&claim, &claim.master), holding(&claim, &claim.plain));
         writeln!(page, "| {} | {} | {master} | {plain} | {} |", claim.claim, claim.source, claim.note)
-            .unwrap();
+            .expect("writing to a String cannot fail");
     }
     page
 }

@@ -227,3 +227,29 @@ fn questions_without_an_answer_are_refused_with_what_to_change() {
     assert!(message.contains("x offloads parameters at stage 2"), "{message}");
     assert!(message.contains("set stage 3 or higher"), "{message}");
 }
+
+#[test]
+fn parameters_beyond_max_in_cpu_stay_on_the_device() {
+    let ask = Ask::new(8 * GB, 4);
+    let offloaded = |max_in_cpu| {
+        let placement =
+            Placement { max_in_cpu, ..Placement::new("file", 3, Offload::OptimizerAndParameters) };
+        let row = plan(&ask, &[placement]).expect("the ask is sound").rows.remove(0);
+        (row.device_bytes.parameters, row.host_bytes.parameters)
+    };
+    // Shards of 2e9 elements: 4 GB each, 16 GB on the host.
+    assert_eq!(offloaded(None), (0, 16 * GB));
+    assert_eq!(offloaded(Some(500_000_000)), (3 * GB, 4 * GB));
+    assert_eq!(offloaded(Some(u64::MAX)), (0, 16 * GB));
+}
+
+#[test]
+fn a_row_that_leaves_no_room_for_a_context_is_called_tight() {
+    let tight = |device_memory| {
+        let ask = Ask { device_memory: Some(device_memory), ..Ask::new(8 * GB, 4) };
+        planned(&ask).notes.iter().any(|note| note.contains("context takes"))
+    };
+    // Stage 1 needs 56 GB.
+    assert!(tight(56 * GB + 100_000_000));
+    assert!(!tight(57 * GB));
+}

@@ -42,6 +42,7 @@ pub fn placement(name: &str, config: &Resolved, table: Option<&ParameterTable>) 
         reduce_bucket: size("reduce_bucket_size"),
         prefetch: size("stage3_prefetch_bucket_size"),
         max_live: size("stage3_max_live_parameters"),
+        max_in_cpu: config.whole("zero_optimization.offload_param.max_in_cpu"),
         persistent,
         overlap: config.is_on("zero_optimization.overlap_comm"),
         ..Placement::new(name, stage, offload)

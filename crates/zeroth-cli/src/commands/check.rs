@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 use zeroth::config::check::{Report, Severity, Status, Verdict, check};
 use zeroth::config::read::{ReadError, Source, parse};
-use zeroth::config::schema::Kind;
 use zeroth::config::snippet;
 
 use super::config_file;
@@ -54,7 +53,6 @@ fn row(verdict: &Verdict) -> Value {
 
 fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> String {
     let mut text = String::new();
-    let is_section = |verdict: &Verdict| verdict.key.is_some_and(|key| key.kind == Kind::Section);
     let loud = |verdict: &Verdict| {
         verdict.severity() == Severity::Error
             || matches!(verdict.status, Status::Unknown | Status::Deprecated)
@@ -68,8 +66,7 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
         text.push_str(&format!("{}\n{rest}\n", output.coloured(colour, title)));
     }
     let mut table = Table::new(&["key", "verdict", "line", "why"], &[2]);
-    let rows: Vec<&Verdict> =
-        report.verdicts.iter().filter(|verdict| !loud(verdict) && !is_section(verdict)).collect();
+    let rows: Vec<&Verdict> = report.of_keys().filter(|verdict| !loud(verdict)).collect();
     for verdict in &rows {
         table.row([
             verdict.path.clone(),
@@ -94,13 +91,11 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
     }
     let counts: Vec<String> = Status::ALL
         .iter()
-        .map(|status| {
-            (status, report.verdicts.iter().filter(|v| v.status == *status && !is_section(v)).count())
-        })
+        .map(|status| (status, report.count(*status)))
         .filter(|(_, count)| *count > 0)
         .map(|(status, count)| format!("{count} {}", status.title()))
         .collect();
-    let total = report.verdicts.iter().filter(|verdict| !is_section(verdict)).count();
+    let total = report.of_keys().count();
     let counts = if counts.is_empty() { String::new() } else { format!(": {}", counts.join(", ")) };
     text.push_str(&format!("{}: {total} keys{counts}\n", source.name()));
     text

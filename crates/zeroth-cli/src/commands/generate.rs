@@ -1,5 +1,6 @@
 //! `config new` and `config tiers`: the generator with what was typed, and the memory found for what was not.
 
+use anyhow::Context;
 use serde_json::{Value, json};
 use zeroth::base::{format_bytes, parse_count};
 use zeroth::config::generate::{
@@ -54,11 +55,12 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
             output::text(&format!("chosen: {}\n", choice.reason));
         }
         output::text(&format!(
-            "batch {} = micro-batch {} × accumulation {} × {} ranks\nDeepSpeed config saved to {}\n",
+            "batch {} = micro-batch {} × accumulation {} × {} rank{}\nDeepSpeed config saved to {}\n",
             config.train_batch_size(),
             config.micro_batch_size,
             config.gradient_accumulation,
             config.world_size,
+            if config.world_size == 1 { "" } else { "s" },
             arguments.output.display()
         ));
     }
@@ -73,6 +75,8 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
         None => memory_of(machine.as_ref())?.device,
     };
     let suits = generate::tier_for(memory);
+    std::fs::create_dir_all(&arguments.output_dir)
+        .with_context(|| format!("cannot make the folder {}", arguments.output_dir.display()))?;
     let mut written: Vec<Value> = Vec::new();
     for tier in generate::tiers(precision, arguments.world_size) {
         let path = arguments.output_dir.join(format!("ds_zero3_{}.json", tier.name));

@@ -238,8 +238,9 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
         None => format!("{} parameters ({})\n", grouped(plan.params), format_count(plan.params)),
     };
     head.push_str(&format!(
-        "{} ranks, {} bytes a trained parameter: {} parameters + {} gradients + {} optimizer\n",
+        "{} rank{}, {} bytes a trained parameter: {} parameters + {} gradients + {} optimizer\n",
         plan.ranks,
+        if plan.ranks == 1 { "" } else { "s" },
         each.parameters + each.gradients + each.optimizer,
         each.parameters,
         each.gradients,

@@ -39,7 +39,7 @@ pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
         Kind::Floats(count) => {
             let list = list(value)?;
             if list.len() != count {
-                return Err(format!("it holds {} numbers, and must hold {count}", list.len()));
+                return Err(format!("it holds a list of {}, and must hold {count} numbers", list.len()));
             }
             list.iter().map(|item| number(key, item, &mut notes)).collect::<Result<Vec<f64>, _>>()?.into()
         }

@@ -12,6 +12,7 @@ mod walk;
 use crate::asked::Asked;
 use crate::facts::Facts;
 use crate::read::Document;
+use crate::schema::Kind;
 
 pub use verdict::{Severity, Status, Verdict};
 
@@ -35,9 +36,14 @@ impl Report {
         self.at_least(if strict { Severity::Warning } else { Severity::Error }).next().is_none()
     }
 
-    /// How many keys have this status.
+    /// The verdicts that people count: sections, whose verdict is that of their keys, are left out.
+    pub fn of_keys(&self) -> impl Iterator<Item = &Verdict> {
+        self.verdicts.iter().filter(|verdict| verdict.key.is_none_or(|key| key.kind != Kind::Section))
+    }
+
+    /// How many keys have this status, sections not counted.
     pub fn count(&self, status: Status) -> usize {
-        self.verdicts.iter().filter(|verdict| verdict.status == status).count()
+        self.of_keys().filter(|verdict| verdict.status == status).count()
     }
 }
 

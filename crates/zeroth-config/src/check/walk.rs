@@ -84,6 +84,16 @@ impl Walker<'_> {
             return;
         };
         match (key.kind, &entry.node.value) {
+            // `bf16` and `bfloat16` are one section under two names.
+            (Kind::Section, Value::Object(_)) if self.asked.has_section(key.path) => {
+                let message = format!("the same section as `{}`, which is given too. Keep one", key.path);
+                self.push(
+                    spelled,
+                    entry,
+                    Outcome::Wrong { key: Some(key), message, at: Some(entry.key_span) },
+                );
+                self.unseen(spelled, entry);
+            }
             (Kind::Section, Value::Object(entries)) => {
                 self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
                 self.asked.enter(key.path);

@@ -45,6 +45,7 @@ impl<'a> Filler<'a> {
             }
         }
         self.meet_schedule_flags();
+        self.note_idle_flags();
         // Contradictions first: they explain a batch that does not fit.
         if !self.mismatches.is_empty() {
             return Err(ResolveError::Mismatch(self.mismatches));
@@ -343,6 +344,31 @@ impl<'a> Filler<'a> {
             });
         }
         self.fill_own_schedule();
+    }
+
+    /// A flag that was typed and has no key to set here is said to do nothing.
+    fn note_idle_flags(&mut self) {
+        let rules = [
+            AutoRule::Betas,
+            AutoRule::Epsilon,
+            AutoRule::WeightDecay,
+            AutoRule::WarmupSteps,
+            AutoRule::LearningRate,
+        ];
+        for rule in rules {
+            let Some(meeting) = flags::meeting(rule, self.request.flags).filter(|meeting| meeting.typed)
+            else {
+                continue;
+            };
+            let is_set = self.settings.iter().any(|setting| setting.key.auto == Some(rule));
+            let by_own_schedule =
+                rule == AutoRule::WarmupSteps && !self.request.asked.has_section("scheduler");
+            if !is_set && !by_own_schedule {
+                let owner = if rule == AutoRule::WarmupSteps { "scheduler.type" } else { "optimizer.type" };
+                let name = self.facts.text(owner).unwrap_or("AdamW");
+                self.notes.push(format!("{} sets nothing here: {name} has no such parameter", meeting.flag));
+            }
+        }
     }
 
     /// Without a scheduler section the schedule is Hugging Face's, from the flags, in the block `zeroth`.

@@ -113,8 +113,8 @@ pub enum ResolveError {
     #[error(
         "The model's config file has neither `hidden_size` nor `hidden_sizes` entry, therefore it's not possible to \
          automatically fill out the following `auto` entries in the DeepSpeed config file: {keys:?}. You can fix \
-         that by replacing `auto` values for these keys with an integer value of your choice{}",
-        if *no_model { ", or by naming the model with --model" } else { "." }
+         that by replacing `auto` values for these keys with an integer value of your choice{}.",
+        if *no_model { ", or by naming the model with --model" } else { "" }
     )]
     HiddenSize {
         /// The keys.

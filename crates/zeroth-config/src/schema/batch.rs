@@ -104,6 +104,11 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("use_data_before_expert_parallelism", false)
         .does("The order of data and expert parallelism.")
         .nothing("experts are cut like all parameters; there is no expert parallelism"),
+    // Canonical at the top level, where DeepSpeed ignores it; inside zero_optimization DeepSpeed refuses it.
+    Key::bool("use_dynamic_tiling", true)
+        .also_at(&["zero_optimization.use_dynamic_tiling"])
+        .does("Cuts large products into tiles.")
+        .built_in("kernels cut products into tiles by their shapes; DeepSpeed has no such key"),
     Key::section("timers")
         .does("DeepSpeed's timers.")
         .nothing("rates are measured without stopping the device"),

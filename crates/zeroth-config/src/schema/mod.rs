@@ -62,11 +62,10 @@ pub fn names_in(section: &str) -> impl Iterator<Item = &'static str> {
     keys()
         .filter(move |key| key.parent() == section && !matches!(key.effect, Effect::Refused(_)))
         .flat_map(|key| std::iter::once(key.name()).chain(key.names.iter().copied()))
-        .chain(
-            keys()
-                .flat_map(|key| key.places.iter().copied())
-                .filter(move |place| section.is_empty() && !place.contains('.')),
-        )
+        .chain(keys().flat_map(|key| key.places.iter().copied()).filter_map(move |place| {
+            let (parent, name) = place.rsplit_once('.').unwrap_or(("", place));
+            (parent == section).then_some(name)
+        }))
 }
 
 fn index() -> &'static BTreeMap<String, Vec<&'static Key>> {

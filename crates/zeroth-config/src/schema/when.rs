@@ -32,7 +32,7 @@ pub(super) fn stage_gathers_units(facts: Facts<'_>) -> Option<String> {
 
 pub(super) fn offload_param_possible(facts: Facts<'_>) -> Option<String> {
     let stage = facts.stage();
-    (stage < 3 && facts.text("zero_optimization.offload_param.device") != Some("none")).then(|| {
+    (stage < 3).then(|| {
         format!("only stage 3 cuts parameters, so only stage 3 can move them; the stage here is {stage}")
     })
 }

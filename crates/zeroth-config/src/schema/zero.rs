@@ -47,10 +47,6 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("zero_optimization.round_robin_gradients", false)
         .does("Spreads the work on gradients evenly over ranks.")
         .built_in("every unit is cut evenly over all ranks, so no rank waits for another's share"),
-    Key::bool("zero_optimization.use_dynamic_tiling", true)
-        .also_at(&["use_dynamic_tiling"])
-        .does("Cuts large products into tiles.")
-        .built_in("kernels cut products into tiles by their shapes; DeepSpeed has no such key"),
     Key::bool("zero_optimization.memory_efficient_linear", true)
         .also_at(&["memory_efficient_linear"])
         .does("Backward gathers a linear's weights again instead of keeping the gathered copy from forward.")

@@ -305,7 +305,7 @@ impl<'a> Comparison<'a> {
                    ms-swift or `zeroth train`";
         if let Some(first) = top.first() {
             let message = format!(
-                "{} {} \"auto\", and nothing in this command fills that: DeepSpeed keeps the word and fails",
+                "{} {} \"auto\", and nothing in this command fills that: unless the script does, DeepSpeed keeps the word and fails",
                 top.join(", "),
                 if top.len() == 1 { "is" } else { "are" }
             );

@@ -86,9 +86,9 @@ fn a_key_given_twice_is_told_the_other_place() {
                 "the same key as `zero_optimization.memory_efficient_linear` at line 1",
             ),
             (
-                r#"{"bf16": {"enabled": true}, "bfloat16": {▸"enabled": false}}"#,
-                "bfloat16.enabled",
-                "the same key as `bf16.enabled` at line 1, column 11",
+                r#"{"bf16": {"enabled": true}, ▸"bfloat16": {"check_grad_overflow": false}}"#,
+                "bfloat16",
+                "the same section as `bf16`",
             ),
             (
                 r#"{"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": true,
