@@ -132,11 +132,11 @@ pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
             verdict.key = Some(key);
             let (status, message) = effect(key, &verdict.value, facts);
             verdict.status = status;
-            verdict.message = std::iter::once(message)
-                .chain(notes)
-                .filter(|part| !part.is_empty())
-                .collect::<Vec<_>>()
-                .join("; ");
+            verdict.message = message;
+            for note in notes {
+                let separator = if verdict.message.is_empty() { "" } else { "; " };
+                verdict.message.extend([separator, &note]);
+            }
             // DeepSpeed's first form `"zero_optimization": true` still works.
             if key.path == "zero_optimization" && verdict.value.is_boolean() {
                 verdict.status = Status::Deprecated;

@@ -247,6 +247,7 @@ fn type_of_params(section: &str, asked: &Asked) -> Option<String> {
     asked.get(&format!("{owner}.type")).and_then(|asked| asked.value.as_str().map(str::to_owned)).or(default)
 }
 
+/// `section.name`, in one allocation: this runs for every key of a file.
 fn join(section: &str, name: &str) -> String {
-    if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") }
+    if section.is_empty() { name.to_owned() } else { [section, ".", name].concat() }
 }
