@@ -9,4 +9,4 @@ mod size;
 pub use dtype::DType;
 pub use nearest::nearest;
 pub use publish::{PublishError, publish};
-pub use size::{SizeError, format_bytes, format_count, parse_bytes, parse_count};
+pub use size::{SizeError, format_bytes, format_count, grouped, parse_bytes, parse_count};

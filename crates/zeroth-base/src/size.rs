@@ -127,6 +127,19 @@ pub fn format_count(count: u64) -> String {
     scaled(count, &UNITS).map_or_else(|| count.to_string(), |(value, unit)| format!("{value}{unit}"))
 }
 
+/// A whole number with its digits in groups: `8,190,735,360`. Zeros must not be counted by eye.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Three significant digits in the largest unit that the value reaches; whole values lose their zeros.
 fn scaled(value: u64, units: &[(f64, &'static str)]) -> Option<(String, &'static str)> {
     let value = value as f64;
@@ -203,6 +216,14 @@ mod tests {
         }
         assert_eq!(format_count(8_190_735_360), "8.19B");
         assert_eq!(format_count(596_049_920), "596M");
+    }
+
+    #[test]
+    fn digits_come_in_threes() {
+        for (number, text) in [(0, "0"), (100, "100"), (1_048_576, "1,048,576"), (500_000_000, "500,000,000")]
+        {
+            assert_eq!(grouped(number), text);
+        }
     }
 
     proptest::proptest! {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use zeroth_base::nearest;
+use zeroth_base::{grouped, nearest};
 
 use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind};
 
@@ -79,25 +79,12 @@ pub fn default(key: &Key) -> String {
         DefaultValue::Absent => String::new(),
         DefaultValue::Bool(value) => value.to_string(),
         DefaultValue::Int(i64::MAX) => "no limit".to_owned(),
-        DefaultValue::Int(value) => grouped(value),
+        DefaultValue::Int(value) => u64::try_from(value).map_or_else(|_| value.to_string(), grouped),
         DefaultValue::Float(value) => format!("{value:?}"),
         DefaultValue::Text(value) => format!("\"{value}\""),
         DefaultValue::Floats(values) => format!("{values:?}"),
         DefaultValue::Rule(rule) => rule.to_owned(),
     }
-}
-
-/// 500000000 as 500,000,000: zeros must not be counted by eye.
-fn grouped(value: i64) -> String {
-    let digits = value.unsigned_abs().to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    if value < 0 { format!("-{text}") } else { text }
 }
 
 /// What becomes of the key here, in words.
@@ -167,13 +154,5 @@ mod tests {
     fn a_slip_gets_a_suggestion() {
         let error = find("stage3_max_resue_distance").unwrap_err();
         assert_eq!(error.near, Some("zero_optimization.stage3_max_reuse_distance"));
-    }
-
-    #[test]
-    fn zeros_are_grouped() {
-        assert_eq!(grouped(500_000_000), "500,000,000");
-        assert_eq!(grouped(-1), "-1");
-        assert_eq!(grouped(1_048_576), "1,048,576");
-        assert_eq!(grouped(100), "100");
     }
 }

@@ -1,7 +1,7 @@
 //! `plan`: bytes by tier and category for every preset, what fits, and what to change where nothing does.
 
 use serde_json::json;
-use zeroth::base::{format_bytes, format_count};
+use zeroth::base::{format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::device::card;
@@ -308,16 +308,4 @@ fn rows(plan: &Plan, ask: &Ask, output: &Output) -> String {
         text.push_str(&format!("{line}\n"));
     }
     text
-}
-
-/// 8190735360 as 8,190,735,360.
-fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let groups: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .map(|group| std::str::from_utf8(group).unwrap_or_default())
-        .collect();
-    groups.join(",")
 }
