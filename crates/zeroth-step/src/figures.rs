@@ -1,6 +1,6 @@
 //! Numbers of bytes in sentences: short where that says enough, exact where it does not.
 
-use zeroth_base::format_bytes;
+use zeroth_base::{format_bytes, grouped};
 
 /// `3,400,000,000 bytes (3.4 GB)`.
 pub(crate) fn exact(bytes: u64) -> String {
@@ -22,28 +22,9 @@ pub(crate) fn gpus(count: u64) -> String {
     if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") }
 }
 
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn thousands_are_grouped() {
-        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(number), text);
-        }
-    }
 
     #[test]
     fn sizes_that_look_alike_are_given_in_full() {
