@@ -5,4 +5,5 @@
 mod command_line;
 mod common;
 mod config;
+mod init;
 mod plan;

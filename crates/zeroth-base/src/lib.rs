@@ -1,12 +1,14 @@
-//! Words shared by all of zeroth: data types, sizes as people write them, names that were nearly right,
-//! and files that appear by rename.
+//! Words shared by all of zeroth: data types, sizes as people write them, names that were nearly right, random
+//! numbers by place, and files that appear by rename.
 
 mod dtype;
 mod nearest;
+mod philox;
 mod publish;
 mod size;
 
 pub use dtype::DType;
 pub use nearest::nearest;
+pub use philox::philox4x32;
 pub use publish::{PublishError, publish};
 pub use size::{SizeError, format_bytes, format_count, grouped, parse_bytes, parse_count};

@@ -4,8 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands of parts that are not built yet.
-const LATER_COMMANDS: [&str; 8] =
-    ["train", "checkpoint", "launch", "init", "data", "generate", "bench", "monitor"];
+const LATER_COMMANDS: [&str; 7] = ["train", "checkpoint", "launch", "data", "generate", "bench", "monitor"];
 
 /// Flags of a training command that no built part reads.
 const LATER_FLAGS: [&str; 28] = [
@@ -43,7 +42,7 @@ const LATER_FLAGS: [&str; 28] = [
 pub(crate) fn later_command(typed: &[String]) -> Option<String> {
     let command = typed.iter().skip(1).find(|argument| !argument.starts_with('-'))?;
     LATER_COMMANDS.contains(&command.as_str()).then(|| {
-        format!("`zeroth {command}` is not yet built in this version; there are plan, config, doctor and completions")
+        format!("`zeroth {command}` is not yet built in this version; there are plan, config, init, doctor and completions")
     })
 }
 

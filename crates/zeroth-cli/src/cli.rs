@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use zeroth::base::{parse_bytes, parse_count};
+use zeroth::base::{DType, parse_bytes, parse_count};
+use zeroth::model::Family;
 
 use crate::train_flags::TrainFlags;
 
@@ -45,6 +46,8 @@ pub(crate) enum Command {
     /// Understand, check, resolve and write DeepSpeed configs
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// A new model folder from a family and sizes: config.json and weights from a seed
+    Init(Box<InitArgs>),
     /// What this machine offers, and what its environment variables do here
     #[command(after_help = "Example: zeroth doctor --format json")]
     Doctor,
@@ -132,6 +135,111 @@ pub(crate) enum TrainTypeArg {
     Full,
     /// LoRA's own parameters
     Lora,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    args_override_self = true,
+    after_help = "Example: zeroth init --family qwen3 --hidden 512 --layers 8 --heads 8 --kv-heads 4 \
+                  --intermediate-size 1536 --vocab-size 32000 --tied --output my-model\n\n\
+                  Weights are normal numbers of standard deviation 0.02, norms are ones, biases zeros. The same seed gives \
+                  the same bits on every machine."
+)]
+pub(crate) struct InitArgs {
+    /// The family it belongs to
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) family: NewFamilyArg,
+    /// Width of the model
+    #[arg(long, alias = "hidden-size", value_name = "N")]
+    pub(crate) hidden: u64,
+    /// Blocks
+    #[arg(long, alias = "num-hidden-layers", value_name = "N")]
+    pub(crate) layers: u64,
+    /// Attention heads
+    #[arg(long, alias = "num-attention-heads", value_name = "N")]
+    pub(crate) heads: u64,
+    /// Heads of keys and values [default: as many as heads]
+    #[arg(long, alias = "num-key-value-heads", value_name = "N")]
+    pub(crate) kv_heads: Option<u64>,
+    /// Width of one head [default: hidden / heads]
+    #[arg(long, value_name = "N")]
+    pub(crate) head_dim: Option<u64>,
+    /// Inner width of the feed-forward part
+    #[arg(long, value_name = "N")]
+    pub(crate) intermediate_size: u64,
+    /// Tokens of the vocabulary
+    #[arg(long, value_name = "N")]
+    pub(crate) vocab_size: u64,
+    /// The output projection is the embedding
+    #[arg(long, alias = "tie-word-embeddings", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false")]
+    pub(crate) tied: bool,
+    /// The longest sequence it is meant for [default: the family's]
+    #[arg(long, alias = "max-position-embeddings", value_name = "N")]
+    pub(crate) max_positions: Option<u64>,
+    /// The base of rotary frequencies [default: 10000]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub(crate) rope_theta: Option<f64>,
+    /// The type the weights are stored in
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = DTypeArg::Bf16)]
+    pub(crate) dtype: DTypeArg,
+    /// Where all random numbers come from
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub(crate) seed: u64,
+    /// The size above which weights are cut into several files
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes, default_value = "5GB")]
+    pub(crate) max_shard_size: u64,
+    /// The folder to write
+    #[arg(short, long, alias = "output-dir", value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Replace the model in a folder that is not empty; other files stay
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) overwrite_output_dir: bool,
+}
+
+/// A family that new models can be made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NewFamilyArg {
+    /// Llama 1 to 3
+    Llama,
+    /// Mistral, without its attention window
+    Mistral,
+    /// Qwen2: biases on q, k and v
+    Qwen2,
+    /// Qwen3: norms on q and k
+    Qwen3,
+}
+
+impl From<NewFamilyArg> for Family {
+    fn from(family: NewFamilyArg) -> Self {
+        match family {
+            NewFamilyArg::Llama => Self::Llama,
+            NewFamilyArg::Mistral => Self::Mistral,
+            NewFamilyArg::Qwen2 => Self::Qwen2,
+            NewFamilyArg::Qwen3 => Self::Qwen3,
+        }
+    }
+}
+
+/// The type of stored weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    /// 2 bytes, the range of fp32
+    Bf16,
+    /// 2 bytes, more precise and up to 65,504
+    Fp16,
+    /// 4 bytes
+    Fp32,
+}
+
+impl From<DTypeArg> for DType {
+    fn from(dtype: DTypeArg) -> Self {
+        match dtype {
+            DTypeArg::Bf16 => Self::Bf16,
+            DTypeArg::Fp16 => Self::F16,
+            DTypeArg::Fp32 => Self::F32,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 use zeroth_base::DType;
 
 use crate::fields::Fields;
-use crate::folder::{model_folder, parse, read_config, weights_include};
+use crate::folder::{model_folder, parse, read_config};
+use crate::safetensors::weights_include;
 use crate::{Family, FieldError, ModelError, Rope, decoder, t5};
 
 // Limits far beyond any model: within them no count overflows 64 bits and no table is larger than a few hundred MB.

@@ -2,8 +2,8 @@
 //! cache. Nothing is fetched from a network.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -175,29 +175,4 @@ pub(crate) fn parse(bytes: &[u8], origin: &str) -> Result<Map<String, Value>, Mo
         Value::Object(map) => Ok(map),
         other => Err(ModelError::NotAnObject { origin: origin.to_owned(), found: kind(&other) }),
     }
-}
-
-/// Whether the weights in a model folder include a tensor of that name. `None` where there are no weights, or they
-/// cannot be read: whoever loads them says why.
-pub(crate) fn weights_include(folder: &Path, name: &str) -> Option<bool> {
-    if let Ok(bytes) = fs::read(folder.join("model.safetensors.index.json")) {
-        let index: Value = serde_json::from_slice(&bytes).ok()?;
-        return Some(index.get("weight_map")?.as_object()?.contains_key(name));
-    }
-    let header = safetensors_header(&folder.join("model.safetensors")).ok()?;
-    let header: Map<String, Value> = serde_json::from_slice(&header).ok()?;
-    Some(header.contains_key(name))
-}
-
-/// The JSON at the start of a safetensors file: 8 bytes of length, then that many bytes.
-fn safetensors_header(path: &Path) -> io::Result<Vec<u8>> {
-    // The format's own limit.
-    const LARGEST: u64 = 100_000_000;
-    let mut file = File::open(path)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length)?;
-    let length = u64::from_le_bytes(length).min(LARGEST);
-    let mut header = Vec::new();
-    file.take(length).read_to_end(&mut header)?;
-    Ok(header)
 }

@@ -1,27 +1,44 @@
 //! The architectures: a Hugging Face model folder's `config.json` becomes a [`ModelConfig`], and that becomes a
 //! [`ParameterTable`]: every parameter with its name on disk, its shape and the unit it belongs to.
 //!
-//! Shapes only: no weights, no device. The planner counts with these tables and the engine loads with them, so both
-//! speak of the same model. Names and shapes are those of the safetensors files. In memory transformers 5 keeps the
-//! experts of a block fused; on disk each expert has its own matrices, and so they have here.
+//! The table is shapes only: no weights, no device. The planner counts with these tables and the engine loads with
+//! them, so both speak of the same model. Names and shapes are those of the safetensors files. In memory transformers 5
+//! keeps the experts of a block fused; on disk each expert has its own matrices, and so they have here.
+//!
+//! Weights are touched in two places: [`WeightFiles`] and [`WeightWriter`] read and write them by ranges, and
+//! [`fill_new`] makes new ones. None of them holds a model in memory, and none knows what a rank is.
 
 mod auto;
 mod config;
+mod config_json;
 mod decoder;
 mod error;
 mod family;
 mod fields;
 mod folder;
+mod forward;
+mod init;
 mod lora;
+mod new_folder;
 mod rope;
+mod rotary;
+mod safetensors;
 mod t5;
 mod table;
 
 pub use auto::hidden_size_for_auto;
 pub use config::{Activation, Experts, ModelConfig, Positions};
+pub use config_json::UnwritableConfig;
 pub use error::{FieldError, ModelError};
 pub use family::Family;
 pub use folder::{HubCache, locate, read_config};
+pub use forward::{Batch, ForwardError, forward};
+pub use init::{INITIALIZER_RANGE, fill_new};
 pub use lora::{Lora, LoraError, LoraTargets, lora_table};
+pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use rope::{Rope, RopeScaling};
+pub use safetensors::{
+    DEFAULT_SHARD_BYTES, HeaderError, NewTensor, WeightFiles, WeightProblem, WeightWarning, WeightWriter,
+    WeightsError, WrittenWeights,
+};
 pub use table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName, table};

@@ -113,6 +113,11 @@ impl Parameter {
         Self { name, shape, kind, aliases: &[] }
     }
 
+    /// Its name and the other names it may have in a file.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.name.as_str()).chain(self.aliases.iter().copied())
+    }
+
     /// How many numbers it holds.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()

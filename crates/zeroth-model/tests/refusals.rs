@@ -383,18 +383,22 @@ mod refusals {
         let tied = || ModelConfig::from_folder(place.path()).unwrap().tied_head;
         assert!(tied(), "no weights");
 
-        let weights = |names: &str| {
-            let header = format!("{{{names}}}");
+        let weights = |names: &[&str]| {
+            let empty = r#"{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}"#;
+            let tensors: Vec<String> = names.iter().map(|name| format!("\"{name}\": {empty}")).collect();
+            let header = format!("{{{}}}", tensors.join(", "));
             let mut file = (header.len() as u64).to_le_bytes().to_vec();
             file.extend(header.bytes());
             fs::write(place.path().join("model.safetensors"), file).unwrap();
         };
-        weights(r#""shared.weight": {}"#);
+        weights(&["shared.weight"]);
         assert!(tied(), "no head among the weights");
-        weights(r#""shared.weight": {}, "lm_head.weight": {}"#);
+        weights(&["shared.weight", "lm_head.weight"]);
         assert!(!tied(), "a head among the weights");
         fs::write(place.path().join("model.safetensors"), [255; 20]).unwrap();
         assert!(tied(), "a broken file says nothing");
+        // One file goes before an index, as in transformers.
+        fs::remove_file(place.path().join("model.safetensors")).unwrap();
         let index = json!({"weight_map": {"lm_head.weight": "a", "shared.weight": "b"}});
         fs::write(place.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
         assert!(!tied(), "a head in the index of sharded weights");

@@ -4,6 +4,8 @@
 //! an [`Ask`] with a row for every [`Placement`]: bytes on a device and on a host, bytes a rank sends, what fits, what
 //! to take, and, where nothing fits, the single changes that would. What a run really holds is counted from its
 //! compiled program; until a program is compiled, these are the numbers.
+//!
+//! [`Layout`] is the first part of that program: where every element of a model lives, on any number of ranks.
 
 mod activations;
 mod advice;
@@ -15,7 +17,9 @@ mod closed_form;
 mod communication;
 pub mod deepspeed;
 mod figures;
+mod layout;
 mod plan;
+pub mod program;
 mod recommend;
 
 pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
@@ -26,4 +30,5 @@ pub use changes::{Change, Lever, MOST_RANKS, SHORTEST_LENGTH, changes};
 pub use claims::{Claim, CountedIn, Holding, claims};
 pub use closed_form::{Bytes, BytesPerParameter, device_states, host_states};
 pub use communication::{sent_per_step, volume_in_parameters};
+pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot};
 pub use plan::{Footprint, Plan, Row, footprint, plan};

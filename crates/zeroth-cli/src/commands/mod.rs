@@ -5,6 +5,7 @@ mod config_file;
 mod doctor;
 mod explain;
 mod generate;
+mod init;
 mod plan;
 mod presets;
 mod resolve;
@@ -32,6 +33,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
                 Ok(Exit::Done)
             }
         },
+        Command::Init(arguments) => init::run(&arguments, output),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {
             let mut script = Vec::new();

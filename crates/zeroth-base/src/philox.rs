@@ -1,0 +1,66 @@
+//! Random numbers that are a function of a place: no state, so any rank makes any part alone.
+//!
+//! Philox4x32 with ten rounds, of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
+//! (2011). The known answers of the tests are those of the authors' Random123 library.
+
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// Added to the key after each round: the golden ratio and √3 - 1, as fractions of 2^32.
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// Four random words for a counter and a key. Different counters under one key give different words.
+#[inline]
+pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let (high0, low0) = halves_of_product(MULTIPLIERS[0], counter[0]);
+        let (high1, low1) = halves_of_product(MULTIPLIERS[1], counter[2]);
+        counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0];
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    counter
+}
+
+#[inline]
+fn halves_of_product(a: u32, b: u32) -> (u32, u32) {
+    let product = u64::from(a) * u64::from(b);
+    ((product >> 32) as u32, product as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_are_those_of_random123() {
+        let answers = [
+            ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+            (
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0],
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for (counter, key, words) in answers {
+            assert_eq!(philox4x32(counter, key), words, "counter {counter:x?}, key {key:x?}");
+        }
+    }
+
+    #[test]
+    fn every_word_of_counter_and_key_matters() {
+        let (counter, key) = ([1, 2, 3, 4], [5, 6]);
+        let mut seen = vec![philox4x32(counter, key)];
+        for word in 0..4 {
+            let mut other = counter;
+            other[word] ^= 1 << 31;
+            seen.push(philox4x32(other, key));
+        }
+        for word in 0..2 {
+            let mut other = key;
+            other[word] ^= 1 << 31;
+            seen.push(philox4x32(counter, other));
+        }
+        for (index, words) in seen.iter().enumerate() {
+            assert!(!seen[..index].contains(words), "{index}");
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Gradients: backward is derived node by node, from the loss to the first op.
+//!
+//! What an op's gradient reads, and what it gives, stands in one place: [`Deriver::node`]. A value that several ops
+//! read gets the sum of their gradients, in the order in which backward meets them; a linear adds into the sum itself.
+//! Gradients of parameters go to the unit's flat gradient, where all uses of a parameter add in f32.
+
+use crate::{Graph, GraphError, Kind, Node, Op, ParamId, UnitId, Value, ValueInfo};
+
+/// What a node of backward computes. The operands of each are documented here, once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum GradOp {
+    /// `x`, `labels` (and the weight) give the loss [1] and the gradient of `x`; the weight's gradient lands. The head's
+    /// forward and gradient are one op, slice by slice.
+    HeadLoss,
+    /// `dy` (and the weight) give `dy · w`.
+    LinearInput,
+    /// `x` and `dy`: `dyᵀ · x` lands in the weight's gradient, the sum over rows in the bias's.
+    LinearParams,
+    /// `x`, `rstd`, `dy`, perhaps the gradient of `x` from later uses (and the weight) give the gradient of `x`, that one
+    /// added; the weight's gradient lands.
+    RmsNorm(Op),
+    /// The same for the sum `h` of a residual add: its gradient is that of both summands.
+    AddRmsNorm(Op),
+    /// As `RmsNorm`, head by head.
+    HeadNorm(Op),
+    /// `dy` and `positions` give `dy` rotated back.
+    Rope(Op),
+    /// `q`, `k`, `v`, `o`, `lse`, `do` give `dq`, `dk`, `dv`.
+    Attention(Op),
+    /// `gate`, `up`, `dy` give `dgate`, `dup`.
+    SwiGlu,
+    /// `dy` gives `dx` through the same mask.
+    Dropout(Op),
+    /// `ids` and `dx`: the rows land in the table's gradient.
+    Embedding,
+    /// Two gradients of one value give their sum.
+    Sum,
+}
+
+/// How a result meets what is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Landing {
+    /// It is the first: the buffer's old contents do not count.
+    Write,
+    /// It is added to what is there.
+    Add,
+}
+
+/// One op of backward with its operands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GradNode {
+    /// What it computes.
+    pub op: GradOp,
+    /// The unit of the forward op it belongs to.
+    pub unit: UnitId,
+    /// The forward op it belongs to, by its place in [`Graph::nodes`].
+    pub of: usize,
+    /// What it reads, in the order of the op's documentation.
+    pub inputs: Vec<Value>,
+    /// The parameters it reads.
+    pub params: Vec<ParamId>,
+    /// What it writes, and how.
+    pub outputs: Vec<(Value, Landing)>,
+    /// The parameters whose gradients it adds to.
+    pub lands: Vec<ParamId>,
+}
+
+/// A model's backward.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Backward {
+    /// Values of forward and backward: those of the graph keep their places, gradients follow.
+    pub values: Vec<ValueInfo>,
+    /// Ops, in the order they run. The first is the head_loss, which stands for the graph's.
+    pub nodes: Vec<GradNode>,
+    /// The loss [1].
+    pub loss: Value,
+}
+
+impl Graph {
+    /// Derives backward. Frozen parameters get no gradient, and nothing is computed that only they would need.
+    pub fn backward(&self) -> Result<Backward, GraphError> {
+        let mut deriver = Deriver {
+            graph: self,
+            needed: needed(self),
+            values: self.values.clone(),
+            gradients: vec![None; self.values.len()],
+            nodes: Vec::new(),
+        };
+        let last = self.loss_node()?;
+        for index in (0..=last).rev() {
+            deriver.node(index, &self.nodes[index]);
+        }
+        let loss = self.nodes[last].outputs[0];
+        Ok(Backward { values: deriver.values, nodes: deriver.nodes, loss })
+    }
+}
+
+/// For each value, whether a trainable parameter lies before it: only then its gradient is worth computing.
+fn needed(graph: &Graph) -> Vec<bool> {
+    let mut needed = vec![false; graph.values.len()];
+    for node in &graph.nodes {
+        let trains = node.params.iter().any(|id| graph.param(*id).spec.trainable);
+        if trains || node.inputs.iter().any(|value| needed[value.index()]) {
+            for output in &node.outputs {
+                needed[output.index()] = true;
+            }
+        }
+    }
+    needed
+}
+
+/// A value's gradient so far. A shared one is the gradient of another value too, so nothing may be added into it.
+#[derive(Debug, Clone, Copy)]
+struct Gradient {
+    value: Value,
+    shared: bool,
+}
+
+struct Deriver<'a> {
+    graph: &'a Graph,
+    needed: Vec<bool>,
+    values: Vec<ValueInfo>,
+    /// For each value of the graph, its gradient.
+    gradients: Vec<Option<Gradient>>,
+    nodes: Vec<GradNode>,
+}
+
+impl Deriver<'_> {
+    /// The gradient of one forward node: what it reads of forward, what it gives.
+    fn node(&mut self, index: usize, node: &Node) {
+        let gradient = |deriver: &Self, place: usize| {
+            deriver.gradients[node.outputs[place].index()].map(|gradient| gradient.value)
+        };
+        match node.op {
+            Op::HeadLoss => {
+                let (x, labels, loss) = (node.inputs[0], node.inputs[1], node.outputs[0]);
+                let dx = self.needed[x.index()].then(|| self.fresh(x));
+                let outputs =
+                    [Some(loss), dx].into_iter().flatten().map(|value| (value, Landing::Write)).collect();
+                self.push(index, GradOp::HeadLoss, vec![x, labels], node.params.clone(), outputs, true);
+                if let Some(dx) = dx {
+                    self.give(index, x, dx);
+                }
+            }
+            Op::Linear => {
+                let Some(dy) = gradient(self, 0) else { return };
+                let x = node.inputs[0];
+                self.push(index, GradOp::LinearParams, vec![x, dy], Vec::new(), Vec::new(), true);
+                if !self.needed[x.index()] {
+                    return;
+                }
+                let weight = vec![node.params[0]];
+                // A linear adds into the gradient that is there: q, k and v read one norm.
+                if let Some(Gradient { value, shared: false }) = self.gradients[x.index()] {
+                    let outputs = vec![(value, Landing::Add)];
+                    self.push(index, GradOp::LinearInput, vec![dy], weight, outputs, false);
+                } else {
+                    let dx = self.fresh(x);
+                    let outputs = vec![(dx, Landing::Write)];
+                    self.push(index, GradOp::LinearInput, vec![dy], weight, outputs, false);
+                    self.give(index, x, dx);
+                }
+            }
+            Op::RmsNorm { .. } | Op::HeadNorm { .. } => {
+                let Some(dy) = gradient(self, 0) else { return };
+                let (x, rstd) = (node.inputs[0], node.outputs[1]);
+                let op = match node.op {
+                    Op::HeadNorm { .. } => GradOp::HeadNorm(node.op),
+                    _ => GradOp::RmsNorm(node.op),
+                };
+                let mut inputs = vec![x, rstd, dy];
+                inputs.extend(self.gradients[x.index()].map(|earlier| earlier.value));
+                // Where nothing before it trains, only the weight's gradient is computed.
+                let dx = self.needed[x.index()].then(|| self.fresh(x));
+                let outputs = dx.map(|dx| (dx, Landing::Write)).into_iter().collect();
+                self.push(index, op, inputs, node.params.clone(), outputs, true);
+                // It holds what was there before, so it takes its place.
+                self.gradients[x.index()] = dx.map(|value| Gradient { value, shared: false });
+            }
+            Op::AddRmsNorm { .. } => self.add_rms_norm(index, node),
+            Op::Rope { .. } => {
+                let Some(dy) = gradient(self, 0) else { return };
+                self.one_to_one(index, node, GradOp::Rope(node.op), vec![dy, node.inputs[1]]);
+            }
+            Op::Dropout { .. } => {
+                let Some(dy) = gradient(self, 0) else { return };
+                self.one_to_one(index, node, GradOp::Dropout(node.op), vec![dy]);
+            }
+            Op::Attention { .. } => {
+                let Some(dy) = gradient(self, 0) else { return };
+                let mut inputs = node.inputs.clone();
+                inputs.extend([node.outputs[0], node.outputs[1], dy]);
+                self.many(index, node, GradOp::Attention(node.op), inputs);
+            }
+            Op::SwiGlu => {
+                let Some(dy) = gradient(self, 0) else { return };
+                let inputs = vec![node.inputs[0], node.inputs[1], dy];
+                self.many(index, node, GradOp::SwiGlu, inputs);
+            }
+            Op::Embedding => {
+                let Some(dx) = gradient(self, 0) else { return };
+                let inputs = vec![node.inputs[0], dx];
+                self.push(index, GradOp::Embedding, inputs, Vec::new(), Vec::new(), true);
+            }
+        }
+    }
+
+    /// The sum's gradient is that of both summands: one value stands for both, and is shared.
+    fn add_rms_norm(&mut self, index: usize, node: &Node) {
+        let (sum, normed, rstd) = (node.outputs[0], node.outputs[1], node.outputs[2]);
+        let of =
+            |deriver: &Self, value: Value| deriver.gradients[value.index()].map(|gradient| gradient.value);
+        let Some(dy) = of(self, normed) else {
+            // Only the sum is used later: its gradient passes through.
+            if let Some(dh) = of(self, sum) {
+                self.share(index, node, dh);
+            }
+            return;
+        };
+        let mut inputs = vec![sum, rstd, dy];
+        inputs.extend(of(self, sum));
+        let needed = node.inputs.iter().any(|input| self.needed[input.index()]);
+        let gradient = needed.then(|| self.fresh(sum));
+        let outputs = gradient.map(|gradient| (gradient, Landing::Write)).into_iter().collect();
+        self.push(index, GradOp::AddRmsNorm(node.op), inputs, node.params.clone(), outputs, true);
+        if let Some(gradient) = gradient {
+            self.share(index, node, gradient);
+        }
+    }
+
+    fn share(&mut self, index: usize, node: &Node, gradient: Value) {
+        for input in &node.inputs {
+            self.give(index, *input, gradient);
+            if let Some(given) = &mut self.gradients[input.index()] {
+                given.shared |= given.value == gradient;
+            }
+        }
+    }
+
+    fn one_to_one(&mut self, index: usize, node: &Node, op: GradOp, inputs: Vec<Value>) {
+        let x = node.inputs[0];
+        if !self.needed[x.index()] {
+            return;
+        }
+        let dx = self.fresh(x);
+        self.push(index, op, inputs, Vec::new(), vec![(dx, Landing::Write)], false);
+        self.give(index, x, dx);
+    }
+
+    /// An op with a gradient for each input, computed together.
+    fn many(&mut self, index: usize, node: &Node, op: GradOp, inputs: Vec<Value>) {
+        if !node.inputs.iter().any(|input| self.needed[input.index()]) {
+            return;
+        }
+        let gradients: Vec<Value> = node.inputs.iter().map(|input| self.fresh(*input)).collect();
+        let outputs = gradients.iter().map(|gradient| (*gradient, Landing::Write)).collect();
+        self.push(index, op, inputs, Vec::new(), outputs, false);
+        for (input, gradient) in node.inputs.iter().zip(gradients) {
+            self.give(index, *input, gradient);
+        }
+    }
+
+    /// A new value of the shape of another.
+    fn fresh(&mut self, like: Value) -> Value {
+        let info = ValueInfo { kind: Kind::Activation, ..self.values[like.index()] };
+        self.values.push(info);
+        Value(self.values.len() as u32 - 1)
+    }
+
+    /// `gradient` is one contribution to the gradient of `value`; the second and later ones are summed.
+    fn give(&mut self, index: usize, value: Value, gradient: Value) {
+        if !self.needed[value.index()] {
+            return;
+        }
+        let sum = match self.gradients[value.index()] {
+            None => gradient,
+            Some(earlier) => {
+                let sum = self.fresh(value);
+                let inputs = vec![earlier.value, gradient];
+                self.push(index, GradOp::Sum, inputs, Vec::new(), vec![(sum, Landing::Write)], false);
+                sum
+            }
+        };
+        self.gradients[value.index()] = Some(Gradient { value: sum, shared: false });
+    }
+
+    fn push(
+        &mut self,
+        of: usize,
+        op: GradOp,
+        inputs: Vec<Value>,
+        params: Vec<ParamId>,
+        outputs: Vec<(Value, Landing)>,
+        lands: bool,
+    ) {
+        let node = &self.graph.nodes[of];
+        let trainable = |id: &ParamId| self.graph.param(*id).spec.trainable;
+        let lands: Vec<ParamId> =
+            if lands { node.params.iter().copied().filter(trainable).collect() } else { Vec::new() };
+        // A node that neither writes a value nor lands a gradient has nothing to do: a frozen linear's weight.
+        if outputs.is_empty() && lands.is_empty() {
+            return;
+        }
+        self.nodes.push(GradNode { op, unit: node.unit, of, inputs, params, outputs, lands });
+    }
+}

@@ -1,0 +1,78 @@
+//! The ops: coarse, and named for what they do.
+//!
+//! An op holds what does not depend on the micro-batch. Its operands, parameters and results are the node's; the order
+//! in which they stand is documented here, once, for the graph and for everything that runs it.
+
+/// What a node computes. T is the number of tokens, H the hidden width.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// `ids` [T] and a table [V, H] give the rows [T, H].
+    Embedding,
+    /// `x` [T, I], weight [O, I] and perhaps a bias [O] give `x · wᵀ + b` [T, O].
+    Linear,
+    /// `x` [T, H] and weight [H] give `x · rstd · w` [T, H] and the statistic `rstd` [T].
+    RmsNorm {
+        /// Added to the mean of squares.
+        eps: f64,
+    },
+    /// `r` and `x` [T, H] and weight [H] give the sum `h = r + x`, its norm and `rstd`: the residual add and the norm
+    /// after it in one pass.
+    AddRmsNorm {
+        /// Added to the mean of squares.
+        eps: f64,
+    },
+    /// As `RmsNorm`, for each head apart: `x` [T, heads · D] and weight [D] give [T, heads · D] and `rstd` [T, heads].
+    HeadNorm {
+        /// Heads in a row.
+        heads: u64,
+        /// Added to the mean of squares.
+        eps: f64,
+    },
+    /// `x` [T, heads · D] and `positions` [T] give `x` with each head's halves rotated. The angles are the model's.
+    Rope {
+        /// Heads in a row.
+        heads: u64,
+    },
+    /// `q` [T, heads · D], `k` and `v` [T, kv_heads · D] give [T, heads · D] and the log of the softmax's sum [T, heads].
+    /// Causal within each sequence of the micro-batch.
+    Attention {
+        /// Heads of q.
+        heads: u64,
+        /// Heads of k and v; each serves heads / kv_heads heads of q.
+        kv_heads: u64,
+        /// How many positions back a token attends, itself included; none: all of its sequence.
+        window: Option<u64>,
+        /// What scores are multiplied with.
+        scale: f64,
+    },
+    /// `gate` and `up` [T, F] give `silu(gate) · up`.
+    SwiGlu,
+    /// `x` with elements zeroed by chance and the rest scaled up; the mask is computed again where it is needed.
+    Dropout {
+        /// The chance that an element is zeroed.
+        probability: f64,
+        /// Tells the dropouts of one model apart: part of the key of its random numbers.
+        salt: u32,
+    },
+    /// `x` [T, H], weight [V, H] and `labels` [T] give the sum of the losses of the trained tokens [1]: projection,
+    /// softmax and cross-entropy in slices of tokens, so that no [T, V] tensor exists.
+    HeadLoss,
+}
+
+impl Op {
+    /// Its name in messages, traces and plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Embedding => "embedding",
+            Self::Linear => "linear",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::AddRmsNorm { .. } => "add_rms_norm",
+            Self::HeadNorm { .. } => "head_norm",
+            Self::Rope { .. } => "rope",
+            Self::Attention { .. } => "attention",
+            Self::SwiGlu => "swiglu",
+            Self::Dropout { .. } => "dropout",
+            Self::HeadLoss => "head_loss",
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Writing a `config.json` that transformers 4 and 5 both read.
+//!
+//! Both forms of a field that was renamed are written: `rope_theta` and `rope_scaling` for transformers 4, which does
+//! not look at `rope_parameters`; `rope_parameters` for 5, which also takes the older two; `torch_dtype` for 4 before
+//! 4.56, `dtype` since. What is written is read back before it is given out: it says the same model, or it is refused.
+
+use serde_json::{Map, Value, json};
+use zeroth_base::DType;
+
+use crate::config::Activation;
+use crate::init::INITIALIZER_RANGE;
+use crate::{Family, ModelConfig, Positions, Rope, RopeScaling};
+
+/// A model that no `config.json` written here describes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnwritableConfig {
+    /// A family whose configs are read and not written.
+    #[error(
+        "a config.json is written for llama, mistral, qwen2 and qwen3, and this model is of the family {family}"
+    )]
+    Family {
+        /// The model's.
+        family: Family,
+    },
+    /// A description that the family's configs cannot express.
+    #[error(
+        "a config.json of the family {family} cannot say this model's {fields}: it would be read as another model"
+    )]
+    Fields {
+        /// The model's family.
+        family: Family,
+        /// What would be read differently.
+        fields: String,
+    },
+}
+
+impl Family {
+    /// Whether its configs are written and not only read.
+    pub(crate) const fn is_written(self) -> bool {
+        matches!(self, Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3)
+    }
+}
+
+impl ModelConfig {
+    /// The model's `config.json`.
+    pub fn to_json(&self) -> Result<Map<String, Value>, UnwritableConfig> {
+        let family = self.family;
+        if !family.is_written() {
+            return Err(UnwritableConfig::Family { family });
+        }
+        let map = self.fields();
+        let refused = |fields: String| UnwritableConfig::Fields { family, fields };
+        let again = Self::from_map(&map, "config.json").map_err(|error| refused(error.to_string()))?;
+        if again == *self { Ok(map) } else { Err(refused(differences(self, &again).join(", "))) }
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        let mut set = |field: &str, value: Value| {
+            map.insert(field.to_owned(), value);
+        };
+        set("architectures", json!([self.family.architecture()]));
+        set("model_type", json!(self.family.model_type()));
+        set("vocab_size", json!(self.vocab));
+        set("hidden_size", json!(self.hidden));
+        set("intermediate_size", json!(self.ffn));
+        set("num_hidden_layers", json!(self.blocks));
+        set("num_attention_heads", json!(self.heads));
+        set("num_key_value_heads", json!(self.kv_heads));
+        set("head_dim", json!(self.head_dim));
+        set("hidden_act", json!(activation_word(self.activation)));
+        set("max_position_embeddings", json!(self.max_positions));
+        set("rms_norm_eps", json!(self.norm_eps));
+        set("tie_word_embeddings", json!(self.tied_head));
+        if matches!(self.family, Family::Llama | Family::Qwen3) {
+            set("attention_bias", json!(self.qkv_bias));
+        }
+        if self.family == Family::Llama {
+            set("mlp_bias", json!(self.mlp_bias));
+        }
+        set("attention_dropout", json!(0.0));
+        set("initializer_range", json!(INITIALIZER_RANGE));
+        set("use_cache", json!(true));
+        self.window_fields(&mut set);
+        if let Positions::Rope(rope) = &self.positions {
+            let scaling = rope_scaling(rope);
+            let mut parameters = Map::from_iter([("rope_theta".to_owned(), json!(rope.theta))]);
+            parameters.extend(scaling.clone());
+            set("rope_theta", json!(rope.theta));
+            let stretched = rope.scaling != RopeScaling::Default;
+            set("rope_scaling", if stretched { Value::Object(scaling) } else { Value::Null });
+            set("rope_parameters", Value::Object(parameters));
+        }
+        if let Some(dtype) = self.dtype {
+            set("dtype", json!(torch_name(dtype)));
+            set("torch_dtype", json!(torch_name(dtype)));
+        }
+        map
+    }
+
+    fn window_fields(&self, set: &mut impl FnMut(&str, Value)) {
+        let window = self.windows.iter().copied().find_map(|window| window);
+        match self.family {
+            Family::Mistral => set("sliding_window", json!(window)),
+            Family::Qwen2 | Family::Qwen3 => {
+                let first = self.windows.iter().position(Option::is_some).unwrap_or(self.windows.len());
+                let kind = |window: &Option<u64>| match window {
+                    Some(_) => "sliding_attention",
+                    None => "full_attention",
+                };
+                set("use_sliding_window", json!(window.is_some()));
+                set("sliding_window", json!(window));
+                // What transformers before 4.53 reads instead of the list.
+                set("max_window_layers", json!(first));
+                set("layer_types", json!(self.windows.iter().map(kind).collect::<Vec<_>>()));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn activation_word(activation: Activation) -> &'static str {
+    let word = Activation::WORDS.iter().find(|(_, meaning)| *meaning == activation);
+    word.map(|(word, _)| *word).expect("every activation has a word: it is read by it")
+}
+
+const fn torch_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::Bf16 => "bfloat16",
+        DType::F16 => "float16",
+    }
+}
+
+/// The fields of `rope_scaling`.
+fn rope_scaling(rope: &Rope) -> Map<String, Value> {
+    let mut fields: Vec<(&str, Value)> = Vec::new();
+    let kind = match &rope.scaling {
+        RopeScaling::Default => "default",
+        RopeScaling::Linear { factor } => {
+            fields.push(("factor", json!(factor)));
+            "linear"
+        }
+        RopeScaling::Dynamic { factor } => {
+            fields.push(("factor", json!(factor)));
+            "dynamic"
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+            fields.extend([
+                ("factor", json!(factor)),
+                ("low_freq_factor", json!(low_freq_factor)),
+                ("high_freq_factor", json!(high_freq_factor)),
+                ("original_max_position_embeddings", json!(original_max_positions)),
+            ]);
+            "llama3"
+        }
+        RopeScaling::Yarn {
+            factor,
+            original_max_positions,
+            attention_factor,
+            beta_fast,
+            beta_slow,
+            mscale,
+            mscale_all_dim,
+            truncate,
+        } => {
+            fields.extend([
+                ("factor", json!(factor)),
+                ("original_max_position_embeddings", json!(original_max_positions)),
+                ("beta_fast", json!(beta_fast)),
+                ("beta_slow", json!(beta_slow)),
+                ("truncate", json!(truncate)),
+            ]);
+            let optional = [
+                ("attention_factor", attention_factor),
+                ("mscale", mscale),
+                ("mscale_all_dim", mscale_all_dim),
+            ];
+            fields.extend(optional.into_iter().filter_map(|(field, value)| Some((field, json!((*value)?)))));
+            "yarn"
+        }
+    };
+    fields.push(("rope_type", json!(kind)));
+    fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect()
+}
+
+/// The names of what two descriptions of one model disagree on.
+fn differences(a: &ModelConfig, b: &ModelConfig) -> Vec<&'static str> {
+    [
+        ("encoder_blocks", a.encoder_blocks != b.encoder_blocks),
+        ("gated", a.gated != b.gated),
+        ("scaled_head", a.scaled_head != b.scaled_head),
+        ("norm_eps", a.norm_eps != b.norm_eps),
+        ("qkv_bias", a.qkv_bias != b.qkv_bias),
+        ("output_bias", a.output_bias != b.output_bias),
+        ("mlp_bias", a.mlp_bias != b.mlp_bias),
+        ("qk_norm", a.qk_norm != b.qk_norm),
+        ("windows", a.windows != b.windows),
+        ("positions", a.positions != b.positions),
+        ("max_positions", a.max_positions != b.max_positions),
+        ("experts", a.experts != b.experts),
+    ]
+    .into_iter()
+    .filter_map(|(field, differ)| differ.then_some(field))
+    .collect()
+}

@@ -1,0 +1,135 @@
+//! The forward of the decoder-only families, written once over shapes: what is computed, not how or where.
+//!
+//! Block: norm, attention, residual add and norm, feed-forward. The residual add of one part and the norm of the next
+//! are one op, so a block ends with its branch and the sum so far, and the next begins with both.
+
+use zeroth_graph::{Builder, Graph, GraphError, ParamSpec, Value};
+
+use crate::rotary::rotary;
+use crate::{Activation, Family, ModelConfig, ParameterTable, Positions, UnitName};
+
+/// The micro-batches a forward is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// Tokens (rows) of a micro-batch.
+    pub tokens: u64,
+    /// The longest sequence among them.
+    pub longest: u64,
+}
+
+/// A forward that cannot be written.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ForwardError {
+    /// A family or a part of one whose ops are not built.
+    #[error("{} models with {what} cannot be trained yet: llama, mistral, qwen2 and qwen3 can", family.model_type())]
+    NotYet {
+        /// The family.
+        family: Family,
+        /// What of it is missing.
+        what: &'static str,
+    },
+    /// The table does not fit the config.
+    #[error("the parameter table does not fit the model: {0}")]
+    Graph(#[from] GraphError),
+}
+
+/// The forward of a model. Every parameter of the table is trained; `table` is the model's own.
+pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Result<Graph, ForwardError> {
+    let not_yet = |what| ForwardError::NotYet { family: config.family, what };
+    let Positions::Rope(rope) = &config.positions else { return Err(not_yet("an encoder")) };
+    if config.experts.is_some() {
+        return Err(not_yet("experts"));
+    }
+    if config.activation != Activation::Silu {
+        return Err(not_yet("another activation than silu"));
+    }
+    let mut b = Builder::new(batch.tokens);
+    let max_positions = config.max_positions.unwrap_or(batch.longest);
+    b.rotary(rotary(rope, config.head_dim, batch.longest, max_positions));
+    let mut flow = None;
+    for unit in &table.units {
+        let params = unit.parameters.iter().map(|parameter| ParamSpec {
+            name: parameter.name.clone(),
+            shape: parameter.shape.clone(),
+            trainable: true,
+        });
+        b.unit(unit.name.to_string(), params.collect())?;
+        flow = match (unit.name, flow) {
+            (UnitName::Embedding | UnitName::Tied, _) => {
+                let embed = b.param("model.embed_tokens.weight")?;
+                let ids = b.ids();
+                Some(Flow { sum: None, branch: b.embedding(ids, embed)? })
+            }
+            (UnitName::Block(index), Some(flow)) => Some(block(&mut b, config, index, flow)?),
+            (UnitName::Head, Some(flow)) => {
+                let norm = b.param("model.norm.weight")?;
+                let (_, normed) = flow.norm(&mut b, norm, config.norm_eps)?;
+                let head = if config.tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
+                let head = b.param(head)?;
+                b.head_loss(normed, head)?;
+                None
+            }
+            _ => return Err(not_yet("units in another order")),
+        };
+    }
+    Ok(b.finish()?)
+}
+
+/// What runs through the model: the sum of all parts so far, and the newest part, which is yet to be added.
+#[derive(Clone, Copy)]
+struct Flow {
+    sum: Option<Value>,
+    branch: Value,
+}
+
+impl Flow {
+    /// Adds the newest part and norms the sum: gives both.
+    fn norm(
+        &self,
+        b: &mut Builder,
+        weight: zeroth_graph::ParamId,
+        eps: f64,
+    ) -> Result<(Value, Value), GraphError> {
+        match self.sum {
+            None => Ok((self.branch, b.rms_norm(self.branch, weight, eps)?)),
+            Some(sum) => b.add_rms_norm(sum, self.branch, weight, eps),
+        }
+    }
+}
+
+fn block(b: &mut Builder, config: &ModelConfig, index: u64, flow: Flow) -> Result<Flow, GraphError> {
+    let ModelConfig { heads, kv_heads, head_dim, norm_eps, .. } = *config;
+    let at = |part: &str| format!("model.layers.{index}.{part}");
+    let linear = |b: &mut Builder, x: Value, part: &str, has_bias: bool| {
+        let weight = b.param(&at(&format!("{part}.weight")))?;
+        let bias = if has_bias { Some(b.param(&at(&format!("{part}.bias")))?) } else { None };
+        b.linear(x, weight, bias)
+    };
+    let head_norm = |b: &mut Builder, x: Value, part: &str, heads: u64| {
+        if !config.qk_norm {
+            return Ok(x);
+        }
+        let weight = b.param(&at(&format!("self_attn.{part}.weight")))?;
+        b.head_norm(x, weight, heads, norm_eps)
+    };
+
+    let norm = b.param(&at("input_layernorm.weight"))?;
+    let (sum, normed) = flow.norm(b, norm, norm_eps)?;
+    let q = linear(b, normed, "self_attn.q_proj", config.qkv_bias)?; // [T, heads · D]
+    let k = linear(b, normed, "self_attn.k_proj", config.qkv_bias)?; // [T, kv_heads · D]
+    let v = linear(b, normed, "self_attn.v_proj", config.qkv_bias)?; // [T, kv_heads · D]
+    let q = head_norm(b, q, "q_norm", heads)?;
+    let k = head_norm(b, k, "k_norm", kv_heads)?;
+    let (q, k) = (b.rope(q, heads)?, b.rope(k, kv_heads)?);
+    let window = config.windows.get(index as usize).copied().flatten();
+    let attended = b.attention([q, k, v], heads, kv_heads, window, (head_dim as f64).powf(-0.5))?;
+    let branch = linear(b, attended, "self_attn.o_proj", config.output_bias)?; // [T, H]
+
+    let norm = b.param(&at("post_attention_layernorm.weight"))?;
+    let (sum, normed) = b.add_rms_norm(sum, branch, norm, norm_eps)?;
+    let gate = linear(b, normed, "mlp.gate_proj", config.mlp_bias)?; // [T, F]
+    let up = linear(b, normed, "mlp.up_proj", config.mlp_bias)?; // [T, F]
+    let activated = b.swiglu(gate, up)?;
+    let branch = linear(b, activated, "mlp.down_proj", config.mlp_bias)?; // [T, H]
+    Ok(Flow { sum: Some(sum), branch })
+}

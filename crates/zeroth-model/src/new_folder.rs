@@ -1,0 +1,215 @@
+//! A new model: from named sizes to a folder with a `config.json` and weights, as `zeroth init` makes it.
+
+use std::fs;
+use std::io;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use serde_json::{Map, Value, json};
+use zeroth_base::{DType, PublishError, publish};
+
+use crate::init::{INITIALIZER_RANGE, fill_new};
+use crate::safetensors::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, WrittenWeights};
+use crate::{Family, FieldError, ModelConfig, ModelError, Parameter, UnwritableConfig, table};
+
+/// Elements that one thread makes at a time.
+const PIECE: usize = 1 << 18;
+/// Making a number costs more than writing it; beyond this many threads the disk is what is waited for.
+const MOST_THREADS: usize = 16;
+
+/// The sizes of a new model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSizes {
+    /// llama, mistral, qwen2 or qwen3.
+    pub family: Family,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Attention heads.
+    pub heads: u64,
+    /// Heads of keys and values; as many as heads where not given.
+    pub kv_heads: Option<u64>,
+    /// Width of one head; the model's width shared by the heads where not given.
+    pub head_dim: Option<u64>,
+    /// Inner width of the feed-forward part.
+    pub ffn: u64,
+    /// Rows of the embedding.
+    pub vocab: u64,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// The longest sequence it is meant for; the family's default where not given.
+    pub max_positions: Option<u64>,
+    /// The base of rotary frequencies; 10,000 where not given.
+    pub rope_theta: Option<f64>,
+}
+
+impl ModelConfig {
+    /// The model of these sizes, with no attention window and with the family's own biases and norms. Sizes are held
+    /// to the limits of a `config.json` that is read, and complaints name its fields.
+    pub fn from_sizes(sizes: &ModelSizes) -> Result<Self, ModelError> {
+        Self::from_map(&fields(sizes).map_err(in_sizes)?, ORIGIN)
+    }
+}
+
+/// What messages call sizes that were typed.
+const ORIGIN: &str = "the sizes given";
+
+fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
+    if !sizes.family.is_written() {
+        return Err(FieldError::Unsupported {
+            field: "model_type".to_owned(),
+            found: sizes.family.to_string(),
+            why: "new models are of the families llama, mistral, qwen2 and qwen3".to_owned(),
+        });
+    }
+    // JSON would say null, which means the default.
+    if let Some(theta) = sizes.rope_theta.filter(|theta| !theta.is_finite()) {
+        let (field, found) = ("rope_theta".to_owned(), theta.to_string());
+        return Err(FieldError::WrongType { field, found, expected: "a number above zero" });
+    }
+    let head_dim = match sizes.head_dim {
+        Some(head_dim) => head_dim,
+        // A family's own default is for its published sizes, not for these.
+        None if sizes.heads > 0 && sizes.hidden.is_multiple_of(sizes.heads) => sizes.hidden / sizes.heads,
+        None => return Err(FieldError::HeadDim { hidden: sizes.hidden, heads: sizes.heads }),
+    };
+    let fields = [
+        ("model_type", json!(sizes.family.model_type())),
+        ("hidden_size", json!(sizes.hidden)),
+        ("num_hidden_layers", json!(sizes.blocks)),
+        ("num_attention_heads", json!(sizes.heads)),
+        ("num_key_value_heads", json!(sizes.kv_heads.unwrap_or(sizes.heads))),
+        ("head_dim", json!(head_dim)),
+        ("intermediate_size", json!(sizes.ffn)),
+        ("vocab_size", json!(sizes.vocab)),
+        ("tie_word_embeddings", json!(sizes.tied)),
+        ("max_position_embeddings", json!(sizes.max_positions)),
+        ("rope_theta", json!(sizes.rope_theta)),
+        ("sliding_window", Value::Null),
+    ];
+    Ok(fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect())
+}
+
+fn in_sizes(source: FieldError) -> ModelError {
+    ModelError::Field { origin: ORIGIN.to_owned(), source }
+}
+
+/// How a new folder is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewFolder {
+    /// Where all random numbers come from.
+    pub seed: u64,
+    /// The type the weights are stored in.
+    pub dtype: DType,
+    /// The size above which weights are cut into several files.
+    pub shard_bytes: u64,
+    /// Whether a folder with something in it is written to: its config and weights are replaced, other files stay.
+    pub overwrite: bool,
+}
+
+impl Default for NewFolder {
+    fn default() -> Self {
+        Self { seed: 42, dtype: DType::Bf16, shard_bytes: DEFAULT_SHARD_BYTES, overwrite: false }
+    }
+}
+
+/// A folder that could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum NewFolderError {
+    /// Something is there.
+    #[error("{} is not empty: give another folder, or replace the model in it with --overwrite-output-dir", folder.display())]
+    NotEmpty {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The system refused.
+    #[error("cannot make the folder {}: {source}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The model has no `config.json`.
+    #[error(transparent)]
+    Config(#[from] UnwritableConfig),
+    /// The weights could not be written.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The `config.json` could not be written.
+    #[error(transparent)]
+    Publish(#[from] PublishError),
+}
+
+/// Makes a model folder with new weights, piece by piece: memory does not grow with the model. `config.json` comes
+/// last, so a folder that was not finished is not taken for a model.
+pub fn new_folder(
+    config: &ModelConfig,
+    new: &NewFolder,
+    folder: &Path,
+) -> Result<WrittenWeights, NewFolderError> {
+    let config = ModelConfig { dtype: Some(new.dtype), ..config.clone() };
+    let json = format!("{:#}\n", Value::Object(config.to_json()?));
+    let at = |source| NewFolderError::Folder { folder: folder.to_owned(), source };
+    fs::create_dir_all(folder).map_err(at)?;
+    if !new.overwrite && fs::read_dir(folder).map_err(at)?.next().is_some() {
+        return Err(NewFolderError::NotEmpty { folder: folder.to_owned() });
+    }
+
+    let table = table(&config);
+    let tensors = table.iter().map(|parameter| NewTensor::of(parameter, new.dtype)).collect();
+    let mut writer = WeightWriter::create(folder, tensors, new.shard_bytes)?;
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
+    let mut values = Vec::new();
+    for parameter in table.iter() {
+        let elements = parameter.elements();
+        for start in (0..elements).step_by(threads * PIECE) {
+            values.resize((elements - start).min((threads * PIECE) as u64) as usize, 0.0);
+            fill_in_parallel(new.seed, parameter, start, &mut values);
+            writer.append_f32(&parameter.name, &values)?;
+        }
+    }
+    let path = folder.join("config.json");
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(error)),
+        _ => {}
+    }
+    let mut written = writer.finish()?;
+    publish(&path, json.as_bytes())?;
+    written.files.push(path);
+    Ok(written)
+}
+
+/// Fills `values` with new elements from `start`, a piece a thread. The cuts change no bit.
+fn fill_in_parallel(seed: u64, parameter: &Parameter, start: u64, values: &mut [f32]) {
+    let fill = |(index, piece): (usize, &mut [f32])| {
+        let start = start + (index * PIECE) as u64;
+        fill_new(seed, INITIALIZER_RANGE as f32, parameter, start..start + piece.len() as u64, piece);
+    };
+    let mut pieces = values.chunks_mut(PIECE).enumerate();
+    let Some(own) = pieces.next() else { return };
+    thread::scope(|scope| {
+        for piece in pieces {
+            scope.spawn(move || fill(piece));
+        }
+        fill(own);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ParameterKind;
+
+    #[test]
+    fn threads_make_the_numbers_that_one_makes() {
+        let (start, length) = (7, 2 * PIECE + 5);
+        let parameter = Parameter::new("w".to_owned(), vec![start + length as u64], ParameterKind::Linear);
+        let (mut together, mut alone) = (vec![0.0; length], vec![1.0; length]);
+        fill_in_parallel(3, &parameter, start, &mut together);
+        fill_new(3, INITIALIZER_RANGE as f32, &parameter, start..start + length as u64, &mut alone);
+        assert!(together == alone);
+    }
+}

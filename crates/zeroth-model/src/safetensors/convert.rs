@@ -1,0 +1,49 @@
+//! Numbers from one stored type to another: exact where the target is wider, rounded to the nearest (ties to even) where
+//! it is narrower, as PyTorch does. Files are little-endian.
+
+use half::{bf16, f16};
+use zeroth_base::DType;
+
+/// Reads stored bytes as f32. `bytes` holds exactly the elements of `out`.
+pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F32 => each(bytes, out, f32::from_le_bytes),
+        DType::Bf16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        DType::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+    }
+}
+
+/// Reads stored bytes as bf16.
+pub(super) fn to_bf16(dtype: DType, bytes: &[u8], out: &mut [bf16]) {
+    match dtype {
+        DType::F32 => each(bytes, out, |bytes| bf16::from_f32(f32::from_le_bytes(bytes))),
+        DType::Bf16 => each(bytes, out, bf16::from_le_bytes),
+        DType::F16 => each(bytes, out, |bytes| bf16::from_f32(f16::from_le_bytes(bytes).to_f32())),
+    }
+}
+
+fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]) -> T) {
+    for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *value = convert(*bytes);
+    }
+}
+
+/// Appends values as they are stored in a type.
+pub(super) fn from_f32(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) {
+    match dtype {
+        DType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+        DType::Bf16 => bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+        DType::F16 => bytes.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+    }
+}
+
+/// Appends values of bf16 as they are stored in a type.
+pub(super) fn from_bf16(dtype: DType, values: &[bf16], bytes: &mut Vec<u8>) {
+    match dtype {
+        DType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_f32().to_le_bytes())),
+        DType::Bf16 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+        DType::F16 => {
+            bytes.extend(values.iter().flat_map(|value| f16::from_f32(value.to_f32()).to_le_bytes()));
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Weights on disk: safetensors files, one or several with an index, read by ranges and written tensor by tensor.
+//!
+//! The header is read by our own code and not by the `safetensors` crate. That one wants a file's bytes in memory
+//! (or mapped), stops at the first fault, and its errors name neither file nor tensor. Here a rank reads only the
+//! bytes of its shard, everything wrong with a folder is said at once, and what is left of the format is small:
+//! 8 bytes of length, a JSON object, the data.
+
+mod convert;
+mod error;
+mod files;
+mod folder_files;
+mod header;
+mod writer;
+
+pub use error::{HeaderError, WeightProblem, WeightsError};
+pub use files::{WeightFiles, WeightWarning};
+pub(crate) use folder_files::weights_include;
+pub use writer::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WrittenWeights};
+
+/// The file of a model that lies in one.
+const ONE_FILE: &str = "model.safetensors";
+/// What says which file a tensor lies in, where there are several.
+const INDEX: &str = "model.safetensors.index.json";

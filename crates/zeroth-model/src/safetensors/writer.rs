@@ -1,0 +1,319 @@
+//! Writing weights: tensors that are known by name, shape and type, given one after the other in pieces of any size,
+//! so that no one needs the model in memory. Files lie under hidden names until all of them are whole and synced.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write as _};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use serde_json::{Map, Value, json};
+use zeroth_base::{DType, grouped, publish};
+
+use super::error::WeightsError;
+use super::{INDEX, ONE_FILE, convert, header};
+use crate::Parameter;
+
+/// The size above which weights are cut into several files, as in transformers 4.
+pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Elements that are converted at a time.
+const PIECE: usize = 1 << 16;
+
+/// A tensor to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewTensor {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// The type it is stored in.
+    pub dtype: DType,
+}
+
+impl NewTensor {
+    /// A parameter of a model, stored in that type.
+    pub fn of(parameter: &Parameter, dtype: DType) -> Self {
+        Self { name: parameter.name.clone(), shape: parameter.shape.clone(), dtype }
+    }
+
+    fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Checked once, when the writer is made.
+    fn bytes(&self) -> u64 {
+        self.elements() * self.dtype.bytes()
+    }
+
+    fn checked_bytes(&self) -> Option<u64> {
+        self.shape.iter().try_fold(self.dtype.bytes(), |bytes, side| bytes.checked_mul(*side))
+    }
+}
+
+/// What a writer has put in its folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenWeights {
+    /// The weight files, and the index where there are several.
+    pub files: Vec<PathBuf>,
+    /// Bytes of the tensors, headers not counted.
+    pub bytes: u64,
+}
+
+/// Weights on their way to a folder. Dropped before [`WeightWriter::finish`], it leaves nothing behind, and what was
+/// in the folder before is untouched.
+#[derive(Debug)]
+pub struct WeightWriter {
+    folder: PathBuf,
+    tensors: Vec<NewTensor>,
+    shards: Vec<Shard>,
+    /// The tensor that comes next, how many of its elements are written, and the shard it lies in.
+    tensor: usize,
+    written: u64,
+    shard: usize,
+    open: Option<BufWriter<File>>,
+    scratch: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    name: String,
+    tensors: Range<usize>,
+}
+
+impl WeightWriter {
+    /// Begins to write these tensors to a folder that exists: to one file, or to several of at most `shard_bytes`
+    /// (a tensor larger than that has a file of its own) and an index.
+    pub fn create(folder: &Path, tensors: Vec<NewTensor>, shard_bytes: u64) -> Result<Self, WeightsError> {
+        refuse_unwritable(&tensors)?;
+        let shards = cut(&tensors, shard_bytes);
+        let mut writer = Self {
+            folder: folder.to_owned(),
+            tensors,
+            shards,
+            tensor: 0,
+            written: 0,
+            shard: 0,
+            open: None,
+            scratch: Vec::new(),
+        };
+        writer.settle()?;
+        Ok(writer)
+    }
+
+    /// Adds the next elements of a tensor, rounded to the type it is stored in. Tensors come in the order given to
+    /// [`WeightWriter::create`].
+    pub fn append_f32(&mut self, name: &str, values: &[f32]) -> Result<(), WeightsError> {
+        self.append(name, values, convert::from_f32)
+    }
+
+    /// The same from bf16.
+    pub fn append_bf16(&mut self, name: &str, values: &[bf16]) -> Result<(), WeightsError> {
+        self.append(name, values, convert::from_bf16)
+    }
+
+    fn append<T>(
+        &mut self,
+        name: &str,
+        values: &[T],
+        convert: impl Fn(DType, &[T], &mut Vec<u8>),
+    ) -> Result<(), WeightsError> {
+        let given = values.len() as u64;
+        let next = self.tensors.get(self.tensor).filter(|next| next.name == name);
+        let Some(next) = next.filter(|next| given <= next.elements() - self.written) else {
+            return Err(WeightsError::OutOfOrder { name: name.to_owned(), given, expected: self.expected() });
+        };
+        let dtype = next.dtype;
+        for piece in values.chunks(PIECE) {
+            self.scratch.clear();
+            convert(dtype, piece, &mut self.scratch);
+            let file = self.open.as_mut().expect("the file of a tensor that is not whole is open");
+            file.write_all(&self.scratch)
+                .map_err(|source| WeightsError::Write { path: self.unfinished(self.shard), source })?;
+        }
+        self.written += given;
+        self.settle()
+    }
+
+    /// Steps over what is whole: tensors, and shards, which are synced and closed. Opens the next shard.
+    fn settle(&mut self) -> Result<(), WeightsError> {
+        let path = self.unfinished(self.shard);
+        self.settle_shard().map_err(|source| WeightsError::Write { path, source })
+    }
+
+    fn settle_shard(&mut self) -> io::Result<()> {
+        while let Some(shard) = self.shards.get(self.shard) {
+            if self.open.is_none() {
+                let tensors = &self.tensors[shard.tensors.clone()];
+                let header = header::encode(
+                    tensors.iter().map(|tensor| (&*tensor.name, &*tensor.shape, tensor.dtype)),
+                );
+                let mut file = BufWriter::new(File::create(self.unfinished(self.shard))?);
+                file.write_all(&header)?;
+                self.open = Some(file);
+            }
+            while self.tensor < shard.tensors.end && self.written == self.tensors[self.tensor].elements() {
+                self.tensor += 1;
+                self.written = 0;
+            }
+            if self.tensor < shard.tensors.end {
+                break;
+            }
+            if let Some(mut file) = self.open.take() {
+                file.flush()?;
+                file.get_ref().sync_all()?;
+            }
+            self.shard += 1;
+        }
+        Ok(())
+    }
+
+    /// Puts the files in their places: earlier weights of the folder go, and the index comes last.
+    pub fn finish(mut self) -> Result<WrittenWeights, WeightsError> {
+        if let Some(next) = self.tensors.get(self.tensor) {
+            let (name, expected) = (next.name.clone(), self.expected());
+            return Err(WeightsError::OutOfOrder { name, given: 0, expected });
+        }
+        let shards = std::mem::take(&mut self.shards);
+        let placed = self.put_in_place(&shards);
+        if placed.is_err() {
+            // Dropping removes those that are still under their hidden names.
+            self.shards = shards;
+        }
+        placed
+    }
+
+    fn put_in_place(&self, shards: &[Shard]) -> Result<WrittenWeights, WeightsError> {
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| WeightsError::Write { path, source }
+        };
+        let new: BTreeSet<&str> = shards.iter().map(|shard| shard.name.as_str()).collect();
+        for name in weight_files(&self.folder).map_err(at(&self.folder))? {
+            // An index goes before any shard is replaced: it would describe a mixture of old and new.
+            if !new.contains(name.as_str()) {
+                let path = self.folder.join(name);
+                fs::remove_file(&path).map_err(at(&path))?;
+            }
+        }
+        let mut files = Vec::with_capacity(shards.len() + 1);
+        for shard in shards {
+            let path = self.folder.join(&shard.name);
+            fs::rename(unfinished(&self.folder, &shard.name), &path).map_err(at(&path))?;
+            files.push(path);
+        }
+        let bytes = self.tensors.iter().map(NewTensor::bytes).sum();
+        if shards.len() > 1 {
+            let path = self.folder.join(INDEX);
+            let index = format!("{:#}\n", self.index(shards, bytes));
+            publish(&path, index.as_bytes())
+                .map_err(|error| WeightsError::Write { path: error.path, source: error.source })?;
+            files.push(path);
+        }
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(at(&self.folder))?;
+        Ok(WrittenWeights { files, bytes })
+    }
+
+    fn index(&self, shards: &[Shard], bytes: u64) -> Value {
+        let mut map = Map::new();
+        for shard in shards {
+            for tensor in &self.tensors[shard.tensors.clone()] {
+                map.insert(tensor.name.clone(), shard.name.clone().into());
+            }
+        }
+        json!({"metadata": {"total_size": bytes}, "weight_map": map})
+    }
+
+    fn unfinished(&self, shard: usize) -> PathBuf {
+        self.shards.get(shard).map_or_else(|| self.folder.clone(), |s| unfinished(&self.folder, &s.name))
+    }
+
+    /// What comes next, for messages.
+    fn expected(&self) -> String {
+        match self.tensors.get(self.tensor) {
+            Some(next) => {
+                let left = grouped(next.elements() - self.written);
+                format!("{left} of `{}` come next", next.name)
+            }
+            None => "all tensors are whole".to_owned(),
+        }
+    }
+}
+
+impl Drop for WeightWriter {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            // Best effort: most are not there yet, or no longer.
+            let _ = fs::remove_file(unfinished(&self.folder, &shard.name));
+        }
+    }
+}
+
+/// Hidden, and marked with our process, so that two writers do not share one unfinished file.
+fn unfinished(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!(".{name}.unfinished-{}", std::process::id()))
+}
+
+fn refuse_unwritable(tensors: &[NewTensor]) -> Result<(), WeightsError> {
+    let mut names = BTreeSet::new();
+    let mut total = 0_u64;
+    for tensor in tensors {
+        let problem = if tensor.name == header::METADATA {
+            Some("the format keeps that name for itself")
+        } else if !names.insert(&tensor.name) {
+            Some("the name is given twice")
+        } else {
+            let sum = tensor.checked_bytes().and_then(|bytes| total.checked_add(bytes));
+            total = sum.unwrap_or(u64::MAX);
+            sum.is_none().then_some("its bytes, with those before it, are more than 64 bits count")
+        };
+        if let Some(problem) = problem {
+            return Err(WeightsError::NotWritable { name: tensor.name.clone(), problem });
+        }
+    }
+    Ok(())
+}
+
+/// Cuts tensors, in their order, into files.
+fn cut(tensors: &[NewTensor], shard_bytes: u64) -> Vec<Shard> {
+    let mut cuts = vec![0];
+    let mut bytes = 0_u64;
+    for (index, tensor) in tensors.iter().enumerate() {
+        if bytes > 0 && bytes.saturating_add(tensor.bytes()) > shard_bytes {
+            cuts.push(index);
+            bytes = 0;
+        }
+        bytes += tensor.bytes();
+    }
+    let count = cuts.len();
+    cuts.push(tensors.len());
+    let name = |number: usize| match count {
+        1 => ONE_FILE.to_owned(),
+        _ => format!("model-{number:05}-of-{count:05}.safetensors"),
+    };
+    cuts.windows(2)
+        .enumerate()
+        .map(|(index, cut)| Shard { name: name(index + 1), tensors: cut[0]..cut[1] })
+        .collect()
+}
+
+/// The names of the weight files and the index in a folder.
+fn weight_files(folder: &Path) -> io::Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(folder)? {
+        if let Ok(name) = entry?.file_name().into_string()
+            && (name == ONE_FILE || name == INDEX || is_shard(&name))
+        {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Whether a name is `model-00001-of-00003.safetensors`, with any numbers.
+fn is_shard(name: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    numbers.and_then(|numbers| numbers.split_once("-of-")).is_some_and(|(a, b)| digits(a) && digits(b))
+}

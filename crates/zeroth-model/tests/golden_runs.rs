@@ -1,0 +1,235 @@
+//! The forwards of all families and their derived gradients against PyTorch: the golden runs of `tests/golden`, carried
+//! out by the reference machine in f64 with AdamW written down plainly.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zeroth_graph::Graph;
+use zeroth_graph::reference::{Data, Machine};
+use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
+
+/// A golden model: its folder, its weights and its rows.
+struct Golden {
+    name: String,
+    config: ModelConfig,
+    table: ParameterTable,
+    /// Each parameter's elements, in the order of the table.
+    weights: Vec<Vec<f64>>,
+    rows: Vec<Row>,
+    steps: Value,
+}
+
+struct Row {
+    ids: Vec<usize>,
+    /// Shifted: what each token should predict.
+    labels: Vec<i64>,
+}
+
+fn golden_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
+}
+
+fn goldens() -> Vec<Golden> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(golden_folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("steps.json").is_file())
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 6, "{folders:?}");
+    folders.iter().map(|folder| Golden::read(folder)).collect()
+}
+
+impl Golden {
+    fn read(folder: &Path) -> Self {
+        let config = ModelConfig::from_folder(folder).unwrap();
+        let table = table(&config);
+        let files = WeightFiles::open(folder, &table).unwrap();
+        let weights = table.iter().map(|parameter| {
+            let mut elements = vec![0f32; parameter.elements() as usize];
+            files.read_f32(&parameter.name, 0..parameter.elements(), &mut elements).unwrap();
+            elements.into_iter().map(f64::from).collect()
+        });
+        let rows = std::fs::read_to_string(folder.join("data.jsonl")).unwrap();
+        Self {
+            name: folder.file_name().unwrap().to_string_lossy().into_owned(),
+            weights: weights.collect(),
+            rows: rows.lines().map(Row::read).collect(),
+            steps: serde_json::from_str(&std::fs::read_to_string(folder.join("steps.json")).unwrap())
+                .unwrap(),
+            config,
+            table,
+        }
+    }
+
+    fn graph(&self, tokens: usize, longest: usize) -> Graph {
+        let batch = Batch { tokens: tokens as u64, longest: longest as u64 };
+        forward(&self.config, &self.table, batch).unwrap()
+    }
+
+    /// The summed loss of some rows, and the summed gradients of all parameters, each row by itself.
+    fn row_by_row(&self, weights: &[Vec<f64>], rows: &[&Row]) -> (f64, Vec<Vec<f64>>) {
+        let mut loss = 0.0;
+        let mut gradients: Vec<Vec<f64>> = weights.iter().map(|weight| vec![0.0; weight.len()]).collect();
+        for row in rows {
+            let length = row.ids.len();
+            let graph = self.graph(length, length);
+            let (row_loss, row_gradients) = run(&graph, &pack(&[row]), weights);
+            loss += row_loss;
+            for (sum, gradient) in gradients.iter_mut().flatten().zip(row_gradients.iter().flatten()) {
+                *sum += gradient;
+            }
+        }
+        (loss, gradients)
+    }
+}
+
+impl Row {
+    fn read(line: &str) -> Self {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let numbers = |key: &str| row[key].as_array().unwrap().iter().map(|n| n.as_i64().unwrap());
+        // The shift by one: a token predicts the next one's label, and the last predicts nothing.
+        let labels = numbers("labels").skip(1).chain([-100]).collect();
+        Self { ids: numbers("input_ids").map(|id| id as usize).collect(), labels }
+    }
+
+    fn trained(&self) -> usize {
+        self.labels.iter().filter(|label| **label >= 0).count()
+    }
+}
+
+/// Rows end to end.
+fn pack(rows: &[&Row]) -> Data {
+    let mut data = Data { ids: Vec::new(), labels: Vec::new(), positions: Vec::new(), starts: Vec::new() };
+    for row in rows {
+        data.starts.push(data.ids.len());
+        data.positions.extend(0..row.ids.len());
+        data.ids.extend(&row.ids);
+        data.labels.extend(&row.labels);
+    }
+    data
+}
+
+fn run(graph: &Graph, data: &Data, weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
+    let backward = graph.backward().unwrap();
+    let mut machine = Machine::new(graph, data, weights.to_vec());
+    let loss = machine.train(&backward);
+    let params = graph.units.iter().flat_map(|unit| &unit.params);
+    (loss, params.map(|param| machine.gradient(*param).to_vec()).collect())
+}
+
+fn norm(elements: &[f64]) -> f64 {
+    elements.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn gradients_of_step_1_agree_with_pytorch() {
+    for golden in goldens() {
+        let expected = &golden.steps["gradients_of_step_1"];
+        let run = golden.steps["runs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|run| run["name"] == expected["run"])
+            .unwrap();
+        let batch = run["batch"].as_u64().unwrap() as usize;
+        let rows: Vec<&Row> = golden.rows.iter().take(batch).collect();
+        let trained = rows.iter().map(|row| row.trained()).sum::<usize>() as f64;
+        let (loss, gradients) = golden.row_by_row(&golden.weights, &rows);
+        let said = run["loss"][0].as_f64().unwrap();
+        assert!(
+            (loss / trained - said).abs() < 1e-5 * said,
+            "{}: loss {} {said}",
+            golden.name,
+            loss / trained
+        );
+        for (parameter, gradient) in golden.table.iter().zip(gradients) {
+            let gradient: Vec<f64> = gradient.iter().map(|g| g / trained).collect();
+            let name = format!("{} {}", golden.name, parameter.name);
+            let said = &expected["parameters"][&parameter.name];
+            let (found, length) = (norm(&gradient), said["norm"].as_f64().unwrap());
+            assert!((found - length).abs() <= 1e-5 * length.max(1e-6), "{name}: norm {found} {length}");
+            let places = numbers(&said["places"]);
+            for (place, value) in places.iter().zip(numbers(&said["values"])) {
+                let found = gradient[*place as usize];
+                assert!((found - value).abs() <= 1e-5 * length, "{name}[{place}]: {found} {value}");
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_rows_compute_what_they_compute_alone() {
+    for golden in goldens() {
+        let rows: Vec<&Row> = golden.rows.iter().take(4).collect();
+        // A dynamic rope depends on the longest row of a micro-batch, so its rows are not the same alone.
+        let longest = rows.iter().map(|row| row.ids.len()).max().unwrap();
+        if golden.name.contains("dynamic") && longest as u64 > golden.config.max_positions.unwrap() {
+            continue;
+        }
+        let data = pack(&rows);
+        let (packed, packed_gradients) = run(&golden.graph(data.ids.len(), longest), &data, &golden.weights);
+        let (alone, alone_gradients) = golden.row_by_row(&golden.weights, &rows);
+        assert!((packed - alone).abs() < 1e-9, "{}: {packed} {alone}", golden.name);
+        for (a, b) in packed_gradients.iter().flatten().zip(alone_gradients.iter().flatten()) {
+            assert!((a - b).abs() < 1e-9, "{}: {a} {b}", golden.name);
+        }
+    }
+}
+
+#[test]
+fn losses_and_norms_of_20_steps_agree_with_pytorch() {
+    for golden in goldens() {
+        let recipe = &golden.steps["recipe"];
+        let of = |key: &str| recipe[key].as_f64().unwrap();
+        let undecayed: Vec<&str> =
+            recipe["undecayed"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        let run = &golden.steps["runs"][0];
+        let batch = run["batch"].as_u64().unwrap() as usize;
+        let (losses, norms, rates) = (numbers(&run["loss"]), numbers(&run["grad_norm"]), numbers(&run["lr"]));
+        let mut weights = golden.weights.clone();
+        let mut moments: Vec<Vec<[f64; 2]>> =
+            weights.iter().map(|weight| vec![[0.0; 2]; weight.len()]).collect();
+        for step in 0..losses.len() {
+            let rows: Vec<&Row> =
+                (0..batch).map(|place| &golden.rows[(step * batch + place) % golden.rows.len()]).collect();
+            let trained = rows.iter().map(|row| row.trained()).sum::<usize>() as f64;
+            let (loss, gradients) = golden.row_by_row(&weights, &rows);
+            let at = format!("{} step {}", golden.name, step + 1);
+            assert!(
+                (loss / trained - losses[step]).abs() < 1e-4,
+                "{at}: loss {} {}",
+                loss / trained,
+                losses[step]
+            );
+            let length = norm(&gradients.concat()) / trained;
+            assert!(
+                (length - norms[step]).abs() < 5e-4 * norms[step].max(1.0),
+                "{at}: norm {length} {}",
+                norms[step]
+            );
+
+            let clip = (of("max_grad_norm") / (length + 1e-6)).min(1.0) / trained;
+            let (beta1, beta2, t) = (of("adam_beta1"), of("adam_beta2"), step as i32 + 1);
+            for (index, parameter) in golden.table.iter().enumerate() {
+                let decays = !undecayed.contains(&parameter.name.as_str());
+                let decay = if decays { of("weight_decay") } else { 0.0 };
+                for (element, weight) in weights[index].iter_mut().enumerate() {
+                    let g = gradients[index][element] * clip;
+                    let [m, v] = &mut moments[index][element];
+                    *m = beta1 * *m + (1.0 - beta1) * g;
+                    *v = beta2 * *v + (1.0 - beta2) * g * g;
+                    let denominator = (*v / (1.0 - beta2.powi(t))).sqrt() + of("adam_epsilon");
+                    *weight -= rates[step] * decay * *weight;
+                    *weight -= rates[step] * (*m / (1.0 - beta1.powi(t))) / denominator;
+                }
+            }
+        }
+    }
+}

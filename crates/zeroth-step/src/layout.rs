@@ -1,0 +1,168 @@
+//! Layout: where an element of a model lives. It depends on the model, the number of ranks and the persistence
+//! threshold, and on nothing else: bucket and prefetch keys group whole chunks and never move an element.
+//!
+//! A **flat** is a unit's parameters end to end, each starting on a **block**. A flat is cut over the ranks into
+//! **shards** whose edges fall on blocks. A **chunk** is the slice of a flat that one collective moves.
+
+use std::ops::Range;
+
+use zeroth_graph::{Graph, ParamId, UnitId};
+
+/// Elements of a block: parameters start on one, shard edges fall on one, gradient norms are summed by one.
+pub const BLOCK: u64 = 2048;
+
+/// Which parameters a flat holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlatKind {
+    /// A unit's trained parameters.
+    Trained(UnitId),
+    /// A unit's frozen parameters.
+    Frozen(UnitId),
+    /// Trained parameters of all units that are at most as large as the persistence threshold: they stay gathered.
+    Persistent,
+}
+
+/// A parameter's place in its flat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The parameter.
+    pub param: ParamId,
+    /// Its first element in the flat; a multiple of [`BLOCK`].
+    pub start: u64,
+    /// Its elements, padding not counted.
+    pub elements: u64,
+}
+
+/// Parameters end to end in one buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flat {
+    /// Which parameters.
+    pub kind: FlatKind,
+    /// Their places, in order.
+    pub slots: Vec<Slot>,
+    /// Blocks of the whole flat.
+    pub blocks: u64,
+}
+
+/// Where every element of a model lives, on so many ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Ranks that share the model.
+    pub ranks: u64,
+    /// All flats with at least one parameter, in the order of the units; the persistent one comes last.
+    pub flats: Vec<Flat>,
+    /// For each parameter of the graph, its flat and its slot there.
+    places: Vec<(usize, usize)>,
+}
+
+impl Flat {
+    fn new(kind: FlatKind) -> Self {
+        Self { kind, slots: Vec::new(), blocks: 0 }
+    }
+
+    fn push(&mut self, param: ParamId, elements: u64) {
+        self.slots.push(Slot { param, start: self.blocks * BLOCK, elements });
+        self.blocks += elements.div_ceil(BLOCK);
+    }
+
+    /// Elements with padding: what a buffer of it holds.
+    pub const fn padded(&self) -> u64 {
+        self.blocks * BLOCK
+    }
+
+    /// Elements without padding.
+    pub fn elements(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.elements).sum()
+    }
+
+    /// The elements of the flat that a rank owns; empty for the last ranks of a short flat.
+    pub fn shard(&self, rank: u64, ranks: u64) -> Range<u64> {
+        let share = self.blocks.div_ceil(ranks);
+        let edge = |rank: u64| (share * rank).min(self.blocks) * BLOCK;
+        edge(rank)..edge(rank + 1)
+    }
+
+    /// Elements that every rank reserves for its shard: the largest one's.
+    pub const fn shard_capacity(&self, ranks: u64) -> u64 {
+        self.blocks.div_ceil(ranks) * BLOCK
+    }
+
+    /// The chunks of a shard's length that collectives move, at most `bucket` elements of the whole flat at a time
+    /// (at least a block a rank). Ranges are within a shard; the same range of every rank's shard moves together.
+    pub fn chunks(&self, ranks: u64, bucket: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        let share = self.blocks.div_ceil(ranks);
+        let step = (bucket / BLOCK / ranks).max(1);
+        (0..share).step_by(step as usize).map(move |first| first * BLOCK..(first + step).min(share) * BLOCK)
+    }
+
+    /// The pieces of parameters that lie in a range of the flat: the parameter, its own elements, and where in the
+    /// flat they begin. What weights are loaded, saved and initialised by.
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> + '_ {
+        self.slots.iter().filter_map(move |slot| {
+            let begin = slot.start.max(range.start);
+            let end = (slot.start + slot.elements).min(range.end);
+            (begin < end).then(|| Piece {
+                param: slot.param,
+                elements: begin - slot.start..end - slot.start,
+                at: begin,
+            })
+        })
+    }
+}
+
+/// A run of one parameter's elements in a flat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The parameter.
+    pub param: ParamId,
+    /// Its elements, counted from its own first.
+    pub elements: Range<u64>,
+    /// The first of them in the flat.
+    pub at: u64,
+}
+
+impl Layout {
+    /// Lays a model out. Trained parameters of at most `persistence` elements are kept together, gathered; a threshold
+    /// of 0 keeps none.
+    pub fn new(graph: &Graph, ranks: u64, persistence: u64) -> Self {
+        let mut flats = Vec::new();
+        let mut persistent = Flat::new(FlatKind::Persistent);
+        for (index, unit) in graph.units.iter().enumerate() {
+            let id = UnitId::at(index);
+            let (mut trained, mut frozen) =
+                (Flat::new(FlatKind::Trained(id)), Flat::new(FlatKind::Frozen(id)));
+            for param in &unit.params {
+                let (elements, is_trained) =
+                    (graph.param(*param).elements(), graph.param(*param).spec.trainable);
+                let flat = match is_trained {
+                    true if elements <= persistence => &mut persistent,
+                    true => &mut trained,
+                    false => &mut frozen,
+                };
+                flat.push(*param, elements);
+            }
+            flats.extend([trained, frozen]);
+        }
+        flats.push(persistent);
+        flats.retain(|flat| !flat.slots.is_empty());
+        let mut places = vec![(0, 0); graph.params.len()];
+        for (flat_index, flat) in flats.iter().enumerate() {
+            for (slot_index, slot) in flat.slots.iter().enumerate() {
+                places[slot.param.index()] = (flat_index, slot_index);
+            }
+        }
+        Self { ranks, flats, places }
+    }
+
+    /// A parameter's flat, by its place in [`Layout::flats`], and its slot there.
+    pub fn place(&self, param: ParamId) -> (usize, Slot) {
+        let (flat, slot) = self.places[param.index()];
+        (flat, self.flats[flat].slots[slot])
+    }
+
+    /// Elements that stay gathered whatever happens, without padding.
+    pub fn persistent_elements(&self) -> u64 {
+        let persistent = self.flats.iter().filter(|flat| flat.kind == FlatKind::Persistent);
+        persistent.map(Flat::elements).sum()
+    }
+}

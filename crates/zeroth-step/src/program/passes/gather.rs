@@ -1,0 +1,108 @@
+//! `gather`: when a unit's parameters arrive and leave (stage 3).
+//!
+//! Keys: `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`.
+//!
+//! A flat arrives before the first instruction that reads it and leaves after the last, or earlier: when its next use is
+//! farther than max_reuse elements of other flats away, or when room is needed within max_live; then the one whose next
+//! use is farthest leaves first. max_live below the largest flat is raised to it.
+
+use super::super::{Action, Instruction, Program, Settings};
+
+pub(in super::super) fn gather(mut program: Program, settings: Settings) -> Program {
+    if !program.cuts_parameters {
+        return program;
+    }
+    let sections = std::mem::take(&mut program.sections);
+    program.sections = sections
+        .into_iter()
+        .map(|mut section| {
+            section.instructions = Gatherer::new(&program, &section.instructions, settings).run();
+            section
+        })
+        .collect();
+    program
+}
+
+struct Gatherer<'a> {
+    program: &'a Program,
+    instructions: &'a [Instruction],
+    settings: Settings,
+    resident: Vec<usize>,
+    out: Vec<Instruction>,
+}
+
+impl<'a> Gatherer<'a> {
+    fn new(program: &'a Program, instructions: &'a [Instruction], settings: Settings) -> Self {
+        Self { program, instructions, settings, resident: Vec::new(), out: Vec::new() }
+    }
+
+    fn run(mut self) -> Vec<Instruction> {
+        for (index, instruction) in self.instructions.iter().enumerate() {
+            let needs: Vec<usize> = instruction
+                .reads
+                .iter()
+                .copied()
+                .filter(|flat| !self.program.stays_gathered(*flat))
+                .collect();
+            for flat in &needs {
+                if !self.resident.contains(flat) {
+                    self.make_room(index, *flat, &needs);
+                    self.resident.push(*flat);
+                    self.out.push(Instruction::new(Action::Gather(*flat)));
+                }
+            }
+            self.out.push(instruction.clone());
+            let far: Vec<usize> =
+                self.resident.iter().copied().filter(|flat| self.is_far(index, *flat)).collect();
+            for flat in far {
+                self.release(flat);
+            }
+        }
+        self.out
+    }
+
+    fn elements(&self, flat: usize) -> u64 {
+        self.program.layout.flats[flat].elements()
+    }
+
+    fn live(&self) -> u64 {
+        let gathered: u64 = self.resident.iter().map(|flat| self.elements(*flat)).sum();
+        self.program.layout.persistent_elements() + gathered
+    }
+
+    /// Lets go of what this instruction does not need, farthest next use first, until the newcomer fits.
+    fn make_room(&mut self, index: usize, newcomer: usize, needs: &[usize]) {
+        while self.live() + self.elements(newcomer) > self.settings.max_live {
+            let idle = self.resident.iter().copied().filter(|flat| !needs.contains(flat));
+            let Some(farthest) = idle.max_by_key(|flat| self.next_use(index, *flat).unwrap_or(usize::MAX))
+            else {
+                return; // only what this instruction needs is left: it must fit
+            };
+            self.release(farthest);
+        }
+    }
+
+    fn release(&mut self, flat: usize) {
+        self.resident.retain(|other| *other != flat);
+        self.out.push(Instruction::new(Action::Release(flat)));
+    }
+
+    /// The next instruction after `index` that reads the flat.
+    fn next_use(&self, index: usize, flat: usize) -> Option<usize> {
+        let later = &self.instructions[index + 1..];
+        later.iter().position(|instruction| instruction.reads.contains(&flat)).map(|place| index + 1 + place)
+    }
+
+    /// Whether the flat is not read again, or only after more than max_reuse elements of other flats.
+    fn is_far(&self, index: usize, flat: usize) -> bool {
+        let Some(next) = self.next_use(index, flat) else { return true };
+        let mut between: Vec<usize> = self.instructions[index + 1..next]
+            .iter()
+            .flat_map(|instruction| instruction.reads.iter().copied())
+            .filter(|other| *other != flat)
+            .collect();
+        // A flat that several instructions in a row read counts once.
+        between.dedup();
+        between.iter().map(|other| self.elements(*other)).sum::<u64>() > self.settings.max_reuse
+    }
+}

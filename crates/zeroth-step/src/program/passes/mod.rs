@@ -1,0 +1,11 @@
+//! The passes, in the order they run. Each is one file and one function from a program to a program.
+
+mod gather;
+mod lower;
+mod reduce;
+mod update;
+
+pub(super) use gather::gather;
+pub(super) use lower::lower;
+pub(super) use reduce::reduce;
+pub(super) use update::update;

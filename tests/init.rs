@@ -1,0 +1,121 @@
+//! `zeroth init`: what it writes is a model folder that the other commands read.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::common::{Ended, zeroth, zeroth_in};
+
+const SIZES: [&str; 15] = [
+    "init",
+    "--family",
+    "qwen3",
+    "--hidden",
+    "64",
+    "--layers",
+    "2",
+    "--heads",
+    "4",
+    "--kv-heads",
+    "2",
+    "--intermediate-size",
+    "128",
+    "--vocab-size",
+    "512",
+];
+
+fn init(folder: &Path, more: &[&str]) -> Ended {
+    zeroth_in(folder, &[&SIZES[..], more].concat())
+}
+
+/// Parameters of the model above: two blocks, an embedding and a head of 512 × 64, a norm.
+const BLOCK: u64 = 64 + 64 * 64 + 2 * 32 * 64 + 2 * 16 + 64 * 64 + 64 + 3 * 128 * 64;
+const EMBEDDING: u64 = 512 * 64;
+
+#[test]
+fn a_new_folder_is_planned_like_any_other_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended =
+        init(folder.path(), &["--head-dim", "16", "--seed", "7", "--output", "new", "--format", "json"]);
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let result: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let params = 2 * BLOCK + 2 * EMBEDDING + 64;
+    assert_eq!(result["params"], params);
+    assert_eq!(result["bytes"], 2 * params, "bf16 is the default");
+    assert_eq!(
+        (&result["family"], &result["dtype"], &result["seed"]),
+        (&"qwen3".into(), &"bf16".into(), &7.into())
+    );
+    assert_eq!(result["files"].as_array().unwrap().len(), 2);
+
+    let ended = zeroth_in(folder.path(), &["plan", "--model", "new", "--ranks", "2", "--format", "json"]);
+    let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(plan["params"], params);
+}
+
+#[test]
+fn a_tied_head_and_fp32_are_taken_from_the_flags_and_seeds_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = |name: &str, more: &[&str]| {
+        let ended = init(folder.path(), &[&["--tied", "--dtype", "fp32", "--output", name], more].concat());
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        assert!(ended.stdout.contains("qwen3 with 106,880 parameters"), "{}", ended.stdout);
+        fs::read(folder.path().join(name).join("model.safetensors")).unwrap()
+    };
+    let first = weights("a", &[]);
+    assert!(first.len() as u64 > 4 * (2 * BLOCK + EMBEDDING + 64));
+    assert!(first == weights("b", &["--seed", "42"]), "42 is the default");
+    assert!(first != weights("c", &["--seed", "43"]));
+}
+
+#[test]
+fn a_folder_in_use_is_refused_and_overwritten_only_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(init(folder.path(), &["--output", "m"]).code, 0);
+    let config = folder.path().join("m/config.json");
+    fs::write(&config, "{}").unwrap();
+    let ended = init(folder.path(), &["--output", "m"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("m is not empty") && ended.stderr.contains("--overwrite-output-dir"));
+    assert_eq!(fs::read(&config).unwrap(), b"{}", "nothing was touched");
+
+    let ended =
+        init(folder.path(), &["--output", "m", "--overwrite_output_dir", "--max-shard-size", "100KB"]);
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(folder.path().join("m/model.safetensors.index.json").exists());
+    assert!(!folder.path().join("m/model.safetensors").exists(), "the old weights are gone");
+}
+
+#[test]
+fn wrong_sizes_have_a_message_and_leave_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    for (more, phrase) in [
+        (vec!["--kv-heads", "3"], "is not a multiple of `num_key_value_heads` (3)"),
+        (vec!["--head-dim", "7"], "must be even"),
+        (vec!["--hidden", "0"], "`hidden_size` is 0"),
+        (vec!["--hidden", "3000000"], "`hidden_size` is 3000000"),
+        (vec!["--heads", "6"], "how wide a head is"),
+        (vec!["--rope-theta", "nan"], "`rope_theta` is NaN"),
+        (vec!["--family", "t5"], "invalid value 't5'"),
+        (vec!["--dtype", "int8"], "invalid value 'int8'"),
+    ] {
+        let ended = init(folder.path(), &[&more[..], &["--output", "m"]].concat());
+        assert_eq!(ended.code, 2, "{more:?}\n{}", ended.stdout);
+        assert!(ended.stderr.contains(phrase) && ended.is_orderly(), "{more:?}: {}", ended.stderr);
+        assert!(!folder.path().join("m").exists(), "{more:?}");
+    }
+    let ended = zeroth(&["init", "--family", "llama"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("--output") && ended.stderr.contains("--vocab-size"), "{}", ended.stderr);
+}
+
+#[test]
+fn help_has_an_example() {
+    let ended = zeroth(&["init", "--help"]);
+    assert!(
+        ended.code == 0 && ended.stdout.contains("Example: zeroth init --family qwen3"),
+        "{}",
+        ended.stdout
+    );
+}
