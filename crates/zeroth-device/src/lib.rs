@@ -2,6 +2,7 @@
 //! figures of known cards for planning a machine that is not there.
 
 mod cards;
+pub mod cpu;
 mod probe;
 
 pub use cards::{Card, UnknownCard, card, cards};

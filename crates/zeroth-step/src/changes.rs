@@ -87,8 +87,11 @@ fn turned(ask: &Ask, lever: Lever, to: u64) -> Ask {
         Lever::Recompute => reshape(&|shape| shape.recompute = true),
         Lever::MicroBatch => reshape(&|shape| shape.micro_batch = to),
         Lever::MaxLength => reshape(&|shape| shape.max_length = to),
-        // Counted as one host: what fits on one fits when spread over several.
-        Lever::Ranks => (ask.ranks, ask.ranks_per_host) = (to, to),
+        // Counted as one host: what fits on one fits when spread over several. Of several, the last is filled.
+        Lever::Ranks => {
+            ask.ranks_per_host = if ask.hosts() > 1 { ask.ranks_on_host() } else { to };
+            ask.ranks = to;
+        }
         Lever::Hosts => {
             ask.ranks_per_host = ask.ranks_on_host();
             ask.ranks = to.saturating_mul(ask.ranks_per_host);
@@ -187,12 +190,14 @@ impl<'a> Search<'a> {
     }
 
     fn ranks(&self) -> Option<Change> {
-        // With several hosts, ranks come by the host.
-        if self.ask.hosts() > 1 {
-            return None;
-        }
-        let now = self.ask.ranks;
-        (now.saturating_add(1)..=MOST_RANKS).find_map(|to| self.change(Lever::Ranks, now, to))
+        // With several hosts ranks come by the host, but for the last, which may have room.
+        let (now, hosts) = (self.ask.ranks, self.ask.hosts());
+        let most = if hosts > 1 {
+            hosts.saturating_mul(self.ask.ranks_on_host()).min(MOST_RANKS)
+        } else {
+            MOST_RANKS
+        };
+        (now.saturating_add(1)..=most).find_map(|to| self.change(Lever::Ranks, now, to))
     }
 
     fn hosts(&self) -> Option<Change> {

@@ -125,6 +125,8 @@ proptest! {
 
     #[test]
     fn more_ranks_never_hold_more_states_each(ask in ask(), more in count(MOST_RANKS)) {
+        // One parameter cannot be cut: a second rank then only brings the f32 gradient.
+        prop_assume!(ask.trainable() != 1);
         let larger = Ask { ranks: ask.ranks + more, ..ask.clone() };
         // One rank alone keeps no f32 gradient, so with stage 0 a second rank costs a run 2 bytes more.
         let stages = if ask.states == States::Run { 1..=3 } else { 0..=3 };

@@ -36,8 +36,12 @@ const ZEROTH: &[Variable] = &[
         "ZEROTH_CPU",
         "Is to choose the instruction set of the CPU's kernels.",
         NotYet,
-        "the kernels are not built yet",
+        "no command runs the kernels yet",
     ),
+    of("ZEROTH_RANK", "The number of a rank, set by our launcher for its ranks.", NotYet, RANKS),
+    of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", NotYet, RANKS),
+    of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", NotYet, RANKS),
+    of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", NotYet, RANKS),
 ];
 
 const LAUNCHERS: &[Variable] = &[

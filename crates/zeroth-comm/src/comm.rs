@@ -1,0 +1,323 @@
+//! The trait that every way of talking implements: collectives that move bytes and never add.
+
+use std::fmt;
+
+use crate::error::CommError;
+
+/// Names a collective in messages: the step it belongs to, what it is, and its place in the program's list.
+///
+/// All ranks give the same name to the same collective; a rank that is in another one is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OpName {
+    /// The training step, or 0 before the first.
+    pub step: u64,
+    /// What it is for, as the program calls it. Other ranks see the first 40 bytes.
+    pub name: &'static str,
+    /// Its place in the program, by which a program finds all it knows about it.
+    pub index: u32,
+}
+
+impl OpName {
+    /// A name.
+    pub const fn new(step: u64, name: &'static str, index: u32) -> Self {
+        Self { step, name, index }
+    }
+}
+
+impl fmt::Display for OpName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}, op {}#{}", self.step, self.name, self.index)
+    }
+}
+
+/// What a collective moves: the operands of one call on one rank.
+///
+/// `W` is the world, `r` this rank. `counts` has one entry a rank, in bytes, the same on all ranks, any of them 0.
+/// Parts lie end to end in rank order.
+///
+/// | call | `send` on r | `recv` on r afterwards |
+/// |---|---|---|
+/// | `AllGather` | `counts[r]` bytes | for each rank s in order: the `counts[s]` bytes s sent |
+/// | `AllToAll` | for each rank t in order: `counts[t]` bytes for t | for each rank s in order: the `counts[r]` bytes s sent to r; `W × counts[r]` in all |
+/// | `Gather` | `counts[r]` bytes | on `root` as `AllGather`; elsewhere empty |
+/// | `Broadcast` | | `buffer` of `root`; the same length everywhere |
+/// | `Barrier` | | nothing; no rank leaves before all have entered |
+///
+/// `AllToAll` is what a reduce-scatter needs before its sum: how much a rank receives depends on the receiver (its
+/// shard), not on the sender, so one row of counts says it all.
+#[derive(Debug)]
+pub enum Transfer<'a> {
+    /// Every rank's part to every rank.
+    AllGather {
+        /// This rank's part.
+        send: &'a [u8],
+        /// All parts in rank order.
+        recv: &'a mut [u8],
+        /// Bytes of each rank's part.
+        counts: &'a [usize],
+    },
+    /// From every rank a part for every rank.
+    AllToAll {
+        /// A part for each rank, in rank order.
+        send: &'a [u8],
+        /// The parts meant for this rank, in the order of their senders.
+        recv: &'a mut [u8],
+        /// Bytes that each rank receives from every rank.
+        counts: &'a [usize],
+    },
+    /// Every rank's part to one rank.
+    Gather {
+        /// The rank that receives.
+        root: usize,
+        /// This rank's part.
+        send: &'a [u8],
+        /// All parts in rank order on `root`, empty elsewhere.
+        recv: &'a mut [u8],
+        /// Bytes of each rank's part.
+        counts: &'a [usize],
+    },
+    /// One rank's bytes to every rank.
+    Broadcast {
+        /// The rank whose bytes are kept.
+        root: usize,
+        /// Read on `root`, written elsewhere.
+        buffer: &'a mut [u8],
+    },
+    /// Nothing is moved: all ranks have come this far.
+    Barrier,
+}
+
+impl Transfer<'_> {
+    /// What it is called in messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::AllGather { .. } => "all_gather",
+            Self::AllToAll { .. } => "all_to_all",
+            Self::Gather { .. } => "gather",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Compares the operands with each other, before any byte moves.
+    pub fn check(&self, op: OpName, rank: usize, world: usize) -> Result<(), CommError> {
+        let equal = |what: &'static str, given: usize, needed: usize| {
+            if given == needed {
+                return Ok(());
+            }
+            Err(CommError::Operands { op, kind: self.kind(), what, given, needed })
+        };
+        let known = |root: usize| {
+            if root < world { Ok(()) } else { Err(CommError::Root { op, kind: self.kind(), root, world }) }
+        };
+        match self {
+            Self::AllGather { send, recv, counts } => {
+                equal("entries of counts", counts.len(), world)?;
+                equal("bytes to send", send.len(), counts[rank])?;
+                equal("bytes to receive", recv.len(), counts.iter().sum())
+            }
+            Self::AllToAll { send, recv, counts } => {
+                equal("entries of counts", counts.len(), world)?;
+                equal("bytes to send", send.len(), counts.iter().sum())?;
+                equal("bytes to receive", recv.len(), world * counts[rank])
+            }
+            Self::Gather { root, send, recv, counts } => {
+                known(*root)?;
+                equal("entries of counts", counts.len(), world)?;
+                equal("bytes to send", send.len(), counts[rank])?;
+                equal("bytes to receive", recv.len(), if rank == *root { counts.iter().sum() } else { 0 })
+            }
+            Self::Broadcast { root, .. } => known(*root),
+            Self::Barrier => Ok(()),
+        }
+    }
+
+    /// A number that ranks in the same collective share (FNV-1a over the name, the kind and the sizes).
+    pub fn signature(&self, op: OpName) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut add = |bytes: &[u8]| {
+            for byte in bytes {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        };
+        add(&op.step.to_le_bytes());
+        add(&op.index.to_le_bytes());
+        add(op.name.as_bytes());
+        add(self.kind().as_bytes());
+        match self {
+            Self::AllGather { counts, .. } | Self::AllToAll { counts, .. } => {
+                counts.iter().for_each(|count| add(&count.to_le_bytes()));
+            }
+            Self::Gather { root, counts, .. } => {
+                add(&root.to_le_bytes());
+                counts.iter().for_each(|count| add(&count.to_le_bytes()));
+            }
+            Self::Broadcast { root, buffer } => {
+                add(&root.to_le_bytes());
+                add(&buffer.len().to_le_bytes());
+            }
+            Self::Barrier => {}
+        }
+        hash
+    }
+}
+
+/// The other half of a way of talking: what a [`Handle`] calls.
+pub trait Finish {
+    /// Completes the collective that `start` gave `ticket`.
+    fn finish(&self, ticket: u64, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError>;
+
+    /// The handle was dropped unwaited: this rank will not complete the collective, and the others are told.
+    fn abandon(&self, op: OpName);
+}
+
+/// A collective under way. Its buffers are borrowed until it is waited for.
+///
+/// Handles are waited for in the order of their calls. Dropping one unwaited gives the job up: every rank's next
+/// call or wait ends with an error that names this rank.
+#[must_use = "a collective is complete only after `wait`"]
+pub struct Handle<'a> {
+    comm: &'a dyn Finish,
+    ticket: u64,
+    op: OpName,
+    transfer: Transfer<'a>,
+    waited: bool,
+}
+
+impl<'a> Handle<'a> {
+    /// For implementations of [`Comm`]: a collective that `comm` has started.
+    pub fn new(comm: &'a dyn Finish, ticket: u64, op: OpName, transfer: Transfer<'a>) -> Self {
+        Self { comm, ticket, op, transfer, waited: false }
+    }
+
+    /// Waits until this rank's part is done: `send` may be changed and `recv` is complete.
+    ///
+    /// Ends with [`CommError::RankLost`] when a rank it needs is dead or stopped, never with a silent hang.
+    pub fn wait(mut self) -> Result<(), CommError> {
+        self.waited = true;
+        self.comm.finish(self.ticket, self.op, &mut self.transfer)
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        if !self.waited {
+            self.comm.abandon(self.op);
+        }
+    }
+}
+
+/// Ranks that exchange bytes.
+///
+/// Collectives are started in the same order by all ranks (programs are compiled so, and [`Comm::agree`] compares a
+/// hash of the list first). The sizes are known to all ranks beforehand. [`Transfer`] says what each call moves.
+pub trait Comm: Send {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn world(&self) -> usize;
+
+    /// Starts a collective. The five calls below are this one with their operands.
+    fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError>;
+
+    /// Every rank's part to every rank: [`Transfer::AllGather`].
+    fn all_gather<'a>(
+        &'a self,
+        op: OpName,
+        send: &'a [u8],
+        recv: &'a mut [u8],
+        counts: &'a [usize],
+    ) -> Result<Handle<'a>, CommError> {
+        self.start(op, Transfer::AllGather { send, recv, counts })
+    }
+
+    /// From every rank a part for every rank: [`Transfer::AllToAll`].
+    fn all_to_all<'a>(
+        &'a self,
+        op: OpName,
+        send: &'a [u8],
+        recv: &'a mut [u8],
+        counts: &'a [usize],
+    ) -> Result<Handle<'a>, CommError> {
+        self.start(op, Transfer::AllToAll { send, recv, counts })
+    }
+
+    /// Every rank's part to `root`: [`Transfer::Gather`].
+    fn gather<'a>(
+        &'a self,
+        op: OpName,
+        root: usize,
+        send: &'a [u8],
+        recv: &'a mut [u8],
+        counts: &'a [usize],
+    ) -> Result<Handle<'a>, CommError> {
+        self.start(op, Transfer::Gather { root, send, recv, counts })
+    }
+
+    /// The bytes of `root` to every rank: [`Transfer::Broadcast`].
+    fn broadcast<'a>(
+        &'a self,
+        op: OpName,
+        root: usize,
+        buffer: &'a mut [u8],
+    ) -> Result<Handle<'a>, CommError> {
+        self.start(op, Transfer::Broadcast { root, buffer })
+    }
+
+    /// No rank goes on before all have come here.
+    fn barrier(&self, op: OpName) -> Result<Handle<'_>, CommError> {
+        self.start(op, Transfer::Barrier)
+    }
+
+    /// Compares `value` (a hash of the program, of a config) across ranks and names the ranks whose value is not the
+    /// most common one; among equally common ones the value of the lowest rank counts.
+    fn agree(&self, op: OpName, value: u64) -> Result<(), CommError> {
+        let counts = vec![8; self.world()];
+        let mut gathered = vec![0; 8 * self.world()];
+        self.all_gather(op, &value.to_le_bytes(), &mut gathered, &counts)?.wait()?;
+        let values: Vec<u64> =
+            gathered.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let votes = |of: u64| values.iter().filter(|value| **value == of).count();
+        // `max_by_key` keeps the last of equals: from the back, that is the lowest rank.
+        let common = values.iter().copied().rev().max_by_key(|value| votes(*value)).unwrap_or(value);
+        let differ: Vec<(usize, u64)> =
+            values.iter().copied().enumerate().filter(|(_, value)| *value != common).collect();
+        if differ.is_empty() { Ok(()) } else { Err(CommError::Disagree { op, common, differ }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OP: OpName = OpName::new(5, "gather layers", 3);
+
+    #[test]
+    fn operands_that_do_not_fit_the_counts_are_refused_with_both_numbers() {
+        let mut recv = [0; 5];
+        let short = Transfer::AllGather { send: &[1, 2], recv: &mut recv, counts: &[2, 4] };
+        let message = short.check(OP, 0, 2).unwrap_err().to_string();
+        assert!(message.contains("5 bytes to receive") && message.contains('6'), "{message}");
+        assert!(message.contains("step 5, op gather layers#3"), "{message}");
+
+        let many = Transfer::AllToAll { send: &[1, 2], recv: &mut [], counts: &[2, 0, 0] };
+        assert!(many.check(OP, 0, 2).unwrap_err().to_string().contains("3 entries of counts"));
+
+        let elsewhere = Transfer::Broadcast { root: 2, buffer: &mut [] };
+        assert!(elsewhere.check(OP, 0, 2).unwrap_err().to_string().contains("root 2"));
+    }
+
+    #[test]
+    fn a_signature_tells_collectives_apart_by_name_kind_and_sizes() {
+        let barrier = Transfer::Barrier;
+        assert_eq!(barrier.signature(OP), Transfer::Barrier.signature(OP));
+        assert_ne!(barrier.signature(OP), barrier.signature(OpName { step: 6, ..OP }));
+        assert_ne!(barrier.signature(OP), barrier.signature(OpName { index: 4, ..OP }));
+        let mut recv = [0; 6];
+        let gather = Transfer::AllGather { send: &[1, 2], recv: &mut recv, counts: &[2, 4] }.signature(OP);
+        let other = Transfer::AllGather { send: &[1, 2], recv: &mut recv, counts: &[4, 2] }.signature(OP);
+        assert_ne!(gather, other);
+        assert_ne!(gather, Transfer::AllToAll { send: &[], recv: &mut [], counts: &[2, 4] }.signature(OP));
+    }
+}

@@ -1,0 +1,142 @@
+//! A rank's heartbeat beside its work, and telling whether a process is the one it was and still there.
+
+use std::ffi::CStr;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::error::JoinError;
+use crate::segment::Segment;
+
+/// A thread that counts up in its rank's slot until it is dropped.
+pub(crate) struct Heartbeat {
+    // Dropped to stop the thread; an `Option` because dropping must come before joining.
+    running: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heartbeat {
+    pub(crate) fn start(segment: Arc<Segment>, rank: usize, period: Duration) -> Result<Self, JoinError> {
+        let (running, stopped) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name(format!("heartbeat {rank}"))
+            .spawn(move || {
+                loop {
+                    segment.slot(rank).beat();
+                    if stopped.recv_timeout(period) != Err(RecvTimeoutError::Timeout) {
+                        return;
+                    }
+                }
+            })
+            .map_err(|source| JoinError::System { what: "start the heartbeat", source })?;
+        Ok(Self { running: Some(running), thread: Some(thread) })
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.running.take();
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic, and if it did, the rank is leaving anyway.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A process by pid and start, as `/proc` tells it: looking at it allocates nothing.
+pub(crate) struct Process {
+    started: u64,
+    /// `/proc/PID/stat` and a zero byte: 22 bytes at most.
+    stat: [u8; 32],
+}
+
+impl Process {
+    pub(crate) fn new(pid: u32, started: u64) -> Self {
+        let mut stat = [0; 32];
+        write!(&mut stat[..], "/proc/{pid}/stat").expect("a pid has 10 digits at most");
+        Self { started, stat }
+    }
+
+    /// Pid and start of this process.
+    pub(crate) fn own() -> Result<(u32, u64), JoinError> {
+        let pid = std::process::id();
+        let looked = Self::new(pid, 0).look();
+        let (_, started) = looked.ok_or_else(|| JoinError::System {
+            what: "read /proc/self/stat (is /proc mounted?)",
+            source: std::io::ErrorKind::NotFound.into(),
+        })?;
+        Ok((pid, started))
+    }
+
+    /// Whether the process is there, is the same one, and has not ended. A zombie has ended.
+    pub(crate) fn alive(&self) -> bool {
+        self.look().is_some_and(|(state, started)| started == self.started && !matches!(state, b'Z' | b'X'))
+    }
+
+    fn look(&self) -> Option<(u8, u64)> {
+        let path = CStr::from_bytes_until_nul(&self.stat).ok()?;
+        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let mut text = [0; 1024];
+        let read = rustix::io::read(&file, &mut text).ok()?;
+        state_and_start(&text[..read])
+    }
+}
+
+/// Fields 3 and 22 of a stat file. The second is the program's name in parentheses and may hold anything.
+fn state_and_start(text: &[u8]) -> Option<(u8, u64)> {
+    let name_end = text.iter().rposition(|byte| *byte == b')')?;
+    let mut fields = text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+    let state = *fields.next()?.first()?;
+    let started = std::str::from_utf8(fields.nth(18)?).ok()?.parse().ok()?;
+    Some((state, started))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::{Layout, Token};
+
+    #[test]
+    fn a_heart_beats_until_it_is_dropped() {
+        let (_file, segment) = Segment::create(Layout::new(1, 0).unwrap(), Token::random().unwrap()).unwrap();
+        let segment = Arc::new(segment);
+        let heart = Heartbeat::start(Arc::clone(&segment), 0, Duration::from_millis(1)).unwrap();
+        while segment.slot(0).heartbeat() < 3 {
+            std::thread::yield_now();
+        }
+        drop(heart);
+        let last = segment.slot(0).heartbeat();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(segment.slot(0).heartbeat(), last);
+    }
+
+    #[test]
+    fn state_and_start_are_found_behind_any_program_name() {
+        // proc_pid_stat(5): state is field 3, starttime field 22.
+        let after: Vec<String> = (4..=30).map(|field| field.to_string()).collect();
+        let text = format!("12 (a) R (b c) S {}\n", after.join(" "));
+        assert_eq!(state_and_start(text.as_bytes()), Some((b'S', 22)));
+        assert_eq!(state_and_start(b"12 (sh) S 1 2"), None);
+    }
+
+    #[test]
+    fn a_process_is_alive_until_it_ends_even_when_nobody_has_waited_for_it() {
+        let (pid, started) = Process::own().unwrap();
+        assert!(Process::new(pid, started).alive());
+        assert!(!Process::new(pid, started + 1).alive(), "a pid used again is another process");
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let looked = Process::new(child.id(), 0).look().unwrap();
+        let process = Process::new(child.id(), looked.1);
+        assert!(process.alive());
+        child.kill().unwrap();
+        while process.alive() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!process.alive());
+    }
+}

@@ -1,0 +1,273 @@
+//! Ranks on one machine over one shared segment: processes, or threads that each map it.
+
+mod collectives;
+
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustix::io::FdFlags;
+
+use crate::comm::{Comm, Finish, Handle, OpName, Transfer};
+use crate::error::{CommError, JoinError, Lost, OpSeen, RankLost};
+use crate::heartbeat::{Heartbeat, Process};
+use crate::lanes::{Lanes, OnSlow, describe};
+use crate::segment::{Layout, Segment, Token};
+use crate::slot::{FREE, LEFT};
+use crate::wait;
+use crate::watch::{Slow, Timing, Watch};
+
+/// The variable with this process's rank.
+pub const RANK: &str = "ZEROTH_RANK";
+/// The variable with the number of ranks.
+pub const WORLD: &str = "ZEROTH_WORLD";
+/// The variable with the number of the descriptor of the job's segment.
+pub const JOB_FD: &str = "ZEROTH_JOB_FD";
+/// The variable with the job's token.
+pub const JOB_TOKEN: &str = "ZEROTH_JOB_TOKEN";
+
+/// How a rank takes part.
+#[derive(Clone)]
+pub struct Options {
+    threads: usize,
+    timing: Timing,
+    on_slow: Option<Arc<OnSlow>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { threads: 1, timing: Timing::default(), on_slow: None }
+    }
+}
+
+impl Options {
+    /// Threads that each rank computes with. Waits spin a little only where ranks × threads fit the processors.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// How long things may take.
+    #[must_use]
+    pub fn timing(mut self, timing: Timing) -> Self {
+        self.timing = timing;
+        self
+    }
+
+    /// Called when a living rank has been waited for long, on the thread that waits.
+    #[must_use]
+    pub fn on_slow(mut self, warn: impl Fn(&Slow) + Send + Sync + 'static) -> Self {
+        self.on_slow = Some(Arc::new(warn));
+        self
+    }
+}
+
+/// What a job's segment tells about a rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankStatus {
+    /// Its process, once it has joined.
+    pub pid: Option<u32>,
+    /// Whether it has left in order.
+    pub left: bool,
+    /// The collective it is in or was last in.
+    pub last: Option<OpSeen>,
+}
+
+/// A job on this machine: made by whoever starts the ranks, and held for as long as it starts any.
+pub struct Job {
+    file: OwnedFd,
+    segment: Segment,
+    token: Token,
+}
+
+impl Job {
+    /// A job of `world` ranks, each with a region of `region` bytes that peers read.
+    ///
+    /// A larger region moves large messages in fewer rounds; memory is taken only as it is used. Whatever is given,
+    /// there is room for 64 bytes from each rank to each.
+    pub fn create(world: usize, region: usize) -> Result<Self, JoinError> {
+        let layout = Layout::new(world, region)?;
+        let token = Token::random()?;
+        let (file, segment) = Segment::create(layout, token)?;
+        Ok(Self { file, segment, token })
+    }
+
+    /// The number of ranks.
+    pub fn world(&self) -> usize {
+        self.segment.layout.world
+    }
+
+    /// The token that ranks join with.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// The segment's descriptor, closed on exec: a launcher opens it to the ranks it starts.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Joins as `rank` from this process, for ranks that are threads.
+    pub fn join(&self, rank: usize, options: &Options) -> Result<LocalComm, JoinError> {
+        join(self.fd(), self.token, rank, options)
+    }
+
+    /// What is known of a rank.
+    pub fn status(&self, rank: usize) -> Result<RankStatus, JoinError> {
+        if rank >= self.world() {
+            return Err(JoinError::Rank { rank, world: self.world() });
+        }
+        let slot = self.segment.slot(rank);
+        let state = slot.state();
+        let pid = (state != FREE).then(|| slot.process().0);
+        Ok(RankStatus { pid, left: state == LEFT, last: slot.place() })
+    }
+
+    /// Ends the job for all ranks: `rank` is lost. Only the first such report counts.
+    pub(crate) fn end(&self, rank: usize, reason: Lost) {
+        self.segment.end(rank, reason);
+    }
+
+    /// The rank that ended the job, if one did.
+    pub fn lost(&self) -> Option<RankLost> {
+        let (rank, reason) = self.segment.ended()?;
+        Some(describe(&self.segment, rank, reason))
+    }
+}
+
+/// Joins the job whose segment is `file`. The descriptor may be closed afterwards.
+pub fn join(
+    file: BorrowedFd<'_>,
+    token: Token,
+    rank: usize,
+    options: &Options,
+) -> Result<LocalComm, JoinError> {
+    take_part(Segment::open(file, token)?, rank, options)
+}
+
+fn take_part(segment: Segment, rank: usize, options: &Options) -> Result<LocalComm, JoinError> {
+    let segment = Arc::new(segment);
+    let world = segment.layout.world;
+    if rank >= world {
+        return Err(JoinError::Rank { rank, world });
+    }
+    let (pid, started) = Process::own()?;
+    segment.slot(rank).take(pid, started).map_err(|pid| JoinError::Taken { rank, pid })?;
+    let heartbeat = Heartbeat::start(Arc::clone(&segment), rank, options.timing.heartbeat)?;
+    let lanes = Lanes::new(
+        Arc::clone(&segment),
+        rank,
+        wait::spins(world, options.threads),
+        Watch::new(rank, world, options.timing),
+        options.on_slow.clone(),
+    );
+    let layout = segment.layout;
+    Ok(LocalComm {
+        lanes,
+        layout,
+        rank,
+        started: Cell::new(0),
+        finished: Cell::new(0),
+        _heartbeat: heartbeat,
+    })
+}
+
+/// Joins the job that a launcher of ours started this process for. `Ok(None)` when it was not started by one.
+pub fn join_from_environment(options: &Options) -> Result<Option<LocalComm>, JoinError> {
+    if std::env::var_os(JOB_FD).is_none() {
+        return Ok(None);
+    }
+    let number: i32 = variable(JOB_FD, "is not the number of a descriptor")?;
+    let token = variable::<Token>(JOB_TOKEN, "is not a job token of 32 hexadecimal digits")?;
+    let rank = variable(RANK, "is not a rank")?;
+    let world: usize = variable(WORLD, "is not a number of ranks")?;
+    let closed = |problem: &str| JoinError::Environment { name: JOB_FD, problem: problem.to_owned() };
+    if number < 0 {
+        return Err(closed("is not the number of a descriptor"));
+    }
+    #[allow(unsafe_code, reason = "a descriptor that comes as a number")]
+    // SAFETY: the number is not −1, and the descriptor stays open: it was inherited, and nothing in this process
+    // knows it as its own to close. The first use finds out whether it is open at all.
+    let file = unsafe { BorrowedFd::borrow_raw(number) };
+    // What this process starts is not a rank: without this it would keep the segment alive.
+    rustix::io::fcntl_setfd(file, FdFlags::CLOEXEC)
+        .map_err(|_| closed("names a descriptor that is not open"))?;
+    let segment = Segment::open(file, token)?;
+    if segment.layout.world != world {
+        let problem = format!("is {world}, but the job has {} rank(s)", segment.layout.world);
+        return Err(JoinError::Environment { name: WORLD, problem });
+    }
+    take_part(segment, rank, options).map(Some)
+}
+
+fn variable<T: FromStr>(name: &'static str, problem: &'static str) -> Result<T, JoinError> {
+    let wrong = |problem: &str| JoinError::Environment { name, problem: problem.to_owned() };
+    let value: OsString = std::env::var_os(name).ok_or_else(|| wrong("is not set"))?;
+    value.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| wrong(problem))
+}
+
+/// One rank of a local job. Dropping it leaves the job; drop it before the process exits.
+///
+/// Bytes move on the calling thread: a call publishes its first piece if the region is free, and `wait` does the
+/// rest. After an error the job has ended, and every call returns that error.
+pub struct LocalComm {
+    lanes: Lanes,
+    layout: Layout,
+    rank: usize,
+    started: Cell<u64>,
+    finished: Cell<u64>,
+    _heartbeat: Heartbeat,
+}
+
+impl Comm for LocalComm {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.layout.world
+    }
+
+    fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError> {
+        transfer.check(op, self.rank, self.layout.world)?;
+        self.lanes.alive(op)?;
+        let ticket = self.started.get();
+        self.started.set(ticket + 1);
+        if ticket == self.finished.get() {
+            self.lanes.slot().enter(op);
+            if self.lanes.may_publish() {
+                self.publish(op, &transfer, 0)?;
+            }
+        }
+        Ok(Handle::new(self, ticket, op, transfer))
+    }
+}
+
+impl Finish for LocalComm {
+    fn finish(&self, ticket: u64, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError> {
+        self.lanes.alive(op)?;
+        if ticket != self.finished.get() {
+            // The handle is used up: this rank can no longer complete it, and the others must not wait for it.
+            let _ = self.lanes.end(self.rank, Lost::GaveUp, op);
+            return Err(CommError::OutOfOrder { op });
+        }
+        self.lanes.slot().enter(op);
+        self.move_all(op, transfer)?;
+        self.finished.set(ticket + 1);
+        self.lanes.slot().exit();
+        Ok(())
+    }
+
+    fn abandon(&self, op: OpName) {
+        let _ = self.lanes.end(self.rank, Lost::GaveUp, op);
+    }
+}
+
+impl Drop for LocalComm {
+    fn drop(&mut self) {
+        self.lanes.leave();
+    }
+}

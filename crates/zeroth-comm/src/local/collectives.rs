@@ -1,0 +1,174 @@
+//! The collectives in rounds: which bytes of a transfer this rank publishes, and which it copies out, in each.
+
+use std::ops::Range;
+
+use super::LocalComm;
+use crate::comm::{OpName, Transfer};
+use crate::error::CommError;
+use crate::segment::LINE;
+
+impl LocalComm {
+    /// Moves all of a transfer.
+    pub(super) fn move_all(&self, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError> {
+        let signature = transfer.signature(op);
+        self.keep_own(transfer);
+        for round in 0..self.rounds(transfer) {
+            // The first piece may be there since the call.
+            if !self.lanes.has_published() {
+                self.publish(op, transfer, round)?;
+            }
+            self.receive(op, signature, transfer, round)?;
+            self.lanes.consume();
+        }
+        Ok(())
+    }
+
+    /// Publishes this rank's pieces of one round.
+    pub(super) fn publish(&self, op: OpName, transfer: &Transfer<'_>, round: usize) -> Result<(), CommError> {
+        let (signature, piece) = (transfer.signature(op), self.piece(transfer));
+        match transfer {
+            Transfer::AllGather { send, .. } => self.publish_one(op, signature, cut(send, round, piece)),
+            Transfer::Gather { send, root, .. } if *root != self.rank => {
+                self.publish_one(op, signature, cut(send, round, piece))
+            }
+            Transfer::Broadcast { root, buffer } if *root == self.rank => {
+                self.publish_one(op, signature, cut(buffer, round, piece))
+            }
+            Transfer::AllToAll { send, counts, .. } => {
+                let mut start = 0;
+                let parts = counts.iter().enumerate().map(|(to, count)| {
+                    let part = &send[start..start + count];
+                    start += count;
+                    (to, part)
+                });
+                let pieces = parts
+                    .filter(|(to, _)| *to != self.rank)
+                    .map(|(to, part)| (to * piece, cut(part, round, piece)));
+                self.lanes.publish(op, signature, pieces)
+            }
+            Transfer::Gather { .. } | Transfer::Broadcast { .. } | Transfer::Barrier => {
+                self.publish_one(op, signature, &[])
+            }
+        }
+    }
+
+    fn publish_one(&self, op: OpName, signature: u64, bytes: &[u8]) -> Result<(), CommError> {
+        self.lanes.publish(op, signature, std::iter::once((0, bytes)))
+    }
+
+    /// Copies out what this rank gets in one round.
+    fn receive(
+        &self,
+        op: OpName,
+        signature: u64,
+        transfer: &mut Transfer<'_>,
+        round: usize,
+    ) -> Result<(), CommError> {
+        let piece = self.piece(transfer);
+        match transfer {
+            Transfer::AllGather { recv, counts, .. } => {
+                for (from, part) in self.parts(counts) {
+                    let into = cut_mut(&mut recv[part], round, piece);
+                    self.lanes.receive(op, signature, from, 0, into)?;
+                }
+            }
+            Transfer::Gather { root, recv, counts, .. } if *root == self.rank => {
+                for (from, part) in self.parts(counts) {
+                    let into = cut_mut(&mut recv[part], round, piece);
+                    self.lanes.receive(op, signature, from, 0, into)?;
+                }
+            }
+            Transfer::AllToAll { recv, counts, .. } => {
+                let count = counts[self.rank];
+                for from in self.others() {
+                    let into = cut_mut(&mut recv[from * count..(from + 1) * count], round, piece);
+                    self.lanes.receive(op, signature, from, self.rank * piece, into)?;
+                }
+            }
+            Transfer::Broadcast { root, buffer } if *root != self.rank => {
+                self.lanes.receive(op, signature, *root, 0, cut_mut(buffer, round, piece))?;
+            }
+            Transfer::Barrier => {
+                for from in self.others() {
+                    self.lanes.receive(op, signature, from, 0, &mut [])?;
+                }
+            }
+            Transfer::Gather { .. } | Transfer::Broadcast { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// This rank's own part goes straight from `send` to `recv`.
+    fn keep_own(&self, transfer: &mut Transfer<'_>) {
+        let rank = self.rank;
+        match transfer {
+            Transfer::AllGather { send, recv, counts } => recv[own_part(counts, rank)].copy_from_slice(send),
+            Transfer::Gather { root, send, recv, counts } if *root == rank => {
+                recv[own_part(counts, rank)].copy_from_slice(send);
+            }
+            Transfer::AllToAll { send, recv, counts } => {
+                let count = counts[rank];
+                recv[rank * count..(rank + 1) * count].copy_from_slice(&send[own_part(counts, rank)]);
+            }
+            Transfer::Gather { .. } | Transfer::Broadcast { .. } | Transfer::Barrier => {}
+        }
+    }
+
+    /// Bytes of the largest piece: a half, or a rank's share of it where a half holds pieces for all.
+    fn piece(&self, transfer: &Transfer<'_>) -> usize {
+        match transfer {
+            // At least a line, by the layout.
+            Transfer::AllToAll { .. } => self.layout.half / self.layout.world / LINE * LINE,
+            _ => self.layout.half,
+        }
+    }
+
+    /// The same on all ranks, because counts are; at least one, so that every collective is seen by all it joins.
+    fn rounds(&self, transfer: &Transfer<'_>) -> usize {
+        let longest = match transfer {
+            Transfer::AllGather { counts, .. }
+            | Transfer::AllToAll { counts, .. }
+            | Transfer::Gather { counts, .. } => counts.iter().copied().max().unwrap_or(0),
+            Transfer::Broadcast { buffer, .. } => buffer.len(),
+            Transfer::Barrier => 0,
+        };
+        longest.div_ceil(self.piece(transfer)).max(1)
+    }
+
+    /// The other ranks, from the next one on: not all read from rank 0 first.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, world) = (self.rank, self.layout.world);
+        (rank + 1..world).chain(0..rank)
+    }
+
+    /// The other ranks with their parts of a buffer that holds all parts end to end.
+    fn parts(&self, counts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let mut start = own_part(counts, self.rank).end;
+        self.others().map(move |from| {
+            if from == 0 {
+                start = 0;
+            }
+            let part = start..start + counts[from];
+            start = part.end;
+            (from, part)
+        })
+    }
+}
+
+fn own_part(counts: &[usize], rank: usize) -> Range<usize> {
+    let start: usize = counts[..rank].iter().sum();
+    start..start + counts[rank]
+}
+
+fn range(len: usize, round: usize, piece: usize) -> Range<usize> {
+    (round * piece).min(len)..((round + 1) * piece).min(len)
+}
+
+fn cut(part: &[u8], round: usize, piece: usize) -> &[u8] {
+    &part[range(part.len(), round, piece)]
+}
+
+fn cut_mut(part: &mut [u8], round: usize, piece: usize) -> &mut [u8] {
+    let range = range(part.len(), round, piece);
+    &mut part[range]
+}

@@ -1,0 +1,371 @@
+//! The shared segment of a job: a memory file that every rank maps, its layout, and the one word that ends a job.
+//!
+//! ```text
+//! header | slot of rank 0 | slot of rank 1 | … | to a page | region of rank 0 | region of rank 1 | …
+//! ```
+//!
+//! A region has two halves, used in turn. The file has no name in any folder: it is gone with the last process that
+//! holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
+#![allow(unsafe_code, reason = "maps memory that other processes map too; each block says why it is sound")]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::error::{JoinError, Lost};
+use crate::slot::Slot;
+use crate::wait;
+
+/// The most ranks of a job on one machine.
+pub(crate) const MOST_RANKS: usize = 1024;
+/// Parts that different ranks write begin on cache lines.
+pub(crate) const LINE: usize = 64;
+const PAGE: usize = 4096;
+const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
+const VERSION: u32 = 1;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// 128 random bits that belong to one job. A rank that has another job's token is refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Token([u64; 2]);
+
+impl Token {
+    pub(crate) fn random() -> Result<Self, JoinError> {
+        let mut bytes = [0_u8; 16];
+        // 16 bytes come whole: the system interrupts only requests above 256.
+        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(JoinError::system("draw a job token"))?;
+        let number = u128::from_le_bytes(bytes);
+        Ok(Self([number as u64, (number >> 64) as u64]))
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}{:016x}", self.0[1], self.0[0])
+    }
+}
+
+/// A token is no secret worth much (same user, same machine), but a log is no place for it.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+impl FromStr for Token {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err("is not a job token of 32 hexadecimal digits");
+        }
+        let number = u128::from_str_radix(text, 16).map_err(|_| "is not a job token")?;
+        Ok(Self([number as u64, (number >> 64) as u64]))
+    }
+}
+
+#[repr(C, align(64))]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    world: AtomicU32,
+    half: AtomicU64,
+    token: [AtomicU64; 2],
+    /// 0 while the job lives; see [`Segment::end`].
+    ended: AtomicU64,
+}
+
+/// Where things are, from the number of ranks and the size of a half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) world: usize,
+    /// Bytes of each half of a region: a multiple of a line, and at least a line for each rank.
+    pub(crate) half: usize,
+    control: usize,
+    len: usize,
+}
+
+impl Layout {
+    /// Regions of at least `region` bytes for `world` ranks.
+    pub(crate) fn new(world: usize, region: usize) -> Result<Self, JoinError> {
+        let half = region.div_ceil(2).max(LINE.saturating_mul(world));
+        half.checked_next_multiple_of(LINE).and_then(|half| Self::of(world, half)).ok_or(JoinError::Size {
+            world,
+            region,
+            most: MOST_RANKS,
+        })
+    }
+
+    fn of(world: usize, half: usize) -> Option<Self> {
+        if !(1..=MOST_RANKS).contains(&world) || !half.is_multiple_of(LINE) || half < LINE * world {
+            return None;
+        }
+        let control = (size_of::<Header>() + world * size_of::<Slot>()).next_multiple_of(PAGE);
+        let len = half.checked_mul(2)?.checked_mul(world)?.checked_add(control)?;
+        isize::try_from(len).ok()?;
+        Some(Self { world, half, control, len })
+    }
+}
+
+/// A mapping of a job's segment.
+pub(crate) struct Segment {
+    base: NonNull<u8>,
+    pub(crate) layout: Layout,
+}
+
+// SAFETY: the mapping belongs to no thread; control pages are atomics, regions are reached through `write` and
+// `read`, whose callers keep the turns.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// A new segment, and the file that others map.
+    pub(crate) fn create(layout: Layout, token: Token) -> Result<(OwnedFd, Self), JoinError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("zeroth-job", flags | MemfdFlags::NOEXEC_SEAL)
+            // Kernels before 6.3 do not know that flag.
+            .or_else(|_| rustix::fs::memfd_create("zeroth-job", flags))
+            .map_err(JoinError::system("make the shared segment"))?;
+        rustix::fs::ftruncate(&file, layout.len as u64)
+            .map_err(JoinError::system("give the shared segment its size"))?;
+        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(JoinError::system("seal the shared segment"))?;
+        let segment = Self::map(&file, layout)?;
+        // Relaxed: the file is handed over by starting a thread or a process, which orders these stores before
+        // everything the new rank does.
+        let header = segment.header();
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.world.store(layout.world as u32, Ordering::Relaxed);
+        header.half.store(layout.half as u64, Ordering::Relaxed);
+        header.token[0].store(token.0[0], Ordering::Relaxed);
+        header.token[1].store(token.0[1], Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Relaxed);
+        Ok((file, segment))
+    }
+
+    /// Maps a segment that was handed over, after looking at what it is.
+    pub(crate) fn open(file: BorrowedFd<'_>, token: Token) -> Result<Self, JoinError> {
+        let not = |why: String| JoinError::NotASegment { why };
+        // Sealed first: a file that could still shrink would take the memory away under the mapping.
+        let seals = rustix::fs::fcntl_get_seals(file)
+            .map_err(|errno| not(format!("it is no memory file ({})", io::Error::from(errno))))?;
+        if !seals.contains(SEALS) {
+            return Err(not("its size is not sealed".to_owned()));
+        }
+        let size = rustix::fs::fstat(file).map_err(JoinError::system("look at the shared segment"))?.st_size;
+        let size = usize::try_from(size).unwrap_or(0);
+        let smallest = Layout::new(1, 0)?;
+        if size < smallest.len {
+            return Err(not(format!("it has {size} bytes, the smallest has {}", smallest.len)));
+        }
+        // The header alone, through the smallest layout, says how much there is to map.
+        let layout = {
+            let start = Self::map(file, smallest)?;
+            let header = start.header();
+            let (magic, version) =
+                (header.magic.load(Ordering::Relaxed), header.version.load(Ordering::Relaxed));
+            if magic != MAGIC || version != VERSION {
+                return Err(not(format!(
+                    "version {VERSION} is expected, its mark is {magic:016x}.{version}"
+                )));
+            }
+            if [0, 1].map(|at: usize| header.token[at].load(Ordering::Relaxed)) != token.0 {
+                return Err(JoinError::Token);
+            }
+            let (world, half) = (header.world.load(Ordering::Relaxed), header.half.load(Ordering::Relaxed));
+            Layout::of(world as usize, half as usize).filter(|layout| layout.len == size).ok_or_else(
+                || not(format!("{size} bytes do not fit {world} rank(s) with 2 × {half} bytes")),
+            )?
+        };
+        Self::map(file, layout)
+    }
+
+    fn map(file: impl std::os::fd::AsFd, layout: Layout) -> Result<Self, JoinError> {
+        // SAFETY: a new mapping at an address of the system's choice touches no memory of ours. Both callers know
+        // that the file is sealed and has at least `len` bytes, so every byte stays backed.
+        let base = unsafe {
+            let rights = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(ptr::null_mut(), layout.len, rights, MapFlags::SHARED, file, 0)
+        }
+        .map_err(JoinError::system("map the shared segment"))?;
+        let base = NonNull::new(base.cast()).expect("a mapping the system chooses is not at address 0");
+        Ok(Self { base, layout })
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping begins with the header (page-aligned, long enough, any bytes are valid atomics) and
+        // lives as long as `self`.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    /// A rank's slot. Panics where there is no such rank: callers compare with the world first.
+    pub(crate) fn slot(&self, rank: usize) -> &Slot {
+        assert!(rank < self.layout.world, "rank {rank} of {}", self.layout.world);
+        // SAFETY: the slots follow the header, inside the control pages; offset and base are multiples of 64, which
+        // is the alignment of a slot; any bytes are valid atomics.
+        unsafe { self.base.add(size_of::<Header>()).cast::<Slot>().add(rank).as_ref() }
+    }
+
+    fn region(&self, rank: usize, parity: usize, offset: usize, len: usize) -> NonNull<u8> {
+        let Layout { world, half, control, .. } = self.layout;
+        assert!(rank < world && parity < 2 && offset <= half && len <= half - offset, "outside a region");
+        // SAFETY: inside the mapping, by the assertion and the length in `Layout::of`.
+        unsafe { self.base.add(control + (2 * rank + parity) * half + offset) }
+    }
+
+    /// Copies `bytes` into a half of a rank's region.
+    ///
+    /// # Safety
+    /// It is the caller's turn: no other thread or process reads or writes these bytes meanwhile.
+    pub(crate) unsafe fn write(&self, rank: usize, parity: usize, offset: usize, bytes: &[u8]) {
+        let to = self.region(rank, parity, offset, bytes.len());
+        // SAFETY: `to` has room for them (`region` asserts it), a slice of ours is never inside the mapping (no
+        // reference into a region is ever made), and nobody else touches them (the caller's promise).
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies from a half of a rank's region.
+    ///
+    /// # Safety
+    /// It is the caller's turn: no other thread or process writes these bytes meanwhile.
+    pub(crate) unsafe fn read(&self, rank: usize, parity: usize, offset: usize, into: &mut [u8]) {
+        let from = self.region(rank, parity, offset, into.len());
+        // SAFETY: as in `write`.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Ends the job for all ranks: `rank` is lost. Only the first report counts; that one is returned.
+    ///
+    /// One word says it all, so that a rank that dies while reporting leaves nothing half written.
+    pub(crate) fn end(&self, rank: usize, reason: Lost) -> (usize, Lost) {
+        // Relaxed: the word carries its own meaning; what is read beside it (a place) has its own lock.
+        let _ =
+            self.header().ended.compare_exchange(0, pack(rank, reason), Ordering::Relaxed, Ordering::Relaxed);
+        self.wake_all();
+        self.ended().unwrap_or((rank, reason))
+    }
+
+    /// The rank that ended the job, and why.
+    pub(crate) fn ended(&self) -> Option<(usize, Lost)> {
+        unpack(self.header().ended.load(Ordering::Relaxed)).filter(|(rank, _)| *rank < self.layout.world)
+    }
+
+    /// Lets every waiting rank look again.
+    pub(crate) fn wake_all(&self) {
+        for rank in 0..self.layout.world {
+            wait::wake(&self.slot(rank).published.0.rounds);
+            wait::wake(&self.slot(rank).consumed.0);
+        }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone to unmap, and references into it live no longer than `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.layout.len) };
+        debug_assert!(unmapped.is_ok(), "munmap of a mapping that was made");
+    }
+}
+
+/// Kind, rank and detail in 8, 24 and 32 bits; never 0.
+fn pack(rank: usize, reason: Lost) -> u64 {
+    let (kind, detail) = match reason {
+        Lost::Dead => (1, 0),
+        Lost::Stopped { seconds } => (2, seconds),
+        Lost::Left => (3, 0),
+        Lost::GaveUp => (4, 0),
+        Lost::NeverJoined { seconds } => (5, seconds),
+        Lost::Differs { from } => (6, from as u32),
+    };
+    kind << 56 | (rank as u64) << 32 | u64::from(detail)
+}
+
+fn unpack(word: u64) -> Option<(usize, Lost)> {
+    let detail = word as u32;
+    let reason = match word >> 56 {
+        1 => Lost::Dead,
+        2 => Lost::Stopped { seconds: detail },
+        3 => Lost::Left,
+        4 => Lost::GaveUp,
+        5 => Lost::NeverJoined { seconds: detail },
+        6 => Lost::Differs { from: detail as usize },
+        _ => return None,
+    };
+    Some(((word >> 32 & 0xff_ffff) as usize, reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_segment_opens_with_its_token_only() {
+        let token = Token::random().unwrap();
+        let (file, _first) = Segment::create(Layout::new(3, 1000).unwrap(), token).unwrap();
+        let second = Segment::open(file.as_fd(), token).unwrap();
+        assert_eq!(second.layout, Layout::new(3, 1000).unwrap());
+        let other = Token::random().unwrap();
+        assert_ne!(other, token);
+        assert!(matches!(Segment::open(file.as_fd(), other), Err(JoinError::Token)));
+        assert_eq!(token.to_string().parse::<Token>(), Ok(token));
+        assert!("12".parse::<Token>().is_err() && format!("+{}", "0".repeat(31)).parse::<Token>().is_err());
+    }
+
+    #[test]
+    fn files_that_are_not_segments_are_refused_with_the_reason() {
+        let token = Token::random().unwrap();
+        let refused = |file: &OwnedFd| match Segment::open(file.as_fd(), token) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("accepted"),
+        };
+        let plain: OwnedFd = tempfile::tempfile().unwrap().into();
+        assert!(refused(&plain).contains("memory file") || refused(&plain).contains("sealed"));
+        let unsealed = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(refused(&unsealed).contains("not sealed"));
+        rustix::fs::fcntl_add_seals(&unsealed, SEALS).unwrap();
+        assert!(refused(&unsealed).contains("0 bytes"));
+        let zeros = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&zeros, 1 << 16).unwrap();
+        rustix::fs::fcntl_add_seals(&zeros, SEALS).unwrap();
+        assert!(refused(&zeros).contains("version 1 is expected"));
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        assert!(matches!(Layout::new(0, 1), Err(JoinError::Size { .. })));
+        assert!(matches!(Layout::new(MOST_RANKS + 1, 1), Err(JoinError::Size { .. })));
+        assert!(matches!(Layout::new(2, usize::MAX), Err(JoinError::Size { .. })));
+        assert!(matches!(Layout::new(usize::MAX, 1), Err(JoinError::Size { .. })));
+        assert_eq!(Layout::new(5, 0).unwrap().half, 5 * LINE);
+    }
+
+    #[test]
+    fn the_first_report_ends_the_job_and_every_reason_survives_its_packing() {
+        let token = Token::random().unwrap();
+        let (_file, segment) = Segment::create(Layout::new(3, 0).unwrap(), token).unwrap();
+        assert_eq!(segment.ended(), None);
+        let first = (2, Lost::Stopped { seconds: 5 });
+        assert_eq!(segment.end(first.0, first.1), first);
+        assert_eq!(segment.end(1, Lost::Dead), first);
+        let (seconds, from) = (7, 1023);
+        for reason in [
+            Lost::Dead,
+            Lost::Stopped { seconds },
+            Lost::Left,
+            Lost::GaveUp,
+            Lost::NeverJoined { seconds },
+            Lost::Differs { from },
+        ] {
+            assert_eq!(unpack(pack(1000, reason)), Some((1000, reason)));
+        }
+    }
+}

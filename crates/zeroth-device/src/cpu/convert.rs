@@ -1,0 +1,87 @@
+//! Moving numbers: casts, copies, fills, and the sum of what ranks sent.
+
+use super::check_len;
+use super::cut::Chunks;
+use super::element::Element;
+use super::path::each_path;
+use super::pool::Pool;
+
+/// Elements that one task moves.
+const PIECE: usize = 16_384;
+
+/// to = from, rounded to the nearest, ties to even. A NaN stays a NaN.
+pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
+    check_len("to", to.len(), from.len());
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        convert_piece(pool.path(), &from[task * PIECE..][..to.len()], to);
+    });
+}
+
+each_path! {
+    pub(super) fn convert_piece<A, B>(from: &[A], to: &mut [B]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = B::from_f32(from.to_f32());
+        }
+    }
+}
+
+/// to = from.
+pub fn copy<T: Copy + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
+    check_len("to", to.len(), from.len());
+    pool.each(Chunks::new(to, PIECE), |task, to| to.copy_from_slice(&from[task * PIECE..][..to.len()]));
+}
+
+/// Every element of `to` becomes `value`.
+pub fn fill<T: Copy + Send + Sync>(pool: &Pool, value: T, to: &mut [T]) {
+    pool.each(Chunks::new(to, PIECE), |_, to| to.fill(value));
+}
+
+/// The sum over ranks, added in f32 in the order given and rounded once; with `add` the sum is added to what `to` holds.
+pub fn sum_ranks<A: Element, B: Element>(pool: &Pool, ranks: &[&[A]], to: &mut [B], add: bool) {
+    for rank in ranks {
+        check_len("a rank's buffer", rank.len(), to.len());
+    }
+    pool.each(Chunks::new(to, PIECE), |task, to| sum_piece(pool.path(), ranks, task * PIECE, to, add));
+}
+
+each_path! {
+    fn sum_piece<A, B>(ranks: &[&[A]], first: usize, to: &mut [B], add: bool) {
+        // Small enough to stay in registers and the nearest cache from one rank to the next.
+        let mut sums = [0.0f32; 256];
+        for (at, to) in to.chunks_mut(sums.len()).enumerate() {
+            let sums = &mut sums[..to.len()];
+            sums.fill(0.0);
+            for (rank, values) in ranks.iter().enumerate() {
+                let values = &values[first + at * 256..];
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum = if rank == 0 { value.to_f32() } else { *sum + value.to_f32() };
+                }
+            }
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = B::from_f32(if add { to.to_f32() + *sum } else { *sum });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_copied_and_filled_over_several_tasks() {
+        let pool = Pool::new(3);
+        let from: Vec<u32> = (0..40_000).collect();
+        let mut to = vec![0; 40_000];
+        copy(&pool, &from, &mut to);
+        assert_eq!(to, from);
+        fill(&pool, 7, &mut to);
+        assert!(to.iter().all(|&value| value == 7));
+    }
+
+    #[test]
+    #[should_panic(expected = "`to` has 3 elements; the sizes given need 2")]
+    fn a_buffer_of_the_wrong_length_is_named() {
+        convert(&Pool::new(1), &[1.0f32, 2.0], &mut [0.0f32; 3]);
+    }
+}

@@ -1,0 +1,119 @@
+//! y = x · wᵀ + bias and its gradients. Weights are [out, in], as Hugging Face files hold them.
+
+use super::cut::Chunks;
+use super::element::Element;
+use super::matmul::{self, View, matmul};
+use super::pool::Pool;
+use super::{check_len, check_scratch, columns};
+
+/// The sizes of a linear map of `rows` vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinearDims {
+    /// Vectors mapped.
+    pub rows: usize,
+    /// Width of x.
+    pub inputs: usize,
+    /// Width of y.
+    pub outputs: usize,
+}
+
+/// f32 elements of scratch that any of the functions here needs with a pool of `threads`.
+pub fn linear_scratch(dims: LinearDims, threads: usize) -> usize {
+    let LinearDims { rows, inputs, outputs } = dims;
+    matmul::scratch(rows, outputs, inputs, threads)
+        .max(matmul::scratch(rows, inputs, outputs, threads))
+        .max(matmul::scratch(outputs, inputs, rows, threads))
+        .max(columns::partials(rows, outputs))
+}
+
+/// y[rows, outputs] = x[rows, inputs] · w[outputs, inputs]ᵀ + bias, rounded once.
+pub fn linear<T: Element>(
+    pool: &Pool,
+    dims: LinearDims,
+    x: &[T],
+    w: &[T],
+    bias: Option<&[T]>,
+    y: &mut [T],
+    scratch: &mut [f32],
+) {
+    let LinearDims { rows, inputs, outputs } = dims;
+    check_len("x", x.len(), rows * inputs);
+    check_len("w", w.len(), outputs * inputs);
+    if let Some(bias) = bias {
+        check_len("bias", bias.len(), outputs);
+    }
+    let w = View::rows(w, inputs).transposed();
+    matmul(pool, [rows, outputs, inputs], View::rows(x, inputs), w, y, scratch, |first, sums, out| {
+        if let Some(bias) = bias {
+            for ((out, sum), bias) in out.iter_mut().zip(sums).zip(&bias[first..]) {
+                *out = T::from_f32(sum + bias.to_f32());
+            }
+        } else {
+            for (out, &sum) in out.iter_mut().zip(sums) {
+                *out = T::from_f32(sum);
+            }
+        }
+    });
+}
+
+/// dx[rows, inputs] = dy[rows, outputs] · w[outputs, inputs]; with `add` the result is added to what dx holds.
+pub fn linear_dx<T: Element>(
+    pool: &Pool,
+    dims: LinearDims,
+    dy: &[T],
+    w: &[T],
+    dx: &mut [T],
+    add: bool,
+    scratch: &mut [f32],
+) {
+    let LinearDims { rows, inputs, outputs } = dims;
+    check_len("dy", dy.len(), rows * outputs);
+    check_len("w", w.len(), outputs * inputs);
+    let (dy, w) = (View::rows(dy, outputs), View::rows(w, inputs));
+    matmul(pool, [rows, inputs, outputs], dy, w, dx, scratch, |_, sums, out| {
+        for (out, &sum) in out.iter_mut().zip(sums) {
+            *out = T::from_f32(if add { out.to_f32() + sum } else { sum });
+        }
+    });
+}
+
+/// dw[outputs, inputs] += dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
+pub fn linear_dw<T: Element>(
+    pool: &Pool,
+    dims: LinearDims,
+    dy: &[T],
+    x: &[T],
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let LinearDims { rows, inputs, outputs } = dims;
+    check_len("dy", dy.len(), rows * outputs);
+    check_len("x", x.len(), rows * inputs);
+    let dy = View::rows(dy, outputs).transposed();
+    matmul(pool, [outputs, inputs, rows], dy, View::rows(x, inputs), dw, scratch, |_, sums, out| {
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out += sum;
+        }
+    });
+}
+
+/// `db[outputs]` += the column sums of dy[rows, outputs], in f32.
+pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [f32], scratch: &mut [f32]) {
+    let LinearDims { rows, outputs, .. } = dims;
+    check_len("dy", dy.len(), rows * outputs);
+    check_len("db", db.len(), outputs);
+    if outputs == 0 {
+        return;
+    }
+    check_scratch(scratch.len(), columns::partials(rows, outputs));
+    let partials = &mut scratch[..columns::partials(rows, outputs)];
+    pool.each(Chunks::new(partials, outputs), |block, sums| {
+        sums.fill(0.0);
+        for dy in columns::block_of(dy, outputs, block).chunks_exact(outputs) {
+            for (sum, dy) in sums.iter_mut().zip(dy) {
+                *sum += dy.to_f32();
+            }
+        }
+    });
+    columns::add_partials(pool, partials, db);
+}

@@ -1,0 +1,123 @@
+//! Small functions that loops over slices become vector code with: exp without a call, sums with a fixed tree.
+
+/// Lanes of a sum: element i goes to lane i mod 16, lanes are added pairwise at the end, on every path alike.
+const LANES: usize = 16;
+
+/// e to the power x, within 2 units in the last place; below -87.33 it is 0.
+///
+/// Our own, so that it inlines into vector loops and does not depend on the system's library.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    /// ln 2 cut so that n · HIGH is exact for every exponent n.
+    const HIGH: f32 = 0.693_359_4;
+    const LOW: f32 = -2.121_944_4e-4;
+    /// Adding it leaves the nearest integer in the lowest bits.
+    const ROUND: f32 = 12_582_912.0;
+    let near = x.clamp(-87.4, 88.8);
+    let shifted = near * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = near - n * HIGH - n * LOW;
+    let mut p = 1.987_569_1e-4;
+    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = p * r + coefficient;
+    }
+    let value = p * (r * r) + r + 1.0;
+    // 2^n in two factors, so that n = 128 does not overflow before the product does.
+    let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = exponent >> 1;
+    let scaled = value * power_of_two(half) * power_of_two(exponent.wrapping_sub(half));
+    if x < -87.336_54 { 0.0 } else { scaled }
+}
+
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
+}
+
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// Adds `term(i)` for i below `count` in 16 lanes.
+#[inline(always)]
+pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let whole = count / LANES * LANES;
+    let mut first = 0;
+    while first < whole {
+        for (lane, total) in lanes.iter_mut().enumerate() {
+            *total += term(first + lane);
+        }
+        first += LANES;
+    }
+    for (lane, total) in lanes.iter_mut().enumerate().take(count - whole) {
+        *total += term(whole + lane);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// The largest number of a slice; -infinity for an empty one.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for chunk in whole {
+        for (best, &value) in lanes.iter_mut().zip(chunk) {
+            *best = if value > *best { value } else { *best };
+        }
+    }
+    for (best, &value) in lanes.iter_mut().zip(rest) {
+        *best = if value > *best { value } else { *best };
+    }
+    fold(lanes, f32::max)
+}
+
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = join(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut worst = 0.0f64;
+        for step in -870_000..=887_000 {
+            let x = step as f32 * 1e-4;
+            let exact = f64::from(x).exp();
+            let unit = f64::from(f32::EPSILON) * exact.max(f64::from(f32::MIN_POSITIVE)) / 2.0;
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / unit);
+        }
+        assert!(worst < 4.0, "{worst} half units");
+    }
+
+    #[test]
+    fn exp_keeps_the_special_values() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!(exp(-1e9), 0.0);
+        assert_eq!(exp(1e9), f32::INFINITY);
+    }
+
+    #[test]
+    fn sums_take_every_element_for_any_length() {
+        for count in [0, 1, 15, 16, 17, 33] {
+            let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
+            assert_eq!(sum(count, |i| values[i]), (count * count.saturating_sub(1)) as f32 / 2.0);
+            assert_eq!(largest(&values), if count == 0 { f32::NEG_INFINITY } else { count as f32 - 1.0 });
+        }
+    }
+}

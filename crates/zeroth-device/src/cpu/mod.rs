@@ -1,0 +1,76 @@
+//! Kernels of the llama family on the CPU, in f32 and bf16 storage with f32 arithmetic.
+//!
+//! A kernel is a plain function over slices: sizes, the [`Pool`] it runs on, inputs, outputs, scratch. Buffers are the
+//! caller's, so a kernel allocates nothing; where it needs scratch, a function beside it says how much, and what the
+//! scratch holds before and after means nothing. Activations and their gradients are [`Element`] slices of
+//! [rows, width]. Gradients of weights are added to f32 slices, because all uses of a parameter in a micro-batch add
+//! in f32.
+//!
+//! Same bits for any number of threads: work is cut by shape, each task writes its own part, every sum has a fixed
+//! order, and no number passes through an atomic. A slice of the wrong length is a mistake of the program and panics.
+//!
+//! Beside each kernel stands a plain version in f64 ([`mod@reference`]); [`self_test`] compares them on the machine at hand.
+#![allow(
+    clippy::many_single_char_names,
+    clippy::similar_names,
+    reason = "names of the formulas: m, n and k; p, m and v; dx and dw; cos and sin"
+)]
+#![allow(clippy::too_many_arguments, reason = "the arguments of a kernel are its buffers")]
+#![allow(
+    clippy::inline_always,
+    reason = "a body must be compiled with the instructions of the path that calls it"
+)]
+
+mod attention;
+mod attention_backward;
+mod columns;
+mod convert;
+mod cut;
+mod dropout;
+mod element;
+mod embedding;
+mod head_loss;
+mod linear;
+mod math;
+mod matmul;
+mod norm;
+mod optimizer;
+mod path;
+mod pool;
+mod random;
+pub mod reference;
+mod rms_norm;
+mod rope;
+mod self_test;
+mod swiglu;
+
+pub use attention::{AttentionDims, attention, attention_scratch};
+pub use attention_backward::{AttentionSaved, attention_backward, attention_backward_scratch};
+pub use convert::{convert, copy, fill, sum_ranks};
+pub use cut::{Chunks, Grid, Parts, Tile};
+pub use dropout::{Dropout, RowKey, dropout};
+pub use element::Element;
+pub use embedding::{EmbeddingDims, embedding, embedding_backward};
+pub use head_loss::{HeadLossDims, head_loss, head_loss_backward, head_loss_scratch};
+pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dx, linear_scratch};
+pub use norm::{BLOCK, ExactSum, block_squares};
+pub use optimizer::{AdamW, AdamWStep, adamw};
+pub use path::Path;
+pub use pool::Pool;
+pub use random::{name_key, normal};
+pub use rms_norm::{RmsNormDims, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
+pub use rope::{RopeDims, RopeTable, rope, rope_angles, rope_backward};
+pub use self_test::{SelfTest, self_test, self_test_on};
+pub use swiglu::{swiglu, swiglu_backward};
+
+/// Refuses a buffer whose length does not follow from the sizes.
+#[track_caller]
+fn check_len(name: &str, found: usize, expected: usize) {
+    assert!(found == expected, "`{name}` has {found} elements; the sizes given need {expected}");
+}
+
+/// Refuses scratch that is too short.
+#[track_caller]
+fn check_scratch(found: usize, needed: usize) {
+    assert!(found >= needed, "scratch has {found} elements; the sizes given need {needed}");
+}

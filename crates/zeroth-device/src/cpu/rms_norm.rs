@@ -1,0 +1,178 @@
+//! Root-mean-square norm, with the residual add that stands before it in every block.
+//!
+//! Order of rounding, as transformers' LlamaRMSNorm: h = round(r + x); the mean of h² and rstd = 1/√(mean + eps) in
+//! f32; n = round(h · rstd); y = round(w · n). Backward works on the unrounded n, in f32, and rounds dh once.
+
+use super::cut::Chunks;
+use super::element::Element;
+use super::path::each_path;
+use super::pool::Pool;
+use super::{check_len, check_scratch, columns, math};
+
+/// Rows that one task norms.
+const ROWS: usize = columns::BLOCK;
+
+/// The sizes of a norm over the last `width` elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RmsNormDims {
+    /// Vectors that are normed, each on its own.
+    pub rows: usize,
+    /// Elements of a vector.
+    pub width: usize,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl RmsNormDims {
+    /// A norm over each head of [rows, heads · head_dim], as Qwen 3 does with q and k.
+    pub const fn per_head(rows: usize, heads: usize, head_dim: usize, eps: f32) -> Self {
+        Self { rows: rows * heads, width: head_dim, eps }
+    }
+
+    const fn elements(self) -> usize {
+        self.rows * self.width
+    }
+}
+
+/// y = norm(h) · w with h = residual + x. Writes h, y and `rstd [rows]`, which backward needs.
+pub fn rms_norm_residual<T: Element>(
+    pool: &Pool,
+    dims: RmsNormDims,
+    x: &[T],
+    residual: &[T],
+    w: &[T],
+    h: &mut [T],
+    y: &mut [T],
+    rstd: &mut [f32],
+) {
+    let elements = dims.elements();
+    check_len("x", x.len(), elements);
+    check_len("residual", residual.len(), elements);
+    check_len("w", w.len(), dims.width);
+    check_len("h", h.len(), elements);
+    check_len("y", y.len(), elements);
+    check_len("rstd", rstd.len(), dims.rows);
+    let piece = ROWS * dims.width;
+    let parts = (Chunks::new(h, piece), Chunks::new(y, piece), Chunks::new(rstd, ROWS));
+    pool.each(parts, |block, (h, y, rstd)| {
+        let x = columns::block_of(x, dims.width, block);
+        let residual = columns::block_of(residual, dims.width, block);
+        add(pool.path(), x, residual, h);
+        norm_rows(pool.path(), dims, h, w, y, rstd);
+    });
+}
+
+/// y = norm(x) · w. Writes y and `rstd [rows]`.
+pub fn rms_norm<T: Element>(pool: &Pool, dims: RmsNormDims, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
+    check_len("x", x.len(), dims.elements());
+    check_len("w", w.len(), dims.width);
+    check_len("y", y.len(), dims.elements());
+    check_len("rstd", rstd.len(), dims.rows);
+    let parts = (Chunks::new(y, ROWS * dims.width), Chunks::new(rstd, ROWS));
+    pool.each(parts, |block, (y, rstd)| {
+        norm_rows(pool.path(), dims, columns::block_of(x, dims.width, block), w, y, rstd);
+    });
+}
+
+/// f32 elements of scratch that [`rms_norm_backward`] needs.
+pub const fn rms_norm_scratch(dims: RmsNormDims) -> usize {
+    columns::partials(dims.rows, dims.width)
+}
+
+/// The gradient of both forms: `h` is what was normed (h with a residual, else x).
+///
+/// dh = the norm's gradient + `residual_grad`, the gradient that reaches h past the norm. It is the gradient of x and
+/// of the residual alike. dw += in f32.
+pub fn rms_norm_backward<T: Element>(
+    pool: &Pool,
+    dims: RmsNormDims,
+    dy: &[T],
+    h: &[T],
+    rstd: &[f32],
+    w: &[T],
+    residual_grad: Option<&[T]>,
+    dh: &mut [T],
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (elements, width) = (dims.elements(), dims.width);
+    check_len("dy", dy.len(), elements);
+    check_len("h", h.len(), elements);
+    check_len("rstd", rstd.len(), dims.rows);
+    check_len("w", w.len(), width);
+    if let Some(grad) = residual_grad {
+        check_len("residual_grad", grad.len(), elements);
+    }
+    check_len("dh", dh.len(), elements);
+    check_len("dw", dw.len(), width);
+    check_scratch(scratch.len(), rms_norm_scratch(dims));
+    if elements == 0 {
+        return;
+    }
+    let partials = &mut scratch[..rms_norm_scratch(dims)];
+    pool.each((Chunks::new(dh, ROWS * width), Chunks::new(partials, width)), |block, (dh, dw)| {
+        dw.fill(0.0);
+        let dy = columns::block_of(dy, width, block);
+        let h = columns::block_of(h, width, block);
+        let grad = residual_grad.map(|grad| columns::block_of(grad, width, block));
+        let rstd = &rstd[block * ROWS..];
+        backward_rows(pool.path(), width, dy, h, rstd, w, grad, dh, dw);
+    });
+    columns::add_partials(pool, partials, dw);
+}
+
+each_path! {
+    fn add<T>(x: &[T], residual: &[T], h: &mut [T]) {
+        for ((h, x), residual) in h.iter_mut().zip(x).zip(residual) {
+            *h = T::from_f32(residual.to_f32() + x.to_f32());
+        }
+    }
+}
+
+each_path! {
+    fn norm_rows<T>(dims: RmsNormDims, h: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
+        let width = dims.width;
+        for ((h, y), rstd) in h.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
+            let squares = math::sum(width, |i| h[i].to_f32() * h[i].to_f32());
+            *rstd = 1.0 / (squares / width as f32 + dims.eps).sqrt();
+            for ((y, h), w) in y.iter_mut().zip(h).zip(w) {
+                *y = T::from_f32(w.to_f32() * T::from_f32(h.to_f32() * *rstd).to_f32());
+            }
+        }
+    }
+}
+
+each_path! {
+    fn backward_rows<T>(
+        width: usize,
+        dy: &[T],
+        h: &[T],
+        rstd: &[f32],
+        w: &[T],
+        residual_grad: Option<&[T]>,
+        dh: &mut [T],
+        dw: &mut [f32],
+    ) {
+        for (row, (dh, &rstd)) in dh.chunks_exact_mut(width).zip(rstd).enumerate() {
+            let (dy, h) = (&dy[row * width..][..width], &h[row * width..][..width]);
+            let w = &w[..width];
+            let along = math::sum(width, |i| dy[i].to_f32() * w[i].to_f32() * (h[i].to_f32() * rstd));
+            let along = along / width as f32;
+            let slope = |i: usize| {
+                rstd * (dy[i].to_f32() * w[i].to_f32() - h[i].to_f32() * rstd * along)
+            };
+            if let Some(grad) = residual_grad {
+                for (i, (dh, grad)) in dh.iter_mut().zip(&grad[row * width..][..width]).enumerate() {
+                    *dh = T::from_f32(slope(i) + grad.to_f32());
+                }
+            } else {
+                for (i, dh) in dh.iter_mut().enumerate() {
+                    *dh = T::from_f32(slope(i));
+                }
+            }
+            for ((dw, dy), h) in dw.iter_mut().zip(dy).zip(h) {
+                *dw += dy.to_f32() * (h.to_f32() * rstd);
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Compares every kernel with its reference on the machine at hand, in f32 and bf16, on the path it would use.
+
+use std::marker::PhantomData;
+
+use half::bf16;
+
+use super::{
+    AdamW, AttentionDims, AttentionSaved, Dropout, Element, EmbeddingDims, HeadLossDims, LinearDims, Pool,
+    RmsNormDims, RopeDims, RopeTable, RowKey, block_squares, convert, dropout, embedding, embedding_backward,
+    head_loss, head_loss_backward, head_loss_scratch, linear, linear_db, linear_dw, linear_dx,
+    linear_scratch, normal, reference, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch,
+    rope, rope_angles, rope_backward, sum_ranks, swiglu, swiglu_backward,
+};
+use super::{adamw, attention, attention_backward, attention_backward_scratch, attention_scratch};
+
+/// How far one kernel is from its reference.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SelfTest {
+    /// Kernel, output and storage type.
+    pub name: String,
+    /// Distance from the reference, relative to its length.
+    pub error: f64,
+    /// Whether the distance is within what rounding explains.
+    pub ok: bool,
+}
+
+/// Runs every kernel on random numbers with all threads of this machine. Takes well under a second.
+pub fn self_test() -> Vec<SelfTest> {
+    let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
+    self_test_on(&pool)
+}
+
+/// As [`self_test`], on a given pool and its path.
+pub fn self_test_on(pool: &Pool) -> Vec<SelfTest> {
+    let mut tests = Vec::new();
+    Bench::<f32> { pool, tests: &mut tests, seed: 0, storage: PhantomData }.all();
+    Bench::<bf16> { pool, tests: &mut tests, seed: 0, storage: PhantomData }.all();
+    tests
+}
+
+struct Bench<'a, T> {
+    pool: &'a Pool,
+    tests: &'a mut Vec<SelfTest>,
+    seed: u64,
+    storage: PhantomData<T>,
+}
+
+fn wide<T: Element>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|value| f64::from(value.to_f32())).collect()
+}
+
+impl<T: Element> Bench<'_, T> {
+    /// Random numbers as stored, so that the reference gets exactly what the kernel gets.
+    fn random(&mut self, count: usize) -> Vec<T> {
+        self.seed += 1;
+        let mut values = vec![T::default(); count];
+        normal(self.pool, 2024, self.seed, 0, 1.0, &mut values);
+        values
+    }
+
+    fn compare<A: Element>(&mut self, name: &str, found: &[A], expected: &[f64]) {
+        // A result stored in 8 bits is off by up to 2^-9 of its size; a sum in f32 by some parts in 10^7.
+        let bound = if A::DTYPE.bytes() == 2 {
+            3e-3
+        } else if T::DTYPE.bytes() == 2 {
+            1e-5
+        } else {
+            2e-6
+        };
+        let distance =
+            found.iter().zip(expected).map(|(a, b)| (f64::from(a.to_f32()) - b).powi(2)).sum::<f64>();
+        let length = expected.iter().map(|b| b * b).sum::<f64>();
+        let error = (distance / length.max(f64::MIN_POSITIVE)).sqrt();
+        let ok = found.len() == expected.len() && error <= bound;
+        self.tests.push(SelfTest { name: format!("{name} {}", T::DTYPE), error, ok });
+    }
+
+    fn all(&mut self) {
+        self.linear();
+        self.embedding();
+        self.rms_norm();
+        self.rope();
+        self.attention();
+        self.swiglu();
+        self.head_loss();
+        self.dropout();
+        self.optimizer();
+        self.moving();
+    }
+
+    fn linear(&mut self) {
+        let dims = LinearDims { rows: 201, inputs: 300, outputs: 275 };
+        let (x, w) = (self.random(201 * 300), self.random(275 * 300));
+        let (bias, dy) = (self.random(275), self.random(201 * 275));
+        let mut scratch = vec![0.0; linear_scratch(dims, self.pool.threads())];
+        let mut y = vec![T::default(); dy.len()];
+        linear(self.pool, dims, &x, &w, Some(&bias), &mut y, &mut scratch);
+        self.compare("linear", &y, &reference::linear(dims, &wide(&x), &wide(&w), Some(&wide(&bias))));
+        let mut dx = vec![T::default(); x.len()];
+        let (mut dw, mut db) = (vec![0.0f32; w.len()], vec![0.0f32; bias.len()]);
+        linear_dx(self.pool, dims, &dy, &w, &mut dx, false, &mut scratch);
+        linear_dw(self.pool, dims, &dy, &x, &mut dw, &mut scratch);
+        linear_db(self.pool, dims, &dy, &mut db, &mut scratch);
+        let expected = reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy));
+        self.compare("linear dx", &dx, &expected[0]);
+        self.compare("linear dw", &dw, &expected[1]);
+        self.compare("linear db", &db, &expected[2]);
+    }
+
+    fn embedding(&mut self) {
+        let dims = EmbeddingDims { vocab: 50, width: 70 };
+        let ids: Vec<i32> = (0..131).map(|i| if i % 10 == 9 { -1 } else { i * i % 50 }).collect();
+        let (table, dy) = (self.random(50 * 70), self.random(131 * 70));
+        let mut y = vec![T::default(); dy.len()];
+        embedding(self.pool, dims, &ids, &table, &mut y);
+        self.compare("embedding", &y, &reference::embedding(dims, &ids, &wide(&table)));
+        let mut dtable = vec![0.0f32; table.len()];
+        embedding_backward(self.pool, dims, &ids, &dy, &mut dtable);
+        self.compare("embedding backward", &dtable, &reference::embedding_backward(dims, &ids, &wide(&dy)));
+    }
+
+    fn rms_norm(&mut self) {
+        let dims = RmsNormDims { rows: 131, width: 77, eps: 1e-5 };
+        let count = 131 * 77;
+        let (x, residual, w) = (self.random(count), self.random(count), self.random(77));
+        let (dy, past) = (self.random(count), self.random(count));
+        let (mut h, mut y, mut rstd) = (vec![T::default(); count], vec![T::default(); count], vec![0.0; 131]);
+        rms_norm_residual(self.pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
+        let sum: Vec<f64> = wide(&x).iter().zip(wide(&residual)).map(|(x, r)| x + r).collect();
+        self.compare("rms_norm h", &h, &sum);
+        let [expected, rstds] = reference::rms_norm(dims, &wide(&h), &wide(&w));
+        // Two roundings on the way, as transformers has them.
+        self.compare("rms_norm y", &y, &expected);
+        self.compare("rms_norm rstd", &rstd, &rstds);
+        rms_norm(self.pool, dims, &h, &w, &mut y, &mut rstd);
+        self.compare("rms_norm without residual", &y, &expected);
+        let (mut dh, mut dw) = (vec![T::default(); count], vec![0.0f32; 77]);
+        let mut scratch = vec![0.0; rms_norm_scratch(dims)];
+        rms_norm_backward(self.pool, dims, &dy, &h, &rstd, &w, Some(&past), &mut dh, &mut dw, &mut scratch);
+        let [mut expected, weights] = reference::rms_norm_backward(dims, &wide(&h), &wide(&w), &wide(&dy));
+        expected.iter_mut().zip(wide(&past)).for_each(|(dh, past)| *dh += past);
+        self.compare("rms_norm dh", &dh, &expected);
+        self.compare("rms_norm dw", &dw, &weights);
+    }
+
+    fn rope(&mut self) {
+        let dims = RopeDims { rows: 37, heads: 3, head_dim: 20, rotated: 16 };
+        let table = RopeTable::plain(1e4, 16);
+        let positions: Vec<i32> = (0..37).map(|i| i * 11).collect();
+        let (mut cos, mut sin) = (vec![0.0; 37 * 8], vec![0.0; 37 * 8]);
+        rope_angles(self.pool, &table, &positions, &mut cos, &mut sin);
+        let x = self.random(37 * 60);
+        let mut y = x.clone();
+        rope(self.pool, dims, &cos, &sin, &mut y);
+        self.compare("rope", &y, &reference::rope(dims, &cos, &sin, 1.0, &wide(&x)));
+        let mut y = x.clone();
+        rope_backward(self.pool, dims, &cos, &sin, &mut y);
+        self.compare("rope backward", &y, &reference::rope(dims, &cos, &sin, -1.0, &wide(&x)));
+    }
+
+    fn attention(&mut self) {
+        for (name, window) in [("attention", None), ("attention with a window", Some(50))] {
+            let dims = AttentionDims { rows: 330, heads: 4, kv_heads: 2, head_dim: 24, window, scale: 0.3 };
+            let starts = [0, 7, 7, 210, 320];
+            let (q, k, v) = (self.random(330 * 96), self.random(330 * 48), self.random(330 * 48));
+            let dout = self.random(330 * 96);
+            let (mut out, mut lse) = (vec![T::default(); q.len()], vec![0.0; 4 * 330]);
+            let mut scratch = vec![0.0; attention_scratch(&dims, self.pool.threads())];
+            attention(self.pool, &dims, &starts, &q, &k, &v, &mut out, &mut lse, &mut scratch);
+            let [expected, lses] = reference::attention(&dims, &starts, &wide(&q), &wide(&k), &wide(&v));
+            self.compare(name, &out, &expected);
+            self.compare(&format!("{name} lse"), &lse, &lses);
+            let mut grads =
+                [vec![T::default(); q.len()], vec![T::default(); k.len()], vec![T::default(); k.len()]];
+            let [dq, dk, dv] = &mut grads;
+            let mut scratch = vec![0.0; attention_backward_scratch(&dims, self.pool.threads())];
+            let saved = AttentionSaved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+            attention_backward(self.pool, &dims, &starts, saved, &dout, dq, dk, dv, &mut scratch);
+            let (q, k, v, dout) = (wide(&q), wide(&k), wide(&v), wide(&dout));
+            let expected = reference::attention_backward(&dims, &starts, &q, &k, &v, &dout);
+            for ((part, found), expected) in ["dq", "dk", "dv"].iter().zip(&grads).zip(&expected) {
+                self.compare(&format!("{name} {part}"), found, expected);
+            }
+        }
+    }
+
+    fn swiglu(&mut self) {
+        let (gate, up, dy) = (self.random(9001), self.random(9001), self.random(9001));
+        let mut y = vec![T::default(); 9001];
+        swiglu(self.pool, &gate, &up, &mut y);
+        self.compare("swiglu", &y, &reference::swiglu(&wide(&gate), &wide(&up)));
+        let mut dup = y.clone();
+        swiglu_backward(self.pool, &dy, &gate, &up, &mut y, &mut dup);
+        let [expected_gate, expected_up] = reference::swiglu_backward(&wide(&gate), &wide(&up), &wide(&dy));
+        self.compare("swiglu dgate", &y, &expected_gate);
+        self.compare("swiglu dup", &dup, &expected_up);
+    }
+
+    fn head_loss(&mut self) {
+        let dims = HeadLossDims { rows: 40, hidden: 50, vocab: 301 };
+        let labels: Vec<i32> = (0..40).map(|i| if i % 4 == 0 { -100 } else { i * 7 }).collect();
+        let (x, w) = (self.random(40 * 50), self.random(301 * 50));
+        let mut scratch = vec![0.0; head_loss_scratch(dims, self.pool.threads())];
+        let (mut dx, mut dw) = (vec![T::default(); x.len()], vec![0.0f32; w.len()]);
+        let evaluated = head_loss(self.pool, dims, &x, &w, &labels, &mut scratch);
+        let trained =
+            head_loss_backward(self.pool, dims, &x, &w, &labels, 0.125, &mut dx, &mut dw, &mut scratch);
+        let (loss, [expected_dx, expected_dw]) =
+            reference::head_loss(dims, &wide(&x), &wide(&w), &labels, 0.125);
+        self.compare("head_loss", &[evaluated as f32, trained as f32], &[loss, loss]);
+        self.compare("head_loss dx", &dx, &expected_dx);
+        self.compare("head_loss dw", &dw, &expected_dw);
+    }
+
+    fn dropout(&mut self) {
+        let setting = Dropout { probability: 0.1, seed: 1 << 40, epoch: 3, op: 9 };
+        let keys: Vec<RowKey> =
+            (0..70).map(|i| RowKey { sample: u64::from(i / 9) << 30, position: i % 9 }).collect();
+        let x = self.random(70 * 13);
+        let mut y = vec![T::default(); x.len()];
+        dropout(self.pool, setting, &keys, 13, &x, &mut y);
+        self.compare("dropout", &y, &reference::dropout(setting, &keys, 13, &wide(&x)));
+    }
+
+    fn optimizer(&mut self) {
+        let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        let stored = self.random(9000);
+        let mut state = [stored.as_slice(), &[T::default(); 9000], &[T::default(); 9000]]
+            .map(|values| values.iter().map(|value| value.to_f32()).collect::<Vec<_>>());
+        let mut exact = [wide(&state[0]), vec![0.0; 9000], vec![0.0; 9000]];
+        let mut weights = vec![T::default(); 9000];
+        for step in 1..=3 {
+            let grads = self.random(9000);
+            let [p, m, v] = &mut state;
+            adamw(self.pool, adam.step(step, 1e-2, 0.5, 0.25), &grads, p, m, v, Some(&mut weights));
+            let grads: Vec<f64> = wide(&grads).iter().map(|grad| grad * 0.125).collect();
+            let [p, m, v] = &mut exact;
+            reference::adamw(&adam, step, 1e-2, &grads, [p, m, v]);
+        }
+        for ((name, found), expected) in
+            ["master", "first moment", "second moment"].iter().zip(&state).zip(&exact)
+        {
+            self.compare(&format!("adamw {name}"), found, expected);
+        }
+        self.compare("adamw weights", &weights, &exact[0]);
+        let mut sums = vec![0.0; 5];
+        block_squares(self.pool, &stored, &mut sums);
+        let found: Vec<f32> = sums.iter().map(|&sum| sum as f32).collect();
+        let expected: Vec<f64> =
+            wide(&stored).chunks(2048).map(|block| block.iter().map(|x| x * x).sum()).collect();
+        self.compare("block_squares", &found, &expected);
+    }
+
+    fn moving(&mut self) {
+        let ranks = [self.random(20_000), self.random(20_000), self.random(20_000)];
+        let expected: Vec<f64> =
+            (0..20_000).map(|i| ranks.iter().map(|r| f64::from(r[i].to_f32())).sum()).collect();
+        let mut sum = vec![0.0f32; 20_000];
+        sum_ranks(self.pool, &[&ranks[0], &ranks[1], &ranks[2]], &mut sum, false);
+        self.compare("sum_ranks", &sum, &expected);
+        let mut narrow = vec![T::default(); 20_000];
+        convert(self.pool, &sum, &mut narrow);
+        self.compare("convert", &narrow, &expected);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Path;
+
+    #[test]
+    fn every_kernel_agrees_with_its_reference_on_every_path() {
+        for &path in Path::available() {
+            let tests = self_test_on(&Pool::on_path(2, path).unwrap());
+            let bad: Vec<_> = tests.iter().filter(|test| !test.ok).collect();
+            assert!(tests.len() > 50 && bad.is_empty(), "{path:?}: {bad:#?}");
+        }
+    }
+}

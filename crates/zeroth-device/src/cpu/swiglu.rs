@@ -1,0 +1,61 @@
+//! y = silu(gate) · up and its gradient. Both are computed in f32 and rounded once.
+
+use super::cut::Chunks;
+use super::element::Element;
+use super::path::each_path;
+use super::pool::Pool;
+use super::{check_len, math};
+
+/// Elements that one task computes.
+const PIECE: usize = 8192;
+
+/// y = gate · sigmoid(gate) · up, element by element.
+pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
+    check_len("gate", gate.len(), y.len());
+    check_len("up", up.len(), y.len());
+    pool.each(Chunks::new(y, PIECE), |task, y| {
+        let range = task * PIECE..task * PIECE + y.len();
+        forward(pool.path(), &gate[range.clone()], &up[range], y);
+    });
+}
+
+/// Writes the gradients of gate and up.
+pub fn swiglu_backward<T: Element>(
+    pool: &Pool,
+    dy: &[T],
+    gate: &[T],
+    up: &[T],
+    dgate: &mut [T],
+    dup: &mut [T],
+) {
+    check_len("gate", gate.len(), dy.len());
+    check_len("up", up.len(), dy.len());
+    check_len("dgate", dgate.len(), dy.len());
+    check_len("dup", dup.len(), dy.len());
+    pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
+        let range = task * PIECE..task * PIECE + dgate.len();
+        backward(pool.path(), &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
+    });
+}
+
+each_path! {
+    fn forward<T>(gate: &[T], up: &[T], y: &mut [T]) {
+        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+            let gate = gate.to_f32();
+            *y = T::from_f32(gate * math::sigmoid(gate) * up.to_f32());
+        }
+    }
+}
+
+each_path! {
+    fn backward<T>(dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
+        let inputs = dy.iter().zip(gate).zip(up);
+        for ((dgate, dup), ((dy, gate), up)) in dgate.iter_mut().zip(dup).zip(inputs) {
+            let (dy, gate, up) = (dy.to_f32(), gate.to_f32(), up.to_f32());
+            let sigmoid = math::sigmoid(gate);
+            let silu = gate * sigmoid;
+            *dgate = T::from_f32(dy * up * (sigmoid + silu * (1.0 - sigmoid)));
+            *dup = T::from_f32(dy * silu);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The CPU kernels against PyTorch, against finite differences, and against themselves on other numbers of threads.
+#![allow(
+    clippy::many_single_char_names,
+    clippy::similar_names,
+    reason = "names of the formulas: q, k and v; dx and dw"
+)]
+#![allow(clippy::unwrap_used, reason = "a panic is the report of a test, in its helpers too")]
+
+#[path = "cpu/bf16.rs"]
+mod bf16_rounding;
+#[path = "cpu/everything.rs"]
+mod everything;
+#[path = "cpu/golden.rs"]
+mod golden;
+#[path = "cpu/gradients.rs"]
+mod gradients;
+#[path = "cpu/threads.rs"]
+mod threads;

@@ -1,0 +1,175 @@
+//! Every kernel once, on buffers that are made before: for the tests that ask something of all of them.
+
+use half::bf16;
+use zeroth_device::cpu::*;
+
+/// Threads that the scratch is large enough for.
+pub(crate) const MOST_THREADS: usize = 7;
+
+const ROWS: usize = 330;
+const WIDTH: usize = 280;
+const VOCAB: usize = 300;
+const HEAD_ROWS: usize = 600;
+const FLAT: usize = 40_001;
+
+const LINEAR: LinearDims = LinearDims { rows: ROWS, inputs: WIDTH, outputs: 290 };
+const EMBEDDING: EmbeddingDims = EmbeddingDims { vocab: 90, width: WIDTH };
+const NORM: RmsNormDims = RmsNormDims { rows: ROWS, width: WIDTH, eps: 1e-5 };
+const ROPE: RopeDims = RopeDims { rows: ROWS, heads: 10, head_dim: 28, rotated: 28 };
+const ATTENTION: AttentionDims =
+    AttentionDims { rows: ROWS, heads: 10, kv_heads: 5, head_dim: 28, window: None, scale: 0.2 };
+const WINDOW: AttentionDims = AttentionDims { window: Some(33), ..ATTENTION };
+/// More than one slice.
+const HEAD: HeadLossDims = HeadLossDims { rows: HEAD_ROWS, hidden: 8, vocab: VOCAB };
+const STARTS: [u32; 5] = [0, 1, 150, 151, 320];
+
+/// Inputs, outputs and scratch of every kernel.
+pub(crate) struct Everything<T> {
+    x: Vec<T>,
+    other: Vec<T>,
+    weight: Vec<T>,
+    flat: Vec<f32>,
+    head_x: Vec<T>,
+    head_w: Vec<T>,
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    positions: Vec<i32>,
+    keys: Vec<RowKey>,
+    table: RopeTable,
+    /// Outputs of the storage type, in the order they are written.
+    narrow: Vec<Vec<T>>,
+    /// Outputs in f32.
+    wide: Vec<Vec<f32>>,
+    sums: Vec<f64>,
+    scratch: Vec<f32>,
+}
+
+impl<T: Element> Everything<T> {
+    pub(crate) fn new() -> Self {
+        let pool = Pool::new(1);
+        let random = |name: &str, count: usize| {
+            let mut values = vec![T::default(); count];
+            normal(&pool, 5, name_key(name), 0, 1.0, &mut values);
+            values
+        };
+        let scratch = [
+            linear_scratch(LINEAR, MOST_THREADS),
+            rms_norm_scratch(NORM),
+            attention_scratch(&ATTENTION, MOST_THREADS),
+            attention_backward_scratch(&ATTENTION, MOST_THREADS),
+            head_loss_scratch(HEAD, MOST_THREADS),
+        ];
+        let narrow = [
+            290, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 140, 140, 280, 140, 140, 280, 280,
+            280, 280,
+        ];
+        let wide = [
+            290 * WIDTH,
+            290,
+            90 * WIDTH,
+            ROWS,
+            WIDTH,
+            ROWS * 14,
+            ROWS * 14,
+            10 * ROWS,
+            10 * ROWS,
+            VOCAB * 8,
+            FLAT,
+            FLAT,
+            FLAT,
+            FLAT,
+        ];
+        assert!(HEAD.slice_rows() < HEAD_ROWS, "the head must take several slices");
+        Self {
+            x: random("x", ROWS * 290),
+            other: random("other", ROWS * 290),
+            weight: random("weight", 290 * WIDTH),
+            flat: (0..FLAT).map(|i| (i as f32 * 0.37).sin()).collect(),
+            head_x: random("head x", HEAD_ROWS * 8),
+            head_w: random("head w", VOCAB * 8),
+            ids: (0..ROWS as i32).map(|i| if i % 11 == 10 { -1 } else { i * i % 90 }).collect(),
+            labels: (0..HEAD_ROWS as i32).map(|i| if i % 5 == 0 { -100 } else { i / 2 }).collect(),
+            positions: (0..ROWS as i32).collect(),
+            keys: (0..ROWS as u32).map(|i| RowKey { sample: u64::from(i / 50), position: i % 50 }).collect(),
+            table: RopeTable::plain(1e4, 28),
+            narrow: narrow
+                .iter()
+                .map(|width| vec![T::default(); ROWS * width])
+                .chain([vec![T::default(); HEAD_ROWS * 8], vec![T::default(); FLAT]])
+                .collect(),
+            wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
+            sums: vec![0.0; FLAT.div_ceil(BLOCK) + 2],
+            scratch: vec![0.0; scratch.into_iter().max().expect("there are five")],
+        }
+    }
+
+    /// Calls every kernel. Scratch holds NaN before, so that a kernel that reads what it did not write is found.
+    pub(crate) fn run(&mut self, pool: &Pool) {
+        let s = &mut self.scratch[..];
+        s.fill(f32::NAN);
+        self.wide.iter_mut().for_each(|values| values.fill(0.5));
+        let (x, other) = (&self.x[..ROWS * WIDTH], &self.other[..ROWS * WIDTH]);
+        let (k, v) = (&self.other[..ROWS * 140], &self.other[ROWS * 140..ROWS * 280]);
+        let w = &self.weight[..WIDTH];
+        let [y, dx, embedded, h, normed, plain, dh, turned, back, swished, dgate, dup, dk, dv, dq, rest @ ..] =
+            &mut self.narrow[..]
+        else {
+            unreachable!("23 outputs")
+        };
+        let [dk_window, dv_window, dq_window, out, out_window, dropped, head_dx, weights] = rest else {
+            unreachable!("23 outputs")
+        };
+        let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, master, first, second, total] =
+            &mut self.wide[..]
+        else {
+            unreachable!("14 outputs")
+        };
+        linear(pool, LINEAR, x, &self.weight, Some(&self.weight[..290]), y, s);
+        linear_dx(pool, LINEAR, &self.x, &self.weight, dx, false, s);
+        linear_dw(pool, LINEAR, &self.x, other, dw, s);
+        linear_db(pool, LINEAR, &self.x, db, s);
+        embedding(pool, EMBEDDING, &self.ids, &self.weight[..90 * WIDTH], embedded);
+        embedding_backward(pool, EMBEDDING, &self.ids, x, dtable);
+        rms_norm_residual(pool, NORM, x, other, w, h, normed, rstd);
+        rms_norm(pool, NORM, x, w, plain, rstd);
+        rms_norm_backward(pool, NORM, other, x, rstd, w, Some(other), dh, dnorm, s);
+        rope_angles(pool, &self.table, &self.positions, cos, sin);
+        copy(pool, x, turned);
+        rope(pool, ROPE, cos, sin, turned);
+        convert(pool, x, back);
+        rope_backward(pool, ROPE, cos, sin, back);
+        swiglu(pool, x, other, swished);
+        swiglu_backward(pool, other, x, other, dgate, dup);
+        attention(pool, &ATTENTION, &STARTS, x, k, v, out, lse, s);
+        let saved = AttentionSaved { q: x, k, v, out, lse };
+        attention_backward(pool, &ATTENTION, &STARTS, saved, other, dq, dk, dv, s);
+        attention(pool, &WINDOW, &STARTS, x, k, v, out_window, lse_window, s);
+        let saved = AttentionSaved { q: x, k, v, out: out_window, lse: lse_window };
+        attention_backward(pool, &WINDOW, &STARTS, saved, other, dq_window, dk_window, dv_window, s);
+        let (head_x, head_w) = (&self.head_x, &self.head_w);
+        self.sums[0] = head_loss(pool, HEAD, head_x, head_w, &self.labels, s);
+        s.fill(f32::NAN);
+        self.sums[1] =
+            head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, s);
+        let setting = Dropout { probability: 0.3, seed: 1, epoch: 2, op: 3 };
+        dropout(pool, setting, &self.keys, WIDTH, x, dropped);
+        fill(pool, 0.25, first);
+        let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        adamw(pool, adam.step(3, 1e-3, 0.5, 0.7), &self.flat, master, first, second, Some(weights));
+        block_squares(pool, &self.flat, &mut self.sums[2..]);
+        sum_ranks(pool, &[&self.flat, master, second], total, true);
+    }
+
+    /// Every output as bits.
+    pub(crate) fn bits(&self) -> Vec<Vec<u64>> {
+        let narrow =
+            self.narrow.iter().map(|values| values.iter().map(|x| u64::from(x.to_f32().to_bits())).collect());
+        let wide = self.wide.iter().map(|values| values.iter().map(|x| u64::from(x.to_bits())).collect());
+        narrow.chain(wide).chain([self.sums.iter().map(|x| x.to_bits()).collect()]).collect()
+    }
+}
+
+/// Both storage types, for a test that is written once.
+pub(crate) fn both() -> (Everything<f32>, Everything<bf16>) {
+    (Everything::new(), Everything::new())
+}
