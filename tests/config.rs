@@ -43,7 +43,9 @@ fn check_says_what_becomes_of_every_key() {
 fn strict_makes_warnings_errors() {
     let (_folder, file) = temporary(b"{\"something_of_mine\": 1}");
     assert_eq!(zeroth(&["config", "check", &file]).code, 0);
-    assert_eq!(zeroth(&["config", "check", "--strict", &file]).code, 4);
+    let strict = zeroth(&["config", "check", "--strict", &file]);
+    assert_eq!(strict.code, 4);
+    assert!(strict.stdout.contains("with --strict"), "{}", strict.stdout);
     assert_eq!(zeroth(&["config", "check", &file, "--strict", "False"]).code, 0);
 }
 

@@ -40,7 +40,9 @@ const LATER_FLAGS: [&str; 28] = [
 
 /// What to say when the command typed belongs to a part that is not built yet.
 pub(crate) fn later_command(typed: &[String]) -> Option<String> {
-    let command = typed.iter().skip(1).find(|argument| !argument.starts_with('-'))?;
+    // The first word that is neither a flag nor the value of the one flag that may stand before a command.
+    let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
+    let (_, command) = words.into_iter().find(|(_, word)| !word.starts_with('-'))?;
     LATER_COMMANDS.contains(&command.as_str()).then(|| {
         format!("`zeroth {command}` is not yet built in this version; there are plan, config, init, doctor and completions")
     })
@@ -143,6 +145,7 @@ mod tests {
     fn parts_to_come_are_named_as_such() {
         let typed = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert!(later_command(&typed("zeroth train --model x")).unwrap().contains("not yet"));
+        assert!(later_command(&typed("zeroth --format json train")).unwrap().contains("not yet"));
         assert_eq!(later_command(&typed("zeroth config check train")), None);
     }
 }

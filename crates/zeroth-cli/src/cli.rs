@@ -101,9 +101,9 @@ pub(crate) struct PlanArgs {
     /// Train all parameters, or LoRA's
     #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
     pub(crate) train_type: TrainTypeArg,
-    /// LoRA's rank
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) lora_rank: u64,
+    /// LoRA's rank [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) lora_rank: Option<u64>,
     /// Linear layers that LoRA adapts [default: all-linear]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) target_modules: Vec<String>,

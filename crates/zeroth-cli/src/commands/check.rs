@@ -98,5 +98,8 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
     let total = report.of_keys().count();
     let counts = if counts.is_empty() { String::new() } else { format!(": {}", counts.join(", ")) };
     text.push_str(&format!("{}: {total} keys{counts}\n", source.name()));
+    if strict && report.is_ok(false) && !report.is_ok(true) {
+        text.push_str("not ok: with --strict, keys that are not yet, without effect, deprecated or unknown are errors\n");
+    }
     text
 }

@@ -44,7 +44,7 @@ fn machine_text(machine: &Machine) -> String {
     let cpu = &machine.cpu;
     row("processor", cpu.model.clone().unwrap_or_else(|| "unknown".to_owned()));
     row("threads", format!("{} for this process", cpu.threads));
-    row("kernels", format!("{} path", cpu.kernels));
+    row("best instructions", cpu.kernels.to_string());
     row(
         "host memory",
         format!(

@@ -18,6 +18,9 @@ use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
+/// LoRA's rank where none is typed, ms-swift's.
+const LORA_RANK: u64 = 8;
+
 /// The longest row that is planned for where the model allows more.
 const LONGEST_ROW: u64 = 2048;
 
@@ -31,7 +34,8 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         .map(|(name, config)| planning::placement(name, config, model.as_ref().map(|model| &model.table)))
         .collect::<Result<Vec<Placement>, _>>()?;
     let ask = ask(arguments, model.as_ref(), &configs, device_memory)?;
-    let plan = plan(&ask, &placements)?;
+    let mut plan = plan(&ask, &placements)?;
+    plan.notes.extend(idle_flags(arguments));
     if output.is_json() {
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));
@@ -41,6 +45,21 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         output::text(&text(&plan, &ask, model.as_ref(), output));
     }
     Ok(if plan.is_possible() { Exit::Done } else { Exit::DoesNotFit })
+}
+
+/// What was typed and counts for nothing without a model.
+fn idle_flags(arguments: &PlanArgs) -> Option<String> {
+    let typed = [
+        ("--max-length", arguments.max_length.is_some()),
+        ("--per-device-train-batch-size", arguments.train.per_device_train_batch_size.is_some()),
+        ("--gradient-checkpointing", arguments.train.gradient_checkpointing.is_some()),
+        ("--lora-rank", arguments.lora_rank.is_some()),
+        ("--target-modules", !arguments.target_modules.is_empty()),
+    ];
+    let idle: Vec<&str> = typed.into_iter().filter(|(_, typed)| *typed).map(|(flag, _)| flag).collect();
+    let counts = arguments.model.is_some() || idle.is_empty();
+    (!counts)
+        .then(|| format!("{} changed nothing: what they count needs a model, with --model", idle.join(", ")))
 }
 
 /// A model by its table: shapes only.
@@ -118,7 +137,7 @@ fn ask(
         [] => LoraTargets::AllLinear,
         names => LoraTargets::from_names(names),
     };
-    let lora = Lora { rank: arguments.lora_rank, targets };
+    let lora = Lora { rank: arguments.lora_rank.unwrap_or(LORA_RANK), targets };
     let states = match arguments.states {
         Some(StatesArg::Plain) => States::Plain,
         Some(StatesArg::Run) => States::Run,
