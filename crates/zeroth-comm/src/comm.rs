@@ -38,6 +38,7 @@ impl fmt::Display for OpName {
 /// | call | `send` on r | `recv` on r afterwards |
 /// |---|---|---|
 /// | `AllGather` | `counts[r]` bytes | for each rank s in order: the `counts[s]` bytes s sent |
+/// | `AllGatherInPlace` | its part of `buffer` | the whole `buffer`, as `AllGather` |
 /// | `AllToAll` | for each rank t in order: `counts[t]` bytes for t | for each rank s in order: the `counts[r]` bytes s sent to r; `W × counts[r]` in all |
 /// | `Gather` | `counts[r]` bytes | on `root` as `AllGather`; elsewhere empty |
 /// | `Broadcast` | | `buffer` of `root`; the same length everywhere |
@@ -53,6 +54,13 @@ pub enum Transfer<'a> {
         send: &'a [u8],
         /// All parts in rank order.
         recv: &'a mut [u8],
+        /// Bytes of each rank's part.
+        counts: &'a [usize],
+    },
+    /// As `AllGather`, where this rank's part lies already in the buffer that receives all.
+    AllGatherInPlace {
+        /// All parts in rank order; this rank's own is there.
+        buffer: &'a mut [u8],
         /// Bytes of each rank's part.
         counts: &'a [usize],
     },
@@ -92,6 +100,7 @@ impl Transfer<'_> {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::AllGather { .. } => "all_gather",
+            Self::AllGatherInPlace { .. } => "all_gather_in_place",
             Self::AllToAll { .. } => "all_to_all",
             Self::Gather { .. } => "gather",
             Self::Broadcast { .. } => "broadcast",
@@ -115,6 +124,10 @@ impl Transfer<'_> {
                 equal("entries of counts", counts.len(), world)?;
                 equal("bytes to send", send.len(), counts[rank])?;
                 equal("bytes to receive", recv.len(), counts.iter().sum())
+            }
+            Self::AllGatherInPlace { buffer, counts } => {
+                equal("entries of counts", counts.len(), world)?;
+                equal("bytes of the buffer", buffer.len(), counts.iter().sum())
             }
             Self::AllToAll { send, recv, counts } => {
                 equal("entries of counts", counts.len(), world)?;
@@ -145,7 +158,9 @@ impl Transfer<'_> {
         add(op.name.as_bytes());
         add(self.kind().as_bytes());
         match self {
-            Self::AllGather { counts, .. } | Self::AllToAll { counts, .. } => {
+            Self::AllGather { counts, .. }
+            | Self::AllGatherInPlace { counts, .. }
+            | Self::AllToAll { counts, .. } => {
                 counts.iter().for_each(|count| add(&count.to_le_bytes()));
             }
             Self::Gather { root, counts, .. } => {
@@ -218,7 +233,7 @@ pub trait Comm: Send {
     /// The number of ranks.
     fn world(&self) -> usize;
 
-    /// Starts a collective. The five calls below are this one with their operands.
+    /// Starts a collective. The six calls below are this one with their operands.
     fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError>;
 
     /// Every rank's part to every rank: [`Transfer::AllGather`].
@@ -230,6 +245,16 @@ pub trait Comm: Send {
         counts: &'a [usize],
     ) -> Result<Handle<'a>, CommError> {
         self.start(op, Transfer::AllGather { send, recv, counts })
+    }
+
+    /// Every rank's part of a buffer to every rank: [`Transfer::AllGatherInPlace`].
+    fn all_gather_in_place<'a>(
+        &'a self,
+        op: OpName,
+        buffer: &'a mut [u8],
+        counts: &'a [usize],
+    ) -> Result<Handle<'a>, CommError> {
+        self.start(op, Transfer::AllGatherInPlace { buffer, counts })
     }
 
     /// From every rank a part for every rank: [`Transfer::AllToAll`].

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use zeroth_base::{grouped, nearest};
 
-use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind};
+use crate::schema::{self, AutoRule, Built, DefaultValue, Effect, Key, Kind};
 
 /// No key has that name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -96,15 +96,55 @@ pub fn here(key: &Key) -> String {
                 (_, Some(_)) => ", where the other values let it",
                 _ => "",
             };
-            if key.reader.exists() { format!("honoured{when}") } else { format!("not yet{when}") }
+            format!("{}{when}", built(key, "honoured"))
         }
-        Effect::BuiltIn(why) => format!("built in: {why}"),
+        Effect::BuiltIn(why) => format!("{}: {why}", built(key, "built in")),
         Effect::Nothing(because) => format!("no effect: {because}"),
         Effect::AsSection => schema::find(key.parent()).next().map(here).unwrap_or_default(),
         Effect::Lacking(what) => format!("off is honoured; on is not yet: {what}"),
         Effect::Deprecated(instead) => format!("deprecated: write {instead}"),
         Effect::Refused(instead) => format!("refused: {instead}"),
     }
+}
+
+/// Which values are what `word` says, and which are not yet.
+fn built(key: &Key, word: &str) -> String {
+    let section_switch = schema::switch_of(key).filter(|_| key.kind == Kind::Section);
+    if let Some((switch, Built::Only { values, .. })) = section_switch.map(|switch| (switch, switch.built)) {
+        return format!("not yet, but for `{}`: {}", switch.name(), written(switch, values));
+    }
+    match key.built {
+        Built::Not => "not yet".to_owned(),
+        Built::Only { values, .. } => {
+            let rest: Vec<&str> = match key.kind {
+                Kind::Bool => ["true", "false"].into_iter().filter(|value| !values.contains(value)).collect(),
+                Kind::OneOf(words) => words.iter().copied().filter(|word| !values.contains(word)).collect(),
+                _ => Vec::new(),
+            };
+            let rest = if rest.is_empty() { "another".to_owned() } else { written(key, &rest) };
+            format!("{word} for {}, not yet for {rest}", written(key, values))
+        }
+        Built::Whole => {
+            let is_built = |name: &&&str| {
+                schema::type_of(key).is_none_or(|type_key| type_key.is_built_for(&serde_json::json!(name)))
+            };
+            let (built, rest): (Vec<&str>, Vec<&str>) =
+                key.types.iter().partition(|name| is_built(&name));
+            match (built.is_empty(), rest.is_empty()) {
+                (_, true) => word.to_owned(),
+                (true, false) => "not yet".to_owned(),
+                (false, false) => format!("{word} for {}, not yet for {}", built.join(", "), rest.join(", ")),
+            }
+        }
+    }
+}
+
+/// Values as a file writes them.
+fn written(key: &Key, values: &[&str]) -> String {
+    let is_text = matches!(key.kind, Kind::Text | Kind::OneOf(_));
+    let quoted: Vec<String> =
+        values.iter().map(|value| if is_text { format!("\"{value}\"") } else { (*value).to_owned() }).collect();
+    quoted.join(", ")
 }
 
 /// How "auto" is filled, in words.

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::asked::Asked;
+use crate::resolve::Resolved;
 use crate::schema;
 
 /// A switch of a file: on, off, or left to the command line.
@@ -16,31 +17,56 @@ pub enum Switch {
     Open,
 }
 
-/// The values of a file seen together.
+/// The values of a file, or of the config it became, seen together.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
-    asked: &'a Asked,
+    values: Values<'a>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Values<'a> {
+    Asked(&'a Asked),
+    Resolved(&'a Resolved),
 }
 
 impl<'a> Facts<'a> {
-    /// The view of these values.
+    /// The view of a file.
     pub fn new(asked: &'a Asked) -> Self {
-        Self { asked }
+        Self { values: Values::Asked(asked) }
     }
 
-    /// The value given in the file; `None` where it is absent or `"auto"`.
+    /// The view of a config with every value settled.
+    pub fn settled(resolved: &'a Resolved) -> Self {
+        Self { values: Values::Resolved(resolved) }
+    }
+
+    /// The value, `"auto"` included.
+    pub fn value(&self, path: &str) -> Option<&'a Value> {
+        match self.values {
+            Values::Asked(asked) => asked.get(path).map(|asked| &asked.value),
+            Values::Resolved(resolved) => resolved.get(path).map(|setting| &setting.value),
+        }
+    }
+
+    /// The value given; `None` where it is absent or `"auto"`.
     pub fn given(&self, path: &str) -> Option<&'a Value> {
-        self.asked.get(path).map(|value| &value.value).filter(|value| value.as_str() != Some("auto"))
+        self.value(path).filter(|value| value.as_str() != Some("auto"))
     }
 
-    /// Whether the file names the key at all, `"auto"` included.
+    /// Whether the key has a value at all, `"auto"` included.
     pub fn names(&self, path: &str) -> bool {
-        self.asked.get(path).is_some()
+        self.value(path).is_some()
     }
 
-    /// Whether the file has this section, empty or not.
+    /// Whether there is such a section: in a file empty or not, in a settled config with a value.
     pub fn has_section(&self, section: &str) -> bool {
-        self.asked.has_section(section)
+        match self.values {
+            Values::Asked(asked) => asked.has_section(section),
+            Values::Resolved(resolved) => resolved
+                .settings
+                .iter()
+                .any(|setting| setting.key.path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))),
+        }
     }
 
     /// The stage; 0 where it is absent or unreadable.
@@ -53,24 +79,24 @@ impl<'a> Facts<'a> {
         self.text(&format!("{section}.device")).unwrap_or("none")
     }
 
-    /// A number given in the file.
+    /// A number given.
     pub fn number(&self, path: &str) -> Option<f64> {
         self.given(path).and_then(Value::as_f64)
     }
 
-    /// A whole number given in the file.
+    /// A whole number given.
     pub fn whole(&self, path: &str) -> Option<i64> {
         self.given(path).and_then(Value::as_i64)
     }
 
-    /// A text given in the file.
+    /// A text given.
     pub fn text(&self, path: &str) -> Option<&'a str> {
         self.given(path).and_then(Value::as_str)
     }
 
     /// A switch, absent ones by their default.
     pub fn switch(&self, path: &str) -> Switch {
-        match self.asked.get(path).map(|value| &value.value) {
+        match self.value(path) {
             Some(Value::Bool(true)) => Switch::On,
             Some(Value::Bool(false)) => Switch::Off,
             Some(_) => Switch::Open,

@@ -19,8 +19,9 @@ begins with `_` is a comment.
 `zeroth config explain KEY` prints an entry of this page; `zeroth config check FILE` says what becomes of each key of a
 file; `zeroth config schema` prints the same table as a JSON Schema for editors.
 
-**Here** says what becomes of the key: honoured; not yet (the part that reads it is not built); built in (always so);
-no effect, with the reason; deprecated; refused.
+**Here** says what becomes of the key: honoured; not yet (what it asks for is not built); built in (always so); no effect,
+with the reason; deprecated; refused. `zeroth train` refuses a file that asks for something not yet built that would change
+what is trained or how memory is used; a key that only refines or reports is named in a note.
 ";
 
 /// The whole page.

@@ -2,10 +2,17 @@
 //! figures of known cards for planning a machine that is not there.
 
 mod cards;
+mod control;
 pub mod cpu;
+pub mod cuda;
+mod device;
+mod kernel;
 mod probe;
 
 pub use cards::{Card, UnknownCard, card, cards};
+pub use control::{AdamNumbers, Control, GROUPS, RATES, Recipe, Record, Report, StepInput};
+pub use device::{Device, DeviceError, Queue, ReadWrite, Target};
+pub use kernel::{Access, Kernel, Launch, Span, Tier};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,
     InstructionSets, KernelPath, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk,

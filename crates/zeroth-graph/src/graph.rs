@@ -80,6 +80,34 @@ pub struct Rotary {
     pub frequencies: Vec<f64>,
     /// What the rotated elements are scaled with.
     pub scale: f64,
+    /// How longer sequences turn slower, where they do.
+    pub stretch: Option<Stretch>,
+}
+
+/// Rotations that slow down with the length of a sequence (dynamic scaling).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stretch {
+    /// The base of the frequencies.
+    pub theta: f64,
+    /// How much slower.
+    pub factor: f64,
+    /// Sequences up to this length are not slowed down.
+    pub max_positions: u64,
+}
+
+impl Rotary {
+    /// The frequencies of a sequence of this length, which alone decides them: not what it is packed with.
+    pub fn of_length(&self, length: u64) -> std::borrow::Cow<'_, [f64]> {
+        match self.stretch {
+            Some(Stretch { theta, factor, max_positions }) if length > max_positions => {
+                let dim = 2.0 * self.frequencies.len() as f64;
+                let longer = length as f64 / max_positions as f64;
+                let theta = theta * (factor * longer - (factor - 1.0)).powf(dim / (dim - 2.0));
+                (0..self.frequencies.len()).map(|i| theta.powf(-2.0 * i as f64 / dim)).collect()
+            }
+            _ => std::borrow::Cow::Borrowed(&self.frequencies),
+        }
+    }
 }
 
 /// A model's forward over one micro-batch.

@@ -49,7 +49,7 @@ fn decoder(sizes: Sizes, tokens: u64, frozen: fn(&str) -> bool) -> Graph {
     let mut b = Builder::new(tokens);
     let half = head_dim as usize / 2;
     let frequencies = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
-    b.rotary(Rotary { frequencies, scale: 1.1 });
+    b.rotary(Rotary { frequencies, scale: 1.1, stretch: None });
     b.unit("embedding", vec![spec("embed".to_owned(), &[VOCAB, hidden], frozen)]).unwrap();
     let table = b.param("embed").unwrap();
     let ids = b.ids();

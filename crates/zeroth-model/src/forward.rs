@@ -13,8 +13,6 @@ use crate::{Activation, Family, ModelConfig, ParameterTable, Positions, UnitName
 pub struct Batch {
     /// Tokens (rows) of a micro-batch.
     pub tokens: u64,
-    /// The longest sequence among them.
-    pub longest: u64,
 }
 
 /// A forward that cannot be written.
@@ -44,8 +42,7 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
         return Err(not_yet("another activation than silu"));
     }
     let mut b = Builder::new(batch.tokens);
-    let max_positions = config.max_positions.unwrap_or(batch.longest);
-    b.rotary(rotary(rope, config.head_dim, batch.longest, max_positions));
+    b.rotary(rotary(rope, config.head_dim, config.max_positions));
     let mut flow = None;
     for unit in &table.units {
         let params = unit.parameters.iter().map(|parameter| ParamSpec {

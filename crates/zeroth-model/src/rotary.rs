@@ -2,24 +2,19 @@
 
 use std::f64::consts::TAU;
 
-use zeroth_graph::Rotary;
+use zeroth_graph::{Rotary, Stretch};
 
 use crate::{Rope, RopeScaling};
 
-/// The angles for heads of `head_dim`. `longest` is the longest sequence, `max_positions` what the model was made for:
-/// only dynamic scaling depends on them.
-pub(crate) fn rotary(rope: &Rope, head_dim: u64, longest: u64, max_positions: u64) -> Rotary {
+/// The angles for heads of `head_dim`. `max_positions` is what the model was made for: only dynamic scaling depends on
+/// it, and does nothing where it is not known.
+pub(crate) fn rotary(rope: &Rope, head_dim: u64, max_positions: Option<u64>) -> Rotary {
     let dim = head_dim as f64;
     let pairs = (head_dim / 2) as usize;
     let plain = |theta: f64| (0..pairs).map(move |i| theta.powf(-2.0 * i as f64 / dim));
     let (frequencies, scale): (Vec<f64>, f64) = match rope.scaling {
-        RopeScaling::Default => (plain(rope.theta).collect(), 1.0),
+        RopeScaling::Default | RopeScaling::Dynamic { .. } => (plain(rope.theta).collect(), 1.0),
         RopeScaling::Linear { factor } => (plain(rope.theta).map(|f| f / factor).collect(), 1.0),
-        RopeScaling::Dynamic { factor } => {
-            let stretch = longest.max(max_positions) as f64 / max_positions as f64;
-            let theta = rope.theta * (factor * stretch - (factor - 1.0)).powf(dim / (dim - 2.0));
-            (plain(theta).collect(), 1.0)
-        }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
             let blend = |frequency: f64| {
                 // Turns within the original length: many are left alone, few are divided.
@@ -60,5 +55,11 @@ pub(crate) fn rotary(rope: &Rope, head_dim: u64, longest: u64, max_positions: u6
             (plain(rope.theta).enumerate().map(blend).collect(), attention_factor.unwrap_or(derived))
         }
     };
-    Rotary { frequencies, scale }
+    let stretch = match (&rope.scaling, max_positions) {
+        (RopeScaling::Dynamic { factor }, Some(max_positions)) => {
+            Some(Stretch { theta: rope.theta, factor: *factor, max_positions })
+        }
+        _ => None,
+    };
+    Rotary { frequencies, scale, stretch }
 }

@@ -21,6 +21,7 @@ mod layout;
 mod plan;
 pub mod program;
 mod recommend;
+pub mod run;
 
 pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
 pub use advice::{Advice, CardAdvice, LADDER, SizeAdvice, advice_by_card, advice_by_size};

@@ -1,140 +1,46 @@
-//! Programs of stages 0 and 3 compute the same training: on any number of ranks, with any limits, with accumulation.
+//! What passes make keeps the rules, for random models and configs: what is read is there, no more is gathered than
+//! allowed, buffers that share memory are apart in time, and any allowed order computes the same bits.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
-mod ranks;
+mod job;
 
+use std::collections::BTreeMap;
+
+use job::{BF16, F32, Golden, ROOMY, Setup};
 use proptest::prelude::*;
-use ranks::Ranks;
-use serde_json::json;
-use zeroth_graph::reference::Data;
+use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph};
-use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_step::Layout;
-use zeroth_step::program::{Action, ProgramError, Settings, compile};
-
-const STEPS: usize = 3;
-const TOKENS: usize = 5;
+use zeroth_step::program::{Action, Program, ProgramError, SectionMemory, Settings, Types, compile};
+use zeroth_step::run::Compiled;
 
 /// Sizes of a small qwen3: (hidden, heads, kv heads, blocks, vocabulary, tied).
 type Sizes = (u64, u64, u64, u64, u64, bool);
 
-fn model(sizes: Sizes) -> (Graph, Backward) {
-    let (hidden, heads, kv_heads, blocks, vocab, tied) = sizes;
-    let config = json!({
+const SIZES: Sizes = (8, 2, 1, 2, 11, false);
+
+fn model((hidden, heads, kv_heads, blocks, vocab, tied): Sizes) -> Golden {
+    Golden::synthetic(&serde_json::json!({
         "model_type": "qwen3", "hidden_size": hidden, "num_hidden_layers": blocks, "num_attention_heads": heads,
         "num_key_value_heads": kv_heads, "head_dim": 4, "intermediate_size": 2 * hidden, "vocab_size": vocab,
         "tie_word_embeddings": tied, "max_position_embeddings": 64,
-    });
-    let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let tokens = TOKENS as u64;
-    let graph = forward(&config, &table(&config), Batch { tokens, longest: tokens }).unwrap();
+    }))
+}
+
+fn graph(sizes: Sizes) -> (Graph, Backward) {
+    let graph = model(sizes).graph(5);
     let backward = graph.backward().unwrap();
     (graph, backward)
 }
 
-fn numbers(count: usize, salt: usize) -> Vec<f64> {
-    (0..count).map(|i| ((i * 29 + salt * 71 + 5) as f64 * 0.811).sin() * 0.5).collect()
-}
-
-/// Micro-batches of two sequences each, different everywhere.
-fn micro_batches(count: usize, vocab: u64) -> Vec<Data> {
-    let token = |at: usize| (at * 7 + 3) % vocab as usize;
-    let data = |index: usize| Data {
-        ids: (0..TOKENS).map(|i| token(index * TOKENS + i)).collect(),
-        labels: (0..TOKENS).map(|i| if i == 1 { -100 } else { token(index + 2 * i) as i64 }).collect(),
-        positions: vec![0, 1, 0, 1, 2],
-        starts: vec![0, 2],
-    };
-    (0..count).map(data).collect()
-}
-
-const ROOMY: Settings =
-    Settings { stage: 3, accumulation: 1, reduce_bucket: u64::MAX / 4, max_live: u64::MAX / 4, max_reuse: 0 };
-
-/// Some steps of training: the loss and norm of each, and the weights after them.
-fn train(sizes: Sizes, ranks: u64, persistence: u64, settings: Settings) -> (Vec<[f64; 2]>, Vec<Vec<f64>>) {
-    let (graph, backward) = model(sizes);
-    let params: Vec<Vec<f64>> = graph
-        .params
-        .iter()
-        .enumerate()
-        .map(|(salt, param)| numbers(param.elements() as usize, salt))
-        .collect();
-    let program = compile(&graph, &backward, Layout::new(&graph, ranks, persistence), settings).unwrap();
-    program.check(settings.max_live).unwrap();
-    let batch = ranks as usize * settings.accumulation as usize;
-    let data = micro_batches(batch * STEPS, sizes.4);
-    let trained =
-        |data: &[Data]| data.iter().flat_map(|data| &data.labels).filter(|label| **label >= 0).count();
-    let mut running = Ranks::new(&graph, &backward, &program, &data[0], &params);
-    let mut said = Vec::new();
-    for step in 0..STEPS {
-        let of_step = &data[step * batch..(step + 1) * batch];
-        // Step, then micro-batch, then rank.
-        running.step(|micro, rank| &of_step[micro * ranks as usize + rank], trained(of_step) as f64);
-        said.push([running.loss, running.norm]);
-    }
-    (said, running.params())
-}
-
-fn assert_near(a: &(Vec<[f64; 2]>, Vec<Vec<f64>>), b: &(Vec<[f64; 2]>, Vec<Vec<f64>>), what: &str) {
-    let pairs =
-        a.0.iter().flatten().zip(b.0.iter().flatten()).chain(a.1.iter().flatten().zip(b.1.iter().flatten()));
-    for (a, b) in pairs {
-        // NaN is never near: what was read after its release shows.
-        assert!((a - b).abs() <= 1e-9, "{what}: {a} {b}");
-    }
-}
-
-const SIZES: Sizes = (8, 2, 1, 2, 11, false);
-
-#[test]
-fn any_split_of_a_batch_trains_the_same() {
-    let expected = train(SIZES, 1, 0, Settings { stage: 0, accumulation: 30, ..ROOMY });
-    for stage in [0, 3] {
-        for (ranks, accumulation) in [(1, 30), (2, 15), (3, 10), (5, 6), (30, 1), (15, 2)] {
-            let settings = Settings { stage, accumulation, ..ROOMY };
-            let what = format!("stage {stage}, {ranks} ranks, accumulation {accumulation}");
-            assert_near(&train(SIZES, ranks, 0, settings), &expected, &what);
-        }
-    }
-}
-
-#[test]
-fn limits_and_buckets_do_not_change_a_bit() {
-    for (sizes, ranks) in [(SIZES, 3), ((4, 1, 1, 3, 700, true), 2)] {
-        let expected = train(sizes, ranks, 0, ROOMY);
-        for persistence in [0, 8, 100, 100_000] {
-            for (max_live, max_reuse) in
-                [(0, 0), (500, 0), (500, 10_000), (u64::MAX / 4, 100), (u64::MAX / 4, u64::MAX)]
-            {
-                for reduce_bucket in [0, 5000, u64::MAX / 4] {
-                    let settings = Settings { max_live, max_reuse, reduce_bucket, ..ROOMY };
-                    let found = train(sizes, ranks, persistence, settings);
-                    assert!(
-                        found.0[0][0] == expected.0[0][0],
-                        "{settings:?}: {:?} {:?}",
-                        found.0,
-                        expected.0
-                    );
-                    assert_near(&found, &expected, &format!("{settings:?}"));
-                }
-            }
-        }
-    }
-}
-
 #[test]
 fn a_large_reuse_distance_keeps_what_a_small_one_lets_go() {
-    let (graph, backward) = model(SIZES);
+    let (graph, backward) = graph(SIZES);
     let gathers = |max_reuse| {
         let settings = Settings { max_reuse, ..ROOMY };
-        compile(&graph, &backward, Layout::new(&graph, 2, 0), settings)
-            .unwrap()
-            .check(u64::MAX)
-            .unwrap()
-            .gathers
+        let program = compile(&graph, &backward, Layout::new(&graph, 2, 0), &settings).unwrap();
+        program.check(u64::MAX).unwrap().gathers
     };
     // Four units: the embedding is gathered once (its gradient needs no weights), the head once, blocks twice.
     assert_eq!(gathers(0), 1 + 2 * 2 + 1);
@@ -142,17 +48,42 @@ fn a_large_reuse_distance_keeps_what_a_small_one_lets_go() {
 }
 
 #[test]
-fn stages_without_passes_are_refused() {
-    let (graph, backward) = model(SIZES);
-    let settings = Settings { stage: 2, ..ROOMY };
-    let refused = compile(&graph, &backward, Layout::new(&graph, 2, 0), settings);
-    assert_eq!(refused.unwrap_err(), ProgramError::Stage { stage: 2 });
+fn a_prefetched_gather_stands_before_the_unit_in_front_of_it_is_done() {
+    let (graph, backward) = graph((8, 2, 1, 4, 11, false));
+    // How many instructions lie between a gather and the first that reads its flat, at most.
+    let ahead = |prefetch| {
+        let settings = Settings { prefetch, overlap: true, ..ROOMY };
+        let program = compile(&graph, &backward, Layout::new(&graph, 2, 0), &settings).unwrap();
+        program.check(u64::MAX).unwrap();
+        let instructions = &program.sections[0].instructions;
+        let gathers =
+            instructions.iter().enumerate().filter_map(|(at, instruction)| match instruction.action {
+                Action::Gather(flat) => Some((at, flat)),
+                _ => None,
+            });
+        let distance = |(at, flat): (usize, usize)| {
+            instructions[at..].iter().position(|instruction| instruction.reads.contains(&flat)).unwrap()
+        };
+        gathers.map(distance).max().unwrap()
+    };
+    assert_eq!(ahead(0), 1);
+    // One unit ahead: a block has 16 instructions of forward and 27 of backward.
+    assert!((10..40).contains(&ahead(1)), "{}", ahead(1));
+    assert!(ahead(u64::MAX / 4) > 60, "{}", ahead(u64::MAX / 4));
+}
+
+#[test]
+fn a_stage_that_zero_does_not_have_is_refused() {
+    let (graph, backward) = graph(SIZES);
+    let settings = Settings { stage: 4, ..ROOMY };
+    let refused = compile(&graph, &backward, Layout::new(&graph, 2, 0), &settings);
+    assert_eq!(refused.unwrap_err(), ProgramError::Stage { stage: 4 });
 }
 
 #[test]
 fn the_check_finds_a_missing_gather_and_a_lost_reduction() {
-    let (graph, backward) = model(SIZES);
-    let program = compile(&graph, &backward, Layout::new(&graph, 2, 0), ROOMY).unwrap();
+    let (graph, backward) = graph(SIZES);
+    let program = compile(&graph, &backward, Layout::new(&graph, 2, 0), &ROOMY).unwrap();
     let without = |drop: fn(&Action) -> bool| {
         let mut broken = program.clone();
         let instructions = &mut broken.sections[0].instructions;
@@ -165,9 +96,90 @@ fn the_check_finds_a_missing_gather_and_a_lost_reduction() {
         ProgramError::NotResident { .. }
     ));
     assert!(matches!(
-        without(|action| matches!(action, Action::Reduce { .. })),
+        without(|action| matches!(action, Action::Add(..))),
         ProgramError::Reduced { times: 0, .. }
     ));
+}
+
+/// For each instruction and queue, how many of the queue's instructions are certainly done before it begins.
+fn certain(program: &Program, section: usize, memory: &SectionMemory) -> Vec<BTreeMap<Queue, usize>> {
+    let instructions = &program.sections[section].instructions;
+    let mut clocks: Vec<BTreeMap<Queue, usize>> = Vec::new();
+    let mut last: BTreeMap<Queue, usize> = BTreeMap::new();
+    for (at, instruction) in instructions.iter().enumerate() {
+        let mut clock: BTreeMap<Queue, usize> = BTreeMap::new();
+        let earlier = memory.waits[at].iter().copied().chain(last.get(&instruction.queue).copied());
+        for earlier in earlier {
+            assert!(earlier < at, "a wait looks back");
+            for (queue, done) in &clocks[earlier] {
+                let known = clock.entry(*queue).or_default();
+                *known = (*known).max(*done);
+            }
+            let known = clock.entry(instructions[earlier].queue).or_default();
+            *known = (*known).max(earlier + 1);
+        }
+        last.insert(instruction.queue, at);
+        clocks.push(clock);
+    }
+    clocks
+}
+
+/// Buffers that share memory are apart in time, by what is certain and not by the list.
+fn assert_apart(compiled: &Compiled) {
+    for (section, memory) in compiled.memory.sections.iter().enumerate() {
+        let instructions = &compiled.program.sections[section].instructions;
+        let clocks = certain(&compiled.program, section, memory);
+        let before = |a: usize, b: usize| clocks[b].get(&instructions[a].queue).is_some_and(|done| *done > a);
+        for (index, a) in memory.buffers.iter().enumerate() {
+            assert_eq!(a.at % 256, 0);
+            assert!(a.at + a.buffer.bytes <= compiled.memory.arena());
+            for b in &memory.buffers[index + 1..] {
+                let shares = a.at < b.at + b.buffer.bytes && b.at < a.at + a.buffer.bytes;
+                let all = |first: &[usize], then: &[usize]| {
+                    first.iter().all(|first| then.iter().all(|then| before(*first, *then)))
+                };
+                assert!(
+                    !shares || all(&a.touched_by, &b.touched_by) || all(&b.touched_by, &a.touched_by),
+                    "{:?}: {a:?} and {b:?}",
+                    memory.kind
+                );
+            }
+        }
+    }
+}
+
+/// What is gathered and not certainly let go never exceeds the limit.
+fn assert_live(compiled: &Compiled, max_live: u64) {
+    let program = &compiled.program;
+    let (limit, persistent) = (program.live_limit(max_live), program.layout.persistent_elements());
+    if !program.cuts_parameters() {
+        return;
+    }
+    for (section, memory) in compiled.memory.sections.iter().enumerate() {
+        let instructions = &program.sections[section].instructions;
+        let clocks = certain(program, section, memory);
+        let mut stays: Vec<(usize, usize)> = Vec::new(); // flat, last instruction that read it
+        for (at, instruction) in instructions.iter().enumerate() {
+            if let Action::Gather(flat) = instruction.action {
+                // Gone is what the list has let go and whose last reader is certainly done.
+                let gone = |(flat, last): &&(usize, usize)| {
+                    let released = instructions[*last..at].iter().any(|i| i.action == Action::Release(*flat));
+                    released && clocks[at].get(&instructions[*last].queue).is_some_and(|done| done > last)
+                };
+                let there = stays.iter().filter(|stay| !gone(stay));
+                let live: u64 = there.map(|(flat, _)| program.layout.flats[*flat].elements()).sum();
+                let all = persistent + live + program.layout.flats[flat].elements();
+                assert!(all <= limit, "{:?} instruction {at}: {all} of {limit}", memory.kind);
+                stays.retain(|(other, _)| *other != flat);
+                stays.push((flat, at));
+            }
+            for stay in &mut stays {
+                if instruction.reads.contains(&stay.0) {
+                    stay.1 = at;
+                }
+            }
+        }
+    }
 }
 
 proptest! {
@@ -180,21 +192,58 @@ proptest! {
         ranks in 1u64..9,
         persistence in 0u64..200,
         accumulation in 1u64..5,
-        stage in prop::sample::select(vec![0u8, 3]),
-        max_live in 0u64..3000,
-        max_reuse in 0u64..3000,
+        stage in 0u8..4,
+        (max_live, max_reuse, prefetch) in (0u64..3000, 0u64..3000, 0u64..3000),
         reduce_bucket in 0u64..20_000,
+        overlap in any::<bool>(),
+        narrow in any::<bool>(),
     ) {
-        let (graph, backward) = model((2 * hidden, heads * kv_heads, kv_heads, blocks, vocab, tied));
-        let settings = Settings { stage, accumulation, reduce_bucket, max_live, max_reuse };
-        let program = compile(&graph, &backward, Layout::new(&graph, ranks, persistence), settings).unwrap();
-        let residency = program.check(max_live).unwrap();
-        if stage == 0 {
+        let golden = model((2 * hidden, heads * kv_heads, kv_heads, blocks, vocab, tied));
+        let types = if narrow { BF16 } else { F32 };
+        let settings =
+            Settings { stage, accumulation, types, reduce_bucket, max_live, max_reuse, prefetch, overlap };
+        let setup = Setup { ranks, persistence, settings, ..Setup::default() };
+        let compiled = golden.compile(&setup);
+        let residency = compiled.program.check(max_live).unwrap();
+        if stage < 3 {
             prop_assert_eq!(residency.gathers, 0);
         }
+        assert_apart(&compiled);
+        assert_live(&compiled, max_live);
         // Every rank compiles the same collectives in the same order: the program does not know its rank.
-        let again = compile(&graph, &backward, Layout::new(&graph, ranks, persistence), settings).unwrap();
-        prop_assert_eq!(program.in_order().count() as u64, accumulation + 1);
-        prop_assert!(again == program);
+        let again = golden.compile(&setup);
+        prop_assert_eq!(compiled.program.agreement(), again.program.agreement());
+        prop_assert_eq!(compiled.program.in_order().count() as u64, accumulation + 1);
+        prop_assert!(again.program == compiled.program);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn any_program_in_any_order_computes_the_bits_of_the_plain_one(
+        (hidden, kv_heads, groups, blocks, vocab, tied) in
+            (1u64..6, 1u64..3, 1u64..3, 1u64..4, 2u64..40, any::<bool>()),
+        ranks in 1u64..5,
+        persistence in 0u64..200,
+        accumulation in 1u64..4,
+        stage in 0u8..4,
+        (max_live, max_reuse, prefetch) in (0u64..3000, 0u64..3000, 0u64..3000),
+        reduce_bucket in 0u64..20_000,
+        (narrow, threads, seed) in (any::<bool>(), 1usize..3, any::<u32>()),
+    ) {
+        let golden = model((2 * hidden, groups * kv_heads, kv_heads, blocks, vocab, tied));
+        let types: Types = if narrow { BF16 } else { F32 };
+        // With accumulation stages 0 and 1 add before the rounding, 2 and 3 after.
+        let plain = Settings { stage: if accumulation > 1 { stage / 2 * 2 } else { 0 }, accumulation, types, ..ROOMY };
+        let expected = golden.train(&Setup { ranks, settings: plain, steps: 2, ..Setup::default() });
+        let settings =
+            Settings { stage, reduce_bucket, max_live, max_reuse, prefetch, overlap: true, ..plain };
+        let chaos = Some(u64::from(seed));
+        let setup = Setup { ranks, persistence, threads, settings, steps: 2, chaos, ..Setup::default() };
+        let found = golden.train(&setup);
+        prop_assert_eq!(&expected.records, &found.records);
+        prop_assert!(expected.weights == found.weights);
     }
 }

@@ -28,6 +28,10 @@ impl LocalComm {
         let (signature, piece) = (transfer.signature(op), self.piece(transfer));
         match transfer {
             Transfer::AllGather { send, .. } => self.publish_one(op, signature, cut(send, round, piece)),
+            Transfer::AllGatherInPlace { buffer, counts } => {
+                let own = &buffer[own_part(counts, self.rank)];
+                self.publish_one(op, signature, cut(own, round, piece))
+            }
             Transfer::Gather { send, root, .. } if *root != self.rank => {
                 self.publish_one(op, signature, cut(send, round, piece))
             }
@@ -66,7 +70,8 @@ impl LocalComm {
     ) -> Result<(), CommError> {
         let piece = self.piece(transfer);
         match transfer {
-            Transfer::AllGather { recv, counts, .. } => {
+            Transfer::AllGather { recv, counts, .. }
+            | Transfer::AllGatherInPlace { buffer: recv, counts } => {
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
                     self.lanes.receive(op, signature, from, 0, into)?;
@@ -110,7 +115,10 @@ impl LocalComm {
                 let count = counts[rank];
                 recv[rank * count..(rank + 1) * count].copy_from_slice(&send[own_part(counts, rank)]);
             }
-            Transfer::Gather { .. } | Transfer::Broadcast { .. } | Transfer::Barrier => {}
+            Transfer::AllGatherInPlace { .. }
+            | Transfer::Gather { .. }
+            | Transfer::Broadcast { .. }
+            | Transfer::Barrier => {}
         }
     }
 
@@ -127,6 +135,7 @@ impl LocalComm {
     fn rounds(&self, transfer: &Transfer<'_>) -> usize {
         let longest = match transfer {
             Transfer::AllGather { counts, .. }
+            | Transfer::AllGatherInPlace { counts, .. }
             | Transfer::AllToAll { counts, .. }
             | Transfer::Gather { counts, .. } => counts.iter().copied().max().unwrap_or(0),
             Transfer::Broadcast { buffer, .. } => buffer.len(),

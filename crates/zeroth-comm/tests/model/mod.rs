@@ -6,6 +6,7 @@ use zeroth_comm::{Comm, CommError, Handle, OpName};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllGather,
+    AllGatherInPlace,
     AllToAll,
     Gather,
     Broadcast,
@@ -44,6 +45,7 @@ impl Case {
         let (all, own, world) = (self.counts.iter().sum(), self.counts[rank], self.counts.len());
         let (send, recv) = match self.kind {
             Kind::AllGather => (own, all),
+            Kind::AllGatherInPlace => (0, all),
             Kind::AllToAll => (all, world * own),
             Kind::Gather => (own, if rank == self.root { all } else { 0 }),
             Kind::Broadcast => (0, self.counts[0]),
@@ -52,6 +54,10 @@ impl Case {
         let mut recv = vec![0xa5; recv];
         if self.kind == Kind::Broadcast && rank == self.root {
             recv = bytes(self, rank, recv.len());
+        }
+        if self.kind == Kind::AllGatherInPlace {
+            let start: usize = self.counts[..rank].iter().sum();
+            recv[start..start + own].copy_from_slice(&bytes(self, rank, own));
         }
         Buffers { send: bytes(self, rank, send), recv }
     }
@@ -64,6 +70,7 @@ impl Case {
         let Buffers { send, recv } = buffers;
         match self.kind {
             Kind::AllGather => comm.all_gather(self.op, send, recv, &self.counts),
+            Kind::AllGatherInPlace => comm.all_gather_in_place(self.op, recv, &self.counts),
             Kind::AllToAll => comm.all_to_all(self.op, send, recv, &self.counts),
             Kind::Gather => comm.gather(self.op, self.root, send, recv, &self.counts),
             Kind::Broadcast => comm.broadcast(self.op, self.root, recv),
@@ -76,7 +83,7 @@ impl Case {
         let world = self.counts.len();
         let parts = || (0..world).flat_map(|from| bytes(self, from, self.counts[from]));
         let expected: Vec<u8> = match self.kind {
-            Kind::AllGather => parts().collect(),
+            Kind::AllGather | Kind::AllGatherInPlace => parts().collect(),
             Kind::Gather if rank == self.root => parts().collect(),
             Kind::Gather | Kind::Barrier => Vec::new(),
             Kind::Broadcast => bytes(self, self.root, self.counts[0]),
@@ -109,7 +116,14 @@ pub(crate) fn cases(world: usize, region: usize) -> Vec<Case> {
     sizes.push((0..world).map(|rank| if rank + 1 == world { 777 } else { 0 }).collect());
     let mut cases = Vec::new();
     for counts in sizes {
-        for kind in [Kind::AllGather, Kind::AllToAll, Kind::Gather, Kind::Broadcast, Kind::Barrier] {
+        for kind in [
+            Kind::AllGather,
+            Kind::AllGatherInPlace,
+            Kind::AllToAll,
+            Kind::Gather,
+            Kind::Broadcast,
+            Kind::Barrier,
+        ] {
             let index = cases.len() as u32;
             let (op, root) = (OpName::new(1, "case", index), index as usize % world);
             cases.push(Case { kind, op, root, counts: counts.clone() });

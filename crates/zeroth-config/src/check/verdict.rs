@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::walk::{Finding, Outcome};
 use crate::facts::{Facts, Switch};
 use crate::read::{Place, Span};
-use crate::schema::{self, Effect, Key, Reader};
+use crate::schema::{self, Built, Effect, Key, Kind};
 
 /// What becomes of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -130,7 +130,9 @@ pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
     match outcome {
         Outcome::Known { key, notes } => {
             verdict.key = Some(key);
-            let (status, message) = effect(key, &verdict.value, facts);
+            // As the key's kind reads it: "False" is false.
+            let value = facts.value(key.path).unwrap_or(&verdict.value);
+            let (status, message) = effect(key, value, facts);
             verdict.status = status;
             verdict.message = message;
             for note in notes {
@@ -160,7 +162,8 @@ pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
     verdict
 }
 
-fn effect(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
+/// What a value does here, given the others, and why.
+pub(crate) fn effect(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
     if let Some(decided) = foreign_type(key, value) {
         return decided;
     }
@@ -168,16 +171,22 @@ fn effect(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
         return (Status::NoEffect, because);
     }
     match key.effect {
-        Effect::Works => works(key.reader),
+        Effect::Works => works(key, value, facts),
         Effect::WhileEnabled => match facts.switch(&format!("{}.enabled", key.parent())) {
             Switch::Off => (Status::NoEffect, format!("{}.enabled is false", key.parent())),
-            Switch::On | Switch::Open => works(key.reader),
+            Switch::On | Switch::Open => works(key, value, facts),
         },
-        Effect::BuiltIn(why) => (Status::BuiltIn, format!("always so here: {why}")),
+        Effect::BuiltIn(why) => match key.built {
+            Built::Not => (Status::NotYet, format!("not built yet, and always so once it is: {why}")),
+            Built::Whole | Built::Only { .. } => match works(key, value, facts) {
+                (Status::Honoured, _) => (Status::BuiltIn, format!("always so here: {why}")),
+                lacking => lacking,
+            },
+        },
         Effect::Nothing(because) => (Status::NoEffect, because.to_owned()),
         Effect::AsSection => match schema::find(key.parent()).next() {
             Some(section) => effect(section, value, facts),
-            None => works(key.reader),
+            None => works(key, value, facts),
         },
         Effect::Lacking(_) if is_off(key, value) => (Status::Honoured, "off, as asked".to_owned()),
         Effect::Lacking(what) => (Status::NotYet, what.to_owned()),
@@ -190,12 +199,29 @@ fn is_off(key: &Key, value: &Json) -> bool {
     value.is_null() || value.as_str() == Some("auto") || key.is_default(value)
 }
 
-fn works(reader: Reader) -> (Status, String) {
-    if reader.exists() {
-        (Status::Honoured, String::new())
-    } else {
-        (Status::NotYet, format!("it waits for {}, which is not built yet", reader.name()))
+fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
+    // A section does what its switch does.
+    if let Some(switch) = schema::switch_of(key).filter(|_| key.kind == Kind::Section) {
+        return effect(switch, facts.value(switch.path).unwrap_or(&Json::Null), facts);
     }
+    if let Some(name) = unbuilt_type(key, facts) {
+        return (Status::NotYet, format!("it belongs to {name}, which is not built yet"));
+    }
+    match key.built {
+        _ if key.is_built_for(value) => (Status::Honoured, String::new()),
+        Built::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
+        Built::Not | Built::Whole => {
+            (Status::NotYet, format!("not built yet; it will be read by {}", key.reader.name()))
+        }
+    }
+}
+
+/// The type of the run's optimizer or scheduler, where the key is a parameter of it and the type is not built.
+pub(crate) fn unbuilt_type(key: &Key, facts: Facts<'_>) -> Option<String> {
+    let type_key = schema::type_of(key).filter(|_| !key.types.is_empty())?;
+    let value = facts.given(type_key.path).cloned().or_else(|| type_key.default.to_json())?;
+    let name = value.as_str().filter(|_| !type_key.is_built_for(&value))?;
+    Some(name.to_owned())
 }
 
 /// The type of an optimizer or scheduler: one of ours, one that only DeepSpeed has, or a slip.
@@ -211,7 +237,11 @@ fn foreign_type(key: &Key, value: &Json) -> Option<(Status, String)> {
         return None;
     }
     if is(theirs) {
-        let message = format!("DeepSpeed has {name}, zeroth does not: use one of {}", ours.join(", "));
+        let built = match key.built {
+            Built::Only { values, .. } => values,
+            Built::Whole | Built::Not => ours,
+        };
+        let message = format!("DeepSpeed has {name}, zeroth does not: use one of {}", built.join(", "));
         return Some((Status::NotYet, message));
     }
     if key.path == "scheduler.type" && schema::HF_SCHEDULES.contains(&name.to_ascii_lowercase().as_str()) {

@@ -1,5 +1,6 @@
 //! What the table holds for one key of the config.
 
+use super::built::Built;
 use crate::facts::Facts;
 
 /// One key: how it is written, what it may hold, what it does here, and who reads it.
@@ -29,6 +30,8 @@ pub struct Key {
     pub reader: Reader,
     /// What it does here.
     pub effect: Effect,
+    /// How much of that is built.
+    pub built: Built,
     /// Why it has no effect, from the other values; `None` where it has.
     pub idle: Option<Condition>,
     /// The rule by which `"auto"` (or its absence) is filled.
@@ -151,9 +154,9 @@ impl Reader {
         }
     }
 
-    /// Whether that part is built. A key whose reader is not is "not yet", never "honoured".
-    pub const fn exists(self) -> bool {
-        matches!(self, Self::Resolve)
+    /// Whether it decides what is trained and where it lives; the others print, report and save.
+    pub const fn decides_training(self) -> bool {
+        !matches!(self, Self::Loop | Self::Metrics | Self::Save)
     }
 }
 
@@ -243,6 +246,7 @@ impl Key {
             set: "",
             reader: Reader::Nobody,
             effect: Effect::Works,
+            built: Built::Whole,
             idle: None,
             auto: None,
             types: &[],

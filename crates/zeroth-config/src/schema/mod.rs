@@ -6,6 +6,7 @@
 
 mod activation;
 mod batch;
+mod built;
 mod elsewhere;
 mod key;
 mod offload;
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 pub use activation::HF_SCHEDULES;
+pub use built::Built;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Effect, Key, Kind, Reader};
 pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS};
 pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS};
@@ -45,6 +47,17 @@ pub fn keys() -> impl Iterator<Item = &'static Key> {
 /// scheduler types have a parameter of the same name.
 pub fn find(path: &str) -> impl Iterator<Item = &'static Key> {
     index().get(path).into_iter().flatten().copied()
+}
+
+/// The key that turns a section on: its `enabled` or its `device`.
+pub fn switch_of(section: &Key) -> Option<&'static Key> {
+    ["enabled", "device"].iter().find_map(|name| find(&format!("{}.{name}", section.path)).next())
+}
+
+/// The key that names the type to which a parameter of an optimizer or scheduler belongs.
+pub fn type_of(parameter: &Key) -> Option<&'static Key> {
+    let owner = parameter.parent().strip_suffix(".params")?;
+    find(&format!("{owner}.type")).next()
 }
 
 /// Every spelling of a key: its own path, its other names, its other places.

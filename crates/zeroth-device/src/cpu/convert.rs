@@ -36,22 +36,37 @@ pub fn fill<T: Copy + Send + Sync>(pool: &Pool, value: T, to: &mut [T]) {
     pool.each(Chunks::new(to, PIECE), |_, to| to.fill(value));
 }
 
-/// The sum over ranks, added in f32 in the order given and rounded once; with `add` the sum is added to what `to` holds.
-pub fn sum_ranks<A: Element, B: Element>(pool: &Pool, ranks: &[&[A]], to: &mut [B], add: bool) {
-    for rank in ranks {
-        check_len("a rank's buffer", rank.len(), to.len());
+/// The sum over ranks, added in f32 in their order and rounded once; with `add` the sum is added to what `to` holds.
+/// `parts` holds a part for each rank, as long as `to`, end to end.
+pub fn sum_ranks<A: Element, B: Element>(pool: &Pool, parts: &[A], to: &mut [B], add: bool) {
+    let length = to.len();
+    if length == 0 {
+        return;
     }
-    pool.each(Chunks::new(to, PIECE), |task, to| sum_piece(pool.path(), ranks, task * PIECE, to, add));
+    check_len("parts", parts.len(), parts.len().next_multiple_of(length));
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        sum_piece(pool.path(), parts, length, task * PIECE, to, add);
+    });
+}
+
+/// y = a + b, each element rounded once.
+pub fn sum<T: Element>(pool: &Pool, a: &[T], b: &[T], y: &mut [T]) {
+    check_len("a", a.len(), y.len());
+    check_len("b", b.len(), y.len());
+    pool.each(Chunks::new(y, PIECE), |task, y| {
+        let range = task * PIECE..task * PIECE + y.len();
+        super::rms_norm::add(pool.path(), &a[range.clone()], &b[range], y);
+    });
 }
 
 each_path! {
-    fn sum_piece<A, B>(ranks: &[&[A]], first: usize, to: &mut [B], add: bool) {
+    fn sum_piece<A, B>(parts: &[A], length: usize, first: usize, to: &mut [B], add: bool) {
         // Small enough to stay in registers and the nearest cache from one rank to the next.
         let mut sums = [0.0f32; 256];
         for (at, to) in to.chunks_mut(sums.len()).enumerate() {
             let sums = &mut sums[..to.len()];
             sums.fill(0.0);
-            for (rank, values) in ranks.iter().enumerate() {
+            for (rank, values) in parts.chunks_exact(length).enumerate() {
                 let values = &values[first + at * 256..];
                 for (sum, value) in sums.iter_mut().zip(values) {
                     *sum = if rank == 0 { value.to_f32() } else { *sum + value.to_f32() };

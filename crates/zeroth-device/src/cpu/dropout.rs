@@ -12,26 +12,27 @@ use super::random::halves;
 /// Rows that one task covers.
 const ROWS: usize = 32;
 
-/// One use of dropout in one epoch.
+/// One use of dropout.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// The chance that an element becomes 0; what stays is divided by 1 - this.
     pub probability: f32,
     /// The run's seed.
     pub seed: u64,
-    /// The pass over the data.
-    pub epoch: u32,
     /// Which dropout of the model this is.
     pub op: u32,
 }
 
 /// The token that a row holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct RowKey {
     /// The sample in the data.
     pub sample: u64,
     /// The token's place in the sample.
     pub position: u32,
+    /// The pass over the data.
+    pub epoch: u32,
 }
 
 /// y = x · mask / (1 - probability), for x [rows, width]. Backward is the same function of dy.
@@ -59,7 +60,7 @@ each_path! {
         for ((y, x), key) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(keys) {
             // The whole key is longer than a counter: epoch, op and sample give the key of the row first.
             let [low, high] = halves(key.sample);
-            let row = philox4x32([dropout.epoch, dropout.op, low, high], halves(dropout.seed));
+            let row = philox4x32([key.epoch, dropout.op, low, high], halves(dropout.seed));
             for (quad, (y, x)) in y.chunks_mut(4).zip(x.chunks(4)).enumerate() {
                 let bits = philox4x32([quad as u32, key.position, row[2], row[3]], [row[0], row[1]]);
                 for ((y, x), bits) in y.iter_mut().zip(x).zip(bits) {

@@ -21,11 +21,13 @@
     reason = "a body must be compiled with the instructions of the path that calls it"
 )]
 
+mod arena;
 mod attention;
 mod attention_backward;
 mod columns;
 mod convert;
 mod cut;
+mod device;
 mod dropout;
 mod element;
 mod embedding;
@@ -44,17 +46,20 @@ mod rope;
 mod self_test;
 mod swiglu;
 
+pub use arena::Arena;
 pub use attention::{AttentionDims, attention, attention_scratch};
 pub use attention_backward::{AttentionSaved, attention_backward, attention_backward_scratch};
-pub use convert::{convert, copy, fill, sum_ranks};
+pub use convert::{convert, copy, fill, sum, sum_ranks};
 pub use cut::{Chunks, Grid, Parts, Tile};
+pub use device::CpuDevice;
+pub(crate) use device::scratch_bytes;
 pub use dropout::{Dropout, RowKey, dropout};
 pub use element::Element;
 pub use embedding::{EmbeddingDims, embedding, embedding_backward};
 pub use head_loss::{HeadLossDims, head_loss, head_loss_backward, head_loss_scratch};
 pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dx, linear_scratch};
 pub use norm::{BLOCK, ExactSum, block_squares};
-pub use optimizer::{AdamW, AdamWStep, adamw};
+pub use optimizer::{AdamW, adamw};
 pub use path::Path;
 pub use pool::Pool;
 pub use random::{name_key, normal};

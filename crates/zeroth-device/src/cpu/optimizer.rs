@@ -1,5 +1,7 @@
 //! AdamW, written op by op: every rounding below is meant, and a device that follows it gets the same bits.
 
+use crate::AdamNumbers;
+
 use super::check_len;
 use super::cut::Chunks;
 use super::element::Element;
@@ -22,27 +24,12 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-/// The numbers of one step, each computed in f64 and rounded once.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamWStep {
-    beta1: f32,
-    beta1_rest: f32,
-    beta2: f32,
-    beta2_rest: f32,
-    eps: f32,
-    kept: f32,
-    rate: f32,
-    root_correction: f32,
-    unscale: f32,
-    clip: f32,
-}
-
 impl AdamW {
     /// The numbers of applied step `step`, counted from 1.
     ///
     /// A gradient is first multiplied by `unscale` (1 / loss scale), then by `clip`.
-    pub fn step(&self, step: u64, learning_rate: f64, unscale: f32, clip: f32) -> AdamWStep {
-        AdamWStep {
+    pub fn step(&self, step: u64, learning_rate: f64, unscale: f32, clip: f32) -> AdamNumbers {
+        AdamNumbers {
             beta1: self.beta1 as f32,
             beta1_rest: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
@@ -75,7 +62,7 @@ fn power(mut base: f64, mut exponent: u64) -> f64 {
 /// `weights` is `None` where the master weights are the ones computed with (f32 training).
 pub fn adamw<G: Element, T: Element>(
     pool: &Pool,
-    step: AdamWStep,
+    step: AdamNumbers,
     grads: &[G],
     master: &mut [f32],
     first: &mut [f32],
@@ -102,7 +89,7 @@ pub fn adamw<G: Element, T: Element>(
 }
 
 each_path! {
-    fn update<G>(s: AdamWStep, grads: &[G], master: &mut [f32], first: &mut [f32], second: &mut [f32]) {
+    fn update<G>(s: AdamNumbers, grads: &[G], master: &mut [f32], first: &mut [f32], second: &mut [f32]) {
         for (((grad, p), m), v) in grads.iter().zip(master).zip(first).zip(second) {
             let g = grad.to_f32() * s.unscale * s.clip;
             *m = s.beta1.mul_add(*m, s.beta1_rest * g);

@@ -219,7 +219,7 @@ pub fn dropout(dropout: Dropout, keys: &[RowKey], width: usize, x: &[f64]) -> Ve
     let kept = |(at, x): (usize, &f64)| {
         let (key, column) = (keys[at / width], at % width);
         let seed = [dropout.seed as u32, (dropout.seed >> 32) as u32];
-        let row = philox4x32([dropout.epoch, dropout.op, key.sample as u32, (key.sample >> 32) as u32], seed);
+        let row = philox4x32([key.epoch, dropout.op, key.sample as u32, (key.sample >> 32) as u32], seed);
         let words = philox4x32([(column / 4) as u32, key.position, row[2], row[3]], [row[0], row[1]]);
         let uniform = f64::from(words[column % 4]) / 4_294_967_296.0;
         if uniform < f64::from(dropout.probability) {

@@ -122,7 +122,7 @@ pub fn rms_norm_backward<T: Element>(
 }
 
 each_path! {
-    fn add<T>(x: &[T], residual: &[T], h: &mut [T]) {
+    pub(super) fn add<T>(x: &[T], residual: &[T], h: &mut [T]) {
         for ((h, x), residual) in h.iter_mut().zip(x).zip(residual) {
             *h = T::from_f32(residual.to_f32() + x.to_f32());
         }

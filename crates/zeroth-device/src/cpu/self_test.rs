@@ -213,9 +213,9 @@ impl<T: Element> Bench<'_, T> {
     }
 
     fn dropout(&mut self) {
-        let setting = Dropout { probability: 0.1, seed: 1 << 40, epoch: 3, op: 9 };
+        let setting = Dropout { probability: 0.1, seed: 1 << 40, op: 9 };
         let keys: Vec<RowKey> =
-            (0..70).map(|i| RowKey { sample: u64::from(i / 9) << 30, position: i % 9 }).collect();
+            (0..70).map(|i| RowKey { sample: u64::from(i / 9) << 30, position: i % 9, epoch: 3 }).collect();
         let x = self.random(70 * 13);
         let mut y = vec![T::default(); x.len()];
         dropout(self.pool, setting, &keys, 13, &x, &mut y);
@@ -256,7 +256,7 @@ impl<T: Element> Bench<'_, T> {
         let expected: Vec<f64> =
             (0..20_000).map(|i| ranks.iter().map(|r| f64::from(r[i].to_f32())).sum()).collect();
         let mut sum = vec![0.0f32; 20_000];
-        sum_ranks(self.pool, &[&ranks[0], &ranks[1], &ranks[2]], &mut sum, false);
+        sum_ranks(self.pool, &ranks.concat(), &mut sum, false);
         self.compare("sum_ranks", &sum, &expected);
         let mut narrow = vec![T::default(); 20_000];
         convert(self.pool, &sum, &mut narrow);

@@ -89,13 +89,13 @@ fn ranks_are_added_in_order_in_f32_and_rounded_once() {
     let pool = Pool::new(2);
     let ranks = [[1.0f32], [3.0e-3], [3.0e-3]].map(|rank| rank.map(bf16::from_f32));
     let mut narrow = [bf16::ZERO];
-    sum_ranks(&pool, &[&ranks[0], &ranks[1], &ranks[2]], &mut narrow, false);
+    sum_ranks(&pool, &ranks.concat(), &mut narrow, false);
     // Rounded after each addition it would have stayed 1.
     assert_eq!(narrow[0].to_f32(), 1.007_812_5);
     let mut wide = [0.5f32];
-    sum_ranks(&pool, &[&[1e8f32], &[1.0], &[-1e8]], &mut wide, true);
+    sum_ranks(&pool, &[1e8f32, 1.0, -1e8], &mut wide, true);
     // 1e8 + 1 is 1e8 in f32: the order given is the order of the sum.
     assert_eq!(wide[0], 0.5);
-    sum_ranks(&pool, &[&[1e8f32], &[-1e8], &[1.0]], &mut wide, true);
+    sum_ranks(&pool, &[1e8f32, -1e8, 1.0], &mut wide, true);
     assert_eq!(wide[0], 1.5);
 }

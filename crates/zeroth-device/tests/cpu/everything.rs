@@ -90,7 +90,9 @@ impl<T: Element> Everything<T> {
             ids: (0..ROWS as i32).map(|i| if i % 11 == 10 { -1 } else { i * i % 90 }).collect(),
             labels: (0..HEAD_ROWS as i32).map(|i| if i % 5 == 0 { -100 } else { i / 2 }).collect(),
             positions: (0..ROWS as i32).collect(),
-            keys: (0..ROWS as u32).map(|i| RowKey { sample: u64::from(i / 50), position: i % 50 }).collect(),
+            keys: (0..ROWS as u32)
+                .map(|i| RowKey { sample: u64::from(i / 50), position: i % 50, epoch: 2 })
+                .collect(),
             table: RopeTable::plain(1e4, 28),
             narrow: narrow
                 .iter()
@@ -151,13 +153,13 @@ impl<T: Element> Everything<T> {
         s.fill(f32::NAN);
         self.sums[1] =
             head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, s);
-        let setting = Dropout { probability: 0.3, seed: 1, epoch: 2, op: 3 };
+        let setting = Dropout { probability: 0.3, seed: 1, op: 3 };
         dropout(pool, setting, &self.keys, WIDTH, x, dropped);
         fill(pool, 0.25, first);
         let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
         adamw(pool, adam.step(3, 1e-3, 0.5, 0.7), &self.flat, master, first, second, Some(weights));
         block_squares(pool, &self.flat, &mut self.sums[2..]);
-        sum_ranks(pool, &[&self.flat, master, second], total, true);
+        sum_ranks(pool, &self.flat, total, true);
     }
 
     /// Every output as bits.

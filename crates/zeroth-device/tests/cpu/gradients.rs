@@ -154,8 +154,9 @@ fn the_gradients_of_head_loss_are_slopes() {
 #[test]
 fn the_gradient_of_dropout_has_the_mask_of_forward() {
     let pool = Pool::new(2);
-    let setting = Dropout { probability: 0.4, seed: 8, epoch: 1, op: 2 };
-    let keys: Vec<RowKey> = (0..60).map(|i| RowKey { sample: i / 10, position: (i % 10) as u32 }).collect();
+    let setting = Dropout { probability: 0.4, seed: 8, op: 2 };
+    let keys: Vec<RowKey> =
+        (0..60).map(|i| RowKey { sample: i / 10, position: (i % 10) as u32, epoch: 1 }).collect();
     let (x, dy) = (random("x", 60 * 11), random("dy", 60 * 11));
     let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
     dropout(&pool, setting, &keys, 11, &x, &mut y);
@@ -164,10 +165,11 @@ fn the_gradient_of_dropout_has_the_mask_of_forward() {
     let dropped = y.iter().filter(|y| **y == 0.0).count() as f64 / y.len() as f64;
     assert!((dropped - 0.4).abs() < 0.06, "{dropped}");
     // Another epoch, op or seed drops other elements.
-    for other in
-        [Dropout { epoch: 2, ..setting }, Dropout { op: 3, ..setting }, Dropout { seed: 9, ..setting }]
+    let later: Vec<RowKey> = keys.iter().map(|key| RowKey { epoch: 2, ..*key }).collect();
+    for (other, keys) in
+        [(setting, &later), (Dropout { op: 3, ..setting }, &keys), (Dropout { seed: 9, ..setting }, &keys)]
     {
-        dropout(&pool, other, &keys, 11, &x, &mut dx);
+        dropout(&pool, other, keys, 11, &x, &mut dx);
         assert_ne!(y, dx);
     }
 }

@@ -109,6 +109,13 @@ impl<'a> Machine<'a> {
         self.graph.info(value).width as usize
     }
 
+    /// The length of the sequence that a row belongs to.
+    fn length(&self, row: usize) -> u64 {
+        let begin = self.data.starts.iter().rev().copied().find(|start| *start <= row).unwrap_or(0);
+        let end = self.data.starts.iter().copied().find(|start| *start > row).unwrap_or(self.rows());
+        (end - begin) as u64
+    }
+
     /// Keys that a query may attend to: its own sequence, itself and earlier, within the window.
     fn keys(&self, query: usize, window: Option<u64>) -> RangeInclusive<usize> {
         let start = self.data.starts.iter().rev().copied().find(|start| *start <= query).unwrap_or(0);
@@ -144,8 +151,9 @@ impl<'a> Machine<'a> {
         let half = width / heads / 2;
         let mut y = x.to_vec();
         for (row, position) in self.data.positions.iter().enumerate() {
+            let frequencies = self.graph.rotary.of_length(self.length(row));
             for (head, i) in (0..heads).flat_map(|head| (0..half).map(move |i| (head, i))) {
-                let angle = *position as f64 * self.graph.rotary.frequencies[i] * direction;
+                let angle = *position as f64 * frequencies[i] * direction;
                 let (cos, sin) =
                     (angle.cos() * self.graph.rotary.scale, angle.sin() * self.graph.rotary.scale);
                 let a = row * width + head * 2 * half + i;

@@ -1,256 +1,184 @@
 //! `bytes`: how much memory a program needs, exactly, before it starts.
 //!
-//! Every buffer has a size, a category and a life, read off the instructions: a value lives from the instruction that
-//! writes it to the last that reads it, a gathered flat from its gather to its release, a unit's gradient from its
-//! clearing to its last reduction. [`Memory::place`] gives every buffer an offset; the largest end is the arena.
-//! Kernels' scratch is not counted yet: it comes with the kernels' own sizes.
+//! Every buffer has a size, a category and a life, read off the instructions. What is always there lies first; the
+//! sections share what follows, since they run one after the other. The largest end is the arena.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use zeroth_base::DType;
-use zeroth_graph::{Backward, Graph, Kind, Value};
+use zeroth_device::{Span, Target};
+use zeroth_graph::{Backward, Graph};
 
-use super::{Action, Program, Section, SectionKind};
-use crate::{Bytes, FlatKind};
+use super::buffers::Source;
+use super::launches::Lowering;
+use super::place::{ALIGNMENT, Passing, guard_reuse, place};
+use super::waits::{self, Waits};
+use super::{Buffer, Category, Content, Program, SectionKind};
+use crate::Bytes;
 
-/// Offsets are multiples of this: a cache line of any device, and a vector of any instruction set.
-const ALIGNMENT: u64 = 256;
-
-/// The types a run stores numbers in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Types {
-    /// Parameters and activations.
-    pub run: DType,
-    /// Gradients on their way between ranks.
-    pub communication: DType,
-}
-
-/// What a buffer is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Category {
-    /// Parameters that are always there.
-    Parameters,
-    /// Gradients that stay until the update.
-    Gradients,
-    /// Master weights and moments.
-    Optimizer,
-    /// Values of forward and backward.
-    Activations,
-    /// Gathered flats, gradients of one unit, chunks on their way.
-    Buffers,
-}
-
-/// A buffer of one section: its size and its life, as the first and last instruction that need it.
+/// A buffer in the arena.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Buffer {
-    /// What it holds, for people.
-    pub name: String,
-    /// What it is for.
-    pub category: Category,
-    /// Its size, rounded up to the alignment.
-    pub bytes: u64,
-    /// Its life within its section.
+pub struct Placed {
+    /// The buffer.
+    pub buffer: Buffer,
+    /// Its first byte in the arena.
+    pub at: u64,
+    /// The first and last instruction of its section that touch it.
     pub life: RangeInclusive<usize>,
+    /// All that do; empty for what is always there.
+    pub touched_by: Vec<usize>,
 }
 
-/// The memory of a program on one rank's device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The memory of one section.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SectionMemory {
+    /// Which section.
+    pub kind: SectionKind,
+    /// The buffers that come and go in it.
+    pub buffers: Vec<Placed>,
+    /// For each instruction, those of other queues that it waits for.
+    pub waits: Waits,
+}
+
+/// The memory of a program on one rank's device: every rank's is the same.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Memory {
-    /// What is there all the time, by category.
-    pub always: Bytes,
-    /// The buffers of each section that come and go, and their offsets behind what is always there.
-    pub sections: Vec<(SectionKind, Vec<Buffer>, Vec<u64>)>,
-    /// The largest end of any buffer: bytes of the part of the arena that sections share.
+    /// What is there all the time.
+    pub always: Vec<Placed>,
+    /// Where the part that sections share begins.
+    pub shared_at: u64,
+    /// Its bytes.
     pub shared: u64,
+    /// What comes and goes, by section, in the program's order.
+    pub sections: Vec<SectionMemory>,
+    /// Bytes behind every buffer that nothing may touch: 0 but for executors that look after them.
+    pub guard: u64,
 }
 
-/// Counts and places the memory of a program on the fullest rank.
-pub fn bytes(program: &Program, graph: &Graph, backward: &Backward, types: Types) -> Memory {
-    let counter = Counter { program, graph, backward, types };
+/// Counts and places the memory of a program. Scratch is what kernels of `target` need, the most over all `row_sizes`.
+pub fn bytes(
+    program: &Program,
+    graph: &Graph,
+    backward: &Backward,
+    target: Target,
+    row_sizes: &[u64],
+) -> Memory {
+    guarded_bytes(program, graph, backward, target, row_sizes, 0)
+}
+
+/// As [`bytes()`], with `guard` bytes behind every buffer.
+pub(crate) fn guarded_bytes(
+    program: &Program,
+    graph: &Graph,
+    backward: &Backward,
+    target: Target,
+    row_sizes: &[u64],
+    guard: u64,
+) -> Memory {
+    let source = Source { program, graph, backward };
+    let guarded =
+        |buffer: Buffer| Buffer { bytes: (buffer.bytes + guard).next_multiple_of(ALIGNMENT), ..buffer };
+    let mut shared_at = 0;
+    let always = source.always().into_iter().map(|buffer| {
+        let buffer = guarded(buffer);
+        let at = shared_at;
+        shared_at += buffer.bytes;
+        Placed { buffer, at, life: 0..=usize::MAX, touched_by: Vec::new() }
+    });
+    let always: Vec<Placed> = always.collect();
+    let lowering = Lowering::new(program, graph, backward);
     let mut shared = 0;
-    let sections = program
-        .sections
-        .iter()
-        .map(|section| {
-            let buffers = counter.section(section);
-            let (offsets, end) = place(&buffers);
-            shared = shared.max(end);
-            (section.kind, buffers, offsets)
-        })
-        .collect();
-    Memory { always: counter.always(), sections, shared }
+    let mut sections = Vec::with_capacity(program.sections.len());
+    for section in &program.sections {
+        let scratch = lowering.scratch(section, target, row_sizes);
+        let touches = source.touches(section, &scratch);
+        let mut waits = waits::derive(section, &touches);
+        let mut lives: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
+        for (at, touched) in touches.iter().enumerate() {
+            for (content, _) in touched {
+                lives.entry(*content).or_default().push(at);
+            }
+        }
+        lives.retain(|content, _| always.iter().all(|placed| placed.buffer.content != *content));
+        let passing: Vec<Passing> = lives
+            .into_iter()
+            .map(|(content, touched_by)| Passing {
+                buffer: guarded(source.passing(section, content, &scratch)),
+                life: touched_by[0]..=touched_by[touched_by.len() - 1],
+                touched_by,
+            })
+            .collect();
+        let (offsets, end) = place(&passing);
+        guard_reuse(section, &passing, &offsets, &mut waits);
+        shared = shared.max(end);
+        let placed = |(passing, offset): (Passing, &u64)| Placed {
+            buffer: passing.buffer,
+            at: shared_at + offset,
+            life: passing.life,
+            touched_by: passing.touched_by,
+        };
+        let buffers = passing.into_iter().zip(&offsets).map(placed).collect();
+        sections.push(SectionMemory { kind: section.kind, buffers, waits });
+    }
+    Memory { always, shared_at, shared, sections, guard }
+}
+
+impl Placed {
+    /// Where its bytes are, without what guards them.
+    pub(crate) fn span(&self, guard: u64) -> Span {
+        Span::device(self.at, self.buffer.bytes - guard)
+    }
 }
 
 impl Memory {
     /// The arena: what is always there and what sections share.
     pub fn arena(&self) -> u64 {
-        self.always.total + self.shared
+        self.shared_at + self.shared
     }
 
-    /// The most bytes of a category that live at the same time in any section.
+    /// The most bytes of a category that are there at the same time.
     pub fn peak(&self, category: Category) -> u64 {
-        let of_section = |buffers: &[Buffer]| {
-            let ours: Vec<&Buffer> = buffers.iter().filter(|buffer| buffer.category == category).collect();
-            let at =
-                |place: usize| ours.iter().filter(|b| b.life.contains(&place)).map(|b| b.bytes).sum::<u64>();
-            ours.iter().map(|buffer| at(*buffer.life.start())).max().unwrap_or(0)
+        let of = |buffers: &mut dyn Iterator<Item = &Placed>| {
+            buffers
+                .filter(|placed| placed.buffer.category == category)
+                .map(|placed| placed.buffer.bytes)
+                .sum::<u64>()
         };
-        self.sections.iter().map(|(_, buffers, _)| of_section(buffers)).max().unwrap_or(0)
-    }
-}
-
-struct Counter<'a> {
-    program: &'a Program,
-    graph: &'a Graph,
-    backward: &'a Backward,
-    types: Types,
-}
-
-fn aligned(bytes: u64) -> u64 {
-    bytes.next_multiple_of(ALIGNMENT)
-}
-
-impl Counter<'_> {
-    fn always(&self) -> Bytes {
-        let (layout, run) = (&self.program.layout, self.types.run.bytes());
-        let ranks = layout.ranks;
-        let (mut parameters, mut gradients, mut optimizer) = (0, 0, 0);
-        for (index, flat) in layout.flats.iter().enumerate() {
-            let shard = flat.shard_capacity(ranks);
-            parameters += run * if self.program.stays_gathered(index) { flat.padded() } else { shard };
-            if matches!(flat.kind, FlatKind::Frozen(_)) {
-                continue;
+        let most = |section: &SectionMemory| {
+            let mut grows: Vec<(usize, bool, u64)> = Vec::new();
+            for placed in section.buffers.iter().filter(|placed| placed.buffer.category == category) {
+                // What ends with an instruction is still there beside what begins with it.
+                grows.push((*placed.life.start(), false, placed.buffer.bytes));
+                grows.push((*placed.life.end(), true, placed.buffer.bytes));
             }
-            let updated = if self.program.cuts_parameters { shard } else { flat.padded() };
-            // Equal values are not stored twice: alone and without accumulation, the rounded gradient is all there is.
-            let alone = ranks == 1 && self.program.accumulation == 1;
-            gradients += updated * if alone { self.types.communication.bytes() } else { DType::F32.bytes() };
-            // Two moments, and a master copy where the run's type is not f32 already.
-            let states = if self.types.run == DType::F32 { 8 } else { 12 };
-            optimizer += updated * states;
-        }
-        Bytes {
-            parameters,
-            gradients,
-            optimizer,
-            total: parameters + gradients + optimizer,
-            ..Bytes::default()
-        }
-    }
-
-    fn section(&self, section: &Section) -> Vec<Buffer> {
-        let mut buffers = self.values(section);
-        buffers.extend(self.flats(section));
-        buffers
-    }
-
-    /// Values, from the instruction that first writes them to the last that touches them.
-    fn values(&self, section: &Section) -> Vec<Buffer> {
-        let mut lives: Vec<Option<RangeInclusive<usize>>> = vec![None; self.backward.values.len()];
-        let mut touch = |value: Value, at: usize| {
-            let life = &mut lives[value.index()];
-            *life = Some(life.as_ref().map_or(at, |life| *life.start())..=at);
-        };
-        for (at, instruction) in section.instructions.iter().enumerate() {
-            match instruction.action {
-                Action::Forward(node) => {
-                    let node = &self.graph.nodes[node];
-                    node.inputs.iter().chain(&node.outputs).for_each(|value| touch(*value, at));
+            grows.sort_unstable();
+            let (mut there, mut peak) = (0, 0);
+            for (_, ends, bytes) in grows {
+                if ends {
+                    there -= bytes;
+                } else {
+                    there += bytes;
                 }
-                Action::Backward(node) => {
-                    let node = &self.backward.nodes[node];
-                    let outputs = node.outputs.iter().map(|(value, _)| value);
-                    node.inputs.iter().chain(outputs).for_each(|value| touch(*value, at));
-                }
-                _ => {}
+                peak = peak.max(there);
             }
-        }
-        let buffer = |(index, life): (usize, Option<RangeInclusive<usize>>)| {
-            let info = self.backward.values[index];
-            let element = match info.kind {
-                Kind::Activation => self.types.run.bytes(),
-                Kind::Statistic | Kind::Index => 4,
-            };
-            life.map(|life| Buffer {
-                name: format!("value {index}"),
-                category: Category::Activations,
-                bytes: aligned(info.elements() * element),
-                life,
-            })
+            peak
         };
-        lives.into_iter().enumerate().filter_map(buffer).collect()
+        of(&mut self.always.iter()) + self.sections.iter().map(most).max().unwrap_or(0)
     }
 
-    /// Gathered flats, gradients of one unit, and chunks on their way.
-    fn flats(&self, section: &Section) -> Vec<Buffer> {
-        let layout = &self.program.layout;
-        let last = section.instructions.len().saturating_sub(1);
-        let from = |at: usize, ends: &dyn Fn(&Action) -> bool| {
-            let later = section.instructions[at..].iter().rposition(|instruction| ends(&instruction.action));
-            later.map_or(last, |place| at + place)
-        };
-        let mut buffers = Vec::new();
-        let mut push = |name: String, bytes: u64, life: RangeInclusive<usize>| {
-            buffers.push(Buffer { name, category: Category::Buffers, bytes: aligned(bytes), life });
-        };
-        for (at, instruction) in section.instructions.iter().enumerate() {
-            match &instruction.action {
-                Action::Gather(flat) if !self.program.stays_gathered(*flat) => {
-                    let released = section.instructions[at..]
-                        .iter()
-                        .position(|later| later.action == Action::Release(*flat))
-                        .map_or(last, |place| at + place);
-                    push(
-                        format!("gathered flat {flat}"),
-                        layout.flats[*flat].padded() * self.types.run.bytes(),
-                        at..=released,
-                    );
-                }
-                // At stage 0 the gradient of a flat is the one that stays.
-                Action::Clear(flat) if self.program.cuts_parameters => {
-                    let end = from(
-                        at,
-                        &|action| matches!(action, Action::Reduce { flat: other, .. } if other == flat),
-                    );
-                    push(format!("gradient of flat {flat}"), layout.flats[*flat].padded() * 4, at..=end);
-                }
-                Action::Reduce { flat, chunk, .. } if layout.ranks > 1 => {
-                    // What is sent to all ranks and what comes from them.
-                    let bytes =
-                        2 * (chunk.end - chunk.start) * layout.ranks * self.types.communication.bytes();
-                    push(format!("chunk of flat {flat}"), bytes, at..=at);
-                }
-                _ => {}
-            }
-        }
-        buffers
+    /// The arena by category: states as they are, activations at their peak, and all else as buffers.
+    pub fn by_category(&self) -> Bytes {
+        let [parameters, gradients, optimizer, activations] =
+            [Category::Parameters, Category::Gradients, Category::Optimizer, Category::Activations]
+                .map(|category| self.peak(category));
+        let total = self.arena();
+        let buffers = total - parameters - gradients - optimizer - activations;
+        Bytes { parameters, gradients, optimizer, activations, buffers, total }
     }
-}
 
-/// Offsets so that no two buffers that live at the same time overlap, and the largest end. The largest are placed first,
-/// each as low as it fits: small ones fill what is left between them.
-fn place(buffers: &[Buffer]) -> (Vec<u64>, u64) {
-    let mut order: Vec<usize> = (0..buffers.len()).collect();
-    order.sort_by_key(|index| (std::cmp::Reverse(buffers[*index].bytes), *buffers[*index].life.start()));
-    let mut offsets = vec![0; buffers.len()];
-    let mut placed: Vec<usize> = Vec::with_capacity(buffers.len()); // by offset
-    let mut end = 0;
-    for index in order {
-        let buffer = &buffers[index];
-        let meets = |other: &Buffer| {
-            other.life.start() <= buffer.life.end() && buffer.life.start() <= other.life.end()
-        };
-        let mut offset = 0;
-        for other in placed.iter().filter(|other| meets(&buffers[**other])) {
-            if offset + buffer.bytes <= offsets[*other] {
-                break;
-            }
-            offset = offset.max(offsets[*other] + buffers[*other].bytes);
-        }
-        offsets[index] = offset;
-        end = end.max(offset + buffer.bytes);
-        let at = placed.partition_point(|other| offsets[*other] <= offset);
-        placed.insert(at, index);
+    /// Bytes of parameters, gradients and optimizer: what ZeRO's formulas count.
+    pub fn states(&self) -> u64 {
+        let Bytes { parameters, gradients, optimizer, .. } = self.by_category();
+        parameters + gradients + optimizer
     }
-    (offsets, end)
 }

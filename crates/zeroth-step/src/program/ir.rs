@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
-use zeroth_graph::{Backward, Graph, ParamId};
+use zeroth_base::DType;
+use zeroth_device::Queue;
+use zeroth_graph::ParamId;
 
+use super::Types;
 use crate::{FlatKind, Layout};
 
 /// What a rank does in one step. Every rank runs the same program.
@@ -13,10 +16,12 @@ pub struct Program {
     pub layout: Layout,
     /// The sections, in the order they run; [`SectionKind::Middle`] runs as often as accumulation asks.
     pub sections: Vec<Section>,
-    /// How often each section runs in a step.
+    /// Micro-batches of a step.
     pub accumulation: u64,
-    /// Whether parameters are cut: then flats that are not persistent must be gathered before they are read.
-    pub cuts_parameters: bool,
+    /// `zero_optimization.stage`: what is cut across ranks.
+    pub stage: u8,
+    /// The types numbers are stored in.
+    pub types: Types,
 }
 
 /// A part of a step.
@@ -41,13 +46,17 @@ pub enum SectionKind {
     Last,
     /// The optimizer.
     Update,
+    /// A micro-batch's loss without gradients; no part of a step.
+    Eval,
 }
 
-/// One instruction: what it does, and the flats whose parameters it reads or whose gradients it adds to.
+/// One instruction: what it does, where it runs, and the flats whose parameters it reads or whose gradients it adds to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instruction {
     /// What it does.
     pub action: Action,
+    /// The line of work it belongs to.
+    pub queue: Queue,
     /// Flats whose parameters it reads, by their place in the layout.
     pub reads: Vec<usize>,
     /// Flats whose gradients it adds to.
@@ -57,34 +66,51 @@ pub struct Instruction {
 /// What an instruction does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
+    /// Sets the sum of the losses to zero.
+    ClearLoss,
     /// A node of forward, by its place in the graph.
     Forward(usize),
     /// A node of backward.
     Backward(usize),
-    /// Brings all shards of a flat together.
+    /// Brings all shards of a flat's parameters together, in a buffer of its own.
     Gather(usize),
     /// Lets a gathered flat go.
     Release(usize),
     /// Sets a flat's gradient to zero.
     Clear(usize),
-    /// Exchanges a chunk of a flat's gradients and adds the ranks' parts, in rank order, in f32.
-    Reduce {
-        /// The flat.
-        flat: usize,
-        /// The chunk, as a range within every rank's shard.
-        chunk: Range<u64>,
-        /// How the sum meets what the shard holds.
-        addition: Addition,
-    },
+    /// Rounds a flat's whole gradient to the communication type and keeps it so: alone and without accumulation that is
+    /// all there is to do.
+    Keep(usize),
+    /// Rounds a chunk of a flat's gradient to the communication type, a part for each rank.
+    Round(Chunk),
+    /// Sends each rank its part of a chunk.
+    Exchange(Chunk),
+    /// Adds the ranks' parts of a chunk, in rank order, in f32.
+    Add(Chunk, Addition),
     /// Brings the sums of all shards of a flat's gradient together (stage 0, where every rank updates all).
     GatherGradient(usize),
+    /// The sum of squares of what this rank reduced of a flat's gradient.
+    Squares(usize),
+    /// Every rank's loss and sums of squares to every rank.
+    Reports,
     /// The norm of all gradients, the clip factor, and whether the step counts.
     Control,
     /// The optimizer over what this rank updates of a flat.
     Update(usize),
+    /// Brings the updated shards of a flat that stays gathered together, in place.
+    GatherWeights(usize),
 }
 
-/// How a sum of ranks meets a gradient shard.
+/// A part of a flat that one collective moves, as a range within every rank's shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// The flat.
+    pub flat: usize,
+    /// The range.
+    pub range: Range<u64>,
+}
+
+/// How a sum of ranks meets what is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Addition {
     /// It takes its place: the first micro-batch of a step.
@@ -93,67 +119,91 @@ pub enum Addition {
     Add,
 }
 
-/// A program that cannot be compiled, or that breaks a rule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ProgramError {
-    /// A stage whose passes are not built.
-    #[error("programs of stage {stage} are not yet built: 0 and 3 are")]
-    Stage {
-        /// The stage.
-        stage: u8,
-    },
-    /// An instruction reads parameters that are not there.
-    #[error("{section:?}, instruction {index}: {action:?} reads flat {flat}, which is not gathered")]
-    NotResident {
-        /// The section.
-        section: SectionKind,
-        /// The instruction.
-        index: usize,
-        /// What it does.
-        action: Action,
-        /// The flat.
-        flat: usize,
-    },
-    /// More elements are gathered at once than allowed.
-    #[error("{section:?}, instruction {index}: {live} elements are gathered, and {most} are allowed")]
-    TooManyLive {
-        /// The section.
-        section: SectionKind,
-        /// The instruction.
-        index: usize,
-        /// Elements gathered, persistent ones included.
-        live: u64,
-        /// The most allowed.
-        most: u64,
-    },
-    /// A gradient landed and was never reduced, or was reduced twice.
-    #[error(
-        "{section:?}: the gradient of flat {flat} is reduced {times} times over its shard, and should be {expected}"
-    )]
-    Reduced {
-        /// The section.
-        section: SectionKind,
-        /// The flat.
-        flat: usize,
-        /// How often each element was.
-        times: u64,
-        /// How often it should be.
-        expected: u64,
-    },
+/// Where a step's gradients are when the update reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GradientHome {
+    /// In the f32 flat in which they landed.
+    Landed,
+    /// Whole, in the communication type: one rank, no accumulation.
+    Rounded,
+    /// In f32 shards.
+    Shard,
 }
 
-/// What the rules of residency found in a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Residency {
-    /// The most elements gathered at any time, persistent ones included, padding not.
-    pub most_live: u64,
-    /// Gathers of one micro-batch.
-    pub gathers: usize,
+impl Action {
+    /// Its name in messages and traces.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::ClearLoss => "clear loss",
+            Self::Forward(_) => "forward",
+            Self::Backward(_) => "backward",
+            Self::Gather(_) => "gather",
+            Self::Release(_) => "release",
+            Self::Clear(_) => "clear gradient",
+            Self::Keep(_) => "keep gradient",
+            Self::Round(_) => "round",
+            Self::Exchange(_) => "exchange",
+            Self::Add(..) => "add",
+            Self::GatherGradient(_) => "gather gradient",
+            Self::Squares(_) => "squares",
+            Self::Reports => "reports",
+            Self::Control => "control",
+            Self::Update(_) => "update",
+            Self::GatherWeights(_) => "gather weights",
+        }
+    }
+
+    /// Whether ranks meet in it.
+    pub const fn is_collective(&self) -> bool {
+        matches!(
+            self,
+            Self::Gather(_)
+                | Self::Exchange(_)
+                | Self::GatherGradient(_)
+                | Self::Reports
+                | Self::GatherWeights(_)
+        )
+    }
+
+    /// The flat it is about, for those that are about one.
+    pub const fn flat(&self) -> Option<usize> {
+        match self {
+            Self::Gather(flat)
+            | Self::Release(flat)
+            | Self::Clear(flat)
+            | Self::Keep(flat)
+            | Self::GatherGradient(flat)
+            | Self::Squares(flat)
+            | Self::Update(flat)
+            | Self::GatherWeights(flat) => Some(*flat),
+            Self::Round(chunk) | Self::Exchange(chunk) | Self::Add(chunk, _) => Some(chunk.flat),
+            Self::ClearLoss | Self::Forward(_) | Self::Backward(_) | Self::Reports | Self::Control => None,
+        }
+    }
 }
 
 impl Instruction {
     pub(crate) fn new(action: Action) -> Self {
-        Self { action, reads: Vec::new(), lands: Vec::new() }
+        Self { action, queue: Queue::Compute, reads: Vec::new(), lands: Vec::new() }
+    }
+}
+
+impl Section {
+    /// Whether it runs a micro-batch of training.
+    pub fn is_micro_batch(&self) -> bool {
+        !matches!(self.kind, SectionKind::Update | SectionKind::Eval)
+    }
+}
+
+impl SectionKind {
+    /// Whether it is a step's first micro-batch.
+    pub(super) const fn is_first(self) -> bool {
+        matches!(self, Self::Only | Self::First)
+    }
+
+    /// Whether it is a step's last micro-batch.
+    pub(super) const fn is_last(self) -> bool {
+        matches!(self, Self::Only | Self::Last)
     }
 }
 
@@ -166,101 +216,93 @@ impl Program {
         flats
     }
 
+    /// Whether parameters are cut: then flats that are not persistent must be gathered before they are read. A rank that
+    /// is alone has them all.
+    pub const fn cuts_parameters(&self) -> bool {
+        self.stage >= 3 && self.layout.ranks > 1
+    }
+
+    /// Whether a rank updates its own shard only.
+    pub const fn cuts_optimizer(&self) -> bool {
+        self.stage >= 1
+    }
+
     /// Whether a flat is whole on every rank all the time.
-    pub(crate) fn stays_gathered(&self, flat: usize) -> bool {
-        !self.cuts_parameters || self.layout.flats[flat].kind == FlatKind::Persistent
+    pub fn stays_gathered(&self, flat: usize) -> bool {
+        !self.cuts_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent
+    }
+
+    /// Whether a flat has gradients.
+    pub fn is_trained(&self, flat: usize) -> bool {
+        !matches!(self.layout.flats[flat].kind, FlatKind::Frozen(_))
+    }
+
+    /// Where gradients are when the update reads them.
+    pub fn gradient_home(&self) -> GradientHome {
+        let alone = self.layout.ranks == 1 && self.accumulation == 1;
+        match self.types.communication {
+            DType::F32 if alone => GradientHome::Landed,
+            _ if alone => GradientHome::Rounded,
+            _ if self.stage < 2 => GradientHome::Landed,
+            _ => GradientHome::Shard,
+        }
+    }
+
+    /// Whether a gradient that landed needs rounding or company: alone in f32 it is complete.
+    pub(super) fn reduces(&self) -> bool {
+        self.gradient_home() != GradientHome::Landed
+            || self.layout.ranks > 1
+            || self.types.communication != DType::F32
+    }
+
+    /// The elements of a flat that a rank updates.
+    pub fn updated(&self, flat: usize, rank: u64) -> Range<u64> {
+        let flat = &self.layout.flats[flat];
+        if self.cuts_optimizer() { flat.shard(rank, self.layout.ranks) } else { 0..flat.padded() }
+    }
+
+    /// Elements that every rank reserves for what it updates of a flat.
+    pub fn updated_capacity(&self, flat: usize) -> u64 {
+        let flat = &self.layout.flats[flat];
+        if self.cuts_optimizer() { flat.shard_capacity(self.layout.ranks) } else { flat.padded() }
     }
 
     /// The sections of micro-batches.
     pub fn micro_batches(&self) -> impl Iterator<Item = &Section> {
-        self.sections.iter().filter(|section| section.kind != SectionKind::Update)
+        self.sections.iter().filter(|section| section.is_micro_batch())
     }
 
-    /// The sections as they run in one step, the middle one repeated.
-    pub fn in_order(&self) -> impl Iterator<Item = &Section> {
-        self.sections.iter().flat_map(|section| {
-            let times =
-                if section.kind == SectionKind::Middle { self.accumulation.saturating_sub(2) } else { 1 };
-            std::iter::repeat_n(section, times as usize)
+    /// The sections as they run in one step, by their places, the middle one repeated.
+    pub fn in_order(&self) -> impl Iterator<Item = usize> + '_ {
+        self.sections.iter().enumerate().flat_map(|(place, section)| {
+            let times = match section.kind {
+                SectionKind::Middle => self.accumulation.saturating_sub(2),
+                SectionKind::Eval => 0,
+                _ => 1,
+            };
+            std::iter::repeat_n(place, times as usize)
         })
     }
 
-    /// Checks the rules that every program keeps: what is read is resident; no more than `max_live` elements are
-    /// gathered (the largest flat always may be); every gradient that landed is reduced once.
-    pub fn check(&self, max_live: u64) -> Result<Residency, ProgramError> {
-        let largest = (0..self.layout.flats.len()).filter(|flat| !self.stays_gathered(*flat));
-        let largest = largest.map(|flat| self.layout.flats[flat].elements()).max().unwrap_or(0);
-        let persistent = if self.cuts_parameters { self.layout.persistent_elements() } else { 0 };
-        let most = max_live.max(persistent + largest);
-        let mut found = Residency { most_live: persistent, gathers: 0 };
-        for section in self.micro_batches() {
-            let mut resident: Vec<usize> = Vec::new();
-            let mut gathers = 0;
-            for (index, instruction) in section.instructions.iter().enumerate() {
-                match instruction.action {
-                    Action::Gather(flat) => {
-                        resident.push(flat);
-                        gathers += 1;
-                    }
-                    Action::Release(flat) => resident.retain(|other| *other != flat),
-                    _ => {}
-                }
-                for flat in &instruction.reads {
-                    if !self.stays_gathered(*flat) && !resident.contains(flat) {
-                        let (action, flat) = (instruction.action.clone(), *flat);
-                        return Err(ProgramError::NotResident { section: section.kind, index, action, flat });
-                    }
-                }
-                let live =
-                    persistent + resident.iter().map(|flat| self.layout.flats[*flat].elements()).sum::<u64>();
-                if live > most && self.cuts_parameters {
-                    return Err(ProgramError::TooManyLive { section: section.kind, index, live, most });
-                }
-                found.most_live = found.most_live.max(live);
-            }
-            found.gathers = found.gathers.max(gathers);
-            self.check_reductions(section)?;
-        }
-        Ok(found)
+    /// The section that computes a loss alone.
+    pub fn eval(&self) -> Option<usize> {
+        self.sections.iter().position(|section| section.kind == SectionKind::Eval)
     }
 
-    fn check_reductions(&self, section: &Section) -> Result<(), ProgramError> {
-        let reduces = self.cuts_parameters || matches!(section.kind, SectionKind::Only | SectionKind::Last);
-        for flat in 0..self.layout.flats.len() {
-            let landed = section.instructions.iter().any(|instruction| instruction.lands.contains(&flat));
-            let exchanged: u64 = section
-                .instructions
-                .iter()
-                .filter_map(|instruction| match &instruction.action {
-                    Action::Reduce { flat: other, chunk, .. } if *other == flat => {
-                        Some(chunk.end - chunk.start)
-                    }
-                    _ => None,
-                })
-                .sum();
-            let expected = u64::from(landed && reduces);
-            let capacity = self.layout.flats[flat].shard_capacity(self.layout.ranks);
-            if exchanged != expected * capacity {
-                let times = exchanged.div_ceil(capacity);
-                return Err(ProgramError::Reduced { section: section.kind, flat, times, expected });
+    /// A number that ranks with the same collectives in the same order share (FNV-1a over the list).
+    pub fn agreement(&self) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut add = |text: &str| {
+            for byte in text.bytes() {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        };
+        add(&format!("{} {} {:?} {:?}", self.stage, self.accumulation, self.types, self.layout.flats));
+        for section in &self.sections {
+            for instruction in section.instructions.iter().filter(|i| i.action.is_collective()) {
+                add(&format!("{:?} {:?}", section.kind, instruction.action));
             }
         }
-        Ok(())
+        hash
     }
-}
-
-/// The instructions of one micro-batch's forward and backward.
-pub(super) fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout) -> Vec<Instruction> {
-    let head = graph.nodes.len() - 1;
-    let forward = graph.nodes[..head].iter().enumerate().map(|(index, node)| Instruction {
-        action: Action::Forward(index),
-        reads: Program::flats_of(layout, &node.params),
-        lands: Vec::new(),
-    });
-    let backward = backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
-        action: Action::Backward(index),
-        reads: Program::flats_of(layout, &node.params),
-        lands: Program::flats_of(layout, &node.lands),
-    });
-    forward.chain(backward).collect()
 }

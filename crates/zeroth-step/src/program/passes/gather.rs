@@ -8,8 +8,8 @@
 
 use super::super::{Action, Instruction, Program, Settings};
 
-pub(in super::super) fn gather(mut program: Program, settings: Settings) -> Program {
-    if !program.cuts_parameters {
+pub(in super::super) fn gather(mut program: Program, settings: &Settings) -> Program {
+    if !program.cuts_parameters() {
         return program;
     }
     let sections = std::mem::take(&mut program.sections);
@@ -26,13 +26,13 @@ pub(in super::super) fn gather(mut program: Program, settings: Settings) -> Prog
 struct Gatherer<'a> {
     program: &'a Program,
     instructions: &'a [Instruction],
-    settings: Settings,
+    settings: &'a Settings,
     resident: Vec<usize>,
     out: Vec<Instruction>,
 }
 
 impl<'a> Gatherer<'a> {
-    fn new(program: &'a Program, instructions: &'a [Instruction], settings: Settings) -> Self {
+    fn new(program: &'a Program, instructions: &'a [Instruction], settings: &'a Settings) -> Self {
         Self { program, instructions, settings, resident: Vec::new(), out: Vec::new() }
     }
 

@@ -2,29 +2,66 @@
 //!
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
+use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph};
 
-use super::super::ir::micro_batch;
-use super::super::{Program, Section, SectionKind, Settings};
+use super::super::{Action, Instruction, Program, Section, SectionKind, Settings};
 use crate::Layout;
 
 pub(in super::super) fn lower(
     graph: &Graph,
     backward: &Backward,
     layout: Layout,
-    settings: Settings,
+    settings: &Settings,
 ) -> Program {
     let kinds: &[SectionKind] = match settings.accumulation {
         0 | 1 => &[SectionKind::Only],
         2 => &[SectionKind::First, SectionKind::Last],
         _ => &[SectionKind::First, SectionKind::Middle, SectionKind::Last],
     };
-    let instructions = micro_batch(graph, backward, &layout);
-    let section = |kind: &SectionKind| Section { kind: *kind, instructions: instructions.clone() };
+    let section = |kind: &SectionKind| Section {
+        kind: *kind,
+        instructions: micro_batch(graph, backward, &layout, kind.is_first()),
+    };
+    let mut sections: Vec<Section> = kinds.iter().map(section).collect();
+    sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
     Program {
-        sections: kinds.iter().map(section).collect(),
+        sections,
         layout,
         accumulation: settings.accumulation.max(1),
-        cuts_parameters: settings.stage == 3,
+        stage: settings.stage,
+        types: settings.types,
     }
+}
+
+fn forward(graph: &Graph, layout: &Layout, nodes: usize) -> Vec<Instruction> {
+    let node = |(index, node): (usize, &zeroth_graph::Node)| Instruction {
+        action: Action::Forward(index),
+        queue: Queue::Compute,
+        reads: Program::flats_of(layout, &node.params),
+        lands: Vec::new(),
+    };
+    graph.nodes[..nodes].iter().enumerate().map(node).collect()
+}
+
+/// Forward without its head, whose loss and gradient are one op of backward, and then backward.
+fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bool) -> Vec<Instruction> {
+    let mut instructions = Vec::new();
+    if is_first {
+        instructions.push(Instruction::new(Action::ClearLoss));
+    }
+    instructions.extend(forward(graph, layout, graph.nodes.len() - 1));
+    instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
+        action: Action::Backward(index),
+        queue: Queue::Compute,
+        reads: Program::flats_of(layout, &node.params),
+        lands: Program::flats_of(layout, &node.lands),
+    }));
+    instructions
+}
+
+fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
+    let mut instructions = vec![Instruction::new(Action::ClearLoss)];
+    instructions.extend(forward(graph, layout, graph.nodes.len()));
+    instructions
 }

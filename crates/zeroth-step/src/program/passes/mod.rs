@@ -2,10 +2,12 @@
 
 mod gather;
 mod lower;
+mod overlap;
 mod reduce;
 mod update;
 
 pub(super) use gather::gather;
 pub(super) use lower::lower;
+pub(super) use overlap::overlap;
 pub(super) use reduce::reduce;
 pub(super) use update::update;

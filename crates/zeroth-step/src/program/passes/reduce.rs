@@ -1,22 +1,23 @@
-//! `reduce`: how gradients become shards.
+//! `reduce`: how gradients become what the update reads.
 //!
-//! Keys: `zero_optimization.reduce_bucket_size`, `gradient_accumulation_steps`.
+//! Keys: `zero_optimization.reduce_bucket_size`, `gradient_accumulation_steps`, `zero_optimization.stage`,
+//! `communication_data_type`.
 //!
-//! Stage 3 reduces every micro-batch: a flat's gradient is cleared before the first landing and exchanged, chunk by
-//! chunk, after the last. Stage 0 lets micro-batches add in the flat's own gradient and reduces in the last one.
+//! Stages 2 and 3 reduce every micro-batch: a flat's gradient is cleared before the first landing and, after the last,
+//! rounded, exchanged and added, chunk by chunk. Stages 0 and 1 let micro-batches add in the flat's own gradient and
+//! reduce in the last one. Alone, without accumulation, a gradient is only rounded.
 
-use super::super::{Action, Addition, Instruction, Program, Section, SectionKind, Settings};
+use super::super::{Action, Addition, Chunk, GradientHome, Instruction, Program, Section, Settings};
 
-pub(in super::super) fn reduce(mut program: Program, settings: Settings) -> Program {
+pub(in super::super) fn reduce(mut program: Program, settings: &Settings) -> Program {
     let sections = std::mem::take(&mut program.sections);
     program.sections = sections.iter().map(|section| reduced(&program, section, settings)).collect();
     program
 }
 
-fn reduced(program: &Program, section: &Section, settings: Settings) -> Section {
-    let every_time = program.cuts_parameters;
-    let is_first = matches!(section.kind, SectionKind::Only | SectionKind::First);
-    let is_last = matches!(section.kind, SectionKind::Only | SectionKind::Last);
+fn reduced(program: &Program, section: &Section, settings: &Settings) -> Section {
+    let every_time = program.stage >= 2;
+    let is_first = section.kind.is_first();
     let mut out = Vec::with_capacity(section.instructions.len());
     for (index, instruction) in section.instructions.iter().enumerate() {
         let lands_before =
@@ -30,13 +31,33 @@ fn reduced(program: &Program, section: &Section, settings: Settings) -> Section 
         }
         out.push(instruction.clone());
         for flat in instruction.lands.iter().filter(|flat| !lands_after(flat)) {
-            if every_time || is_last {
+            if program.reduces() && (every_time || section.kind.is_last()) {
                 let addition = if !every_time || is_first { Addition::Write } else { Addition::Add };
-                let chunks = program.layout.flats[*flat].chunks(program.layout.ranks, settings.reduce_bucket);
-                let reduce = |chunk| Instruction::new(Action::Reduce { flat: *flat, chunk, addition });
-                out.extend(chunks.map(reduce));
+                reduce_flat(program, *flat, addition, settings, &mut out);
             }
         }
     }
     Section { kind: section.kind, instructions: out }
+}
+
+fn reduce_flat(
+    program: &Program,
+    flat: usize,
+    addition: Addition,
+    settings: &Settings,
+    out: &mut Vec<Instruction>,
+) {
+    if program.gradient_home() == GradientHome::Rounded {
+        out.push(Instruction::new(Action::Keep(flat)));
+        return;
+    }
+    let ranks = program.layout.ranks;
+    for range in program.layout.flats[flat].chunks(ranks, settings.reduce_bucket) {
+        let chunk = Chunk { flat, range };
+        out.push(Instruction::new(Action::Round(chunk.clone())));
+        if ranks > 1 {
+            out.push(Instruction::new(Action::Exchange(chunk.clone())));
+        }
+        out.push(Instruction::new(Action::Add(chunk, addition)));
+    }
 }

@@ -1,27 +1,35 @@
 //! `update`: norm, clipping and optimizer, flat by flat.
 //!
-//! Keys: `zero_optimization.stage` (and, when the optimizer is built, `gradient_clipping` and `optimizer`).
+//! Keys: `zero_optimization.stage`, `gradient_clipping`, `optimizer` (their values are uploaded as a recipe; the program
+//! does not change with them).
 //!
 //! The norm of all gradients is known before any weight changes. Stage 0 brings the summed gradients together first,
-//! because every rank updates all of every flat.
+//! because every rank updates all of every flat; stages 1 and above update shards, and what stays gathered is brought
+//! together again.
 
-use super::super::{Action, Instruction, Program, Section, SectionKind, Settings};
-use crate::FlatKind;
+use super::super::{Action, Instruction, Program, Section, SectionKind};
 
-pub(in super::super) fn update(mut program: Program, settings: Settings) -> Program {
-    let is_trained = |flat: &usize| !matches!(program.layout.flats[*flat].kind, FlatKind::Frozen(_));
-    let trained: Vec<usize> = (0..program.layout.flats.len()).filter(is_trained).collect();
-    let mut instructions = Vec::new();
-    if settings.stage == 0 {
-        instructions.extend(trained.iter().map(|flat| Instruction::new(Action::GatherGradient(*flat))));
+pub(in super::super) fn update(mut program: Program) -> Program {
+    let trained: Vec<usize> =
+        (0..program.layout.flats.len()).filter(|flat| program.is_trained(*flat)).collect();
+    let each = |action: fn(usize) -> Action, flats: &[usize]| {
+        flats.iter().map(|flat| Instruction::new(action(*flat))).collect::<Vec<_>>()
+    };
+    let company = program.layout.ranks > 1;
+    let mut instructions = each(Action::Squares, &trained);
+    if company {
+        instructions.push(Instruction::new(Action::Reports));
     }
     instructions.push(Instruction::new(Action::Control));
-    instructions.extend(trained.iter().map(|flat| Instruction::new(Action::Update(*flat))));
-    // What stays gathered at stage 3 was updated in shards, and is brought together again.
-    let persistent = trained
-        .iter()
-        .filter(|flat| program.cuts_parameters && program.layout.flats[**flat].kind == FlatKind::Persistent);
-    instructions.extend(persistent.map(|flat| Instruction::new(Action::Gather(*flat))));
+    if company && !program.cuts_optimizer() {
+        instructions.extend(each(Action::GatherGradient, &trained));
+    }
+    for flat in &trained {
+        instructions.push(Instruction::new(Action::Update(*flat)));
+        if company && program.cuts_optimizer() && program.stays_gathered(*flat) {
+            instructions.push(Instruction::new(Action::GatherWeights(*flat)));
+        }
+    }
     program.sections.push(Section { kind: SectionKind::Update, instructions });
     program
 }

@@ -1,0 +1,762 @@
+//! Compares every kernel of a card with its reference in f64, or bit by bit with the processor's kernel.
+//!
+//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick]
+//!
+//! Needs an NVIDIA card and nothing else of this repository: the binary can be carried to the machine that has it. Outputs
+//! hold NaN before they are written, each kernel runs twice and must give the same bits, and what lies behind an output
+//! must stay as it is. One line a kernel; ends with 1 where one is wrong. `quick` leaves out the timings.
+#![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
+#![allow(
+    clippy::many_single_char_names,
+    clippy::similar_names,
+    reason = "names of the formulas: q, k and v; dx and dw; p, m and v"
+)]
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use bytemuck::{Zeroable, bytes_of, cast_slice};
+use half::{bf16, f16};
+use zeroth_base::DType;
+use zeroth_device::cpu::{
+    self, AdamW, AttentionDims, Dropout, EmbeddingDims, ExactSum, HeadLossDims, LinearDims, Pool,
+    RmsNormDims, RopeDims, RopeTable, RowKey, reference,
+};
+use zeroth_device::cuda::CudaDevice;
+use zeroth_device::{
+    AdamNumbers, Control, Device, DeviceError, Kernel, Launch, Queue, Recipe, Record, Report, Span,
+    StepInput, Target,
+};
+
+type Outcome = Result<(), DeviceError>;
+
+const ARENA: u64 = 3 << 30;
+/// Bytes behind every operand that nobody may touch, and what they hold: NaN in every type.
+const GAP: u64 = 256;
+const POISON: u8 = 0xff;
+
+fn main() -> ExitCode {
+    let begin = Instant::now();
+    let device = match CudaDevice::open(0, ARENA, 1 << 20) {
+        Ok(device) => device,
+        Err(error) => {
+            println!("FAILED to open: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!(
+        "{}: opened, kernels compiled or read, in {:.2} s",
+        device.name(),
+        begin.elapsed().as_secs_f64()
+    );
+    let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
+    let mut bench = Bench { device, pool, dtype: DType::F32, seed: 0, next: 0, wrong: 0 };
+    let quick = std::env::args().any(|argument| argument == "quick");
+    let result = bench.all().and_then(|()| if quick { Ok(()) } else { bench.timings() });
+    if let Err(error) = result {
+        println!("FAILED: {error}");
+        return ExitCode::FAILURE;
+    }
+    println!("{} wrong, {:.1} s in all", bench.wrong, begin.elapsed().as_secs_f64());
+    if bench.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What an output must be.
+enum Expected {
+    /// These numbers, as near as rounding explains.
+    Near(DType, Vec<f64>, f64),
+    /// These bytes.
+    Bits(Vec<u8>),
+}
+
+struct Output {
+    span: Span,
+    before: Vec<u8>,
+    expected: Expected,
+}
+
+struct Bench {
+    device: CudaDevice,
+    pool: Pool,
+    dtype: DType,
+    seed: u64,
+    next: u64,
+    wrong: usize,
+}
+
+fn to_bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
+    let narrow = values.iter().map(|&value| value as f32);
+    match dtype {
+        DType::F32 => narrow.flat_map(f32::to_ne_bytes).collect(),
+        DType::Bf16 => narrow.flat_map(|value| bf16::from_f32(value).to_ne_bytes()).collect(),
+        DType::F16 => narrow.flat_map(|value| f16::from_f32(value).to_ne_bytes()).collect(),
+    }
+}
+
+fn from_bytes(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let wide = |two: &[u8]| u16::from_ne_bytes([two[0], two[1]]);
+    let four = |four: &[u8]| f32::from_ne_bytes([four[0], four[1], four[2], four[3]]);
+    match dtype {
+        DType::F32 => bytes.chunks_exact(4).map(|bytes| f64::from(four(bytes))).collect(),
+        DType::Bf16 => bytes.chunks_exact(2).map(|bytes| bf16::from_bits(wide(bytes)).to_f64()).collect(),
+        DType::F16 => bytes.chunks_exact(2).map(|bytes| f16::from_bits(wide(bytes)).to_f64()).collect(),
+    }
+}
+
+fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&value| value as f32).collect()
+}
+
+impl Bench {
+    /// Normal numbers as the type at hand stores them: the reference gets what the kernel gets.
+    fn random(&mut self, count: usize) -> Vec<f64> {
+        self.random_of(self.dtype, count)
+    }
+
+    fn random_of(&mut self, dtype: DType, count: usize) -> Vec<f64> {
+        self.seed += 1;
+        let mut values = vec![0.0f32; count];
+        cpu::normal(&self.pool, 77, self.seed, 0, 1.0, &mut values);
+        let values: Vec<f64> = values.iter().map(|&value| f64::from(value)).collect();
+        from_bytes(dtype, &to_bytes(dtype, &values))
+    }
+
+    /// Largest distance, relative to the length of the result, that rounding explains.
+    fn bound(&self, stored: DType) -> f64 {
+        match (stored, self.dtype) {
+            (DType::Bf16, _) => 3e-3,
+            (DType::F16, _) => 5e-4,
+            (DType::F32, DType::F32) => 3e-6,
+            (DType::F32, _) => 1e-5,
+        }
+    }
+
+    fn place(&mut self, bytes: usize) -> Span {
+        let span = Span::device(self.next, bytes as u64);
+        self.next = (span.end() + GAP).next_multiple_of(256);
+        assert!(self.next <= ARENA, "the arena of the self-test is too small");
+        span
+    }
+
+    fn given(&mut self, bytes: &[u8]) -> Result<Span, DeviceError> {
+        let span = self.place(bytes.len());
+        self.device.upload(Queue::Compute, bytes, span)?;
+        Ok(span)
+    }
+
+    fn input(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
+        self.given(&to_bytes(self.dtype, values))
+    }
+
+    fn floats(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
+        self.given(&to_bytes(DType::F32, values))
+    }
+
+    /// An output in the type at hand, written whole.
+    fn written(&mut self, expected: Vec<f64>) -> Output {
+        self.stored(self.dtype, expected, 1.0)
+    }
+
+    /// An output that is written whole; `factor` widens what is allowed.
+    fn stored(&mut self, dtype: DType, expected: Vec<f64>, factor: f64) -> Output {
+        let bytes = expected.len() * dtype.bytes() as usize;
+        let bound = factor * self.bound(dtype);
+        let (span, before) = (self.place(bytes), vec![POISON; bytes]);
+        Output { span, before, expected: Expected::Near(dtype, expected, bound) }
+    }
+
+    /// An output in f32 that is added to.
+    fn added(&mut self, expected: &[f64], factor: f64) -> Output {
+        let before = self.random_of(DType::F32, expected.len());
+        let mut output = self.stored(DType::F32, add(&before, expected), factor);
+        output.before = to_bytes(DType::F32, &before);
+        output
+    }
+
+    fn exact(&mut self, before: Vec<u8>, expected: Vec<u8>) -> Output {
+        Output { span: self.place(expected.len()), before, expected: Expected::Bits(expected) }
+    }
+
+    /// Runs a kernel twice and compares. Everything placed before is forgotten afterwards.
+    fn case(&mut self, shape: &str, kernel: Kernel, outputs: &[Output]) -> Outcome {
+        let (name, dtype) = (kernel.name(), self.dtype);
+        let scratch = self.place(Target::Cuda.scratch(&kernel, dtype) as usize);
+        let launch = Launch { kernel, dtype, scratch };
+        let mut runs = Vec::new();
+        for _ in 0..2 {
+            let poisoned = vec![POISON; scratch.bytes.min(8 << 20) as usize];
+            let part = scratch.part(0, poisoned.len() as u64, 1);
+            self.device.upload(Queue::Compute, &poisoned, part)?;
+            for output in outputs {
+                let behind = Span::device(output.span.end(), GAP);
+                self.device.upload(Queue::Compute, &output.before, output.span)?;
+                self.device.upload(Queue::Compute, &[POISON; GAP as usize], behind)?;
+            }
+            self.device.enqueue(Queue::Compute, &launch)?;
+            self.device.synchronise()?;
+            let mut found = Vec::new();
+            for output in outputs {
+                let mut bytes = vec![0; (output.span.bytes + GAP) as usize];
+                let with_gap = Span { bytes: bytes.len() as u64, ..output.span };
+                self.device.download(Queue::Compute, with_gap, &mut bytes)?;
+                found.push(bytes);
+            }
+            runs.push(found);
+        }
+        for (number, (output, bytes)) in outputs.iter().zip(&runs[0]).enumerate() {
+            let (bytes, gap) = bytes.split_at(output.span.bytes as usize);
+            let mut problems = Vec::new();
+            if gap.iter().any(|&byte| byte != POISON) {
+                problems.push("writes behind its output");
+            }
+            if runs[0][number] != runs[1][number] {
+                problems.push("other bits in the second run");
+            }
+            let error = match &output.expected {
+                Expected::Bits(expected) => {
+                    let same = bytes == expected.as_slice();
+                    if !same {
+                        problems.push("other bits than the processor's");
+                    }
+                    f64::from(u8::from(!same))
+                }
+                Expected::Near(stored, expected, bound) => {
+                    let (distance, largest) = distances(&from_bytes(*stored, bytes), expected);
+                    // A single wrong element shows in the largest, and NaN in both.
+                    if !(distance <= *bound && largest <= 8.0 * bound) {
+                        problems.push("too far from the reference");
+                    }
+                    largest
+                }
+            };
+            let verdict = if problems.is_empty() {
+                "ok".to_owned()
+            } else {
+                format!("FAILED: {}", problems.join(", "))
+            };
+            self.wrong += usize::from(!problems.is_empty());
+            println!("{name} {dtype} {shape} output {number}: max error {error:.2e} {verdict}");
+        }
+        self.next = 0;
+        Ok(())
+    }
+
+    fn all(&mut self) -> Outcome {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            self.dtype = dtype;
+            for (rows, inputs, outputs) in
+                [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256)]
+            {
+                for own in [false, true] {
+                    self.device.own_products(own);
+                    let by = if own { "own kernel" } else { "library" };
+                    self.linear(LinearDims { rows, inputs, outputs }, by)?;
+                }
+                self.device.own_products(false);
+            }
+            for (rows, width) in [(1, 6), (5, 20), (33, 36), (200, 77), (130, 1000)] {
+                self.norm(rows, width)?;
+                self.elements(rows, width)?;
+                self.embedding(rows, width)?;
+            }
+            self.rope()?;
+            for (rows, heads, kv_heads, head_dim, window, starts) in ATTENTION {
+                let (heads, kv_heads, head_dim) = (*heads, *kv_heads, *head_dim);
+                let scale = 0.8 / (head_dim as f32).sqrt();
+                self.attention(
+                    AttentionDims { rows: *rows, heads, kv_heads, head_dim, window: *window, scale },
+                    starts,
+                )?;
+            }
+            for (rows, hidden, vocab) in [(1, 20, 37), (5, 36, 101), (33, 64, 50), (200, 20, 1003)] {
+                self.head(HeadLossDims { rows, hidden, vocab })?;
+            }
+            self.step()?;
+        }
+        // Two slices.
+        self.dtype = DType::Bf16;
+        self.head(HeadLossDims { rows: 300, hidden: 8, vocab: 200_003 })
+    }
+
+    fn linear(&mut self, dims: LinearDims, by: &str) -> Outcome {
+        let LinearDims { rows, inputs, outputs } = dims;
+        let shape = format!("{rows}x{inputs}x{outputs} by {by}");
+        let (x, w) = (self.random(rows * inputs), self.random(outputs * inputs));
+        let (bias, dy) = (self.random(outputs), self.random(rows * outputs));
+        let [dx, dw, db] = reference::linear_backward(dims, &x, &w, &dy);
+        for with in [false, true] {
+            let y = self.written(reference::linear(dims, &x, &w, with.then_some(bias.as_slice())));
+            let kernel = Kernel::Linear {
+                dims,
+                x: self.input(&x)?,
+                w: self.input(&w)?,
+                bias: if with { Some(self.input(&bias)?) } else { None },
+                y: y.span,
+            };
+            self.case(&format!("{shape}, bias {with}"), kernel, &[y])?;
+            let before = self.random(rows * inputs);
+            let mut output = self.written(if with { add(&before, &dx) } else { dx.clone() });
+            if with {
+                output.before = to_bytes(self.dtype, &before);
+            }
+            let (dy, w) = (self.input(&dy)?, self.input(&w)?);
+            let kernel = Kernel::LinearDx { dims, dy, w, dx: output.span, add: with };
+            self.case(&format!("{shape}, add {with}"), kernel, &[output])?;
+        }
+        let output = self.added(&dw, 1.0);
+        let (dy_span, x) = (self.input(&dy)?, self.input(&x)?);
+        self.case(&shape, Kernel::LinearDw { dims, dy: dy_span, x, dw: output.span }, &[output])?;
+        let output = self.added(&db, 1.0);
+        let dy = self.input(&dy)?;
+        self.case(&shape, Kernel::LinearDb { dims, dy, db: output.span }, &[output])
+    }
+
+    fn norm(&mut self, rows: usize, width: usize) -> Outcome {
+        let (dims, shape) = (RmsNormDims { rows, width, eps: 1e-5 }, format!("{rows}x{width}"));
+        let (x, residual, w) = (self.random(rows * width), self.random(rows * width), self.random(width));
+        let [y, rstd] = reference::rms_norm(dims, &x, &w);
+        let outputs = [self.written(y), self.stored(DType::F32, rstd.clone(), 1.0)];
+        let (x_span, w_span) = (self.input(&x)?, self.input(&w)?);
+        let kernel =
+            Kernel::RmsNorm { dims, x: x_span, w: w_span, y: outputs[0].span, rstd: outputs[1].span };
+        self.case(&shape, kernel, &outputs)?;
+        // The sum is rounded before it is normed.
+        let h = from_bytes(self.dtype, &to_bytes(self.dtype, &add(&x, &residual)));
+        let [y, h_rstd] = reference::rms_norm(dims, &h, &w);
+        let outputs = [self.written(h), self.written(y), self.stored(DType::F32, h_rstd, 1.0)];
+        let (x_span, residual, w_span) = (self.input(&x)?, self.input(&residual)?, self.input(&w)?);
+        let [h, y, rstd_span] = [0, 1, 2].map(|number| outputs[number].span);
+        let kernel = Kernel::AddRmsNorm { dims, x: x_span, residual, w: w_span, h, y, rstd: rstd_span };
+        self.case(&shape, kernel, &outputs)?;
+        let (dy, past) = (self.random(rows * width), self.random(rows * width));
+        let [dh, dw] = reference::rms_norm_backward(dims, &x, &w, &dy);
+        for with in [false, true] {
+            let outputs =
+                [self.written(if with { add(&dh, &past) } else { dh.clone() }), self.added(&dw, 1.0)];
+            let kernel = Kernel::RmsNormBackward {
+                dims,
+                dy: self.input(&dy)?,
+                h: self.input(&x)?,
+                rstd: self.floats(&rstd)?,
+                w: self.input(&w)?,
+                residual: if with { Some(self.input(&past)?) } else { None },
+                dh: outputs[0].span,
+                dw: outputs[1].span,
+            };
+            self.case(&format!("{shape}, residual {with}"), kernel, &outputs)?;
+        }
+        Ok(())
+    }
+
+    fn elements(&mut self, rows: usize, width: usize) -> Outcome {
+        let (count, shape) = (rows * width, format!("{rows}x{width}"));
+        let (a, b, dy) = (self.random(count), self.random(count), self.random(count));
+        let y = self.written(add(&a, &b));
+        let (a_span, b_span) = (self.input(&a)?, self.input(&b)?);
+        self.case(&shape, Kernel::Sum { a: a_span, b: b_span, y: y.span }, &[y])?;
+        let y = self.written(reference::swiglu(&a, &b));
+        let (gate, up) = (self.input(&a)?, self.input(&b)?);
+        self.case(&shape, Kernel::SwiGlu { gate, up, y: y.span }, &[y])?;
+        let [dgate, dup] = reference::swiglu_backward(&a, &b, &dy).map(|grads| self.written(grads));
+        let (gate, up, dy) = (self.input(&a)?, self.input(&b)?, self.input(&dy)?);
+        let kernel = Kernel::SwiGluBackward { dy, gate, up, dgate: dgate.span, dup: dup.span };
+        self.case(&shape, kernel, &[dgate, dup])?;
+        let key = |row: usize| RowKey { sample: (row as u64 / 9) << 31, position: row as u32 % 9, epoch: 3 };
+        let keys: Vec<RowKey> = (0..rows).map(key).collect();
+        let (probability, seed, op) = (0.3, 1 << 40 | 5, 9);
+        let y = self.written(reference::dropout(Dropout { probability, seed, op }, &keys, width, &a));
+        let (keys, x) = (self.given(cast_slice(&keys))?, self.input(&a)?);
+        self.case(&shape, Kernel::Dropout { probability, seed, op, width, keys, x, y: y.span }, &[y])?;
+        let zeros = self.exact(to_bytes(self.dtype, &a), vec![0; count * self.dtype.bytes() as usize]);
+        self.case(&shape, Kernel::Zero { to: zeros.span }, &[zeros])?;
+        for to_type in [DType::F32, DType::Bf16, DType::F16] {
+            let from_type = self.dtype;
+            let expected = to_bytes(to_type, &a);
+            let output = self.exact(vec![POISON; expected.len()], expected);
+            let from = self.input(&a)?;
+            let kernel = Kernel::Convert { from, from_type, to: output.span, to_type };
+            self.case(&format!("{count} to {to_type}"), kernel, &[output])?;
+        }
+        for add_to in [false, true] {
+            let sum = |at: usize| (a[at] as f32 + b[at] as f32) + dy_at(&self.seed, at);
+            let third: Vec<f64> = (0..count).map(|at| f64::from(dy_at(&self.seed, at))).collect();
+            let before = vec![0.5f32; count];
+            let sums: Vec<f32> =
+                (0..count).map(|at| if add_to { before[at] + sum(at) } else { sum(at) }).collect();
+            let before = if add_to { cast_slice(&before).to_vec() } else { vec![POISON; 4 * count] };
+            let output = self.exact(before, cast_slice(&sums).to_vec());
+            let parts = self.input(&[a.as_slice(), &b, &third].concat())?;
+            let (ranks, from_type) = (3, self.dtype);
+            let kernel = Kernel::SumRanks { ranks, parts, from_type, to: output.span, add: add_to };
+            self.case(&format!("3 of {count}, add {add_to}"), kernel, &[output])?;
+        }
+        Ok(())
+    }
+
+    fn embedding(&mut self, rows: usize, width: usize) -> Outcome {
+        let (dims, shape) = (EmbeddingDims { vocab: 50, width }, format!("{rows} of 50x{width}"));
+        let ids: Vec<i32> =
+            (0..rows as i32).map(|i| if i % 10 == 9 { -1 } else { i.wrapping_mul(i) % 50 }).collect();
+        let (table, dy) = (self.random(50 * width), self.random(rows * width));
+        let expected = to_bytes(self.dtype, &reference::embedding(dims, &ids, &table));
+        let y = self.exact(vec![POISON; expected.len()], expected);
+        let (ids_span, table) = (self.given(cast_slice(&ids))?, self.input(&table)?);
+        self.case(&shape, Kernel::Embedding { dims, rows, ids: ids_span, table, y: y.span }, &[y])?;
+        let mut dtable = narrow(&self.random_of(DType::F32, 50 * width));
+        let before = cast_slice(&dtable).to_vec();
+        cpu::embedding_backward(&self.pool, dims, &ids, &narrow(&dy), &mut dtable);
+        let output = self.exact(before, cast_slice(&dtable).to_vec());
+        let (ids, dy) = (self.given(cast_slice(&ids))?, self.input(&dy)?);
+        let kernel = Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable: output.span };
+        self.case(&shape, kernel, &[output])
+    }
+
+    fn rope(&mut self) -> Outcome {
+        for (rows, heads, head_dim, rotated) in [(1, 1, 6, 6), (33, 3, 20, 16), (200, 4, 64, 64)] {
+            let dims = RopeDims { rows, heads, head_dim, rotated };
+            let table = RopeTable::plain(1e4, rotated);
+            let positions: Vec<i32> = (0..rows as i32).map(|row| row * 11).collect();
+            let (mut cos, mut sin) = (vec![0.0; rows * rotated / 2], vec![0.0; rows * rotated / 2]);
+            cpu::rope_angles(&self.pool, &table, &positions, &mut cos, &mut sin);
+            let x = self.random(rows * heads * head_dim);
+            for back in [false, true] {
+                let y = self.written(reference::rope(dims, &cos, &sin, if back { -1.0 } else { 1.0 }, &x));
+                let (cos, sin) = (self.given(cast_slice(&cos))?, self.given(cast_slice(&sin))?);
+                let x = self.input(&x)?;
+                let shape = format!("{rows}x{heads}x{head_dim}, {rotated} turn, back {back}");
+                self.case(&shape, Kernel::Rope { dims, cos, sin, x, y: y.span, back }, &[y])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, dims: AttentionDims, starts: &[u32]) -> Outcome {
+        let AttentionDims { rows, heads, kv_heads, head_dim, window, .. } = dims;
+        let shape = format!("{rows} rows, {heads}/{kv_heads} heads of {head_dim}, {window:?}, {starts:?}");
+        let end = starts.last().map_or(0, |&end| end as usize);
+        // What rows of padding hold must not matter.
+        let padded = |values: &[f64], heads: usize| {
+            let mut values = values.to_vec();
+            values[end * heads * head_dim..].fill(f64::NAN);
+            values
+        };
+        let q = self.random(rows * heads * head_dim);
+        let (k, v) = (self.random(rows * kv_heads * head_dim), self.random(rows * kv_heads * head_dim));
+        let dy = self.random(rows * heads * head_dim);
+        // Then the count, and something behind the last entry.
+        let table: Vec<u32> = std::iter::once(starts.len() as u32).chain(starts.iter().copied()).collect();
+        let table = [table.as_slice(), &[7, 3]].concat();
+        let [y, lse] = reference::attention(&dims, starts, &q, &k, &v);
+        let outputs = [self.stored(self.dtype, y.clone(), 2.0), self.stored(DType::F32, lse.clone(), 2.0)];
+        let kernel = Kernel::Attention {
+            dims,
+            starts: self.given(cast_slice(&table))?,
+            q: self.input(&padded(&q, heads))?,
+            k: self.input(&padded(&k, kv_heads))?,
+            v: self.input(&padded(&v, kv_heads))?,
+            y: outputs[0].span,
+            lse: outputs[1].span,
+        };
+        self.case(&shape, kernel, &outputs)?;
+        let grads = reference::attention_backward(&dims, starts, &q, &k, &v, &dy);
+        let [dq, dk, dv] = grads.map(|grads| self.stored(self.dtype, grads, 2.0));
+        let kernel = Kernel::AttentionBackward {
+            dims,
+            starts: self.given(cast_slice(&table))?,
+            q: self.input(&padded(&q, heads))?,
+            k: self.input(&padded(&k, kv_heads))?,
+            v: self.input(&padded(&v, kv_heads))?,
+            y: self.input(&y)?,
+            lse: self.floats(&lse)?,
+            dy: self.input(&padded(&dy, heads))?,
+            dq: dq.span,
+            dk: dk.span,
+            dv: dv.span,
+        };
+        self.case(&shape, kernel, &[dq, dk, dv])
+    }
+
+    fn head(&mut self, dims: HeadLossDims) -> Outcome {
+        let HeadLossDims { rows, hidden, vocab } = dims;
+        let shape = format!("{rows}x{hidden}x{vocab}");
+        let label = |row: usize| if row % 4 == 1 { -100 } else { (row * 7 % vocab) as i32 };
+        let labels: Vec<i32> = (0..rows).map(label).collect();
+        let (x, w) = (self.random(rows * hidden), self.random(vocab * hidden));
+        let (loss_weight, loss_scale) = (0.125, 1024.0);
+        let (loss, [dx, dw]) = reference::head_loss(dims, &x, &w, &labels, loss_weight * loss_scale);
+        // A sum in f64 of losses in f32.
+        let of_loss = |bench: &mut Self| {
+            let span = bench.place(8);
+            (
+                span,
+                Output { span, before: 3.0f64.to_ne_bytes().to_vec(), expected: Expected::Bits(Vec::new()) },
+            )
+        };
+        let (span, output) = of_loss(self);
+        let kernel = Kernel::HeadLoss {
+            dims,
+            x: self.input(&x)?,
+            w: self.input(&w)?,
+            labels: self.given(cast_slice(&labels))?,
+            loss: span,
+        };
+        self.loss_case(&shape, kernel, output, &[], 3.0 + loss)?;
+        let (span, output) = of_loss(self);
+        // The gradient of the logits is rounded to the type at hand on its way to dw.
+        let rounded = self.bound(self.dtype) / self.bound(DType::F32);
+        let outputs = [self.written(dx), self.added(&dw, rounded)];
+        let input = StepInput { loss_weight, ..StepInput::zeroed() };
+        let kernel = Kernel::HeadLossBackward {
+            dims,
+            x: self.input(&x)?,
+            w: self.input(&w)?,
+            labels: self.given(cast_slice(&labels))?,
+            loss: span,
+            input: self.given(bytes_of(&input))?,
+            control: self.given(bytes_of(&Control::new(loss_scale)))?,
+            dx: outputs[0].span,
+            dw: outputs[1].span,
+        };
+        self.loss_case(&shape, kernel, output, &outputs, 3.0 + loss)
+    }
+
+    /// A case whose first output is a loss in f64. Its bits are those of the first run, which must be near.
+    fn loss_case(
+        &mut self,
+        shape: &str,
+        kernel: Kernel,
+        mut loss: Output,
+        rest: &[Output],
+        near: f64,
+    ) -> Outcome {
+        let dtype = self.dtype;
+        let scratch = self.place(Target::Cuda.scratch(&kernel, dtype) as usize);
+        let launch = Launch { kernel: kernel.clone(), dtype, scratch };
+        self.device.upload(Queue::Compute, &loss.before, loss.span)?;
+        self.device.enqueue(Queue::Compute, &launch)?;
+        let mut bytes = [0; 8];
+        self.device.download(Queue::Compute, loss.span, &mut bytes)?;
+        let error = (f64::from_ne_bytes(bytes) - near).abs() / near.abs();
+        // Not so: NaN is wrong, too.
+        let wrong = !(error <= 1e-5);
+        self.wrong += usize::from(wrong);
+        let verdict = if wrong { "FAILED" } else { "ok" };
+        println!("{} {dtype} {shape} loss: error {error:.2e} {verdict}", launch.kernel.name());
+        loss.expected = Expected::Bits(bytes.to_vec());
+        let mut outputs = vec![loss];
+        outputs.extend(rest.iter().map(|output| Output {
+            span: output.span,
+            before: output.before.clone(),
+            expected: match &output.expected {
+                Expected::Near(dtype, values, bound) => Expected::Near(*dtype, values.clone(), *bound),
+                Expected::Bits(bits) => Expected::Bits(bits.clone()),
+            },
+        }));
+        self.case(shape, kernel, &outputs)
+    }
+
+    fn step(&mut self) -> Outcome {
+        for count in [1, 2047, 2048, 9001] {
+            let (values, value_type) = (self.random(count), self.dtype);
+            let expected = exact_sum(&self.pool, &values);
+            let output = self.exact(vec![POISON; size_of::<ExactSum>()], bytes_of(&expected).to_vec());
+            let values = self.input(&values)?;
+            self.case(
+                &count.to_string(),
+                Kernel::Squares { values, value_type, sum: output.span },
+                &[output],
+            )?;
+        }
+        self.control(false)?;
+        self.control(true)?;
+        let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        for (count, apply) in [(1, 1), (9001, 1), (300, 0)] {
+            let (grads, master) = (self.random(count), self.random_of(DType::F32, count));
+            let (first, second) = (self.random_of(DType::F32, count), self.random_of(DType::F32, count));
+            let mut state =
+                [narrow(&master), narrow(&first), narrow(&second).iter().map(|v| v.abs()).collect()];
+            let before = state.clone().map(|values: Vec<f32>| cast_slice(&values).to_vec());
+            let mut control = Control { apply, ..Control::new(8.0) };
+            control.numbers = [AdamNumbers::zeroed(), adam.step(7, 1e-2, 0.125, 0.3)];
+            let mut weights = vec![f32::NAN; count];
+            if apply == 1 {
+                let [master, first, second] = &mut state;
+                let numbers = control.numbers[1];
+                cpu::adamw(&self.pool, numbers, &narrow(&grads), master, first, second, Some(&mut weights));
+            }
+            let stored: Vec<f64> = weights.iter().map(|&weight| f64::from(weight)).collect();
+            let mut outputs: Vec<Output> = before
+                .into_iter()
+                .zip(&state)
+                .map(|(before, values)| self.exact(before, cast_slice(values).to_vec()))
+                .collect();
+            let poison = vec![POISON; count * self.dtype.bytes() as usize];
+            let stored = if apply == 1 { to_bytes(self.dtype, &stored) } else { poison.clone() };
+            outputs.push(self.exact(poison, stored));
+            let (control, grads) = (self.given(bytes_of(&control))?, self.input(&grads)?);
+            let [master, first, second, weights] = [0, 1, 2, 3].map(|number| outputs[number].span);
+            let (group, grad_type, weights) = (1, self.dtype, Some(weights));
+            let kernel = Kernel::AdamW { group, control, grads, grad_type, master, first, second, weights };
+            self.case(&format!("{count}, apply {apply}"), kernel, &outputs)?;
+        }
+        Ok(())
+    }
+
+    /// Three ranks, 300 flats: more than a block has threads.
+    fn control(&mut self, broken: bool) -> Outcome {
+        let (ranks, flats, scale) = (3, 300, 64.0);
+        let recipe = Recipe {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: [0.1, 0.0],
+            max_norm: 0.5,
+            tolerated: 0,
+        };
+        let mut input = StepInput { loss_weight: 0.01, first_rate: 5, ..StepInput::zeroed() };
+        input.rates.iter_mut().enumerate().for_each(|(place, rate)| *rate = 1e-3 / (place + 1) as f64);
+        let mut control = Control { applied: 7, ..Control::new(scale) };
+        let mut reports = Vec::new();
+        let (mut all, mut of_flats) = (ExactSum::zeroed(), vec![ExactSum::zeroed(); flats]);
+        for rank in 0..ranks {
+            reports.extend_from_slice(bytes_of(&Report { loss: 10.0 + f64::from(rank) }));
+            for (flat, of_flat) in of_flats.iter_mut().enumerate() {
+                let mut sum = exact_sum(&self.pool, &[0.1 * f64::from(rank + 1), 1e-3 * flat as f64]);
+                if broken && rank == 1 && flat == 270 {
+                    sum.add(f64::INFINITY);
+                }
+                reports.extend_from_slice(bytes_of(&sum));
+                of_flat.merge(&sum);
+                all.merge(&sum);
+            }
+        }
+        let before = bytes_of(&control).to_vec();
+        let norm_of = |sum: &ExactSum| sum.total().map_or(f64::NAN, |total| total.sqrt() / scale);
+        let (norm, rate) = (norm_of(&all), input.rates[2]);
+        if broken {
+            (control.skipped, control.halted) = (1, 1);
+        } else {
+            (control.applied, control.apply) = (8, 1);
+            let clip = (recipe.max_norm / (norm + 1e-6)).min(1.0) as f32;
+            let numbers = |weight_decay: f64| {
+                AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay }.step(8, rate, 1.0 / 64.0, clip)
+            };
+            control.numbers = [numbers(0.1), numbers(0.0)];
+        }
+        let record = Record {
+            loss: 33.0 * 0.01,
+            norm,
+            rate,
+            loss_scale: scale,
+            applied: control.applied,
+            skipped: control.skipped,
+            broken_flat: if broken { 270 } else { -1 },
+            broken_rank: -1,
+            apply: control.apply,
+            halted: control.halted,
+        };
+        let norms: Vec<f64> = of_flats.iter().map(norm_of).collect();
+        let expected = [bytes_of(&record), cast_slice(&norms)].concat();
+        let outputs = [
+            self.exact(before, bytes_of(&control).to_vec()),
+            self.exact(vec![POISON; expected.len()], expected),
+        ];
+        let kernel = Kernel::Control {
+            ranks: 3,
+            flats,
+            recipe: self.given(bytes_of(&recipe))?,
+            input: self.given(bytes_of(&input))?,
+            reports: self.given(&reports)?,
+            control: outputs[0].span,
+            record: outputs[1].span,
+        };
+        self.case(&format!("3 ranks, 300 flats, broken {broken}"), kernel, &outputs)
+    }
+
+    /// For information: how long one takes, over and over.
+    fn timings(&mut self) -> Outcome {
+        self.dtype = DType::Bf16;
+        let (dims, square) = (LinearDims { rows: 4096, inputs: 4096, outputs: 4096 }, 4096 * 4096);
+        let (x, w) = (self.random(square), self.random(square));
+        let (x, w, y) = (self.input(&x)?, self.input(&w)?, self.place(2 * square));
+        self.time(2.0 * 4096f64.powi(3), Kernel::Linear { dims, x, w, bias: None, y })?;
+        let (rows, heads, head_dim) = (4096, 32, 128);
+        let dims = AttentionDims { rows, heads, kv_heads: heads, head_dim, window: None, scale: 0.08 };
+        let elements = rows * heads * head_dim;
+        let (q, k, v) = (self.random(elements), self.random(elements), self.random(elements));
+        let (q, k, v) = (self.input(&q)?, self.input(&k)?, self.input(&v)?);
+        let starts = self.given(cast_slice(&[2u32, 0, 4096]))?;
+        let (y, lse, dy) = (self.place(2 * elements), self.place(4 * rows * heads), v);
+        // Two products of half of [rows, rows, head_dim] a head.
+        let flops = 2.0 * (rows * rows) as f64 * (heads * head_dim) as f64;
+        self.time(flops, Kernel::Attention { dims, starts, q, k, v, y, lse })?;
+        let [dq, dk, dv] = [(); 3].map(|()| self.place(2 * elements));
+        let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+        self.time(2.5 * flops, kernel)
+    }
+
+    fn time(&mut self, flops: f64, kernel: Kernel) -> Outcome {
+        let next = self.next;
+        let scratch = self.place(Target::Cuda.scratch(&kernel, self.dtype) as usize);
+        let launch = Launch { kernel, dtype: self.dtype, scratch };
+        for _ in 0..2 {
+            self.device.enqueue(Queue::Compute, &launch)?;
+        }
+        self.device.synchronise()?;
+        let (begin, runs) = (Instant::now(), 10);
+        for _ in 0..runs {
+            self.device.enqueue(Queue::Compute, &launch)?;
+        }
+        self.device.synchronise()?;
+        let seconds = begin.elapsed().as_secs_f64() / f64::from(runs);
+        println!("{}: {:.3} ms, {:.1} TFLOP/s", launch.kernel.name(), seconds * 1e3, flops / seconds * 1e-12);
+        self.next = next;
+        Ok(())
+    }
+}
+
+type AttentionCase = (usize, usize, usize, usize, Option<usize>, &'static [u32]);
+
+/// Rows, heads, kv heads, elements of a head, window, and where sequences begin.
+const ATTENTION: &[AttentionCase] = &[
+    (1, 2, 2, 6, None, &[0, 1]),
+    (5, 4, 1, 20, None, &[0, 5]),
+    (33, 4, 2, 24, Some(7), &[0, 10, 33]),
+    (200, 4, 4, 36, None, &[0, 7, 7, 130, 190]),
+    (330, 4, 2, 64, Some(50), &[0, 7, 7, 210, 320]),
+    (200, 2, 1, 128, None, &[0, 200]),
+    (140, 2, 2, 160, Some(70), &[0, 3, 140]),
+    (70, 3, 1, 256, None, &[0, 1, 2, 3, 65]),
+];
+
+/// A third rank's number, exact in every type.
+fn dy_at(seed: &u64, at: usize) -> f32 {
+    ((at as u64 + seed) % 17) as f32 * 0.25 - 2.0
+}
+
+fn exact_sum(pool: &Pool, values: &[f64]) -> ExactSum {
+    let values = narrow(values);
+    let mut sums = vec![0.0; values.len().div_ceil(cpu::BLOCK)];
+    cpu::block_squares(pool, &values, &mut sums);
+    let mut total = ExactSum::zeroed();
+    sums.iter().for_each(|&sum| total.add(sum));
+    total
+}
+
+/// The distance relative to the length of what is expected, and the largest relative to its largest.
+fn distances(found: &[f64], expected: &[f64]) -> (f64, f64) {
+    let (mut distance, mut length, mut largest, mut peak) = (0.0, 0.0, 0.0f64, 0.0f64);
+    for (found, expected) in found.iter().zip(expected) {
+        let apart = (found - expected).abs();
+        distance += apart * apart;
+        length += expected * expected;
+        // `max` would pass over NaN.
+        largest = if apart <= largest { largest } else { apart };
+        peak = peak.max(expected.abs());
+    }
+    ((distance / length.max(f64::MIN_POSITIVE)).sqrt(), largest / peak.max(f64::MIN_POSITIVE))
+}

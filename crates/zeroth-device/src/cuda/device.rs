@@ -1,0 +1,257 @@
+//! A card with its arenas, its queues and its marks.
+#![allow(unsafe_code, reason = "copies between the host's memory and arenas")]
+
+use std::ffi::c_int;
+
+use super::driver::{Address, Attribute, Driver, Handle};
+use super::line::{Arenas, Line};
+use super::products::Products;
+use super::programs::Functions;
+use super::run;
+use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
+
+/// Pinned memory that uploads go through, so that they need not wait for one another.
+const SLOTS: usize = 4;
+const SLOT_BYTES: usize = 4 << 20;
+
+/// A card. Memory is taken when it is opened; nothing is taken later but for the plan of a matrix product at its first
+/// use.
+pub struct CudaDevice {
+    driver: Driver,
+    device: c_int,
+    name: String,
+    context: Handle,
+    functions: Option<Functions>,
+    products: Products,
+    arenas: Arenas,
+    /// By [`Queue`].
+    streams: Vec<Handle>,
+    marks: Vec<Handle>,
+    /// First address; an event for each slot, recorded behind the copy that reads it.
+    staging: Address,
+    staged: Vec<Handle>,
+    next_slot: usize,
+}
+
+impl CudaDevice {
+    /// Opens card number `ordinal` of those that this process may use, with arenas of so many bytes.
+    pub fn open(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        let driver = Driver::open(ordinal)?;
+        let device = driver.get(ordinal)?;
+        let name = format!("{} (cuda:{ordinal})", driver.name(device)?);
+        let context = driver.retain(device)?;
+        // From here on, dropping it gives back what it has so far.
+        let mut opened = Self {
+            driver,
+            device,
+            name,
+            context,
+            functions: None,
+            products: Products::default(),
+            arenas: Arenas::default(),
+            streams: Vec::new(),
+            marks: Vec::new(),
+            staging: 0,
+            staged: Vec::new(),
+            next_slot: 0,
+        };
+        let driver = &opened.driver;
+        let major = driver.attribute(device, Attribute::CapabilityMajor)?;
+        let minor = driver.attribute(device, Attribute::CapabilityMinor)?;
+        opened.functions = Some(Functions::load(driver, &arch(major, minor))?);
+        opened.products.open()?;
+        for _ in Queue::ALL {
+            opened.streams.push(driver.stream()?);
+        }
+        opened.staging = driver.allocate_host((SLOTS * SLOT_BYTES) as u64)?;
+        for _ in 0..SLOTS {
+            opened.staged.push(driver.event()?);
+        }
+        if host_bytes > 0 {
+            opened.arenas.host = (driver.allocate_host(host_bytes)?, host_bytes);
+        }
+        if device_bytes > 0 {
+            opened.arenas.device = (driver.allocate(device_bytes)?, device_bytes);
+        }
+        Ok(opened)
+    }
+
+    /// Whether all products of matrices are our own kernel's from now on, and not the library's. Slower; it is what
+    /// shapes get that the library has no algorithm for.
+    pub fn own_products(&mut self, own: bool) {
+        self.products.own = own;
+    }
+
+    fn current(&self) -> Result<(), DeviceError> {
+        self.driver.set_current(self.context)
+    }
+
+    fn stream(&self, queue: Queue) -> Handle {
+        self.streams[queue as usize]
+    }
+
+    fn marked(&self, mark: usize) -> Result<Handle, DeviceError> {
+        self.marks.get(mark).copied().ok_or_else(|| DeviceError::Operands {
+            what: "mark",
+            problem: format!("mark {mark} of {}; `marks` says how many there are", self.marks.len()),
+        })
+    }
+}
+
+/// The name of an architecture, with all that is its own.
+fn arch(major: u32, minor: u32) -> String {
+    format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
+}
+
+/// Bytes of a card's memory that nobody has taken.
+pub fn free_bytes(ordinal: usize) -> Result<u64, DeviceError> {
+    let driver = Driver::open(ordinal)?;
+    let device = driver.get(ordinal)?;
+    driver.retain(device)?;
+    let free = driver.free_bytes();
+    driver.release(device);
+    free
+}
+
+fn check_length(what: &'static str, host: usize, span: Span) -> Result<(), DeviceError> {
+    if host as u64 == span.bytes {
+        return Ok(());
+    }
+    let problem = format!("{host} bytes on the host's side and {span:?} on the device's");
+    Err(DeviceError::Operands { what, problem })
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn enqueue(&mut self, queue: Queue, launch: &Launch) -> Result<(), DeviceError> {
+        self.current()?;
+        let stream = self.stream(queue);
+        let functions = self.functions.as_ref().expect("an open device has its functions");
+        let mut line = Line::new(&self.driver, functions, self.arenas, stream, launch)?;
+        run::run(&mut line, &mut self.products, &launch.kernel)
+    }
+
+    fn upload(&mut self, queue: Queue, from: &[u8], to: Span) -> Result<(), DeviceError> {
+        self.current()?;
+        check_length("upload", from.len(), to)?;
+        let (mut at, stream) = (self.arenas.find("upload", to)?, self.stream(queue));
+        for piece in from.chunks(SLOT_BYTES) {
+            let (slot, event) =
+                (self.staging + (self.next_slot * SLOT_BYTES) as Address, self.staged[self.next_slot]);
+            self.next_slot = (self.next_slot + 1) % SLOTS;
+            self.driver.wait_for(event)?;
+            // SAFETY: a slot is as long as the longest piece, and no copy reads it: its event is past.
+            unsafe {
+                std::ptr::copy_nonoverlapping(piece.as_ptr(), slot as *mut u8, piece.len());
+                self.driver.copy(at, slot, piece.len() as u64, stream)?;
+            }
+            self.driver.record(event, stream)?;
+            at += piece.len() as Address;
+        }
+        Ok(())
+    }
+
+    fn download(&mut self, queue: Queue, from: Span, to: &mut [u8]) -> Result<(), DeviceError> {
+        self.current()?;
+        check_length("download", to.len(), from)?;
+        let (at, stream) = (self.arenas.find("download", from)?, self.stream(queue));
+        if !to.is_empty() {
+            // SAFETY: the stream is waited for before this returns; both sides are equally long.
+            unsafe { self.driver.copy(to.as_mut_ptr() as Address, at, from.bytes, stream)? };
+        }
+        self.driver.synchronise(stream)
+    }
+
+    fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
+        self.current()?;
+        self.driver.record(self.marked(mark)?, self.stream(queue))
+    }
+
+    fn wait(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
+        self.current()?;
+        self.driver.wait(self.stream(queue), self.marked(mark)?)
+    }
+
+    fn marks(&mut self, count: usize) -> Result<(), DeviceError> {
+        self.current()?;
+        while self.marks.len() < count {
+            self.marks.push(self.driver.event()?);
+        }
+        Ok(())
+    }
+
+    fn synchronise(&mut self) -> Result<(), DeviceError> {
+        self.current()?;
+        self.streams.iter().try_for_each(|&stream| self.driver.synchronise(stream))
+    }
+
+    fn direct(&mut self, _: Span, _: Span) -> Result<Option<(&[u8], &mut [u8])>, DeviceError> {
+        Ok(None)
+    }
+
+    fn direct_mut(&mut self, _: Span) -> Result<Option<&mut [u8]>, DeviceError> {
+        Ok(None)
+    }
+
+    fn capacity(&self, tier: Tier) -> u64 {
+        match tier {
+            Tier::Device => self.arenas.device.1,
+            Tier::Host => self.arenas.host.1,
+        }
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // A device that failed cannot be told anything; what it holds goes with the process.
+        if self.current().is_err() {
+            return;
+        }
+        for &stream in &self.streams {
+            let _ = self.driver.synchronise(stream);
+        }
+        self.products.close();
+        self.staged.iter().chain(&self.marks).for_each(|&event| self.driver.destroy_event(event));
+        self.streams.iter().for_each(|&stream| self.driver.destroy_stream(stream));
+        if let Some(functions) = &self.functions {
+            functions.unload(&self.driver);
+        }
+        for address in [self.staging, self.arenas.host.0].into_iter().filter(|&address| address != 0) {
+            self.driver.free_host(address);
+        }
+        if self.arenas.device.0 != 0 {
+            self.driver.free(self.arenas.device.0);
+        }
+        self.driver.release(self.device);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_cards_are_compiled_for_with_what_is_only_theirs() {
+        assert_eq!(arch(8, 0), "sm_80");
+        assert_eq!(arch(9, 0), "sm_90a");
+        assert_eq!(arch(10, 0), "sm_100a");
+    }
+
+    #[test]
+    fn a_card_that_is_not_there_is_an_error_that_says_so() {
+        let error = CudaDevice::open(1 << 20, 1 << 20, 0).err().unwrap().to_string();
+        assert!(
+            error.contains("libcuda.so.1") || error.contains("are visible") || error.contains("cuInit"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_device_moves_to_the_thread_that_drives_it() {
+        const fn sendable<T: Send>() {}
+        const { sendable::<CudaDevice>() };
+    }
+}

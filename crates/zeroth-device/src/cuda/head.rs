@@ -1,0 +1,86 @@
+//! The head on a card: a slice's logits in f32 in scratch, its softmax, and its gradients, before the next slice.
+//!
+//! The gradient of the logits is rounded to the run's type, in the memory of the logits: products read one type.
+
+use std::mem::offset_of;
+
+use zeroth_base::DType;
+
+use super::line::Line;
+use super::products::{Matrix, Products, Task};
+use super::programs::Entry;
+use super::scratch::{WORKSPACE, logits_pitch, slice_rows};
+use crate::cpu::HeadLossDims;
+use crate::{Control, DeviceError, Span, StepInput};
+
+/// Threads of a row of logits, and of the sum of losses; the kernels count on it.
+const THREADS: u32 = 512;
+
+/// `backward`: input, control, dx and dw.
+pub(super) fn run(
+    line: &mut Line,
+    products: &mut Products,
+    dims: HeadLossDims,
+    [x, w, labels, loss]: [Span; 4],
+    backward: Option<[Span; 4]>,
+) -> Result<(), DeviceError> {
+    let HeadLossDims { rows, hidden, vocab } = dims;
+    let dtype = line.dtype;
+    let (x, w) = (line.typed("x", x, rows * hidden)?, line.typed("w", w, vocab * hidden)?);
+    let (labels, loss) = (line.words("labels", labels, rows)?, line.one::<f64>("loss", loss)?);
+    let backward = match backward {
+        Some([input, control, dx, dw]) => Some([
+            line.one::<StepInput>("input", input)? + offset_of!(StepInput, loss_weight) as u64,
+            line.one::<Control>("control", control)? + offset_of!(Control, loss_scale) as u64,
+            line.typed("dx", dx, rows * hidden)?,
+            line.words("dw", dw, vocab * hidden)?,
+        ]),
+        None => None,
+    };
+    let (pitch, slice) = (logits_pitch(dims), slice_rows(dims));
+    let workspace = line.scratch.take(WORKSPACE)?;
+    let logits = line.scratch.take(4 * (slice * pitch) as u64)?;
+    let losses = line.scratch.take(4 * rows as u64)?;
+    for first in (0..rows).step_by(slice.max(1)) {
+        let count = slice.min(rows - first);
+        let x = x + (first * hidden) as u64 * dtype.bytes();
+        let product = Task {
+            size: [count, vocab, hidden],
+            p: Matrix::rows(x, hidden),
+            q: Matrix::transposed(w, hidden),
+            from: dtype,
+            d: Matrix::rows(logits, pitch),
+            to: DType::F32,
+            bias: None,
+            add: false,
+        };
+        products.multiply(line, &product, workspace)?;
+        let at = 4 * first as u64;
+        let [weight, scale] = backward.map_or([0; 2], |[weight, scale, ..]| [weight, scale]);
+        let arguments = [logits, pitch as u64, labels + at, losses + at, vocab as u64, weight, scale];
+        line.run(Entry::SoftmaxLoss, &[dtype], [count, 1, 1], THREADS, &arguments)?;
+        if let Some([_, _, dx, dw]) = backward {
+            // Elements of the run's type from row to row of what lies in the place of f32.
+            let pitch = pitch * 4 / dtype.bytes() as usize;
+            let to_x = Task {
+                size: [count, hidden, vocab],
+                p: Matrix::rows(logits, pitch),
+                q: Matrix::rows(w, hidden),
+                d: Matrix::rows(dx + (first * hidden) as u64 * dtype.bytes(), hidden),
+                to: dtype,
+                ..product
+            };
+            products.multiply(line, &to_x, workspace)?;
+            let to_w = Task {
+                size: [vocab, hidden, count],
+                p: Matrix::transposed(logits, pitch),
+                q: Matrix::rows(x, hidden),
+                d: Matrix::rows(dw, hidden),
+                add: true,
+                ..product
+            };
+            products.multiply(line, &to_w, workspace)?;
+        }
+    }
+    line.run(Entry::SumLosses, &[], [1; 3], THREADS, &[losses, rows as u64, loss])
+}

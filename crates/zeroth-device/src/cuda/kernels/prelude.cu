@@ -1,0 +1,67 @@
+// What every file here begins with: number types and sums with a fixed tree. No header is included, so that the compiler
+// library alone is enough. The compiler is told not to contract: a product and a sum are one operation only where fmaf says so.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+static_assert(sizeof(u64) == 8 && sizeof(u32) == 4, "sizes that the host counts on");
+
+#define WARP 32
+#define ALL_LANES 0xffffffffu
+#define NOT_A_NUMBER __uint_as_float(0x7fc00000u)
+#define INFINITE __uint_as_float(0x7f800000u)
+
+// Stored numbers: read as f32, written rounded to the nearest, ties to even.
+struct Bf16 { u16 bits; };
+struct F16 { u16 bits; };
+
+__device__ __forceinline__ float to_f32(float value) { return value; }
+
+__device__ __forceinline__ float to_f32(Bf16 value) { return __uint_as_float((u32)value.bits << 16); }
+
+__device__ __forceinline__ float to_f32(F16 value) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+    return wide;
+}
+
+template <typename T> struct Stored;
+
+template <> struct Stored<float> {
+    __device__ __forceinline__ static float from(float value) { return value; }
+};
+
+template <> struct Stored<Bf16> {
+    // A NaN stays the same NaN as on the processor.
+    __device__ __forceinline__ static Bf16 from(float value) {
+        u32 bits = __float_as_uint(value);
+        u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        u32 quiet = (bits >> 16) | 0x40u;
+        Bf16 stored;
+        stored.bits = (u16)(value != value ? quiet : rounded);
+        return stored;
+    }
+};
+
+template <> struct Stored<F16> {
+    __device__ __forceinline__ static F16 from(float value) {
+        F16 stored;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(stored.bits) : "f"(value));
+        return stored;
+    }
+};
+
+template <typename T> __device__ __forceinline__ T from_f32(float value) { return Stored<T>::from(value); }
+
+__device__ __forceinline__ u64 thread_of_grid() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// The sum over a warp, the same in every lane.
+__device__ __forceinline__ float warp_sum(float value) {
+    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+    return value;
+}
+
+#define EACH_TYPE(DEFINE) DEFINE(f32, float) DEFINE(bf16, Bf16) DEFINE(f16, F16)

@@ -1,0 +1,262 @@
+//! The sources of the kernels, their compiled form kept on disk, and the functions in them.
+
+use std::ffi::CString;
+use std::path::PathBuf;
+
+use zeroth_base::{DType, publish};
+
+use super::compiler::Compiler;
+use super::driver::{Driver, Handle};
+use crate::DeviceError;
+use crate::cpu::name_key;
+
+const PRELUDE: &str = include_str!("kernels/prelude.cu");
+
+/// A file of kernels. Each is compiled on its own, all at the same time.
+struct Program {
+    name: &'static str,
+    source: &'static str,
+}
+
+const PROGRAMS: [Program; 6] = [
+    Program { name: "attention.cu", source: include_str!("kernels/attention.cu") },
+    Program { name: "elements.cu", source: include_str!("kernels/elements.cu") },
+    Program { name: "head.cu", source: include_str!("kernels/head.cu") },
+    Program { name: "product.cu", source: include_str!("kernels/product.cu") },
+    Program { name: "rows.cu", source: include_str!("kernels/rows.cu") },
+    Program { name: "step.cu", source: include_str!("kernels/step.cu") },
+];
+
+/// For which number types a function exists.
+#[derive(Clone, Copy)]
+enum Types {
+    /// It has none.
+    None,
+    /// Each.
+    One,
+    /// Each with each.
+    Two,
+    /// Each with itself, and each with f32 as the second.
+    Widening,
+}
+
+macro_rules! entries {
+    ($($entry:ident: $program:literal, $name:literal, $types:ident;)*) => {
+        /// A function of the kernels.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(super) enum Entry { $($entry),* }
+
+        /// Entry, file, name without types, and its types.
+        const ENTRIES: &[(Entry, &str, &str, Types)] = &[$((Entry::$entry, $program, $name, Types::$types)),*];
+    };
+}
+
+entries! {
+    Attention: "attention.cu", "attention", One;
+    AttentionDelta: "attention.cu", "attention_delta", One;
+    AttentionDq: "attention.cu", "attention_dq", One;
+    AttentionDkv: "attention.cu", "attention_dkv", One;
+    SwiGlu: "elements.cu", "swiglu", One;
+    SwiGluBackward: "elements.cu", "swiglu_backward", One;
+    Sum: "elements.cu", "sum", One;
+    SumRanks: "elements.cu", "sum_ranks", One;
+    Rope: "elements.cu", "rope", One;
+    Dropout: "elements.cu", "dropout", One;
+    Convert: "elements.cu", "convert", Two;
+    SoftmaxLoss: "head.cu", "softmax_loss", One;
+    SumLosses: "head.cu", "sum_losses", None;
+    Product: "product.cu", "product", Widening;
+    Embedding: "rows.cu", "embedding", One;
+    EmbeddingBackward: "rows.cu", "embedding_backward", One;
+    RmsNorm: "rows.cu", "rms_norm", One;
+    RmsNormBackward: "rows.cu", "rms_norm_backward", One;
+    ColumnSums: "rows.cu", "column_sums", One;
+    AddColumnSums: "rows.cu", "add_column_sums", None;
+    BlockSquares: "step.cu", "block_squares", One;
+    ExactSum: "step.cu", "exact_sum", None;
+    Control: "step.cu", "control", None;
+    AdamW: "step.cu", "adamw", Two;
+}
+
+const TYPES: [(DType, &str); 3] = [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16")];
+
+const fn place(dtype: DType) -> usize {
+    match dtype {
+        DType::F32 => 0,
+        DType::Bf16 => 1,
+        DType::F16 => 2,
+    }
+}
+
+/// Where a function for these types stands in the table. A missing type counts as the first.
+fn slot(entry: Entry, types: &[DType]) -> usize {
+    let at = |number: usize| types.get(number).map_or(0, |&dtype| place(dtype));
+    entry as usize * 9 + at(0) * 3 + at(1)
+}
+
+/// All kernels, loaded into a device's context.
+pub(super) struct Functions {
+    modules: Vec<Handle>,
+    /// By [`slot`]; 0 where there is none.
+    handles: Vec<Handle>,
+}
+
+impl Functions {
+    /// Compiles what is not kept on disk, and loads everything.
+    pub(super) fn load(driver: &Driver, arch: &str) -> Result<Self, DeviceError> {
+        let compiler = Compiler::open()?;
+        let mut functions = Self { modules: Vec::new(), handles: vec![0; ENTRIES.len() * 9] };
+        let loaded = functions.fill(driver, &compiler, arch);
+        if loaded.is_err() {
+            functions.unload(driver);
+        }
+        loaded.map(|()| functions)
+    }
+
+    fn fill(&mut self, driver: &Driver, compiler: &Compiler, arch: &str) -> Result<(), DeviceError> {
+        let kept: Vec<Option<Vec<u8>>> =
+            PROGRAMS.iter().map(|program| kept(program, compiler, arch)).collect();
+        let missing: Vec<bool> = kept.iter().map(Option::is_none).collect();
+        let mut compiled = compile(compiler, arch, &missing)?.into_iter();
+        for (program, kept) in PROGRAMS.iter().zip(kept) {
+            let module = if let Some(image) = kept {
+                // A file that the driver refuses is no reason to stop: it is made anew.
+                driver.module(&image).or_else(|_| driver.module(&program.compile(compiler, arch)?))?
+            } else {
+                driver.module(&compiled.next().expect("what is missing was compiled"))?
+            };
+            self.modules.push(module);
+        }
+        for &(entry, program, name, types) in ENTRIES {
+            let file = PROGRAMS.iter().position(|known| known.name == program);
+            let module = self.modules[file.expect("an entry names one of the files")];
+            for (first, second) in types.all() {
+                let mut symbol = name.to_owned();
+                for dtype in [first, second].into_iter().flatten() {
+                    symbol += "_";
+                    symbol += TYPES[place(dtype)].1;
+                }
+                let symbol = CString::new(symbol).expect("names of functions hold no zero byte");
+                let types: Vec<DType> = [first, second].into_iter().flatten().collect();
+                self.handles[slot(entry, &types)] = driver.function(module, &symbol)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The function for these types.
+    pub(super) fn get(&self, entry: Entry, types: &[DType]) -> Handle {
+        let handle = self.handles[slot(entry, types)];
+        assert!(handle != 0, "{entry:?} has no form for {types:?}");
+        handle
+    }
+
+    pub(super) fn unload(&self, driver: &Driver) {
+        self.modules.iter().for_each(|&module| driver.unload(module));
+    }
+}
+
+impl Types {
+    fn all(self) -> Vec<(Option<DType>, Option<DType>)> {
+        let each = || TYPES.iter().map(|&(dtype, _)| Some(dtype));
+        match self {
+            Self::None => vec![(None, None)],
+            Self::One => each().map(|dtype| (dtype, None)).collect(),
+            Self::Two => each().flat_map(|first| each().map(move |second| (first, second))).collect(),
+            Self::Widening => {
+                let wide = each().map(|dtype| (dtype, Some(DType::F32)));
+                wide.chain(each().skip(1).map(|dtype| (dtype, dtype))).collect()
+            }
+        }
+    }
+}
+
+impl Program {
+    fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
+        let image =
+            compiler.compile(self.name, &self.text(), &options(arch).each_ref().map(String::as_str))?;
+        if let Some(path) = self.path(compiler, arch) {
+            let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+            // A cache that cannot be written costs seconds at the next start, and nothing else.
+            if folder.is_ok() {
+                let _ = publish(&path, &image);
+            }
+        }
+        Ok(image)
+    }
+
+    /// The prelude, and the file with its own line numbers.
+    fn text(&self) -> String {
+        format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.name, self.source)
+    }
+
+    /// Where its machine code is kept: the name says the card, the compiler and the sources.
+    fn path(&self, compiler: &Compiler, arch: &str) -> Option<PathBuf> {
+        let given = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let folder = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?;
+        let key = name_key(&(options(arch).concat() + &self.text()));
+        let name = self.name.trim_end_matches(".cu");
+        Some(
+            folder.join("zeroth").join(format!("{name}-{arch}-nvrtc{}-{key:016x}.cubin", compiler.version())),
+        )
+    }
+}
+
+fn options(arch: &str) -> [String; 3] {
+    // Products and sums stay apart, so that arithmetic is that of the source, as on the processor.
+    [format!("--gpu-architecture={arch}"), "-std=c++17".to_owned(), "--fmad=false".to_owned()]
+}
+
+fn kept(program: &Program, compiler: &Compiler, arch: &str) -> Option<Vec<u8>> {
+    let image = std::fs::read(program.path(compiler, arch)?).ok()?;
+    // Every image of the compiler is an ELF file; the driver is not asked to look into anything else.
+    image.starts_with(b"\x7fELF").then_some(image)
+}
+
+/// Compiles the programs that are wanted, at the same time.
+fn compile(compiler: &Compiler, arch: &str, wanted: &[bool]) -> Result<Vec<Vec<u8>>, DeviceError> {
+    std::thread::scope(|scope| {
+        let wanted = PROGRAMS.iter().zip(wanted).filter(|(_, wanted)| **wanted);
+        let threads: Vec<_> =
+            wanted.map(|(program, _)| scope.spawn(move || program.compile(compiler, arch))).collect();
+        let join =
+            |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().expect("compiling does not panic");
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// Compiles all kernels for an architecture such as `sm_90a`, without a card. Returns the bytes of machine code.
+pub fn compile_all(arch: &str) -> Result<usize, DeviceError> {
+    let compiler = Compiler::open()?;
+    let images = compile(&compiler, arch, &[true; PROGRAMS.len()])?;
+    Ok(images.iter().map(Vec::len).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_stand_in_the_order_of_their_numbers_and_in_files_that_define_them() {
+        for (number, &(entry, program, name, _)) in ENTRIES.iter().enumerate() {
+            assert_eq!(entry as usize, number);
+            let program = PROGRAMS.iter().find(|known| known.name == program).unwrap();
+            assert!(
+                program.source.contains(&format!("void {name}"))
+                    || program.source.contains(&format!("{name}_##NAME"))
+            );
+        }
+    }
+
+    #[test]
+    fn every_function_has_a_slot_of_its_own() {
+        let mut slots = std::collections::BTreeSet::new();
+        for &(entry, _, _, types) in ENTRIES {
+            for (first, second) in types.all() {
+                let types: Vec<DType> = [first, second].into_iter().flatten().collect();
+                assert!(slots.insert(slot(entry, &types)), "{entry:?} {types:?}");
+            }
+        }
+        assert!(slots.last().is_some_and(|&last| last < ENTRIES.len() * 9));
+    }
+}

@@ -1,0 +1,264 @@
+//! What each kernel is on a card: its operands, checked against its sizes, and the functions that are enqueued.
+
+use zeroth_base::DType;
+
+use super::driver::Address;
+use super::line::{Line, THREADS, float};
+use super::products::{Matrix, Products, Task};
+use super::programs::Entry;
+use super::scratch::{COLUMN_ROWS, WORKSPACE, blocks, column_sums};
+use super::{attention, head};
+use crate::cpu::{ExactSum, LinearDims, RmsNormDims, RowKey};
+use crate::{Control, DeviceError, GROUPS, Kernel, Recipe, Record, Report, Span, StepInput};
+
+/// Enqueues a kernel.
+pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(), DeviceError> {
+    let dtype = line.dtype;
+    match *kernel {
+        Kernel::Embedding { dims, rows, ids, table, y } => {
+            let ids = line.words("ids", first_of(ids, rows), rows)?;
+            let table = line.typed("table", table, dims.vocab * dims.width)?;
+            let y = line.typed("y", y, rows * dims.width)?;
+            let arguments = [ids, table, y, dims.vocab as u64, dims.width as u64];
+            line.run(Entry::Embedding, &[dtype], [rows, 1, 1], THREADS, &arguments)
+        }
+        Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable } => {
+            let ids = line.words("ids", first_of(ids, rows), rows)?;
+            let dy = line.typed("dy", dy, rows * dims.width)?;
+            let dtable = line.words("dtable", dtable, dims.vocab * dims.width)?;
+            let arguments = [ids, dy, dtable, rows as u64, dims.vocab as u64, dims.width as u64];
+            line.run(Entry::EmbeddingBackward, &[dtype], [rows, 1, 1], THREADS, &arguments)
+        }
+        Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => {
+            linear(line, products, kernel)
+        }
+        Kernel::LinearDb { dims, dy, db } => {
+            let dy = line.typed("dy", dy, dims.rows * dims.outputs)?;
+            let db = line.words("db", db, dims.outputs)?;
+            let norm = None;
+            sum_columns(line, dy, norm, dims.rows, dims.outputs, db)
+        }
+        Kernel::RmsNorm { dims, x, w, y, rstd } => norm(line, dims, x, None, w, y, rstd),
+        Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd } => {
+            norm(line, dims, x, Some((residual, h)), w, y, rstd)
+        }
+        Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw } => {
+            let elements = dims.rows * dims.width;
+            let (dy, h) = (line.typed("dy", dy, elements)?, line.typed("h", h, elements)?);
+            let (rstd, w) = (line.words("rstd", rstd, dims.rows)?, line.typed("w", w, dims.width)?);
+            let residual =
+                residual.map(|residual| line.typed("residual", residual, elements)).transpose()?.unwrap_or(0);
+            let (dh, dw) = (line.typed("dh", dh, elements)?, line.words("dw", dw, dims.width)?);
+            // Columns first: dh may lie where dy or h does.
+            sum_columns(line, dy, Some((h, rstd)), dims.rows, dims.width, dw)?;
+            let arguments = [dy, h, rstd, w, residual, dh, dims.rows as u64, dims.width as u64];
+            line.warps(Entry::RmsNormBackward, dims.rows, &arguments)
+        }
+        Kernel::Rope { dims, cos, sin, x, y, back } => {
+            let angles = dims.rows * (dims.rotated / 2);
+            if dims.rotated > dims.head_dim || !dims.rotated.is_multiple_of(2) {
+                let problem =
+                    format!("{} of {} elements of a head cannot turn in pairs", dims.rotated, dims.head_dim);
+                return Err(line.refuse(problem));
+            }
+            let (cos, sin) = (line.words("cos", cos, angles)?, line.words("sin", sin, angles)?);
+            let elements = dims.rows * dims.heads * dims.head_dim;
+            let (x, y) = (line.typed("x", x, elements)?, line.typed("y", y, elements)?);
+            let items = dims.rows * dims.heads * (dims.head_dim - dims.rotated / 2);
+            let sizes = [dims.rows, dims.heads, dims.head_dim, dims.rotated].map(|size| size as u64);
+            let [rows, heads, head_dim, rotated] = sizes;
+            let sign = float(if back { -1.0 } else { 1.0 });
+            line.each(Entry::Rope, &[dtype], items, &[cos, sin, x, y, rows, heads, head_dim, rotated, sign])
+        }
+        Kernel::Attention { dims, starts, q, k, v, y, lse } => {
+            attention::forward(line, &dims, starts, [q, k, v], y, lse)
+        }
+        Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
+            attention::backward(line, &dims, starts, [q, k, v], [y, lse, dy], [dq, dk, dv])
+        }
+        Kernel::SwiGlu { gate, up, y } => {
+            let count = line.count("y", y, dtype)?;
+            let (gate, up) = (line.typed("gate", gate, count)?, line.typed("up", up, count)?);
+            let y = line.typed("y", y, count)?;
+            line.each(Entry::SwiGlu, &[dtype], count, &[gate, up, y, count as u64])
+        }
+        Kernel::SwiGluBackward { dy, gate, up, dgate, dup } => {
+            let count = line.count("dy", dy, dtype)?;
+            let dy = line.typed("dy", dy, count)?;
+            let (gate, up) = (line.typed("gate", gate, count)?, line.typed("up", up, count)?);
+            let (dgate, dup) = (line.typed("dgate", dgate, count)?, line.typed("dup", dup, count)?);
+            line.each(Entry::SwiGluBackward, &[dtype], count, &[dy, gate, up, dgate, dup, count as u64])
+        }
+        Kernel::Dropout { probability, seed, op, width, keys, x, y } => {
+            let rows = keys.bytes as usize / size_of::<RowKey>();
+            let keys = line.sized("keys", keys, rows, size_of::<RowKey>() as u64)?;
+            let (x, y) = (line.typed("x", x, rows * width)?, line.typed("y", y, rows * width)?);
+            let threshold = (f64::from(probability) * 4_294_967_296.0) as u64;
+            let scale = float(1.0 / (1.0 - probability));
+            let arguments = [keys, x, y, rows as u64, width as u64, threshold, scale, seed, u64::from(op)];
+            line.each(Entry::Dropout, &[dtype], rows * width.div_ceil(4), &arguments)
+        }
+        Kernel::HeadLoss { dims, x, w, labels, loss } => {
+            head::run(line, products, dims, [x, w, labels, loss], None)
+        }
+        Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
+            head::run(line, products, dims, [x, w, labels, loss], Some([input, control, dx, dw]))
+        }
+        Kernel::Sum { a, b, y } => {
+            let count = line.count("y", y, dtype)?;
+            let (a, b) = (line.typed("a", a, count)?, line.typed("b", b, count)?);
+            let y = line.typed("y", y, count)?;
+            line.each(Entry::Sum, &[dtype], count, &[a, b, y, count as u64])
+        }
+        Kernel::Zero { to } => zero(line, to),
+        Kernel::Convert { from, from_type, to, to_type } => {
+            let count = line.count("from", from, from_type)?;
+            let from = line.sized("from", from, count, from_type.bytes())?;
+            let to = line.sized("to", to, count, to_type.bytes())?;
+            line.each(Entry::Convert, &[from_type, to_type], count, &[from, to, count as u64])
+        }
+        Kernel::SumRanks { ranks, parts, from_type, to, add } => {
+            let count = line.count("to", to, DType::F32)?;
+            let parts = line.sized("parts", parts, ranks * count, from_type.bytes())?;
+            let to = line.words("to", to, count)?;
+            let arguments = [parts, ranks as u64, to, count as u64, u64::from(add)];
+            line.each(Entry::SumRanks, &[from_type], count, &arguments)
+        }
+        Kernel::Squares { values, value_type, sum } => squares(line, values, value_type, sum),
+        Kernel::Control { .. } => control(line, kernel),
+        Kernel::AdamW { group, control, grads, grad_type, master, first, second, weights } => {
+            if group >= GROUPS {
+                return Err(line.refuse(format!("group {group} of {GROUPS}")));
+            }
+            let control = line.one::<Control>("control", control)?;
+            let count = line.count("grads", grads, grad_type)?;
+            let grads = line.sized("grads", grads, count, grad_type.bytes())?;
+            let master = line.words("master", master, count)?;
+            let (first, second) = (line.words("first", first, count)?, line.words("second", second, count)?);
+            let weights =
+                weights.map(|weights| line.typed("weights", weights, count)).transpose()?.unwrap_or(0);
+            let arguments = [group as u64, control, grads, master, first, second, weights, count as u64];
+            line.each(Entry::AdamW, &[grad_type, dtype], count, &arguments)
+        }
+    }
+}
+
+/// As many ids as there are rows; more may lie behind them.
+fn first_of(ids: Span, rows: usize) -> Span {
+    Span { bytes: ids.bytes.min(4 * rows as u64), ..ids }
+}
+
+fn linear(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(), DeviceError> {
+    let (from, workspace) = (line.dtype, line.scratch.take(WORKSPACE)?);
+    let task = match *kernel {
+        Kernel::Linear { dims: LinearDims { rows, inputs, outputs }, x, w, bias, y } => Task {
+            size: [rows, outputs, inputs],
+            p: Matrix::rows(line.typed("x", x, rows * inputs)?, inputs),
+            q: Matrix::transposed(line.typed("w", w, outputs * inputs)?, inputs),
+            from,
+            d: Matrix::rows(line.typed("y", y, rows * outputs)?, outputs),
+            to: from,
+            bias: bias.map(|bias| line.typed("bias", bias, outputs)).transpose()?,
+            add: false,
+        },
+        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs }, dy, w, dx, add } => Task {
+            size: [rows, inputs, outputs],
+            p: Matrix::rows(line.typed("dy", dy, rows * outputs)?, outputs),
+            q: Matrix::rows(line.typed("w", w, outputs * inputs)?, inputs),
+            from,
+            d: Matrix::rows(line.typed("dx", dx, rows * inputs)?, inputs),
+            to: from,
+            bias: None,
+            add,
+        },
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs }, dy, x, dw } => Task {
+            size: [outputs, inputs, rows],
+            p: Matrix::transposed(line.typed("dy", dy, rows * outputs)?, outputs),
+            q: Matrix::rows(line.typed("x", x, rows * inputs)?, inputs),
+            from,
+            d: Matrix::rows(line.words("dw", dw, outputs * inputs)?, inputs),
+            to: DType::F32,
+            bias: None,
+            add: true,
+        },
+        _ => unreachable!("called for products only"),
+    };
+    products.multiply(line, &task, workspace)
+}
+
+/// Adds the sums of columns to `total`; with h and rstd, of the norm's terms.
+fn sum_columns(
+    line: &mut Line,
+    dy: Address,
+    norm: Option<(Address, Address)>,
+    rows: usize,
+    width: usize,
+    total: Address,
+) -> Result<(), DeviceError> {
+    let partials = line.scratch.take(4 * column_sums(rows, width) as u64)?;
+    let ((h, rstd), blocks) = (norm.unwrap_or((0, 0)), rows.div_ceil(COLUMN_ROWS));
+    let grid = [blocks, width.div_ceil(THREADS as usize), 1];
+    let arguments = [dy, h, rstd, partials, rows as u64, width as u64];
+    line.run(Entry::ColumnSums, &[line.dtype], grid, THREADS, &arguments)?;
+    line.each(Entry::AddColumnSums, &[], width, &[partials, total, blocks as u64, width as u64])
+}
+
+fn norm(
+    line: &Line,
+    dims: RmsNormDims,
+    x: Span,
+    residual: Option<(Span, Span)>,
+    w: Span,
+    y: Span,
+    rstd: Span,
+) -> Result<(), DeviceError> {
+    let elements = dims.rows * dims.width;
+    let x = line.typed("x", x, elements)?;
+    let (residual, h) = match residual {
+        Some((residual, h)) => (line.typed("residual", residual, elements)?, line.typed("h", h, elements)?),
+        None => (0, 0),
+    };
+    let (w, y) = (line.typed("w", w, dims.width)?, line.typed("y", y, elements)?);
+    let rstd = line.words("rstd", rstd, dims.rows)?;
+    let (rows, width) = (dims.rows as u64, dims.width as u64);
+    line.warps(Entry::RmsNorm, dims.rows, &[x, residual, w, h, y, rstd, rows, width, float(dims.eps)])
+}
+
+fn zero(line: &Line, to: Span) -> Result<(), DeviceError> {
+    let at = line.arenas.find(line.what, to)?;
+    if to.bytes == 0 {
+        return Ok(());
+    }
+    line.driver.set_bytes(at, 0, to.bytes, line.stream)
+}
+
+fn squares(line: &mut Line, values: Span, value_type: DType, sum: Span) -> Result<(), DeviceError> {
+    let count = line.count("values", values, value_type)?;
+    let values = line.sized("values", values, count, value_type.bytes())?;
+    let sum = line.one::<ExactSum>("sum", sum)?;
+    let blocks = blocks(count as u64);
+    let sums = line.scratch.take(8 * blocks)?;
+    let grid = [blocks as usize, 1, 1];
+    line.run(Entry::BlockSquares, &[value_type], grid, THREADS, &[values, count as u64, sums])?;
+    line.run(Entry::ExactSum, &[], [1; 3], THREADS, &[sums, blocks, sum])
+}
+
+fn control(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
+    let Kernel::Control { ranks, flats, recipe, input, reports, control, record } = *kernel else {
+        unreachable!("called for control only")
+    };
+    let recipe = line.one::<Recipe>("recipe", recipe)?;
+    let input = line.one::<StepInput>("input", input)?;
+    let of_rank = (size_of::<Report>() + flats * size_of::<ExactSum>()) / 8;
+    let reports = line.sized("reports", reports, ranks * of_rank, 8)?;
+    let control = line.one::<Control>("control", control)?;
+    let record = line.sized("record", record, size_of::<Record>() / 8 + flats, 8)?;
+    let arguments = [ranks as u64, flats as u64, recipe, input, reports, control, record];
+    line.run(Entry::Control, &[], [1; 3], THREADS, &arguments)
+}
+
+// What the kernels declare on their side.
+const _: () =
+    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 56 && size_of::<StepInput>() == 528);
+const _: () = assert!(size_of::<Control>() == 112 && size_of::<Record>() == 72 && size_of::<Report>() == 8);
+const _: () = assert!(size_of::<RowKey>() == 16);

@@ -1,0 +1,122 @@
+//! How much scratch a kernel needs and how it is cut: from sizes only, so that a plan is exact without a card.
+
+use zeroth_base::DType;
+
+use super::driver::Address;
+use crate::cpu::{AttentionDims, BLOCK, HeadLossDims};
+use crate::{DeviceError, Kernel};
+
+/// The workspace of a matrix product: what the library's makers advise for Hopper.
+pub(super) const WORKSPACE: u64 = 32 << 20;
+/// Rows whose columns one thread sums.
+pub(super) const COLUMN_ROWS: usize = 64;
+
+/// Every piece of scratch begins at a multiple of this.
+const ALIGNMENT: u64 = 256;
+/// Bytes of a slice's logits, about.
+const SLICE: u64 = 224 << 20;
+
+/// Elements from one row of logits to the next: rows begin at multiples of 32 bytes whatever the vocabulary is.
+pub(super) const fn logits_pitch(dims: HeadLossDims) -> usize {
+    dims.vocab.next_multiple_of(8)
+}
+
+/// Rows of a slice of the head.
+pub(super) fn slice_rows(dims: HeadLossDims) -> usize {
+    let row = 4 * logits_pitch(dims).max(1) as u64;
+    let fitting = (SLICE / row).clamp(32, 4096) as usize / 32 * 32;
+    fitting.min(dims.rows)
+}
+
+/// f32 elements of the first level of column sums.
+pub(super) const fn column_sums(rows: usize, width: usize) -> usize {
+    rows.div_ceil(COLUMN_ROWS) * width
+}
+
+/// Row sums of y · dy, in f32.
+pub(super) const fn deltas(dims: &AttentionDims) -> usize {
+    dims.heads * dims.rows
+}
+
+/// Blocks of a norm.
+pub(super) const fn blocks(elements: u64) -> u64 {
+    elements.div_ceil(BLOCK as u64)
+}
+
+/// Bytes of scratch that a kernel needs.
+pub(crate) fn scratch_bytes(kernel: &Kernel, _dtype: DType) -> u64 {
+    let pieces = match *kernel {
+        Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
+        Kernel::LinearDb { dims, .. } => [4 * column_sums(dims.rows, dims.outputs) as u64, 0, 0],
+        Kernel::RmsNormBackward { dims, .. } => [4 * column_sums(dims.rows, dims.width) as u64, 0, 0],
+        Kernel::AttentionBackward { dims, .. } => [4 * deltas(&dims) as u64, 0, 0],
+        Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => [
+            WORKSPACE,
+            4 * (slice_rows(dims) * logits_pitch(dims)) as u64,
+            // A loss a row.
+            4 * dims.rows as u64,
+        ],
+        Kernel::Squares { values, value_type, .. } => [8 * blocks(values.bytes / value_type.bytes()), 0, 0],
+        _ => [0; 3],
+    };
+    let total: u64 = pieces.iter().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum();
+    // A span may begin anywhere.
+    if total == 0 { 0 } else { total + ALIGNMENT }
+}
+
+/// Scratch that is handed out piece by piece.
+pub(super) struct Scratch {
+    what: &'static str,
+    next: Address,
+    end: Address,
+}
+
+impl Scratch {
+    pub(super) const fn new(what: &'static str, at: Address, bytes: u64) -> Self {
+        Self { what, next: at, end: at + bytes }
+    }
+
+    pub(super) fn take(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        let at = self.next.next_multiple_of(ALIGNMENT);
+        self.next = at + bytes.next_multiple_of(ALIGNMENT);
+        if self.next > self.end {
+            let problem = format!("scratch is {} bytes too short", self.next - self.end);
+            return Err(DeviceError::Operands { what: self.what, problem });
+        }
+        Ok(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Span;
+
+    fn head(rows: usize, vocab: usize) -> Kernel {
+        let span = Span::device(0, 0);
+        let dims = HeadLossDims { rows, hidden: 64, vocab };
+        Kernel::HeadLoss { dims, x: span, w: span, labels: span, loss: span }
+    }
+
+    #[test]
+    fn the_heads_scratch_stays_bounded_for_a_large_vocabulary() {
+        // Qwen's vocabulary; 1,000,000 tokens of a micro-batch add a loss each and nothing else.
+        let bytes = scratch_bytes(&head(8192, 151_936), DType::Bf16);
+        assert!((200 << 20..257 << 20).contains(&bytes), "{bytes}");
+        assert_eq!(scratch_bytes(&head(1_000_000, 151_936), DType::Bf16) - bytes, (1_000_000 - 8192) * 4);
+    }
+
+    #[test]
+    fn pieces_fit_into_what_was_said_wherever_a_span_begins() {
+        let dims = HeadLossDims { rows: 5, hidden: 64, vocab: 37 };
+        let bytes = scratch_bytes(&head(5, 37), DType::F32);
+        for at in [0, 4, 255, 256] {
+            let mut scratch = Scratch::new("head_loss", at, bytes);
+            let pieces = [WORKSPACE, 4 * 5 * logits_pitch(dims) as u64, 4 * 5];
+            for piece in pieces {
+                assert!(scratch.take(piece).unwrap().is_multiple_of(256));
+            }
+            assert!(scratch.take(WORKSPACE).is_err());
+        }
+    }
+}

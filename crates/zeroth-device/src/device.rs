@@ -1,0 +1,128 @@
+//! The interface that every device implements: arenas, queues, and kernels that are enqueued and never waited for.
+
+use crate::{Launch, Span, Tier};
+
+/// A line of work that a device does in order. Work of two queues may run at the same time; what must wait says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queue {
+    /// Kernels.
+    Compute,
+    /// Collectives.
+    Comm,
+    /// From the host's memory to the device's.
+    Upload,
+    /// From the device's memory to the host's.
+    Download,
+}
+
+impl Queue {
+    /// All queues.
+    pub const ALL: [Self; 4] = [Self::Compute, Self::Comm, Self::Upload, Self::Download];
+
+    /// Its name in traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Comm => "comm",
+            Self::Upload => "upload",
+            Self::Download => "download",
+        }
+    }
+}
+
+/// What goes wrong on a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// An arena that cannot be had.
+    #[error("{device}: {bytes} bytes of {tier} memory were asked for and not given: {reason}")]
+    Memory {
+        /// The device.
+        device: String,
+        /// Which arena.
+        tier: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        reason: String,
+    },
+    /// A place outside of its arena, or two operands that overlap and must not.
+    #[error("{what}: {problem}")]
+    Operands {
+        /// The kernel or the copy.
+        what: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A library or a call of it that fails.
+    #[error("{device}: {call} failed: {reason}")]
+    Call {
+        /// The device.
+        device: String,
+        /// What was called.
+        call: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// Bytes to read and bytes to write.
+pub type ReadWrite<'a> = (&'a [u8], &'a mut [u8]);
+
+/// A device with its arenas. All functions but `synchronise` may return before the work is done.
+pub trait Device: Send {
+    /// What it is, in words.
+    fn name(&self) -> String;
+
+    /// Enqueues a kernel.
+    fn enqueue(&mut self, queue: Queue, launch: &Launch) -> Result<(), DeviceError>;
+
+    /// Enqueues a copy from host memory. The bytes are taken before this returns.
+    fn upload(&mut self, queue: Queue, from: &[u8], to: Span) -> Result<(), DeviceError>;
+
+    /// Copies to host memory, after all that the queue holds; the bytes are there when this returns.
+    fn download(&mut self, queue: Queue, from: Span, to: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Marks this point of a queue with a number below the one given to `marks`.
+    fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
+
+    /// What is enqueued on `queue` from now on runs after the work before the newest `mark`.
+    fn wait(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
+
+    /// How many marks will be used.
+    fn marks(&mut self, count: usize) -> Result<(), DeviceError>;
+
+    /// Waits until all queues are empty, and says what went wrong on the way.
+    fn synchronise(&mut self) -> Result<(), DeviceError>;
+
+    /// Two places as the host sees them, the first to read and the second to write, where the host can see the arena at
+    /// all. They must not overlap.
+    fn direct(&mut self, read: Span, write: Span) -> Result<Option<ReadWrite<'_>>, DeviceError>;
+
+    /// One place as the host sees it.
+    fn direct_mut(&mut self, span: Span) -> Result<Option<&mut [u8]>, DeviceError>;
+
+    /// Bytes of an arena.
+    fn capacity(&self, tier: Tier) -> u64;
+}
+
+/// A kind of device, for questions that need none at hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// Kernels of the processor with a pool of so many threads.
+    Cpu {
+        /// Threads of a rank.
+        threads: usize,
+    },
+    /// NVIDIA's cards.
+    Cuda,
+}
+
+impl Target {
+    /// Bytes of scratch that a kernel needs on such a device.
+    pub fn scratch(self, kernel: &crate::Kernel, dtype: zeroth_base::DType) -> u64 {
+        match self {
+            Self::Cpu { threads } => crate::cpu::scratch_bytes(kernel, threads),
+            Self::Cuda => crate::cuda::scratch_bytes(kernel, dtype),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What a device can be asked to compute: one list of kernels for every device, each over places in its arenas.
+//!
+//! A [`Kernel`] says what and over which [`Span`]s; how is the device's affair. Sizes stand in the kernel, so that nothing
+//! is decided when it runs. What differs from one micro-batch or step to the next (tokens, where sequences begin, the
+//! learning rate, whether a step counts) is read from memory, never from the launch: a launch can be made once and
+//! enqueued a million times.
+
+use zeroth_base::DType;
+
+use crate::cpu::{AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims};
+
+/// A kind of memory: one arena each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// What kernels compute in.
+    Device,
+    /// The machine's memory beside it.
+    Host,
+}
+
+/// A place in an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// Which arena.
+    pub tier: Tier,
+    /// Its first byte.
+    pub at: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+impl Span {
+    /// A place in the device's arena.
+    pub const fn device(at: u64, bytes: u64) -> Self {
+        Self { tier: Tier::Device, at, bytes }
+    }
+
+    /// The byte behind its last.
+    pub const fn end(self) -> u64 {
+        self.at + self.bytes
+    }
+
+    /// `count` elements of `size` bytes from element `first` on.
+    ///
+    /// # Panics
+    /// When they do not lie within this place: a mistake of the program.
+    #[must_use]
+    pub fn part(self, first: u64, count: u64, size: u64) -> Self {
+        let part = Self { tier: self.tier, at: self.at + first * size, bytes: count * size };
+        assert!(part.end() <= self.end(), "{part:?} is not within {self:?}");
+        part
+    }
+
+    /// Whether two places share a byte.
+    pub const fn meets(self, other: Self) -> bool {
+        self.tier as u8 == other.tier as u8 && self.at < other.end() && other.at < self.end()
+    }
+}
+
+/// A kernel with what every kernel has: the type that activations and weights are stored in, and scratch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// What is computed.
+    pub kernel: Kernel,
+    /// The type of activations, their gradients, and weights as computed with.
+    pub dtype: DType,
+    /// At least as many bytes as the device says it needs for this kernel; what they hold means nothing.
+    pub scratch: Span,
+}
+
+/// What is computed. Operands named `x`, `y`, `w`, `dx`, … are in the launch's type, statistics and gradients of weights
+/// in f32, `ids`, `labels` and `positions` in i32. "Adds" means in f32 to what is there.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "operands have the names of the formulas in their variant's own sentence")]
+pub enum Kernel {
+    /// `y[i] = table[ids[i]]`, [rows, width]; an id outside of the table gives zeros.
+    Embedding { dims: EmbeddingDims, rows: usize, ids: Span, table: Span, y: Span },
+    /// Adds `dy[i]` to `dtable[ids[i]]`.
+    EmbeddingBackward { dims: EmbeddingDims, rows: usize, ids: Span, dy: Span, dtable: Span },
+    /// y[rows, outputs] = x · wᵀ + bias.
+    Linear { dims: LinearDims, x: Span, w: Span, bias: Option<Span>, y: Span },
+    /// dx = dy · w, or added to what dx holds (one rounding).
+    LinearDx { dims: LinearDims, dy: Span, w: Span, dx: Span, add: bool },
+    /// Adds dyᵀ · x to dw [outputs, inputs].
+    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span },
+    /// Adds the column sums of dy to db [outputs].
+    LinearDb { dims: LinearDims, dy: Span, db: Span },
+    /// y = x · rstd · w by rows of `dims.width`; writes rstd [rows].
+    RmsNorm { dims: RmsNormDims, x: Span, w: Span, y: Span, rstd: Span },
+    /// h = residual + x, then y and rstd as `RmsNorm` of h.
+    AddRmsNorm { dims: RmsNormDims, x: Span, residual: Span, w: Span, h: Span, y: Span, rstd: Span },
+    /// dh = the norm's gradient + `residual`; adds to dw [width].
+    RmsNormBackward {
+        dims: RmsNormDims,
+        dy: Span,
+        h: Span,
+        rstd: Span,
+        w: Span,
+        residual: Option<Span>,
+        dh: Span,
+        dw: Span,
+    },
+    /// y = x turned by the angles whose cosines and sines [rows, rotated / 2] (f32) are given; backwards where `back`.
+    Rope { dims: RopeDims, cos: Span, sin: Span, x: Span, y: Span, back: bool },
+    /// y = causal attention within each sequence; `lse` [heads, rows]. `starts` holds u32: the number n of entries, then
+    /// n entries: where each sequence begins and, last, where the last one ends. Rows beyond it give zeros.
+    Attention { dims: AttentionDims, starts: Span, q: Span, k: Span, v: Span, y: Span, lse: Span },
+    /// Writes dq, dk and dv.
+    AttentionBackward {
+        dims: AttentionDims,
+        starts: Span,
+        q: Span,
+        k: Span,
+        v: Span,
+        y: Span,
+        lse: Span,
+        dy: Span,
+        dq: Span,
+        dk: Span,
+        dv: Span,
+    },
+    /// y = silu(gate) · up.
+    SwiGlu { gate: Span, up: Span, y: Span },
+    /// Writes dgate and dup.
+    SwiGluBackward { dy: Span, gate: Span, up: Span, dgate: Span, dup: Span },
+    /// y = x · mask / (1 - probability). `keys` holds a [`crate::cpu::RowKey`] a row; backward is the same of dy.
+    Dropout { probability: f32, seed: u64, op: u32, width: usize, keys: Span, x: Span, y: Span },
+    /// Adds the sum of the losses of trained tokens (label not negative) to `loss`, an f64.
+    HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
+    /// As `HeadLoss`; writes dx and adds dw, both times [`crate::StepInput::loss_weight`] · [`crate::Control::loss_scale`].
+    HeadLossBackward {
+        dims: HeadLossDims,
+        x: Span,
+        w: Span,
+        labels: Span,
+        loss: Span,
+        input: Span,
+        control: Span,
+        dx: Span,
+        dw: Span,
+    },
+    /// y = a + b, rounded once.
+    Sum { a: Span, b: Span, y: Span },
+    /// All bytes become 0.
+    Zero { to: Span },
+    /// Element by element from one type to another, rounded to the nearest, ties to even.
+    Convert { from: Span, from_type: DType, to: Span, to_type: DType },
+    /// `parts` holds `ranks` parts of the length of `to` end to end, in `from_type`; `to` (f32) becomes their sum, added in
+    /// rank order, or has the sum added to it.
+    SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, add: bool },
+    /// `sum` (a [`crate::cpu::ExactSum`]) becomes the exact sum of the sums of squares of the blocks of `values`.
+    Squares { values: Span, value_type: DType, sum: Span },
+    /// What a step's outcome decides: see [`crate::Control`]. `reports` holds a [`crate::Report`] and `flats` exact sums a
+    /// rank, end to end; `record` receives a [`crate::Record`] and `flats` norms (f64).
+    Control {
+        ranks: usize,
+        flats: usize,
+        recipe: Span,
+        input: Span,
+        reports: Span,
+        control: Span,
+        record: Span,
+    },
+    /// AdamW with the numbers of `control` for a `group` of parameters; nothing where the step does not count. `weights`
+    /// are in the launch's type, absent where master weights are computed with.
+    AdamW {
+        group: usize,
+        control: Span,
+        grads: Span,
+        grad_type: DType,
+        master: Span,
+        first: Span,
+        second: Span,
+        weights: Option<Span>,
+    },
+}
+
+/// How a kernel touches an operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It reads.
+    Read,
+    /// It writes, or reads and writes.
+    Write,
+}
+
+impl Kernel {
+    /// Its name in messages and traces.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Embedding { .. } => "embedding",
+            Self::EmbeddingBackward { .. } => "embedding_backward",
+            Self::Linear { .. } => "linear",
+            Self::LinearDx { .. } => "linear_dx",
+            Self::LinearDw { .. } => "linear_dw",
+            Self::LinearDb { .. } => "linear_db",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::AddRmsNorm { .. } => "add_rms_norm",
+            Self::RmsNormBackward { .. } => "rms_norm_backward",
+            Self::Rope { .. } => "rope",
+            Self::Attention { .. } => "attention",
+            Self::AttentionBackward { .. } => "attention_backward",
+            Self::SwiGlu { .. } => "swiglu",
+            Self::SwiGluBackward { .. } => "swiglu_backward",
+            Self::Dropout { .. } => "dropout",
+            Self::HeadLoss { .. } => "head_loss",
+            Self::HeadLossBackward { .. } => "head_loss_backward",
+            Self::Sum { .. } => "sum",
+            Self::Zero { .. } => "zero",
+            Self::Convert { .. } => "convert",
+            Self::SumRanks { .. } => "sum_ranks",
+            Self::Squares { .. } => "squares",
+            Self::Control { .. } => "control",
+            Self::AdamW { .. } => "adamw",
+        }
+    }
+
+    /// Calls `visit` with every operand and how it is touched.
+    pub fn operands(&self, mut visit: impl FnMut(Span, Access)) {
+        let (mut reads, mut writes): ([Option<Span>; 8], [Option<Span>; 4]) = ([None; 8], [None; 4]);
+        macro_rules! touch {
+            ([$($read:expr),*], [$($write:expr),*]) => {{
+                for (place, span) in reads.iter_mut().zip([$(Option::<Span>::from($read)),*]) { *place = span; }
+                for (place, span) in writes.iter_mut().zip([$(Option::<Span>::from($write)),*]) { *place = span; }
+            }};
+        }
+        match *self {
+            Self::Embedding { ids, table, y, .. } => touch!([ids, table], [y]),
+            Self::EmbeddingBackward { ids, dy, dtable, .. } => touch!([ids, dy], [dtable]),
+            Self::Linear { x, w, bias, y, .. } => touch!([x, w, bias], [y]),
+            Self::LinearDx { dy, w, dx, .. } => touch!([dy, w], [dx]),
+            Self::LinearDw { dy, x, dw, .. } => touch!([dy, x], [dw]),
+            Self::LinearDb { dy, db, .. } => touch!([dy], [db]),
+            Self::RmsNorm { x, w, y, rstd, .. } => touch!([x, w], [y, rstd]),
+            Self::AddRmsNorm { x, residual, w, h, y, rstd, .. } => touch!([x, residual, w], [h, y, rstd]),
+            Self::RmsNormBackward { dy, h, rstd, w, residual, dh, dw, .. } => {
+                touch!([dy, h, rstd, w, residual], [dh, dw]);
+            }
+            Self::Rope { cos, sin, x, y, .. } => touch!([cos, sin, x], [y]),
+            Self::Attention { starts, q, k, v, y, lse, .. } => touch!([starts, q, k, v], [y, lse]),
+            Self::AttentionBackward { starts, q, k, v, y, lse, dy, dq, dk, dv, .. } => {
+                touch!([starts, q, k, v, y, lse, dy], [dq, dk, dv]);
+            }
+            Self::SwiGlu { gate, up, y } => touch!([gate, up], [y]),
+            Self::SwiGluBackward { dy, gate, up, dgate, dup } => touch!([dy, gate, up], [dgate, dup]),
+            Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
+            Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
+            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, .. } => {
+                touch!([x, w, labels, input, control], [loss, dx, dw]);
+            }
+            Self::Sum { a, b, y } => touch!([a, b], [y]),
+            Self::Zero { to } => touch!([], [to]),
+            Self::Convert { from, to, .. } => touch!([from], [to]),
+            Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
+            Self::Squares { values, sum, .. } => touch!([values], [sum]),
+            Self::Control { recipe, input, reports, control, record, .. } => {
+                touch!([recipe, input, reports], [control, record]);
+            }
+            Self::AdamW { control, grads, master, first, second, weights, .. } => {
+                touch!([control, grads], [master, first, second, weights]);
+            }
+        }
+        reads.into_iter().flatten().for_each(|span| visit(span, Access::Read));
+        writes.into_iter().flatten().for_each(|span| visit(span, Access::Write));
+    }
+}

@@ -1,0 +1,80 @@
+//! A program with its model and a place for every buffer: what ranks share before they differ.
+
+use zeroth_device::Target;
+use zeroth_graph::{Backward, Graph, GraphError};
+
+use crate::Layout;
+use crate::program::{Memory, Program, ProgramError, Settings, compile, guarded_bytes};
+
+/// A program that can be run.
+#[derive(Debug, Clone)]
+pub struct Compiled {
+    /// The model over the largest micro-batch.
+    pub graph: Graph,
+    /// Its backward.
+    pub backward: Backward,
+    /// What a step does.
+    pub program: Program,
+    /// Where every buffer is.
+    pub memory: Memory,
+    /// The numbers of rows that micro-batches are rounded up to, in rising order; the last is the graph's.
+    pub row_sizes: Vec<u64>,
+    /// The kind of device it was counted for.
+    pub target: Target,
+}
+
+/// A program that cannot be made.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CompileError {
+    /// The model has no backward.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// A pass refused.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// Sizes that do not end with the graph's rows.
+    #[error("row sizes {sizes:?} must rise and end with the {rows} rows of the model")]
+    RowSizes {
+        /// The sizes.
+        sizes: Vec<u64>,
+        /// Rows of the model.
+        rows: u64,
+    },
+}
+
+impl Compiled {
+    /// Compiles a step of a model on `ranks` ranks; parameters of at most `persistence` elements stay gathered.
+    pub fn new(
+        graph: Graph,
+        ranks: u64,
+        persistence: u64,
+        settings: &Settings,
+        target: Target,
+        row_sizes: Vec<u64>,
+    ) -> Result<Self, CompileError> {
+        Self::guarded(graph, ranks, persistence, settings, target, row_sizes, 0)
+    }
+
+    /// As [`Self::new`], with `guard` bytes behind every buffer for an executor that looks after them.
+    pub fn guarded(
+        graph: Graph,
+        ranks: u64,
+        persistence: u64,
+        settings: &Settings,
+        target: Target,
+        row_sizes: Vec<u64>,
+        guard: u64,
+    ) -> Result<Self, CompileError> {
+        let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
+        if !row_sizes.is_sorted() || row_sizes.last() != Some(&rows) {
+            return Err(CompileError::RowSizes { sizes: row_sizes, rows });
+        }
+        let backward = graph.backward()?;
+        // What is cut needs persistence; where nothing is, small parameters lie with their unit.
+        let persistence = if settings.stage >= 3 { persistence } else { 0 };
+        let layout = Layout::new(&graph, ranks, persistence);
+        let program = compile(&graph, &backward, layout, settings)?;
+        let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
+        Ok(Self { graph, backward, program, memory, row_sizes, target })
+    }
+}

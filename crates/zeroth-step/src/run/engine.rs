@@ -1,0 +1,451 @@
+//! One rank of a run: a device, the other ranks, and the program lowered for them.
+
+use bytemuck::{Zeroable, bytes_of, cast_slice};
+use zeroth_comm::{Comm, OpName, Transfer};
+use zeroth_device::{Control, Device, Queue, RATES, Recipe, Record, Span, StepInput, Tier};
+use zeroth_graph::ParamId;
+
+use super::chaos::Chaos;
+use super::feed::Feed;
+use super::{Compiled, MicroBatch, RunError, Trace};
+use crate::program::{Action, Binding, Collective, Content, Instruction, Lowering, Placed, Work};
+
+/// What makes a rank one of many.
+pub struct Rank<'a> {
+    /// The other ranks; none where there is only one.
+    pub comm: Option<Box<dyn Comm>>,
+    /// The device, with an arena of at least the plan's size.
+    pub device: Box<dyn Device>,
+    /// The optimizer's numbers.
+    pub recipe: Recipe,
+    /// Whether a parameter is decayed.
+    pub decayed: &'a dyn Fn(ParamId) -> bool,
+    /// The run's seed.
+    pub seed: u64,
+}
+
+/// What a step came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepRecord {
+    /// Loss, norm, rate, and what was decided.
+    pub head: Record,
+    /// The gradient norm of every flat.
+    pub norms: Vec<f64>,
+}
+
+/// A section lowered for one number of rows.
+type Lowered = Vec<Work>;
+
+/// One rank of a run.
+pub struct Engine<'c> {
+    pub(super) compiled: &'c Compiled,
+    pub(super) device: Box<dyn Device>,
+    comm: Option<Box<dyn Comm>>,
+    pub(super) rank: u64,
+    /// By size of rows, by section.
+    lowered: Vec<Vec<Lowered>>,
+    /// For each section and instruction, whether another queue waits for it.
+    awaited: Vec<Vec<bool>>,
+    /// The number of the first mark of each section.
+    first_mark: Vec<usize>,
+    feed: Feed,
+    /// Host memory that collectives go through where the host cannot see the arena.
+    staging: (Vec<u8>, Vec<u8>),
+    pub(super) step: u64,
+    pub(super) chaos: Option<Chaos>,
+    pub(super) trace: Option<Trace>,
+}
+
+impl<'c> Engine<'c> {
+    /// A rank that is ready to load weights: its program is lowered, and all ranks have agreed on the collectives.
+    pub fn new(compiled: &'c Compiled, rank: Rank<'_>) -> Result<Self, RunError> {
+        let Rank { comm, mut device, recipe, decayed, seed } = rank;
+        let number = comm.as_ref().map_or(0, |comm| comm.rank() as u64);
+        if let Some(comm) = &comm {
+            let agreed = comm.agree(OpName::new(0, "agree on the program", 0), compiled.program.agreement());
+            agreed.map_err(|source| RunError::Comm { step: 0, op: "start".to_owned(), source })?;
+        }
+        let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward);
+        let binding = Binding { rank: number, seed, decayed };
+        let of_section = |section: usize, rows: u64| {
+            let span = |content| compiled.span(section, content);
+            let scratch = |at| compiled.find(section, Content::Scratch(at));
+            lowering.lower(&compiled.program.sections[section], &span, &scratch, binding, rows)
+        };
+        let sections = compiled.program.sections.len();
+        let lowered: Vec<Vec<Lowered>> = compiled
+            .row_sizes
+            .iter()
+            .map(|rows| (0..sections).map(|section| of_section(section, *rows)).collect())
+            .collect();
+        let mut first_mark = Vec::with_capacity(sections);
+        let mut marks = Queue::ALL.len();
+        for section in &compiled.program.sections {
+            first_mark.push(marks);
+            marks += section.instructions.len();
+        }
+        let started = RunError::device(0, "start");
+        (|| {
+            device.marks(marks)?;
+            let size = size_of::<Recipe>() as u64;
+            device.upload(
+                Queue::Compute,
+                bytes_of(&recipe),
+                compiled.span(0, Content::Recipe).part(0, 1, size),
+            )?;
+            let size = size_of::<Control>() as u64;
+            let control = compiled.span(0, Content::Control).part(0, 1, size);
+            device.upload(Queue::Compute, bytes_of(&Control::new(1.0)), control)
+        })()
+        .map_err(started)?;
+        let staging = staging(&lowered, device.as_mut());
+        Ok(Self {
+            feed: Feed::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
+            awaited: awaited(compiled),
+            compiled,
+            device,
+            comm,
+            rank: number,
+            lowered,
+            first_mark,
+            staging,
+            step: 0,
+            chaos: None,
+            trace: None,
+        })
+    }
+
+    /// From now on instructions run in any order that queues and waits allow, freed memory is poisoned, and the bytes
+    /// behind buffers are watched.
+    pub fn unleash(&mut self, seed: u64) {
+        self.chaos = Some(Chaos::new(seed));
+    }
+
+    /// From now on every instruction is timed.
+    pub fn record_trace(&mut self) {
+        self.trace = Some(Trace::new(self.rank));
+    }
+
+    /// What was timed so far.
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        self.trace.take()
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// The other ranks.
+    pub fn comm(&self) -> Option<&dyn Comm> {
+        self.comm.as_deref()
+    }
+
+    /// Enqueues a step: its micro-batches in order, then the update. `trained` counts the trained tokens of the whole
+    /// step over all ranks; `rates[i]` is the learning rate of the update after `first_rate + i` applied ones.
+    pub fn step(
+        &mut self,
+        batches: &[MicroBatch<'_>],
+        trained: u64,
+        first_rate: u64,
+        rates: &[f64],
+    ) -> Result<(), RunError> {
+        self.step += 1;
+        if batches.len() as u64 != self.compiled.program.accumulation {
+            let (found, expected) = (batches.len(), self.compiled.program.accumulation);
+            return Err(RunError::MicroBatches { found, expected });
+        }
+        let mut input = StepInput { first_rate, ..StepInput::zeroed() };
+        // A step without a trained token has no loss, and its gradients are zero whatever they are divided by.
+        input.loss_weight = 1.0 / trained.max(1) as f64;
+        for (place, rate) in input.rates.iter_mut().enumerate() {
+            *rate = rates[place.min(rates.len() - 1)];
+        }
+        debug_assert!(rates.len() <= RATES, "more rates than an input holds");
+        let at = self.compiled.span(0, Content::Input).part(0, 1, size_of::<StepInput>() as u64);
+        let step = self.step;
+        self.device
+            .upload(Queue::Compute, bytes_of(&input), at)
+            .map_err(RunError::device(step, "upload of the step's input"))?;
+        let mut next = batches.iter();
+        for section in self.compiled.program.in_order() {
+            let is_micro_batch = self.compiled.program.sections[section].is_micro_batch();
+            let batch = if is_micro_batch { next.next() } else { None };
+            let size = batch.map_or(Ok(0), |batch| self.feed(batch))?;
+            self.run_section(section, size)?;
+        }
+        if self.chaos.is_some() {
+            Chaos::check_always(self.compiled, self.device.as_mut(), self.step)?;
+        }
+        Ok(())
+    }
+
+    /// The sum of the losses of a micro-batch's trained tokens on this rank, without gradients.
+    pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, RunError> {
+        let size = self.feed(batch)?;
+        let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
+        self.run_section(section, size)?;
+        let mut loss = 0.0f64;
+        let at = self.compiled.span(0, Content::Report).part(0, 1, 8);
+        let step = self.step;
+        let downloaded = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut loss));
+        downloaded.map_err(RunError::device(step, "download of the loss"))?;
+        Ok(loss)
+    }
+
+    /// Waits for the last step and reads what it came to.
+    pub fn record(&mut self) -> Result<StepRecord, RunError> {
+        let flats = self.compiled.program.layout.flats.len();
+        let mut record = StepRecord { head: Record::zeroed(), norms: vec![0.0; flats] };
+        self.read_record(&mut record)?;
+        Ok(record)
+    }
+
+    /// As [`Self::record`], into a record that is there.
+    pub fn read_record(&mut self, record: &mut StepRecord) -> Result<(), RunError> {
+        let (flats, head) = (record.norms.len() as u64, size_of::<Record>() as u64);
+        let at = self.compiled.span(0, Content::Record);
+        let step = self.step;
+        (|| {
+            self.device.download(
+                Queue::Compute,
+                at.part(0, 1, head),
+                bytemuck::bytes_of_mut(&mut record.head),
+            )?;
+            let norms = bytemuck::cast_slice_mut(&mut record.norms);
+            self.device.download(Queue::Compute, at.part(head / 8, flats, 8), norms)?;
+            self.device.synchronise()
+        })()
+        .map_err(RunError::device(step, "download of the record"))
+    }
+
+    /// Uploads a micro-batch; gives the place of its size among the row sizes.
+    fn feed(&mut self, batch: &MicroBatch<'_>) -> Result<usize, RunError> {
+        let rows = batch.ids.len();
+        let sizes = &self.compiled.row_sizes;
+        let Some(size) = sizes.iter().position(|size| *size >= rows as u64) else {
+            return Err(RunError::Rows { rows, most: sizes.last().copied().unwrap_or(0) });
+        };
+        let rows = sizes[size] as usize;
+        self.feed.fill(batch, rows)?;
+        let (feed, compiled, step) = (&self.feed, self.compiled, self.step);
+        let pairs = compiled.graph.rotary.frequencies.len();
+        let inputs = &compiled.graph.inputs;
+        let parts: [(Option<Content>, &[u8]); 7] = [
+            (Some(Content::Value(inputs[0].index())), cast_slice(&feed.ids[..rows])),
+            (Some(Content::Value(inputs[1].index())), cast_slice(&feed.labels[..rows])),
+            (Some(Content::Value(inputs[2].index())), cast_slice(&feed.positions[..rows])),
+            (Some(Content::Starts), cast_slice(&feed.starts)),
+            (compiled.find(0, Content::Keys).map(|_| Content::Keys), cast_slice(&feed.keys[..rows])),
+            ((pairs > 0).then_some(Content::Cosines), cast_slice(&feed.cosines[..rows * pairs])),
+            ((pairs > 0).then_some(Content::Sines), cast_slice(&feed.sines[..rows * pairs])),
+        ];
+        for (content, bytes) in parts {
+            let Some(content) = content else { continue };
+            let to = compiled.span(0, content).part(0, bytes.len() as u64, 1);
+            let uploaded = self.device.upload(Queue::Compute, bytes, to);
+            uploaded.map_err(RunError::device(step, "upload of a micro-batch"))?;
+        }
+        Ok(size)
+    }
+
+    /// Runs a section's instructions, in the order of the list or, unleashed, in any that is allowed.
+    fn run_section(&mut self, section: usize, size: usize) -> Result<(), RunError> {
+        if self.chaos.is_some() {
+            self.run_wildly(section, size)?;
+        } else {
+            for at in 0..self.compiled.program.sections[section].instructions.len() {
+                self.run_instruction(section, size, at)?;
+            }
+        }
+        self.join(section)
+    }
+
+    pub(super) fn run_instruction(&mut self, section: usize, size: usize, at: usize) -> Result<(), RunError> {
+        let compiled = self.compiled;
+        let instruction = &compiled.program.sections[section].instructions[at];
+        let (queue, step) = (instruction.queue, self.step);
+        let begun = self.trace.as_ref().map(Trace::now);
+        let failed = |source| RunError::Device { step, op: compiled.describe(instruction), source };
+        for earlier in &compiled.memory.sections[section].waits[at] {
+            self.device.wait(queue, self.first_mark[section] + earlier).map_err(failed)?;
+        }
+        match &self.lowered[size][section][at] {
+            Work::Nothing => {}
+            Work::Launches(launches) => {
+                for launch in launches {
+                    self.device.enqueue(queue, launch).map_err(failed)?;
+                }
+            }
+            Work::Collective(collective) => {
+                let index = (self.first_mark[section] + at) as u32;
+                let name = OpName::new(step, instruction.action.name(), index);
+                let comm = self.comm.as_deref().expect("collectives are compiled for several ranks");
+                meet(comm, name, collective, self.device.as_mut(), queue, &mut self.staging).map_err(
+                    |error| match error {
+                        Meeting::Device(source) => failed(source),
+                        Meeting::Comm(source) => {
+                            RunError::Comm { step, op: compiled.describe(instruction), source }
+                        }
+                    },
+                )?;
+            }
+        }
+        if self.awaited[section][at] {
+            self.device.mark(queue, self.first_mark[section] + at).map_err(failed)?;
+        }
+        if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
+            trace.add(queue, compiled.describe(instruction), begun);
+        }
+        Ok(())
+    }
+
+    /// All queues wait for each other: sections run one after the other.
+    fn join(&mut self, section: usize) -> Result<(), RunError> {
+        let used = |queue: &Queue| {
+            let instructions = &self.compiled.program.sections[section].instructions;
+            instructions.iter().any(|instruction| instruction.queue == *queue)
+        };
+        let step = self.step;
+        if Queue::ALL.iter().filter(|queue| used(queue)).count() < 2 {
+            return Ok(());
+        }
+        (|| {
+            for (mark, queue) in Queue::ALL.into_iter().enumerate() {
+                self.device.mark(queue, mark)?;
+            }
+            for queue in Queue::ALL {
+                for (mark, other) in Queue::ALL.into_iter().enumerate() {
+                    if other != queue {
+                        self.device.wait(queue, mark)?;
+                    }
+                }
+            }
+            Ok(())
+        })()
+        .map_err(RunError::device(step, "joining queues"))
+    }
+}
+
+impl Compiled {
+    /// Where a buffer is while a section runs.
+    pub(super) fn find(&self, section: usize, content: Content) -> Option<Span> {
+        self.placed(section, content).map(|placed| placed.span(self.memory.guard))
+    }
+
+    fn placed(&self, section: usize, content: Content) -> Option<&Placed> {
+        let is = |placed: &&Placed| placed.buffer.content == content;
+        let passing = self.memory.sections[section].buffers.iter().find(is);
+        passing.or_else(|| self.memory.always.iter().find(is))
+    }
+
+    pub(super) fn span(&self, section: usize, content: Content) -> Span {
+        self.find(section, content)
+            .unwrap_or_else(|| unreachable!("{content:?} has a place in section {section}"))
+    }
+
+    /// An instruction in words: what, and of which unit.
+    pub fn describe(&self, instruction: &Instruction) -> String {
+        let unit = |unit: zeroth_graph::UnitId| &self.graph.units[unit.index()].name;
+        match &instruction.action {
+            Action::Forward(node) => {
+                let node = &self.graph.nodes[*node];
+                format!("{} of {}", node.op.name(), unit(node.unit))
+            }
+            Action::Backward(node) => {
+                let node = &self.backward.nodes[*node];
+                format!("gradient of {} of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
+            }
+            other => match other.flat() {
+                Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),
+                None => other.name().to_owned(),
+            },
+        }
+    }
+
+    /// The unit a flat belongs to, in words.
+    pub fn flat_name(&self, flat: usize) -> String {
+        use crate::FlatKind::{Frozen, Persistent, Trained};
+        match self.program.layout.flats[flat].kind {
+            Trained(unit) => self.graph.units[unit.index()].name.clone(),
+            Frozen(unit) => format!("{} (frozen)", self.graph.units[unit.index()].name),
+            Persistent => "the persistent parameters".to_owned(),
+        }
+    }
+}
+
+fn awaited(compiled: &Compiled) -> Vec<Vec<bool>> {
+    let of = |memory: &crate::program::SectionMemory| {
+        let mut awaited = vec![false; memory.waits.len()];
+        memory.waits.iter().flatten().for_each(|earlier| awaited[*earlier] = true);
+        awaited
+    };
+    compiled.memory.sections.iter().map(of).collect()
+}
+
+enum Meeting {
+    Device(zeroth_device::DeviceError),
+    Comm(zeroth_comm::CommError),
+}
+
+/// Host memory for the largest collective; none where the host sees the arena.
+fn staging(lowered: &[Vec<Lowered>], device: &mut dyn Device) -> (Vec<u8>, Vec<u8>) {
+    if matches!(device.direct_mut(Span { tier: Tier::Device, at: 0, bytes: 0 }), Ok(Some(_))) {
+        return (Vec::new(), Vec::new());
+    }
+    let (mut send, mut receive) = (0, 0);
+    for work in lowered.iter().flatten().flatten() {
+        match work {
+            Work::Collective(
+                Collective::AllGather { send: s, recv, .. } | Collective::AllToAll { send: s, recv, .. },
+            ) => (send, receive) = (send.max(s.bytes), receive.max(recv.bytes)),
+            Work::Collective(Collective::InPlace { buffer, .. }) => receive = receive.max(buffer.bytes),
+            Work::Nothing | Work::Launches(_) => {}
+        }
+    }
+    (vec![0; send as usize], vec![0; receive as usize])
+}
+
+fn transfer<'a>(all_gather: bool, send: &'a [u8], recv: &'a mut [u8], counts: &'a [usize]) -> Transfer<'a> {
+    if all_gather {
+        Transfer::AllGather { send, recv, counts }
+    } else {
+        Transfer::AllToAll { send, recv, counts }
+    }
+}
+
+/// Carries a collective out: in the arena where the host sees it, else through host memory.
+fn meet(
+    comm: &dyn Comm,
+    name: OpName,
+    collective: &Collective,
+    device: &mut dyn Device,
+    queue: Queue,
+    staging: &mut (Vec<u8>, Vec<u8>),
+) -> Result<(), Meeting> {
+    let go = |transfer: Transfer<'_>| {
+        comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)
+    };
+    let on_device = Meeting::Device;
+    match collective {
+        Collective::AllGather { send, recv, counts } | Collective::AllToAll { send, recv, counts } => {
+            let all_gather = matches!(collective, Collective::AllGather { .. });
+            if let Some((send, recv)) = device.direct(*send, *recv).map_err(on_device)? {
+                return go(transfer(all_gather, send, recv, counts));
+            }
+            let (from, to) = (&mut staging.0[..send.bytes as usize], &mut staging.1[..recv.bytes as usize]);
+            device.download(queue, *send, from).map_err(on_device)?;
+            go(transfer(all_gather, from, to, counts))?;
+            device.upload(queue, to, *recv).map_err(on_device)
+        }
+        Collective::InPlace { buffer, counts } => {
+            if let Some(buffer) = device.direct_mut(*buffer).map_err(on_device)? {
+                return go(Transfer::AllGatherInPlace { buffer, counts });
+            }
+            let all = &mut staging.1[..buffer.bytes as usize];
+            device.download(queue, *buffer, all).map_err(on_device)?;
+            go(Transfer::AllGatherInPlace { buffer: all, counts })?;
+            device.upload(queue, all, *buffer).map_err(on_device)
+        }
+    }
+}

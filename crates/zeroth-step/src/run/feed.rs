@@ -1,0 +1,134 @@
+//! The data of a micro-batch on its way to the device: rounded up to a number of rows that a program was lowered for.
+
+use zeroth_device::cpu::{Pool, RopeTable, RowKey, rope_angles};
+use zeroth_graph::{Graph, Rotary};
+
+use super::RunError;
+
+/// A micro-batch: its sequences end to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MicroBatch<'a> {
+    /// Tokens.
+    pub ids: &'a [i32],
+    /// What each should predict, already shifted; negative: it is not trained.
+    pub labels: &'a [i32],
+    /// Their places in their sequences.
+    pub positions: &'a [i32],
+    /// Where each sequence begins and, last, where the last one ends.
+    pub starts: &'a [u32],
+    /// The sample and place of every token; may be empty where the model has no dropout.
+    pub keys: &'a [RowKey],
+}
+
+/// What is uploaded for a micro-batch, made once and filled anew.
+pub(super) struct Feed {
+    pub(super) ids: Vec<i32>,
+    pub(super) labels: Vec<i32>,
+    pub(super) positions: Vec<i32>,
+    /// The number of entries, then the entries.
+    pub(super) starts: Vec<u32>,
+    pub(super) keys: Vec<RowKey>,
+    /// [rows, pairs].
+    pub(super) cosines: Vec<f32>,
+    pub(super) sines: Vec<f32>,
+    rotary: Rotary,
+    table: Angles,
+    pool: Pool,
+}
+
+/// Cosines and sines of every position, for sequences that are not stretched.
+struct Angles {
+    cosines: Vec<f32>,
+    sines: Vec<f32>,
+}
+
+impl Feed {
+    pub(super) fn new(graph: &Graph, most_rows: u64) -> Self {
+        let rows = most_rows as usize;
+        let (rotary, pool) = (graph.rotary.clone(), Pool::new(1));
+        let pairs = rotary.frequencies.len();
+        let positions: Vec<i32> = (0..rows as i32).collect();
+        let mut table = Angles { cosines: vec![0.0; rows * pairs], sines: vec![0.0; rows * pairs] };
+        angles(&pool, &rotary, 0, &positions, &mut table.cosines, &mut table.sines);
+        Self {
+            ids: vec![0; rows],
+            labels: vec![0; rows],
+            positions: vec![0; rows],
+            starts: vec![0; rows + 2],
+            keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
+            cosines: vec![0.0; rows * pairs],
+            sines: vec![0.0; rows * pairs],
+            rotary,
+            table,
+            pool,
+        }
+    }
+
+    /// Takes a micro-batch, rounded up to `rows`.
+    pub(super) fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
+        let tokens = batch.ids.len();
+        let check = |what, found: usize, expected: usize| {
+            if found == expected { Ok(()) } else { Err(RunError::Batch { what, found, expected }) }
+        };
+        check("labels", batch.labels.len(), tokens)?;
+        check("positions", batch.positions.len(), tokens)?;
+        check("as the end of its sequences", batch.starts.last().map_or(0, |end| *end as usize), tokens)?;
+        pad(&mut self.ids[..rows], batch.ids, 0);
+        pad(&mut self.labels[..rows], batch.labels, -100);
+        pad(&mut self.positions[..rows], batch.positions, 0);
+        let last = self.starts.len() - 1;
+        check("sequences more than there is room", batch.starts.len().saturating_sub(last), 0)?;
+        self.starts[0] = batch.starts.len() as u32;
+        self.starts[1..=batch.starts.len()].copy_from_slice(batch.starts);
+        if !batch.keys.is_empty() {
+            check("keys", batch.keys.len(), tokens)?;
+            pad(&mut self.keys[..rows], batch.keys, RowKey { sample: 0, position: 0, epoch: 0 });
+        }
+        self.turn(batch, rows);
+        Ok(())
+    }
+
+    fn turn(&mut self, batch: &MicroBatch<'_>, rows: usize) {
+        let pairs = self.rotary.frequencies.len();
+        if pairs == 0 {
+            return;
+        }
+        for row in 0..rows {
+            let (to, from) = (row * pairs, self.positions[row] as usize * pairs);
+            self.cosines[to..to + pairs].copy_from_slice(&self.table.cosines[from..from + pairs]);
+            self.sines[to..to + pairs].copy_from_slice(&self.table.sines[from..from + pairs]);
+        }
+        let Some(stretch) = self.rotary.stretch else { return };
+        for sequence in batch.starts.windows(2) {
+            let (begin, end) = (sequence[0] as usize, sequence[1] as usize);
+            if (end - begin) as u64 > stretch.max_positions {
+                let (cosines, sines) = (
+                    &mut self.cosines[begin * pairs..end * pairs],
+                    &mut self.sines[begin * pairs..end * pairs],
+                );
+                let positions = &batch.positions[begin..end];
+                angles(&self.pool, &self.rotary, (end - begin) as u64, positions, cosines, sines);
+            }
+        }
+    }
+}
+
+fn pad<T: Copy>(to: &mut [T], from: &[T], rest: T) {
+    to[..from.len()].copy_from_slice(from);
+    to[from.len()..].fill(rest);
+}
+
+fn angles(
+    pool: &Pool,
+    rotary: &Rotary,
+    length: u64,
+    positions: &[i32],
+    cosines: &mut [f32],
+    sines: &mut [f32],
+) {
+    let inv_freq = rotary.of_length(length).iter().map(|frequency| *frequency as f32).collect();
+    let table = RopeTable { inv_freq, attention_scaling: rotary.scale as f32 };
+    if !table.inv_freq.is_empty() {
+        rope_angles(pool, &table, positions, cosines, sines);
+    }
+}

@@ -1,0 +1,193 @@
+//! What a rank holds, addressed by parameter: loading weights, and reading back what it updated.
+
+use std::ops::Range;
+
+use half::bf16;
+use zeroth_base::DType;
+use zeroth_device::{Queue, Span};
+use zeroth_graph::ParamId;
+
+use super::{Engine, RunError};
+use crate::program::{Content, GradientHome};
+
+/// Elements that are moved at once.
+const PIECE: u64 = 1 << 20;
+
+/// A state of the optimizer, or the weights themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Weights in f32: master weights where there are any.
+    Weights,
+    /// First moments.
+    First,
+    /// Second moments.
+    Second,
+    /// The gradient that the last update read.
+    Gradient,
+}
+
+/// Gives elements of a parameter.
+pub type Source<'a> = &'a mut dyn FnMut(
+    ParamId,
+    Range<u64>,
+    &mut [f32],
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Takes elements of a parameter.
+pub type Sink<'a> =
+    &'a mut dyn FnMut(ParamId, Range<u64>, &[f32]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Called with an engine, a parameter, a range of its elements, where they begin in their flat, and room for them.
+type Visit<'a, E> = &'a mut dyn FnMut(&mut E, ParamId, Range<u64>, u64, &mut [f32]) -> Result<(), RunError>;
+
+impl Engine<'_> {
+    /// Loads what this rank holds of every parameter, and only that.
+    pub fn load(&mut self, source: Source<'_>) -> Result<(), RunError> {
+        let program = &self.compiled.program;
+        let mut elements = vec![0.0f32; PIECE as usize];
+        for (flat, held) in program.layout.flats.iter().enumerate() {
+            let shard = held.shard(self.rank, program.layout.ranks);
+            let weights = if program.stays_gathered(flat) { 0..held.padded() } else { shard };
+            self.each_piece(flat, &weights, &mut elements, &mut |engine, param, range, at, elements| {
+                source(param, range, elements).map_err(RunError::Weights)?;
+                engine.put(
+                    Content::Weights(flat),
+                    engine.compiled.program.types.run,
+                    at - weights.start,
+                    elements,
+                )
+            })?;
+            if program.is_trained(flat) && program.types.run != DType::F32 {
+                let updated = program.updated(flat, self.rank);
+                self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
+                    source(param, range, elements).map_err(RunError::Weights)?;
+                    engine.put(Content::Master(flat), DType::F32, at - updated.start, elements)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives what this rank owns of a state, parameter by parameter: all ranks together give every element once.
+    pub fn read(&mut self, state: State, sink: Sink<'_>) -> Result<(), RunError> {
+        let program = &self.compiled.program;
+        let mut elements = vec![0.0f32; PIECE as usize];
+        for (flat, held) in program.layout.flats.iter().enumerate() {
+            if !program.is_trained(flat) && state != State::Weights {
+                continue;
+            }
+            let shard = held.shard(self.rank, program.layout.ranks);
+            let (content, dtype, first) = self.place_of(flat, state);
+            self.each_piece(flat, &shard, &mut elements, &mut |engine, param, range, at, elements| {
+                engine.get(content, dtype, at - first, elements)?;
+                sink(param, range, elements).map_err(RunError::Weights)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes a state back, as [`Self::read`] gave it on any number of ranks.
+    pub fn restore(&mut self, state: State, source: Source<'_>) -> Result<(), RunError> {
+        let program = &self.compiled.program;
+        let mut elements = vec![0.0f32; PIECE as usize];
+        for flat in (0..program.layout.flats.len()).filter(|flat| program.is_trained(*flat)) {
+            let updated = program.updated(flat, self.rank);
+            let (content, dtype, first) = self.place_of(flat, state);
+            self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
+                source(param, range, elements).map_err(RunError::Weights)?;
+                engine.put(content, dtype, at - first, elements)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The buffer of a state, its type, and the element of the flat that it begins with.
+    fn place_of(&self, flat: usize, state: State) -> (Content, DType, u64) {
+        let program = &self.compiled.program;
+        let (updated, types) = (program.updated(flat, self.rank).start, program.types);
+        let shard = program.layout.flats[flat].shard(self.rank, program.layout.ranks).start;
+        let weights = if program.stays_gathered(flat) { 0 } else { shard };
+        let trained = program.is_trained(flat);
+        match state {
+            State::Weights if types.run == DType::F32 || !trained => {
+                (Content::Weights(flat), types.run, weights)
+            }
+            State::Weights => (Content::Master(flat), DType::F32, updated),
+            State::First => (Content::First(flat), DType::F32, updated),
+            State::Second => (Content::Second(flat), DType::F32, updated),
+            State::Gradient => match program.gradient_home() {
+                GradientHome::Landed => (Content::Gradient(flat), DType::F32, 0),
+                GradientHome::Rounded => (Content::Kept(flat), types.communication, 0),
+                GradientHome::Shard => (Content::Kept(flat), DType::F32, shard),
+            },
+        }
+    }
+
+    fn each_piece(
+        &mut self,
+        flat: usize,
+        range: &Range<u64>,
+        elements: &mut [f32],
+        visit: Visit<'_, Self>,
+    ) -> Result<(), RunError> {
+        let held = &self.compiled.program.layout.flats[flat];
+        for first in range.clone().step_by(PIECE as usize) {
+            for piece in held.pieces(first..(first + PIECE).min(range.end)) {
+                let count = (piece.elements.end - piece.elements.start) as usize;
+                visit(self, piece.param, piece.elements, piece.at, &mut elements[..count])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn part(&self, content: Content, dtype: DType, first: u64, count: usize) -> Span {
+        self.compiled.span(0, content).part(first, count as u64, dtype.bytes())
+    }
+
+    fn put(&mut self, content: Content, dtype: DType, first: u64, elements: &[f32]) -> Result<(), RunError> {
+        let (to, step) = (self.part(content, dtype, first, elements.len()), self.step);
+        let done = match dtype {
+            DType::F32 => self.device.upload(Queue::Compute, bytemuck::cast_slice(elements), to),
+            DType::Bf16 => {
+                let rounded: Vec<bf16> = elements.iter().map(|element| bf16::from_f32(*element)).collect();
+                self.device.upload(Queue::Compute, bytemuck::cast_slice(&rounded), to)
+            }
+            DType::F16 => {
+                let rounded: Vec<half::f16> =
+                    elements.iter().map(|element| half::f16::from_f32(*element)).collect();
+                self.device.upload(Queue::Compute, bytemuck::cast_slice(&rounded), to)
+            }
+        };
+        done.map_err(RunError::device(step, "upload of weights"))
+    }
+
+    fn get(
+        &mut self,
+        content: Content,
+        dtype: DType,
+        first: u64,
+        elements: &mut [f32],
+    ) -> Result<(), RunError> {
+        let (from, step) = (self.part(content, dtype, first, elements.len()), self.step);
+        let failed = RunError::device(step, "download of weights");
+        let narrow = |device: &mut dyn zeroth_device::Device, bits: &mut Vec<u16>| {
+            bits.resize(elements.len(), 0);
+            device.download(Queue::Compute, from, bytemuck::cast_slice_mut(bits))
+        };
+        let mut bits: Vec<u16> = Vec::new();
+        match dtype {
+            DType::F32 => self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(elements)),
+            DType::Bf16 => narrow(self.device.as_mut(), &mut bits).map(|()| {
+                for (element, bits) in elements.iter_mut().zip(&bits) {
+                    *element = bf16::from_bits(*bits).to_f32();
+                }
+            }),
+            DType::F16 => narrow(self.device.as_mut(), &mut bits).map(|()| {
+                for (element, bits) in elements.iter_mut().zip(&bits) {
+                    *element = half::f16::from_bits(*bits).to_f32();
+                }
+            }),
+        }
+        .map_err(failed)
+    }
+}

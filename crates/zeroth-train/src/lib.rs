@@ -1,0 +1,30 @@
+//! The loop around the step: which samples a step takes, at which learning rate, and what a run leaves on disk.
+//!
+//! [`data`] holds the samples, [`Order`] says which one comes when, [`Batches`] puts them together for a rank,
+//! [`Schedule`] gives the learning rate, [`RunFolder`] and [`MetricsFile`] keep what happened, [`progress`] and
+//! [`loss_curve`] show it. All of it is a function of its inputs: a position in the data is a number of samples seen,
+//! and no rank has to ask another one.
+
+mod batch;
+mod curve;
+pub mod data;
+mod metrics;
+mod order;
+mod permutation;
+pub mod progress;
+mod row_sizes;
+mod run_folder;
+mod run_lock;
+mod schedule;
+
+pub use batch::{BatchShape, Batches, MicroBatch, RowKey};
+pub use curve::loss_curve;
+pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_losses};
+pub use order::{Length, LengthError, Order, Place};
+pub use row_sizes::RowSizes;
+pub use run_folder::{Existing, RunFolder, RunFolderError};
+pub use run_lock::LockError;
+pub use schedule::{
+    HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
+    WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
+};

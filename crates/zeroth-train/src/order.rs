@@ -1,0 +1,183 @@
+//! Which sample comes when. A position counts samples since the start of the run, over its epochs: it is all that a
+//! checkpoint needs to go on, and it does not know of ranks.
+
+use std::num::NonZeroU64;
+
+use crate::permutation::Permutation;
+
+/// The order of a dataset's samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order {
+    samples: NonZeroU64,
+    shuffle: Option<u64>,
+}
+
+/// A sample, and the epoch in which it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Counted from 0.
+    pub epoch: u32,
+    /// Its index in the dataset.
+    pub sample: u64,
+}
+
+/// How long a run is. `--max-steps` wins over `--num-train-epochs`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Length {
+    /// `--max-steps`.
+    Steps(u64),
+    /// `--num-train-epochs`, which may be a fraction.
+    Epochs(f64),
+}
+
+/// A length that is none.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum LengthError {
+    /// Not above zero, or beyond counting.
+    #[error("--num-train-epochs is {0}: give a number above 0, as in 3 or 0.5")]
+    Epochs(f64),
+    /// No steps.
+    #[error("--max-steps is 0: give at least 1, or --num-train-epochs")]
+    NoSteps,
+}
+
+impl Order {
+    /// `samples` in file order, or shuffled anew in each epoch by `shuffle`, a seed.
+    pub fn new(samples: NonZeroU64, shuffle: Option<u64>) -> Self {
+        Self { samples, shuffle }
+    }
+
+    /// The sample at a position.
+    pub fn sample_at(&self, position: u64) -> Place {
+        self.epoch_of(position).place(position)
+    }
+
+    /// The samples from a position on, without end. Cheaper than asking for each.
+    pub fn from(&self, position: u64) -> impl Iterator<Item = Place> + use<> {
+        let order = *self;
+        let mut epoch = order.epoch_of(position);
+        (position..).map(move |position| {
+            if position - epoch.first == order.samples.get() {
+                epoch = order.epoch_of(position);
+            }
+            epoch.place(position)
+        })
+    }
+
+    fn epoch_of(&self, position: u64) -> Epoch {
+        let number = (position / self.samples) as u32;
+        let permutation = self.shuffle.map(|seed| Permutation::new(self.samples.get(), seed, number));
+        Epoch { number, first: position - position % self.samples, permutation }
+    }
+
+    /// Steps an epoch takes, a fraction: an epoch's remainder flows into the next.
+    pub fn steps_per_epoch(&self, train_batch: NonZeroU64) -> f64 {
+        self.samples.get() as f64 / train_batch.get() as f64
+    }
+
+    /// Steps of a run: the steps asked for, or ⌈epochs × samples / train_batch⌉.
+    ///
+    /// Hugging Face rounds up in each epoch, because its epochs end with a short step; ours have none, so we round up
+    /// once, at the end of the run, and the last step borrows from the next epoch.
+    pub fn total_steps(&self, length: Length, train_batch: NonZeroU64) -> Result<u64, LengthError> {
+        match length {
+            Length::Steps(0) => Err(LengthError::NoSteps),
+            Length::Steps(steps) => Ok(steps),
+            Length::Epochs(epochs) => {
+                let steps = epochs * self.steps_per_epoch(train_batch);
+                if !(epochs > 0.0 && steps < (1_u64 << 53) as f64) {
+                    return Err(LengthError::Epochs(epochs));
+                }
+                // 0.1 × 30 is a hair above 3 in binary; that hair must not become a step.
+                let whole = steps.round();
+                let steps = if (steps - whole).abs() <= 1e-9 * whole { whole } else { steps.ceil() };
+                Ok(steps as u64)
+            }
+        }
+    }
+}
+
+/// The order within one epoch.
+struct Epoch {
+    number: u32,
+    first: u64,
+    permutation: Option<Permutation>,
+}
+
+impl Epoch {
+    fn place(&self, position: u64) -> Place {
+        let place = position - self.first;
+        let sample = self.permutation.as_ref().map_or(place, |permutation| permutation.at(place));
+        Place { epoch: self.number, sample }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn order(samples: u64, shuffle: Option<u64>) -> Order {
+        Order::new(NonZeroU64::new(samples).unwrap(), shuffle)
+    }
+
+    fn batch(samples: u64) -> NonZeroU64 {
+        NonZeroU64::new(samples).unwrap()
+    }
+
+    #[test]
+    fn without_shuffle_the_order_is_that_of_the_file_and_an_epoch_flows_into_the_next() {
+        let taken: Vec<_> = order(3, None).from(0).take(7).map(|place| (place.epoch, place.sample)).collect();
+        assert_eq!(taken, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]);
+    }
+
+    #[test]
+    fn epochs_and_seeds_have_different_orders() {
+        let epoch = |seed: u64, epoch: u64| -> Vec<u64> {
+            order(50, Some(seed)).from(50 * epoch).take(50).map(|place| place.sample).collect()
+        };
+        let orders = [epoch(42, 0), epoch(42, 1), epoch(43, 0), epoch(42 + (1 << 32), 0)];
+        for (index, one) in orders.iter().enumerate() {
+            assert!(!orders[..index].contains(one), "{index}");
+        }
+        assert_eq!(epoch(42, 1), orders[1]);
+    }
+
+    #[test]
+    fn the_steps_of_a_run_follow_from_epochs_and_batch() {
+        let steps =
+            |samples, length, train_batch| order(samples, None).total_steps(length, batch(train_batch));
+        assert_eq!(steps(100, Length::Epochs(3.0), 8), Ok(38)); // 37.5
+        assert_eq!(steps(100, Length::Epochs(2.5), 10), Ok(25));
+        assert_eq!(steps(30, Length::Epochs(0.1), 3), Ok(1)); // 1.0000000000000002 in binary
+        assert_eq!(steps(30, Length::Epochs(0.101), 3), Ok(2));
+        assert_eq!(steps(3, Length::Epochs(0.01), 8), Ok(1));
+        assert_eq!(steps(100, Length::Steps(7), 8), Ok(7));
+        assert_eq!(steps(100, Length::Steps(0), 8), Err(LengthError::NoSteps));
+        for wrong in [0.0, -1.0, f64::INFINITY] {
+            assert_eq!(steps(100, Length::Epochs(wrong), 8), Err(LengthError::Epochs(wrong)));
+        }
+        assert!(steps(100, Length::Epochs(f64::NAN), 8).is_err());
+        assert_eq!(order(100, None).steps_per_epoch(batch(8)), 12.5);
+    }
+
+    proptest! {
+        #[test]
+        fn every_epoch_takes_every_sample_once(samples in 1_u64..400, seed in any::<u64>(), epoch in 0_u64..1000) {
+            let taken: Vec<_> = order(samples, Some(seed)).from(samples * epoch).take(samples as usize).collect();
+            prop_assert!(taken.iter().all(|place| u64::from(place.epoch) == epoch));
+            let mut indices: Vec<_> = taken.iter().map(|place| place.sample).collect();
+            indices.sort_unstable();
+            prop_assert!(indices.into_iter().eq(0..samples));
+        }
+
+        #[test]
+        fn walking_and_asking_agree(samples in 1_u64..50, seed in any::<Option<u64>>(), first in 0_u64..500) {
+            let order = order(samples, seed);
+            for (position, place) in (first..).zip(order.from(first)).take(120) {
+                prop_assert_eq!(order.sample_at(position), place);
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The few sizes that micro-batches are rounded up to, so that a step is compiled a few times and not for every size.
+
+use crate::batch::Batches;
+
+/// Rows of a kernel's tile: a size that is no multiple of it computes as much as the next one that is.
+const TILE: u64 = 16;
+/// A program is compiled for each.
+const MOST: u64 = 8;
+
+/// At most 8 sizes, the smallest first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowSizes {
+    sizes: Vec<usize>,
+    largest: usize,
+}
+
+impl RowSizes {
+    /// Eighths of the largest micro-batch, rounded up to whole tiles of 16 rows.
+    pub fn new(largest: u64) -> Self {
+        let size = |eighths: u64| (largest.max(1) * eighths).div_ceil(MOST).next_multiple_of(TILE) as usize;
+        let mut sizes: Vec<usize> = (1..=MOST).map(size).collect();
+        sizes.dedup();
+        Self { sizes, largest: size(MOST) }
+    }
+
+    /// The sizes for steps `first` to `first + steps` of a run.
+    pub fn of_run(batches: &Batches<'_>, first: u64, steps: u64) -> Self {
+        Self::new(batches.largest_micro_batch(first, steps))
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// The largest: what memory is planned for.
+    pub fn largest(&self) -> usize {
+        self.largest
+    }
+
+    /// The smallest size that holds so many tokens; `None` beyond the largest.
+    pub fn size_for(&self, tokens: usize) -> Option<usize> {
+        self.sizes.iter().copied().find(|&size| size >= tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_eighths_in_whole_tiles() {
+        assert_eq!(RowSizes::new(2048).all(), [256, 512, 768, 1024, 1280, 1536, 1792, 2048]);
+        assert_eq!(RowSizes::new(1000).all(), [128, 256, 384, 512, 640, 752, 880, 1008]);
+        assert_eq!(RowSizes::new(40).all(), [16, 32, 48]);
+        assert_eq!(RowSizes::new(0).all(), [16]);
+    }
+
+    #[test]
+    fn a_size_holds_its_tokens_and_the_one_below_does_not() {
+        let sizes = RowSizes::new(1000);
+        assert_eq!(
+            [0, 1, 128, 129, 1000, 1008].map(|tokens| sizes.size_for(tokens)),
+            [Some(128), Some(128), Some(128), Some(256), Some(1008), Some(1008)]
+        );
+        assert_eq!(sizes.size_for(1009), None);
+        assert_eq!(sizes.largest(), 1008);
+    }
+}

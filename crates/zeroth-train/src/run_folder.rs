@@ -1,0 +1,394 @@
+//! The folder of a run: what lies where, who may write into it, and what an earlier run left there.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::run_lock::{LockError, RunLock};
+
+/// What to do with a folder that already holds a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// Say no.
+    Refuse,
+    /// `--overwrite-output-dir`: remove it.
+    Overwrite,
+    /// `--resume`: go on with it.
+    Keep,
+}
+
+/// A folder that a run cannot have.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFolderError {
+    /// It holds a run, and nothing was said about that.
+    #[error(
+        "{} already holds a run ({}): go on with it by --resume auto, replace it by --overwrite-output-dir, or choose \
+         another --output", folder.display(), found.join(", ")
+    )]
+    HoldsARun {
+        /// The folder.
+        folder: PathBuf,
+        /// What of a run was found.
+        found: Vec<String>,
+    },
+    /// It holds files named like a run's that no run wrote.
+    #[error(
+        "{} holds {} but neither origin.json nor metrics.jsonl: that is no run, and a run would write over it; choose \
+         another --output", folder.display(), found.join(", ")
+    )]
+    NotARun {
+        /// The folder.
+        folder: PathBuf,
+        /// What was found.
+        found: Vec<String>,
+    },
+    /// A file stands where the folder should be.
+    #[error("{} is a file: --output names a folder", path.display())]
+    NotAFolder {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// Another run is at work in it.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The system refused.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The files that a run writes at the top of its folder.
+const FILES: &[&str] = &["config.json", "origin.json", "plan.json", "metrics.jsonl", "loss.svg"];
+/// And the folders.
+const FOLDERS: &[&str] = &["checkpoints", "model", "logs"];
+/// What only a run of ours writes.
+const MARKS: &[&str] = &["origin.json", "metrics.jsonl"];
+/// What others write too: a `config.json` without any mark is a model's. No run may write over it.
+const AMBIGUOUS: &[&str] = &["config.json", "plan.json", "loss.svg", "model"];
+const LOCK: &str = ".lock";
+
+/// The folder of a run, held for this process until dropped.
+#[derive(Debug)]
+pub struct RunFolder {
+    root: PathBuf,
+    removed: Vec<String>,
+    _lock: RunLock,
+}
+
+impl RunFolder {
+    /// Makes the folder where it is missing, takes it, and deals with a run that it holds.
+    pub fn open(root: &Path, existing: Existing) -> Result<Self, RunFolderError> {
+        if fs::metadata(root).is_ok_and(|found| !found.is_dir()) {
+            return Err(RunFolderError::NotAFolder { path: root.to_owned() });
+        }
+        fs::create_dir_all(root).map_err(failed("create", root))?;
+        let lock = RunLock::take(root, &root.join(LOCK))?;
+        let mut folder = Self { root: root.to_owned(), removed: Vec::new(), _lock: lock };
+        let found: Vec<String> = FILES
+            .iter()
+            .chain(FOLDERS)
+            .filter(|name| exists(&root.join(name)))
+            .map(ToString::to_string)
+            .collect();
+        let any_of = |names: &[&str]| found.iter().any(|name| names.contains(&name.as_str()));
+        if any_of(AMBIGUOUS) && !any_of(MARKS) {
+            return Err(RunFolderError::NotARun { folder: root.to_owned(), found });
+        }
+        match existing {
+            _ if found.is_empty() => {}
+            Existing::Keep => {}
+            Existing::Refuse => return Err(RunFolderError::HoldsARun { folder: root.to_owned(), found }),
+            Existing::Overwrite => folder.remove_run()?,
+        }
+        Ok(folder)
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What of an earlier run was removed, by name.
+    pub fn removed(&self) -> &[String] {
+        &self.removed
+    }
+
+    /// The resolved config.
+    pub fn config(&self) -> PathBuf {
+        self.root.join("config.json")
+    }
+
+    /// Where each value of the config came from. To be written before [`Self::config`]: it marks the folder as a run.
+    pub fn origin(&self) -> PathBuf {
+        self.root.join("origin.json")
+    }
+
+    /// Bytes per tier and category.
+    pub fn plan(&self) -> PathBuf {
+        self.root.join("plan.json")
+    }
+
+    /// One line a step.
+    pub fn metrics(&self) -> PathBuf {
+        self.root.join("metrics.jsonl")
+    }
+
+    /// The loss curve as a picture.
+    pub fn loss_curve(&self) -> PathBuf {
+        self.root.join("loss.svg")
+    }
+
+    /// The folder of the trained model.
+    pub fn model(&self) -> PathBuf {
+        self.root.join("model")
+    }
+
+    /// The folder of checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    /// The state after `step` steps.
+    pub fn checkpoint(&self, step: u64) -> PathBuf {
+        self.checkpoints().join(format!("step-{step}"))
+    }
+
+    /// The name of the newest checkpoint, as a text.
+    pub fn latest(&self) -> PathBuf {
+        self.checkpoints().join("latest")
+    }
+
+    /// A file that, when it appears, asks for a save.
+    pub fn save_now(&self) -> PathBuf {
+        self.root.join("save-now")
+    }
+
+    /// What a rank says; its folder is made.
+    pub fn log(&self, rank: u64) -> Result<PathBuf, RunFolderError> {
+        let logs = self.root.join("logs");
+        fs::create_dir_all(&logs).map_err(failed("create", &logs))?;
+        Ok(logs.join(format!("rank-{rank}.log")))
+    }
+
+    /// Removes what a run writes, by name, and folders that are empty then. Other people's files stay.
+    fn remove_run(&mut self) -> Result<(), RunFolderError> {
+        self.remove_inside("checkpoints", of_checkpoints)?;
+        self.remove_inside("model", of_a_model)?;
+        self.remove_inside("logs", of_logs)?;
+        // The marks last: a removal that was cut short is still known as a run's folder.
+        let (marks, others): (Vec<&str>, Vec<&str>) =
+            FILES.iter().copied().partition(|name| MARKS.contains(name));
+        for name in others.into_iter().chain(marks) {
+            self.remove(name)?;
+        }
+        Ok(())
+    }
+
+    fn remove_inside(&mut self, name: &str, is_ours: fn(&str) -> bool) -> Result<(), RunFolderError> {
+        let path = self.root.join(name);
+        // A link to elsewhere is removed as a link; what it leads to is not ours.
+        if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+            return self.remove(name);
+        }
+        let mut ours = Vec::new();
+        for entry in fs::read_dir(&path).map_err(failed("read", &path))? {
+            let entry = entry.map_err(failed("read", &path))?;
+            // A name that is no UTF-8 is none of ours.
+            if let Some(entry) = entry.file_name().to_str().filter(|entry| is_ours(entry)) {
+                ours.push(format!("{name}/{entry}"));
+            }
+        }
+        ours.sort_unstable();
+        for entry in ours {
+            self.remove(&entry)?;
+        }
+        // Fails where something else is in it, and then it should stay.
+        let _ = fs::remove_dir(&path);
+        Ok(())
+    }
+
+    fn remove(&mut self, name: &str) -> Result<(), RunFolderError> {
+        let path = self.root.join(name);
+        let Ok(found) = fs::symlink_metadata(&path) else { return Ok(()) };
+        let removed = if found.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.map_err(failed("remove", &path))?;
+        self.removed.push(name.to_owned());
+        Ok(())
+    }
+}
+
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> RunFolderError {
+    move |source| RunFolderError::Io { doing, path: path.to_owned(), source }
+}
+
+/// `step-12`, and unfinished ones, which begin with a dot.
+fn of_checkpoints(name: &str) -> bool {
+    let step = name.strip_prefix('.').unwrap_or(name).strip_prefix("step-");
+    name == "latest" || step.is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
+}
+
+/// `rank-0.log`.
+fn of_logs(name: &str) -> bool {
+    let number = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".log"));
+    number.is_some_and(|number| number.parse::<u64>().is_ok())
+}
+
+/// Weights, and the files that a model folder carries beside them.
+fn of_a_model(name: &str) -> bool {
+    const OTHERS: &[&str] = &[
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "spiece.model",
+        "chat_template.jinja",
+    ];
+    let weights = name.strip_prefix("model").and_then(|rest| rest.strip_suffix(".safetensors"));
+    OTHERS.contains(&name) || weights.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder as a run leaves it.
+    fn with_a_run() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunFolder::open(folder.path(), Existing::Refuse).unwrap();
+        for path in
+            [run.config(), run.origin(), run.plan(), run.metrics(), run.log(0).unwrap(), run.log(11).unwrap()]
+        {
+            fs::write(path, "x").unwrap();
+        }
+        for path in [run.checkpoint(5), run.checkpoints().join(".step-10.unfinished"), run.model()] {
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("model.safetensors"), "x").unwrap();
+        }
+        fs::write(run.latest(), "step-5").unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_new_folder_is_made_with_those_above_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("a/b");
+        let run = RunFolder::open(&root, Existing::Refuse).unwrap();
+        assert_eq!(run.checkpoint(12), root.join("checkpoints/step-12"));
+        assert_eq!(run.log(3).unwrap(), root.join("logs/rank-3.log"));
+        drop(run);
+        assert!(!root.join(LOCK).exists());
+        assert!(RunFolder::open(folder.path(), Existing::Refuse).is_ok(), "foreign files are no run");
+    }
+
+    #[test]
+    fn a_folder_with_a_run_is_refused_with_both_ways_out() {
+        let folder = with_a_run();
+        let message = RunFolder::open(folder.path(), Existing::Refuse).unwrap_err().to_string();
+        assert!(
+            message.ends_with(
+                " already holds a run (config.json, origin.json, plan.json, metrics.jsonl, checkpoints, model, logs): \
+                 go on with it by --resume auto, replace it by --overwrite-output-dir, or choose another --output"
+            ),
+            "{message}"
+        );
+        let kept = RunFolder::open(folder.path(), Existing::Keep).unwrap();
+        assert!(kept.metrics().exists() && kept.checkpoint(5).exists());
+    }
+
+    #[test]
+    fn overwriting_removes_what_a_run_wrote_and_nothing_else() {
+        let folder = with_a_run();
+        let foreign = ["notes.txt", "model/README.md", "logs/mine.log", "checkpoints/best"];
+        for name in foreign {
+            fs::write(folder.path().join(name), "mine").unwrap();
+        }
+        let run = RunFolder::open(folder.path(), Existing::Overwrite).unwrap();
+        assert_eq!(
+            run.removed(),
+            [
+                "checkpoints/.step-10.unfinished",
+                "checkpoints/latest",
+                "checkpoints/step-5",
+                "model/model.safetensors",
+                "logs/rank-0.log",
+                "logs/rank-11.log",
+                "config.json",
+                "plan.json",
+                "origin.json",
+                "metrics.jsonl",
+            ]
+        );
+        for name in foreign {
+            assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), "mine", "{name}");
+        }
+    }
+
+    #[test]
+    fn overwriting_leaves_an_empty_folder_where_nothing_else_was() {
+        let folder = with_a_run();
+        drop(RunFolder::open(folder.path(), Existing::Overwrite).unwrap());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        drop(RunFolder::open(folder.path(), Existing::Overwrite).unwrap());
+    }
+
+    #[test]
+    fn a_model_folder_is_never_written_into() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("config.json");
+        fs::write(&config, "{\"model_type\": \"qwen3\"}").unwrap();
+        for existing in [Existing::Refuse, Existing::Overwrite, Existing::Keep] {
+            let message = RunFolder::open(folder.path(), existing).unwrap_err().to_string();
+            assert!(message.contains(" holds config.json but neither origin.json nor "), "{message}");
+            assert!(config.exists());
+        }
+    }
+
+    #[test]
+    fn a_run_that_was_killed_before_its_first_file_can_be_gone_on_with() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(RunFolder::open(folder.path(), Existing::Keep).unwrap().log(0).unwrap(), "x").unwrap();
+        assert!(RunFolder::open(folder.path(), Existing::Keep).is_ok());
+        let removed = RunFolder::open(folder.path(), Existing::Overwrite).unwrap().removed().to_vec();
+        assert_eq!(removed, ["logs/rank-0.log"]);
+    }
+
+    #[test]
+    fn what_a_link_leads_to_is_not_removed() {
+        let folder = with_a_run();
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(elsewhere.path().join("latest"), "x").unwrap();
+        fs::remove_dir_all(folder.path().join("checkpoints")).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), folder.path().join("checkpoints")).unwrap();
+        RunFolder::open(folder.path(), Existing::Overwrite).unwrap();
+        assert!(elsewhere.path().join("latest").exists());
+        assert!(!exists(&folder.path().join("checkpoints")));
+    }
+
+    #[test]
+    fn a_file_in_the_way_and_a_folder_in_use_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("out");
+        fs::write(&file, "x").unwrap();
+        let error = RunFolder::open(&file, Existing::Refuse).unwrap_err();
+        assert!(matches!(error, RunFolderError::NotAFolder { .. }), "{error}");
+        let _held = RunFolder::open(folder.path(), Existing::Refuse).unwrap();
+        let error = RunFolder::open(folder.path(), Existing::Overwrite).unwrap_err();
+        assert!(matches!(error, RunFolderError::Lock(LockError::Held { .. })), "{error}");
+    }
+}

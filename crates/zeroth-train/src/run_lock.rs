@@ -1,0 +1,204 @@
+//! One run a folder. A lock file names the process that holds it; a lock whose process is gone is void.
+//!
+//! The kernel's own lock on that file decides between two runs that start at once, and ends with its process however
+//! that ends. Some network file systems do not carry it to other processes, so the process named in the file is looked
+//! up too: by its id and the time it started, because ids are used again, and by the boot, because times are too.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+/// A folder cannot be held.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another run is at work in it.
+    #[error(
+        "{} is in use by another run{}: wait for it, stop it, or choose another --output",
+        folder.display(), pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    )]
+    Held {
+        /// The folder.
+        folder: PathBuf,
+        /// The process, where it could be read.
+        pid: Option<u32>,
+    },
+    /// The system refused.
+    #[error("cannot lock {}: {source}", path.display())]
+    Io {
+        /// The lock file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Who holds a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Holder {
+    pid: u32,
+    /// Clock ticks from boot to the start of the process.
+    start_time: u64,
+    boot: String,
+}
+
+impl Holder {
+    /// The process `pid`, where it is alive.
+    fn of(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name, in parentheses, may hold anything; the 20th field after it is the start time, the first the state.
+        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+        let state = fields.next()?;
+        let start_time = fields.nth(18)?.parse().ok()?;
+        let boot =
+            fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+        // A zombie has ended; its parent has not looked yet.
+        (state != "Z" && state != "X").then_some(Self { pid, start_time, boot })
+    }
+
+    fn is_alive(&self) -> bool {
+        Self::of(self.pid).as_ref() == Some(self)
+    }
+}
+
+/// A folder held for this process, until dropped.
+#[derive(Debug)]
+pub(crate) struct RunLock {
+    path: PathBuf,
+    file: File,
+}
+
+impl RunLock {
+    /// Takes `folder` by the lock file `path` in it.
+    pub(crate) fn take(folder: &Path, path: &Path) -> Result<Self, LockError> {
+        let failed = |source| LockError::Io { path: path.to_owned(), source };
+        loop {
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)
+                .map_err(failed)?;
+            let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+            let mut text = String::new();
+            // A torn or empty file names nobody.
+            let _ = file.read_to_string(&mut text);
+            let holder: Option<Holder> = serde_json::from_str(&text).ok();
+            let held = |pid| Err(LockError::Held { folder: folder.to_owned(), pid });
+            match locked {
+                Err(Errno::WOULDBLOCK) => return held(holder.map(|holder| holder.pid)),
+                // No such locks on this file system: the process alone decides.
+                Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+            if let Some(holder) = holder.filter(Holder::is_alive) {
+                return held(Some(holder.pid));
+            }
+            // Its holder may have removed the file between our opening and our locking: then ours is no file at all.
+            let ours = file.metadata().map_err(failed)?;
+            if !fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+                continue;
+            }
+            let me = Holder::of(std::process::id())
+                .ok_or_else(|| failed(io::Error::other("/proc does not show this process")))?;
+            let text = serde_json::to_vec(&me).expect("numbers and a text always have a JSON");
+            file.set_len(0)
+                .and_then(|()| file.rewind())
+                .and_then(|()| file.write_all(&text))
+                .map_err(failed)?;
+            return Ok(Self { path: path.to_owned(), file });
+        }
+    }
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        // Removed while it is still locked, so that no other run's file can be meant. Where that fails, a void lock
+        // stays behind, and is taken as such.
+        let _ = fs::remove_file(&self.path);
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn lock_of(folder: &Path) -> PathBuf {
+        folder.join(".lock")
+    }
+
+    #[test]
+    fn two_runs_never_hold_one_folder_and_the_second_is_told_who_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = lock_of(folder.path());
+        let first = RunLock::take(folder.path(), &path).unwrap();
+        let error = RunLock::take(folder.path(), &path).unwrap_err();
+        assert!(
+            matches!(error, LockError::Held { pid: Some(pid), .. } if pid == std::process::id()),
+            "{error}"
+        );
+        drop(first);
+        assert!(!path.exists());
+        drop(RunLock::take(folder.path(), &path).unwrap());
+    }
+
+    #[test]
+    fn a_lock_holds_as_long_as_its_process_lives_and_is_void_after() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = lock_of(folder.path());
+        let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+        let holder = Holder::of(other.id()).unwrap();
+        // Without the kernel's lock: as on a file system that does not carry it.
+        fs::write(&path, serde_json::to_vec(&holder).unwrap()).unwrap();
+        let held = RunLock::take(folder.path(), &path);
+        other.kill().unwrap();
+        let error = held.unwrap_err().to_string();
+        assert!(error.contains(&format!("in use by another run (process {})", other.id())), "{error}");
+        other.wait().unwrap();
+        RunLock::take(folder.path(), &path).unwrap();
+    }
+
+    #[test]
+    fn a_process_of_the_same_id_that_started_later_does_not_hold_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = lock_of(folder.path());
+        let me = Holder::of(std::process::id()).unwrap();
+        for stale in [
+            Holder { start_time: me.start_time - 1, ..me.clone() },
+            Holder { boot: "another".to_owned(), ..me.clone() },
+        ] {
+            fs::write(&path, serde_json::to_vec(&stale).unwrap()).unwrap();
+            drop(RunLock::take(folder.path(), &path).unwrap());
+        }
+        fs::write(&path, "{\"pid\": 1").unwrap();
+        drop(RunLock::take(folder.path(), &path).unwrap());
+    }
+
+    #[test]
+    fn of_many_that_start_at_once_one_gets_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = lock_of(folder.path());
+        fs::write(&path, "{\"pid\":4194304,\"start_time\":1,\"boot\":\"gone\"}").unwrap();
+        let barrier = std::sync::Barrier::new(8);
+        let taken: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        RunLock::take(folder.path(), &path)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(taken.iter().filter(|lock| lock.is_ok()).count(), 1);
+    }
+}

@@ -1,0 +1,315 @@
+//! DeepSpeed's own schedules, `scheduler.type` in its config.
+//!
+//! They count from -1: a new schedule stands at -1 and goes on by one with each applied step, so the step after k
+//! applied ones runs at n = k - 1.
+
+use std::f64::consts::PI;
+
+use super::{ScheduleError, a_rate};
+
+/// The form of the rise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarmupShape {
+    /// As the logarithm of the step; DeepSpeed's default.
+    Log,
+    /// A straight line.
+    Linear,
+}
+
+/// The part that three schedules share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Warmup {
+    /// `warmup_num_steps`; DeepSpeed takes 1 for 2. 0 means no warm-up, which DeepSpeed does not have.
+    pub steps: u64,
+    /// `warmup_type`.
+    pub shape: WarmupShape,
+}
+
+/// Where a schedule stands.
+enum Phase {
+    /// Before the first step: the least rate, whatever the shape.
+    Before,
+    /// How far the warm-up has come, 0 to 1.
+    Rising(f64),
+    /// After it: n.
+    After(u64),
+}
+
+impl Warmup {
+    fn length(self) -> u64 {
+        if self.steps == 0 { 0 } else { self.steps.max(2) }
+    }
+
+    fn phase(self, applied: u64) -> Phase {
+        let length = self.length();
+        match applied.checked_sub(1) {
+            None if length == 0 => Phase::After(0),
+            None => Phase::Before,
+            Some(n) if n >= length => Phase::After(n),
+            Some(n) => Phase::Rising(match self.shape {
+                WarmupShape::Log => 1.0 / (length as f64).ln() * ((n + 1) as f64).ln(),
+                WarmupShape::Linear => n as f64 / length as f64,
+            }),
+        }
+    }
+}
+
+/// Rises and stays.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WarmupLr {
+    /// `warmup_min_lr`.
+    pub min: f64,
+    /// `warmup_max_lr`.
+    pub max: f64,
+    /// The rise.
+    pub warmup: Warmup,
+}
+
+impl WarmupLr {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        a_rate("WarmupLR", "warmup_min_lr", self.min)?;
+        a_rate("WarmupLR", "warmup_max_lr", self.max)
+    }
+
+    pub(super) fn rate(&self, applied: u64) -> f64 {
+        self.between(match self.warmup.phase(applied) {
+            Phase::Before => return self.min,
+            Phase::Rising(share) => share,
+            Phase::After(_) => 1.0,
+        })
+    }
+
+    fn between(&self, share: f64) -> f64 {
+        self.min + (self.max - self.min) * share
+    }
+}
+
+/// Rises, then falls in a straight line.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WarmupDecayLr {
+    /// The rise, and the rates at both ends of it.
+    pub rise: WarmupLr,
+    /// `total_num_steps`.
+    pub total_steps: u64,
+}
+
+impl WarmupDecayLr {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        self.rise.check()
+    }
+
+    pub(super) fn rate(&self, applied: u64) -> f64 {
+        let Phase::After(n) = self.rise.warmup.phase(applied) else { return self.rise.rate(applied) };
+        let falling = self.total_steps.saturating_sub(self.rise.warmup.length()).max(1);
+        self.rise.between(self.total_steps.saturating_sub(n) as f64 / falling as f64)
+    }
+}
+
+/// Rises, then falls along half a cosine; in shares of the optimizer's learning rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WarmupCosineLr {
+    /// The optimizer's learning rate.
+    pub learning_rate: f64,
+    /// `warmup_min_ratio`.
+    pub warmup_min_ratio: f64,
+    /// `cos_min_ratio`.
+    pub cos_min_ratio: f64,
+    /// The rise.
+    pub warmup: Warmup,
+    /// `total_num_steps`.
+    pub total_steps: u64,
+}
+
+impl WarmupCosineLr {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        a_rate("WarmupCosineLR", "the learning rate", self.learning_rate)?;
+        a_rate("WarmupCosineLR", "warmup_min_ratio", self.warmup_min_ratio)?;
+        a_rate("WarmupCosineLR", "cos_min_ratio", self.cos_min_ratio)
+    }
+
+    pub(super) fn rate(&self, applied: u64) -> f64 {
+        let ratio = match self.warmup.phase(applied) {
+            Phase::Before => 0.0,
+            Phase::Rising(share) => self.warmup_min_ratio + share * (1.0 - self.warmup_min_ratio),
+            Phase::After(_) => {
+                let length = self.warmup.length();
+                let falling = self.total_steps.saturating_sub(length).max(1);
+                // n - length + 1, without going below zero where there is no warm-up.
+                let progress = ((applied - length) as f64 / falling as f64).min(1.0);
+                let half = f64::midpoint(1.0, (PI * progress).cos());
+                (self.cos_min_ratio + (1.0 - self.cos_min_ratio) * half).max(0.0)
+            }
+        };
+        self.learning_rate * ratio
+    }
+}
+
+/// How OneCycle moves Adam's first beta, against the learning rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Momentum {
+    /// `cycle_min_mom`.
+    pub min: f64,
+    /// `cycle_max_mom`.
+    pub max: f64,
+    /// `decay_mom_rate`.
+    pub decay_rate: f64,
+}
+
+/// One rise and one fall, then a decay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OneCycle {
+    /// `cycle_min_lr`.
+    pub min: f64,
+    /// `cycle_max_lr`.
+    pub max: f64,
+    /// `decay_lr_rate`.
+    pub decay_rate: f64,
+    /// `cycle_first_step_size`.
+    pub rising_steps: u64,
+    /// `cycle_second_step_size`.
+    pub falling_steps: u64,
+    /// `cycle_first_stair_count`; 0 rises evenly.
+    pub rising_stairs: u64,
+    /// `cycle_second_stair_count`; 0 falls evenly.
+    pub falling_stairs: u64,
+    /// `decay_step_size`; 0 holds the rate.
+    pub decay_steps: u64,
+    /// `cycle_momentum` and what belongs to it.
+    pub momentum: Option<Momentum>,
+}
+
+/// DeepSpeed sets Adam's second beta to this wherever OneCycle moves the first.
+const SECOND_BETA: f64 = 0.99;
+
+impl OneCycle {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        a_rate("OneCycle", "cycle_min_lr", self.min)?;
+        a_rate("OneCycle", "cycle_max_lr", self.max)?;
+        if self.rising_steps > 0 {
+            return Ok(());
+        }
+        Err(ScheduleError::NotPositive {
+            schedule: "OneCycle",
+            parameter: "cycle_first_step_size",
+            found: self.rising_steps as f64,
+        })
+    }
+
+    fn length(&self) -> u64 {
+        self.rising_steps + self.falling_steps
+    }
+
+    pub(super) fn rate(&self, applied: u64) -> f64 {
+        // n < length, where applied = n + 1.
+        if applied <= self.length() {
+            return self.min + (self.max - self.min) * self.height(applied);
+        }
+        if self.decay_steps == 0 || self.decay_rate == 0.0 {
+            return self.min;
+        }
+        self.min / (1.0 + self.decay_rate * self.decays(applied))
+    }
+
+    pub(super) fn betas(&self, applied: u64) -> Option<[f64; 2]> {
+        let Momentum { min, max, decay_rate } = self.momentum?;
+        let first = if applied == 0 {
+            // What DeepSpeed sets when the schedule is made; from the next step on it starts from the maximum.
+            min
+        } else if applied <= self.length() {
+            max - (max - min) * self.height(applied)
+        } else if self.decay_steps == 0 || decay_rate == 0.0 {
+            max
+        } else {
+            max * (1.0 + decay_rate * self.decays(applied))
+        };
+        Some([first, SECOND_BETA])
+    }
+
+    /// How high the cycle stands, 0 to 1.
+    fn height(&self, applied: u64) -> f64 {
+        let (rising, falling) = (self.rising_steps, self.falling_steps);
+        let step = applied % self.length();
+        let up = step <= rising;
+        let stairs = if up { self.rising_stairs } else { self.falling_stairs };
+        // In whole numbers as long as possible: the top of the cycle must not fall a stair short.
+        let (done, of) = if up { (step, rising) } else { (self.length() - step, falling) };
+        match stairs {
+            0 => done as f64 / of as f64,
+            stairs => (done * stairs / of) as f64 / stairs as f64,
+        }
+    }
+
+    /// Decays since the end of the cycle, a fraction.
+    fn decays(&self, applied: u64) -> f64 {
+        (applied - self.length()) as f64 / self.decay_steps as f64
+    }
+}
+
+/// Rises without end, to find the rate at which training breaks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LrRangeTest {
+    /// `lr_range_test_min_lr`.
+    pub min: f64,
+    /// `lr_range_test_step_size`.
+    pub step_size: u64,
+    /// `lr_range_test_step_rate`.
+    pub step_rate: f64,
+    /// `lr_range_test_staircase`.
+    pub staircase: bool,
+}
+
+impl LrRangeTest {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        a_rate("LRRangeTest", "lr_range_test_min_lr", self.min)?;
+        a_rate("LRRangeTest", "lr_range_test_step_rate", self.step_rate)?;
+        if self.step_size > 0 {
+            return Ok(());
+        }
+        Err(ScheduleError::NotPositive {
+            schedule: "LRRangeTest",
+            parameter: "lr_range_test_step_size",
+            found: self.step_size as f64,
+        })
+    }
+
+    pub(super) fn rate(&self, applied: u64) -> f64 {
+        let rises = applied as f64 / self.step_size as f64;
+        self.min * (1.0 + self.step_rate * if self.staircase { rises.floor() } else { rises })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: Warmup = Warmup { steps: 0, shape: WarmupShape::Log };
+
+    #[test]
+    fn without_warm_up_the_first_step_has_the_full_rate() {
+        let rise = WarmupLr { min: 0.0, max: 2.0, warmup: NONE };
+        assert_eq!([0, 1, 9].map(|applied| rise.rate(applied)), [2.0; 3]);
+        let decay = WarmupDecayLr { rise, total_steps: 4 };
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5, 6].map(|applied| decay.rate(applied)),
+            [2.0, 2.0, 1.5, 1.0, 0.5, 0.0, 0.0]
+        );
+        let cosine = WarmupCosineLr {
+            learning_rate: 2.0,
+            warmup_min_ratio: 0.5,
+            cos_min_ratio: 0.0,
+            warmup: NONE,
+            total_steps: 4,
+        };
+        let halves = [0, 2, 4, 5].map(|applied| cosine.rate(applied));
+        assert!(halves.iter().zip([2.0, 1.0, 0.0, 0.0]).all(|(rate, value)| (rate - value).abs() < 1e-15));
+    }
+
+    #[test]
+    fn lengths_of_zero_are_refused_by_the_key_that_gives_them() {
+        let test = LrRangeTest { min: 1e-3, step_size: 0, step_rate: 1.0, staircase: false };
+        assert_eq!(
+            test.check().unwrap_err().to_string(),
+            "LRRangeTest: lr_range_test_step_size is 0; it must be above 0"
+        );
+    }
+}

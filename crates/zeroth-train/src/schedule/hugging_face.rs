@@ -1,0 +1,170 @@
+//! The schedules of `transformers.get_scheduler`, by its formulas: a factor of the learning rate for a number of
+//! scheduler steps. Hugging Face's Trainer gives the first optimizer step the factor of 0.
+
+use std::f64::consts::PI;
+
+use zeroth_base::nearest;
+
+use super::{ScheduleError, a_rate};
+
+/// The names that [`HuggingFaceShape::named`] knows.
+pub(super) const NAMES: &[&str] = &[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+];
+
+/// How the rate goes on after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum HuggingFaceShape {
+    /// The learning rate throughout; there is no warm-up either.
+    Constant,
+    /// The learning rate after the warm-up.
+    ConstantWithWarmup,
+    /// Down to 0 in a straight line.
+    Linear,
+    /// Down to 0 along half a cosine.
+    Cosine,
+    /// Down to 0 along half a cosine, this many times.
+    CosineWithRestarts {
+        /// Hugging Face's default is 1.
+        cycles: f64,
+    },
+    /// Down to `end` as a power of what is left.
+    Polynomial {
+        /// Hugging Face's default is 1.
+        power: f64,
+        /// The rate at the end. Hugging Face's default is 1e-7.
+        end: f64,
+    },
+    /// Down as one over the square root of the steps.
+    InverseSqrt {
+        /// The steps after which it has come down; absent: the warm-up's, or 10,000 without one.
+        timescale: Option<u64>,
+    },
+}
+
+impl HuggingFaceShape {
+    /// The shape that `--lr-scheduler-type` names, with Hugging Face's defaults.
+    pub fn named(name: &str) -> Result<Self, ScheduleError> {
+        Ok(match name {
+            "constant" => Self::Constant,
+            "constant_with_warmup" => Self::ConstantWithWarmup,
+            "linear" => Self::Linear,
+            "cosine" => Self::Cosine,
+            "cosine_with_restarts" => Self::CosineWithRestarts { cycles: 1.0 },
+            "polynomial" => Self::Polynomial { power: 1.0, end: 1e-7 },
+            "inverse_sqrt" => Self::InverseSqrt { timescale: None },
+            _ => {
+                let near = nearest(name, NAMES.iter().copied());
+                return Err(ScheduleError::Unknown { name: name.to_owned(), near });
+            }
+        })
+    }
+}
+
+/// A schedule as flags give it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HuggingFace {
+    /// `--lr-scheduler-type`.
+    pub shape: HuggingFaceShape,
+    /// `--learning-rate`.
+    pub learning_rate: f64,
+    /// `--warmup-steps`, as a number of steps ([`warmup_steps`]).
+    pub warmup_steps: u64,
+    /// The steps of the run.
+    pub total_steps: u64,
+}
+
+/// `--warmup-steps` as a number of steps: below 1 it is a share of all, rounded up.
+pub fn warmup_steps(asked: f64, total_steps: u64) -> u64 {
+    if asked < 1.0 { (total_steps as f64 * asked).ceil() as u64 } else { asked as u64 }
+}
+
+impl HuggingFace {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        a_rate("the schedule", "--learning-rate", self.learning_rate)?;
+        match self.shape {
+            // Hugging Face refuses it too.
+            HuggingFaceShape::Polynomial { end, .. } if self.learning_rate <= end => {
+                Err(ScheduleError::RisingPolynomial { from: self.learning_rate, end })
+            }
+            HuggingFaceShape::InverseSqrt { timescale: Some(0) } => Err(ScheduleError::NotPositive {
+                schedule: "inverse_sqrt",
+                parameter: "timescale",
+                found: 0.0,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn rate(&self, applied: u64) -> f64 {
+        self.learning_rate * self.factor(applied)
+    }
+
+    fn factor(&self, applied: u64) -> f64 {
+        let (warmup, total) = (self.warmup_steps, self.total_steps);
+        if self.shape == HuggingFaceShape::Constant {
+            return 1.0;
+        }
+        if applied < warmup {
+            return applied as f64 / warmup as f64;
+        }
+        // Of the steps after the warm-up; a warm-up as long as the run leaves one.
+        let progress = (applied - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
+        match self.shape {
+            HuggingFaceShape::Constant | HuggingFaceShape::ConstantWithWarmup => 1.0,
+            HuggingFaceShape::Linear => {
+                total.saturating_sub(applied) as f64 / total.saturating_sub(warmup).max(1) as f64
+            }
+            HuggingFaceShape::Cosine => (0.5 * (1.0 + (PI * 0.5 * 2.0 * progress).cos())).max(0.0),
+            HuggingFaceShape::CosineWithRestarts { .. } if progress >= 1.0 => 0.0,
+            HuggingFaceShape::CosineWithRestarts { cycles } => {
+                (0.5 * (1.0 + (PI * ((cycles * progress) % 1.0)).cos())).max(0.0)
+            }
+            // At the last step too, where Hugging Face divides by the steps after the warm-up: there may be none.
+            HuggingFaceShape::Polynomial { end, .. } if applied >= total => end / self.learning_rate,
+            HuggingFaceShape::Polynomial { power, end } => {
+                let left = 1.0 - progress;
+                ((self.learning_rate - end) * left.powf(power) + end) / self.learning_rate
+            }
+            HuggingFaceShape::InverseSqrt { timescale } => {
+                let timescale = timescale.unwrap_or(if warmup == 0 { 10_000 } else { warmup }) as f64;
+                1.0 / (((applied - warmup) as f64 + timescale) / timescale).sqrt()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_all_steps_is_rounded_up() {
+        assert_eq!([0.0, 0.03, 0.5, 1.0, 20.0].map(|asked| warmup_steps(asked, 101)), [0, 4, 51, 1, 20]);
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_near_one_and_all_others() {
+        let error = HuggingFaceShape::named("cosin").unwrap_err().to_string();
+        assert!(error.starts_with("there is no schedule `cosin` (did you mean `cosine`?)"), "{error}");
+        assert!(error.ends_with("polynomial, inverse_sqrt"), "{error}");
+        for name in NAMES {
+            assert!(HuggingFaceShape::named(name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_polynomial_that_would_rise_is_refused() {
+        let shape = HuggingFaceShape::named("polynomial").unwrap();
+        let schedule = HuggingFace { shape, learning_rate: 1e-8, warmup_steps: 0, total_steps: 10 };
+        assert_eq!(schedule.check(), Err(ScheduleError::RisingPolynomial { from: 1e-8, end: 1e-7 }));
+        assert_eq!(HuggingFace { learning_rate: 1e-5, ..schedule }.check(), Ok(()));
+        assert!(HuggingFace { learning_rate: f64::NAN, ..schedule }.check().is_err());
+    }
+}

@@ -1,0 +1,208 @@
+//! Micro-batches: what is in them, and that ranks and accumulation only cut the order and never change it.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::Value;
+use zeroth_train::data::{ReadOptions, Samples, SamplesBuilder, read_ready_tokens};
+use zeroth_train::{BatchShape, Batches, MicroBatch, Order, RowKey, RowSizes};
+
+/// Samples of these lengths; sample i is i, i + 1, … and all of it is trained.
+fn samples(lengths: &[usize]) -> Samples {
+    let mut builder = SamplesBuilder::new(u64::MAX);
+    for (sample, &length) in lengths.iter().enumerate() {
+        let ids: Vec<i32> = (0..length as i32).map(|place| sample as i32 + place).collect();
+        builder.push(&ids, &ids);
+    }
+    builder.finish().unwrap()
+}
+
+fn shape(micro_batch: u64, accumulation: u64, ranks: u64) -> BatchShape {
+    BatchShape { micro_batch, accumulation, ranks }
+}
+
+#[test]
+fn a_micro_batch_is_its_samples_end_to_end_with_labels_shifted() {
+    let mut builder = SamplesBuilder::new(9);
+    builder.push(&[5, 6, 7], &[-100, 6, 7]);
+    builder.push(&[8], &[8]);
+    builder.push(&[9, 10], &[9, 10]);
+    let samples = builder.finish().unwrap();
+    let batches = Batches::new(&samples, Order::new(samples.count(), None), shape(2, 1, 1));
+
+    let mut batch = MicroBatch::default();
+    batches.fill(1, 0, 0, 8, &mut batch); // the third sample, and the first one again in the next epoch
+    let key = |sample, position, epoch| RowKey { sample, position, epoch };
+    assert_eq!(
+        batch,
+        MicroBatch {
+            ids: vec![9, 10, 5, 6, 7, 0, 0, 0],
+            labels: vec![10, -100, 6, 7, -100, -100, -100, -100],
+            positions: vec![0, 1, 0, 1, 2, 0, 0, 0],
+            starts: vec![0, 2, 5],
+            keys: vec![
+                key(2, 0, 0),
+                key(2, 1, 0),
+                key(0, 0, 1),
+                key(0, 1, 1),
+                key(0, 2, 1),
+                key(0, 0, 0),
+                key(0, 0, 0),
+                key(0, 0, 0)
+            ],
+        }
+    );
+    assert_eq!(batch.tokens(), 5);
+    assert_eq!((batches.tokens(1), batches.trained_tokens(1)), (5, 3));
+    assert_eq!((batches.tokens(0), batches.trained_tokens(0)), (4, 2));
+}
+
+#[test]
+fn filling_again_uses_the_same_buffers() {
+    let samples = samples(&[3, 5, 2, 7]);
+    let batches = Batches::new(&samples, Order::new(samples.count(), Some(1)), shape(2, 2, 1));
+    let mut batch = MicroBatch::with_capacity(16, 2);
+    let places = |batch: &MicroBatch| {
+        (
+            batch.ids.as_ptr(),
+            batch.labels.as_ptr(),
+            batch.positions.as_ptr(),
+            batch.starts.as_ptr(),
+            batch.keys.as_ptr(),
+        )
+    };
+    let before = places(&batch);
+    for step in 0..50 {
+        batches.fill(step, step % 2, 0, 16, &mut batch);
+        assert_eq!(places(&batch), before);
+    }
+}
+
+#[test]
+#[should_panic(expected = "a micro-batch of 12 tokens does not fit 11 rows")]
+fn too_few_rows_are_refused() {
+    let samples = samples(&[5, 7]);
+    Batches::new(&samples, Order::new(samples.count(), None), shape(2, 1, 1)).fill(
+        0,
+        0,
+        0,
+        11,
+        &mut MicroBatch::default(),
+    );
+}
+
+#[test]
+fn tokens_and_trained_tokens_are_those_of_the_golden_runs() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama-dynamic");
+    let steps: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.join("steps.json")).unwrap()).unwrap();
+    let config: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
+    let vocabulary = config["vocab_size"].as_u64().unwrap();
+    let options = ReadOptions { vocabulary, max_length: u64::MAX, max_samples: None };
+    let samples = read_ready_tokens(&[folder.join("data.jsonl")], &options).unwrap();
+    for run in steps["runs"].as_array().unwrap() {
+        let batch = run["batch"].as_u64().unwrap();
+        let ranks = if batch.is_multiple_of(5) { 5 } else { 2 };
+        let batches =
+            Batches::new(&samples, Order::new(samples.count(), None), shape(1, batch / ranks, ranks));
+        assert_eq!(batches.shape().train_batch(), batch);
+        let counted = |count: &dyn Fn(u64) -> u64| -> Value { (0..20).map(count).collect() };
+        assert_eq!(counted(&|step| batches.tokens(step)), run["tokens"], "{}", run["name"]);
+        assert_eq!(counted(&|step| batches.trained_tokens(step)), run["trained_tokens"], "{}", run["name"]);
+    }
+}
+
+#[test]
+fn beyond_what_can_be_walked_the_largest_micro_batch_is_bounded_by_the_longest_sample() {
+    let samples = samples(&[3, 9, 1]);
+    let batches = Batches::new(&samples, Order::new(samples.count(), None), shape(2, 1, 1));
+    assert_eq!(batches.largest_micro_batch(0, 3), 12);
+    assert_eq!(batches.largest_micro_batch(0, 1), 12);
+    assert_eq!(batches.largest_micro_batch(1, 1), 4);
+    assert_eq!(batches.largest_micro_batch(0, 100_000_000), 18);
+}
+
+proptest! {
+    #[test]
+    fn every_sample_is_taken_once_an_epoch_on_any_ranks(
+        lengths in proptest::collection::vec(1_usize..12, 1..40),
+        seed in any::<Option<u64>>(),
+        (micro_batch, accumulation, ranks) in (1_u64..4, 1_u64..4, 1_u64..6),
+    ) {
+        let samples = samples(&lengths);
+        let count = lengths.len() as u64;
+        let order = Order::new(samples.count(), seed);
+        let batches = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
+        let train_batch = batches.shape().train_batch();
+        // As many steps as samples: a whole number of epochs.
+        let mut taken = vec![0_u64; lengths.len()];
+        let mut batch = MicroBatch::default();
+        for step in 0..count {
+            let (mut tokens, mut trained) = (0, 0);
+            for micro in 0..accumulation {
+                for rank in 0..ranks {
+                    let expected = batches.micro_batch_tokens(step, micro, rank);
+                    batches.fill(step, micro, rank, expected as usize + 3, &mut batch);
+                    prop_assert_eq!(batch.tokens() as u64, expected);
+                    tokens += expected;
+                    trained += batch.labels.iter().filter(|&&label| label != -100).count() as u64;
+                    for start in batch.starts.windows(2) {
+                        let key = batch.keys[start[0] as usize];
+                        // Epoch by epoch: taken so often before, in so many epochs.
+                        prop_assert_eq!(u64::from(key.epoch), taken[key.sample as usize]);
+                        taken[key.sample as usize] += 1;
+                        prop_assert_eq!(start[1] - start[0], lengths[key.sample as usize] as u32);
+                    }
+                }
+            }
+            prop_assert_eq!((batches.tokens(step), batches.trained_tokens(step)), (tokens, trained));
+        }
+        prop_assert!(taken.iter().all(|&times| times == train_batch));
+    }
+
+    #[test]
+    fn ranks_together_take_what_one_rank_takes(
+        lengths in proptest::collection::vec(1_usize..12, 1..30),
+        seed in any::<Option<u64>>(),
+        (micro_batch, accumulation, ranks) in (1_u64..4, 1_u64..4, 1_u64..6),
+        step in 0_u64..100,
+    ) {
+        let samples = samples(&lengths);
+        let order = Order::new(samples.count(), seed);
+        let many = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
+        let one = Batches::new(&samples, order, shape(micro_batch * accumulation * ranks, 1, 1));
+        let together: Vec<_> = (0..accumulation)
+            .flat_map(|micro| (0..ranks).map(move |rank| (micro, rank)))
+            .flat_map(|(micro, rank)| many.places(step, micro, rank))
+            .collect();
+        prop_assert_eq!(together, one.places(step, 0, 0).collect::<Vec<_>>());
+        prop_assert_eq!(many.trained_tokens(step), one.trained_tokens(step));
+    }
+
+    #[test]
+    fn row_sizes_cover_every_micro_batch_and_the_largest_is_reached(
+        lengths in proptest::collection::vec(1_usize..300, 1..20),
+        seed in any::<Option<u64>>(),
+        (micro_batch, accumulation, ranks) in (1_u64..4, 1_u64..3, 1_u64..4),
+        (first, steps) in (0_u64..9, 1_u64..20),
+    ) {
+        let samples = samples(&lengths);
+        let order = Order::new(samples.count(), seed);
+        let batches = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
+        let sizes = RowSizes::of_run(&batches, first, steps);
+        let mut largest = 0;
+        for step in first..first + steps {
+            for (micro, rank) in (0..accumulation).flat_map(|micro| (0..ranks).map(move |rank| (micro, rank))) {
+                let tokens = batches.micro_batch_tokens(step, micro, rank);
+                largest = largest.max(tokens);
+                prop_assert!(sizes.size_for(tokens as usize).is_some());
+            }
+        }
+        prop_assert_eq!(batches.largest_micro_batch(first, steps), largest);
+        prop_assert!(sizes.all().len() <= 8);
+        prop_assert!(sizes.largest() < largest as usize + 16);
+    }
+}

@@ -1,0 +1,186 @@
+//! Reading rows of ready tokens: what is taken, what is cut, and what each mistake is told.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use zeroth_train::data::{DataError, ReadOptions, Samples, Totals, read_ready_tokens};
+
+const OPTIONS: ReadOptions = ReadOptions { vocabulary: 100, max_length: 8, max_samples: None };
+
+fn read_files(contents: &[&[u8]], options: &ReadOptions) -> Result<Samples, DataError> {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<PathBuf> = contents
+        .iter()
+        .enumerate()
+        .map(|(index, contents)| {
+            let path = folder.path().join(format!("{index}.jsonl"));
+            std::fs::write(&path, contents).unwrap();
+            path
+        })
+        .collect();
+    read_ready_tokens(&files, options)
+}
+
+fn read(text: &str) -> Result<Samples, DataError> {
+    read_files(&[text.as_bytes()], &OPTIONS)
+}
+
+/// The message, from the file's name on.
+fn refusal(text: &str) -> String {
+    let message = read(text).unwrap_err().to_string();
+    message.split_once("0.jsonl").map_or_else(|| message.clone(), |(_, rest)| rest.to_owned())
+}
+
+#[test]
+fn rows_are_taken_with_and_without_labels() {
+    let text = "\u{FEFF}{\"input_ids\": [1, 2, 3], \"labels\": [-100, 2, 99], \"token_type_ids\": [0, 0, 0]}\r\n\n  \n\
+                {\"id\": \"x\", \"input_ids\": [4, 5]}\n{\"input_ids\":[6],\"labels\":null}";
+    let samples = read(text).unwrap();
+    assert_eq!(
+        samples.totals(),
+        Totals { samples: 3, tokens: 6, trained_tokens: 3, longest: 3, too_long: 0, untrained: 1 }
+    );
+    assert_eq!((samples.ids(0), samples.labels(0)), (&[1, 2, 3][..], &[-100, 2, 99][..]));
+    assert_eq!((samples.ids(1), samples.labels(1)), (&[4, 5][..], &[4, 5][..]));
+    assert_eq!((samples.ids(2), samples.labels(2)), (&[6][..], &[6][..]));
+}
+
+#[test]
+fn padding_at_the_end_is_cut_with_its_labels() {
+    let text = r#"{"input_ids": [1, 2, -1, -1], "labels": [1, 2, 3, 4], "attention_mask": [1, 1, 0, 0]}"#;
+    let samples = read(text).unwrap();
+    assert_eq!((samples.ids(0), samples.labels(0)), (&[1, 2][..], &[1, 2][..]));
+}
+
+#[test]
+fn too_long_rows_are_left_out_and_counted_after_padding_is_cut() {
+    let text = "{\"input_ids\": [1,2,3,4,5,6,7,8,9]}\n\
+                {\"input_ids\": [1,2,3,4,5,6,7,8,9], \"attention_mask\": [1,1,1,1,1,1,1,1,0]}\n";
+    let totals = read(text).unwrap().totals();
+    assert_eq!((totals.samples, totals.too_long, totals.longest), (1, 1, 8));
+}
+
+#[test]
+fn several_files_are_one_dataset_and_reading_ends_at_the_samples_asked_for() {
+    let files: &[&[u8]] =
+        &[b"{\"input_ids\": [1, 2]}\n{\"input_ids\": [3]}", b"{\"input_ids\": [4]}\nnot read"];
+    let two = |most| ReadOptions { max_samples: NonZeroU64::new(most), ..OPTIONS };
+    let three = read_files(files, &two(3)).unwrap();
+    assert_eq!([0, 1, 2].map(|sample| three.ids(sample).to_vec()), [vec![1, 2], vec![3], vec![4]]);
+    assert_eq!(read_files(files, &two(1)).unwrap().count().get(), 1);
+    assert!(read_files(files, &OPTIONS).is_err());
+    // How the rows are spread over files is no matter.
+    let joined = read("{\"input_ids\": [1, 2]}\n{\"input_ids\": [3]}\n{\"input_ids\": [4]}\n").unwrap();
+    assert_eq!(joined.hash(), three.hash());
+    assert_eq!(joined, three);
+}
+
+#[test]
+fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
+    let good = "{\"input_ids\": [1]}\n\n";
+    for (row, message) in [
+        (
+            "{\"input_ids\": [1, 2",
+            "not JSON: EOF while parsing a list, column 19; a row is one JSON object on one line",
+        ),
+        (
+            "[",
+            "not JSON: EOF while parsing a list, column 1; the file seems to be one JSON array: write one object a line instead (JSONL)",
+        ),
+        ("17", "a row is a JSON object, as in {\"input_ids\": [1, 2, 3]}: found a number"),
+        (
+            "{\"messages\": []}",
+            "this is a row of the format {\"messages\": [...]}: not yet; give ready tokens, {\"input_ids\": [...], \"labels\": [...]}",
+        ),
+        (
+            "{\"text\": \"hello\"}",
+            "this is a row of the format {\"text\"}: not yet; give ready tokens, {\"input_ids\": [...], \"labels\": [...]}",
+        ),
+        (
+            "{\"question\": \"?\", \"answer\": \"!\"}",
+            "this is a row of the format {\"question\", \"answer\"}: not yet; give ready tokens, {\"input_ids\": [...], \"labels\": [...]}",
+        ),
+        (
+            "{\"inputs_ids\": [1], \"label\": 3}",
+            "the row has no `input_ids` (`inputs_ids` is near: rename it); it has `inputs_ids`, `label`",
+        ),
+        ("{}", "the row has no `input_ids`; it has no keys"),
+        ("{\"input_ids\": \"1 2\"}", "`input_ids` must be a list of whole numbers: found a text"),
+        ("{\"input_ids\": [1, 2.5]}", "input_ids[1] must be a whole number: found 2.5"),
+        ("{\"input_ids\": [[1, 2]]}", "input_ids[0] must be a whole number: found [1,2]"),
+        ("{\"input_ids\": [1], \"labels\": [null]}", "labels[0] must be a whole number: found null"),
+        (
+            "{\"input_ids\": [1, 2], \"labels\": [1]}",
+            "`labels` has 1 entries and `input_ids` 2: they must be equally many, one a token",
+        ),
+        ("{\"input_ids\": [], \"labels\": []}", "the row has no tokens; remove it"),
+        ("{\"input_ids\": [7], \"attention_mask\": [0]}", "the row has no tokens; remove it"),
+        (
+            "{\"input_ids\": [1, 100]}",
+            "input_ids[1] is 100: the model's vocabulary has 100 tokens, 0 to 99; was the data made with another tokenizer?",
+        ),
+        (
+            "{\"input_ids\": [-1]}",
+            "input_ids[0] is -1: the model's vocabulary has 100 tokens, 0 to 99; was the data made with another tokenizer?",
+        ),
+        (
+            "{\"input_ids\": [1], \"labels\": [-1]}",
+            "labels[0] is -1: a label is a token, 0 to 99, or -100 for one that is not trained",
+        ),
+        (
+            "{\"input_ids\": [1, 2], \"attention_mask\": [0, 1]}",
+            "attention_mask[0] is 0 and tokens follow: only padding at the end of a row can be cut; write the row without padding",
+        ),
+        (
+            "{\"input_ids\": [1, 2], \"attention_mask\": [1, 2]}",
+            "attention_mask[1] is 2: it must be 0 (padding) or 1",
+        ),
+        (
+            "{\"input_ids\": [1], \"input_ids\": [2]}",
+            "not JSON: duplicate field `input_ids`, column 30; a row is one JSON object on one line",
+        ),
+    ] {
+        assert_eq!(refusal(&format!("{good}{row}\n{good}")), format!(": line 3: {message}"), "{row}");
+    }
+}
+
+#[test]
+fn files_that_hold_no_rows_are_told_apart() {
+    assert_eq!(refusal(" \n\n"), " has no rows: it is empty, or every line is blank");
+    assert_eq!(refusal(""), " has no rows: it is empty, or every line is blank");
+    assert_eq!(refusal("PAR1…"), " is a Parquet file: not yet; give JSONL, one JSON object a line");
+    assert!(matches!(read_ready_tokens(&[], &OPTIONS), Err(DataError::NoFiles)));
+
+    let folder = tempfile::tempdir().unwrap();
+    let good = folder.path().join("good.jsonl");
+    std::fs::write(&good, "{\"input_ids\": [1]}").unwrap();
+    let absent = folder.path().join("absent.jsonl");
+    let error = read_ready_tokens(&[good.clone(), absent.clone()], &OPTIONS).unwrap_err();
+    assert_eq!(error.to_string(), format!("there is no data file {}", absent.display()));
+    let error = read_ready_tokens(&[good, folder.path().to_owned()], &OPTIONS).unwrap_err();
+    assert!(error.to_string().contains(" is a folder: --data takes files"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_are_samples_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = read_files(&[&bytes], &OPTIONS);
+    }
+
+    #[test]
+    fn what_is_written_is_read(rows in proptest::collection::vec(proptest::collection::vec(0_i32..100, 1..8), 1..20)) {
+        let lines: Vec<String> = rows.iter().map(|row| format!("{{\"input_ids\": {row:?}}}")).collect();
+        let text = lines.join("\n");
+        let samples = read(&text).unwrap();
+        prop_assert_eq!(samples.count().get(), rows.len() as u64);
+        for (sample, row) in (0..).zip(&rows) {
+            prop_assert_eq!(samples.ids(sample), &row[..]);
+            prop_assert_eq!(samples.trained(sample), row.len() as u64 - 1);
+        }
+    }
+}
