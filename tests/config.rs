@@ -25,7 +25,7 @@ fn check_says_what_becomes_of_every_key() {
         keys.iter().find(|key| key["path"] == path).unwrap_or_else(|| panic!("{path} has no verdict")).clone()
     };
     assert_eq!(of("train_batch_size")["status"], "honoured");
-    assert_eq!(of("zero_optimization.stage")["status"], "not_yet");
+    assert_eq!(of("zero_optimization.stage")["status"], "honoured");
     assert_eq!(of("zero_optimization.stage3_max_live_parameters")["status"], "no_effect");
     assert_eq!(of("zero_optimization.contiguous_gradients")["status"], "built_in");
     let typo = of("gradient_cliping");
@@ -281,5 +281,21 @@ fn the_schema_is_json_and_explain_knows_every_key_of_a_preset() {
         let ended = zeroth(&["config", "explain", &format!("zero_optimization.{key}")]);
         assert_eq!(ended.code, 0, "{key}");
         assert!(ended.stdout.contains("here"), "{}", ended.stdout);
+    }
+}
+
+#[test]
+fn explain_says_which_values_are_built() {
+    for (key, here) in [
+        ("zero_optimization.stage", "honoured"),
+        ("stage3_prefetch_bucket_size", "honoured, where the other values let it"),
+        ("zero_optimization.offload_param.device", "honoured for \"none\", not yet for \"cpu\", \"nvme\""),
+        ("fp16.enabled", "honoured for false, not yet for true"),
+        ("fp16.loss_scale", "not yet"),
+    ] {
+        let (code, explained) = zeroth_json(&["config", "explain", key]);
+        assert_eq!(code, 0, "{key}");
+        let found = explained["keys"][0]["here"].as_str().unwrap();
+        assert!(found.starts_with(here), "{key}: {found}");
     }
 }

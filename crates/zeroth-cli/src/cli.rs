@@ -41,6 +41,8 @@ pub(crate) enum Format {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Train a model: from a folder and a data file to a trained folder
+    Train(Box<TrainArgs>),
     /// How much memory a job needs, where it fits, and what to change where it does not
     Plan(Box<PlanArgs>),
     /// Understand, check, resolve and write DeepSpeed configs
@@ -59,6 +61,95 @@ pub(crate) enum Command {
         /// bash, elvish, fish, powershell or zsh
         shell: Shell,
     },
+}
+
+#[derive(Debug, Args)]
+#[command(
+    args_override_self = true,
+    after_help = "Example: zeroth train --model my-model --data rows.jsonl --deepspeed zero3 --ranks 2 --output run\n\n\
+                  A key that the file leaves open or sets to \"auto\" takes the flag's value, else its default. A flag that was \
+                  typed and contradicts the file is refused. The run folder holds metrics.jsonl, plan.json, config.json with the \
+                  origin of each value, and the trained model."
+)]
+pub(crate) struct TrainArgs {
+    /// Hugging Face folder, or a name in the local Hugging Face cache; with config.json alone, weights come from --seed
+    #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
+    pub(crate) model: String,
+    /// JSONL files with rows of ready tokens: {"input_ids": [...], "labels": [...]}; -100 is not trained
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Rows to measure the loss on
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) eval_data: Vec<PathBuf>,
+    /// Steps from one evaluation to the next [default: 500]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) eval_steps: Option<u64>,
+    /// zero0, zero1, zero2, zero3 (or with _offload), or a DeepSpeed JSON file
+    #[arg(long, value_name = "NAME|FILE", default_value = "zero2")]
+    pub(crate) deepspeed: String,
+    /// The run's folder
+    #[arg(short, long, alias = "output-dir", value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Ranks on this machine [default: GPUs found, else 1]
+    #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N",
+          value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub(crate) ranks: Option<u64>,
+    /// Where to compute [default: cuda where a GPU is found]
+    #[arg(long, value_enum, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceArg>,
+    /// CPU threads of a rank [default: processors / ranks]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) threads_per_rank: Option<u64>,
+    /// Passes over the data, where --max-steps is not given [default: 3]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub(crate) num_train_epochs: Option<f64>,
+    /// Rows with more tokens are left out and counted [default: the model's longest, at most 2048]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_length: Option<u64>,
+    /// Take only the first rows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_train_samples: Option<u64>,
+    /// A new order in every epoch, by --seed; false takes rows in the file's order
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
+    pub(crate) shuffle: bool,
+    /// Where all chance comes from
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub(crate) seed: u64,
+    /// Steps from one line of progress to the next, where there is no terminal; steps_per_print adds lines [default: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) logging_steps: Option<u64>,
+    /// Steps with a gradient that is not finite that may be skipped before the run stops
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) max_skipped_steps: u64,
+    /// Memory of one device: a run that needs more is refused before it starts [default: what is free]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    pub(crate) device_memory: Option<u64>,
+    /// Memory of the machine for all ranks [default: what is free]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    pub(crate) host_memory: Option<u64>,
+    /// Replace a run that the folder holds; other files stay
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) overwrite_output_dir: bool,
+    /// Resolve, plan, show the first micro-batch with its trained tokens marked, and stop
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) dry_run: bool,
+    /// A timeline of every instruction of every rank, for Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Accepted: there is nothing else to do
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
+    pub(crate) do_train: bool,
+    #[command(flatten)]
+    pub(crate) train: TrainFlags,
+}
+
+/// Where kernels run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The processor
+    Cpu,
+    /// NVIDIA's cards
+    Cuda,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 pub(crate) enum Exit {
     /// Done.
     Done = 0,
+    /// The run failed.
+    Failed = 1,
     /// What was given is wrong: flags, config, model folder.
     Wrong = 2,
     /// It does not fit the memory given.

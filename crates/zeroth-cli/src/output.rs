@@ -64,6 +64,11 @@ pub(crate) fn note(message: &str) {
     let _ = writeln!(std::io::stderr(), "{message}");
 }
 
+/// A line that takes the place of the one before it, on a terminal.
+pub(crate) fn over(line: &str) {
+    let _ = write!(std::io::stderr(), "\r\u{1b}[K{line}");
+}
+
 /// Why it goes no further. A message that begins with its own "error:" comes with its place and caret.
 pub(crate) fn error(message: &str) {
     let prefix = if message.starts_with("error:") { "" } else { "error: " };

@@ -90,6 +90,7 @@ pub fn default(key: &Key) -> String {
 /// What becomes of the key here, in words.
 pub fn here(key: &Key) -> String {
     match key.effect {
+        Effect::Works | Effect::WhileEnabled if key.built == Built::Not => "not yet".to_owned(),
         Effect::Works | Effect::WhileEnabled => {
             let when = match (key.effect, key.idle) {
                 (Effect::WhileEnabled, _) => ", while its section is enabled",
@@ -98,6 +99,7 @@ pub fn here(key: &Key) -> String {
             };
             format!("{}{when}", built(key, "honoured"))
         }
+        Effect::BuiltIn(why) if key.built == Built::Not => format!("not yet; then built in: {why}"),
         Effect::BuiltIn(why) => format!("{}: {why}", built(key, "built in")),
         Effect::Nothing(because) => format!("no effect: {because}"),
         Effect::AsSection => schema::find(key.parent()).next().map(here).unwrap_or_default(),
@@ -125,11 +127,10 @@ fn built(key: &Key, word: &str) -> String {
             format!("{word} for {}, not yet for {rest}", written(key, values))
         }
         Built::Whole => {
-            let is_built = |name: &&&str| {
-                schema::type_of(key).is_none_or(|type_key| type_key.is_built_for(&serde_json::json!(name)))
+            let is_built = |name: &&str| {
+                schema::type_of(key).is_none_or(|type_key| type_key.is_built_for(&(*name).into()))
             };
-            let (built, rest): (Vec<&str>, Vec<&str>) =
-                key.types.iter().partition(|name| is_built(&name));
+            let (built, rest): (Vec<&str>, Vec<&str>) = key.types.iter().partition(|name| is_built(name));
             match (built.is_empty(), rest.is_empty()) {
                 (_, true) => word.to_owned(),
                 (true, false) => "not yet".to_owned(),
@@ -141,10 +142,12 @@ fn built(key: &Key, word: &str) -> String {
 
 /// Values as a file writes them.
 fn written(key: &Key, values: &[&str]) -> String {
-    let is_text = matches!(key.kind, Kind::Text | Kind::OneOf(_));
-    let quoted: Vec<String> =
-        values.iter().map(|value| if is_text { format!("\"{value}\"") } else { (*value).to_owned() }).collect();
-    quoted.join(", ")
+    let written = |value: &&str| match key.kind {
+        Kind::Text | Kind::OneOf(_) => format!("\"{value}\""),
+        Kind::Int if value.parse() == Ok(i64::MAX) => "no limit".to_owned(),
+        _ => (*value).to_owned(),
+    };
+    values.iter().map(written).collect::<Vec<_>>().join(", ")
 }
 
 /// How "auto" is filled, in words.

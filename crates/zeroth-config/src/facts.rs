@@ -62,10 +62,9 @@ impl<'a> Facts<'a> {
     pub fn has_section(&self, section: &str) -> bool {
         match self.values {
             Values::Asked(asked) => asked.has_section(section),
-            Values::Resolved(resolved) => resolved
-                .settings
-                .iter()
-                .any(|setting| setting.key.path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))),
+            Values::Resolved(resolved) => resolved.settings.iter().any(|setting| {
+                setting.key.path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))
+            }),
         }
     }
 

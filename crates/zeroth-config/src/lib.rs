@@ -14,4 +14,5 @@ pub mod read;
 pub mod resolve;
 pub mod schema;
 pub mod snippet;
+pub mod unbuilt;
 pub mod verify;

@@ -16,7 +16,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
-use half::{bf16, f16};
 use zeroth_base::DType;
 use zeroth_device::cpu::{
     self, AdamW, AttentionDims, Dropout, EmbeddingDims, ExactSum, HeadLossDims, LinearDims, Pool,
@@ -24,20 +23,19 @@ use zeroth_device::cpu::{
 };
 use zeroth_device::cuda::CudaDevice;
 use zeroth_device::{
-    AdamNumbers, Control, Device, DeviceError, Kernel, Launch, Queue, Recipe, Record, Report, Span,
-    StepInput, Target,
+    AdamNumbers, Control, Device, Kernel, Launch, Queue, Recipe, Record, Report, Span, StepInput, Tier,
 };
 
-type Outcome = Result<(), DeviceError>;
+#[path = "../tests/cuda/bench.rs"]
+mod bench;
+use bench::{ARENA, Bench, Expected, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
 
-const ARENA: u64 = 3 << 30;
-/// Bytes behind every operand that nobody may touch, and what they hold: NaN in every type.
-const GAP: u64 = 256;
-const POISON: u8 = 0xff;
+/// Bytes of the host's arena.
+const HOST: u64 = 32 << 20;
 
 fn main() -> ExitCode {
     let begin = Instant::now();
-    let device = match CudaDevice::open(0, ARENA, 1 << 20) {
+    let device = match CudaDevice::open(0, ARENA, HOST) {
         Ok(device) => device,
         Err(error) => {
             println!("FAILED to open: {error}");
@@ -49,8 +47,7 @@ fn main() -> ExitCode {
         device.name(),
         begin.elapsed().as_secs_f64()
     );
-    let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
-    let mut bench = Bench { device, pool, dtype: DType::F32, seed: 0, next: 0, wrong: 0 };
+    let mut bench = Bench::new(device);
     let quick = std::env::args().any(|argument| argument == "quick");
     let result = bench.all().and_then(|()| if quick { Ok(()) } else { bench.timings() });
     if let Err(error) = result {
@@ -61,191 +58,9 @@ fn main() -> ExitCode {
     if bench.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What an output must be.
-enum Expected {
-    /// These numbers, as near as rounding explains.
-    Near(DType, Vec<f64>, f64),
-    /// These bytes.
-    Bits(Vec<u8>),
-}
-
-struct Output {
-    span: Span,
-    before: Vec<u8>,
-    expected: Expected,
-}
-
-struct Bench {
-    device: CudaDevice,
-    pool: Pool,
-    dtype: DType,
-    seed: u64,
-    next: u64,
-    wrong: usize,
-}
-
-fn to_bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
-    let narrow = values.iter().map(|&value| value as f32);
-    match dtype {
-        DType::F32 => narrow.flat_map(f32::to_ne_bytes).collect(),
-        DType::Bf16 => narrow.flat_map(|value| bf16::from_f32(value).to_ne_bytes()).collect(),
-        DType::F16 => narrow.flat_map(|value| f16::from_f32(value).to_ne_bytes()).collect(),
-    }
-}
-
-fn from_bytes(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    let wide = |two: &[u8]| u16::from_ne_bytes([two[0], two[1]]);
-    let four = |four: &[u8]| f32::from_ne_bytes([four[0], four[1], four[2], four[3]]);
-    match dtype {
-        DType::F32 => bytes.chunks_exact(4).map(|bytes| f64::from(four(bytes))).collect(),
-        DType::Bf16 => bytes.chunks_exact(2).map(|bytes| bf16::from_bits(wide(bytes)).to_f64()).collect(),
-        DType::F16 => bytes.chunks_exact(2).map(|bytes| f16::from_bits(wide(bytes)).to_f64()).collect(),
-    }
-}
-
-fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a + b).collect()
-}
-
-fn narrow(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|&value| value as f32).collect()
-}
-
 impl Bench {
-    /// Normal numbers as the type at hand stores them: the reference gets what the kernel gets.
-    fn random(&mut self, count: usize) -> Vec<f64> {
-        self.random_of(self.dtype, count)
-    }
-
-    fn random_of(&mut self, dtype: DType, count: usize) -> Vec<f64> {
-        self.seed += 1;
-        let mut values = vec![0.0f32; count];
-        cpu::normal(&self.pool, 77, self.seed, 0, 1.0, &mut values);
-        let values: Vec<f64> = values.iter().map(|&value| f64::from(value)).collect();
-        from_bytes(dtype, &to_bytes(dtype, &values))
-    }
-
-    /// Largest distance, relative to the length of the result, that rounding explains.
-    fn bound(&self, stored: DType) -> f64 {
-        match (stored, self.dtype) {
-            (DType::Bf16, _) => 3e-3,
-            (DType::F16, _) => 5e-4,
-            (DType::F32, DType::F32) => 3e-6,
-            (DType::F32, _) => 1e-5,
-        }
-    }
-
-    fn place(&mut self, bytes: usize) -> Span {
-        let span = Span::device(self.next, bytes as u64);
-        self.next = (span.end() + GAP).next_multiple_of(256);
-        assert!(self.next <= ARENA, "the arena of the self-test is too small");
-        span
-    }
-
-    fn given(&mut self, bytes: &[u8]) -> Result<Span, DeviceError> {
-        let span = self.place(bytes.len());
-        self.device.upload(Queue::Compute, bytes, span)?;
-        Ok(span)
-    }
-
-    fn input(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
-        self.given(&to_bytes(self.dtype, values))
-    }
-
-    fn floats(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
-        self.given(&to_bytes(DType::F32, values))
-    }
-
-    /// An output in the type at hand, written whole.
-    fn written(&mut self, expected: Vec<f64>) -> Output {
-        self.stored(self.dtype, expected, 1.0)
-    }
-
-    /// An output that is written whole; `factor` widens what is allowed.
-    fn stored(&mut self, dtype: DType, expected: Vec<f64>, factor: f64) -> Output {
-        let bytes = expected.len() * dtype.bytes() as usize;
-        let bound = factor * self.bound(dtype);
-        let (span, before) = (self.place(bytes), vec![POISON; bytes]);
-        Output { span, before, expected: Expected::Near(dtype, expected, bound) }
-    }
-
-    /// An output in f32 that is added to.
-    fn added(&mut self, expected: &[f64], factor: f64) -> Output {
-        let before = self.random_of(DType::F32, expected.len());
-        let mut output = self.stored(DType::F32, add(&before, expected), factor);
-        output.before = to_bytes(DType::F32, &before);
-        output
-    }
-
-    fn exact(&mut self, before: Vec<u8>, expected: Vec<u8>) -> Output {
-        Output { span: self.place(expected.len()), before, expected: Expected::Bits(expected) }
-    }
-
-    /// Runs a kernel twice and compares. Everything placed before is forgotten afterwards.
-    fn case(&mut self, shape: &str, kernel: Kernel, outputs: &[Output]) -> Outcome {
-        let (name, dtype) = (kernel.name(), self.dtype);
-        let scratch = self.place(Target::Cuda.scratch(&kernel, dtype) as usize);
-        let launch = Launch { kernel, dtype, scratch };
-        let mut runs = Vec::new();
-        for _ in 0..2 {
-            let poisoned = vec![POISON; scratch.bytes.min(8 << 20) as usize];
-            let part = scratch.part(0, poisoned.len() as u64, 1);
-            self.device.upload(Queue::Compute, &poisoned, part)?;
-            for output in outputs {
-                let behind = Span::device(output.span.end(), GAP);
-                self.device.upload(Queue::Compute, &output.before, output.span)?;
-                self.device.upload(Queue::Compute, &[POISON; GAP as usize], behind)?;
-            }
-            self.device.enqueue(Queue::Compute, &launch)?;
-            self.device.synchronise()?;
-            let mut found = Vec::new();
-            for output in outputs {
-                let mut bytes = vec![0; (output.span.bytes + GAP) as usize];
-                let with_gap = Span { bytes: bytes.len() as u64, ..output.span };
-                self.device.download(Queue::Compute, with_gap, &mut bytes)?;
-                found.push(bytes);
-            }
-            runs.push(found);
-        }
-        for (number, (output, bytes)) in outputs.iter().zip(&runs[0]).enumerate() {
-            let (bytes, gap) = bytes.split_at(output.span.bytes as usize);
-            let mut problems = Vec::new();
-            if gap.iter().any(|&byte| byte != POISON) {
-                problems.push("writes behind its output");
-            }
-            if runs[0][number] != runs[1][number] {
-                problems.push("other bits in the second run");
-            }
-            let error = match &output.expected {
-                Expected::Bits(expected) => {
-                    let same = bytes == expected.as_slice();
-                    if !same {
-                        problems.push("other bits than the processor's");
-                    }
-                    f64::from(u8::from(!same))
-                }
-                Expected::Near(stored, expected, bound) => {
-                    let (distance, largest) = distances(&from_bytes(*stored, bytes), expected);
-                    // A single wrong element shows in the largest, and NaN in both.
-                    if !(distance <= *bound && largest <= 8.0 * bound) {
-                        problems.push("too far from the reference");
-                    }
-                    largest
-                }
-            };
-            let verdict = if problems.is_empty() {
-                "ok".to_owned()
-            } else {
-                format!("FAILED: {}", problems.join(", "))
-            };
-            self.wrong += usize::from(!problems.is_empty());
-            println!("{name} {dtype} {shape} output {number}: max error {error:.2e} {verdict}");
-        }
-        self.next = 0;
-        Ok(())
-    }
-
     fn all(&mut self) -> Outcome {
+        self.queues()?;
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             self.dtype = dtype;
             for (rows, inputs, outputs) in
@@ -280,6 +95,34 @@ impl Bench {
         // Two slices.
         self.dtype = DType::Bf16;
         self.head(HeadLossDims { rows: 300, hidden: 8, vocab: 200_003 })
+    }
+
+    /// Up on one queue, over to the host's arena on another, and down on a third; each waits for the one before.
+    fn queues(&mut self) -> Outcome {
+        let values = self.random(5_000_001);
+        let (bytes, from_type) = (to_bytes(DType::F32, &values), DType::F32);
+        let (from, to) =
+            (self.place(bytes.len()), Span { tier: Tier::Host, at: 256, bytes: bytes.len() as u64 });
+        let kernel = Kernel::Convert { from, from_type, to, to_type: DType::F32 };
+        let launch = Launch { kernel, dtype: DType::F32, scratch: Span::device(0, 0) };
+        let mut found = vec![0; bytes.len()];
+        self.device.marks(2)?;
+        self.device.upload(Queue::Upload, &bytes, from)?;
+        self.device.mark(Queue::Upload, 0)?;
+        self.device.wait(Queue::Compute, 0)?;
+        self.device.enqueue(Queue::Compute, &launch)?;
+        self.device.mark(Queue::Compute, 1)?;
+        self.device.wait(Queue::Download, 1)?;
+        self.device.download(Queue::Download, to, &mut found)?;
+        let beyond = Span::device(ARENA - 4, 8);
+        let refused = self.device.mark(Queue::Comm, 2).is_err()
+            && self.device.upload(Queue::Upload, &[0; 8], beyond).is_err()
+            && self.device.capacity(Tier::Host) == HOST;
+        let verdict = if found == bytes && refused { "ok" } else { "FAILED" };
+        self.wrong += usize::from(verdict != "ok");
+        println!("queues, marks and arenas, {} bytes: {verdict}", bytes.len());
+        self.next = 0;
+        Ok(())
     }
 
     fn linear(&mut self, dims: LinearDims, by: &str) -> Outcome {
@@ -319,7 +162,8 @@ impl Bench {
         let (dims, shape) = (RmsNormDims { rows, width, eps: 1e-5 }, format!("{rows}x{width}"));
         let (x, residual, w) = (self.random(rows * width), self.random(rows * width), self.random(width));
         let [y, rstd] = reference::rms_norm(dims, &x, &w);
-        let outputs = [self.written(y), self.stored(DType::F32, rstd.clone(), 1.0)];
+        // y is rounded twice, as transformers has it.
+        let outputs = [self.stored(self.dtype, y, 2.0), self.stored(DType::F32, rstd.clone(), 1.0)];
         let (x_span, w_span) = (self.input(&x)?, self.input(&w)?);
         let kernel =
             Kernel::RmsNorm { dims, x: x_span, w: w_span, y: outputs[0].span, rstd: outputs[1].span };
@@ -327,7 +171,8 @@ impl Bench {
         // The sum is rounded before it is normed.
         let h = from_bytes(self.dtype, &to_bytes(self.dtype, &add(&x, &residual)));
         let [y, h_rstd] = reference::rms_norm(dims, &h, &w);
-        let outputs = [self.written(h), self.written(y), self.stored(DType::F32, h_rstd, 1.0)];
+        let outputs =
+            [self.written(h), self.stored(self.dtype, y, 2.0), self.stored(DType::F32, h_rstd, 1.0)];
         let (x_span, residual, w_span) = (self.input(&x)?, self.input(&residual)?, self.input(&w)?);
         let [h, y, rstd_span] = [0, 1, 2].map(|number| outputs[number].span);
         let kernel = Kernel::AddRmsNorm { dims, x: x_span, residual, w: w_span, h, y, rstd: rstd_span };
@@ -382,8 +227,8 @@ impl Bench {
             self.case(&format!("{count} to {to_type}"), kernel, &[output])?;
         }
         for add_to in [false, true] {
-            let sum = |at: usize| (a[at] as f32 + b[at] as f32) + dy_at(&self.seed, at);
-            let third: Vec<f64> = (0..count).map(|at| f64::from(dy_at(&self.seed, at))).collect();
+            let third = self.random(count);
+            let sum = |at: usize| (a[at] as f32 + b[at] as f32) + third[at] as f32;
             let before = vec![0.5f32; count];
             let sums: Vec<f32> =
                 (0..count).map(|at| if add_to { before[at] + sum(at) } else { sum(at) }).collect();
@@ -488,75 +333,37 @@ impl Bench {
         let (x, w) = (self.random(rows * hidden), self.random(vocab * hidden));
         let (loss_weight, loss_scale) = (0.125, 1024.0);
         let (loss, [dx, dw]) = reference::head_loss(dims, &x, &w, &labels, loss_weight * loss_scale);
-        // A sum in f64 of losses in f32.
-        let of_loss = |bench: &mut Self| {
-            let span = bench.place(8);
-            (
-                span,
-                Output { span, before: 3.0f64.to_ne_bytes().to_vec(), expected: Expected::Bits(Vec::new()) },
-            )
+        let loss = Output {
+            span: Span::device(0, 8),
+            before: 3.0f64.to_ne_bytes().to_vec(),
+            expected: Expected::Sum(3.0 + loss),
         };
-        let (span, output) = of_loss(self);
+        let evaluated = Output { span: self.place(8), ..loss.clone() };
         let kernel = Kernel::HeadLoss {
             dims,
             x: self.input(&x)?,
             w: self.input(&w)?,
             labels: self.given(cast_slice(&labels))?,
-            loss: span,
+            loss: evaluated.span,
         };
-        self.loss_case(&shape, kernel, output, &[], 3.0 + loss)?;
-        let (span, output) = of_loss(self);
-        // The gradient of the logits is rounded to the type at hand on its way to dw.
+        self.case(&shape, kernel, &[evaluated])?;
+        // The gradient of the logits is rounded to the type at hand on its way to dx and dw.
         let rounded = self.bound(self.dtype) / self.bound(DType::F32);
-        let outputs = [self.written(dx), self.added(&dw, rounded)];
+        let trained = Output { span: self.place(8), ..loss };
+        let outputs = [trained, self.stored(self.dtype, dx, 2.0), self.added(&dw, rounded)];
         let input = StepInput { loss_weight, ..StepInput::zeroed() };
         let kernel = Kernel::HeadLossBackward {
             dims,
             x: self.input(&x)?,
             w: self.input(&w)?,
             labels: self.given(cast_slice(&labels))?,
-            loss: span,
+            loss: outputs[0].span,
             input: self.given(bytes_of(&input))?,
             control: self.given(bytes_of(&Control::new(loss_scale)))?,
-            dx: outputs[0].span,
-            dw: outputs[1].span,
+            dx: outputs[1].span,
+            dw: outputs[2].span,
         };
-        self.loss_case(&shape, kernel, output, &outputs, 3.0 + loss)
-    }
-
-    /// A case whose first output is a loss in f64. Its bits are those of the first run, which must be near.
-    fn loss_case(
-        &mut self,
-        shape: &str,
-        kernel: Kernel,
-        mut loss: Output,
-        rest: &[Output],
-        near: f64,
-    ) -> Outcome {
-        let dtype = self.dtype;
-        let scratch = self.place(Target::Cuda.scratch(&kernel, dtype) as usize);
-        let launch = Launch { kernel: kernel.clone(), dtype, scratch };
-        self.device.upload(Queue::Compute, &loss.before, loss.span)?;
-        self.device.enqueue(Queue::Compute, &launch)?;
-        let mut bytes = [0; 8];
-        self.device.download(Queue::Compute, loss.span, &mut bytes)?;
-        let error = (f64::from_ne_bytes(bytes) - near).abs() / near.abs();
-        // Not so: NaN is wrong, too.
-        let wrong = !(error <= 1e-5);
-        self.wrong += usize::from(wrong);
-        let verdict = if wrong { "FAILED" } else { "ok" };
-        println!("{} {dtype} {shape} loss: error {error:.2e} {verdict}", launch.kernel.name());
-        loss.expected = Expected::Bits(bytes.to_vec());
-        let mut outputs = vec![loss];
-        outputs.extend(rest.iter().map(|output| Output {
-            span: output.span,
-            before: output.before.clone(),
-            expected: match &output.expected {
-                Expected::Near(dtype, values, bound) => Expected::Near(*dtype, values.clone(), *bound),
-                Expected::Bits(bits) => Expected::Bits(bits.clone()),
-            },
-        }));
-        self.case(shape, kernel, &outputs)
+        self.case(&shape, kernel, &outputs)
     }
 
     fn step(&mut self) -> Outcome {
@@ -698,25 +505,6 @@ impl Bench {
         let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
         self.time(2.5 * flops, kernel)
     }
-
-    fn time(&mut self, flops: f64, kernel: Kernel) -> Outcome {
-        let next = self.next;
-        let scratch = self.place(Target::Cuda.scratch(&kernel, self.dtype) as usize);
-        let launch = Launch { kernel, dtype: self.dtype, scratch };
-        for _ in 0..2 {
-            self.device.enqueue(Queue::Compute, &launch)?;
-        }
-        self.device.synchronise()?;
-        let (begin, runs) = (Instant::now(), 10);
-        for _ in 0..runs {
-            self.device.enqueue(Queue::Compute, &launch)?;
-        }
-        self.device.synchronise()?;
-        let seconds = begin.elapsed().as_secs_f64() / f64::from(runs);
-        println!("{}: {:.3} ms, {:.1} TFLOP/s", launch.kernel.name(), seconds * 1e3, flops / seconds * 1e-12);
-        self.next = next;
-        Ok(())
-    }
 }
 
 type AttentionCase = (usize, usize, usize, usize, Option<usize>, &'static [u32]);
@@ -733,30 +521,13 @@ const ATTENTION: &[AttentionCase] = &[
     (70, 3, 1, 256, None, &[0, 1, 2, 3, 65]),
 ];
 
-/// A third rank's number, exact in every type.
-fn dy_at(seed: &u64, at: usize) -> f32 {
-    ((at as u64 + seed) % 17) as f32 * 0.25 - 2.0
-}
-
 fn exact_sum(pool: &Pool, values: &[f64]) -> ExactSum {
     let values = narrow(values);
     let mut sums = vec![0.0; values.len().div_ceil(cpu::BLOCK)];
     cpu::block_squares(pool, &values, &mut sums);
     let mut total = ExactSum::zeroed();
-    sums.iter().for_each(|&sum| total.add(sum));
-    total
-}
-
-/// The distance relative to the length of what is expected, and the largest relative to its largest.
-fn distances(found: &[f64], expected: &[f64]) -> (f64, f64) {
-    let (mut distance, mut length, mut largest, mut peak) = (0.0, 0.0, 0.0f64, 0.0f64);
-    for (found, expected) in found.iter().zip(expected) {
-        let apart = (found - expected).abs();
-        distance += apart * apart;
-        length += expected * expected;
-        // `max` would pass over NaN.
-        largest = if apart <= largest { largest } else { apart };
-        peak = peak.max(expected.abs());
+    for sum in sums {
+        total.add(sum);
     }
-    ((distance / length.max(f64::MIN_POSITIVE)).sqrt(), largest / peak.max(f64::MIN_POSITIVE))
+    total
 }

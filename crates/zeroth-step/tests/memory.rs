@@ -7,7 +7,6 @@ use zeroth_base::DType;
 use zeroth_device::Target;
 use zeroth_graph::{Backward, Graph};
 use zeroth_model::{Batch, ModelConfig, forward, table};
-use zeroth_step::Layout;
 use zeroth_step::program::{Category, Memory, Settings, Types, bytes, compile};
 
 const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
@@ -15,6 +14,7 @@ const SETTINGS: Settings = Settings {
     stage: 3,
     accumulation: 1,
     types: BF16,
+    persistence: 0,
     reduce_bucket: 200_000_000,
     max_live: 1_000_000_000,
     max_reuse: 0,
@@ -36,7 +36,7 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
 }
 
 fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) -> Memory {
-    let program = compile(graph, backward, Layout::new(graph, ranks, 0), &settings).unwrap();
+    let program = compile(graph, backward, ranks, &settings).unwrap();
     let rows = graph.info(graph.inputs[0]).rows;
     bytes(&program, graph, backward, Target::Cpu { threads: 2 }, &[rows])
 }

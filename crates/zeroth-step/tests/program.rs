@@ -11,7 +11,6 @@ use job::{BF16, F32, Golden, ROOMY, Setup};
 use proptest::prelude::*;
 use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph};
-use zeroth_step::Layout;
 use zeroth_step::program::{Action, Program, ProgramError, SectionMemory, Settings, Types, compile};
 use zeroth_step::run::Compiled;
 
@@ -39,7 +38,7 @@ fn a_large_reuse_distance_keeps_what_a_small_one_lets_go() {
     let (graph, backward) = graph(SIZES);
     let gathers = |max_reuse| {
         let settings = Settings { max_reuse, ..ROOMY };
-        let program = compile(&graph, &backward, Layout::new(&graph, 2, 0), &settings).unwrap();
+        let program = compile(&graph, &backward, 2, &settings).unwrap();
         program.check(u64::MAX).unwrap().gathers
     };
     // Four units: the embedding is gathered once (its gradient needs no weights), the head once, blocks twice.
@@ -53,7 +52,7 @@ fn a_prefetched_gather_stands_before_the_unit_in_front_of_it_is_done() {
     // How many instructions lie between a gather and the first that reads its flat, at most.
     let ahead = |prefetch| {
         let settings = Settings { prefetch, overlap: true, ..ROOMY };
-        let program = compile(&graph, &backward, Layout::new(&graph, 2, 0), &settings).unwrap();
+        let program = compile(&graph, &backward, 2, &settings).unwrap();
         program.check(u64::MAX).unwrap();
         let instructions = &program.sections[0].instructions;
         let gathers =
@@ -76,14 +75,14 @@ fn a_prefetched_gather_stands_before_the_unit_in_front_of_it_is_done() {
 fn a_stage_that_zero_does_not_have_is_refused() {
     let (graph, backward) = graph(SIZES);
     let settings = Settings { stage: 4, ..ROOMY };
-    let refused = compile(&graph, &backward, Layout::new(&graph, 2, 0), &settings);
+    let refused = compile(&graph, &backward, 2, &settings);
     assert_eq!(refused.unwrap_err(), ProgramError::Stage { stage: 4 });
 }
 
 #[test]
 fn the_check_finds_a_missing_gather_and_a_lost_reduction() {
     let (graph, backward) = graph(SIZES);
-    let program = compile(&graph, &backward, Layout::new(&graph, 2, 0), &ROOMY).unwrap();
+    let program = compile(&graph, &backward, 2, &ROOMY).unwrap();
     let without = |drop: fn(&Action) -> bool| {
         let mut broken = program.clone();
         let instructions = &mut broken.sections[0].instructions;
@@ -201,8 +200,8 @@ proptest! {
         let golden = model((2 * hidden, heads * kv_heads, kv_heads, blocks, vocab, tied));
         let types = if narrow { BF16 } else { F32 };
         let settings =
-            Settings { stage, accumulation, types, reduce_bucket, max_live, max_reuse, prefetch, overlap };
-        let setup = Setup { ranks, persistence, settings, ..Setup::default() };
+            Settings { stage, accumulation, types, persistence, reduce_bucket, max_live, max_reuse, prefetch, overlap };
+        let setup = Setup { ranks, settings, ..Setup::default() };
         let compiled = golden.compile(&setup);
         let residency = compiled.program.check(max_live).unwrap();
         if stage < 3 {
@@ -239,9 +238,9 @@ proptest! {
         let plain = Settings { stage: if accumulation > 1 { stage / 2 * 2 } else { 0 }, accumulation, types, ..ROOMY };
         let expected = golden.train(&Setup { ranks, settings: plain, steps: 2, ..Setup::default() });
         let settings =
-            Settings { stage, reduce_bucket, max_live, max_reuse, prefetch, overlap: true, ..plain };
+            Settings { stage, persistence, reduce_bucket, max_live, max_reuse, prefetch, overlap: true, ..plain };
         let chaos = Some(u64::from(seed));
-        let setup = Setup { ranks, persistence, threads, settings, steps: 2, chaos, ..Setup::default() };
+        let setup = Setup { ranks, threads, settings, steps: 2, chaos, ..Setup::default() };
         let found = golden.train(&setup);
         prop_assert_eq!(&expected.records, &found.records);
         prop_assert!(expected.weights == found.weights);

@@ -27,16 +27,9 @@ fn programs(ranks: u64, accumulation: u64, micro_batch: u64, stages: &[u8], type
             (20_000, 8000, huge, 5000, true, 700, 1),
             (huge, huge, huge, huge, true, 1_000_000, 1),
         ] {
-            let settings = Settings { reduce_bucket, max_live, max_reuse, prefetch, overlap, ..base };
-            let setup = Setup {
-                steps: STEPS,
-                ranks,
-                micro_batch,
-                persistence,
-                threads,
-                settings,
-                ..Setup::default()
-            };
+            let settings =
+                Settings { persistence, reduce_bucket, max_live, max_reuse, prefetch, overlap, ..base };
+            let setup = Setup { steps: STEPS, ranks, micro_batch, threads, settings, ..Setup::default() };
             all.push(setup);
         }
     }

@@ -3,7 +3,7 @@
 //! Positions run step by step, then micro-batch, then rank, then place in the micro-batch, so that the samples of a
 //! step are the same on any number of ranks. What a step trains is counted from the samples, not asked of other ranks.
 
-use bytemuck::{Pod, Zeroable};
+use zeroth_device::cpu::RowKey;
 
 use crate::data::{IGNORED, Samples};
 use crate::order::{Order, Place};
@@ -31,31 +31,19 @@ impl BatchShape {
     }
 }
 
-/// The token that a row of the step holds: the key of its random numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct RowKey {
-    /// The sample in the data.
-    pub sample: u64,
-    /// The token's place in the sample.
-    pub position: u32,
-    /// The epoch in which the sample is taken.
-    pub epoch: u32,
-}
-
 /// What one rank computes at a time. Its buffers are used again from step to step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MicroBatch {
-    /// The tokens, samples end to end, then zeros up to the rows asked for.
+    /// The tokens, samples end to end.
     pub ids: Vec<i32>,
-    /// What each token is to predict: the label of the next one. -100 at the end of a sample, where nothing is
-    /// trained, and in rows that were added.
+    /// What each token is to predict: the label of the next one. -100 at the end of a sample and where nothing is
+    /// trained.
     pub labels: Vec<i32>,
-    /// Each token's place in its sample; 0 in rows that were added.
+    /// Each token's place in its sample.
     pub positions: Vec<i32>,
     /// Where each sample begins and, last, where the last one ends.
     pub starts: Vec<u32>,
-    /// The keys of the rows; zeros in rows that were added.
+    /// The keys of the rows.
     pub keys: Vec<RowKey>,
 }
 
@@ -71,9 +59,9 @@ impl MicroBatch {
         }
     }
 
-    /// Tokens in it, without the rows that were added.
+    /// Tokens in it.
     pub fn tokens(&self) -> usize {
-        self.starts.last().map_or(0, |&end| end as usize)
+        self.ids.len()
     }
 
     fn clear(&mut self) {
@@ -95,14 +83,8 @@ impl MicroBatch {
         self.keys.extend((0..ids.len() as u32).map(key));
     }
 
-    fn pad(&mut self, rows: usize) {
-        let tokens = self.ids.len();
-        assert!(tokens <= rows, "a micro-batch of {tokens} tokens does not fit {rows} rows");
-        self.starts.push(tokens as u32);
-        self.ids.resize(rows, 0);
-        self.labels.resize(rows, IGNORED);
-        self.positions.resize(rows, 0);
-        self.keys.resize(rows, RowKey::default());
+    fn end(&mut self) {
+        self.starts.push(self.ids.len() as u32);
     }
 }
 
@@ -135,16 +117,18 @@ impl<'a> Batches<'a> {
         self.places(step, micro, rank).map(|place| self.samples.length(place.sample)).sum()
     }
 
-    /// Fills `into` with a micro-batch, with zeros up to `rows` rows.
-    ///
-    /// # Panics
-    /// Where it has more tokens than `rows`: [`crate::RowSizes`] covers every micro-batch of the run.
-    pub fn fill(&self, step: u64, micro: u64, rank: u64, rows: usize, into: &mut MicroBatch) {
+    /// Fills `into` with a micro-batch.
+    pub fn fill(&self, step: u64, micro: u64, rank: u64, into: &mut MicroBatch) {
+        self.fill_some(self.shape.position(step, micro, rank), self.shape.micro_batch, into);
+    }
+
+    /// Fills `into` with so many samples from a position on; with none it is empty.
+    pub fn fill_some(&self, position: u64, samples: u64, into: &mut MicroBatch) {
         into.clear();
-        for place in self.places(step, micro, rank) {
+        for place in self.order.from(position).take(samples as usize) {
             into.push(self.samples, place);
         }
-        into.pad(rows);
+        into.end();
     }
 
     /// Tokens of a step, over all ranks and micro-batches.

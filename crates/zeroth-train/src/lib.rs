@@ -8,19 +8,30 @@
 mod batch;
 mod curve;
 pub mod data;
+mod evaluate;
+mod export;
+pub mod from_config;
+mod job;
 mod metrics;
 mod order;
 mod permutation;
 pub mod progress;
+mod rank;
+mod resident;
 mod row_sizes;
 mod run_folder;
 mod run_lock;
 mod schedule;
+mod weights;
 
-pub use batch::{BatchShape, Batches, MicroBatch, RowKey};
+pub use batch::{BatchShape, Batches, MicroBatch};
 pub use curve::loss_curve;
+pub use export::ExportError;
+pub use job::{Evaluation, Job, JobError};
 pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_losses};
 pub use order::{Length, LengthError, Order, Place};
+pub use rank::{Chores, Done, Ended, TrainError, train};
+pub use resident::resident_bytes;
 pub use row_sizes::RowSizes;
 pub use run_folder::{Existing, RunFolder, RunFolderError};
 pub use run_lock::LockError;
@@ -28,3 +39,4 @@ pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
 };
+pub use weights::Weights;

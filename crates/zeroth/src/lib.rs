@@ -5,7 +5,10 @@
 pub mod planning;
 
 pub use zeroth_base as base;
+pub use zeroth_comm as comm;
 pub use zeroth_config as config;
 pub use zeroth_device as device;
+pub use zeroth_graph as graph;
 pub use zeroth_model as model;
 pub use zeroth_step as step;
+pub use zeroth_train as train;

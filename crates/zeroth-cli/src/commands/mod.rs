@@ -9,6 +9,7 @@ mod init;
 mod plan;
 mod presets;
 mod resolve;
+mod train;
 mod verify;
 
 use clap::CommandFactory;
@@ -19,6 +20,7 @@ use crate::output::{self, Output};
 
 pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
     match command {
+        Command::Train(arguments) => train::run(&arguments, output),
         Command::Plan(arguments) => plan::run(&arguments, output),
         Command::Config(config) => match config {
             ConfigCommand::New(arguments) => generate::new(&arguments, output),

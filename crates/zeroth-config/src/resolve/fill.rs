@@ -185,7 +185,11 @@ impl<'a> Filler<'a> {
             return None;
         }
         let value = self.default(key)?;
-        Some(Setting { key, value, origin: Origin::Default })
+        let origin = match key.path {
+            "zeroth.recompute" if self.recomputes() => self.why_recomputed(),
+            _ => Origin::Default,
+        };
+        Some(Setting { key, value, origin })
     }
 
     /// Whether an absent key is filled by its rule even though no flag was typed. A section in the file wins over
@@ -223,6 +227,13 @@ impl<'a> Filler<'a> {
     fn recomputes(&self) -> bool {
         self.request.asked.has_section("activation_checkpointing")
             || self.request.flags.gradient_checkpointing == Some(true)
+    }
+
+    fn why_recomputed(&self) -> Origin {
+        if self.request.flags.gradient_checkpointing == Some(true) {
+            return Origin::Flag("--gradient-checkpointing");
+        }
+        Origin::Auto("the file has the section activation_checkpointing".to_owned())
     }
 
     /// What a rule gives, and the rule in words; `None` where something it needs is not known.

@@ -11,14 +11,18 @@ pub(super) const KEYS: &[Key] = &[
     Key::section("activation_checkpointing")
         .does("Keeps few activations from forward to backward and computes the rest again; here the section works by itself.")
         .set("{} turns it on for every block; zeroth.recompute chooses finer")
-        .read_by(Reader::Checkpoint),
+        .read_by(Reader::Checkpoint)
+        .not_yet()
+        .unless(when::blocks_are_recomputed),
     Key::bool("activation_checkpointing.partition_activations", false)
         .does("Cuts kept activations across model-parallel ranks.")
         .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to cut, and nothing is saved"),
     Key::bool("activation_checkpointing.cpu_checkpointing", false)
         .does("Parks kept activations in host memory until backward.")
         .set("true when recomputing alone does not fit")
-        .read_by(Reader::Checkpoint),
+        .read_by(Reader::Checkpoint)
+        .not_yet()
+        .unless(when::blocks_are_recomputed),
     Key::bool("activation_checkpointing.contiguous_memory_optimization", false)
         .does("Puts kept activations end to end.")
         .built_in("every buffer has a planned place in one arena; there is no fragmentation"),
@@ -28,7 +32,9 @@ pub(super) const KEYS: &[Key] = &[
         .does("How many activations are kept: the input of every k-th block, so that there are this many.")
         .set("leave it out (one a block)")
         .read_by(Reader::Checkpoint)
-        .auto(AutoRule::Blocks),
+        .auto(AutoRule::Blocks)
+        .not_yet()
+        .unless(when::blocks_are_recomputed),
     Key::bool("activation_checkpointing.synchronize_checkpoint_boundary", false)
         .does("Waits for the device at each checkpoint.")
         .nothing("operations wait for exactly what they need"),
@@ -40,28 +46,33 @@ pub(super) const KEYS: &[Key] = &[
         .or_rule("block with activation_checkpointing or --gradient-checkpointing, else none")
         .does("What backward computes again: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
         .set("norm_swiglu first: it saves a third for almost no time")
-        .read_by(Reader::Checkpoint),
+        .read_by(Reader::Checkpoint)
+        .only(&["none"], "write zeroth.recompute: \"none\", or leave out the section activation_checkpointing and --gradient-checkpointing"),
     Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
         .or_text("exact")
         .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")
         .set("exact, or fast with hundreds of ranks")
-        .read_by(Reader::Collectives),
+        .read_by(Reader::Collectives)
+        .only(&["exact"], "write \"exact\""),
     Key::new("zeroth.moments", Kind::OneOf(&["fp32", "bf16"]))
         .or_text("fp32")
         .does("The type of the optimizer's moments.")
         .set("fp32; bf16 saves 4 bytes a parameter")
-        .read_by(Reader::Update),
+        .read_by(Reader::Update)
+        .only(&["fp32"], "write \"fp32\""),
     Key::bool("zeroth.stochastic_rounding", true)
         .does("Rounds bf16 moments up or down by chance, so that small changes are not lost.")
         .set("true")
         .read_by(Reader::Update)
+        .not_yet()
         .unless(when::moments_are_16_bit),
     Key::int("zeroth.update_window", 0)
         .or_rule("as many as host staging allows")
         .in_("units")
         .does("How many units' updates may still run while the next forward begins; 0 finishes the update first.")
         .set("leave it out")
-        .read_by(Reader::Overlap),
+        .read_by(Reader::Overlap)
+        .not_yet(),
     Key::new("zeroth.decay", Kind::OneOf(&["matrices", "all"]))
         .or_text("matrices")
         .does("Which parameters decay: matrices only, as Hugging Face does, or all, as DeepSpeed does.")

@@ -35,9 +35,10 @@ pub(super) const KEYS: &[Key] = &[
         .auto(AutoRule::Clipping),
     Key::new("communication_data_type", COMM_TYPES)
         .or_rule("the type of the run: bf16, fp16 or fp32")
-        .does("The type gradients are rounded to, once, before ranks exchange them; they are added in f32.")
+        .does("The type gradients are rounded to, once, before ranks add them in f32.")
         .set("leave it out, or fp32 to round nothing")
-        .read_by(Reader::Reduce),
+        .read_by(Reader::Reduce)
+        .only(&["bf16", "fp32"], "write \"bf16\" or \"fp32\""),
     Key::new("seq_parallel_communication_data_type", COMM_TYPES)
         .or_text("fp32")
         .does("The same among ranks that share a sequence.")
@@ -70,25 +71,29 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("wall_clock_breakdown", false)
         .does("Prints where the time of a step goes: forward, backward, communication, update.")
         .set("true when looking for time")
-        .read_by(Reader::Loop),
+        .read_by(Reader::Loop)
+        .only(&["false"], "metrics.jsonl has the time of every step"),
     Key::bool("memory_breakdown", false)
         .does("Prints memory by category and phase.")
         .set("true when looking for memory; the plan at the start shows the same numbers")
-        .read_by(Reader::Loop),
+        .read_by(Reader::Loop)
+        .only(&["false"], "the plan at the start of a run has memory by category"),
     Key::bool("dump_state", false)
         .does("Prints the whole configuration once.")
         .built_in("the run folder holds the resolved config with the origin of each value"),
     Key::new("log_level", Kind::OneOf(&["debug", "info", "warning", "warn", "error", "critical"]))
         .does("How much is logged.")
         .set("leave it out; info")
-        .read_by(Reader::Loop),
+        .read_by(Reader::Loop)
+        .not_yet(),
     Key::bool("zero_allow_untested_optimizer", false)
         .does("Lets an optimizer run that was not tested with ZeRO.")
         .auto(AutoRule::UntestedOptimizer)
         .nothing("every optimizer here is tested at every stage; there are no foreign ones"),
     Key::bool("zero_force_ds_cpu_optimizer", true)
         .does("Insists on DeepSpeed's own optimizer on the host.")
-        .built_in("an offloaded update always runs in our own host kernels"),
+        .built_in("an offloaded update always runs in our own host kernels")
+        .not_yet(),
     Key::bool("dataloader_drop_last", false)
         .does("Drops an epoch's last, incomplete batch.")
         .nothing("a step always has train_batch_size samples: an epoch's remainder flows into the next"),

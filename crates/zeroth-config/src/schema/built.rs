@@ -66,7 +66,10 @@ mod tests {
         for open in [json!("auto"), Json::Null] {
             assert!(key("zero_optimization.offload_param.device").is_built_for(&open), "its default is none");
             assert!(key("fp16.enabled").is_built_for(&open), "a rule fills it");
-            assert!(!key("scheduler.params.cycle_momentum").is_built_for(&open), "DeepSpeed's default is true");
+            assert!(
+                !key("scheduler.params.cycle_momentum").is_built_for(&open),
+                "DeepSpeed's default is true"
+            );
         }
     }
 

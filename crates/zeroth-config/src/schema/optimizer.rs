@@ -2,7 +2,7 @@
 
 use super::key::{AutoRule, DefaultValue, Key, Kind, Reader};
 
-/// Optimizers that zeroth will run, as DeepSpeed spells them.
+/// Optimizers that zeroth knows, as DeepSpeed spells them; the entry of `optimizer.type` says which are built.
 pub const OPTIMIZERS: &[&str] = &["Adam", "AdamW", "SGD", "Lion", "Adagrad"];
 
 /// Optimizers that DeepSpeed takes, itself or from torch.optim, and zeroth does not have.
@@ -39,7 +39,8 @@ pub(super) const KEYS: &[Key] = &[
         .or_text("AdamW")
         .does("Adam, AdamW, SGD, Lion or Adagrad.")
         .set("AdamW")
-        .read_by(Reader::Update),
+        .read_by(Reader::Update)
+        .only(&["Adam", "AdamW"], "write \"AdamW\""),
     Key::section("optimizer.params").does("The parameters of the optimizer.").read_by(Reader::Update),
     Key::bool("optimizer.legacy_fusion", false)
         .does("DeepSpeed's old fused 16-bit optimizer.")
@@ -108,11 +109,13 @@ pub(super) const KEYS: &[Key] = &[
         .does("Corrects the moments for starting at zero.")
         .set("true")
         .read_by(Reader::Update)
+        .only(&["true"], "write true: the moments are always corrected")
         .of(ADAM),
     Key::bool("optimizer.params.adam_w_mode", true)
         .does("Decays weights apart from the gradient (AdamW); true even for type \"Adam\", as in DeepSpeed.")
         .set("true")
         .read_by(Reader::Update)
+        .only(&["true"], "write true: weights decay apart from the gradient")
         .of(ADAM),
     Key::bool("optimizer.params.amsgrad", false)
         .does("Keeps the largest second moment seen.")

@@ -11,12 +11,14 @@ pub(super) const KEYS: &[Key] = &[
         .does("Stores weights and activations in fp16, with fp32 master weights and a loss scale.")
         .set("\"auto\"; bf16 needs no loss scale, so prefer it on cards that have it (compute capability 8.0)")
         .read_by(Reader::Update)
+        .only(&["false"], "train in bf16: fp16.enabled false and bf16.enabled true, or --bf16")
         .auto(AutoRule::Fp16),
     Key::float("fp16.loss_scale", 0.0)
         .or_float(0.0)
         .does("A fixed loss scale; 0 lets it move.")
         .set("0")
         .read_by(Reader::Update)
+        .not_yet()
         .unless(when::fp16_on),
     Key::int("fp16.initial_scale_power", 0)
         .at_most(126.0)
@@ -25,6 +27,7 @@ pub(super) const KEYS: &[Key] = &[
         .does("The loss scale starts at 2 to this power.")
         .set("16; 12 skips fewer steps at the start")
         .read_by(Reader::Update)
+        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::int("fp16.loss_scale_window", 0)
         .or_int(1000)
@@ -32,6 +35,7 @@ pub(super) const KEYS: &[Key] = &[
         .does("A moving loss scale doubles after this many steps without overflow, at least 1.")
         .set("1000")
         .read_by(Reader::Update)
+        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::int("fp16.hysteresis", 1)
         .or_int(2)
@@ -39,24 +43,27 @@ pub(super) const KEYS: &[Key] = &[
         .does("The loss scale halves at this many overflows, not before.")
         .set("2")
         .read_by(Reader::Update)
+        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::bool("fp16.consecutive_hysteresis", false)
         .does("Counts only overflows in a row: a clean step sets the count back.")
         .set("false")
         .read_by(Reader::Update)
+        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::float("fp16.min_loss_scale", 0.0)
         .or_float(1.0)
         .does("A moving loss scale does not fall below this, which is above 0; an overflow there stops the run.")
         .set("1")
         .read_by(Reader::Update)
+        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::bool("fp16.auto_cast", false)
         .does("Casts a model's inputs to fp16.")
         .nothing("inputs are token numbers; there is nothing to cast"),
     Key::bool("fp16.fp16_master_weights_and_grads", false)
         .does("Keeps master weights and gradients in fp16 too.")
-        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller")
+        .lacking("master weights are always fp32")
         .unless(when::fp16_on),
     Key::section("bf16").named(&["bfloat16"]).does("Trains in bf16.").set("{\"enabled\": \"auto\"}").read_by(Reader::Update),
     Key::bool("bf16.enabled", false)
@@ -72,19 +79,20 @@ pub(super) const KEYS: &[Key] = &[
         .built_in("gradients are added as they arrive"),
     Key::bool("bf16.bf16_master_weights_and_grads", false)
         .does("Keeps master weights and gradients in bf16 too.")
-        .lacking("master weights are always fp32; zeroth.moments makes the moments smaller")
+        .lacking("master weights are always fp32")
         .unless(when::bf16_on),
     Key::bool("bf16.bf16_optimizer_states", false)
         .does("Keeps the moments in bf16.")
-        .set("zeroth.moments: \"bf16\", which rounds stochastically")
-        .lacking("write zeroth.moments: \"bf16\" for bf16 moments")
+        .lacking("moments are fp32; bf16 moments are not built")
         .read_by(Reader::Update)
         .unless(when::bf16_on),
     Key::section("data_types").does("The types of gradients while they add up, and of parameters.").read_by(Reader::Reduce),
     Key::new("data_types.grad_accum_dtype", TYPES)
         .or_text("fp32")
         .does("The type micro-batches' gradients add up in.")
-        .nothing("micro-batches always add in f32"),
+        .set("leave it out")
+        .read_by(Reader::Reduce)
+        .only(&["fp32", "float32"], "write \"fp32\": micro-batches add in f32"),
     Key::new("data_types.param_dtype", TYPES)
         .or_rule("the type of the run")
         .does("The type of parameters.")

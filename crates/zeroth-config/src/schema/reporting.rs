@@ -4,6 +4,7 @@ use super::key::{AutoRule, Key, Kind, Reader};
 
 const NO_SERVICE: &str =
     "a run speaks to no service; metrics.jsonl, TensorBoard files and CSV hold the same numbers";
+const SAME_NUMBERS: &str = "leave it out: metrics.jsonl has the same numbers";
 const OWN_WRITER: &str = "checkpoints have one writer here: streamed, synced, complete by rename";
 
 pub(super) const KEYS: &[Key] = &[
@@ -14,36 +15,45 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("tensorboard.enabled", false)
         .does("Writes TensorBoard event files.")
         .set("true")
-        .read_by(Reader::Metrics),
+        .read_by(Reader::Metrics)
+        .only(&["false"], SAME_NUMBERS),
     Key::new("tensorboard.output_path", Kind::Text)
         .or_text("")
         .does("The folder for event files; empty is the run folder.")
         .set("leave it out")
         .read_by(Reader::Metrics)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::new("tensorboard.job_name", Kind::Text)
         .or_text("DeepSpeedJobName")
         .does("The name of the run in TensorBoard.")
         .set("a name you will know again")
         .read_by(Reader::Metrics)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::section("csv_monitor")
         .does("Writes CSV files.")
         .set("{\"enabled\": true}; --report-to csv says the same")
         .read_by(Reader::Metrics),
-    Key::bool("csv_monitor.enabled", false).does("Writes CSV files.").set("true").read_by(Reader::Metrics),
+    Key::bool("csv_monitor.enabled", false)
+        .does("Writes CSV files.")
+        .set("true")
+        .read_by(Reader::Metrics)
+        .only(&["false"], SAME_NUMBERS),
     Key::new("csv_monitor.output_path", Kind::Text)
         .or_text("")
         .does("The folder for CSV files; empty is the run folder.")
         .set("leave it out")
         .read_by(Reader::Metrics)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::new("csv_monitor.job_name", Kind::Text)
         .or_text("DeepSpeedJobName")
         .does("The name of the run in the CSV files.")
         .set("a name you will know again")
         .read_by(Reader::Metrics)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::section("wandb").does("Sends metrics to Weights & Biases.").nothing(NO_SERVICE),
     Key::bool("wandb.enabled", false).does("Turns it on.").as_section(),
     Key::new("wandb.group", Kind::Text).does("The group there.").as_section(),
@@ -73,40 +83,47 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("flops_profiler.enabled", false)
         .does("Turns the profile on.")
         .set("true when looking for time")
-        .read_by(Reader::Loop),
+        .read_by(Reader::Loop)
+        .only(&["false"], "leave it out"),
     Key::float("flops_profiler.recompute_fwd_factor", 0.0)
         .or_float(0.0)
         .does("Counts recomputed work by this factor.")
-        .built_in("recomputed work is counted from the program, not from a factor"),
+        .built_in("recomputed work is counted from the program, not from a factor")
+        .not_yet(),
     Key::int("flops_profiler.profile_step", 1)
         .or_int(1)
         .in_("steps")
         .does("The step to profile.")
         .set("5, when the first steps are over")
         .read_by(Reader::Loop)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::int("flops_profiler.module_depth", -1)
         .or_int(-1)
         .does("How deep modules are shown; -1 is all.")
         .set("-1")
         .read_by(Reader::Loop)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::int("flops_profiler.top_modules", 1)
         .or_int(1)
         .does("How many modules are named at each depth.")
         .set("3")
         .read_by(Reader::Loop)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::bool("flops_profiler.detailed", true)
         .does("Prints every module.")
         .set("true")
         .read_by(Reader::Loop)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::new("flops_profiler.output_file", Kind::Text)
         .does("The file to print to; absent is the log.")
         .set("leave it out")
         .read_by(Reader::Loop)
-        .while_enabled(),
+        .while_enabled()
+        .not_yet(),
     Key::section("comms_logger")
         .does("Logs collectives as they run.")
         .nothing("--trace FILE shows every collective with its bytes and time"),
@@ -115,18 +132,21 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("comms_logger.prof_all", true).does("Logs all kinds.").as_section(),
     Key::bool("comms_logger.debug", false).does("Adds the caller.").as_section(),
     Key::new("comms_logger.prof_ops", Kind::Texts).does("The kinds to log.").as_section(),
-    Key::section("checkpoint").does("How checkpoints are written.").read_by(Reader::Save),
+    Key::section("checkpoint").does("How checkpoints are written.").read_by(Reader::Save).not_yet(),
     Key::new("checkpoint.tag_validation", Kind::OneOf(&["warn", "ignore", "fail"]))
         .or_text("warn")
         .does("Compares the ranks' names for a checkpoint.")
-        .built_in("the launcher names a checkpoint once, for all ranks"),
+        .built_in("the launcher names a checkpoint once, for all ranks")
+        .not_yet(),
     Key::bool("checkpoint.load_universal", false)
         .does("Loads DeepSpeed's converted checkpoints.")
-        .built_in("every checkpoint loads at any number of ranks, without conversion"),
+        .built_in("every checkpoint loads at any number of ranks, without conversion")
+        .not_yet(),
     Key::bool("checkpoint.use_node_local_storage", false)
         .auto(AutoRule::NodeLocal)
         .does("Writes each node's shards to its own disk.")
-        .lacking("a checkpoint is one folder that all ranks see"),
+        .lacking("a checkpoint is one folder that all ranks see")
+        .read_by(Reader::Save),
     Key::bool("checkpoint.checkpoint_serialization", true)
         .does("Writes in PyTorch's new file format.")
         .nothing(OWN_WRITER),

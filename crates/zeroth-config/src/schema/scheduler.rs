@@ -1,6 +1,7 @@
 //! `scheduler`: its types and the parameters of each.
 
 use super::key::{AutoRule, Key, Kind, Reader};
+use super::when;
 
 /// DeepSpeed's schedules, all of them ours too.
 pub const SCHEDULERS: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"];
@@ -88,7 +89,8 @@ pub(super) const KEYS: &[Key] = &[
         .or_int(-1)
         .in_("steps")
         .does("The step to start from.")
-        .set("leave it out; a checkpoint carries it"),
+        .set("leave it out; a checkpoint carries it")
+        .only(&["-1"], "leave it out: a run starts from its first step"),
     param(Key::float("scheduler.params.cycle_min_lr", 0.0), CYCLE).does("The learning rate at the foot of the cycle.").set("a tenth of cycle_max_lr"),
     param(Key::float("scheduler.params.cycle_max_lr", 0.0), CYCLE).does("The learning rate at the top of the cycle.").set("the largest that trains"),
     param(Key::float("scheduler.params.decay_lr_rate", 0.0), CYCLE).or_float(0.0).does("How fast it falls after the cycle.").set("0"),
@@ -118,11 +120,29 @@ pub(super) const KEYS: &[Key] = &[
         .does("Steps between two decays after the cycle; 0 holds the rate.")
         .set("0"),
     param(Key::bool("scheduler.params.cycle_momentum", true), CYCLE)
-        .does("Moves the first beta against the learning rate.")
-        .set("true"),
-    param(Key::float("scheduler.params.cycle_min_mom", 0.0), CYCLE).at_most(1.0).or_float(0.8).does("Least first beta.").set("0.8"),
-    param(Key::float("scheduler.params.cycle_max_mom", 0.0), CYCLE).at_most(1.0).or_float(0.9).does("Greatest first beta.").set("0.9"),
-    param(Key::float("scheduler.params.decay_mom_rate", 0.0), CYCLE).or_float(0.0).does("How fast the first beta rises after the cycle.").set("0"),
+        .does("Moves the first beta against the learning rate; absent it is true, as in DeepSpeed.")
+        .set("false")
+        .only(&["false"], "write scheduler.params.cycle_momentum: false, and the first beta stays what it is"),
+    param(Key::float("scheduler.params.cycle_min_mom", 0.0), CYCLE)
+        .at_most(1.0)
+        .or_float(0.8)
+        .does("Least first beta.")
+        .set("0.8")
+        .not_yet()
+        .unless(when::momentum_cycles),
+    param(Key::float("scheduler.params.cycle_max_mom", 0.0), CYCLE)
+        .at_most(1.0)
+        .or_float(0.9)
+        .does("Greatest first beta.")
+        .set("0.9")
+        .not_yet()
+        .unless(when::momentum_cycles),
+    param(Key::float("scheduler.params.decay_mom_rate", 0.0), CYCLE)
+        .or_float(0.0)
+        .does("How fast the first beta rises after the cycle.")
+        .set("0")
+        .not_yet()
+        .unless(when::momentum_cycles),
     param(Key::float("scheduler.params.lr_range_test_min_lr", 0.0), RANGE).or_float(1e-3).does("The learning rate to start from.").set("1e-6"),
     param(Key::int("scheduler.params.lr_range_test_step_size", 1), RANGE)
         .or_int(2000)

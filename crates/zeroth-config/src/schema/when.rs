@@ -30,6 +30,23 @@ pub(super) fn stage_gathers_units(facts: Facts<'_>) -> Option<String> {
     })
 }
 
+pub(super) fn gathers_are_hoisted(facts: Facts<'_>) -> Option<String> {
+    let stays = facts.switch("zero_optimization.overlap_comm") == Switch::Off;
+    stage_gathers_units(facts).or_else(|| {
+        stays.then(|| "overlap_comm is false, so a unit is gathered at the moment of its use".to_owned())
+    })
+}
+
+pub(super) fn blocks_are_recomputed(facts: Facts<'_>) -> Option<String> {
+    (facts.text("zeroth.recompute") == Some("none"))
+        .then(|| "zeroth.recompute is \"none\", so nothing is computed again".to_owned())
+}
+
+pub(super) fn momentum_cycles(facts: Facts<'_>) -> Option<String> {
+    (facts.switch("scheduler.params.cycle_momentum") == Switch::Off)
+        .then(|| "cycle_momentum is false, so the first beta stays what it is".to_owned())
+}
+
 pub(super) fn offload_param_possible(facts: Facts<'_>) -> Option<String> {
     let stage = facts.stage();
     (stage < 3).then(|| {

@@ -16,18 +16,19 @@ pub(super) const KEYS: &[Key] = &[
         .read_by(Reader::Partition),
     Key::bool("zero_optimization.overlap_comm", false)
         .or_rule("true at stage 3, else false")
-        .does("Runs collectives beside the computation; the results are the same bits with and without.")
+        .does("Collectives run on a queue of their own: gathers are hoisted before their use, sums of exchanged gradients put off behind the next exchange; the results are the same bits with and without.")
         .set("true")
         .read_by(Reader::Overlap),
     Key::bool("zero_optimization.reduce_scatter", true)
         .does("Sends each rank its part of the gradients; false sends all to all and cuts afterwards, twice the traffic.")
         .set("true")
         .read_by(Reader::Reduce)
+        .only(&["true"], "write true, which sends half as much")
         .unless(when::stage_cuts_state),
     Key::int("zero_optimization.reduce_bucket_size", 0)
         .or_int(500_000_000)
         .in_("elements")
-        .does("The most gradient elements that one reduction moves; whole chunks are grouped up to it.")
+        .does("The most gradient elements of a unit that one reduction moves: whole blocks of 2,048 elements are grouped up to it, at least one a rank.")
         .set("\"auto\" (hidden_size²), or 2e8")
         .read_by(Reader::Reduce)
         .auto(AutoRule::HiddenSquared),
@@ -37,10 +38,13 @@ pub(super) const KEYS: &[Key] = &[
         .does("The most parameter elements that one gather after the update moves.")
         .set("2e8")
         .read_by(Reader::Gather)
+        .not_yet()
         .unless(when::stage_gathers_after_update),
     Key::bool("zero_optimization.allgather_partitions", true)
         .does("Gathers updated parameters with all-gather.")
-        .built_in("updated parameters are always all-gathered; there is no broadcast path"),
+        .built_in("updated parameters are always all-gathered; there is no broadcast path")
+        .read_by(Reader::Gather)
+        .only(&["true"], "write true"),
     Key::bool("zero_optimization.contiguous_gradients", true)
         .does("Gradients lie end to end in one buffer.")
         .built_in("gradients land in the unit's flat gradient buffer as they are computed"),
@@ -50,8 +54,9 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("zero_optimization.memory_efficient_linear", true)
         .also_at(&["memory_efficient_linear"])
         .does("Backward gathers a linear's weights again instead of keeping the gathered copy from forward.")
-        .set("true; false keeps gathered weights from forward to backward, faster where memory allows")
+        .set("leave it out; stage3_max_reuse_distance decides what stays gathered from forward to backward")
         .read_by(Reader::Gather)
+        .not_yet()
         .unless(when::stage_gathers_units),
     Key::int("zero_optimization.sub_group_size", 0)
         .or_int(1_000_000_000)
@@ -59,21 +64,22 @@ pub(super) const KEYS: &[Key] = &[
         .does("The optimizer updates a rank's shard in tiles of this many elements.")
         .set("1e9; smaller bounds what an offloaded update stages at a time")
         .read_by(Reader::Partition)
+        .not_yet()
         .unless(when::stage_cuts_state),
     Key::int("zero_optimization.stage3_prefetch_bucket_size", 0)
         .named(&["prefetch_bucket_size"])
         .or_int(50_000_000)
         .in_("elements")
-        .does("How many parameter elements may be gathered ahead of their use; 0 gathers at the moment of use.")
+        .does("How many parameter elements may be gathered ahead of their use. A unit is fetched whole, so any size above 0 allows the next unit to be fetched ahead; 0 gathers at the moment of use.")
         .set("\"auto\" (0.9 · hidden_size²)")
         .read_by(Reader::Overlap)
         .auto(AutoRule::NineTenthsHiddenSquared)
-        .unless(when::stage_gathers_units),
+        .unless(when::gathers_are_hoisted),
     Key::int("zero_optimization.stage3_param_persistence_threshold", 0)
         .named(&["param_persistence_threshold"])
         .or_int(100_000)
         .in_("elements")
-        .does("Parameters of at most this many elements stay gathered on every rank.")
+        .does("Parameters of at most this many elements stay gathered on every rank, together in one flat; 0 keeps none.")
         .set("\"auto\" (10 · hidden_size): norms and biases stay")
         .read_by(Reader::Gather)
         .auto(AutoRule::TenHidden)
@@ -83,14 +89,15 @@ pub(super) const KEYS: &[Key] = &[
         .or_int(i64::MAX)
         .in_("elements")
         .does("The most elements that may stay gathered in all.")
-        .set("leave it out; the byte budget bounds them already")
+        .set("leave it out; stage3_param_persistence_threshold bounds them")
         .read_by(Reader::Gather)
+        .only(&["9223372036854775807"], "leave it out, and lower stage3_param_persistence_threshold")
         .unless(when::stage_gathers_units),
     Key::int("zero_optimization.stage3_max_live_parameters", 0)
         .named(&["max_live_parameters"])
         .or_int(1_000_000_000)
         .in_("elements")
-        .does("The most elements gathered at any time, persistent ones included; raised to the largest unit if below.")
+        .does("The most elements gathered at any time, without padding, persistent ones included; raised to what one instruction needs if below.")
         .set("1e9, or lower to bound memory: unlike DeepSpeed's, this bound holds")
         .read_by(Reader::Gather)
         .unless(when::stage_gathers_units),
@@ -98,8 +105,8 @@ pub(super) const KEYS: &[Key] = &[
         .named(&["max_reuse_distance"])
         .or_int(1_000_000_000)
         .in_("elements")
-        .does("A unit needed again within this many elements of computation stays gathered.")
-        .set("1e9 keeps what max_live allows; 0 lets go at once")
+        .does("A unit read again within this many elements of other units stays gathered; 0 releases it after its last read in forward and gathers it again for backward.")
+        .set("1e9 keeps what max_live allows; 0 holds the fewest")
         .read_by(Reader::Gather)
         .unless(when::stage_gathers_units),
     Key::bool("zero_optimization.stage3_gather_16bit_weights_on_model_save", true)
@@ -158,13 +165,16 @@ pub(super) const KEYS: &[Key] = &[
         .nothing("the program knows before it starts which parameters a step uses"),
     Key::bool("zero_optimization.load_from_fp32_weights", true)
         .does("Starts the optimizer from the checkpoint's fp32 weights.")
-        .built_in("checkpoints hold the fp32 weights, and resuming starts from them"),
+        .built_in("checkpoints hold the fp32 weights, and resuming starts from them")
+        .not_yet(),
     Key::bool("zero_optimization.elastic_checkpoint", false)
         .does("Saves so that another number of ranks can load.")
-        .built_in("every checkpoint loads at any number of ranks"),
+        .built_in("every checkpoint loads at any number of ranks")
+        .not_yet(),
     Key::bool("zero_optimization.pipeline_loading_checkpoint", false)
         .does("Loads a checkpoint rank after rank, to save host memory.")
-        .built_in("each rank reads only the bytes of its own shard"),
+        .built_in("each rank reads only the bytes of its own shard")
+        .not_yet(),
     Key::bool("zero_optimization.override_module_apply", true)
         .does("Patches a function of PyTorch's modules.")
         .nothing("there are no PyTorch modules here"),

@@ -25,7 +25,7 @@ pub struct Dropout {
 
 /// The token that a row holds.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct RowKey {
     /// The sample in the data.
     pub sample: u64,

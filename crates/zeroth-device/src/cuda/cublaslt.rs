@@ -321,7 +321,7 @@ impl CublasLt {
         unsafe { (self.destroy)(self.handle) };
     }
 
-    fn set_product<V>(&self, product: Object, attribute: Product, value: V) -> Result<(), DeviceError> {
+    fn set_product<V: Copy>(&self, product: Object, attribute: Product, value: V) -> Result<(), DeviceError> {
         // SAFETY: reads the value's own bytes; each attribute has the length of the type it is set with above.
         let code = unsafe {
             (self.product_set)(product, attribute as c_int, (&raw const value).cast(), size_of::<V>())
@@ -329,7 +329,7 @@ impl CublasLt {
         self.check("cublasLtMatmulDescSetAttribute", code)
     }
 
-    fn set_search<V>(&self, search: Object, attribute: Search, value: V) -> Result<(), DeviceError> {
+    fn set_search<V: Copy>(&self, search: Object, attribute: Search, value: V) -> Result<(), DeviceError> {
         // SAFETY: as above.
         let code = unsafe {
             (self.search_set)(search, attribute as c_int, (&raw const value).cast(), size_of::<V>())

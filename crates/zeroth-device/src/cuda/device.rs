@@ -158,11 +158,16 @@ impl Device for CudaDevice {
         self.current()?;
         check_length("download", to.len(), from)?;
         let (at, stream) = (self.arenas.find("download", from)?, self.stream(queue));
-        if !to.is_empty() {
-            // SAFETY: the stream is waited for before this returns; both sides are equally long.
-            unsafe { self.driver.copy(to.as_mut_ptr() as Address, at, from.bytes, stream)? };
+        if from.tier == Tier::Device && !to.is_empty() {
+            return self.driver.copy_to_host(to, at, stream);
         }
-        self.driver.synchronise(stream)
+        self.driver.synchronise(stream)?;
+        if to.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: pinned memory of the host, within its arena and as long as `to`; the queue has come past its writers.
+        unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
     }
 
     fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {

@@ -44,6 +44,7 @@ pub(super) struct Driver {
     allocate_host: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int,
     free_host: unsafe extern "C" fn(*mut c_void) -> c_int,
     copy: unsafe extern "C" fn(Address, Address, usize, Handle) -> c_int,
+    copy_to_host: unsafe extern "C" fn(*mut c_void, Address, usize, Handle) -> c_int,
     set_bytes: unsafe extern "C" fn(Address, u8, usize, Handle) -> c_int,
     stream_create: unsafe extern "C" fn(*mut Handle, c_uint) -> c_int,
     stream_destroy: One,
@@ -96,6 +97,7 @@ impl Driver {
                 allocate_host: library.function("cuMemHostAlloc")?,
                 free_host: library.function("cuMemFreeHost")?,
                 copy: library.function("cuMemcpyAsync")?,
+                copy_to_host: library.function("cuMemcpyDtoHAsync_v2")?,
                 set_bytes: library.function("cuMemsetD8Async")?,
                 stream_create: library.function("cuStreamCreate")?,
                 stream_destroy: library.function("cuStreamDestroy_v2")?,
@@ -199,7 +201,7 @@ impl Driver {
         unsafe { (self.free_host)(address as *mut c_void) };
     }
 
-    /// Enqueues a copy between any two addresses that the driver knows, or from or to plain host memory.
+    /// Enqueues a copy between any two addresses that the driver knows.
     ///
     /// # Safety
     /// Both places must be `bytes` long and stay so until the stream has come past the copy.
@@ -212,6 +214,20 @@ impl Driver {
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         self.check("cuMemcpyAsync", unsafe { (self.copy)(to, from, bytes as usize, stream) })
+    }
+
+    /// Copies to plain host memory and waits for the stream.
+    pub(super) fn copy_to_host(
+        &self,
+        to: &mut [u8],
+        from: Address,
+        stream: Handle,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: `to` is as long as is said, callers give as many bytes within an arena, and the copy has ended before
+        // this returns.
+        let code = unsafe { (self.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
+        self.check("cuMemcpyDtoHAsync", code)?;
+        self.synchronise(stream)
     }
 
     /// Enqueues the filling of a place within an arena.

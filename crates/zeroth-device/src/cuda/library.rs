@@ -106,8 +106,9 @@ fn later_folders(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = given("CUDA_HOME").into_iter().map(|home| home.join("lib64")).collect();
     folders.push(PathBuf::from("/usr/local/cuda/lib64"));
     let path = variable("PATH").unwrap_or_default();
-    let python = std::env::split_paths(&path).find(|folder| folder.join("python3").is_file());
-    let beside_python = python.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let beside_python = std::env::split_paths(&path)
+        .filter(|folder| folder.join("python3").is_file())
+        .filter_map(|folder| folder.parent().map(Path::to_owned));
     for prefix in given("VIRTUAL_ENV").into_iter().chain(given("CONDA_PREFIX")).chain(beside_python) {
         for python in entries(&prefix.join("lib"), "python3") {
             for packages in ["site-packages", "dist-packages"] {

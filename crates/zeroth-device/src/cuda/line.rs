@@ -125,6 +125,16 @@ impl<'a> Line<'a> {
         Ok((span.bytes / dtype.bytes()) as usize)
     }
 
+    /// Enqueues a copy between places that callers have checked.
+    #[allow(unsafe_code, reason = "both places lie within arenas")]
+    pub(super) fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: an arena lives as long as the device, which waits for its streams before it gives one back.
+        unsafe { self.driver.copy(to, from, bytes, self.stream) }
+    }
+
     /// Enqueues a function; a grid of nothing is nothing to do.
     #[allow(unsafe_code, reason = "what a kernel touches is checked by whoever asks for it")]
     pub(super) fn run(

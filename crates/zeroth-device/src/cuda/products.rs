@@ -7,13 +7,14 @@
 #![allow(unsafe_code, reason = "enqueues products over addresses that callers have checked")]
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use zeroth_base::DType;
 
 use super::cublaslt::{CublasLt, Operand, Places, Plan, Question, place};
 use super::driver::Address;
 use super::line::{Line, THREADS};
-use super::programs::Entry;
+use super::programs;
 use super::scratch::WORKSPACE;
 use crate::DeviceError;
 
@@ -85,10 +86,11 @@ impl Products {
             _ => return own(line, task),
         };
         let question = question(task);
-        if !self.plans.contains_key(&question) {
-            self.plans.insert(question, library.plan(&question)?);
-        }
-        let Some(plan) = &self.plans[&question] else { return own(line, task) };
+        let plan = match self.plans.entry(question) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(library.plan(&question)?),
+        };
+        let Some(plan) = plan else { return own(line, task) };
         let places = Places { a: task.q.at, b: task.p.at, d: task.d.at, bias: task.bias, workspace };
         let beta = if task.add { 1.0 } else { 0.0 };
         // SAFETY: the task's addresses hold matrices of its sizes, which the plan is for.
@@ -158,7 +160,7 @@ fn own(line: &Line, task: &Task) -> Result<(), DeviceError> {
         add,
     ];
     let grid = [m.div_ceil(TILE), n.div_ceil(TILE), 1];
-    line.run(Entry::Product, &[task.from, task.to], grid, THREADS, &arguments)
+    line.run(programs::Entry::Product, &[task.from, task.to], grid, THREADS, &arguments)
 }
 
 #[cfg(test)]

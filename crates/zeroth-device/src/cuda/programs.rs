@@ -119,11 +119,15 @@ impl Functions {
         let missing: Vec<bool> = kept.iter().map(Option::is_none).collect();
         let mut compiled = compile(compiler, arch, &missing)?.into_iter();
         for (program, kept) in PROGRAMS.iter().zip(kept) {
+            let made = |image: Vec<u8>| {
+                program.keep(compiler, arch, &image);
+                driver.module(&image)
+            };
             let module = if let Some(image) = kept {
                 // A file that the driver refuses is no reason to stop: it is made anew.
-                driver.module(&image).or_else(|_| driver.module(&program.compile(compiler, arch)?))?
+                driver.module(&image).or_else(|_| made(program.compile(compiler, arch)?))?
             } else {
-                driver.module(&compiled.next().expect("what is missing was compiled"))?
+                made(compiled.next().expect("what is missing was compiled"))?
             };
             self.modules.push(module);
         }
@@ -173,16 +177,16 @@ impl Types {
 
 impl Program {
     fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
-        let image =
-            compiler.compile(self.name, &self.text(), &options(arch).each_ref().map(String::as_str))?;
-        if let Some(path) = self.path(compiler, arch) {
-            let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-            // A cache that cannot be written costs seconds at the next start, and nothing else.
-            if folder.is_ok() {
-                let _ = publish(&path, &image);
-            }
+        compiler.compile(self.name, &self.text(), &options(arch).each_ref().map(String::as_str))
+    }
+
+    /// Writes machine code where the next start finds it. A cache that cannot be written costs seconds then, and nothing
+    /// else.
+    fn keep(&self, compiler: &Compiler, arch: &str, image: &[u8]) {
+        let Some(path) = self.path(compiler, arch) else { return };
+        if path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() {
+            let _ = publish(&path, image);
         }
-        Ok(image)
     }
 
     /// The prelude, and the file with its own line numbers.

@@ -113,8 +113,12 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
         Kernel::Zero { to } => zero(line, to),
         Kernel::Convert { from, from_type, to, to_type } => {
             let count = line.count("from", from, from_type)?;
+            let bytes = from.bytes;
             let from = line.sized("from", from, count, from_type.bytes())?;
             let to = line.sized("to", to, count, to_type.bytes())?;
+            if from_type == to_type {
+                return line.copy(to, from, bytes);
+            }
             line.each(Entry::Convert, &[from_type, to_type], count, &[from, to, count as u64])
         }
         Kernel::SumRanks { ranks, parts, from_type, to, add } => {

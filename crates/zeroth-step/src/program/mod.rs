@@ -11,12 +11,14 @@ mod ir;
 mod launches;
 mod passes;
 mod place;
+mod settings;
 mod waits;
 
-use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph};
 
 pub use buffers::{Buffer, Category, Content};
+pub use settings::{Settings, Types};
+
 pub(crate) use bytes::guarded_bytes;
 pub use bytes::{Memory, Placed, SectionMemory, bytes};
 pub use check::{ProgramError, Residency};
@@ -25,46 +27,19 @@ pub(crate) use launches::{Binding, Collective, Lowering, Work};
 
 use crate::Layout;
 
-/// The types a run stores numbers in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Types {
-    /// Parameters and activations.
-    pub run: DType,
-    /// Gradients on their way between ranks.
-    pub communication: DType,
-}
-
-/// What the passes ask of a config.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    /// `zero_optimization.stage`.
-    pub stage: u8,
-    /// `gradient_accumulation_steps`.
-    pub accumulation: u64,
-    /// `bf16`, `fp16` and `communication_data_type`.
-    pub types: Types,
-    /// `zero_optimization.reduce_bucket_size`, in elements.
-    pub reduce_bucket: u64,
-    /// `zero_optimization.stage3_max_live_parameters`, in elements.
-    pub max_live: u64,
-    /// `zero_optimization.stage3_max_reuse_distance`, in elements.
-    pub max_reuse: u64,
-    /// `zero_optimization.stage3_prefetch_bucket_size`, in elements.
-    pub prefetch: u64,
-    /// `zero_optimization.overlap_comm`.
-    pub overlap: bool,
-}
-
-/// Compiles a step: the passes, in their order.
+/// Compiles a step on `ranks` ranks: the passes, in their order.
 pub fn compile(
     graph: &Graph,
     backward: &Backward,
-    layout: Layout,
+    ranks: u64,
     settings: &Settings,
 ) -> Result<Program, ProgramError> {
     if settings.stage > 3 {
         return Err(ProgramError::Stage { stage: settings.stage });
     }
+    // Where parameters are whole on every rank, small ones lie with their unit.
+    let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
+    let layout = Layout::new(graph, ranks, persistence);
     let program = passes::lower(graph, backward, layout, settings);
     // Gathers before reductions: a gradient's landing must find its parameters' order settled.
     let program = passes::gather(program, settings);

@@ -3,7 +3,6 @@
 use zeroth_device::Target;
 use zeroth_graph::{Backward, Graph, GraphError};
 
-use crate::Layout;
 use crate::program::{Memory, Program, ProgramError, Settings, compile, guarded_bytes};
 
 /// A program that can be run.
@@ -43,23 +42,21 @@ pub enum CompileError {
 }
 
 impl Compiled {
-    /// Compiles a step of a model on `ranks` ranks; parameters of at most `persistence` elements stay gathered.
+    /// Compiles a step of a model on `ranks` ranks.
     pub fn new(
         graph: Graph,
         ranks: u64,
-        persistence: u64,
         settings: &Settings,
         target: Target,
         row_sizes: Vec<u64>,
     ) -> Result<Self, CompileError> {
-        Self::guarded(graph, ranks, persistence, settings, target, row_sizes, 0)
+        Self::guarded(graph, ranks, settings, target, row_sizes, 0)
     }
 
     /// As [`Self::new`], with `guard` bytes behind every buffer for an executor that looks after them.
     pub fn guarded(
         graph: Graph,
         ranks: u64,
-        persistence: u64,
         settings: &Settings,
         target: Target,
         row_sizes: Vec<u64>,
@@ -70,10 +67,7 @@ impl Compiled {
             return Err(CompileError::RowSizes { sizes: row_sizes, rows });
         }
         let backward = graph.backward()?;
-        // What is cut needs persistence; where nothing is, small parameters lie with their unit.
-        let persistence = if settings.stage >= 3 { persistence } else { 0 };
-        let layout = Layout::new(&graph, ranks, persistence);
-        let program = compile(&graph, &backward, layout, settings)?;
+        let program = compile(&graph, &backward, ranks, settings)?;
         let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
         Ok(Self { graph, backward, program, memory, row_sizes, target })
     }

@@ -136,6 +136,14 @@ impl<'c> Engine<'c> {
         self.rank
     }
 
+    /// The parameters, by their places in the graph.
+    pub fn params(&self) -> Vec<ParamId> {
+        let units = self.compiled.graph.units.iter();
+        let mut params: Vec<ParamId> = units.flat_map(|unit| unit.params.iter().copied()).collect();
+        params.sort_unstable();
+        params
+    }
+
     /// The other ranks.
     pub fn comm(&self) -> Option<&dyn Comm> {
         self.comm.as_deref()

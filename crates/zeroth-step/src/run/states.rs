@@ -101,6 +101,42 @@ impl Engine<'_> {
         Ok(())
     }
 
+    /// Brings some elements of a parameter's state together on rank 0, whose `into` receives them; on the others it is
+    /// left alone. All ranks call it with the same parameter and range.
+    pub fn gather(
+        &mut self,
+        state: State,
+        param: ParamId,
+        range: Range<u64>,
+        into: &mut [f32],
+    ) -> Result<(), RunError> {
+        let layout = &self.compiled.program.layout;
+        let (flat, slot) = layout.place(param);
+        let wanted = slot.start + range.start..slot.start + range.end;
+        let owned = |rank: u64| {
+            let shard = layout.flats[flat].shard(rank, layout.ranks);
+            let start = shard.start.clamp(wanted.start, wanted.end);
+            start..shard.end.clamp(start, wanted.end)
+        };
+        let counts: Vec<usize> =
+            (0..layout.ranks).map(owned).map(|part| 4 * (part.end - part.start) as usize).collect();
+        let own = owned(self.rank);
+        let (content, dtype, first) = self.place_of(flat, state);
+        let mut elements = vec![0.0f32; (own.end - own.start) as usize];
+        if !elements.is_empty() {
+            self.get(content, dtype, own.start - first, &mut elements)?;
+        }
+        let Some(comm) = self.comm() else {
+            into.copy_from_slice(&elements);
+            return Ok(());
+        };
+        let receive: &mut [u8] = if self.rank == 0 { bytemuck::cast_slice_mut(into) } else { &mut [] };
+        let name = zeroth_comm::OpName::new(self.step, "gather of weights", param.index() as u32);
+        let met = comm.gather(name, 0, bytemuck::cast_slice(&elements), receive, &counts);
+        let (step, op) = (self.step, "gather of weights".to_owned());
+        met.and_then(zeroth_comm::Handle::wait).map_err(|source| RunError::Comm { step, op, source })
+    }
+
     /// The buffer of a state, its type, and the element of the flat that it begins with.
     fn place_of(&self, flat: usize, state: State) -> (Content, DType, u64) {
         let program = &self.compiled.program;

@@ -22,6 +22,7 @@ pub(crate) const ROOMY: Settings = Settings {
     stage: 3,
     accumulation: 1,
     types: F32,
+    persistence: 0,
     reduce_bucket: u64::MAX / 4,
     max_live: u64::MAX / 4,
     max_reuse: 0,
@@ -61,7 +62,6 @@ struct Packed {
 pub(crate) struct Setup {
     pub(crate) ranks: u64,
     pub(crate) micro_batch: u64,
-    pub(crate) persistence: u64,
     pub(crate) threads: usize,
     pub(crate) settings: Settings,
     pub(crate) steps: usize,
@@ -73,16 +73,7 @@ pub(crate) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self {
-            ranks: 1,
-            micro_batch: 1,
-            persistence: 0,
-            threads: 1,
-            settings: ROOMY,
-            steps: 20,
-            chaos: None,
-            sizes: 1,
-        }
+        Self { ranks: 1, micro_batch: 1, threads: 1, settings: ROOMY, steps: 20, chaos: None, sizes: 1 }
     }
 }
 
@@ -205,8 +196,7 @@ impl Golden {
         let guard = if setup.chaos.is_some() { 256 } else { 0 };
         let target = Target::Cpu { threads: setup.threads };
         let graph = self.graph(most);
-        Compiled::guarded(graph, setup.ranks, setup.persistence, &setup.settings, target, sizes, guard)
-            .unwrap()
+        Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
     }
 
     /// Trains with ranks as threads.

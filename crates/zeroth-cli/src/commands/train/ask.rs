@@ -1,0 +1,196 @@
+//! From what was typed to a job: config, model, data, steps, and the machine it will run on.
+
+use std::num::NonZeroU64;
+
+use anyhow::Context;
+use zeroth::base::format_bytes;
+use zeroth::config::resolve::{ModelFacts, Request, Resolved, resolve};
+use zeroth::config::unbuilt::unbuilt;
+use zeroth::device::{Gpus, Machine, Target, probe};
+use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, table};
+use zeroth::step::program::Settings;
+use zeroth::train::data::{ReadOptions, Samples, read_ready_tokens};
+use zeroth::train::{BatchShape, Batches, Evaluation, Job, Length, Order, RowSizes, from_config};
+
+use super::super::config_file;
+use crate::cli::{DeviceArg, TrainArgs};
+
+/// What a training command asks for, resolved.
+pub(super) struct Asked {
+    pub(super) job: Job,
+    pub(super) resolved: Resolved,
+    /// The model, as it was named.
+    pub(super) name: String,
+    pub(super) ranks: u64,
+    pub(super) device: DeviceArg,
+    pub(super) target: Target,
+    pub(super) logging_steps: u64,
+    /// The file's own wish for lines of progress.
+    pub(super) steps_per_print: Option<u64>,
+    /// Whether the trained model is written at the end.
+    pub(super) writes_model: bool,
+    /// Bytes that one rank's device may take, and where that number comes from.
+    pub(super) budget: Option<(u64, &'static str)>,
+    pub(super) notes: Vec<String>,
+}
+
+impl Asked {
+    /// Why a run that needs so many bytes a rank cannot start.
+    pub(super) fn refusal(&self, needed: u64) -> Option<String> {
+        let (budget, origin) = self.budget?;
+        (needed > budget).then(|| {
+            format!(
+                "a rank needs {} and {origin} leaves {}: {} too much. A smaller --per-device-train-batch-size or \
+                 --max-length, a higher stage or more ranks need less; `zeroth plan` shows what each preset needs",
+                format_bytes(needed),
+                format_bytes(budget),
+                format_bytes(needed - budget)
+            )
+        })
+    }
+}
+
+pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
+    let checked = config_file::load(&arguments.deepspeed)?;
+    let folder = locate(&arguments.model)?;
+    let (map, origin) = read_config(&folder)?;
+    let model = ModelConfig::from_map(&map, &origin)?;
+    let machine = probe();
+    let device =
+        arguments.device.unwrap_or(if gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu });
+    let ranks = arguments.ranks.unwrap_or(match device {
+        DeviceArg::Cuda => gpus(&machine).max(1),
+        DeviceArg::Cpu => 1,
+    });
+
+    let flags = arguments.train.to_flags(false)?;
+    let facts = || ModelFacts {
+        hidden_size: hidden_size_for_auto(&map),
+        blocks: Some(model.blocks + model.encoder_blocks),
+    };
+    let request =
+        |steps| Request { asked: &checked.report.asked, flags: &flags, ranks, model: Some(facts()), steps };
+    // Batch sizes first: how many steps the data gives depends on them, and "auto" schedules on the steps.
+    let resolved = resolve(&request(None))?;
+    let size = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
+    let shape = BatchShape {
+        micro_batch: size("train_micro_batch_size_per_gpu"),
+        accumulation: size("gradient_accumulation_steps"),
+        ranks,
+    };
+    let max_length = arguments.max_length.unwrap_or_else(|| model.max_positions.unwrap_or(2048).min(2048));
+    let read = |files: &[std::path::PathBuf], most: Option<u64>| {
+        let max_samples = most.and_then(NonZeroU64::new);
+        read_ready_tokens(files, &ReadOptions { vocabulary: model.vocab, max_length, max_samples })
+    };
+    let samples = read(&arguments.data, arguments.max_train_samples)?;
+    let order = Order::new(samples.count(), arguments.shuffle.then_some(arguments.seed));
+    let length = match arguments.train.max_steps {
+        Some(steps) => Length::Steps(steps),
+        None => Length::Epochs(arguments.num_train_epochs.unwrap_or(3.0)),
+    };
+    let batch = NonZeroU64::new(shape.train_batch()).context("a step has no samples")?;
+    let steps = order.total_steps(length, batch)?;
+    let resolved = resolve(&request(Some(steps)))?;
+    let mut notes = samples.totals().notes(max_length);
+    refuse_unbuilt(&resolved, &mut notes)?;
+    let evaluation = evaluation(arguments, &read)?;
+
+    let mut largest = Batches::new(&samples, order, shape).largest_micro_batch(0, steps);
+    if let Some(evaluation) = &evaluation {
+        let samples = &evaluation.samples;
+        let batches = Batches::new(samples, Order::new(samples.count(), None), shape);
+        largest = largest.max(batches.largest_micro_batch(0, samples.count().get().div_ceil(batch.get())));
+    }
+    let row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
+    notes.extend(resolved.notes.iter().map(ToString::to_string));
+    let job = Job {
+        folder,
+        table: table(&model),
+        model,
+        order,
+        shape,
+        steps,
+        row_sizes,
+        settings: Settings::from_config(&resolved),
+        recipe: from_config::recipe(&resolved, arguments.max_skipped_steps),
+        schedule: from_config::schedule(&resolved, steps)?,
+        decays_all: from_config::decays_all(&resolved),
+        seed: arguments.seed,
+        samples,
+        evaluation,
+    };
+    let target = match device {
+        DeviceArg::Cuda => Target::Cuda,
+        DeviceArg::Cpu => Target::Cpu { threads: threads(arguments, ranks) },
+    };
+    let saves = resolved.get("zero_optimization.stage3_gather_16bit_weights_on_model_save");
+    Ok(Asked {
+        writes_model: job.settings.stage < 3 || saves.is_none_or(|setting| setting.value != false),
+        logging_steps: arguments.logging_steps.unwrap_or(5),
+        steps_per_print: resolved.whole("steps_per_print"),
+        budget: budget(arguments, device, ranks, &machine),
+        name: arguments.model.clone(),
+        job,
+        resolved,
+        ranks,
+        device,
+        target,
+        notes,
+    })
+}
+
+fn evaluation(
+    arguments: &TrainArgs,
+    read: &dyn Fn(&[std::path::PathBuf], Option<u64>) -> Result<Samples, zeroth::train::data::DataError>,
+) -> anyhow::Result<Option<Evaluation>> {
+    if arguments.eval_data.is_empty() {
+        anyhow::ensure!(arguments.eval_steps.is_none(), "--eval-steps was given without --eval-data");
+        return Ok(None);
+    }
+    let samples = read(&arguments.eval_data, None)?;
+    Ok(Some(Evaluation { samples, every: arguments.eval_steps.unwrap_or(500) }))
+}
+
+fn gpus(machine: &Machine) -> u64 {
+    match &machine.gpus {
+        Gpus::Found { devices, .. } => devices.len() as u64,
+        _ => 0,
+    }
+}
+
+fn threads(arguments: &TrainArgs, ranks: u64) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.threads_per_rank.map_or((processors / ranks as usize).max(1), |threads| threads as usize)
+}
+
+/// Keys that ask for what is not built: those that decide what is trained are refused, all at once.
+fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Result<()> {
+    let lacking = unbuilt(resolved);
+    notes.extend(lacking.noted.iter().map(|lack| format!("not yet built: {lack}")));
+    if lacking.refused.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = lacking.refused.iter().map(|lack| format!("  {lack}")).collect();
+    anyhow::bail!("the config asks for what is not yet built:\n{}", lines.join("\n"))
+}
+
+/// On the processor a device's memory is the machine's, shared by all ranks.
+fn budget(
+    arguments: &TrainArgs,
+    device: DeviceArg,
+    ranks: u64,
+    machine: &Machine,
+) -> Option<(u64, &'static str)> {
+    if let Some(bytes) = arguments.device_memory {
+        return Some((bytes, "--device-memory"));
+    }
+    if device == DeviceArg::Cuda {
+        let memory = machine.device_memory()?;
+        return Some((memory.free, "what is free on the card"));
+    }
+    if let Some(bytes) = arguments.host_memory {
+        return Some((bytes / ranks, "--host-memory, shared by all ranks,"));
+    }
+    machine.host_memory_available().map(|bytes| (bytes / ranks, "what is free, shared by all ranks,"))
+}

@@ -1,0 +1,230 @@
+//! `train`: resolves, plans, starts the ranks and watches them.
+//!
+//! Every rank is this same command, started again with the ranks' variables in its environment: it resolves the same job
+//! from the same arguments. The launcher owns the run folder; rank 0 writes its metrics and its model.
+
+mod ask;
+mod follow;
+mod show;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use zeroth::base::{format_bytes, publish};
+use zeroth::comm::Comm;
+use zeroth::comm::launch::{Launch, Line, Output as RankOutput, Stream};
+use zeroth::comm::local::{Options, join_from_environment};
+use zeroth::device::cpu::CpuDevice;
+use zeroth::device::{Device, Target};
+use zeroth::step::run::Compiled;
+use zeroth::train::{Chores, Existing, RunFolder, TrainError, loss_curve, progress, read_losses};
+
+use self::ask::Asked;
+use self::follow::Follower;
+use crate::cli::{DeviceArg, TrainArgs};
+use crate::exit::Exit;
+use crate::output::{self, Output};
+
+/// Bytes of shared memory through which each rank sends: large messages go in pieces of half of it.
+const REGION: usize = 8 << 20;
+
+pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
+    // The launcher has checked and shown everything; a rank resolves the same and says only what goes wrong.
+    let is_rank = std::env::var_os(zeroth::comm::local::JOB_FD).is_some();
+    let asked = ask::ask(arguments)?;
+    let compiled = asked.job.compile(asked.target)?;
+    if is_rank {
+        return rank(arguments, &asked, &compiled);
+    }
+    show::model(&asked);
+    show::origins(&asked);
+    show::memory(&asked, &compiled);
+    for note in &asked.notes {
+        output::note(&format!("note: {note}"));
+    }
+    let needed = compiled.memory.arena();
+    if let Some(refusal) = asked.refusal(needed) {
+        output::error(&refusal);
+        return Ok(Exit::DoesNotFit);
+    }
+    if arguments.dry_run {
+        show::first_batch(&asked, output);
+        return Ok(Exit::Done);
+    }
+    let existing = if arguments.overwrite_output_dir { Existing::Overwrite } else { Existing::Refuse };
+    let folder = RunFolder::open(&arguments.output, existing)?;
+    for name in folder.removed() {
+        output::note(&format!("removed {name} of an earlier run"));
+    }
+    write_json(&folder.origin(), &show::origin_json(&asked))?;
+    write_json(&folder.config(), &asked.resolved.to_json())?;
+    write_json(&folder.plan(), &show::plan_json(&asked, &compiled))?;
+    if asked.ranks == 1 {
+        return one_rank(arguments, &asked, &compiled, &folder);
+    }
+    many_ranks(arguments, &asked, &folder)
+}
+
+fn device(
+    arguments: &TrainArgs,
+    asked: &Asked,
+    compiled: &Compiled,
+    rank: usize,
+) -> anyhow::Result<Box<dyn Device>> {
+    let _ = rank;
+    match asked.device {
+        DeviceArg::Cpu => {
+            let Target::Cpu { threads } = asked.target else { unreachable!("a processor's target") };
+            Ok(Box::new(CpuDevice::new(threads, compiled.memory.arena(), 0)?))
+        }
+        DeviceArg::Cuda => {
+            let _ = arguments;
+            anyhow::bail!("--device cuda is not yet built into `train`")
+        }
+    }
+}
+
+fn chores(arguments: &TrainArgs, asked: &Asked, folder: &std::path::Path) -> Chores {
+    Chores {
+        model: asked.writes_model.then(|| folder.join("model")),
+        trace: arguments.trace.is_some(),
+        look: asked.logging_steps,
+    }
+}
+
+/// A rank alone needs no processes.
+fn one_rank(
+    arguments: &TrainArgs,
+    asked: &Asked,
+    compiled: &Compiled,
+    folder: &RunFolder,
+) -> anyhow::Result<Exit> {
+    let mut follower = Follower::new(asked, folder.root())?;
+    let device = device(arguments, asked, compiled, 0)?;
+    let chores = chores(arguments, asked, folder.root());
+    let ended =
+        zeroth::train::train(&asked.job, compiled, device, None, &chores, &mut |done| follower.take(done));
+    follower.end();
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(error) => return failed(&error),
+    };
+    if let (Some(path), Some(trace)) = (&arguments.trace, ended.trace) {
+        write_trace(path, &[trace.to_json_lines()?])?;
+    }
+    finish(asked, folder)
+}
+
+/// One rank of several, started by the launcher.
+fn rank(arguments: &TrainArgs, asked: &Asked, compiled: &Compiled) -> anyhow::Result<Exit> {
+    let threads = match asked.target {
+        Target::Cpu { threads } => threads,
+        Target::Cuda => 1,
+    };
+    let warn = |slow: &zeroth::comm::Slow| output::note(&slow.to_string());
+    let options = Options::default().threads(threads).on_slow(warn);
+    let comm = join_from_environment(&options)?.context("the launcher's variables are gone")?;
+    let number = comm.rank();
+    let mut follower = if number == 0 { Some(Follower::new(asked, &arguments.output)?) } else { None };
+    let device = device(arguments, asked, compiled, number)?;
+    let chores = chores(arguments, asked, &arguments.output);
+    let ended =
+        zeroth::train::train(&asked.job, compiled, device, Some(Box::new(comm)), &chores, &mut |done| {
+            follower.as_mut().map_or(Ok(()), |follower| follower.take(done))
+        });
+    if let Some(follower) = &mut follower {
+        follower.end();
+    }
+    match ended {
+        Ok(ended) => {
+            if let Some(trace) = ended.trace {
+                let part = arguments.output.join(format!("logs/trace-{number}.part"));
+                publish(&part, trace.to_json_lines()?.as_bytes())?;
+            }
+            Ok(Exit::Done)
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &TrainError) -> anyhow::Result<Exit> {
+    output::error(&error.to_string());
+    Ok(Exit::Failed)
+}
+
+/// Starts the ranks, passes on what they say, and explains how they ended.
+fn many_ranks(arguments: &TrainArgs, asked: &Asked, folder: &RunFolder) -> anyhow::Result<Exit> {
+    let logs: Vec<std::fs::File> = (0..asked.ranks)
+        .map(|rank| anyhow::Ok(std::fs::File::create(folder.log(rank)?)?))
+        .collect::<anyhow::Result<_>>()?;
+    let logs = Arc::new(logs);
+    let said = Arc::clone(&logs);
+    let lines = move |line: Line| {
+        use std::io::Write;
+        let _ = writeln!(&said[line.rank], "{}", line.text);
+        // Rank 0 speaks for all; what the others say is a problem, and carries their number.
+        match (line.rank, line.stream) {
+            (0, Stream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
+            _ => output::note(&line.to_string()),
+        }
+    };
+    let program = std::env::current_exe().context("this program cannot find itself to start ranks")?;
+    let report = Launch::new(program, asked.ranks as usize, REGION)
+        .arguments(std::env::args_os().skip(1))
+        .output(RankOutput::Lines(Arc::new(lines)))
+        .run()?;
+    if !report.success() {
+        output::error(report.to_string().trim_end());
+        return Ok(Exit::Failed);
+    }
+    if let Some(path) = &arguments.trace {
+        let part = |rank: u64| folder.root().join(format!("logs/trace-{rank}.part"));
+        let parts: Vec<String> =
+            (0..asked.ranks).map(|rank| std::fs::read_to_string(part(rank))).collect::<Result<_, _>>()?;
+        write_trace(path, &parts)?;
+        for rank in 0..asked.ranks {
+            std::fs::remove_file(part(rank))?;
+        }
+    }
+    finish(asked, folder)
+}
+
+fn write_trace(path: &std::path::Path, parts: &[String]) -> anyhow::Result<()> {
+    let text = format!("{{\"traceEvents\": [\n{}\n]}}\n", parts.join(",\n"));
+    publish(path, text.as_bytes())
+        .with_context(|| format!("cannot write the trace to {}", path.display()))?;
+    output::note(&format!("timeline in {}: open it at ui.perfetto.dev", path.display()));
+    Ok(())
+}
+
+fn write_json(path: &std::path::Path, value: &serde_json::Value) -> anyhow::Result<()> {
+    publish(path, format!("{}\n", serde_json::to_string_pretty(value)?).as_bytes())?;
+    Ok(())
+}
+
+/// What a person looks at in the end.
+fn finish(asked: &Asked, folder: &RunFolder) -> anyhow::Result<Exit> {
+    let losses = read_losses(&folder.metrics())?;
+    let title = format!("{}, {} steps", asked.name, asked.job.steps);
+    publish(&folder.loss_curve(), loss_curve(&losses, &title).as_bytes())?;
+    let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
+    if let (Some(first), Some(last)) = (values.first(), values.last()) {
+        output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
+    }
+    output::note(&format!("metrics and loss curve in {}", folder.root().display()));
+    if asked.writes_model {
+        let size = folder_bytes(&folder.model());
+        output::note(&format!("model in {} ({})", folder.model().display(), format_bytes(size)));
+    } else {
+        output::note(
+            "no model was written: stage3_gather_16bit_weights_on_model_save is false, and checkpoints to export from are \
+             not yet built",
+        );
+    }
+    Ok(Exit::Done)
+}
+
+fn folder_bytes(folder: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
+}

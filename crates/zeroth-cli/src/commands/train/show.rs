@@ -1,0 +1,109 @@
+//! What a run says before it starts: the model, where values came from, and the memory plan.
+
+use serde_json::{Value, json};
+use zeroth::base::{format_bytes, format_count, grouped};
+use zeroth::config::resolve::Origin;
+use zeroth::step::run::Compiled;
+use zeroth::train::MicroBatch;
+
+use super::ask::Asked;
+use crate::output::{self, Colour, Output};
+use crate::table::Table;
+
+pub(super) fn model(asked: &Asked) {
+    let (job, totals) = (&asked.job, asked.job.samples.totals());
+    output::note(&format!(
+        "{}: {} with {} parameters ({})",
+        asked.name,
+        job.model.family.model_type(),
+        format_count(job.table.total()),
+        grouped(job.table.total())
+    ));
+    output::note(&format!(
+        "data: {} samples, {} tokens, {} of them trained; the longest has {}",
+        grouped(totals.samples),
+        grouped(totals.tokens),
+        grouped(totals.trained_tokens),
+        grouped(totals.longest)
+    ));
+    let shape = &job.shape;
+    output::note(&format!(
+        "{} steps of {} samples: {} rank(s) × {} micro-batch(es) × {}",
+        grouped(job.steps),
+        shape.train_batch(),
+        shape.ranks,
+        shape.accumulation,
+        shape.micro_batch
+    ));
+}
+
+/// Only what differs from the defaults.
+pub(super) fn origins(asked: &Asked) {
+    let mut table = Table::new(&["key", "value", "origin"], &[]);
+    let shown = asked.resolved.settings.iter().filter(|setting| setting.origin != Origin::Default);
+    for setting in shown {
+        table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
+    }
+    output::note(&format!("\n{}", table.lines().concat()));
+}
+
+pub(super) fn origin_json(asked: &Asked) -> Value {
+    let entries = asked.resolved.settings.iter().map(|setting| {
+        let entry = json!({
+            "value": setting.value, "origin": setting.origin.word(), "detail": setting.origin.to_string(),
+        });
+        (setting.key.path.to_owned(), entry)
+    });
+    Value::Object(entries.collect())
+}
+
+pub(super) fn memory(asked: &Asked, compiled: &Compiled) {
+    let bytes = compiled.memory.by_category();
+    let mut table = Table::new(&["memory of a rank", "bytes", ""], &[1]);
+    for (name, bytes) in [
+        ("parameters", bytes.parameters),
+        ("gradients", bytes.gradients),
+        ("optimizer", bytes.optimizer),
+        ("activations", bytes.activations),
+        ("buffers", bytes.buffers),
+        ("all", bytes.total),
+    ] {
+        table.row([name.to_owned(), grouped(bytes), format_bytes(bytes)]);
+    }
+    output::note(&table.lines().concat());
+    let rows = asked.job.row_sizes.last().copied().unwrap_or(0);
+    let asked_rows = asked.job.shape.micro_batch * asked.job.samples.totals().longest;
+    output::note(&format!(
+        "planned for micro-batches of up to {} rows (the data's largest; {} × the longest sample would be {})",
+        grouped(rows),
+        asked.job.shape.micro_batch,
+        grouped(asked_rows)
+    ));
+}
+
+pub(super) fn plan_json(asked: &Asked, compiled: &Compiled) -> Value {
+    json!({
+        "ranks": asked.ranks,
+        "rows": asked.job.row_sizes,
+        "device_bytes": compiled.memory.by_category(),
+        "host_bytes": { "total": 0 },
+    })
+}
+
+/// The first micro-batch of rank 0, its trained tokens marked.
+pub(super) fn first_batch(asked: &Asked, output: &Output) {
+    let mut batch = MicroBatch::default();
+    asked.job.batches().fill(0, 0, 0, &mut batch);
+    output::text("first micro-batch, the tokens that are predicted in [brackets]:\n");
+    for sequence in batch.starts.windows(2) {
+        let rows = sequence[0] as usize..sequence[1] as usize;
+        let token = |row: usize| {
+            // A token is trained where the one before it has it as its label.
+            let trained = row > rows.start && batch.labels[row - 1] >= 0;
+            let text = batch.ids[row].to_string();
+            if trained { output.coloured(Colour::Green, &format!("[{text}]")) } else { text }
+        };
+        let words: Vec<String> = rows.clone().map(token).collect();
+        output::text(&format!("  {}\n", words.join(" ")));
+    }
+}

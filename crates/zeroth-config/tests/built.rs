@@ -1,0 +1,271 @@
+//! Which keys and values a run carries out today, and what of a config `zeroth train` refuses or only notes.
+
+use zeroth_config::check::{Status, check};
+use zeroth_config::explain;
+use zeroth_config::preset::PRESETS;
+use zeroth_config::read::{Document, Source, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, Origin, Precision, Request, resolve};
+use zeroth_config::unbuilt::{Lack, Unbuilt, unbuilt};
+
+fn read(text: &str) -> Document {
+    parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"))
+}
+
+fn statuses(text: &str) -> Vec<(String, Status)> {
+    let report = check(&read(text));
+    report.of_keys().map(|verdict| (verdict.path.clone(), verdict.status)).collect()
+}
+
+/// What a run of this file and these flags lacks: 2 ranks, a model of width 64 with 4 blocks, 100 steps.
+fn lacking(text: &str, flags: &Flags) -> Unbuilt {
+    let asked = check(&read(text)).asked;
+    let model = Some(ModelFacts { hidden_size: Some(64), blocks: Some(4) });
+    let request = Request { asked: &asked, flags, ranks: 2, model, steps: Some(100) };
+    match resolve(&request) {
+        Ok(config) => unbuilt(&config),
+        Err(error) => panic!("{text}\n{error}"),
+    }
+}
+
+fn refused(text: &str) -> Vec<Lack> {
+    lacking(text, &Flags::default()).refused
+}
+
+fn paths(lacks: &[Lack]) -> Vec<&'static str> {
+    lacks.iter().map(|lack| lack.path).collect()
+}
+
+/// The status of every key of a file that has no other.
+fn assert_all(status: Status, text: &str) {
+    let others: Vec<_> = statuses(text).into_iter().filter(|(_, found)| *found != status).collect();
+    assert!(others.is_empty(), "{others:?} in {text}");
+}
+
+#[test]
+fn what_a_run_reads_is_honoured() {
+    for text in [
+        r#"{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#,
+        r#"{"steps_per_print": 10, "gradient_clipping": 0.5, "bf16": {"enabled": true}}"#,
+        r#"{"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "float32"}}"#,
+        r#"{"communication_data_type": "BF16", "fp16": {"enabled": false}, "bf16": {"enabled": "auto"}}"#,
+        r#"{"zero_optimization": {"stage": 0, "overlap_comm": true, "reduce_bucket_size": 5e8}}"#,
+        r#"{"zero_optimization": {"stage": 1, "reduce_scatter": true, "reduce_bucket_size": "auto"}}"#,
+        r#"{"zero_optimization": {"stage": 2, "overlap_comm": false}}"#,
+        r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5e7, "stage3_max_live_parameters": 1e9,
+            "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 1e5,
+            "stage3_gather_16bit_weights_on_model_save": false}}"#,
+        r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "none"},
+            "offload_optimizer": {"device": "None"}}}"#,
+        r#"{"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8,
+            "weight_decay": 0.1, "bias_correction": true}}}"#,
+        r#"{"optimizer": {"type": "adam", "params": {"lr": 1e-4, "adam_w_mode": true}}}"#,
+        r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 1e-4,
+            "warmup_num_steps": 10, "warmup_type": "linear", "last_batch_iteration": -1}}}"#,
+        r#"{"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 10}}}"#,
+        r#"{"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_min_ratio": 0, "cos_min_ratio": 0.1}}}"#,
+        r#"{"scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 1e-6,
+            "lr_range_test_step_size": 20, "lr_range_test_step_rate": 1, "lr_range_test_staircase": true}}}"#,
+        r#"{"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3,
+            "decay_lr_rate": 0.1, "cycle_first_step_size": 10, "cycle_second_step_size": 10,
+            "cycle_first_stair_count": 2, "cycle_second_stair_count": 2, "decay_step_size": 5,
+            "cycle_momentum": false}}}"#,
+        r#"{"wall_clock_breakdown": false, "tensorboard": {"enabled": false}, "csv_monitor": {"enabled": "False"}}"#,
+        r#"{"zeroth": {"recompute": "none", "collectives": "exact", "moments": "fp32", "decay": "all",
+            "lr_scheduler_type": "cosine", "warmup_steps": 10}}"#,
+    ] {
+        assert_all(Status::Honoured, text);
+        let run = format!("{:?}", lacking(text, &Flags::default()));
+        assert_eq!(run, "Unbuilt { refused: [], noted: [] }", "{text}");
+    }
+}
+
+#[test]
+fn what_always_happens_is_built_in() {
+    assert_all(
+        Status::BuiltIn,
+        r#"{"zero_optimization": {"contiguous_gradients": false, "round_robin_gradients": true,
+            "allgather_partitions": true}}"#,
+    );
+}
+
+#[test]
+fn what_no_run_does_is_not_yet_and_would_change_the_run() {
+    for (text, path, value) in [
+        (r#"{"fp16": {"enabled": true}}"#, "fp16.enabled", "true"),
+        (r#"{"communication_data_type": "fp16"}"#, "communication_data_type", "\"fp16\""),
+        (r#"{"data_types": {"grad_accum_dtype": "bf16"}}"#, "data_types.grad_accum_dtype", "\"bf16\""),
+        (
+            r#"{"zero_optimization": {"stage": 2, "reduce_scatter": false}}"#,
+            "zero_optimization.reduce_scatter",
+            "false",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 2, "allgather_partitions": false}}"#,
+            "zero_optimization.allgather_partitions",
+            "false",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 1000}}"#,
+            "zero_optimization.stage3_model_persistence_threshold",
+            "1000",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}"#,
+            "zero_optimization.zero_quantized_weights",
+            "true",
+        ),
+        (r#"{"optimizer": {"type": "Lion"}}"#, "optimizer.type", "\"Lion\""),
+        (r#"{"optimizer": {"type": "Lamb"}}"#, "optimizer.type", "\"Lamb\""),
+        (
+            r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#,
+            "optimizer.params.adam_w_mode",
+            "false",
+        ),
+        (
+            r#"{"optimizer": {"params": {"bias_correction": false}}}"#,
+            "optimizer.params.bias_correction",
+            "false",
+        ),
+        (
+            r#"{"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 5}}}"#,
+            "scheduler.params.last_batch_iteration",
+            "5",
+        ),
+        (r#"{"scheduler": {"type": "StepLR"}}"#, "scheduler.type", "\"StepLR\""),
+        (r#"{"zeroth": {"recompute": "attention"}}"#, "zeroth.recompute", "\"attention\""),
+        (r#"{"zeroth": {"moments": "bf16"}}"#, "zeroth.moments", "\"bf16\""),
+        (r#"{"zeroth": {"collectives": "fast"}}"#, "zeroth.collectives", "\"fast\""),
+    ] {
+        assert!(statuses(text).contains(&(path.to_owned(), Status::NotYet)), "{:?}", statuses(text));
+        let refused = refused(text);
+        assert_eq!(paths(&refused), [path], "{text}");
+        assert_eq!(refused[0].value, value, "{text}");
+        assert!(refused[0].place().is_some() && !refused[0].instead.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn parameters_share_the_fate_of_their_optimizer() {
+    let text = r#"{"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0}}}"#;
+    assert_all(Status::NotYet, text);
+    assert_eq!(paths(&refused(text)), ["optimizer.type"], "the type says it for all");
+    let here = |path: &str| explain::here(explain::find(path).unwrap()[0]);
+    assert_eq!(here("optimizer.params.lr"), "honoured for Adam, AdamW, not yet for SGD, Lion");
+    assert_eq!(here("optimizer.params.momentum"), "not yet");
+    assert_eq!(here("optimizer.params.eps"), "honoured");
+}
+
+#[test]
+fn one_cycle_moves_momentum_unless_it_is_told_not_to() {
+    let cycle = |more: &str| {
+        format!(
+            r#"{{"scheduler": {{"type": "OneCycle", "params": {{"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3,
+                "cycle_min_mom": 0.8, "cycle_max_mom": 0.9, "decay_mom_rate": 0 {more}}}}}}}"#
+        )
+    };
+    let momentum = |text: &str| {
+        let all = statuses(text).into_iter().filter(|(path, _)| path.contains("_mom"));
+        all.map(|(_, status)| status).collect::<Vec<_>>()
+    };
+    // DeepSpeed's default is true, so a file without the key asks for it.
+    let open = cycle("");
+    assert_eq!(momentum(&open), [Status::NotYet; 3]);
+    let lack = &refused(&open)[0];
+    assert_eq!((lack.path, lack.value.as_str()), ("scheduler.params.cycle_momentum", "true"));
+    assert_eq!((&lack.origin, lack.place()), (&Origin::Default, None));
+    assert!(lack.instead.contains("cycle_momentum: false"), "{lack}");
+    let off = cycle(r#", "cycle_momentum": false"#);
+    let [rest @ .., switch] = &momentum(&off)[..] else { panic!("{off}") };
+    assert_eq!((rest, *switch), (&[Status::NoEffect; 3][..], Status::Honoured));
+    assert!(refused(&off).is_empty());
+}
+
+#[test]
+fn without_overlap_nothing_is_gathered_ahead() {
+    let text =
+        r#"{"zero_optimization": {"stage": 3, "overlap_comm": false, "stage3_prefetch_bucket_size": 1e7}}"#;
+    let prefetch = ("zero_optimization.stage3_prefetch_bucket_size".to_owned(), Status::NoEffect);
+    assert!(statuses(text).contains(&prefetch), "{:?}", statuses(text));
+}
+
+#[test]
+fn a_section_does_what_its_switch_does() {
+    let section = |text: &str, path: &str| {
+        let report = check(&read(text));
+        report.verdicts.iter().find(|verdict| verdict.path == path).unwrap().status
+    };
+    for (device, status) in [("none", Status::Honoured), ("cpu", Status::NotYet)] {
+        let text =
+            format!(r#"{{"zero_optimization": {{"stage": 3, "offload_param": {{"device": "{device}"}}}}}}"#);
+        assert_eq!(section(&text, "zero_optimization.offload_param"), status);
+    }
+    for (enabled, status) in [("true", Status::NotYet), ("\"auto\"", Status::Honoured)] {
+        assert_eq!(section(&format!(r#"{{"fp16": {{"enabled": {enabled}}}}}"#), "fp16"), status);
+    }
+}
+
+#[test]
+fn the_presets_without_offload_are_whole_and_those_with_it_name_the_devices() {
+    const OPTIMIZER: &str = "zero_optimization.offload_optimizer.device";
+    const PARAMETERS: &str = "zero_optimization.offload_param.device";
+    for preset in PRESETS {
+        let expected: &[&str] = match preset.name {
+            "zero2_offload" => &[OPTIMIZER],
+            "zero3_offload" => &[PARAMETERS, OPTIMIZER],
+            _ => &[],
+        };
+        let refused = refused(preset.text);
+        assert_eq!(paths(&refused), expected, "{}", preset.name);
+        for lack in refused {
+            let line = preset.text.lines().nth(lack.place().unwrap().line - 1).unwrap();
+            assert!(line.contains("\"device\": \"cpu\""), "{}: {line}", preset.name);
+            assert_eq!(lack.value, "\"cpu\"");
+            assert!(lack.instead.contains("write \"none\""), "{lack}");
+        }
+    }
+}
+
+#[test]
+fn flags_are_refused_like_the_file() {
+    let auto = r#"{"fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"}}"#;
+    assert!(refused(auto).is_empty());
+    let fp16 = lacking(auto, &Flags { precision: Some(Precision::Fp16), ..Flags::default() }).refused;
+    assert_eq!(paths(&fp16), ["fp16.enabled"]);
+    assert_eq!(fp16[0].origin, Origin::Flag("--fp16"));
+    let flags = Flags { gradient_checkpointing: Some(true), ..Flags::default() };
+    let recompute = lacking("{}", &flags).refused;
+    assert_eq!(paths(&recompute), ["zeroth.recompute"]);
+    assert_eq!(recompute[0].origin, Origin::Flag("--gradient-checkpointing"));
+    let section = refused(r#"{"activation_checkpointing": {}}"#);
+    assert_eq!(paths(&section), ["zeroth.recompute"]);
+    assert!(section[0].to_string().contains("the section activation_checkpointing"), "{}", section[0]);
+    let kept =
+        r#"{"activation_checkpointing": {"cpu_checkpointing": true}, "zeroth": {"recompute": "none"}}"#;
+    assert!(refused(kept).is_empty());
+}
+
+#[test]
+fn what_only_reports_or_refines_is_noted() {
+    let text = r#"{"wall_clock_breakdown": true, "memory_breakdown": true, "tensorboard": {"enabled": true},
+        "csv_monitor": {"enabled": true}, "flops_profiler": {"enabled": true}, "log_level": "debug",
+        "checkpoint": {"use_node_local_storage": true},
+        "zero_optimization": {"stage": 2, "allgather_bucket_size": 2e8, "sub_group_size": 1e9}}"#;
+    let found = lacking(text, &Flags::default());
+    assert!(found.refused.is_empty(), "{:?}", found.refused);
+    let mut noted = paths(&found.noted);
+    noted.sort_unstable();
+    assert_eq!(
+        noted,
+        [
+            "checkpoint.use_node_local_storage",
+            "csv_monitor.enabled",
+            "flops_profiler.enabled",
+            "log_level",
+            "memory_breakdown",
+            "tensorboard.enabled",
+            "wall_clock_breakdown",
+            "zero_optimization.allgather_bucket_size",
+            "zero_optimization.sub_group_size",
+        ]
+    );
+}

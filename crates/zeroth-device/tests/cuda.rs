@@ -1,0 +1,20 @@
+//! The kernels of NVIDIA's cards as far as a machine without one can test them. On a card, the example `cuda_self_test`
+//! compares them all with their references.
+
+use zeroth_device::cuda::compile_all;
+
+#[test]
+fn every_kernel_compiles_for_every_generation_of_cards() {
+    for arch in ["sm_80", "sm_90a", "sm_100"] {
+        match compile_all(arch) {
+            Ok(bytes) => assert!(bytes > 100_000, "{bytes} bytes of machine code for {arch}"),
+            Err(error) if error.to_string().contains("opening libnvrtc") => {
+                println!(
+                    "skipped: NVRTC was not found; set ZEROTH_CUDA_LIBRARIES to the folder with libnvrtc.so to run it"
+                );
+                return;
+            }
+            Err(error) => panic!("{arch}: {error}"),
+        }
+    }
+}

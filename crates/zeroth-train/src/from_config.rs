@@ -1,0 +1,103 @@
+//! What a resolved config says to the trainer: the optimizer's numbers and the schedule.
+
+use zeroth_config::resolve::Resolved;
+use zeroth_device::Recipe;
+
+use crate::{
+    HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
+    WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
+};
+
+fn number(config: &Resolved, path: &str) -> Option<f64> {
+    config.get(path).and_then(|setting| setting.value.as_f64())
+}
+
+/// The numbers of AdamW. `tolerated` steps may be skipped for gradients that are not finite.
+pub fn recipe(config: &Resolved, tolerated: u64) -> Recipe {
+    let betas = config.get("optimizer.params.betas").and_then(|setting| setting.value.as_array().cloned());
+    let beta = |place: usize, default: f64| {
+        betas.as_ref().and_then(|betas| betas.get(place)?.as_f64()).unwrap_or(default)
+    };
+    Recipe {
+        beta1: beta(0, 0.9),
+        beta2: beta(1, 0.95),
+        eps: number(config, "optimizer.params.eps").unwrap_or(1e-8),
+        weight_decay: [number(config, "optimizer.params.weight_decay").unwrap_or(0.0), 0.0],
+        max_norm: number(config, "gradient_clipping").unwrap_or(0.0),
+        tolerated,
+    }
+}
+
+/// Whether norms and biases are decayed too: DeepSpeed's way.
+pub fn decays_all(config: &Resolved) -> bool {
+    config.text("zeroth.decay") == Some("all")
+}
+
+/// The schedule of a run of so many steps: the file's, or Hugging Face's by its flags.
+pub fn schedule(config: &Resolved, total_steps: u64) -> Result<Schedule, ScheduleError> {
+    let learning_rate = number(config, "optimizer.params.lr").unwrap_or(0.0);
+    let param = |name: &str| number(config, &format!("scheduler.params.{name}"));
+    let whole = |name: &str| param(name).map(|value| value as u64);
+    let is_on = |name: &str| config.is_on(&format!("scheduler.params.{name}"));
+    let warmup = || Warmup {
+        steps: whole("warmup_num_steps").unwrap_or(1000),
+        shape: match config.text("scheduler.params.warmup_type") {
+            Some("linear") => WarmupShape::Linear,
+            _ => WarmupShape::Log,
+        },
+    };
+    let rise = || WarmupLr {
+        min: param("warmup_min_lr").unwrap_or(0.0),
+        max: param("warmup_max_lr").unwrap_or(learning_rate),
+        warmup: warmup(),
+    };
+    let total = || whole("total_num_steps").unwrap_or(total_steps);
+    let schedule = match config.text("scheduler.type") {
+        Some("WarmupLR") => Schedule::WarmupLr(rise()),
+        Some("WarmupDecayLR") => {
+            Schedule::WarmupDecayLr(WarmupDecayLr { rise: rise(), total_steps: total() })
+        }
+        Some("WarmupCosineLR") => Schedule::WarmupCosineLr(WarmupCosineLr {
+            learning_rate,
+            warmup_min_ratio: param("warmup_min_ratio").unwrap_or(0.0),
+            cos_min_ratio: param("cos_min_ratio").unwrap_or(0.0001),
+            warmup: warmup(),
+            total_steps: total(),
+        }),
+        Some("OneCycle") => {
+            let rising_steps = whole("cycle_first_step_size").unwrap_or(2000);
+            Schedule::OneCycle(OneCycle {
+                min: param("cycle_min_lr").unwrap_or(0.0),
+                max: param("cycle_max_lr").unwrap_or(learning_rate),
+                decay_rate: param("decay_lr_rate").unwrap_or(0.0),
+                rising_steps,
+                falling_steps: whole("cycle_second_step_size").unwrap_or(rising_steps),
+                rising_stairs: whole("cycle_first_stair_count").unwrap_or(0),
+                falling_stairs: whole("cycle_second_stair_count")
+                    .or_else(|| whole("cycle_first_stair_count"))
+                    .unwrap_or(0),
+                decay_steps: whole("decay_step_size").unwrap_or(0),
+                momentum: is_on("cycle_momentum").then(|| Momentum {
+                    min: param("cycle_min_mom").unwrap_or(0.8),
+                    max: param("cycle_max_mom").unwrap_or(0.9),
+                    decay_rate: param("decay_mom_rate").unwrap_or(0.0),
+                }),
+            })
+        }
+        Some("LRRangeTest") => Schedule::LrRangeTest(LrRangeTest {
+            min: param("lr_range_test_min_lr").unwrap_or(1e-3),
+            step_size: whole("lr_range_test_step_size").unwrap_or(2000),
+            step_rate: param("lr_range_test_step_rate").unwrap_or(1.0),
+            staircase: is_on("lr_range_test_staircase"),
+        }),
+        _ => Schedule::HuggingFace(HuggingFace {
+            shape: HuggingFaceShape::named(config.text("zeroth.lr_scheduler_type").unwrap_or("cosine"))
+                .unwrap_or(HuggingFaceShape::Cosine),
+            learning_rate,
+            warmup_steps: warmup_steps(number(config, "zeroth.warmup_steps").unwrap_or(0.0), total_steps),
+            total_steps,
+        }),
+    };
+    schedule.check()?;
+    Ok(schedule)
+}

@@ -1,0 +1,62 @@
+//! Where a job's weights come from: files of its folder, or, with config.json alone, the seed.
+
+use std::path::Path;
+
+use zeroth_model::{
+    INITIALIZER_RANGE, Parameter, ParameterTable, WeightFiles, WeightWarning, WeightsError, fill_new,
+};
+use zeroth_step::run::{Engine, RunError};
+
+/// Weights to start from.
+pub enum Weights {
+    /// The folder's.
+    Files(WeightFiles),
+    /// New ones.
+    New {
+        /// What they are a function of.
+        seed: u64,
+    },
+}
+
+impl Weights {
+    /// The folder's weights, or new ones where it has none.
+    pub fn open(folder: &Path, table: &ParameterTable, seed: u64) -> Result<Self, WeightsError> {
+        let is_weights = |name: &str| {
+            Path::new(name).extension().is_some_and(|extension| extension == "safetensors")
+                || name.ends_with(".safetensors.index.json")
+        };
+        let has_weights = std::fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|entry| entry.file_name().to_str().is_some_and(is_weights));
+        if has_weights { WeightFiles::open(folder, table).map(Self::Files) } else { Ok(Self::New { seed }) }
+    }
+
+    /// What is worth knowing about the files.
+    pub fn warnings(&self) -> &[WeightWarning] {
+        match self {
+            Self::Files(files) => files.warnings(),
+            Self::New { .. } => &[],
+        }
+    }
+
+    /// Loads what a rank holds, and only that.
+    pub fn load(
+        &self,
+        table: &ParameterTable,
+        engine: &mut Engine<'_>,
+        names: &[String],
+    ) -> Result<(), RunError> {
+        let found: Vec<&Parameter> =
+            names.iter().filter_map(|name| table.iter().find(|parameter| parameter.name == *name)).collect();
+        engine.load(&mut |param, range, elements| {
+            let parameter = found[param.index()];
+            match self {
+                Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
+                Self::New { seed } => fill_new(*seed, INITIALIZER_RANGE as f32, parameter, range, elements),
+            }
+            Ok(())
+        })
+    }
+}
