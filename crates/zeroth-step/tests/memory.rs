@@ -1,9 +1,12 @@
-//! What a program needs: the figures follow ZeRO's formulas, and no two live buffers overlap.
+//! What a program needs: the figures follow ZeRO's formulas, cell by cell of docs/memory.md.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
+use std::fs;
+use std::path::Path;
+
 use serde_json::json;
-use zeroth_base::DType;
+use zeroth_base::{DType, format_bytes, grouped};
 use zeroth_device::Target;
 use zeroth_graph::{Backward, Graph};
 use zeroth_model::{Batch, ModelConfig, forward, table};
@@ -97,9 +100,53 @@ fn activations_are_what_the_closed_form_counts() {
     assert!((found as f64) < 1.1 * closed as f64, "{found} {closed}");
 }
 
+/// The cells of the table: stage, ranks, accumulation.
+fn cells() -> Vec<(u8, u64, u64)> {
+    let alone = (0..4).map(|stage| (stage, 1, 1));
+    let accumulating = (0..4).map(|stage| (stage, 1, 4));
+    let company = (0..4).flat_map(|stage| [2, 4, 8, 64].map(|ranks| (stage, ranks, 1)));
+    alone.chain(accumulating).chain(company).collect()
+}
+
+/// Bytes a parameter of parameters, gradients and optimizer, from the ZeRO paper's sums: 2 for the weights, 12 for AdamW
+/// with its master copy. Gradients are summed in 4; one rank that sums nothing keeps them in the 2 they come in.
+fn formula(stage: u8, ranks: u64, accumulation: u64) -> [f64; 3] {
+    let share = |from: u8| if stage >= from { ranks as f64 } else { 1.0 };
+    let gradient = if ranks == 1 && accumulation == 1 { 2.0 } else { 4.0 };
+    [2.0 / share(3), gradient / share(2), 12.0 / share(1)]
+}
+
+#[test]
+fn every_stage_and_number_of_ranks_follows_zeros_formulas() {
+    let (graph, backward) = model(MIDDLE, 512);
+    let parameters = elements(&graph) as f64;
+    for (stage, ranks, accumulation) in cells() {
+        let settings = Settings { stage, accumulation, ..SETTINGS };
+        let found = memory(&graph, &backward, ranks, settings).by_category();
+        let expected = formula(stage, ranks, accumulation);
+        let found = [found.parameters, found.gradients, found.optimizer].map(|bytes| bytes as f64 / parameters);
+        let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.01;
+        assert!(
+            found.iter().zip(&expected).all(|(found, expected)| near(*found, *expected))
+                && near(found.iter().sum(), expected.iter().sum()),
+            "stage {stage}, {ranks} ranks, accumulation {accumulation}: {found:?} and not {expected:?}"
+        );
+    }
+}
+
+const SEVENTY_BILLION: [u64; 7] = [8192, 28_672, 64, 8, 128, 80, 128_256];
+
+/// A line of /proc/self/status in bytes.
+fn of_this_process(name: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    1024 * line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
+}
+
 #[test]
 fn seventy_billion_on_1024_ranks_are_counted_without_a_byte_of_them() {
-    let (graph, backward) = model([8192, 28_672, 64, 8, 128, 80, 128_256], 4096);
+    let before = of_this_process("VmRSS");
+    let (graph, backward) = model(SEVENTY_BILLION, 4096);
     let parameters = elements(&graph);
     assert_eq!(parameters, 70_553_706_496);
     let memory = memory(&graph, &backward, 1024, SETTINGS);
@@ -107,4 +154,72 @@ fn seventy_billion_on_1024_ranks_are_counted_without_a_byte_of_them() {
     assert!((states / (18.0 / 1024.0) - 1.0).abs() < 0.01, "{states}");
     // Two gathered blocks are never there at once without prefetch: the largest flat is the embedding.
     assert!(memory.peak(Category::Buffers) < 2 * 4 * 128_256 * 8192);
+    let most = of_this_process("VmHWM");
+    assert!(most < before + 100_000_000, "counting took {} bytes", most - before);
+}
+
+/// The page docs/memory.md.
+fn memory_page() -> String {
+    let row = |stage: u8, ranks: u64, accumulation: u64, parameters: u64, memory: &Memory| {
+        let bytes = memory.by_category();
+        let alone = if accumulation > 1 { format!(", {accumulation} micro-batches") } else { String::new() };
+        let cells = [
+            bytes.parameters,
+            bytes.gradients,
+            bytes.optimizer,
+            memory.states(),
+            bytes.activations,
+            bytes.buffers,
+            bytes.total,
+        ];
+        format!(
+            "| {stage} | {}{alone} | {} | {:.4} | {:.4} |\n",
+            grouped(ranks),
+            cells.map(format_bytes).join(" | "),
+            memory.states() as f64 / parameters as f64,
+            formula(stage, ranks, accumulation).iter().sum::<f64>()
+        )
+    };
+    let head = "| stage | ranks | parameters | gradients | optimizer | states | activations | buffers | total | states a \
+                parameter | formula |\n|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+    let (graph, backward) = model(MIDDLE, 512);
+    let parameters = elements(&graph);
+    let mut page = format!(
+        "# Memory of a rank\n\n\
+         What one rank's device holds, counted from the program before it runs. Written by a test, which fails when the \
+         page\nis stale; to write it anew:\n\n    ZEROTH_BLESS=1 cargo test -p zeroth-step --test memory\n\n\
+         A row is a stage on a number of ranks, in bf16 with AdamW; 1 GB is 10^9 bytes. States are parameters, gradients \
+         and\noptimizer together, and ZeRO divides them: stage 1 the optimizer (12 bytes a parameter), stage 2 also the \
+         gradients\n(4), stage 3 also the parameters (2). The last two columns are bytes of states a parameter, counted \
+         and by that formula;\nthey differ by padding to whole blocks. One rank that sums nothing up, neither over ranks \
+         nor over micro-batches,\nkeeps gradients in 2 bytes: 16 in all, else 18. Activations are those of one micro-batch \
+         at their peak; buffers are\ngathered parameters, gradients on their way and what kernels need, as far as they do \
+         not share their place with\nothers. The total is what a run takes, to the byte. Of `stage3_*` the table \
+         has persistence 0 and prefetch 0.\n\n\
+         A llama with {} parameters, micro-batches of 512 tokens:\n\n{head}",
+        grouped(parameters)
+    );
+    for (stage, ranks, accumulation) in cells() {
+        let settings = Settings { stage, accumulation, ..SETTINGS };
+        let memory = memory(&graph, &backward, ranks, settings);
+        page += &row(stage, ranks, accumulation, parameters, &memory);
+    }
+    let (graph, backward) = model(SEVENTY_BILLION, 4096);
+    let parameters = elements(&graph);
+    page += &format!("\nA llama with {} parameters, micro-batches of 4,096 tokens:\n\n{head}", grouped(parameters));
+    page + &row(3, 1024, 1, parameters, &memory(&graph, &backward, 1024, SETTINGS))
+}
+
+#[test]
+fn docs_memory_md_has_these_figures() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/memory.md");
+    let page = memory_page();
+    if std::env::var_os("ZEROTH_BLESS").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == page,
+        "docs/memory.md is stale: ZEROTH_BLESS=1 cargo test -p zeroth-step --test memory writes it anew"
+    );
 }

@@ -64,7 +64,8 @@ impl MicroBatch {
         self.ids.len()
     }
 
-    fn clear(&mut self) {
+    /// Empties it; its buffers stay.
+    pub fn clear(&mut self) {
         self.ids.clear();
         self.labels.clear();
         self.positions.clear();
@@ -72,18 +73,17 @@ impl MicroBatch {
         self.keys.clear();
     }
 
-    fn push(&mut self, samples: &Samples, place: Place) {
-        let (ids, labels) = (samples.ids(place.sample), samples.labels(place.sample));
-        self.starts.push(self.ids.len() as u32);
+    /// Adds a sample: labels are aligned with the tokens, and the shift by one happens here.
+    pub fn push(&mut self, ids: &[i32], labels: &[i32], place: Place) {
+        if self.starts.is_empty() {
+            self.starts.push(0);
+        }
         self.ids.extend_from_slice(ids);
-        self.labels.extend_from_slice(&labels[1..]);
-        self.labels.push(IGNORED);
+        self.labels.extend_from_slice(labels.get(1..).unwrap_or(&[]));
+        self.labels.resize(self.ids.len(), IGNORED);
         self.positions.extend(0..ids.len() as i32);
         let key = |position| RowKey { sample: place.sample, position, epoch: place.epoch };
         self.keys.extend((0..ids.len() as u32).map(key));
-    }
-
-    fn end(&mut self) {
         self.starts.push(self.ids.len() as u32);
     }
 }
@@ -126,9 +126,11 @@ impl<'a> Batches<'a> {
     pub fn fill_some(&self, position: u64, samples: u64, into: &mut MicroBatch) {
         into.clear();
         for place in self.order.from(position).take(samples as usize) {
-            into.push(self.samples, place);
+            into.push(self.samples.ids(place.sample), self.samples.labels(place.sample), place);
         }
-        into.end();
+        if samples == 0 {
+            into.starts.push(0);
+        }
     }
 
     /// Tokens of a step, over all ranks and micro-batches.

@@ -81,6 +81,6 @@ impl Job {
     pub(crate) fn decays(&self, compiled: &Compiled, param: ParamId) -> bool {
         let name = &compiled.graph.param(param).spec.name;
         let kind = self.table.iter().find(|parameter| parameter.name == *name).map(|found| found.kind);
-        self.decays_all || !matches!(kind, Some(ParameterKind::Norm | ParameterKind::Bias))
+        self.decays_all || kind.is_none_or(ParameterKind::decays)
     }
 }

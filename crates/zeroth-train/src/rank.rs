@@ -154,7 +154,7 @@ fn not_finite(compiled: &Compiled, line: &StepLine, record: &StepRecord) -> Trai
 
 impl MicroBatch {
     /// What an engine takes.
-    pub(crate) fn view(&self) -> View<'_> {
+    pub fn view(&self) -> View<'_> {
         let Self { ids, labels, positions, starts, keys } = self;
         View { ids, labels, positions, starts, keys }
     }

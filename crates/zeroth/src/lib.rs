@@ -3,7 +3,9 @@
 //! A facade: each part is its own crate, named here once, and what joins two of them lives here.
 
 pub mod planning;
+mod session;
 
+pub use session::{RankSession, Session, SessionError};
 pub use zeroth_base as base;
 pub use zeroth_comm as comm;
 pub use zeroth_config as config;

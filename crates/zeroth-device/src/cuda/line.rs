@@ -106,10 +106,10 @@ impl<'a> Line<'a> {
         self.sized(name, span, elements, 4)
     }
 
-    /// One struct that the host shares with the kernels.
+    /// One struct that the host shares with the kernels; something may lie behind it.
     pub(super) fn one<T>(&self, name: &'static str, span: Span) -> Result<Address, DeviceError> {
         let at = self.arenas.find(self.what, span)?;
-        if span.bytes != size_of::<T>() as u64 || !at.is_multiple_of(align_of::<T>() as u64) {
+        if span.bytes < size_of::<T>() as u64 || !at.is_multiple_of(align_of::<T>() as u64) {
             return Err(self.refuse(format!("`{name}` is {span:?}; it needs {} bytes", size_of::<T>())));
         }
         Ok(at)

@@ -256,7 +256,9 @@ fn control(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
     let of_rank = (size_of::<Report>() + flats * size_of::<ExactSum>()) / 8;
     let reports = line.sized("reports", reports, ranks * of_rank, 8)?;
     let control = line.one::<Control>("control", control)?;
-    let record = line.sized("record", record, size_of::<Record>() / 8 + flats, 8)?;
+    let words = size_of::<Record>() / 8 + flats;
+    let record = Span { bytes: record.bytes.min(8 * words as u64), ..record };
+    let record = line.sized("record", record, words, 8)?;
     let arguments = [ranks as u64, flats as u64, recipe, input, reports, control, record];
     line.run(Entry::Control, &[], [1; 3], THREADS, &arguments)
 }

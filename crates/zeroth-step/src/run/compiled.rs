@@ -1,9 +1,11 @@
 //! A program with its model and a place for every buffer: what ranks share before they differ.
 
-use zeroth_device::Target;
+use zeroth_device::{Span, Target};
 use zeroth_graph::{Backward, Graph, GraphError};
 
-use crate::program::{Memory, Program, ProgramError, Settings, compile, guarded_bytes};
+use crate::program::{
+    Action, Content, Instruction, Memory, Placed, Program, ProgramError, Settings, compile, guarded_bytes,
+};
 
 /// A program that can be run.
 #[derive(Debug, Clone)]
@@ -70,5 +72,52 @@ impl Compiled {
         let program = compile(&graph, &backward, ranks, settings)?;
         let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
         Ok(Self { graph, backward, program, memory, row_sizes, target })
+    }
+}
+
+impl Compiled {
+    /// Where a buffer is while a section runs.
+    pub(super) fn find(&self, section: usize, content: Content) -> Option<Span> {
+        self.placed(section, content).map(|placed| placed.span(self.memory.guard))
+    }
+
+    fn placed(&self, section: usize, content: Content) -> Option<&Placed> {
+        let is = |placed: &&Placed| placed.buffer.content == content;
+        let passing = self.memory.sections[section].buffers.iter().find(is);
+        passing.or_else(|| self.memory.always.iter().find(is))
+    }
+
+    pub(super) fn span(&self, section: usize, content: Content) -> Span {
+        self.find(section, content)
+            .unwrap_or_else(|| unreachable!("{content:?} has a place in section {section}"))
+    }
+
+    /// An instruction in words: what, and of which unit.
+    pub fn describe(&self, instruction: &Instruction) -> String {
+        let unit = |unit: zeroth_graph::UnitId| &self.graph.units[unit.index()].name;
+        match &instruction.action {
+            Action::Forward(node) => {
+                let node = &self.graph.nodes[*node];
+                format!("{} of {}", node.op.name(), unit(node.unit))
+            }
+            Action::Backward(node) => {
+                let node = &self.backward.nodes[*node];
+                format!("gradient of {} of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
+            }
+            other => match other.flat() {
+                Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),
+                None => other.name().to_owned(),
+            },
+        }
+    }
+
+    /// The unit a flat belongs to, in words.
+    pub fn flat_name(&self, flat: usize) -> String {
+        use crate::FlatKind::{Frozen, Persistent, Trained};
+        match self.program.layout.flats[flat].kind {
+            Trained(unit) => self.graph.units[unit.index()].name.clone(),
+            Frozen(unit) => format!("{} (frozen)", self.graph.units[unit.index()].name),
+            Persistent => "the persistent parameters".to_owned(),
+        }
     }
 }

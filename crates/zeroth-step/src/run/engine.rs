@@ -1,14 +1,15 @@
 //! One rank of a run: a device, the other ranks, and the program lowered for them.
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
-use zeroth_comm::{Comm, OpName, Transfer};
-use zeroth_device::{Control, Device, Queue, RATES, Recipe, Record, Span, StepInput, Tier};
+use zeroth_comm::{Comm, OpName};
+use zeroth_device::{Control, Device, Queue, RATES, Recipe, Record, StepInput};
 use zeroth_graph::ParamId;
 
 use super::chaos::Chaos;
 use super::feed::Feed;
+use super::meet::{Meeting, Staging};
 use super::{Compiled, MicroBatch, RunError, Trace};
-use crate::program::{Action, Binding, Collective, Content, Instruction, Lowering, Placed, Work};
+use crate::program::{Binding, Content, Lowering, Work};
 
 /// What makes a rank one of many.
 pub struct Rank<'a> {
@@ -49,8 +50,7 @@ pub struct Engine<'c> {
     /// The number of the first mark of each section.
     first_mark: Vec<usize>,
     feed: Feed,
-    /// Host memory that collectives go through where the host cannot see the arena.
-    staging: (Vec<u8>, Vec<u8>),
+    staging: Staging,
     pub(super) step: u64,
     pub(super) chaos: Option<Chaos>,
     pub(super) trace: Option<Trace>,
@@ -98,7 +98,7 @@ impl<'c> Engine<'c> {
             device.upload(Queue::Compute, bytes_of(&Control::new(1.0)), control)
         })()
         .map_err(started)?;
-        let staging = staging(&lowered, device.as_mut());
+        let staging = Staging::new(lowered.iter().flatten().flatten(), device.as_mut());
         Ok(Self {
             feed: Feed::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
             awaited: awaited(compiled),
@@ -289,14 +289,14 @@ impl<'c> Engine<'c> {
                 let index = (self.first_mark[section] + at) as u32;
                 let name = OpName::new(step, instruction.action.name(), index);
                 let comm = self.comm.as_deref().expect("collectives are compiled for several ranks");
-                meet(comm, name, collective, self.device.as_mut(), queue, &mut self.staging).map_err(
-                    |error| match error {
+                self.staging.meet(comm, name, collective, self.device.as_mut(), queue).map_err(|error| {
+                    match error {
                         Meeting::Device(source) => failed(source),
                         Meeting::Comm(source) => {
                             RunError::Comm { step, op: compiled.describe(instruction), source }
                         }
-                    },
-                )?;
+                    }
+                })?;
             }
         }
         if self.awaited[section][at] {
@@ -335,53 +335,6 @@ impl<'c> Engine<'c> {
     }
 }
 
-impl Compiled {
-    /// Where a buffer is while a section runs.
-    pub(super) fn find(&self, section: usize, content: Content) -> Option<Span> {
-        self.placed(section, content).map(|placed| placed.span(self.memory.guard))
-    }
-
-    fn placed(&self, section: usize, content: Content) -> Option<&Placed> {
-        let is = |placed: &&Placed| placed.buffer.content == content;
-        let passing = self.memory.sections[section].buffers.iter().find(is);
-        passing.or_else(|| self.memory.always.iter().find(is))
-    }
-
-    pub(super) fn span(&self, section: usize, content: Content) -> Span {
-        self.find(section, content)
-            .unwrap_or_else(|| unreachable!("{content:?} has a place in section {section}"))
-    }
-
-    /// An instruction in words: what, and of which unit.
-    pub fn describe(&self, instruction: &Instruction) -> String {
-        let unit = |unit: zeroth_graph::UnitId| &self.graph.units[unit.index()].name;
-        match &instruction.action {
-            Action::Forward(node) => {
-                let node = &self.graph.nodes[*node];
-                format!("{} of {}", node.op.name(), unit(node.unit))
-            }
-            Action::Backward(node) => {
-                let node = &self.backward.nodes[*node];
-                format!("gradient of {} of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
-            }
-            other => match other.flat() {
-                Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),
-                None => other.name().to_owned(),
-            },
-        }
-    }
-
-    /// The unit a flat belongs to, in words.
-    pub fn flat_name(&self, flat: usize) -> String {
-        use crate::FlatKind::{Frozen, Persistent, Trained};
-        match self.program.layout.flats[flat].kind {
-            Trained(unit) => self.graph.units[unit.index()].name.clone(),
-            Frozen(unit) => format!("{} (frozen)", self.graph.units[unit.index()].name),
-            Persistent => "the persistent parameters".to_owned(),
-        }
-    }
-}
-
 fn awaited(compiled: &Compiled) -> Vec<Vec<bool>> {
     let of = |memory: &crate::program::SectionMemory| {
         let mut awaited = vec![false; memory.waits.len()];
@@ -389,71 +342,4 @@ fn awaited(compiled: &Compiled) -> Vec<Vec<bool>> {
         awaited
     };
     compiled.memory.sections.iter().map(of).collect()
-}
-
-enum Meeting {
-    Device(zeroth_device::DeviceError),
-    Comm(zeroth_comm::CommError),
-}
-
-/// Host memory for the largest collective; none where the host sees the arena.
-fn staging(lowered: &[Vec<Lowered>], device: &mut dyn Device) -> (Vec<u8>, Vec<u8>) {
-    if matches!(device.direct_mut(Span { tier: Tier::Device, at: 0, bytes: 0 }), Ok(Some(_))) {
-        return (Vec::new(), Vec::new());
-    }
-    let (mut send, mut receive) = (0, 0);
-    for work in lowered.iter().flatten().flatten() {
-        match work {
-            Work::Collective(
-                Collective::AllGather { send: s, recv, .. } | Collective::AllToAll { send: s, recv, .. },
-            ) => (send, receive) = (send.max(s.bytes), receive.max(recv.bytes)),
-            Work::Collective(Collective::InPlace { buffer, .. }) => receive = receive.max(buffer.bytes),
-            Work::Nothing | Work::Launches(_) => {}
-        }
-    }
-    (vec![0; send as usize], vec![0; receive as usize])
-}
-
-fn transfer<'a>(all_gather: bool, send: &'a [u8], recv: &'a mut [u8], counts: &'a [usize]) -> Transfer<'a> {
-    if all_gather {
-        Transfer::AllGather { send, recv, counts }
-    } else {
-        Transfer::AllToAll { send, recv, counts }
-    }
-}
-
-/// Carries a collective out: in the arena where the host sees it, else through host memory.
-fn meet(
-    comm: &dyn Comm,
-    name: OpName,
-    collective: &Collective,
-    device: &mut dyn Device,
-    queue: Queue,
-    staging: &mut (Vec<u8>, Vec<u8>),
-) -> Result<(), Meeting> {
-    let go = |transfer: Transfer<'_>| {
-        comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)
-    };
-    let on_device = Meeting::Device;
-    match collective {
-        Collective::AllGather { send, recv, counts } | Collective::AllToAll { send, recv, counts } => {
-            let all_gather = matches!(collective, Collective::AllGather { .. });
-            if let Some((send, recv)) = device.direct(*send, *recv).map_err(on_device)? {
-                return go(transfer(all_gather, send, recv, counts));
-            }
-            let (from, to) = (&mut staging.0[..send.bytes as usize], &mut staging.1[..recv.bytes as usize]);
-            device.download(queue, *send, from).map_err(on_device)?;
-            go(transfer(all_gather, from, to, counts))?;
-            device.upload(queue, to, *recv).map_err(on_device)
-        }
-        Collective::InPlace { buffer, counts } => {
-            if let Some(buffer) = device.direct_mut(*buffer).map_err(on_device)? {
-                return go(Transfer::AllGatherInPlace { buffer, counts });
-            }
-            let all = &mut staging.1[..buffer.bytes as usize];
-            device.download(queue, *buffer, all).map_err(on_device)?;
-            go(Transfer::AllGatherInPlace { buffer: all, counts })?;
-            device.upload(queue, all, *buffer).map_err(on_device)
-        }
-    }
 }

@@ -9,6 +9,7 @@ mod compiled;
 mod engine;
 mod error;
 mod feed;
+mod meet;
 mod states;
 mod trace;
 

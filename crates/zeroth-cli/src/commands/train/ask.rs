@@ -23,6 +23,8 @@ pub(super) struct Asked {
     pub(super) name: String,
     pub(super) ranks: u64,
     pub(super) device: DeviceArg,
+    /// Cards of this machine.
+    pub(super) cards: u64,
     pub(super) target: Target,
     pub(super) logging_steps: u64,
     /// The file's own wish for lines of progress.
@@ -63,6 +65,11 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         DeviceArg::Cpu => 1,
     });
 
+    anyhow::ensure!(
+        device == DeviceArg::Cpu || gpus(&machine) > 0,
+        "--device cuda was asked for and no GPU was found: `zeroth doctor` says what was looked for; --device cpu trains \
+         on the processor"
+    );
     let flags = arguments.train.to_flags(false)?;
     let facts = || ModelFacts {
         hidden_size: hidden_size_for_auto(&map),
@@ -135,6 +142,7 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         resolved,
         ranks,
         device,
+        cards: gpus(&machine),
         target,
         notes,
     })
@@ -186,8 +194,10 @@ fn budget(
         return Some((bytes, "--device-memory"));
     }
     if device == DeviceArg::Cuda {
+        // Ranks beyond the cards there are share them.
+        let sharing = ranks.div_ceil(gpus(machine).max(1));
         let memory = machine.device_memory()?;
-        return Some((memory.free, "what is free on the card"));
+        return Some((memory.free / sharing, "what is free on the card, shared by its ranks,"));
     }
     if let Some(bytes) = arguments.host_memory {
         return Some((bytes / ranks, "--host-memory, shared by all ranks,"));

@@ -15,13 +15,14 @@ use zeroth::comm::Comm;
 use zeroth::comm::launch::{Launch, Line, Output as RankOutput, Stream};
 use zeroth::comm::local::{Options, join_from_environment};
 use zeroth::device::cpu::CpuDevice;
+use zeroth::device::cuda::CudaDevice;
 use zeroth::device::{Device, Target};
 use zeroth::step::run::Compiled;
 use zeroth::train::{Chores, Existing, RunFolder, TrainError, loss_curve, progress, read_losses};
 
 use self::ask::Asked;
 use self::follow::Follower;
-use crate::cli::{DeviceArg, TrainArgs};
+use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 
@@ -65,23 +66,13 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     many_ranks(arguments, &asked, &folder)
 }
 
-fn device(
-    arguments: &TrainArgs,
-    asked: &Asked,
-    compiled: &Compiled,
-    rank: usize,
-) -> anyhow::Result<Box<dyn Device>> {
-    let _ = rank;
-    match asked.device {
-        DeviceArg::Cpu => {
-            let Target::Cpu { threads } = asked.target else { unreachable!("a processor's target") };
-            Ok(Box::new(CpuDevice::new(threads, compiled.memory.arena(), 0)?))
-        }
-        DeviceArg::Cuda => {
-            let _ = arguments;
-            anyhow::bail!("--device cuda is not yet built into `train`")
-        }
-    }
+/// The device of a rank, with an arena as large as planned. Ranks beyond the cards there are share them.
+fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
+    let bytes = compiled.memory.arena();
+    Ok(match asked.target {
+        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, 0)?),
+        Target::Cuda => Box::new(CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, 0)?),
+    })
 }
 
 fn chores(arguments: &TrainArgs, asked: &Asked, folder: &std::path::Path) -> Chores {
@@ -100,7 +91,7 @@ fn one_rank(
     folder: &RunFolder,
 ) -> anyhow::Result<Exit> {
     let mut follower = Follower::new(asked, folder.root())?;
-    let device = device(arguments, asked, compiled, 0)?;
+    let device = device(asked, compiled, 0)?;
     let chores = chores(arguments, asked, folder.root());
     let ended =
         zeroth::train::train(&asked.job, compiled, device, None, &chores, &mut |done| follower.take(done));
@@ -126,7 +117,7 @@ fn rank(arguments: &TrainArgs, asked: &Asked, compiled: &Compiled) -> anyhow::Re
     let comm = join_from_environment(&options)?.context("the launcher's variables are gone")?;
     let number = comm.rank();
     let mut follower = if number == 0 { Some(Follower::new(asked, &arguments.output)?) } else { None };
-    let device = device(arguments, asked, compiled, number)?;
+    let device = device(asked, compiled, number)?;
     let chores = chores(arguments, asked, &arguments.output);
     let ended =
         zeroth::train::train(&asked.job, compiled, device, Some(Box::new(comm)), &chores, &mut |done| {

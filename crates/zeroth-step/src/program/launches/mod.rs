@@ -1,0 +1,243 @@
+//! From instructions to what a device does: kernels over places in the arena, and collectives.
+//!
+//! Everything a kernel needs is known here: its sizes from the model's shapes, its operands from the places of their
+//! buffers. Only the number of rows differs from one micro-batch to the next, so a section is lowered once for each size.
+
+mod flats;
+mod ops;
+
+use zeroth_base::DType;
+use zeroth_device::{Access, Kernel, Launch, Report, Span, Target};
+use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
+
+use super::buffers::Source;
+use super::place::ALIGNMENT;
+use super::{Action, Content, Program, Section};
+
+/// What an instruction makes a device or the ranks do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Work {
+    /// Nothing: it only ends a life.
+    Nothing,
+    /// Kernels, in order.
+    Launches(Vec<Launch>),
+    /// A meeting of all ranks.
+    Collective(Collective),
+}
+
+/// A collective over places in the arena. Counts are bytes, one entry a rank.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Collective {
+    AllGather { send: Span, recv: Span, counts: Vec<usize> },
+    InPlace { buffer: Span, counts: Vec<usize> },
+    AllToAll { send: Span, recv: Span, counts: Vec<usize> },
+}
+
+/// What a lowered program depends on beside the program itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Binding<'a> {
+    /// The rank that will run it.
+    pub(crate) rank: u64,
+    /// The run's seed, for dropout.
+    pub(crate) seed: u64,
+    /// Whether a parameter is decayed.
+    pub(crate) decayed: &'a dyn Fn(ParamId) -> bool,
+}
+
+/// Lowers the instructions of a program.
+pub(crate) struct Lowering<'a> {
+    source: Source<'a>,
+}
+
+/// One instruction with all that its operands follow from.
+struct At<'a> {
+    source: Source<'a>,
+    section: &'a Section,
+    touched: &'a [(Content, Access)],
+    span: &'a dyn Fn(Content) -> Span,
+    binding: Binding<'a>,
+    rows: u64,
+    /// Bytes at the beginning of its scratch that take results nobody asked for.
+    sinks: std::cell::Cell<u64>,
+    index: usize,
+}
+
+impl<'a> Lowering<'a> {
+    pub(crate) fn new(program: &'a Program, graph: &'a Graph, backward: &'a Backward) -> Self {
+        Self { source: Source { program, graph, backward } }
+    }
+
+    /// Bytes of scratch of every instruction of a section: the most over all sizes.
+    pub(crate) fn scratch(&self, section: &Section, target: Target, row_sizes: &[u64]) -> Vec<u64> {
+        let count = section.instructions.len();
+        let touches = self.source.touches(section, &vec![0; count]);
+        // Sizes do not depend on places: every buffer is as large as need be.
+        let span = |_: Content| Span::device(0, u64::MAX / 4);
+        let binding = Binding { rank: 0, seed: 0, decayed: &|_| true };
+        let of = |index: usize| {
+            let sizes = row_sizes.iter().map(|rows| {
+                let at = self.at(section, index, &touches[index], &span, binding, *rows);
+                let kernels = at.kernels();
+                let most = kernels.iter().map(|kernel| target.scratch(kernel, self.source.program.types.run));
+                at.sinks.get() + most.max().unwrap_or(0)
+            });
+            sizes.max().unwrap_or(0)
+        };
+        (0..count).map(of).collect()
+    }
+
+    /// What every instruction of a section does on a rank, over `rows` rows.
+    pub(crate) fn lower(
+        &self,
+        section: &Section,
+        span: &dyn Fn(Content) -> Span,
+        scratch: &dyn Fn(usize) -> Option<Span>,
+        binding: Binding<'_>,
+        rows: u64,
+    ) -> Vec<Work> {
+        let sizes: Vec<u64> =
+            (0..section.instructions.len()).map(|at| scratch(at).map_or(0, |span| span.bytes)).collect();
+        let touches = self.source.touches(section, &sizes);
+        let work = |index: usize| {
+            let at = self.at(section, index, &touches[index], span, binding, rows);
+            if section.instructions[index].action.is_collective() {
+                return Work::Collective(at.collective());
+            }
+            let kernels = at.kernels();
+            if kernels.is_empty() {
+                return Work::Nothing;
+            }
+            let all = scratch(index).unwrap_or(Span::device(0, 0));
+            let rest = all.part(at.sinks.get(), all.bytes - at.sinks.get(), 1);
+            let dtype = self.source.program.types.run;
+            Work::Launches(
+                kernels.into_iter().map(|kernel| Launch { kernel, dtype, scratch: rest }).collect(),
+            )
+        };
+        (0..section.instructions.len()).map(work).collect()
+    }
+
+    fn at<'b>(
+        &'b self,
+        section: &'b Section,
+        index: usize,
+        touched: &'b [(Content, Access)],
+        span: &'b dyn Fn(Content) -> Span,
+        binding: Binding<'b>,
+        rows: u64,
+    ) -> At<'b> {
+        At {
+            source: self.source,
+            section,
+            touched,
+            span,
+            binding,
+            rows,
+            sinks: std::cell::Cell::new(0),
+            index,
+        }
+    }
+}
+
+impl At<'_> {
+    fn program(&self) -> &Program {
+        self.source.program
+    }
+
+    fn run_bytes(&self) -> u64 {
+        self.program().types.run.bytes()
+    }
+
+    /// Elements from `first` on of a buffer.
+    fn part(&self, content: Content, first: u64, count: u64, size: u64) -> Span {
+        (self.span)(content).part(first, count, size)
+    }
+
+    /// A value, as many rows of it as this micro-batch has.
+    fn value(&self, value: Value) -> Span {
+        let info = self.source.backward.values[value.index()];
+        let size = if info.kind == Kind::Activation { self.run_bytes() } else { 4 };
+        self.part(Content::Value(value.index()), 0, self.rows * info.width, size)
+    }
+
+    fn width(&self, value: Value) -> usize {
+        self.source.backward.values[value.index()].width as usize
+    }
+
+    fn shape<const N: usize>(&self, param: ParamId) -> [usize; N] {
+        let shape = &self.source.graph.param(param).spec.shape;
+        std::array::from_fn(|place| shape[place] as usize)
+    }
+
+    /// A parameter where this instruction reads it.
+    fn param(&self, param: ParamId) -> Span {
+        let (flat, slot) = self.program().layout.place(param);
+        let gathers = |content: &Content| match content {
+            Content::Weights(other) => *other == flat,
+            Content::Gathered(at) => self.section.instructions[*at].action == Action::Gather(flat),
+            _ => false,
+        };
+        let (content, _) =
+            self.touched.iter().find(|(content, _)| gathers(content)).expect("its flat is read");
+        self.part(*content, slot.start, slot.elements, self.run_bytes())
+    }
+
+    /// A parameter's gradient where it lands.
+    fn gradient(&self, param: ParamId) -> Span {
+        let (flat, slot) = self.program().layout.place(param);
+        self.part(Content::Gradient(flat), slot.start, slot.elements, 4)
+    }
+
+    /// A place for a result that nobody asked for.
+    fn sink(&self, bytes: u64) -> Span {
+        let at = self.sinks.get();
+        self.sinks.set(at + bytes.next_multiple_of(ALIGNMENT));
+        self.part(Content::Scratch(self.index), at, bytes, 1)
+    }
+
+    fn landing(&self, node: &GradNode, param: ParamId) -> Span {
+        if node.lands.contains(&param) {
+            self.gradient(param)
+        } else {
+            self.sink(4 * self.source.graph.param(param).elements())
+        }
+    }
+
+    /// The loss, at the head of this rank's report.
+    fn loss(&self) -> Span {
+        self.part(Content::Report, 0, 1, size_of::<Report>() as u64)
+    }
+
+    fn whole(&self, content: Content, bytes: u64) -> Span {
+        self.part(content, 0, bytes, 1)
+    }
+
+    fn kernels(&self) -> Vec<Kernel> {
+        let program = self.program();
+        match &self.section.instructions[self.index].action {
+            Action::ClearLoss => vec![Kernel::Zero { to: self.loss() }],
+            Action::Forward(node) => vec![self.forward(&self.source.graph.nodes[*node])],
+            Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),
+            Action::Clear(flat) => {
+                let elements = program.layout.flats[*flat].padded();
+                vec![Kernel::Zero { to: self.part(Content::Gradient(*flat), 0, elements, 4) }]
+            }
+            Action::Keep(flat) => {
+                let elements = program.layout.flats[*flat].padded();
+                let to_type = program.types.communication;
+                vec![Kernel::Convert {
+                    from: self.part(Content::Gradient(*flat), 0, elements, 4),
+                    from_type: DType::F32,
+                    to: self.part(Content::Kept(*flat), 0, elements, to_type.bytes()),
+                    to_type,
+                }]
+            }
+            Action::Round(chunk) => self.round(chunk),
+            Action::Add(chunk, addition) => self.add(chunk, *addition),
+            Action::Squares(flat) => self.squares(*flat),
+            Action::Control => vec![self.control()],
+            Action::Update(flat) => self.update(*flat),
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! A model of your own under a DeepSpeed config: what `deepspeed.initialize` is to PyTorch.
+//!
+//! Write a forward with [`zeroth_graph::Builder`], hand it over with a config, and step. Ranks are threads of this process,
+//! each with its own memory; `zeroth train` runs them as processes.
+
+use std::num::NonZeroU64;
+
+use zeroth_comm::local::{Job, Options};
+use zeroth_comm::{Comm, JoinError};
+use zeroth_config::check::check;
+use zeroth_config::read::{Source, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth_config::unbuilt::unbuilt;
+use zeroth_device::cpu::CpuDevice;
+use zeroth_device::{DeviceError, RATES, Recipe, Record, Target};
+use zeroth_graph::{Graph, ParamId};
+use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
+use zeroth_step::program::Settings;
+use zeroth_step::run::{CompileError, Compiled, Engine, MicroBatch, Rank, RunError};
+use zeroth_train::{Schedule, ScheduleError, from_config};
+
+/// A model compiled under a config.
+pub struct Session {
+    compiled: Compiled,
+    config: Resolved,
+    recipe: Recipe,
+    schedule: Schedule,
+    seed: u64,
+}
+
+/// A session that cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The config is not right.
+    #[error("{0}")]
+    Config(String),
+    /// The model or its program is not right.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The schedule is not right.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// Memory could not be had.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Ranks could not meet.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// A step failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// A rank ended without a word.
+    #[error("a rank panicked")]
+    Panicked,
+}
+
+/// One rank of a session.
+pub struct RankSession<'s> {
+    engine: Engine<'s>,
+    schedule: &'s Schedule,
+    applied: u64,
+}
+
+impl Session {
+    /// Compiles a model for `ranks` ranks and a run of `steps` steps. `config` is a preset's name, a file, or JSON.
+    pub fn new(graph: Graph, config: &str, ranks: u64, steps: NonZeroU64) -> Result<Self, SessionError> {
+        let wrong = |error: &dyn std::fmt::Display| SessionError::Config(error.to_string());
+        let source = match zeroth_config::preset::Preset::find(config) {
+            Ok(preset) => Ok(preset.source()),
+            Err(_) => Source::from_argument(config),
+        };
+        let document = source.and_then(parse).map_err(|error| wrong(&error))?;
+        let report = check(&document);
+        let errors: Vec<String> = report
+            .at_least(zeroth_config::check::Severity::Error)
+            .map(|verdict| zeroth_config::snippet::of_verdict("error", &document.source, verdict))
+            .collect();
+        if !errors.is_empty() {
+            return Err(SessionError::Config(errors.join("\n")));
+        }
+        let widest = graph.values.iter().map(|value| value.width).max();
+        let request = Request {
+            asked: &report.asked,
+            flags: &Flags::default(),
+            ranks,
+            model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.units.len() as u64) }),
+            steps: Some(steps.get()),
+        };
+        let config = resolve(&request).map_err(|error| wrong(&error))?;
+        if let Some(lack) = unbuilt(&config).refused.first() {
+            return Err(wrong(lack));
+        }
+        let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let target = Target::Cpu { threads: (processors / ranks.max(1) as usize).max(1) };
+        let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, vec![rows])?;
+        let (recipe, schedule) =
+            (from_config::recipe(&config, 0), from_config::schedule(&config, steps.get())?);
+        Ok(Self { compiled, config, recipe, schedule, seed: 42 })
+    }
+
+    /// The program, with a place for every buffer.
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
+    /// The config with every value settled.
+    pub fn config(&self) -> &Resolved {
+        &self.config
+    }
+
+    /// Runs `body` on every rank, with new weights; gives what each came to, in rank order.
+    pub fn run<T: Send>(
+        &self,
+        body: impl Fn(&mut RankSession<'_>) -> Result<T, SessionError> + Sync,
+    ) -> Result<Vec<T>, SessionError> {
+        let ranks = self.compiled.program.layout.ranks as usize;
+        if ranks == 1 {
+            return Ok(vec![body(&mut self.rank(None)?)?]);
+        }
+        let job = Job::create(ranks, 1 << 20)?;
+        std::thread::scope(|scope| {
+            let start = |rank: usize| {
+                let comm = job.join(rank, &Options::default())?;
+                let body = &body;
+                Ok(scope.spawn(move || body(&mut self.rank(Some(Box::new(comm)))?)))
+            };
+            let threads = (0..ranks).map(start).collect::<Result<Vec<_>, JoinError>>()?;
+            threads.into_iter().map(|thread| thread.join().map_err(|_| SessionError::Panicked)?).collect()
+        })
+    }
+
+    fn rank(&self, comm: Option<Box<dyn Comm>>) -> Result<RankSession<'_>, SessionError> {
+        let graph = &self.compiled.graph;
+        let parameter = |param: ParamId| {
+            let spec = &graph.param(param).spec;
+            let kind = match spec.shape.len() {
+                1 if spec.name.ends_with("bias") => ParameterKind::Bias,
+                1 => ParameterKind::Norm,
+                _ => ParameterKind::Linear,
+            };
+            Parameter { name: spec.name.clone(), shape: spec.shape.clone(), kind, aliases: &[] }
+        };
+        let all = from_config::decays_all(&self.config);
+        let decayed = |param| all || graph.param(param).spec.shape.len() > 1;
+        let Target::Cpu { threads } = self.compiled.target else {
+            unreachable!("sessions run on the processor")
+        };
+        let device = Box::new(CpuDevice::new(threads, self.compiled.memory.arena(), 0)?);
+        let rank = Rank { comm, device, recipe: self.recipe, decayed: &decayed, seed: self.seed };
+        let mut engine = Engine::new(&self.compiled, rank)?;
+        engine.load(&mut |param, range, elements| {
+            fill_new(self.seed, INITIALIZER_RANGE as f32, &parameter(param), range, elements);
+            Ok(())
+        })?;
+        Ok(RankSession { engine, schedule: &self.schedule, applied: 0 })
+    }
+}
+
+impl RankSession<'_> {
+    /// This rank's number.
+    pub fn rank(&self) -> u64 {
+        self.engine.rank()
+    }
+
+    /// The sum of the losses of a micro-batch's trained tokens on this rank; all ranks call it together.
+    pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, SessionError> {
+        Ok(self.engine.evaluate(batch)?)
+    }
+
+    /// One step: this rank's micro-batches, and how many tokens all ranks train in it. Gives loss, norm and rate.
+    pub fn step(&mut self, batches: &[MicroBatch<'_>], trained: u64) -> Result<Record, SessionError> {
+        let rates: [f64; RATES] =
+            std::array::from_fn(|ahead| self.schedule.rate(self.applied + ahead as u64));
+        self.engine.step(batches, trained, self.applied, &rates)?;
+        let record = self.engine.record()?.head;
+        self.applied = record.applied;
+        Ok(record)
+    }
+}
