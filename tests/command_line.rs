@@ -1,6 +1,6 @@
 //! What was given is wrong: every mistake has its sentence and its exit code, and none panics.
 
-use crate::common::{model, zeroth, zeroth_in, zeroth_json};
+use crate::common::{model, root, zeroth, zeroth_in, zeroth_json};
 
 #[test]
 fn mistakes_have_a_message_and_exit_code_2() {
@@ -26,7 +26,9 @@ fn mistakes_have_a_message_and_exit_code_2() {
         (vec!["config", "new", "--stage", "4"], "4"),
         (vec!["config", "new", "--micro-batch-size", "0"], "0"),
         (vec!["config", "new", "--stage3-prefetch-bucket-size", "many"], "--stage3-prefetch-bucket-size"),
-        (vec!["train", "--model", "x"], "not yet"),
+        (vec!["train", "--model", "x"], "--data"),
+        (vec!["train", "--model", "x", "--data", "y", "--output", "z", "--resume", "auto"], "not yet"),
+        (vec!["checkpoint", "verify", "x"], "not yet"),
         (vec!["frobnicate"], "frobnicate"),
     ] {
         let ended = zeroth(&arguments);
@@ -75,6 +77,7 @@ fn flags_take_both_spellings_and_the_last_of_two_counts() {
 #[test]
 fn help_and_completions_are_there_for_every_command() {
     for command in [
+        vec!["train"],
         vec!["plan"],
         vec!["config"],
         vec!["config", "new"],
@@ -85,6 +88,7 @@ fn help_and_completions_are_there_for_every_command() {
         vec!["config", "explain"],
         vec!["config", "verify"],
         vec!["config", "schema"],
+        vec!["init"],
         vec!["doctor"],
         vec!["completions"],
     ] {
@@ -95,6 +99,51 @@ fn help_and_completions_are_there_for_every_command() {
         }
     }
     assert!(zeroth(&["completions", "bash"]).stdout.contains("zeroth"));
+}
+
+/// The long flags that stand in front of a line of the help.
+fn flags_of(command: &[&str]) -> Vec<String> {
+    let help = zeroth(&[command, &["--help"]].concat()).stdout;
+    let begins = |line: &str| {
+        let line = line.trim_start();
+        let long = line.split_once("--").filter(|(before, _)| before.is_empty() || *before == "-o, ")?.1;
+        let end = long.find(|c: char| c != '-' && !c.is_ascii_alphanumeric()).unwrap_or(long.len());
+        Some(format!("--{}", &long[..end]))
+    };
+    help.lines().filter_map(begins).filter(|flag| flag != "--help" && flag != "--format").collect()
+}
+
+/// A section of docs/cli.md, from its heading to the next one.
+fn section_of_the_page(heading: &str) -> String {
+    let page = std::fs::read_to_string(root().join("docs/cli.md")).unwrap();
+    let (_, rest) = page.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
+    rest.split("\n## ").next().unwrap().to_owned()
+}
+
+#[test]
+fn docs_cli_md_has_every_flag_of_train_and_init() {
+    for command in ["train", "init"] {
+        let page = section_of_the_page(&format!("## zeroth {command}"));
+        let words: Vec<&str> =
+            page.split(|c: char| c != '-' && c != '_' && !c.is_ascii_alphanumeric()).collect();
+        let flags = flags_of(&[command]);
+        assert!(flags.len() > 10, "{command}: {flags:?}");
+        let missing: Vec<_> = flags.iter().filter(|flag| !words.contains(&flag.as_str())).collect();
+        assert!(missing.is_empty(), "docs/cli.md says nothing of {missing:?} of {command}");
+    }
+}
+
+#[test]
+fn the_flags_of_the_readmes_first_command_make_a_job() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let joined = readme.replace("\\\n", " ");
+    let line = joined.lines().find(|line| line.contains("cargo run --release -- train")).unwrap();
+    let (_, typed) = line.split_once(" -- ").unwrap();
+    let arguments: Vec<&str> = typed.split_whitespace().collect();
+    let ended = zeroth(&[&arguments[..], &["--dry-run"]].concat());
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(ended.stderr.contains("240 samples"), "{}", ended.stderr);
+    assert!(ended.stdout.contains("[256]"), "every answer ends with its end token:\n{}", ended.stdout);
 }
 
 #[test]
@@ -124,6 +173,9 @@ fn doctor_reports_the_machine_and_the_environment() {
     let (code, doctor) = zeroth_json(&["doctor"]);
     assert_eq!(code, 0);
     assert!(doctor["machine"]["cpu"]["threads"].as_u64().unwrap() >= 1);
+    assert!(doctor["kernels"]["checks"].as_u64().unwrap() > 50);
+    assert_eq!(doctor["kernels"]["wrong"].as_array().unwrap().len(), 0);
+    assert!(doctor["kernels"]["worst_error"]["fp32"].as_f64().unwrap() < 2e-6);
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_zeroth"))
         .args(["doctor", "--format", "json"])
         .env("DS_SKIP_UNUSED_PARAMETERS", "true")

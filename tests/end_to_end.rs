@@ -7,3 +7,4 @@ mod common;
 mod config;
 mod init;
 mod plan;
+mod train;

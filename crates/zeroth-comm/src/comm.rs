@@ -38,7 +38,7 @@ impl fmt::Display for OpName {
 /// | call | `send` on r | `recv` on r afterwards |
 /// |---|---|---|
 /// | `AllGather` | `counts[r]` bytes | for each rank s in order: the `counts[s]` bytes s sent |
-/// | `AllGatherInPlace` | its part of `buffer` | the whole `buffer`, as `AllGather` |
+/// | `AllGatherInPlace` | its part of `buffer`, `counts[r]` bytes from `starts[r]` on | all ranks' parts, each at its start |
 /// | `AllToAll` | for each rank t in order: `counts[t]` bytes for t | for each rank s in order: the `counts[r]` bytes s sent to r; `W × counts[r]` in all |
 /// | `Gather` | `counts[r]` bytes | on `root` as `AllGather`; elsewhere empty |
 /// | `Broadcast` | | `buffer` of `root`; the same length everywhere |
@@ -57,10 +57,12 @@ pub enum Transfer<'a> {
         /// Bytes of each rank's part.
         counts: &'a [usize],
     },
-    /// As `AllGather`, where this rank's part lies already in the buffer that receives all.
+    /// As `AllGather`, where this rank's part lies already in the buffer that receives all; parts need not touch.
     AllGatherInPlace {
-        /// All parts in rank order; this rank's own is there.
+        /// All parts; this rank's own is there.
         buffer: &'a mut [u8],
+        /// Where each rank's part begins.
+        starts: &'a [usize],
         /// Bytes of each rank's part.
         counts: &'a [usize],
     },
@@ -125,9 +127,12 @@ impl Transfer<'_> {
                 equal("bytes to send", send.len(), counts[rank])?;
                 equal("bytes to receive", recv.len(), counts.iter().sum())
             }
-            Self::AllGatherInPlace { buffer, counts } => {
+            Self::AllGatherInPlace { buffer, starts, counts } => {
                 equal("entries of counts", counts.len(), world)?;
-                equal("bytes of the buffer", buffer.len(), counts.iter().sum())
+                equal("entries of starts", starts.len(), world)?;
+                let ends = starts.iter().zip(*counts).map(|(start, count)| start + count);
+                let beyond = ends.max().unwrap_or(0).saturating_sub(buffer.len());
+                equal("bytes beyond the buffer", beyond, 0)
             }
             Self::AllToAll { send, recv, counts } => {
                 equal("entries of counts", counts.len(), world)?;
@@ -252,9 +257,10 @@ pub trait Comm: Send {
         &'a self,
         op: OpName,
         buffer: &'a mut [u8],
+        starts: &'a [usize],
         counts: &'a [usize],
     ) -> Result<Handle<'a>, CommError> {
-        self.start(op, Transfer::AllGatherInPlace { buffer, counts })
+        self.start(op, Transfer::AllGatherInPlace { buffer, starts, counts })
     }
 
     /// From every rank a part for every rank: [`Transfer::AllToAll`].

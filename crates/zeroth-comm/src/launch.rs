@@ -208,6 +208,8 @@ impl Launch {
             if let Some(since) = told.map(|told| told.elapsed()) {
                 if !asked && since >= NOTICE {
                     ranks.signal(Signal::TERM);
+                    // A stopped process takes SIGTERM only once it goes on.
+                    ranks.signal(Signal::CONT);
                     asked = true;
                 }
                 if !forced && since >= NOTICE + self.grace {

@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn the_seed_s_exports_each_get_a_verdict() {
         for (name, value, verdict, said) in [
-            ("CUDA_DEVICE_MAX_CONNECTIONS", "1", EnvVerdict::NotYet, "not built yet"),
+            ("CUDA_DEVICE_MAX_CONNECTIONS", "1", EnvVerdict::Honoured, "--device cuda"),
             ("CUDA_AUTO_BOOST", "0", EnvVerdict::NoEffect, "nvidia-smi"),
             ("DS_PIPE_RESERVE", "10", EnvVerdict::Unknown, "never had"),
             ("DS_SKIP_UNUSED_PARAMETERS", "true", EnvVerdict::Unknown, "ignore_unused_parameters"),
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(judged("NO_COLOR", "1").0, EnvVerdict::Honoured);
         assert_eq!(judged("NO_COLOR", "").0, EnvVerdict::NoEffect);
         assert_eq!(judged("CUDA_LAUNCH_BLOCKING", "0").0, EnvVerdict::NoEffect);
-        assert_eq!(judged("CUDA_LAUNCH_BLOCKING", "1").0, EnvVerdict::NotYet);
+        assert_eq!(judged("CUDA_LAUNCH_BLOCKING", "1").0, EnvVerdict::Honoured);
     }
 
     #[test]

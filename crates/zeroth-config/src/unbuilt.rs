@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::check::{Status, effect, unbuilt_type};
+use crate::check::{Status, effect, unbuilt_switch};
 use crate::facts::Facts;
 use crate::read::Place;
 use crate::resolve::{Origin, Resolved, Setting};
@@ -52,8 +52,8 @@ pub fn unbuilt(config: &Resolved) -> Unbuilt {
     let mut found = Unbuilt { refused: Vec::new(), noted: Vec::new() };
     for setting in &config.settings {
         let (status, message) = effect(setting.key, &setting.value, facts);
-        // A parameter of a type that is not built: the type itself is refused.
-        if status != Status::NotYet || unbuilt_type(setting.key, facts).is_some() {
+        // What follows a switch that is not built: the switch itself is named.
+        if status != Status::NotYet || unbuilt_switch(setting.key, facts).is_some() {
             continue;
         }
         let list = match weight(setting) {

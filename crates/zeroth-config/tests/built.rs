@@ -4,7 +4,7 @@ use zeroth_config::check::{Status, check};
 use zeroth_config::explain;
 use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{Document, Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Origin, Precision, Request, resolve};
+use zeroth_config::resolve::{Flags, ModelFacts, Origin, Precision, Request, Resolved, resolve};
 use zeroth_config::unbuilt::{Lack, Unbuilt, unbuilt};
 
 fn read(text: &str) -> Document {
@@ -18,13 +18,14 @@ fn statuses(text: &str) -> Vec<(String, Status)> {
 
 /// What a run of this file and these flags lacks: 2 ranks, a model of width 64 with 4 blocks, 100 steps.
 fn lacking(text: &str, flags: &Flags) -> Unbuilt {
+    unbuilt(&resolved(text, flags))
+}
+
+fn resolved(text: &str, flags: &Flags) -> Resolved {
     let asked = check(&read(text)).asked;
     let model = Some(ModelFacts { hidden_size: Some(64), blocks: Some(4) });
     let request = Request { asked: &asked, flags, ranks: 2, model, steps: Some(100) };
-    match resolve(&request) {
-        Ok(config) => unbuilt(&config),
-        Err(error) => panic!("{text}\n{error}"),
-    }
+    resolve(&request).unwrap_or_else(|error| panic!("{text}\n{error}"))
 }
 
 fn refused(text: &str) -> Vec<Lack> {
@@ -51,14 +52,36 @@ fn what_a_run_reads_is_honoured() {
         r#"{"zero_optimization": {"stage": 0, "overlap_comm": true, "reduce_bucket_size": 5e8}}"#,
         r#"{"zero_optimization": {"stage": 1, "reduce_scatter": true, "reduce_bucket_size": "auto"}}"#,
         r#"{"zero_optimization": {"stage": 2, "overlap_comm": false}}"#,
+        r#"{"communication_data_type": "fp16", "zero_optimization": {"stage": 0, "reduce_scatter": false,
+            "sub_group_size": 1e7}}"#,
+        r#"{"zero_optimization": {"stage": 1, "allgather_bucket_size": 2e8, "allgather_partitions": true}}"#,
+        r#"{"zero_optimization": {"stage": 2, "allgather_partitions": false}}"#,
+        r#"{"zero_optimization": {"stage": 3, "allgather_bucket_size": 2e8, "memory_efficient_linear": false,
+            "sub_group_size": 1e9}}"#,
+        r#"{"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500,
+            "hysteresis": 1, "consecutive_hysteresis": true, "min_loss_scale": 2}}"#,
+        r#"{"fp16": {"enabled": true, "loss_scale": 128}, "bf16": {"enabled": false}}"#,
+        r#"{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": 0.5, "buffer_count": 2}}}"#,
+        r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": false, "buffer_count": 5,
+            "buffer_size": 1e8, "max_in_cpu": 1e9}}}"#,
+        r#"{"activation_checkpointing": {"number_checkpoints": 2, "cpu_checkpointing": true}}"#,
+        r#"{"zeroth": {"recompute": "norm_swiglu"}}"#,
+        r#"{"zeroth": {"recompute": "attention", "moments": "bf16", "stochastic_rounding": false}}"#,
+        r#"{"zeroth": {"recompute": "block"}, "activation_checkpointing": {"cpu_checkpointing": false}}"#,
         r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5e7, "stage3_max_live_parameters": 1e9,
             "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 1e5,
             "stage3_gather_16bit_weights_on_model_save": false}}"#,
         r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "none"},
             "offload_optimizer": {"device": "None"}}}"#,
         r#"{"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8,
-            "weight_decay": 0.1, "bias_correction": true}}}"#,
+            "weight_decay": 0.1, "bias_correction": false}}}"#,
         r#"{"optimizer": {"type": "adam", "params": {"lr": 1e-4, "adam_w_mode": true}}}"#,
+        r#"{"optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": false, "amsgrad": false}}}"#,
+        r#"{"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": true,
+            "weight_decay": 0.1}}}"#,
+        r#"{"optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.1}}}"#,
+        r#"{"optimizer": {"type": "Adagrad", "params": {"lr": 0.01, "lr_decay": 1e-3, "initial_accumulator_value": 0.1,
+            "eps": 1e-10, "weight_decay": 0}}}"#,
         r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 1e-4,
             "warmup_num_steps": 10, "warmup_type": "linear", "last_batch_iteration": -1}}}"#,
         r#"{"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 10}}}"#,
@@ -83,27 +106,78 @@ fn what_a_run_reads_is_honoured() {
 fn what_always_happens_is_built_in() {
     assert_all(
         Status::BuiltIn,
-        r#"{"zero_optimization": {"contiguous_gradients": false, "round_robin_gradients": true,
-            "allgather_partitions": true}}"#,
+        r#"{"zero_optimization": {"contiguous_gradients": false, "round_robin_gradients": true},
+            "activation_checkpointing": {"contiguous_memory_optimization": true},
+            "optimizer": {"params": {"adam_w_mode": true}}}"#,
+    );
+    let offloaded = r#"{"zero_optimization": {"stage": 2, "offload_optimizer":
+        {"device": "cpu", "pin_memory": false, "fast_init": true}}}"#;
+    let found: Vec<Status> = statuses(offloaded).into_iter().map(|(_, status)| status).collect();
+    assert_eq!(found, [Status::Honoured, Status::Honoured, Status::BuiltIn, Status::BuiltIn]);
+}
+
+#[test]
+fn what_the_other_values_leave_nothing_to_has_no_effect() {
+    for (text, path) in [
+        (
+            r#"{"zero_optimization": {"stage": 2, "allgather_partitions": false, "allgather_bucket_size": 2e8}}"#,
+            "zero_optimization.allgather_bucket_size",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "allgather_bucket_size": 2e8}}"#,
+            "zero_optimization.allgather_bucket_size",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 0, "allgather_partitions": false}}"#,
+            "zero_optimization.allgather_partitions",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "buffer_count": 5}}}"#,
+            "zero_optimization.offload_param.buffer_count",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none", "buffer_count": 5}}}"#,
+            "zero_optimization.offload_optimizer.buffer_count",
+        ),
+        (
+            r#"{"activation_checkpointing": {"number_checkpoints": 2}, "zeroth": {"recompute": "attention"}}"#,
+            "activation_checkpointing.number_checkpoints",
+        ),
+        (r#"{"zeroth": {"stochastic_rounding": true}}"#, "zeroth.stochastic_rounding"),
+    ] {
+        assert!(statuses(text).contains(&(path.to_owned(), Status::NoEffect)), "{:?}", statuses(text));
+    }
+    // Updated parameters travel where they live apart from the state, whichever of the two is in host memory.
+    let apart = r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
+        "offload_optimizer": {"device": "none", "buffer_count": 5}}}"#;
+    assert_all(Status::Honoured, apart);
+}
+
+#[test]
+fn types_are_resolved_as_the_table_spells_them() {
+    let text = r#"{"optimizer": {"type": "sgd", "params": {"momentum": 0.9}},
+        "scheduler": {"type": "warmuplr", "params": {"warmup_num_steps": 9}}}"#;
+    let config = resolved(text, &Flags::default());
+    assert_eq!(
+        (config.text("optimizer.type"), config.text("scheduler.type")),
+        (Some("SGD"), Some("WarmupLR"))
     );
 }
 
 #[test]
 fn what_no_run_does_is_not_yet_and_would_change_the_run() {
     for (text, path, value) in [
-        (r#"{"fp16": {"enabled": true}}"#, "fp16.enabled", "true"),
-        (r#"{"communication_data_type": "fp16"}"#, "communication_data_type", "\"fp16\""),
+        (
+            r#"{"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}}"#,
+            "fp16.fp16_master_weights_and_grads",
+            "true",
+        ),
+        (
+            r#"{"bf16": {"enabled": true, "bf16_optimizer_states": true}}"#,
+            "bf16.bf16_optimizer_states",
+            "true",
+        ),
         (r#"{"data_types": {"grad_accum_dtype": "bf16"}}"#, "data_types.grad_accum_dtype", "\"bf16\""),
-        (
-            r#"{"zero_optimization": {"stage": 2, "reduce_scatter": false}}"#,
-            "zero_optimization.reduce_scatter",
-            "false",
-        ),
-        (
-            r#"{"zero_optimization": {"stage": 2, "allgather_partitions": false}}"#,
-            "zero_optimization.allgather_partitions",
-            "false",
-        ),
         (
             r#"{"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 1000}}"#,
             "zero_optimization.stage3_model_persistence_threshold",
@@ -114,26 +188,14 @@ fn what_no_run_does_is_not_yet_and_would_change_the_run() {
             "zero_optimization.zero_quantized_weights",
             "true",
         ),
-        (r#"{"optimizer": {"type": "Lion"}}"#, "optimizer.type", "\"Lion\""),
         (r#"{"optimizer": {"type": "Lamb"}}"#, "optimizer.type", "\"Lamb\""),
-        (
-            r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#,
-            "optimizer.params.adam_w_mode",
-            "false",
-        ),
-        (
-            r#"{"optimizer": {"params": {"bias_correction": false}}}"#,
-            "optimizer.params.bias_correction",
-            "false",
-        ),
+        (r#"{"optimizer": {"params": {"amsgrad": true}}}"#, "optimizer.params.amsgrad", "true"),
         (
             r#"{"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 5}}}"#,
             "scheduler.params.last_batch_iteration",
             "5",
         ),
         (r#"{"scheduler": {"type": "StepLR"}}"#, "scheduler.type", "\"StepLR\""),
-        (r#"{"zeroth": {"recompute": "attention"}}"#, "zeroth.recompute", "\"attention\""),
-        (r#"{"zeroth": {"moments": "bf16"}}"#, "zeroth.moments", "\"bf16\""),
         (r#"{"zeroth": {"collectives": "fast"}}"#, "zeroth.collectives", "\"fast\""),
     ] {
         assert!(statuses(text).contains(&(path.to_owned(), Status::NotYet)), "{:?}", statuses(text));
@@ -145,14 +207,27 @@ fn what_no_run_does_is_not_yet_and_would_change_the_run() {
 }
 
 #[test]
-fn parameters_share_the_fate_of_their_optimizer() {
-    let text = r#"{"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0}}}"#;
+fn parameters_share_the_fate_of_their_optimizer_and_what_travels_that_of_its_device() {
+    let text =
+        r#"{"optimizer": {"type": "Lamb", "params": {"lr": 0.1, "max_coeff": 10, "weight_decay": 0}}}"#;
     assert_all(Status::NotYet, text);
     assert_eq!(paths(&refused(text)), ["optimizer.type"], "the type says it for all");
+    let disk = r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/disk",
+        "pin_memory": false, "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9},
+        "offload_optimizer": {"device": "nvme", "nvme_path": "/disk", "ratio": 1, "pin_memory": true}},
+        "aio": {"block_size": 1048576}}"#;
+    let built: Vec<_> = statuses(disk).into_iter().filter(|(_, status)| *status != Status::NotYet).collect();
+    assert_eq!(built, [("zero_optimization.stage".to_owned(), Status::Honoured)]);
+    let refused = refused(disk);
+    let devices = ["zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.device"];
+    assert_eq!(paths(&refused), devices, "the device says it for all");
+    assert!(refused.iter().all(|lack| lack.instead.contains("write \"cpu\"")), "{refused:?}");
     let here = |path: &str| explain::here(explain::find(path).unwrap()[0]);
-    assert_eq!(here("optimizer.params.lr"), "honoured for Adam, AdamW, not yet for SGD, Lion");
-    assert_eq!(here("optimizer.params.momentum"), "not yet");
-    assert_eq!(here("optimizer.params.eps"), "honoured");
+    assert_eq!(
+        here(devices[0]),
+        "honoured for \"none\", \"cpu\", not yet for \"nvme\", where the other values let it"
+    );
+    assert_eq!(here("optimizer.params.momentum"), "honoured");
 }
 
 #[test]
@@ -194,62 +269,56 @@ fn a_section_does_what_its_switch_does() {
         let report = check(&read(text));
         report.verdicts.iter().find(|verdict| verdict.path == path).unwrap().status
     };
-    for (device, status) in [("none", Status::Honoured), ("cpu", Status::NotYet)] {
-        let text =
-            format!(r#"{{"zero_optimization": {{"stage": 3, "offload_param": {{"device": "{device}"}}}}}}"#);
+    for (device, status) in [("none", Status::Honoured), ("cpu", Status::Honoured), ("nvme", Status::NotYet)]
+    {
+        let text = format!(
+            r#"{{"zero_optimization": {{"stage": 3, "offload_param": {{"device": "{device}", "nvme_path": "/disk"}}}}}}"#
+        );
         assert_eq!(section(&text, "zero_optimization.offload_param"), status);
     }
-    for (enabled, status) in [("true", Status::NotYet), ("\"auto\"", Status::Honoured)] {
-        assert_eq!(section(&format!(r#"{{"fp16": {{"enabled": {enabled}}}}}"#), "fp16"), status);
+    for (enabled, status) in [("true", Status::NotYet), ("false", Status::Honoured)] {
+        let text = format!(r#"{{"csv_monitor": {{"enabled": {enabled}}}}}"#);
+        assert_eq!(section(&text, "csv_monitor"), status);
     }
 }
 
 #[test]
-fn the_presets_without_offload_are_whole_and_those_with_it_name_the_devices() {
-    const OPTIMIZER: &str = "zero_optimization.offload_optimizer.device";
-    const PARAMETERS: &str = "zero_optimization.offload_param.device";
+fn every_preset_is_whole() {
     for preset in PRESETS {
-        let expected: &[&str] = match preset.name {
-            "zero2_offload" => &[OPTIMIZER],
-            "zero3_offload" => &[PARAMETERS, OPTIMIZER],
-            _ => &[],
-        };
-        let refused = refused(preset.text);
-        assert_eq!(paths(&refused), expected, "{}", preset.name);
-        for lack in refused {
-            let line = preset.text.lines().nth(lack.place().unwrap().line - 1).unwrap();
-            assert!(line.contains("\"device\": \"cpu\""), "{}: {line}", preset.name);
-            assert_eq!(lack.value, "\"cpu\"");
-            assert!(lack.instead.contains("write \"none\""), "{lack}");
-        }
+        assert!(refused(preset.text).is_empty(), "{}: {:?}", preset.name, refused(preset.text));
     }
+    assert_eq!(PRESETS.len(), 6);
 }
 
 #[test]
-fn flags_are_refused_like_the_file() {
-    let auto = r#"{"fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"}}"#;
-    assert!(refused(auto).is_empty());
+fn flags_turn_on_what_the_file_leaves_open() {
+    let auto = r#"{"fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true}, "bf16": {"enabled": "auto"}}"#;
+    assert!(refused(auto).is_empty(), "the run is in bf16");
     let fp16 = lacking(auto, &Flags { precision: Some(Precision::Fp16), ..Flags::default() }).refused;
-    assert_eq!(paths(&fp16), ["fp16.enabled"]);
-    assert_eq!(fp16[0].origin, Origin::Flag("--fp16"));
+    assert_eq!(paths(&fp16), ["fp16.fp16_master_weights_and_grads"]);
     let flags = Flags { gradient_checkpointing: Some(true), ..Flags::default() };
-    let recompute = lacking("{}", &flags).refused;
-    assert_eq!(paths(&recompute), ["zeroth.recompute"]);
-    assert_eq!(recompute[0].origin, Origin::Flag("--gradient-checkpointing"));
-    let section = refused(r#"{"activation_checkpointing": {}}"#);
-    assert_eq!(paths(&section), ["zeroth.recompute"]);
-    assert!(section[0].to_string().contains("the section activation_checkpointing"), "{}", section[0]);
-    let kept =
-        r#"{"activation_checkpointing": {"cpu_checkpointing": true}, "zeroth": {"recompute": "none"}}"#;
-    assert!(refused(kept).is_empty());
+    for (text, flags, recompute, origin) in [
+        ("{}", flags, "block", Origin::Flag("--gradient-checkpointing")),
+        ("{}", Flags::default(), "none", Origin::Default),
+        (
+            r#"{"activation_checkpointing": {}}"#,
+            Flags::default(),
+            "block",
+            Origin::Auto("the file has the section activation_checkpointing".to_owned()),
+        ),
+    ] {
+        let config = resolved(text, &flags);
+        let setting = config.get("zeroth.recompute").unwrap();
+        assert_eq!((setting.value.as_str(), &setting.origin), (Some(recompute), &origin), "{text}");
+        assert!(unbuilt(&config).refused.is_empty());
+    }
 }
 
 #[test]
 fn what_only_reports_or_refines_is_noted() {
     let text = r#"{"wall_clock_breakdown": true, "memory_breakdown": true, "tensorboard": {"enabled": true},
         "csv_monitor": {"enabled": true}, "flops_profiler": {"enabled": true}, "log_level": "debug",
-        "checkpoint": {"use_node_local_storage": true},
-        "zero_optimization": {"stage": 2, "allgather_bucket_size": 2e8, "sub_group_size": 1e9}}"#;
+        "checkpoint": {"use_node_local_storage": true}, "zeroth": {"update_window": 2}}"#;
     let found = lacking(text, &Flags::default());
     assert!(found.refused.is_empty(), "{:?}", found.refused);
     let mut noted = paths(&found.noted);
@@ -264,8 +333,7 @@ fn what_only_reports_or_refines_is_noted() {
             "memory_breakdown",
             "tensorboard.enabled",
             "wall_clock_breakdown",
-            "zero_optimization.allgather_bucket_size",
-            "zero_optimization.sub_group_size",
+            "zeroth.update_window",
         ]
     );
 }

@@ -18,16 +18,16 @@ use std::time::Instant;
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 use zeroth_device::cpu::{
-    self, AdamW, AttentionDims, Dropout, EmbeddingDims, ExactSum, HeadLossDims, LinearDims, Pool,
-    RmsNormDims, RopeDims, RopeTable, RowKey, reference,
+    self, AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims, RopeTable,
+    RowKey, reference,
 };
 use zeroth_device::cuda::CudaDevice;
-use zeroth_device::{
-    AdamNumbers, Control, Device, Kernel, Launch, Queue, Recipe, Record, Report, Span, StepInput, Tier,
-};
+use zeroth_device::{Control, Device, Kernel, Launch, Queue, Span, StepInput, Tier};
 
 #[path = "../tests/cuda/bench.rs"]
 mod bench;
+#[path = "../tests/cuda/step.rs"]
+mod step;
 use bench::{ARENA, Bench, Expected, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
 
 /// Bytes of the host's arena.
@@ -92,6 +92,7 @@ impl Bench {
             }
             self.step()?;
         }
+        self.controls()?;
         // Two slices.
         self.dtype = DType::Bf16;
         self.head(HeadLossDims { rows: 300, hidden: 8, vocab: 200_003 })
@@ -103,7 +104,7 @@ impl Bench {
         let (bytes, from_type) = (to_bytes(DType::F32, &values), DType::F32);
         let (from, to) =
             (self.place(bytes.len()), Span { tier: Tier::Host, at: 256, bytes: bytes.len() as u64 });
-        let kernel = Kernel::Convert { from, from_type, to, to_type: DType::F32 };
+        let kernel = Kernel::Convert { from, from_type, to, to_type: DType::F32, broken: None };
         let launch = Launch { kernel, dtype: DType::F32, scratch: Span::device(0, 0) };
         let mut found = vec![0; bytes.len()];
         self.device.marks(2)?;
@@ -223,7 +224,7 @@ impl Bench {
             let expected = to_bytes(to_type, &a);
             let output = self.exact(vec![POISON; expected.len()], expected);
             let from = self.input(&a)?;
-            let kernel = Kernel::Convert { from, from_type, to: output.span, to_type };
+            let kernel = Kernel::Convert { from, from_type, to: output.span, to_type, broken: None };
             self.case(&format!("{count} to {to_type}"), kernel, &[output])?;
         }
         for add_to in [false, true] {
@@ -366,124 +367,6 @@ impl Bench {
         self.case(&shape, kernel, &outputs)
     }
 
-    fn step(&mut self) -> Outcome {
-        for count in [1, 2047, 2048, 9001] {
-            let (values, value_type) = (self.random(count), self.dtype);
-            let expected = exact_sum(&self.pool, &values);
-            let output = self.exact(vec![POISON; size_of::<ExactSum>()], bytes_of(&expected).to_vec());
-            let values = self.input(&values)?;
-            self.case(
-                &count.to_string(),
-                Kernel::Squares { values, value_type, sum: output.span },
-                &[output],
-            )?;
-        }
-        self.control(false)?;
-        self.control(true)?;
-        let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-        for (count, apply) in [(1, 1), (9001, 1), (300, 0)] {
-            let (grads, master) = (self.random(count), self.random_of(DType::F32, count));
-            let (first, second) = (self.random_of(DType::F32, count), self.random_of(DType::F32, count));
-            let mut state =
-                [narrow(&master), narrow(&first), narrow(&second).iter().map(|v| v.abs()).collect()];
-            let before = state.clone().map(|values: Vec<f32>| cast_slice(&values).to_vec());
-            let mut control = Control { apply, ..Control::new(8.0) };
-            control.numbers = [AdamNumbers::zeroed(), adam.step(7, 1e-2, 0.125, 0.3)];
-            let mut weights = vec![f32::NAN; count];
-            if apply == 1 {
-                let [master, first, second] = &mut state;
-                let numbers = control.numbers[1];
-                cpu::adamw(&self.pool, numbers, &narrow(&grads), master, first, second, Some(&mut weights));
-            }
-            let stored: Vec<f64> = weights.iter().map(|&weight| f64::from(weight)).collect();
-            let mut outputs: Vec<Output> = before
-                .into_iter()
-                .zip(&state)
-                .map(|(before, values)| self.exact(before, cast_slice(values).to_vec()))
-                .collect();
-            let poison = vec![POISON; count * self.dtype.bytes() as usize];
-            let stored = if apply == 1 { to_bytes(self.dtype, &stored) } else { poison.clone() };
-            outputs.push(self.exact(poison, stored));
-            let (control, grads) = (self.given(bytes_of(&control))?, self.input(&grads)?);
-            let [master, first, second, weights] = [0, 1, 2, 3].map(|number| outputs[number].span);
-            let (group, grad_type, weights) = (1, self.dtype, Some(weights));
-            let kernel = Kernel::AdamW { group, control, grads, grad_type, master, first, second, weights };
-            self.case(&format!("{count}, apply {apply}"), kernel, &outputs)?;
-        }
-        Ok(())
-    }
-
-    /// Three ranks, 300 flats: more than a block has threads.
-    fn control(&mut self, broken: bool) -> Outcome {
-        let (ranks, flats, scale) = (3, 300, 64.0);
-        let recipe = Recipe {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: [0.1, 0.0],
-            max_norm: 0.5,
-            tolerated: 0,
-        };
-        let mut input = StepInput { loss_weight: 0.01, first_rate: 5, ..StepInput::zeroed() };
-        input.rates.iter_mut().enumerate().for_each(|(place, rate)| *rate = 1e-3 / (place + 1) as f64);
-        let mut control = Control { applied: 7, ..Control::new(scale) };
-        let mut reports = Vec::new();
-        let (mut all, mut of_flats) = (ExactSum::zeroed(), vec![ExactSum::zeroed(); flats]);
-        for rank in 0..ranks {
-            reports.extend_from_slice(bytes_of(&Report { loss: 10.0 + f64::from(rank) }));
-            for (flat, of_flat) in of_flats.iter_mut().enumerate() {
-                let mut sum = exact_sum(&self.pool, &[0.1 * f64::from(rank + 1), 1e-3 * flat as f64]);
-                if broken && rank == 1 && flat == 270 {
-                    sum.add(f64::INFINITY);
-                }
-                reports.extend_from_slice(bytes_of(&sum));
-                of_flat.merge(&sum);
-                all.merge(&sum);
-            }
-        }
-        let before = bytes_of(&control).to_vec();
-        let norm_of = |sum: &ExactSum| sum.total().map_or(f64::NAN, |total| total.sqrt() / scale);
-        let (norm, rate) = (norm_of(&all), input.rates[2]);
-        if broken {
-            (control.skipped, control.halted) = (1, 1);
-        } else {
-            (control.applied, control.apply) = (8, 1);
-            let clip = (recipe.max_norm / (norm + 1e-6)).min(1.0) as f32;
-            let numbers = |weight_decay: f64| {
-                AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay }.step(8, rate, 1.0 / 64.0, clip)
-            };
-            control.numbers = [numbers(0.1), numbers(0.0)];
-        }
-        let record = Record {
-            loss: 33.0 * 0.01,
-            norm,
-            rate,
-            loss_scale: scale,
-            applied: control.applied,
-            skipped: control.skipped,
-            broken_flat: if broken { 270 } else { -1 },
-            broken_rank: -1,
-            apply: control.apply,
-            halted: control.halted,
-        };
-        let norms: Vec<f64> = of_flats.iter().map(norm_of).collect();
-        let expected = [bytes_of(&record), cast_slice(&norms)].concat();
-        let outputs = [
-            self.exact(before, bytes_of(&control).to_vec()),
-            self.exact(vec![POISON; expected.len()], expected),
-        ];
-        let kernel = Kernel::Control {
-            ranks: 3,
-            flats,
-            recipe: self.given(bytes_of(&recipe))?,
-            input: self.given(bytes_of(&input))?,
-            reports: self.given(&reports)?,
-            control: outputs[0].span,
-            record: outputs[1].span,
-        };
-        self.case(&format!("3 ranks, 300 flats, broken {broken}"), kernel, &outputs)
-    }
-
     /// For information: how long one takes, over and over.
     fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
@@ -520,14 +403,3 @@ const ATTENTION: &[AttentionCase] = &[
     (140, 2, 2, 160, Some(70), &[0, 3, 140]),
     (70, 3, 1, 256, None, &[0, 1, 2, 3, 65]),
 ];
-
-fn exact_sum(pool: &Pool, values: &[f64]) -> ExactSum {
-    let values = narrow(values);
-    let mut sums = vec![0.0; values.len().div_ceil(cpu::BLOCK)];
-    cpu::block_squares(pool, &values, &mut sums);
-    let mut total = ExactSum::zeroed();
-    for sum in sums {
-        total.add(sum);
-    }
-    total
-}

@@ -7,6 +7,7 @@
 
 use zeroth_base::DType;
 
+use crate::Recipe;
 use crate::cpu::{AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims};
 
 /// A kind of memory: one arena each.
@@ -73,23 +74,23 @@ pub struct Launch {
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "operands have the names of the formulas in their variant's own sentence")]
 pub enum Kernel {
-    /// `y[i] = table[ids[i]]`, [rows, width]; an id outside of the table gives zeros.
+    /// `y[i] = table[ids[i]]`, `[rows, width]`; an id outside of the table gives zeros.
     Embedding { dims: EmbeddingDims, rows: usize, ids: Span, table: Span, y: Span },
     /// Adds `dy[i]` to `dtable[ids[i]]`.
     EmbeddingBackward { dims: EmbeddingDims, rows: usize, ids: Span, dy: Span, dtable: Span },
-    /// y[rows, outputs] = x · wᵀ + bias.
+    /// `y[rows, outputs]` = x · wᵀ + bias.
     Linear { dims: LinearDims, x: Span, w: Span, bias: Option<Span>, y: Span },
     /// dx = dy · w, or added to what dx holds (one rounding).
     LinearDx { dims: LinearDims, dy: Span, w: Span, dx: Span, add: bool },
-    /// Adds dyᵀ · x to dw [outputs, inputs].
+    /// Adds dyᵀ · x to dw `[outputs, inputs]`.
     LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span },
-    /// Adds the column sums of dy to db [outputs].
+    /// Adds the column sums of dy to db `[outputs]`.
     LinearDb { dims: LinearDims, dy: Span, db: Span },
-    /// y = x · rstd · w by rows of `dims.width`; writes rstd [rows].
+    /// y = x · rstd · w by rows of `dims.width`; writes rstd `[rows]`.
     RmsNorm { dims: RmsNormDims, x: Span, w: Span, y: Span, rstd: Span },
     /// h = residual + x, then y and rstd as `RmsNorm` of h.
     AddRmsNorm { dims: RmsNormDims, x: Span, residual: Span, w: Span, h: Span, y: Span, rstd: Span },
-    /// dh = the norm's gradient + `residual`; adds to dw [width].
+    /// dh = the norm's gradient + `residual`; adds to dw `[width]`.
     RmsNormBackward {
         dims: RmsNormDims,
         dy: Span,
@@ -100,9 +101,9 @@ pub enum Kernel {
         dh: Span,
         dw: Span,
     },
-    /// y = x turned by the angles whose cosines and sines [rows, rotated / 2] (f32) are given; backwards where `back`.
+    /// y = x turned by the angles whose cosines and sines `[rows, rotated / 2]` (f32) are given; backwards where `back`.
     Rope { dims: RopeDims, cos: Span, sin: Span, x: Span, y: Span, back: bool },
-    /// y = causal attention within each sequence; `lse` [heads, rows]. `starts` holds u32: the number n of entries, then
+    /// y = causal attention within each sequence; `lse` `[heads, rows]`. `starts` holds u32: the number n of entries, then
     /// n entries: where each sequence begins and, last, where the last one ends. Rows beyond it give zeros.
     Attention { dims: AttentionDims, starts: Span, q: Span, k: Span, v: Span, y: Span, lse: Span },
     /// Writes dq, dk and dv.
@@ -143,15 +144,17 @@ pub enum Kernel {
     Sum { a: Span, b: Span, y: Span },
     /// All bytes become 0.
     Zero { to: Span },
-    /// Element by element from one type to another, rounded to the nearest, ties to even.
-    Convert { from: Span, from_type: DType, to: Span, to_type: DType },
+    /// Element by element from one type to another, rounded to the nearest, ties to even. `broken`, a u64, becomes 1 where
+    /// a result is not finite, and is left alone where all are.
+    Convert { from: Span, from_type: DType, to: Span, to_type: DType, broken: Option<Span> },
     /// `parts` holds `ranks` parts of the length of `to` end to end, in `from_type`; `to` (f32) becomes their sum, added in
     /// rank order, or has the sum added to it.
     SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, add: bool },
     /// `sum` (a [`crate::cpu::ExactSum`]) becomes the exact sum of the sums of squares of the blocks of `values`.
     Squares { values: Span, value_type: DType, sum: Span },
-    /// What a step's outcome decides: see [`crate::Control`]. `reports` holds a [`crate::Report`] and `flats` exact sums a
-    /// rank, end to end; `record` receives a [`crate::Record`] and `flats` norms (f64).
+    /// What a step's outcome decides: see [`crate::Control`]. `reports` holds for each rank, end to end, a
+    /// [`crate::Report`], `flats` exact sums, and `flats` u64 that are not 0 where the rank's own gradient of a flat was not
+    /// finite; `record` receives a [`crate::Record`] and `flats` norms (f64).
     Control {
         ranks: usize,
         flats: usize,
@@ -161,18 +164,72 @@ pub enum Kernel {
         control: Span,
         record: Span,
     },
-    /// AdamW with the numbers of `control` for a `group` of parameters; nothing where the step does not count. `weights`
-    /// are in the launch's type, absent where master weights are computed with.
-    AdamW {
+    /// An optimizer's step with the numbers of `control` for a `group` of parameters; nothing where the step does not
+    /// count. `weights` are in the launch's type, absent where master weights are computed with. Moments that an optimizer
+    /// does not have are absent; they are in `moment_type`, f32 or bf16. Arithmetic is in f32; a moment in bf16 is rounded
+    /// once, when it is stored: by chance where `rounding` is given, else to the nearest.
+    Optimize {
+        optimizer: Optimizer,
         group: usize,
         control: Span,
         grads: Span,
         grad_type: DType,
         master: Span,
-        first: Span,
-        second: Span,
+        first: Option<Span>,
+        second: Option<Span>,
+        moment_type: DType,
+        rounding: Option<Rounding>,
         weights: Option<Span>,
     },
+}
+
+/// How weights are changed by gradients. The kernels of cards know them by these numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay.
+    AdamW = 0,
+    /// Adam with weight decay added to the gradient.
+    Adam = 1,
+    /// Stochastic gradient descent. The first moment is its velocity; without momentum it may be absent.
+    Sgd = 2,
+    /// The sign of a moment, of Chen and others, "Symbolic discovery of optimization algorithms" (2023). The sign of 0 is 0
+    /// as there; DeepSpeed's kernels move such a weight, up on a card and down on the host.
+    Lion = 3,
+    /// Gradients over the root of the sum of their squares.
+    Adagrad = 4,
+}
+
+impl Optimizer {
+    /// Whether it keeps first moments, and second ones.
+    pub const fn moments(self) -> [bool; 2] {
+        match self {
+            Self::AdamW | Self::Adam => [true, true],
+            Self::Sgd | Self::Lion => [true, false],
+            Self::Adagrad => [false, true],
+        }
+    }
+
+    /// What every second moment is before the first step. First moments are 0.
+    pub fn initial_second(self, recipe: &Recipe) -> f32 {
+        match self {
+            Self::Adagrad => recipe.initial_accumulator as f32,
+            _ => 0.0,
+        }
+    }
+}
+
+/// Chance for moments in 16 bits: each element rounds up or down by a number that follows from these, the applied step
+/// and its own place, whatever rank holds it. The numbers are Philox4x32's of key `seed` and counter (step, flat, place
+/// low, place high): the upper half of the first word is for the first moment, of the second word for the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rounding {
+    /// The run's seed.
+    pub seed: u64,
+    /// The flat.
+    pub flat: u32,
+    /// The place in the flat of the first element given.
+    pub first: u64,
 }
 
 /// How a kernel touches an operand.
@@ -211,7 +268,7 @@ impl Kernel {
             Self::SumRanks { .. } => "sum_ranks",
             Self::Squares { .. } => "squares",
             Self::Control { .. } => "control",
-            Self::AdamW { .. } => "adamw",
+            Self::Optimize { .. } => "optimize",
         }
     }
 
@@ -250,13 +307,13 @@ impl Kernel {
             }
             Self::Sum { a, b, y } => touch!([a, b], [y]),
             Self::Zero { to } => touch!([], [to]),
-            Self::Convert { from, to, .. } => touch!([from], [to]),
+            Self::Convert { from, to, broken, .. } => touch!([from], [to, broken]),
             Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
             Self::Squares { values, sum, .. } => touch!([values], [sum]),
             Self::Control { recipe, input, reports, control, record, .. } => {
                 touch!([recipe, input, reports], [control, record]);
             }
-            Self::AdamW { control, grads, master, first, second, weights, .. } => {
+            Self::Optimize { control, grads, master, first, second, weights, .. } => {
                 touch!([control, grads], [master, first, second, weights]);
             }
         }

@@ -10,9 +10,9 @@ mod kernel;
 mod probe;
 
 pub use cards::{Card, UnknownCard, card, cards};
-pub use control::{AdamNumbers, Control, GROUPS, RATES, Recipe, Record, Report, StepInput};
+pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
 pub use device::{Device, DeviceError, Queue, ReadWrite, Target};
-pub use kernel::{Access, Kernel, Launch, Span, Tier};
+pub use kernel::{Access, Kernel, Launch, Optimizer, Rounding, Span, Tier};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,
     InstructionSets, KernelPath, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk,

@@ -97,16 +97,16 @@ pub struct Stretch {
 
 impl Rotary {
     /// The frequencies of a sequence of this length, which alone decides them: not what it is packed with.
-    pub fn of_length(&self, length: u64) -> std::borrow::Cow<'_, [f64]> {
-        match self.stretch {
-            Some(Stretch { theta, factor, max_positions }) if length > max_positions => {
-                let dim = 2.0 * self.frequencies.len() as f64;
-                let longer = length as f64 / max_positions as f64;
-                let theta = theta * (factor * longer - (factor - 1.0)).powf(dim / (dim - 2.0));
-                (0..self.frequencies.len()).map(|i| theta.powf(-2.0 * i as f64 / dim)).collect()
-            }
-            _ => std::borrow::Cow::Borrowed(&self.frequencies),
-        }
+    pub fn of_length(&self, length: u64) -> impl Iterator<Item = f64> {
+        let dim = 2.0 * self.frequencies.len() as f64;
+        let slowed = self.stretch.filter(|stretch| length > stretch.max_positions).map(|stretch| {
+            let Stretch { theta, factor, max_positions } = stretch;
+            let longer = length as f64 / max_positions as f64;
+            theta * (factor * longer - (factor - 1.0)).powf(dim / (dim - 2.0))
+        });
+        self.frequencies.iter().enumerate().map(move |(pair, frequency)| {
+            slowed.map_or(*frequency, |theta| theta.powf(-2.0 * pair as f64 / dim))
+        })
     }
 }
 

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use serde_json::json;
 use zeroth_base::{DType, format_bytes, grouped};
-use zeroth_device::Target;
+use zeroth_device::{Optimizer, Target, Tier};
 use zeroth_graph::{Backward, Graph};
 use zeroth_model::{Batch, ModelConfig, forward, table};
-use zeroth_step::program::{Category, Memory, Settings, Types, bytes, compile};
+use zeroth_step::program::{Category, Memory, Offload, Recompute, Settings, Types, bytes, compile};
 
 const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
 const SETTINGS: Settings = Settings {
@@ -23,6 +23,15 @@ const SETTINGS: Settings = Settings {
     max_reuse: 0,
     prefetch: 0,
     overlap: false,
+    optimizer: Optimizer::AdamW,
+    moments: DType::F32,
+    rounds_by_chance: false,
+    recompute: Recompute::Nothing,
+    offload: Offload::NOTHING,
+    reduce_scatter: true,
+    allgather_bucket: u64::MAX / 4,
+    allgather_partitions: true,
+    memory_efficient_linear: true,
 };
 
 /// A llama of these sizes: (hidden, feed-forward, heads, kv heads, head_dim, blocks, vocabulary).
@@ -58,7 +67,7 @@ fn states_take_16_bytes_a_parameter_alone_and_18_in_company() {
     let parameters = elements(&graph);
     let per_parameter = |ranks: u64, settings: Settings| {
         let memory = memory(&graph, &backward, ranks, settings);
-        memory.states() as f64 / parameters as f64
+        memory.states(Tier::Device) as f64 / parameters as f64
     };
     let stage = |stage, accumulation| Settings { stage, accumulation, ..SETTINGS };
     for (ranks, settings, expected) in [
@@ -81,7 +90,7 @@ fn fp32_keeps_no_master_copy() {
     let (graph, backward) = model(MIDDLE, 512);
     let types = Types { run: DType::F32, communication: DType::F32 };
     let memory = memory(&graph, &backward, 1, Settings { stage: 0, types, ..SETTINGS });
-    let found = memory.states() as f64 / elements(&graph) as f64;
+    let found = memory.states(Tier::Device) as f64 / elements(&graph) as f64;
     assert!((found / 16.0 - 1.0).abs() < 0.005, "4 + 4 + 8 bytes: {found}");
 }
 
@@ -91,7 +100,7 @@ fn activations_are_what_the_closed_form_counts() {
     // The program keeps besides: q and k before rope and gradients on their way; rstd, 4 bytes a norm.
     let tokens = 512;
     let (graph, backward) = model(MIDDLE, tokens);
-    let found = memory(&graph, &backward, 2, SETTINGS).peak(Category::Activations);
+    let found = memory(&graph, &backward, 2, SETTINGS).peak(Tier::Device, Category::Activations);
     let [hidden, ffn, heads, kv_heads, head_dim, blocks, _] = MIDDLE;
     let (q, kv) = (heads * head_dim, kv_heads * head_dim);
     let block = 8 * hidden + 4 * q + 4 * kv + 6 * ffn + 4 * heads + 8;
@@ -122,9 +131,10 @@ fn every_stage_and_number_of_ranks_follows_zeros_formulas() {
     let parameters = elements(&graph) as f64;
     for (stage, ranks, accumulation) in cells() {
         let settings = Settings { stage, accumulation, ..SETTINGS };
-        let found = memory(&graph, &backward, ranks, settings).by_category();
+        let found = memory(&graph, &backward, ranks, settings).by_category(Tier::Device);
         let expected = formula(stage, ranks, accumulation);
-        let found = [found.parameters, found.gradients, found.optimizer].map(|bytes| bytes as f64 / parameters);
+        let found =
+            [found.parameters, found.gradients, found.optimizer].map(|bytes| bytes as f64 / parameters);
         let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.01;
         assert!(
             found.iter().zip(&expected).all(|(found, expected)| near(*found, *expected))
@@ -150,10 +160,10 @@ fn seventy_billion_on_1024_ranks_are_counted_without_a_byte_of_them() {
     let parameters = elements(&graph);
     assert_eq!(parameters, 70_553_706_496);
     let memory = memory(&graph, &backward, 1024, SETTINGS);
-    let states = memory.states() as f64 / parameters as f64;
+    let states = memory.states(Tier::Device) as f64 / parameters as f64;
     assert!((states / (18.0 / 1024.0) - 1.0).abs() < 0.01, "{states}");
     // Two gathered blocks are never there at once without prefetch: the largest flat is the embedding.
-    assert!(memory.peak(Category::Buffers) < 2 * 4 * 128_256 * 8192);
+    assert!(memory.peak(Tier::Device, Category::Buffers) < 2 * 4 * 128_256 * 8192);
     let most = of_this_process("VmHWM");
     assert!(most < before + 100_000_000, "counting took {} bytes", most - before);
 }
@@ -161,13 +171,13 @@ fn seventy_billion_on_1024_ranks_are_counted_without_a_byte_of_them() {
 /// The page docs/memory.md.
 fn memory_page() -> String {
     let row = |stage: u8, ranks: u64, accumulation: u64, parameters: u64, memory: &Memory| {
-        let bytes = memory.by_category();
+        let bytes = memory.by_category(Tier::Device);
         let alone = if accumulation > 1 { format!(", {accumulation} micro-batches") } else { String::new() };
         let cells = [
             bytes.parameters,
             bytes.gradients,
             bytes.optimizer,
-            memory.states(),
+            memory.states(Tier::Device),
             bytes.activations,
             bytes.buffers,
             bytes.total,
@@ -176,7 +186,7 @@ fn memory_page() -> String {
             "| {stage} | {}{alone} | {} | {:.4} | {:.4} |\n",
             grouped(ranks),
             cells.map(format_bytes).join(" | "),
-            memory.states() as f64 / parameters as f64,
+            memory.states(Tier::Device) as f64 / parameters as f64,
             formula(stage, ranks, accumulation).iter().sum::<f64>()
         )
     };
@@ -195,7 +205,7 @@ fn memory_page() -> String {
          nor over micro-batches,\nkeeps gradients in 2 bytes: 16 in all, else 18. Activations are those of one micro-batch \
          at their peak; buffers are\ngathered parameters, gradients on their way and what kernels need, as far as they do \
          not share their place with\nothers. The total is what a run takes, to the byte. Of `stage3_*` the table \
-         has persistence 0 and prefetch 0.\n\n\
+         has persistence 0 and prefetch 0;\nkernels are those of a processor with 2 threads.\n\n\
          A llama with {} parameters, micro-batches of 512 tokens:\n\n{head}",
         grouped(parameters)
     );
@@ -206,7 +216,10 @@ fn memory_page() -> String {
     }
     let (graph, backward) = model(SEVENTY_BILLION, 4096);
     let parameters = elements(&graph);
-    page += &format!("\nA llama with {} parameters, micro-batches of 4,096 tokens:\n\n{head}", grouped(parameters));
+    page += &format!(
+        "\nA llama with {} parameters, micro-batches of 4,096 tokens:\n\n{head}",
+        grouped(parameters)
+    );
     page + &row(3, 1024, 1, parameters, &memory(&graph, &backward, 1024, SETTINGS))
 }
 
@@ -222,4 +235,29 @@ fn docs_memory_md_has_these_figures() {
         written == page,
         "docs/memory.md is stale: ZEROTH_BLESS=1 cargo test -p zeroth-step --test memory writes it anew"
     );
+}
+
+#[test]
+fn recomputing_keeps_less_and_parking_moves_it_to_the_host() {
+    let (graph, backward) = model(MIDDLE, 512);
+    let peaks = |recompute| {
+        let memory = memory(&graph, &backward, 2, Settings { recompute, ..SETTINGS });
+        [Tier::Device, Tier::Host].map(|tier| memory.peak(tier, Category::Activations))
+    };
+    let [all, none] = peaks(Recompute::Nothing);
+    assert_eq!(none, 0);
+    let [cheap, _] = peaks(Recompute::NormSwiGlu);
+    let [attention, _] = peaks(Recompute::Attention);
+    let [block, _] = peaks(Recompute::Block { kept: None, parked: false });
+    assert!(all > cheap && cheap > attention && attention > block, "{all} {cheap} {attention} {block}");
+    // A block keeps its input, the sum and the branch of 2 bytes each, and its own values while it is computed again.
+    let [hidden, _, _, _, _, blocks, _] = MIDDLE;
+    let entering = 512 * 2 * 2 * hidden * blocks;
+    assert!(block > entering && block < entering + all / blocks * 2, "{block} {entering}");
+    // Two checkpoints: runs of four blocks, two inputs kept, four blocks' values at a time.
+    let [runs, _] = peaks(Recompute::Block { kept: Some(2), parked: false });
+    assert!(runs > block && runs < all * 2 / 3, "{runs} {block} {all}");
+    let [device, host] = peaks(Recompute::Block { kept: None, parked: true });
+    assert!(device < block, "{device} {block}");
+    assert!((entering * 3 / 4..=entering).contains(&host), "{host} {entering}");
 }

@@ -131,9 +131,11 @@ fn assert_apart(compiled: &Compiled) {
         let before = |a: usize, b: usize| clocks[b].get(&instructions[a].queue).is_some_and(|done| *done > a);
         for (index, a) in memory.buffers.iter().enumerate() {
             assert_eq!(a.at % 256, 0);
-            assert!(a.at + a.buffer.bytes <= compiled.memory.arena());
+            assert!(a.at + a.buffer.bytes <= compiled.memory.arena(a.buffer.tier));
             for b in &memory.buffers[index + 1..] {
-                let shares = a.at < b.at + b.buffer.bytes && b.at < a.at + a.buffer.bytes;
+                let shares = a.buffer.tier == b.buffer.tier
+                    && a.at < b.at + b.buffer.bytes
+                    && b.at < a.at + a.buffer.bytes;
                 let all = |first: &[usize], then: &[usize]| {
                     first.iter().all(|first| then.iter().all(|then| before(*first, *then)))
                 };
@@ -200,7 +202,7 @@ proptest! {
         let golden = model((2 * hidden, heads * kv_heads, kv_heads, blocks, vocab, tied));
         let types = if narrow { BF16 } else { F32 };
         let settings =
-            Settings { stage, accumulation, types, persistence, reduce_bucket, max_live, max_reuse, prefetch, overlap };
+            Settings { stage, accumulation, types, persistence, reduce_bucket, max_live, max_reuse, prefetch, overlap, ..ROOMY };
         let setup = Setup { ranks, settings, ..Setup::default() };
         let compiled = golden.compile(&setup);
         let residency = compiled.program.check(max_live).unwrap();

@@ -6,7 +6,7 @@
 mod job;
 
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
-use zeroth_step::program::{Settings, Types};
+use zeroth_step::program::{Offload, Recompute, Settings, Types};
 
 const STEPS: usize = 3;
 
@@ -79,6 +79,117 @@ fn with_accumulation_stages_0_and_1_agree_and_so_do_2_and_3() {
         for stages in [[0, 1], [2, 3]] {
             assert_all_same(&golden, &programs(2, 4, 2, &stages, types));
         }
+    }
+}
+
+/// Every way to compute again, and to park what is kept.
+const RECOMPUTE: [Recompute; 6] = [
+    Recompute::NormSwiGlu,
+    Recompute::Attention,
+    Recompute::Block { kept: None, parked: false },
+    Recompute::Block { kept: None, parked: true },
+    Recompute::Block { kept: Some(1), parked: false },
+    Recompute::Block { kept: Some(2), parked: true },
+];
+
+#[test]
+fn what_is_computed_again_has_the_same_bits() {
+    // qwen2-yarn-tied has three blocks: two checkpoints make runs of two and one.
+    for (name, types, ranks, micro_batch) in
+        [("qwen2-yarn-tied", BF16, 2, 2), ("qwen3-biases-yarn", F32, 1, 4), ("llama-biases-tied", BF16, 1, 4)]
+    {
+        let mut setups = vec![];
+        for stage in [0, 3] {
+            let base = Settings { stage, types, ..ROOMY };
+            let setup = |settings| Setup { steps: STEPS, ranks, micro_batch, settings, ..Setup::default() };
+            setups.push(setup(base));
+            setups.extend(
+                RECOMPUTE.map(|recompute| setup(Settings { recompute, overlap: true, prefetch: 1, ..base })),
+            );
+        }
+        assert_all_same(&Golden::named(name), &setups);
+    }
+}
+
+/// Everything, or a part, in host memory: (optimizer's share, parameters' elements, tile, tiles, piece, pieces, pageable).
+const OFFLOAD: [Offload; 6] = [
+    Offload { optimizer: Some(1.0), ..Offload::NOTHING },
+    Offload { parameters: Some(u64::MAX), ..Offload::NOTHING },
+    Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), ..Offload::NOTHING },
+    Offload { optimizer: Some(0.5), parameters: Some(9000), tile: 2048, tiles: 3, ..Offload::NOTHING },
+    Offload {
+        optimizer: Some(1.0),
+        parameters: Some(u64::MAX),
+        tile: 1,
+        tiles: 2,
+        piece: 1,
+        pieces: 2,
+        pageable: true,
+    },
+    Offload { optimizer: None, parameters: None, tile: 4096, tiles: 1, piece: 1, pieces: 1, pageable: false },
+];
+
+#[test]
+fn where_states_live_does_not_change_a_bit() {
+    for (name, types, ranks, accumulation, micro_batch) in [
+        ("qwen3-tied", BF16, 3, 1, 4),
+        ("llama-one-kv-head", F32, 2, 1, 2),
+        ("mistral-window", BF16, 1, 1, 4),
+        ("qwen3-biases-yarn", F32, 1, 1, 4),
+        ("llama-dynamic", BF16, 2, 4, 2),
+        ("llama-one-kv-head", F32, 1, 4, 1),
+    ] {
+        let stages: &[&[u8]] = if accumulation == 1 { &[&[0, 1, 2, 3]] } else { &[&[0, 1], &[2, 3]] };
+        for stages in stages {
+            let mut setups = vec![];
+            for stage in *stages {
+                let base = Settings { stage: *stage, accumulation, types, ..ROOMY };
+                let setup =
+                    |settings| Setup { steps: STEPS, ranks, micro_batch, settings, ..Setup::default() };
+                setups.push(setup(base));
+                for (offload, overlap) in OFFLOAD.into_iter().zip([false, true].into_iter().cycle()) {
+                    let (recompute, prefetch) = match overlap {
+                        true => (Recompute::Block { kept: None, parked: true }, 1),
+                        false => (Recompute::Nothing, 0),
+                    };
+                    setups.push(setup(Settings {
+                        offload,
+                        overlap,
+                        recompute,
+                        prefetch,
+                        persistence: 30,
+                        ..base
+                    }));
+                }
+            }
+            assert_all_same(&Golden::named(name), &setups);
+        }
+    }
+}
+
+#[test]
+fn how_shards_travel_does_not_change_a_bit() {
+    for (name, types) in [("qwen3-tied", BF16), ("mistral-no-window-tied", F32)] {
+        let mut setups = vec![];
+        for stage in [0, 1, 2, 3] {
+            let base = Settings { stage, types, persistence: 100, ..ROOMY };
+            let variants = [
+                base,
+                Settings { reduce_scatter: false, reduce_bucket: 7000, ..base },
+                Settings { reduce_scatter: false, overlap: true, ..base },
+                Settings { allgather_bucket: 0, overlap: true, ..base },
+                Settings { allgather_partitions: false, ..base },
+                Settings { memory_efficient_linear: false, ..base },
+            ];
+            setups.extend(variants.map(|settings| Setup {
+                steps: STEPS,
+                ranks: 3,
+                micro_batch: 4,
+                settings,
+                ..Setup::default()
+            }));
+        }
+        assert_all_same(&Golden::named(name), &setups);
     }
 }
 

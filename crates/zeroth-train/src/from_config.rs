@@ -12,20 +12,43 @@ fn number(config: &Resolved, path: &str) -> Option<f64> {
     config.get(path).and_then(|setting| setting.value.as_f64())
 }
 
-/// The numbers of AdamW. `tolerated` steps may be skipped for gradients that are not finite.
+/// The optimizer's numbers and the loss scale. `tolerated` steps may be skipped for gradients that are not finite.
 pub fn recipe(config: &Resolved, tolerated: u64) -> Recipe {
     let betas = config.get("optimizer.params.betas").and_then(|setting| setting.value.as_array().cloned());
     let beta = |place: usize, default: f64| {
         betas.as_ref().and_then(|betas| betas.get(place)?.as_f64()).unwrap_or(default)
     };
-    Recipe {
+    let param =
+        |name: &str, default: f64| number(config, &format!("optimizer.params.{name}")).unwrap_or(default);
+    let is_on = |path: &str| u32::from(config.is_on(path));
+    let uncorrected =
+        config.get("optimizer.params.bias_correction").is_some_and(|setting| setting.value == false);
+    let defaults = Recipe::default();
+    let mut recipe = Recipe {
         beta1: beta(0, 0.9),
         beta2: beta(1, 0.95),
-        eps: number(config, "optimizer.params.eps").unwrap_or(1e-8),
-        weight_decay: [number(config, "optimizer.params.weight_decay").unwrap_or(0.0), 0.0],
+        eps: param("eps", 1e-8),
+        weight_decay: [param("weight_decay", 0.0), 0.0],
         max_norm: number(config, "gradient_clipping").unwrap_or(0.0),
+        momentum: param("momentum", 0.0),
+        dampening: param("dampening", 0.0),
+        nesterov: is_on("optimizer.params.nesterov"),
+        lr_decay: param("lr_decay", 0.0),
+        initial_accumulator: param("initial_accumulator_value", 0.0),
+        bias_correction: u32::from(!uncorrected),
         tolerated,
+        ..defaults
+    };
+    if config.is_on("fp16.enabled") {
+        let fixed = number(config, "fp16.loss_scale").unwrap_or(0.0);
+        let power = number(config, "fp16.initial_scale_power").unwrap_or(16.0);
+        (recipe.dynamic, recipe.loss_scale) = if fixed > 0.0 { (0, fixed) } else { (1, power.exp2()) };
+        recipe.scale_window = config.whole("fp16.loss_scale_window").unwrap_or(defaults.scale_window);
+        recipe.hysteresis = config.whole("fp16.hysteresis").unwrap_or(defaults.hysteresis);
+        recipe.consecutive_hysteresis = is_on("fp16.consecutive_hysteresis");
+        recipe.min_scale = number(config, "fp16.min_loss_scale").unwrap_or(defaults.min_scale);
     }
+    recipe
 }
 
 /// Whether norms and biases are decayed too: DeepSpeed's way.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use zeroth_comm::Comm;
-use zeroth_device::{Device, RATES};
+use zeroth_device::{Device, RATES, Tier};
 use zeroth_model::WeightsError;
 use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Trace};
 
@@ -48,16 +48,29 @@ pub struct Ended {
 pub enum TrainError {
     /// The engine failed, or another rank did.
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(Box<RunError>),
     /// Weights could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// The model could not be written.
     #[error(transparent)]
-    Export(#[from] ExportError),
+    Export(Box<ExportError>),
     /// Metrics could not be written.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
+    /// fp16 overflows at the smallest loss scale there may be.
+    #[error(
+        "step {step}: {what} not finite at a loss scale of {scale}, the smallest that fp16.min_loss_scale allows; train in \
+         bf16, or with a lower learning rate"
+    )]
+    AtMinScale {
+        /// The step.
+        step: u64,
+        /// Whose gradient, in words.
+        what: String,
+        /// The scale.
+        scale: f64,
+    },
     /// A loss or a gradient is not finite.
     #[error(
         "step {step}: {what} not finite (loss {loss}); the update was not applied, and the weights are those after step \
@@ -72,6 +85,18 @@ pub enum TrainError {
         /// The loss of the step.
         loss: f64,
     },
+}
+
+impl From<RunError> for TrainError {
+    fn from(error: RunError) -> Self {
+        Self::Run(Box::new(error))
+    }
+}
+
+impl From<ExportError> for TrainError {
+    fn from(error: ExportError) -> Self {
+        Self::Export(Box::new(error))
+    }
 }
 
 /// Trains: loads this rank's part of the weights, runs all steps, writes the model. `done` is called after each step.
@@ -96,7 +121,7 @@ pub fn train(
     let buffer = || MicroBatch::with_capacity(most_rows, job.shape.micro_batch as usize);
     let mut buffers: Vec<MicroBatch> = (0..job.shape.accumulation).map(|_| buffer()).collect();
     let mut record = engine.record()?;
-    let (mut applied, mut resident, mut last) = (0, 0, None);
+    let (mut applied, mut resident, mut last) = (0, resident_bytes(), None);
     for step in 0..job.steps {
         let begun = Instant::now();
         for (micro, buffer) in buffers.iter_mut().enumerate() {
@@ -120,7 +145,7 @@ pub fn train(
             step_ms: begun.elapsed().as_secs_f64() * 1e3,
             loss_scale: record.head.loss_scale,
             skipped: applied == before,
-            device_bytes_peak: compiled.memory.arena(),
+            device_bytes_peak: compiled.memory.arena(Tier::Device),
             host_bytes_peak: resident,
             samples_seen: (step + 1) * job.shape.train_batch(),
         };
@@ -145,10 +170,14 @@ pub fn train(
 fn not_finite(compiled: &Compiled, line: &StepLine, record: &StepRecord) -> TrainError {
     let flat = usize::try_from(record.head.broken_flat).ok().map(|flat| compiled.flat_name(flat));
     let what = match (record.head.broken_rank, flat) {
-        (rank @ 0.., _) => format!("the loss of rank {rank} is"),
+        (rank @ 0.., Some(unit)) => format!("the gradient of {unit} on rank {rank} is"),
+        (rank @ 0.., None) => format!("the loss of rank {rank} is"),
         (_, Some(unit)) => format!("the gradient of {unit} is"),
         (_, None) => "the sum of all gradients is".to_owned(),
     };
+    if record.head.at_min_scale != 0 {
+        return TrainError::AtMinScale { step: line.step, what, scale: line.loss_scale };
+    }
     TrainError::NotFinite { step: line.step, what, loss: line.loss }
 }
 

@@ -1,4 +1,4 @@
-//! A model of your own, trained with ZeRO-3 on two ranks: `cargo run --release --example own_model`.
+//! A model of your own, trained with ZeRO-3 on two ranks: `cargo run --release -p zeroth --example own_model`.
 //!
 //! It predicts the next byte of this very file. Each rank holds half of every unit's weights, gradients and moments.
 
@@ -54,7 +54,7 @@ fn model(tokens: u64) -> Result<Graph, GraphError> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let steps = NonZeroU64::new(150).expect("not zero");
     let session = Session::new(model(4 * LENGTH as u64)?, CONFIG, 2, steps)?;
-    println!("a rank needs {} bytes", session.compiled().memory.arena());
+    println!("a rank needs {} bytes", session.bytes());
     let text: Vec<i32> = include_bytes!("own_model.rs").iter().map(|byte| i32::from(*byte)).collect();
     session.run(|rank| {
         for step in 0..steps.get() {

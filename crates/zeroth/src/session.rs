@@ -12,7 +12,7 @@ use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth_config::unbuilt::unbuilt;
 use zeroth_device::cpu::CpuDevice;
-use zeroth_device::{DeviceError, RATES, Recipe, Record, Target};
+use zeroth_device::{DeviceError, RATES, Recipe, Record, Target, Tier};
 use zeroth_graph::{Graph, ParamId};
 use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
 use zeroth_step::program::Settings;
@@ -104,6 +104,11 @@ impl Session {
         &self.compiled
     }
 
+    /// Bytes that a rank needs.
+    pub fn bytes(&self) -> u64 {
+        self.compiled.memory.arena(Tier::Device) + self.compiled.memory.arena(Tier::Host)
+    }
+
     /// The config with every value settled.
     pub fn config(&self) -> &Resolved {
         &self.config
@@ -146,7 +151,11 @@ impl Session {
         let Target::Cpu { threads } = self.compiled.target else {
             unreachable!("sessions run on the processor")
         };
-        let device = Box::new(CpuDevice::new(threads, self.compiled.memory.arena(), 0)?);
+        let device = Box::new(CpuDevice::new(
+            threads,
+            self.compiled.memory.arena(Tier::Device),
+            self.compiled.memory.arena(Tier::Host),
+        )?);
         let rank = Rank { comm, device, recipe: self.recipe, decayed: &decayed, seed: self.seed };
         let mut engine = Engine::new(&self.compiled, rank)?;
         engine.load(&mut |param, range, elements| {

@@ -1,8 +1,9 @@
-//! `doctor`: what this machine offers, what is missing, and what its environment variables do here.
+//! `doctor`: what this machine offers, whether kernels compute right on it, and what its environment variables do here.
 
 use serde_json::json;
 use zeroth::base::format_bytes;
 use zeroth::config::environment::{Judgement, judge_all};
+use zeroth::device::cpu::{Path, SelfTest, self_test};
 use zeroth::device::{Gpus, LibraryState, Limit, Machine, probe};
 
 use crate::exit::Exit;
@@ -14,15 +15,20 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     let variables = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     let environment = judge_all(variables);
+    let tests = self_test();
+    // A processor on which a kernel computes something else must not train.
+    let exit = if tests.iter().all(|test| test.ok) { Exit::Done } else { Exit::Problems };
     if output.is_json() {
         let environment: Vec<serde_json::Value> = environment.iter().map(Judgement::to_json).collect();
-        output::json(&json!({"machine": machine, "environment": environment}))?;
-        return Ok(Exit::Done);
+        let kernels = kernels_json(&tests);
+        output::json(&json!({"machine": machine, "kernels": kernels, "environment": environment}))?;
+        return Ok(exit);
     }
     output::text(&machine_text(&machine));
+    output::text(&format!("\n{}\n{}\n", kernels_text(&tests), device_text(&machine)));
     if environment.is_empty() {
         output::text("\nenvironment: no variable that DeepSpeed, PyTorch, CUDA or zeroth reads is set\n");
-        return Ok(Exit::Done);
+        return Ok(exit);
     }
     let mut table = Table::new(&["variable", "value", "here", "why"], &[]);
     for judgement in &environment {
@@ -34,7 +40,84 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
         ]);
     }
     output::text(&format!("\n{}", table.lines().concat()));
-    Ok(Exit::Done)
+    Ok(exit)
+}
+
+/// The instructions that kernels were compared with their references on: those that a run uses.
+fn path() -> &'static str {
+    match Path::detect() {
+        Path::Portable => "portable",
+        Path::Avx2 => "AVX2",
+        Path::Avx512 => "AVX-512",
+    }
+}
+
+/// The largest error for each type that numbers are stored in: a check's name ends with it.
+fn worst(tests: &[SelfTest]) -> Vec<(&str, f64)> {
+    let mut worst: Vec<(&str, f64)> = Vec::new();
+    for test in tests {
+        let stored = test.name.rsplit(' ').next().unwrap_or_default();
+        match worst.iter_mut().find(|(other, _)| *other == stored) {
+            Some((_, error)) => *error = error.max(test.error),
+            None => worst.push((stored, test.error)),
+        }
+    }
+    worst
+}
+
+fn kernels_json(tests: &[SelfTest]) -> serde_json::Value {
+    let wrong: Vec<&str> = tests.iter().filter(|test| !test.ok).map(|test| test.name.as_str()).collect();
+    let worst: serde_json::Map<String, serde_json::Value> =
+        worst(tests).into_iter().map(|(stored, error)| (stored.to_owned(), error.into())).collect();
+    json!({"path": path(), "checks": tests.len(), "wrong": wrong, "worst_error": worst})
+}
+
+fn kernels_text(tests: &[SelfTest]) -> String {
+    let wrong: Vec<&str> = tests.iter().filter(|test| !test.ok).map(|test| test.name.as_str()).collect();
+    if !wrong.is_empty() {
+        return format!(
+            "kernels of the processor ({}): {} of {} checks are WRONG ({}): do not train on this machine",
+            path(),
+            wrong.len(),
+            tests.len(),
+            wrong.join(", ")
+        );
+    }
+    let worst: Vec<String> =
+        worst(tests).into_iter().map(|(stored, error)| format!("{error:.1e} in {stored}")).collect();
+    format!(
+        "kernels of the processor ({}): {} checks against plain references, all right; largest relative error {}",
+        path(),
+        tests.len(),
+        worst.join(", ")
+    )
+}
+
+/// What `zeroth train` would compute on, as far as probing can tell.
+fn device_text(machine: &Machine) -> String {
+    let Gpus::Found { devices, .. } = &machine.gpus else {
+        return "`zeroth train` computes on the processor here: no GPU was found".to_owned();
+    };
+    let state = |name: &str| {
+        machine.software.iter().find(|library| library.name == name).map(|library| &library.state)
+    };
+    let missing: Vec<&str> = ["nvrtc", "cublasLt"]
+        .into_iter()
+        .filter(|name| !matches!(state(name), Some(LibraryState::Opened { .. })))
+        .collect();
+    let first = devices.first().map_or("a GPU", |gpu| gpu.name.as_str());
+    if missing.is_empty() {
+        return format!(
+            "`zeroth train` computes on GPUs here ({} found, the first is {first}): kernels are compiled for it by NVRTC, \
+             products are cuBLASLt's",
+            devices.len()
+        );
+    }
+    format!(
+        "{first} was found and {} was not: `zeroth train --device cuda` needs it. Install it, or set \
+         ZEROTH_CUDA_LIBRARIES to the folder that holds it; --device cpu trains without",
+        missing.join(" and ")
+    )
 }
 
 fn machine_text(machine: &Machine) -> String {

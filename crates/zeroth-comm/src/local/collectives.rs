@@ -28,8 +28,9 @@ impl LocalComm {
         let (signature, piece) = (transfer.signature(op), self.piece(transfer));
         match transfer {
             Transfer::AllGather { send, .. } => self.publish_one(op, signature, cut(send, round, piece)),
-            Transfer::AllGatherInPlace { buffer, counts } => {
-                let own = &buffer[own_part(counts, self.rank)];
+            Transfer::AllGatherInPlace { buffer, starts, counts } => {
+                let start = starts[self.rank];
+                let own = &buffer[start..start + counts[self.rank]];
                 self.publish_one(op, signature, cut(own, round, piece))
             }
             Transfer::Gather { send, root, .. } if *root != self.rank => {
@@ -70,8 +71,14 @@ impl LocalComm {
     ) -> Result<(), CommError> {
         let piece = self.piece(transfer);
         match transfer {
-            Transfer::AllGather { recv, counts, .. }
-            | Transfer::AllGatherInPlace { buffer: recv, counts } => {
+            Transfer::AllGatherInPlace { buffer, starts, counts } => {
+                for from in self.others() {
+                    let part = starts[from]..starts[from] + counts[from];
+                    let into = cut_mut(&mut buffer[part], round, piece);
+                    self.lanes.receive(op, signature, from, 0, into)?;
+                }
+            }
+            Transfer::AllGather { recv, counts, .. } => {
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
                     self.lanes.receive(op, signature, from, 0, into)?;

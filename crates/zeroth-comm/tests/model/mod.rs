@@ -38,6 +38,7 @@ fn bytes(case: &Case, rank: usize, len: usize) -> Vec<u8> {
 pub(crate) struct Buffers {
     send: Vec<u8>,
     recv: Vec<u8>,
+    starts: Vec<usize>,
 }
 
 impl Case {
@@ -45,7 +46,8 @@ impl Case {
         let (all, own, world) = (self.counts.iter().sum(), self.counts[rank], self.counts.len());
         let (send, recv) = match self.kind {
             Kind::AllGather => (own, all),
-            Kind::AllGatherInPlace => (0, all),
+            // Two bytes between parts.
+            Kind::AllGatherInPlace => (0, all + 2 * world),
             Kind::AllToAll => (all, world * own),
             Kind::Gather => (own, if rank == self.root { all } else { 0 }),
             Kind::Broadcast => (0, self.counts[0]),
@@ -56,10 +58,15 @@ impl Case {
             recv = bytes(self, rank, recv.len());
         }
         if self.kind == Kind::AllGatherInPlace {
-            let start: usize = self.counts[..rank].iter().sum();
+            let start = self.starts()[rank];
             recv[start..start + own].copy_from_slice(&bytes(self, rank, own));
         }
-        Buffers { send: bytes(self, rank, send), recv }
+        Buffers { send: bytes(self, rank, send), recv, starts: self.starts() }
+    }
+
+    /// Where parts begin, for a gather in place.
+    fn starts(&self) -> Vec<usize> {
+        (0..self.counts.len()).map(|rank| self.counts[..rank].iter().sum::<usize>() + 2 * rank).collect()
     }
 
     pub(crate) fn start<'a>(
@@ -67,10 +74,10 @@ impl Case {
         comm: &'a dyn Comm,
         buffers: &'a mut Buffers,
     ) -> Result<Handle<'a>, CommError> {
-        let Buffers { send, recv } = buffers;
+        let Buffers { send, recv, starts } = buffers;
         match self.kind {
             Kind::AllGather => comm.all_gather(self.op, send, recv, &self.counts),
-            Kind::AllGatherInPlace => comm.all_gather_in_place(self.op, recv, &self.counts),
+            Kind::AllGatherInPlace => comm.all_gather_in_place(self.op, recv, starts, &self.counts),
             Kind::AllToAll => comm.all_to_all(self.op, send, recv, &self.counts),
             Kind::Gather => comm.gather(self.op, self.root, send, recv, &self.counts),
             Kind::Broadcast => comm.broadcast(self.op, self.root, recv),
@@ -83,7 +90,10 @@ impl Case {
         let world = self.counts.len();
         let parts = || (0..world).flat_map(|from| bytes(self, from, self.counts[from]));
         let expected: Vec<u8> = match self.kind {
-            Kind::AllGather | Kind::AllGatherInPlace => parts().collect(),
+            Kind::AllGather => parts().collect(),
+            Kind::AllGatherInPlace => (0..world)
+                .flat_map(|from| bytes(self, from, self.counts[from]).into_iter().chain([0xa5; 2]))
+                .collect(),
             Kind::Gather if rank == self.root => parts().collect(),
             Kind::Gather | Kind::Barrier => Vec::new(),
             Kind::Broadcast => bytes(self, self.root, self.counts[0]),

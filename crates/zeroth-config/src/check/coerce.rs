@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 use zeroth_base::nearest;
 
 use crate::read::{Number, Value};
-use crate::schema::{Key, Kind};
+use crate::schema::{self, Key, Kind};
 
 /// A value in its key's kind, and what is worth saying about how it was written.
 #[derive(Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
         Kind::Int => whole(key, value, &mut notes)?.into(),
         Kind::Float => number(key, value, &mut notes)?.into(),
         Kind::Text => match value {
-            Value::Text(text) => text.as_str().into(),
+            Value::Text(text) => known_spelling(key, text).into(),
             other => return Err(format!("it holds {}, and must hold text", other.kind())),
         },
         Kind::OneOf(words) => one_of(words, value)?.into(),
@@ -59,6 +59,16 @@ pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
         Kind::Section | Kind::Opaque => value.to_json(),
     };
     Ok(Coerced { value, notes })
+}
+
+/// The name of an optimizer or scheduler as the table spells it, whatever its case in the file: who reads it compares it.
+fn known_spelling<'a>(key: &Key, text: &'a str) -> &'a str {
+    let known = match key.path {
+        "optimizer.type" => schema::OPTIMIZERS,
+        "scheduler.type" => schema::SCHEDULERS,
+        _ => &[],
+    };
+    known.iter().find(|name| name.eq_ignore_ascii_case(text)).copied().unwrap_or(text)
 }
 
 fn is_auto(value: &Value) -> bool {

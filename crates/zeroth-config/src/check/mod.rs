@@ -15,7 +15,7 @@ use crate::read::Document;
 use crate::schema::Kind;
 
 pub use verdict::{Severity, Status, Verdict};
-pub(crate) use verdict::{effect, unbuilt_type};
+pub(crate) use verdict::{effect, unbuilt_switch};
 
 /// The verdicts on a file and the values it asks for.
 #[derive(Debug, Clone)]

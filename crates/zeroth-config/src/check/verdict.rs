@@ -204,8 +204,8 @@ fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
     if let Some(switch) = schema::switch_of(key).filter(|_| key.kind == Kind::Section) {
         return effect(switch, facts.value(switch.path).unwrap_or(&Json::Null), facts);
     }
-    if let Some(name) = unbuilt_type(key, facts) {
-        return (Status::NotYet, format!("it belongs to {name}, which is not built yet"));
+    if let Some(switch) = unbuilt_switch(key, facts) {
+        return (Status::NotYet, format!("it follows {switch}, which is not built yet"));
     }
     match key.built {
         _ if key.is_built_for(value) => (Status::Honoured, String::new()),
@@ -216,12 +216,13 @@ fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
     }
 }
 
-/// The type of the run's optimizer or scheduler, where the key is a parameter of it and the type is not built.
-pub(crate) fn unbuilt_type(key: &Key, facts: Facts<'_>) -> Option<String> {
-    let type_key = schema::type_of(key).filter(|_| !key.types.is_empty())?;
-    let value = facts.given(type_key.path).cloned().or_else(|| type_key.default.to_json())?;
-    let name = value.as_str().filter(|_| !type_key.is_built_for(&value))?;
-    Some(name.to_owned())
+/// The switch of the key's section with its value, where a run does not do what it asks for and would read the key if
+/// it did.
+pub(crate) fn unbuilt_switch(key: &Key, facts: Facts<'_>) -> Option<String> {
+    let section = schema::find(key.parent()).next().filter(|_| key.built == Built::Whole)?;
+    let switch = schema::switch_of(section).filter(|switch| switch.path != key.path)?;
+    let value = facts.value(switch.path).filter(|value| !switch.is_built_for(value))?;
+    Some(format!("{} {value}", switch.path))
 }
 
 /// The type of an optimizer or scheduler: one of ours, one that only DeepSpeed has, or a slip.
@@ -237,11 +238,7 @@ fn foreign_type(key: &Key, value: &Json) -> Option<(Status, String)> {
         return None;
     }
     if is(theirs) {
-        let built = match key.built {
-            Built::Only { values, .. } => values,
-            Built::Whole | Built::Not => ours,
-        };
-        let message = format!("DeepSpeed has {name}, zeroth does not: use one of {}", built.join(", "));
+        let message = format!("DeepSpeed has {name}, zeroth does not: use one of {}", ours.join(", "));
         return Some((Status::NotYet, message));
     }
     if key.path == "scheduler.type" && schema::HF_SCHEDULES.contains(&name.to_ascii_lowercase().as_str()) {

@@ -34,12 +34,12 @@ const OPTIONS: [(&str, &str, &str); 8] = [
     (
         "pinned_use_cuda_host_register",
         "locks host memory by registering it",
-        "host memory that devices read is locked once, when the arena is taken",
+        "no host memory is locked yet: offload is not built",
     ),
     (
         "pinned_num_register_threads",
         "locks host memory with this many threads",
-        "host memory that devices read is locked once, when the arena is taken",
+        "no host memory is locked yet: offload is not built",
     ),
     (
         "release_lock_on_cudamalloc",

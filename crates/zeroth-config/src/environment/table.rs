@@ -10,14 +10,14 @@ const fn of(name: &'static str, does: &'static str, verdict: EnvVerdict, message
     Variable { name, does, verdict, message }
 }
 
-const RANKS: &str = "the part that joins ranks is not built yet";
-const DEVICE: &str = "the driver reads it when kernels run, and the part that runs them is not built yet";
+const RANKS: &str = "`zeroth train --ranks N` starts its ranks itself; joining ranks that another launcher started is not built yet";
+const OURS: &str = "`zeroth train` sets it for the ranks that it starts; it is not for users to set";
+const DEVICE: &str = "the driver reads it, so it counts for runs with --device cuda";
 const NCCL: &str = "NCCL reads it when it is opened, and the part that opens it is not built yet";
 const NO_EXTENSIONS: &str =
     "no extension is compiled: kernels are part of the binary or compiled by NVRTC for the card found";
 const OFFLINE: &str = "nothing is fetched from a network, whatever this says";
-const NO_WANDB: &str =
-    "there is no Weights & Biases client here; metrics.jsonl, tensorboard and csv are the targets planned";
+const NO_WANDB: &str = "there is no Weights & Biases client here; a run writes metrics.jsonl";
 
 pub(super) const GROUPS: &[(&str, &[Variable])] = &[
     ("zeroth", ZEROTH),
@@ -36,12 +36,18 @@ const ZEROTH: &[Variable] = &[
         "ZEROTH_CPU",
         "Is to choose the instruction set of the CPU's kernels.",
         NotYet,
-        "no command runs the kernels yet",
+        "nothing reads it yet; kernels take the best instructions that they have code for, and `doctor` names them",
     ),
-    of("ZEROTH_RANK", "The number of a rank, set by our launcher for its ranks.", NotYet, RANKS),
-    of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", NotYet, RANKS),
-    of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", NotYet, RANKS),
-    of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", NotYet, RANKS),
+    of(
+        "ZEROTH_CUDA_LIBRARIES",
+        "Folders, with `:` between them, that hold libnvrtc and libcublasLt.",
+        Honoured,
+        "runs with --device cuda search them before all other places",
+    ),
+    of("ZEROTH_RANK", "The number of a rank, set by our launcher for its ranks.", Honoured, OURS),
+    of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", Honoured, OURS),
+    of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", Honoured, OURS),
+    of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", Honoured, OURS),
 ];
 
 const LAUNCHERS: &[Variable] = &[
@@ -50,7 +56,8 @@ const LAUNCHERS: &[Variable] = &[
         "WORLD_SIZE",
         "The number of ranks.",
         NotYet,
-        "the part that joins ranks is not built yet; `config verify` reads it in front of a command",
+        "`zeroth train --ranks N` says it, and joining ranks that another launcher started is not built yet; `config verify` \
+         reads it in front of a command",
     ),
     of("LOCAL_RANK", "The number of this rank on its machine.", NotYet, RANKS),
     of("LOCAL_WORLD_SIZE", "The number of ranks on this machine.", NotYet, RANKS),
@@ -84,7 +91,7 @@ const CUDA: &[Variable] = &[
         "CUDA_VISIBLE_DEVICES",
         "The GPUs that a process sees, and their order.",
         Honoured,
-        "the driver applies it, so probing, `doctor` and `plan` see these GPUs only",
+        "the driver applies it, so `doctor`, `plan` and `train` see these GPUs only",
     ),
     of(
         "CUDA_DEVICE_ORDER",
@@ -108,10 +115,10 @@ const CUDA: &[Variable] = &[
     of(
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "How many queues reach a GPU side by side; Megatron wants 1.",
-        NotYet,
+        Honoured,
         DEVICE,
     ),
-    of("CUDA_LAUNCH_BLOCKING", "1 waits for each kernel, to find the one that fails.", NotYet, DEVICE),
+    of("CUDA_LAUNCH_BLOCKING", "1 waits for each kernel, to find the one that fails.", Honoured, DEVICE),
     of(
         "CUDA_AUTO_BOOST",
         "0 keeps the clock from rising above its base.",
@@ -121,8 +128,8 @@ const CUDA: &[Variable] = &[
     of(
         "NVIDIA_TF32_OVERRIDE",
         "0 turns TF32 off in NVIDIA's libraries.",
-        NotYet,
-        "cuBLAS reads it when it is opened, and the part that opens it is not built yet",
+        NoEffect,
+        "products in f32 are not computed in TF32 here, so there is nothing to turn off",
     ),
     of(
         "CUBLAS_WORKSPACE_CONFIG",
@@ -188,7 +195,7 @@ const PYTORCH: &[Variable] = &[
         "TORCH_DISTRIBUTED_DEBUG",
         "OFF, INFO or DETAIL: how much PyTorch checks and logs of collectives.",
         NoEffect,
-        "there is no PyTorch here; ranks are to compare a hash of all their collectives before the first step",
+        "there is no PyTorch here; ranks compare a hash of all their collectives before the first step",
     ),
     of("TORCH_NCCL_*", "How PyTorch watches NCCL.", NoEffect, "there is no PyTorch here"),
     of("TORCH_CUDA_ARCH_LIST", "The cards that extensions are compiled for.", NoEffect, NO_EXTENSIONS),
@@ -206,13 +213,13 @@ const DEEPSPEED: &[Variable] = &[
         "DS_ACCELERATOR",
         "The kind of device: cuda, cpu, xpu, …",
         NoEffect,
-        "it is DeepSpeed's; --device cpu|cuda of `zeroth train` is to say it",
+        "it is DeepSpeed's; --device cpu|cuda of `zeroth train` says it",
     ),
     of(
         "DS_PIN_MEMORY_BACKEND",
         "How host memory is locked: torch or native.",
         NoEffect,
-        "there is one way here; pin_memory in the config says whether",
+        "no host memory is locked yet: offload is not built",
     ),
     of(
         "DS_SDMA_ALLGATHER",
@@ -251,13 +258,13 @@ const DEEPSPEED: &[Variable] = &[
         "DEEPSPEED_TIMEOUT",
         "Minutes until a collective that hangs ends the run.",
         NoEffect,
-        "it is DeepSpeed's; here a dead rank is to be named within seconds by its heartbeat",
+        "it is DeepSpeed's; here a rank that is dead or stopped is named within 10 seconds by its heartbeat",
     ),
     of(
         "DEEPSPEED_ELASTICITY_CONFIG",
         "The elasticity settings of the scheduler, to be equal to the file's.",
         NoEffect,
-        "a run resumes at any number of ranks; there are no elasticity settings",
+        "there are no elasticity settings; resuming a run is not built yet",
     ),
     of(
         "DS_ALLOW_DEPRECATED_FP16",
@@ -298,13 +305,13 @@ const THREADS: &[Variable] = &[
         "OMP_NUM_THREADS",
         "Threads of OpenMP; launchers set it to 1.",
         NoEffect,
-        "there is no OpenMP here; --threads-per-rank of `zeroth train` is to say it",
+        "there is no OpenMP here; --threads-per-rank of `zeroth train` says it",
     ),
     of(
         "MKL_NUM_THREADS",
         "Threads of Intel's MKL.",
         NoEffect,
-        "there is no MKL here; --threads-per-rank of `zeroth train` is to say it",
+        "there is no MKL here; --threads-per-rank of `zeroth train` says it",
     ),
     of("KMP_*", "Settings of Intel's OpenMP, such as pinning.", NoEffect, "there is no OpenMP here"),
 ];

@@ -12,16 +12,14 @@ pub(super) const KEYS: &[Key] = &[
         .does("Keeps few activations from forward to backward and computes the rest again; here the section works by itself.")
         .set("{} turns it on for every block; zeroth.recompute chooses finer")
         .read_by(Reader::Checkpoint)
-        .not_yet()
         .unless(when::blocks_are_recomputed),
     Key::bool("activation_checkpointing.partition_activations", false)
         .does("Cuts kept activations across model-parallel ranks.")
         .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to cut, and nothing is saved"),
     Key::bool("activation_checkpointing.cpu_checkpointing", false)
-        .does("Parks kept activations in host memory until backward.")
+        .does("Parks the inputs of blocks that are kept in host memory, from forward's last use to backward's first.")
         .set("true when recomputing alone does not fit")
         .read_by(Reader::Checkpoint)
-        .not_yet()
         .unless(when::blocks_are_recomputed),
     Key::bool("activation_checkpointing.contiguous_memory_optimization", false)
         .does("Puts kept activations end to end.")
@@ -29,11 +27,10 @@ pub(super) const KEYS: &[Key] = &[
     Key::int("activation_checkpointing.number_checkpoints", 1)
         .or_rule("the number of blocks")
         .in_("checkpoints")
-        .does("How many activations are kept: the input of every k-th block, so that there are this many.")
+        .does("How many inputs of blocks are kept, at most: blocks are computed again in runs of (blocks / this, rounded up), from the input of each run.")
         .set("leave it out (one a block)")
         .read_by(Reader::Checkpoint)
         .auto(AutoRule::Blocks)
-        .not_yet()
         .unless(when::blocks_are_recomputed),
     Key::bool("activation_checkpointing.synchronize_checkpoint_boundary", false)
         .does("Waits for the device at each checkpoint.")
@@ -45,9 +42,8 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("zeroth.recompute", Kind::OneOf(&["none", "norm_swiglu", "attention", "block"]))
         .or_rule("block with activation_checkpointing or --gradient-checkpointing, else none")
         .does("What backward computes again: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
-        .set("norm_swiglu first: it saves a third for almost no time")
-        .read_by(Reader::Checkpoint)
-        .only(&["none"], "write zeroth.recompute: \"none\", or leave out the section activation_checkpointing and --gradient-checkpointing"),
+        .set("norm_swiglu first: it saves a part for almost no time; block saves most")
+        .read_by(Reader::Checkpoint),
     Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
         .or_text("exact")
         .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")
@@ -57,14 +53,12 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("zeroth.moments", Kind::OneOf(&["fp32", "bf16"]))
         .or_text("fp32")
         .does("The type of the optimizer's moments.")
-        .set("fp32; bf16 saves 4 bytes a parameter")
-        .read_by(Reader::Update)
-        .only(&["fp32"], "write \"fp32\""),
+        .set("fp32; bf16 saves 4 bytes a parameter with Adam's two moments")
+        .read_by(Reader::Update),
     Key::bool("zeroth.stochastic_rounding", true)
         .does("Rounds bf16 moments up or down by chance, so that small changes are not lost.")
         .set("true")
         .read_by(Reader::Update)
-        .not_yet()
         .unless(when::moments_are_16_bit),
     Key::int("zeroth.update_window", 0)
         .or_rule("as many as host staging allows")

@@ -37,8 +37,7 @@ pub(super) const KEYS: &[Key] = &[
         .or_rule("the type of the run: bf16, fp16 or fp32")
         .does("The type gradients are rounded to, once, before ranks add them in f32.")
         .set("leave it out, or fp32 to round nothing")
-        .read_by(Reader::Reduce)
-        .only(&["bf16", "fp32"], "write \"bf16\" or \"fp32\""),
+        .read_by(Reader::Reduce),
     Key::new("seq_parallel_communication_data_type", COMM_TYPES)
         .or_text("fp32")
         .does("The same among ranks that share a sequence.")

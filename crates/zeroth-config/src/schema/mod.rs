@@ -54,12 +54,6 @@ pub fn switch_of(section: &Key) -> Option<&'static Key> {
     ["enabled", "device"].iter().find_map(|name| find(&format!("{}.{name}", section.path)).next())
 }
 
-/// The key that names the type to which a parameter of an optimizer or scheduler belongs.
-pub fn type_of(parameter: &Key) -> Option<&'static Key> {
-    let owner = parameter.parent().strip_suffix(".params")?;
-    find(&format!("{owner}.type")).next()
-}
-
 /// Every spelling of a key: its own path, its other names, its other places.
 pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
     let (parent, path) = (key.parent(), key.path);

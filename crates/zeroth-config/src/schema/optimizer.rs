@@ -2,7 +2,7 @@
 
 use super::key::{AutoRule, DefaultValue, Key, Kind, Reader};
 
-/// Optimizers that zeroth knows, as DeepSpeed spells them; the entry of `optimizer.type` says which are built.
+/// Optimizers that zeroth has, as DeepSpeed spells them.
 pub const OPTIMIZERS: &[&str] = &["Adam", "AdamW", "SGD", "Lion", "Adagrad"];
 
 /// Optimizers that DeepSpeed takes, itself or from torch.optim, and zeroth does not have.
@@ -39,8 +39,7 @@ pub(super) const KEYS: &[Key] = &[
         .or_text("AdamW")
         .does("Adam, AdamW, SGD, Lion or Adagrad.")
         .set("AdamW")
-        .read_by(Reader::Update)
-        .only(&["Adam", "AdamW"], "write \"AdamW\""),
+        .read_by(Reader::Update),
     Key::section("optimizer.params").does("The parameters of the optimizer.").read_by(Reader::Update),
     Key::bool("optimizer.legacy_fusion", false)
         .does("DeepSpeed's old fused 16-bit optimizer.")
@@ -105,18 +104,32 @@ pub(super) const KEYS: &[Key] = &[
         .set("false")
         .read_by(Reader::Update)
         .of(&["SGD"]),
+    Key::float("optimizer.params.lr_decay", 0.0)
+        .or_float(0.0)
+        .does("Divides the learning rate by 1 + this × steps done.")
+        .set("0")
+        .read_by(Reader::Update)
+        .of(&["Adagrad"]),
+    Key::float("optimizer.params.initial_accumulator_value", 0.0)
+        .or_float(0.0)
+        .does("What the sums of squares start with.")
+        .set("0")
+        .read_by(Reader::Update)
+        .of(&["Adagrad"]),
     Key::bool("optimizer.params.bias_correction", true)
         .does("Corrects the moments for starting at zero.")
         .set("true")
         .read_by(Reader::Update)
-        .only(&["true"], "write true: the moments are always corrected")
         .of(ADAM),
     Key::bool("optimizer.params.adam_w_mode", true)
-        .does("Decays weights apart from the gradient (AdamW); true even for type \"Adam\", as in DeepSpeed.")
+        .does("Decays weights apart from the gradient (AdamW), as DeepSpeed does unless told not to; false adds the decay to the gradient.")
         .set("true")
         .read_by(Reader::Update)
-        .only(&["true"], "write true: weights decay apart from the gradient")
-        .of(ADAM),
+        .of(&["Adam"]),
+    Key::bool("optimizer.params.adam_w_mode", true)
+        .does("Decays weights apart from the gradient.")
+        .built_in("AdamW always does; type \"Adam\" with adam_w_mode false adds the decay to the gradient")
+        .of(&["AdamW"]),
     Key::bool("optimizer.params.amsgrad", false)
         .does("Keeps the largest second moment seen.")
         .lacking("amsgrad is not built (DeepSpeed accepts it on the host and never carries it out)")

@@ -11,14 +11,12 @@ pub(super) const KEYS: &[Key] = &[
         .does("Stores weights and activations in fp16, with fp32 master weights and a loss scale.")
         .set("\"auto\"; bf16 needs no loss scale, so prefer it on cards that have it (compute capability 8.0)")
         .read_by(Reader::Update)
-        .only(&["false"], "train in bf16: fp16.enabled false and bf16.enabled true, or --bf16")
         .auto(AutoRule::Fp16),
     Key::float("fp16.loss_scale", 0.0)
         .or_float(0.0)
         .does("A fixed loss scale; 0 lets it move.")
         .set("0")
         .read_by(Reader::Update)
-        .not_yet()
         .unless(when::fp16_on),
     Key::int("fp16.initial_scale_power", 0)
         .at_most(126.0)
@@ -27,7 +25,6 @@ pub(super) const KEYS: &[Key] = &[
         .does("The loss scale starts at 2 to this power.")
         .set("16; 12 skips fewer steps at the start")
         .read_by(Reader::Update)
-        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::int("fp16.loss_scale_window", 0)
         .or_int(1000)
@@ -35,7 +32,6 @@ pub(super) const KEYS: &[Key] = &[
         .does("A moving loss scale doubles after this many steps without overflow, at least 1.")
         .set("1000")
         .read_by(Reader::Update)
-        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::int("fp16.hysteresis", 1)
         .or_int(2)
@@ -43,20 +39,17 @@ pub(super) const KEYS: &[Key] = &[
         .does("The loss scale halves at this many overflows, not before.")
         .set("2")
         .read_by(Reader::Update)
-        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::bool("fp16.consecutive_hysteresis", false)
         .does("Counts only overflows in a row: a clean step sets the count back.")
         .set("false")
         .read_by(Reader::Update)
-        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::float("fp16.min_loss_scale", 0.0)
         .or_float(1.0)
         .does("A moving loss scale does not fall below this, which is above 0; an overflow there stops the run.")
         .set("1")
         .read_by(Reader::Update)
-        .not_yet()
         .unless(when::loss_scale_dynamic),
     Key::bool("fp16.auto_cast", false)
         .does("Casts a model's inputs to fp16.")
@@ -83,7 +76,7 @@ pub(super) const KEYS: &[Key] = &[
         .unless(when::bf16_on),
     Key::bool("bf16.bf16_optimizer_states", false)
         .does("Keeps the moments in bf16.")
-        .lacking("moments are fp32; bf16 moments are not built")
+        .lacking("zeroth.moments says it: write \"zeroth\": {\"moments\": \"bf16\"}")
         .read_by(Reader::Update)
         .unless(when::bf16_on),
     Key::section("data_types").does("The types of gradients while they add up, and of parameters.").read_by(Reader::Reduce),

@@ -14,13 +14,20 @@ pub(super) fn stage_cuts_state(facts: Facts<'_>) -> Option<String> {
 pub(super) fn stage_gathers_after_update(facts: Facts<'_>) -> Option<String> {
     match facts.stage() {
         0 => Some("stage 0 gathers nothing: every rank updates all parameters itself".to_owned()),
-        3 => Some(
-            "stage 3 gathers unit by unit when they are used, not after the update; stage3_prefetch_bucket_size \
-             and stage3_max_live_parameters govern that"
+        3 if facts.whole("zero_optimization.stage3_param_persistence_threshold") == Some(0) => Some(
+            "stage 3 gathers after the update only what stays gathered, and stage3_param_persistence_threshold 0 keeps \
+             nothing so"
                 .to_owned(),
         ),
         _ => None,
     }
+}
+
+pub(super) fn shards_gather_in_buckets(facts: Facts<'_>) -> Option<String> {
+    let is_sent_whole = facts.switch("zero_optimization.allgather_partitions") == Switch::Off;
+    stage_gathers_after_update(facts).or_else(|| {
+        is_sent_whole.then(|| "allgather_partitions is false, so each rank's shard is sent whole".to_owned())
+    })
 }
 
 pub(super) fn stage_gathers_units(facts: Facts<'_>) -> Option<String> {
@@ -38,8 +45,11 @@ pub(super) fn gathers_are_hoisted(facts: Facts<'_>) -> Option<String> {
 }
 
 pub(super) fn blocks_are_recomputed(facts: Facts<'_>) -> Option<String> {
-    (facts.text("zeroth.recompute") == Some("none"))
-        .then(|| "zeroth.recompute is \"none\", so nothing is computed again".to_owned())
+    match facts.text("zeroth.recompute")? {
+        "block" => None,
+        "none" => Some("zeroth.recompute is \"none\", so nothing is computed again".to_owned()),
+        finer => Some(format!("zeroth.recompute is \"{finer}\", so no block is computed again as a whole")),
+    }
 }
 
 pub(super) fn momentum_cycles(facts: Facts<'_>) -> Option<String> {
@@ -58,12 +68,25 @@ pub(super) fn params_offloaded(facts: Facts<'_>) -> Option<String> {
     offload_param_possible(facts).or_else(|| not_offloaded(facts, PARAM))
 }
 
+pub(super) fn pieces_are_staged(facts: Facts<'_>) -> Option<String> {
+    let is_locked = facts.switch("zero_optimization.offload_param.pin_memory") != Switch::Off;
+    params_offloaded(facts).or_else(|| {
+        is_locked.then(|| {
+            "pin_memory is true, so pieces are copied straight to their place and none is staged".to_owned()
+        })
+    })
+}
+
 pub(super) fn params_on_disk(facts: Facts<'_>) -> Option<String> {
     offload_param_possible(facts).or_else(|| not_on_disk(facts, PARAM))
 }
 
 pub(super) fn optimizer_offloaded(facts: Facts<'_>) -> Option<String> {
     stage_cuts_state(facts).or_else(|| not_offloaded(facts, OPTIMIZER))
+}
+
+pub(super) fn updates_travel(facts: Facts<'_>) -> Option<String> {
+    params_offloaded(facts).and_then(|_| optimizer_offloaded(facts))
 }
 
 pub(super) fn optimizer_on_disk(facts: Facts<'_>) -> Option<String> {

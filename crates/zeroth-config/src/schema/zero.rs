@@ -20,11 +20,9 @@ pub(super) const KEYS: &[Key] = &[
         .set("true")
         .read_by(Reader::Overlap),
     Key::bool("zero_optimization.reduce_scatter", true)
-        .does("Sends each rank its part of the gradients; false sends all to all and cuts afterwards, twice the traffic.")
+        .does("Sends each rank its part of every rank's gradients; false sends every rank all of them, and each takes its slice: as many times the traffic as there are ranks, the same bits.")
         .set("true")
-        .read_by(Reader::Reduce)
-        .only(&["true"], "write true, which sends half as much")
-        .unless(when::stage_cuts_state),
+        .read_by(Reader::Reduce),
     Key::int("zero_optimization.reduce_bucket_size", 0)
         .or_int(500_000_000)
         .in_("elements")
@@ -35,16 +33,15 @@ pub(super) const KEYS: &[Key] = &[
     Key::int("zero_optimization.allgather_bucket_size", 0)
         .or_int(500_000_000)
         .in_("elements")
-        .does("The most parameter elements that one gather after the update moves.")
+        .does("The most parameter elements of a unit that one gather after the update moves, in whole blocks of 2,048, at least one a rank: all units at stages 1 and 2, persistent parameters at stage 3.")
         .set("2e8")
-        .read_by(Reader::Gather)
-        .not_yet()
-        .unless(when::stage_gathers_after_update),
+        .read_by(Reader::Update)
+        .unless(when::shards_gather_in_buckets),
     Key::bool("zero_optimization.allgather_partitions", true)
-        .does("Gathers updated parameters with all-gather.")
-        .built_in("updated parameters are always all-gathered; there is no broadcast path")
-        .read_by(Reader::Gather)
-        .only(&["true"], "write true"),
+        .does("Gathers updated parameters that stay whole with all-gather; false broadcasts one rank's shard after the other.")
+        .set("true")
+        .read_by(Reader::Update)
+        .unless(when::stage_gathers_after_update),
     Key::bool("zero_optimization.contiguous_gradients", true)
         .does("Gradients lie end to end in one buffer.")
         .built_in("gradients land in the unit's flat gradient buffer as they are computed"),
@@ -53,19 +50,16 @@ pub(super) const KEYS: &[Key] = &[
         .built_in("every unit is cut evenly over all ranks, so no rank waits for another's share"),
     Key::bool("zero_optimization.memory_efficient_linear", true)
         .also_at(&["memory_efficient_linear"])
-        .does("Backward gathers a linear's weights again instead of keeping the gathered copy from forward.")
-        .set("leave it out; stage3_max_reuse_distance decides what stays gathered from forward to backward")
+        .does("Lets stage3_max_reuse_distance decide what stays gathered; false keeps every unit with linear maps gathered from forward to backward, as far as stage3_max_live_parameters allows.")
+        .set("true")
         .read_by(Reader::Gather)
-        .not_yet()
         .unless(when::stage_gathers_units),
     Key::int("zero_optimization.sub_group_size", 0)
         .or_int(1_000_000_000)
         .in_("elements")
-        .does("The optimizer updates a rank's shard in tiles of this many elements.")
+        .does("The optimizer updates what a rank owns of a unit in tiles of this many elements, whole blocks of 2,048.")
         .set("1e9; smaller bounds what an offloaded update stages at a time")
-        .read_by(Reader::Partition)
-        .not_yet()
-        .unless(when::stage_cuts_state),
+        .read_by(Reader::Offload),
     Key::int("zero_optimization.stage3_prefetch_bucket_size", 0)
         .named(&["prefetch_bucket_size"])
         .or_int(50_000_000)
@@ -225,7 +219,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::section("zero_optimization.zenflow")
         .does("Updates the largest gradients at once and the rest late, to hide the host's work.")
         .set("leave it out")
-        .nothing("the host's update is overlapped with the next forward without being late: nothing is stale here"),
+        .nothing("every gradient is updated in its own step, wherever its state lives: nothing is stale here"),
     Key::float("zero_optimization.zenflow.topk_ratio", 0.0)
         .at_most(1.0)
         .or_float(0.1)

@@ -1,5 +1,7 @@
 //! Moving numbers: casts, copies, fills, and the sum of what ranks sent.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::check_len;
 use super::cut::Chunks;
 use super::element::Element;
@@ -22,6 +24,32 @@ each_path! {
         for (to, from) in to.iter_mut().zip(from) {
             *to = B::from_f32(from.to_f32());
         }
+    }
+}
+
+/// As [`convert`]; true where a result is not finite.
+pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) -> bool {
+    check_len("to", to.len(), from.len());
+    // It only ever becomes true, so the order of the tasks means nothing.
+    let broken = AtomicBool::new(false);
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        if look_piece(pool.path(), &from[task * PIECE..][..to.len()], to) {
+            broken.store(true, Ordering::Relaxed);
+        }
+    });
+    broken.into_inner()
+}
+
+each_path! {
+    fn look_piece<A, B>(from: &[A], to: &mut [B]) -> bool {
+        /// The exponent of infinity and NaN.
+        const ENDLESS: u32 = 0x7f80_0000;
+        let mut broken = 0u32;
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = B::from_f32(from.to_f32());
+            broken |= u32::from(to.to_f32().to_bits() & ENDLESS == ENDLESS);
+        }
+        broken != 0
     }
 }
 

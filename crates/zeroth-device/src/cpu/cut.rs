@@ -165,6 +165,33 @@ impl<T> Tile<'_, T> {
     }
 }
 
+/// Parts of a buffer that may be absent: as many as the others', each `None` where it is.
+pub struct Optional<P> {
+    parts: Option<P>,
+    count: usize,
+}
+
+impl<P: Parts> Optional<P> {
+    /// `count` parts of nothing where there is no buffer.
+    pub fn new(parts: Option<P>, count: usize) -> Self {
+        Self { parts, count }
+    }
+}
+
+// SAFETY: parts are those of what is inside.
+unsafe impl<P: Parts> Parts for Optional<P> {
+    type Part = Option<P::Part>;
+
+    fn count(&self) -> usize {
+        self.parts.as_ref().map_or(self.count, Parts::count)
+    }
+
+    unsafe fn part(&self, index: usize) -> Option<P::Part> {
+        // SAFETY: passed on.
+        self.parts.as_ref().map(|parts| unsafe { parts.part(index) })
+    }
+}
+
 macro_rules! parts_of_tuples {
     ($(($($name:ident: $index:tt),+);)+) => {$(
         // SAFETY: each member's parts are disjoint, and members are different slices.

@@ -6,32 +6,52 @@
 #![allow(unsafe_code, reason = "operands become slices after they are checked")]
 
 use bytemuck::{Pod, Zeroable};
-use half::bf16;
+use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::Arena;
 use super::attention::{attention, attention_scratch};
 use super::attention_backward::{AttentionSaved, attention_backward, attention_backward_scratch};
-use super::convert::{convert, copy, fill, sum, sum_ranks};
+use super::convert::{convert, convert_and_look, copy, fill, sum, sum_ranks};
 use super::dropout::{Dropout, RowKey, dropout};
 use super::element::Element;
 use super::embedding::{embedding, embedding_backward};
 use super::head_loss::{head_loss, head_loss_backward, head_loss_scratch};
 use super::linear::{linear, linear_db, linear_dw, linear_dx, linear_scratch};
 use super::norm::{BLOCK, ExactSum, block_squares};
-use super::optimizer::adamw;
+use super::optimizer::{Moments, optimize};
 use super::pool::Pool;
 use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 use super::rope::{rope, rope_backward};
 use super::swiglu::{swiglu, swiglu_backward};
-use crate::control::decide;
+use crate::control::{Told, decide};
 use crate::{
-    Access, Control, Device, DeviceError, Kernel, Launch, Queue, ReadWrite, Recipe, Record, Report, Span,
-    StepInput, Tier,
+    Access, Control, Device, DeviceError, Kernel, Launch, Optimizer, Queue, ReadWrite, Recipe, Record,
+    Report, Span, StepInput, Tier,
 };
 
 /// The most operands a kernel has, scratch included.
 const OPERANDS: usize = 13;
+
+/// An expression with the stored type that a number type has here.
+macro_rules! typed {
+    ($dtype:expr, $name:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $name = f32;
+                $body
+            }
+            DType::Bf16 => {
+                type $name = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $name = f16;
+                $body
+            }
+        }
+    };
+}
 
 /// The processor with its arenas.
 pub struct CpuDevice {
@@ -253,33 +273,30 @@ impl CpuDevice {
                 }
                 Kernel::Sum { a, b, y } => sum::<T>(pool, self.read(a)?, self.read(b)?, self.write(y)?),
                 Kernel::Zero { to } => fill(pool, 0u8, self.write(to)?),
-                Kernel::Convert { from, from_type, to, to_type } => match (from_type, to_type) {
-                    (DType::F32, DType::F32) => copy::<f32>(pool, self.read(from)?, self.write(to)?),
-                    (DType::F32, DType::Bf16) => {
-                        convert::<f32, bf16>(pool, self.read(from)?, self.write(to)?);
-                    }
-                    (DType::Bf16, DType::F32) => {
-                        convert::<bf16, f32>(pool, self.read(from)?, self.write(to)?);
-                    }
-                    (DType::Bf16, DType::Bf16) => copy::<u16>(pool, self.read(from)?, self.write(to)?),
-                    _ => return Err(no_kernel(launch, DType::F16)),
-                },
-                Kernel::SumRanks { parts, from_type, to, add, .. } => {
-                    let to: &mut [f32] = self.write(to)?;
-                    match from_type {
-                        DType::F32 => sum_ranks::<f32, f32>(pool, self.read(parts)?, to, add),
-                        DType::Bf16 => sum_ranks::<bf16, f32>(pool, self.read(parts)?, to, add),
-                        DType::F16 => return Err(no_kernel(launch, from_type)),
-                    }
+                Kernel::Convert { from, from_type, to, to_type, broken: None } if from_type == to_type => {
+                    copy::<u8>(pool, self.read(from)?, self.write(to)?);
                 }
+                Kernel::Convert { from, from_type, to, to_type, broken } => {
+                    typed!(from_type, A => typed!(to_type, B => {
+                        let (from, to) = (self.read::<A>(from)?, self.write::<B>(to)?);
+                        match broken {
+                            None => convert(pool, from, to),
+                            Some(broken) => {
+                                let broken = self.write_one::<u64>(broken)?;
+                                if convert_and_look(pool, from, to) {
+                                    *broken = 1;
+                                }
+                            }
+                        }
+                    }));
+                }
+                Kernel::SumRanks { parts, from_type, to, add, .. } => typed!(from_type, A => {
+                    sum_ranks::<A, f32>(pool, self.read(parts)?, self.write(to)?, add);
+                }),
                 Kernel::Squares { values, value_type, sum } => {
                     let blocks = (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64);
                     let sums = self.write::<f64>(launch.scratch.part(0, blocks, 8))?;
-                    match value_type {
-                        DType::F32 => block_squares::<f32>(pool, self.read(values)?, sums),
-                        DType::Bf16 => block_squares::<bf16>(pool, self.read(values)?, sums),
-                        DType::F16 => return Err(no_kernel(launch, value_type)),
-                    }
+                    typed!(value_type, A => block_squares::<A>(pool, self.read(values)?, sums));
                     let total = self.write_one::<ExactSum>(sum)?;
                     *total = ExactSum::zeroed();
                     for sum in sums {
@@ -287,12 +304,18 @@ impl CpuDevice {
                     }
                 }
                 Kernel::Control { ranks, flats, recipe, input, reports, control, record } => {
-                    let size = (size_of::<Report>() + flats * size_of::<ExactSum>()) as u64;
-                    assert_eq!(reports.bytes, size * ranks as u64, "a report and {flats} sums for each rank");
+                    let sums_end = size_of::<Report>() + flats * size_of::<ExactSum>();
+                    let size = sums_end + flats * size_of::<u64>();
+                    assert_eq!(
+                        reports.bytes,
+                        (size * ranks) as u64,
+                        "a report, {flats} sums and {flats} flags for each rank"
+                    );
                     let all = self.read::<u8>(reports)?;
-                    let reports = all.chunks_exact(size as usize).map(|report| {
-                        let (report, sums) = report.split_at(size_of::<Report>());
-                        (bytemuck::from_bytes(report), bytemuck::cast_slice(sums))
+                    let reports = all.chunks_exact(size).map(|told| Told {
+                        report: bytemuck::from_bytes(&told[..size_of::<Report>()]),
+                        sums: bytemuck::cast_slice(&told[size_of::<Report>()..sums_end]),
+                        flags: bytemuck::cast_slice(&told[sums_end..]),
                     });
                     let head = size_of::<Record>() as u64;
                     let norms = self.write(record.part(head / 8, flats as u64, 8))?;
@@ -300,33 +323,63 @@ impl CpuDevice {
                     let decided = decide(recipe, input, &reports, self.write_one(control)?, norms);
                     *self.write_one(record.part(0, 1, head))? = decided;
                 }
-                Kernel::AdamW { group, control, grads, grad_type, master, first, second, weights } => {
-                    let control = self.read_one::<Control>(control)?;
-                    if control.apply == 0 {
-                        return Ok(());
-                    }
-                    let (numbers, master) = (control.numbers[group], self.write(master)?);
-                    let (first, second) = (self.write(first)?, self.write(second)?);
-                    let weights = weights.map(|weights| self.write::<T>(weights)).transpose()?;
-                    match grad_type {
-                        DType::F32 => {
-                            adamw::<f32, T>(pool, numbers, self.read(grads)?, master, first, second, weights);
-                        }
-                        DType::Bf16 => {
-                            adamw::<bf16, T>(
-                                pool,
-                                numbers,
-                                self.read(grads)?,
-                                master,
-                                first,
-                                second,
-                                weights,
-                            );
-                        }
-                        DType::F16 => return Err(no_kernel(launch, grad_type)),
-                    }
+                Kernel::Optimize { grad_type, moment_type: DType::F32, .. } => {
+                    typed!(grad_type, G => self.optimize::<G, f32, T>(&launch.kernel)?);
+                }
+                Kernel::Optimize { grad_type, moment_type: DType::Bf16, .. } => {
+                    typed!(grad_type, G => self.optimize::<G, bf16, T>(&launch.kernel)?);
+                }
+                Kernel::Optimize { moment_type: DType::F16, .. } => {
+                    let problem = "moments are fp32 or bf16: those of fp16 would overflow".to_owned();
+                    return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Self::run`], for a launch of [`Kernel::Optimize`] with these types of gradients, moments and weights.
+    unsafe fn optimize<G: Element + Pod, M: Element + Pod, T: Element + Pod>(
+        &self,
+        kernel: &Kernel,
+    ) -> Result<(), DeviceError> {
+        let Kernel::Optimize {
+            optimizer,
+            group,
+            control,
+            grads,
+            master,
+            first,
+            second,
+            rounding,
+            weights,
+            ..
+        } = *kernel
+        else {
+            unreachable!("called for the optimizer only")
+        };
+        // SAFETY: the launch has been checked, and each operand is taken once.
+        unsafe {
+            let control = self.read_one::<Control>(control)?;
+            if control.apply == 0 {
+                return Ok(());
+            }
+            let step = &control.numbers[group];
+            let [mut needs_first, needs_second] = optimizer.moments();
+            needs_first &= optimizer != Optimizer::Sgd || step.momentum != 0.0;
+            if needs_first && first.is_none() || needs_second && second.is_none() {
+                let problem = format!("{optimizer:?} has no place for its moments: {first:?}, {second:?}");
+                return Err(DeviceError::Operands { what: kernel.name(), problem });
+            }
+            let moments = Moments {
+                first: first.map(|first| self.write::<M>(first)).transpose()?,
+                second: second.map(|second| self.write::<M>(second)).transpose()?,
+                rounding: rounding.map(|rounding| (rounding, control.applied)),
+            };
+            let weights = weights.map(|weights| self.write::<T>(weights)).transpose()?;
+            let (grads, master) = (self.read::<G>(grads)?, self.write(master)?);
+            optimize(&self.pool, optimizer, step, grads, master, moments, weights);
         }
         Ok(())
     }
@@ -348,11 +401,6 @@ fn nothing_at(span: Span) -> DeviceError {
     DeviceError::Operands { what: "arena", problem: format!("{span:?} is empty") }
 }
 
-fn no_kernel(launch: &Launch, dtype: DType) -> DeviceError {
-    let problem = format!("has no kernel for {dtype} on the processor yet: use bf16 or fp32");
-    DeviceError::Operands { what: launch.kernel.name(), problem }
-}
-
 impl Device for CpuDevice {
     fn name(&self) -> String {
         format!("cpu, {:?}, {} thread(s)", self.pool.path(), self.pool.threads())
@@ -361,13 +409,7 @@ impl Device for CpuDevice {
     fn enqueue(&mut self, _queue: Queue, launch: &Launch) -> Result<(), DeviceError> {
         Self::check(launch)?;
         // SAFETY: checked just now, and this call borrows the arenas alone.
-        unsafe {
-            match launch.dtype {
-                DType::F32 => self.run::<f32>(launch),
-                DType::Bf16 => self.run::<bf16>(launch),
-                DType::F16 => Err(no_kernel(launch, DType::F16)),
-            }
-        }
+        unsafe { typed!(launch.dtype, T => self.run::<T>(launch)) }
     }
 
     fn upload(&mut self, _queue: Queue, from: &[u8], to: Span) -> Result<(), DeviceError> {

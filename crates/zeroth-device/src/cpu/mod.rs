@@ -1,4 +1,4 @@
-//! Kernels of the llama family on the CPU, in f32 and bf16 storage with f32 arithmetic.
+//! Kernels of the llama family on the CPU, in f32, bf16 and f16 storage with f32 arithmetic.
 //!
 //! A kernel is a plain function over slices: sizes, the [`Pool`] it runs on, inputs, outputs, scratch. Buffers are the
 //! caller's, so a kernel allocates nothing; where it needs scratch, a function beside it says how much, and what the
@@ -7,7 +7,7 @@
 //! in f32.
 //!
 //! Same bits for any number of threads: work is cut by shape, each task writes its own part, every sum has a fixed
-//! order, and no number passes through an atomic. A slice of the wrong length is a mistake of the program and panics.
+//! order, and no number passes through an atomic (a flag that only ever becomes true may). A slice of the wrong length is a mistake of the program and panics.
 //!
 //! Beside each kernel stands a plain version in f64 ([`mod@reference`]); [`self_test`] compares them on the machine at hand.
 #![allow(
@@ -49,8 +49,8 @@ mod swiglu;
 pub use arena::Arena;
 pub use attention::{AttentionDims, attention, attention_scratch};
 pub use attention_backward::{AttentionSaved, attention_backward, attention_backward_scratch};
-pub use convert::{convert, copy, fill, sum, sum_ranks};
-pub use cut::{Chunks, Grid, Parts, Tile};
+pub use convert::{convert, convert_and_look, copy, fill, sum, sum_ranks};
+pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;
 pub(crate) use device::scratch_bytes;
 pub use dropout::{Dropout, RowKey, dropout};
@@ -59,7 +59,7 @@ pub use embedding::{EmbeddingDims, embedding, embedding_backward};
 pub use head_loss::{HeadLossDims, head_loss, head_loss_backward, head_loss_scratch};
 pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dx, linear_scratch};
 pub use norm::{BLOCK, ExactSum, block_squares};
-pub use optimizer::{AdamW, adamw};
+pub use optimizer::{Moments, optimize};
 pub use path::Path;
 pub use pool::Pool;
 pub use random::{name_key, normal};

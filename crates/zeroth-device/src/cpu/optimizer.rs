@@ -1,101 +1,234 @@
-//! AdamW, written op by op: every rounding below is meant, and a device that follows it gets the same bits.
+//! Optimizers, written op by op: every rounding below is meant, and a device that follows it gets the same bits.
 
-use crate::AdamNumbers;
+use zeroth_base::{DType, philox4x32};
+
+use crate::{Optimizer, Rounding, StepNumbers};
 
 use super::check_len;
-use super::cut::Chunks;
+use super::cut::{Chunks, Optional, Parts};
 use super::element::Element;
 use super::path::each_path;
 use super::pool::Pool;
+use super::random::halves;
 
 /// Elements that one task updates.
 const PIECE: usize = 8192;
+/// Elements whose chances are drawn together; they divide a task's.
+const DRAW: usize = 256;
 
-/// The settings of AdamW, as a config gives them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamW {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled decay of the weights.
-    pub weight_decay: f64,
-}
-
-impl AdamW {
-    /// The numbers of applied step `step`, counted from 1.
-    ///
-    /// A gradient is first multiplied by `unscale` (1 / loss scale), then by `clip`.
-    pub fn step(&self, step: u64, learning_rate: f64, unscale: f32, clip: f32) -> AdamNumbers {
-        AdamNumbers {
-            beta1: self.beta1 as f32,
-            beta1_rest: (1.0 - self.beta1) as f32,
-            beta2: self.beta2 as f32,
-            beta2_rest: (1.0 - self.beta2) as f32,
-            eps: self.eps as f32,
-            kept: (1.0 - learning_rate * self.weight_decay) as f32,
-            rate: (learning_rate / (1.0 - power(self.beta1, step))) as f32,
-            root_correction: (1.0 - power(self.beta2, step)).sqrt() as f32,
-            unscale,
-            clip,
-        }
-    }
-}
-
-/// By squaring, so that it does not depend on a library.
-fn power(mut base: f64, mut exponent: u64) -> f64 {
-    let mut result = 1.0;
-    while exponent > 0 {
-        if exponent % 2 == 1 {
-            result *= base;
-        }
-        base *= base;
-        exponent /= 2;
-    }
-    result
+/// Moments of a piece of a flat; an optimizer without one, or SGD without momentum, has `None`.
+pub struct Moments<'a, M> {
+    /// The first.
+    pub first: Option<&'a mut [M]>,
+    /// The second.
+    pub second: Option<&'a mut [M]>,
+    /// Chance for moments in bf16 and the applied step, counted from 1; without it they are rounded to the nearest.
+    pub rounding: Option<(Rounding, u64)>,
 }
 
 /// One step over a piece of a flat: f32 master weights and moments in place, and the weights as stored for compute.
 ///
 /// `weights` is `None` where the master weights are the ones computed with (f32 training).
-pub fn adamw<G: Element, T: Element>(
+///
+/// # Panics
+/// When a moment that the optimizer needs is absent, or a buffer has another length.
+pub fn optimize<G: Element, M: Element, T: Element>(
     pool: &Pool,
-    step: AdamNumbers,
+    optimizer: Optimizer,
+    step: &StepNumbers,
     grads: &[G],
     master: &mut [f32],
-    first: &mut [f32],
-    second: &mut [f32],
+    moments: Moments<'_, M>,
     weights: Option<&mut [T]>,
 ) {
-    let elements = grads.len();
+    let (elements, path) = (grads.len(), pool.path());
     check_len("master", master.len(), elements);
-    check_len("first", first.len(), elements);
-    check_len("second", second.len(), elements);
-    let state = (Chunks::new(master, PIECE), Chunks::new(first, PIECE), Chunks::new(second, PIECE));
-    let grads = |task: usize, count: usize| &grads[task * PIECE..][..count];
-    if let Some(weights) = weights {
-        check_len("weights", weights.len(), elements);
-        pool.each((state, Chunks::new(weights, PIECE)), |task, ((master, first, second), weights)| {
-            update(pool.path(), step, grads(task, master.len()), master, first, second);
-            super::convert::convert_piece(pool.path(), master, weights);
-        });
-    } else {
-        pool.each(state, |task, (master, first, second)| {
-            update(pool.path(), step, grads(task, master.len()), master, first, second);
-        });
+    let Moments { first, second, rounding } = moments;
+    let chance = rounding.filter(|_| M::DTYPE == DType::Bf16).map(|(rounding, step)| Chance {
+        key: halves(rounding.seed),
+        step: step as u32,
+        flat: rounding.flat,
+        first: rounding.first,
+    });
+    let master = Chunks::new(master, PIECE);
+    let count = master.count();
+    let first = cut("first", first, elements, count);
+    let (second, weights) =
+        (cut("second", second, elements, count), cut("weights", weights, elements, count));
+    pool.each((master, first, second, weights), |task, (master, first, second, weights)| {
+        let at = task * PIECE;
+        let chance = chance.map(|chance| Chance { first: chance.first + at as u64, ..chance });
+        update(path, optimizer, step, chance, &grads[at..][..master.len()], master, first, second);
+        if let Some(weights) = weights {
+            super::convert::convert_piece(path, master, weights);
+        }
+    });
+}
+
+#[track_caller]
+fn cut<'a, T: Send>(
+    name: &str,
+    buffer: Option<&'a mut [T]>,
+    elements: usize,
+    count: usize,
+) -> Optional<Chunks<'a, T>> {
+    if let Some(buffer) = &buffer {
+        check_len(name, buffer.len(), elements);
     }
+    Optional::new(buffer.map(|buffer| Chunks::new(buffer, PIECE)), count)
 }
 
 each_path! {
-    fn update<G>(s: AdamNumbers, grads: &[G], master: &mut [f32], first: &mut [f32], second: &mut [f32]) {
-        for (((grad, p), m), v) in grads.iter().zip(master).zip(first).zip(second) {
-            let g = grad.to_f32() * s.unscale * s.clip;
-            *m = s.beta1.mul_add(*m, s.beta1_rest * g);
-            *v = s.beta2.mul_add(*v, s.beta2_rest * (g * g));
-            let denominator = v.sqrt() / s.root_correction + s.eps;
-            *p = (-s.rate).mul_add(*m / denominator, *p * s.kept);
+    fn update<G, M>(
+        optimizer: Optimizer,
+        s: &StepNumbers,
+        chance: Option<Chance>,
+        grads: &[G],
+        master: &mut [f32],
+        first: Option<&mut [M]>,
+        second: Option<&mut [M]>,
+    ) {
+        match (optimizer, first, second) {
+            (Optimizer::AdamW, Some(m), Some(v)) => {
+                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| adam(s, s.decay_rate, g, p, mv));
+            }
+            (Optimizer::Adam, Some(m), Some(v)) => {
+                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
+ adam(s, 0.0, decayed(s, g, p), p, mv)
+});
+            }
+            (Optimizer::Sgd, Some(m), _) if s.momentum != 0.0 => {
+                each(s, chance, grads, master, [m], [0], |g, p, m| sgd(s, decayed(s, g, p), p, m));
+            }
+            (Optimizer::Sgd, _, _) if s.momentum == 0.0 => {
+                each::<G, M, 0>(s, None, grads, master, [], [], |g, p, []| {
+                    ((-s.rate).mul_add(decayed(s, g, p), p), [])
+                });
+            }
+            (Optimizer::Lion, Some(m), _) => each(s, chance, grads, master, [m], [0], |g, p, m| lion(s, g, p, m)),
+            (Optimizer::Adagrad, _, Some(v)) => {
+                each(s, chance, grads, master, [v], [1], |g, p, v| adagrad(s, decayed(s, g, p), p, v));
+            }
+            (optimizer, first, second) => {
+                let given = [first.is_some(), second.is_some()];
+                panic!("{optimizer:?} needs first and second moments {:?} and has {given:?}", optimizer.moments());
+            }
+        }
+    }
+}
+
+/// The gradient with weight decay added to it.
+#[inline(always)]
+fn decayed(s: &StepNumbers, g: f32, p: f32) -> f32 {
+    if s.decay == 0.0 { g } else { s.decay.mul_add(p, g) }
+}
+
+/// `decay` is the part of the weight that goes beside the step. Both go in one subtraction: a weight is rounded once.
+#[inline(always)]
+fn adam(s: &StepNumbers, decay: f32, g: f32, p: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
+    let m = s.beta1.mul_add(m, s.beta1_rest * g);
+    let v = s.beta2.mul_add(v, s.beta2_rest * (g * g));
+    let denominator = v.sqrt() / s.root_correction + s.eps;
+    (p - decay.mul_add(p, s.adam_rate * (m / denominator)), [m, v])
+}
+
+#[inline(always)]
+fn sgd(s: &StepNumbers, g: f32, p: f32, [m]: [f32; 1]) -> (f32, [f32; 1]) {
+    let m = s.velocity.mul_add(m, s.velocity_rest * g);
+    let along = if s.nesterov == 0 { m } else { s.momentum.mul_add(m, g) };
+    ((-s.rate).mul_add(along, p), [m])
+}
+
+#[inline(always)]
+fn lion(s: &StepNumbers, g: f32, p: f32, [m]: [f32; 1]) -> (f32, [f32; 1]) {
+    let along = s.beta1.mul_add(m, s.beta1_rest * g);
+    let moved = if along > 0.0 {
+        s.rate
+    } else if along < 0.0 {
+        -s.rate
+    } else {
+        0.0
+    };
+    (p - s.decay_rate.mul_add(p, moved), [s.beta2.mul_add(m, s.beta2_rest * g)])
+}
+
+#[inline(always)]
+fn adagrad(s: &StepNumbers, g: f32, p: f32, [v]: [f32; 1]) -> (f32, [f32; 1]) {
+    let v = g.mul_add(g, v);
+    ((-s.adagrad_rate).mul_add(g / (v.sqrt() + s.eps), p), [v])
+}
+
+/// Where the random numbers of a piece come from.
+#[derive(Clone, Copy)]
+struct Chance {
+    key: [u32; 2],
+    step: u32,
+    flat: u32,
+    first: u64,
+}
+
+impl Chance {
+    /// A word for each element from `at` on: 16 bits for the first moment above 16 for the second.
+    #[inline(always)]
+    fn draw(&self, at: usize) -> [u32; DRAW] {
+        let first = self.first + at as u64;
+        let mut drawn = [0; DRAW];
+        for (i, drawn) in drawn.iter_mut().enumerate() {
+            let [low, high] = halves(first + i as u64);
+            let words = philox4x32([self.step, self.flat, low, high], self.key);
+            *drawn = (words[0] & 0xffff_0000) | (words[1] >> 16);
+        }
+        drawn
+    }
+}
+
+/// One of the two bf16 around `value`, the nearer one the likelier, so that the mean is `value`. What is no number stays.
+#[inline(always)]
+fn by_chance(value: f32, bits: u32) -> f32 {
+    let rounded = f32::from_bits(value.to_bits().wrapping_add(bits) & 0xffff_0000);
+    if value.is_nan() { value } else { rounded }
+}
+
+/// Goes over all elements. `places` says which of the optimizer's moments (0 first, 1 second) are given.
+#[inline(always)]
+fn each<G: Element, M: Element, const N: usize>(
+    s: &StepNumbers,
+    chance: Option<Chance>,
+    grads: &[G],
+    master: &mut [f32],
+    mut moments: [&mut [M]; N],
+    places: [u32; N],
+    step: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
+) {
+    for (number, (grads, master)) in grads.chunks(DRAW).zip(master.chunks_mut(DRAW)).enumerate() {
+        let (at, count) = (number * DRAW, grads.len());
+        let moments = &mut moments.each_mut().map(|moments| &mut moments[at..][..count]);
+        let drawn = chance.map(|chance| chance.draw(at));
+        match &drawn {
+            None => go(s, grads, master, moments, &step, |value, _, _| value),
+            Some(words) => go(s, grads, master, moments, &step, |value, i, place| {
+                by_chance(value, (words[i] >> (16 - 16 * places[place])) & 0xffff)
+            }),
+        }
+    }
+}
+
+#[inline(always)]
+fn go<G: Element, M: Element, const N: usize>(
+    s: &StepNumbers,
+    grads: &[G],
+    master: &mut [f32],
+    moments: &mut [&mut [M]; N],
+    step: &impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
+    round: impl Fn(f32, usize, usize) -> f32,
+) {
+    for (i, (grad, p)) in grads.iter().zip(master).enumerate() {
+        let g = grad.to_f32() * s.unscale * s.clip;
+        let before: [f32; N] = std::array::from_fn(|place| moments[place][i].to_f32());
+        let (after, new) = step(g, *p, before);
+        *p = after;
+        for place in 0..N {
+            moments[place][i] = M::from_f32(round(new[place], i, place));
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use zeroth_base::philox4x32;
 
-use super::{
-    AdamW, AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims, RowKey,
-};
+use super::{AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims, RowKey};
+use crate::{Optimizer, Recipe};
 
 /// y = x · wᵀ + bias.
 pub fn linear(dims: LinearDims, x: &[f64], w: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
@@ -231,15 +230,45 @@ pub fn dropout(dropout: Dropout, keys: &[RowKey], width: usize, x: &[f64]) -> Ve
     x.iter().enumerate().map(kept).collect()
 }
 
-/// One step of AdamW as its paper and PyTorch write it: weights, first and second moments in place.
-pub fn adamw(adam: &AdamW, step: u64, rate: f64, grads: &[f64], [p, m, v]: [&mut [f64]; 3]) {
-    let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+/// One step of an optimizer as its paper or PyTorch writes it: weights, first and second moments in place. Decay is that
+/// of group 0.
+pub fn optimize(
+    optimizer: Optimizer,
+    recipe: &Recipe,
+    step: u64,
+    rate: f64,
+    grads: &[f64],
+    [p, m, v]: [&mut [f64]; 3],
+) {
+    let Recipe { beta1, beta2, eps, momentum, dampening, lr_decay, weight_decay: [decay, _], .. } = *recipe;
+    let correction = |beta: f64| if recipe.bias_correction == 0 { 1.0 } else { 1.0 - beta.powf(step as f64) };
     for (i, &g) in grads.iter().enumerate() {
-        p[i] -= rate * adam.weight_decay * p[i];
-        m[i] = adam.beta1 * m[i] + (1.0 - adam.beta1) * g;
-        v[i] = adam.beta2 * v[i] + (1.0 - adam.beta2) * g * g;
-        let root = (v[i] / correction(adam.beta2)).sqrt();
-        p[i] -= rate * m[i] / correction(adam.beta1) / (root + adam.eps);
+        let decoupled = matches!(optimizer, Optimizer::AdamW | Optimizer::Lion);
+        let g = if decoupled { g } else { g + decay * p[i] };
+        if decoupled {
+            p[i] -= rate * decay * p[i];
+        }
+        match optimizer {
+            Optimizer::AdamW | Optimizer::Adam => {
+                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+                p[i] -= rate * m[i] / correction(beta1) / ((v[i] / correction(beta2)).sqrt() + eps);
+            }
+            Optimizer::Sgd if momentum == 0.0 => p[i] -= rate * g,
+            Optimizer::Sgd => {
+                m[i] = if step == 1 { g } else { momentum * m[i] + (1.0 - dampening) * g };
+                p[i] -= rate * if recipe.nesterov == 0 { m[i] } else { g + momentum * m[i] };
+            }
+            Optimizer::Lion => {
+                let along = beta1 * m[i] + (1.0 - beta1) * g;
+                p[i] -= rate * if along == 0.0 { 0.0 } else { along.signum() };
+                m[i] = beta2 * m[i] + (1.0 - beta2) * g;
+            }
+            Optimizer::Adagrad => {
+                v[i] += g * g;
+                p[i] -= rate / (1.0 + (step - 1) as f64 * lr_decay) * g / (v[i].sqrt() + eps);
+            }
+        }
     }
 }
 

@@ -75,7 +75,7 @@ entries! {
     BlockSquares: "step.cu", "block_squares", One;
     ExactSum: "step.cu", "exact_sum", None;
     Control: "step.cu", "control", None;
-    AdamW: "step.cu", "adamw", Two;
+    Optimize: "step.cu", "optimize", Two;
 }
 
 const TYPES: [(DType, &str); 3] = [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16")];

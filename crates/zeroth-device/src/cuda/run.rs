@@ -9,7 +9,9 @@ use super::programs::Entry;
 use super::scratch::{COLUMN_ROWS, WORKSPACE, blocks, column_sums};
 use super::{attention, head};
 use crate::cpu::{ExactSum, LinearDims, RmsNormDims, RowKey};
-use crate::{Control, DeviceError, GROUPS, Kernel, Recipe, Record, Report, Span, StepInput};
+use crate::{
+    Control, DeviceError, GROUPS, Kernel, Optimizer, Recipe, Record, Report, Rounding, Span, StepInput,
+};
 
 /// Enqueues a kernel.
 pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(), DeviceError> {
@@ -111,15 +113,17 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
             line.each(Entry::Sum, &[dtype], count, &[a, b, y, count as u64])
         }
         Kernel::Zero { to } => zero(line, to),
-        Kernel::Convert { from, from_type, to, to_type } => {
+        Kernel::Convert { from, from_type, to, to_type, broken } => {
             let count = line.count("from", from, from_type)?;
             let bytes = from.bytes;
             let from = line.sized("from", from, count, from_type.bytes())?;
             let to = line.sized("to", to, count, to_type.bytes())?;
-            if from_type == to_type {
+            let broken = broken.map(|broken| line.one::<u64>("broken", broken)).transpose()?;
+            if from_type == to_type && broken.is_none() {
                 return line.copy(to, from, bytes);
             }
-            line.each(Entry::Convert, &[from_type, to_type], count, &[from, to, count as u64])
+            let arguments = [from, to, count as u64, broken.unwrap_or(0)];
+            line.each(Entry::Convert, &[from_type, to_type], count, &arguments)
         }
         Kernel::SumRanks { ranks, parts, from_type, to, add } => {
             let count = line.count("to", to, DType::F32)?;
@@ -130,20 +134,7 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
         }
         Kernel::Squares { values, value_type, sum } => squares(line, values, value_type, sum),
         Kernel::Control { .. } => control(line, kernel),
-        Kernel::AdamW { group, control, grads, grad_type, master, first, second, weights } => {
-            if group >= GROUPS {
-                return Err(line.refuse(format!("group {group} of {GROUPS}")));
-            }
-            let control = line.one::<Control>("control", control)?;
-            let count = line.count("grads", grads, grad_type)?;
-            let grads = line.sized("grads", grads, count, grad_type.bytes())?;
-            let master = line.words("master", master, count)?;
-            let (first, second) = (line.words("first", first, count)?, line.words("second", second, count)?);
-            let weights =
-                weights.map(|weights| line.typed("weights", weights, count)).transpose()?.unwrap_or(0);
-            let arguments = [group as u64, control, grads, master, first, second, weights, count as u64];
-            line.each(Entry::AdamW, &[grad_type, dtype], count, &arguments)
-        }
+        Kernel::Optimize { .. } => optimize(line, kernel),
     }
 }
 
@@ -253,7 +244,7 @@ fn control(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
     };
     let recipe = line.one::<Recipe>("recipe", recipe)?;
     let input = line.one::<StepInput>("input", input)?;
-    let of_rank = (size_of::<Report>() + flats * size_of::<ExactSum>()) / 8;
+    let of_rank = (size_of::<Report>() + flats * (size_of::<ExactSum>() + 8)) / 8;
     let reports = line.sized("reports", reports, ranks * of_rank, 8)?;
     let control = line.one::<Control>("control", control)?;
     let words = size_of::<Record>() / 8 + flats;
@@ -263,8 +254,70 @@ fn control(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
     line.run(Entry::Control, &[], [1; 3], THREADS, &arguments)
 }
 
+fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
+    let Kernel::Optimize {
+        optimizer,
+        group,
+        control,
+        grads,
+        grad_type,
+        master,
+        first,
+        second,
+        moment_type,
+        rounding,
+        weights,
+    } = *kernel
+    else {
+        unreachable!("called for the optimizer only")
+    };
+    if group >= GROUPS {
+        return Err(line.refuse(format!("group {group} of {GROUPS}")));
+    }
+    if moment_type == DType::F16 {
+        return Err(line.refuse("moments are fp32 or bf16: those of fp16 would overflow".to_owned()));
+    }
+    let [needs_first, needs_second] = optimizer.moments();
+    // Momentum is in the card's memory: without a place for its velocity, SGD has none.
+    let without = optimizer != Optimizer::Sgd && needs_first && first.is_none();
+    if without || needs_second && second.is_none() {
+        return Err(line.refuse(format!("{optimizer:?} has no place for its moments: {first:?}, {second:?}")));
+    }
+    let control = line.one::<Control>("control", control)?;
+    let count = line.count("grads", grads, grad_type)?;
+    let grads = line.sized("grads", grads, count, grad_type.bytes())?;
+    let master = line.words("master", master, count)?;
+    // A moment that the optimizer does not have is not touched.
+    let moment = |name, span: Option<Span>, has: bool| match span.filter(|_| has) {
+        Some(span) => line.sized(name, span, count, moment_type.bytes()),
+        None => Ok(0),
+    };
+    let (first, second) = (moment("first", first, needs_first)?, moment("second", second, needs_second)?);
+    let weights = weights.map(|weights| line.typed("weights", weights, count)).transpose()?.unwrap_or(0);
+    let (narrow, chance) = (u64::from(moment_type == DType::Bf16), u64::from(rounding.is_some()));
+    let Rounding { seed, flat, first: at } = rounding.unwrap_or(Rounding { seed: 0, flat: 0, first: 0 });
+    let (optimizer, group, flat) = (optimizer as u64, group as u64, u64::from(flat));
+    let arguments = [
+        optimizer,
+        group,
+        control,
+        grads,
+        master,
+        first,
+        second,
+        narrow,
+        chance,
+        seed,
+        flat,
+        at,
+        weights,
+        count as u64,
+    ];
+    line.each(Entry::Optimize, &[grad_type, line.dtype], count, &arguments)
+}
+
 // What the kernels declare on their side.
 const _: () =
-    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 56 && size_of::<StepInput>() == 528);
-const _: () = assert!(size_of::<Control>() == 112 && size_of::<Record>() == 72 && size_of::<Report>() == 8);
+    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 136 && size_of::<StepInput>() == 528);
+const _: () = assert!(size_of::<Control>() == 192 && size_of::<Record>() == 80 && size_of::<Report>() == 8);
 const _: () = assert!(size_of::<RowKey>() == 16);

@@ -1,7 +1,8 @@
 //! Every kernel once, on buffers that are made before: for the tests that ask something of all of them.
 
-use half::bf16;
+use half::{bf16, f16};
 use zeroth_device::cpu::*;
+use zeroth_device::{Optimizer, Recipe, Rounding, StepNumbers};
 
 /// Threads that the scratch is large enough for.
 pub(crate) const MOST_THREADS: usize = 7;
@@ -41,6 +42,8 @@ pub(crate) struct Everything<T> {
     /// Outputs in f32.
     wide: Vec<Vec<f32>>,
     sums: Vec<f64>,
+    /// Moments in 16 bits.
+    moments: [Vec<bf16>; 2],
     scratch: Vec<f32>,
 }
 
@@ -78,6 +81,8 @@ impl<T: Element> Everything<T> {
             FLAT,
             FLAT,
             FLAT,
+            FLAT,
+            FLAT,
         ];
         assert!(HEAD.slice_rows() < HEAD_ROWS, "the head must take several slices");
         Self {
@@ -100,7 +105,8 @@ impl<T: Element> Everything<T> {
                 .chain([vec![T::default(); HEAD_ROWS * 8], vec![T::default(); FLAT]])
                 .collect(),
             wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
-            sums: vec![0.0; FLAT.div_ceil(BLOCK) + 2],
+            sums: vec![0.0; FLAT.div_ceil(BLOCK) + 3],
+            moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
             scratch: vec![0.0; scratch.into_iter().max().expect("there are five")],
         }
     }
@@ -121,11 +127,15 @@ impl<T: Element> Everything<T> {
         let [dk_window, dv_window, dq_window, out, out_window, dropped, head_dx, weights] = rest else {
             unreachable!("23 outputs")
         };
-        let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, master, first, second, total] =
+        let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, updated @ ..] =
             &mut self.wide[..]
         else {
-            unreachable!("14 outputs")
+            unreachable!("16 outputs")
         };
+        let [master, first, second, total, kept_first, kept_second] = updated else {
+            unreachable!("16 outputs")
+        };
+        self.moments.iter_mut().for_each(|moments| moments.fill(bf16::ONE));
         linear(pool, LINEAR, x, &self.weight, Some(&self.weight[..290]), y, s);
         linear_dx(pool, LINEAR, &self.x, &self.weight, dx, false, s);
         linear_dw(pool, LINEAR, &self.x, other, dw, s);
@@ -156,9 +166,23 @@ impl<T: Element> Everything<T> {
         let setting = Dropout { probability: 0.3, seed: 1, op: 3 };
         dropout(pool, setting, &self.keys, WIDTH, x, dropped);
         fill(pool, 0.25, first);
-        let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-        adamw(pool, adam.step(3, 1e-3, 0.5, 0.7), &self.flat, master, first, second, Some(weights));
-        block_squares(pool, &self.flat, &mut self.sums[2..]);
+        let recipe = Recipe { momentum: 0.9, weight_decay: [0.1; 2], ..Recipe::default() };
+        let numbers = StepNumbers::new(&recipe, 0, 3, 1e-3, 0.5, 0.7);
+        for optimizer in [Optimizer::AdamW, Optimizer::Adam] {
+            let moments =
+                Moments { first: Some(&mut first[..]), second: Some(&mut second[..]), rounding: None };
+            optimize(pool, optimizer, &numbers, &self.flat, master, moments, Some(&mut weights[..]));
+        }
+        let rounding = Some((Rounding { seed: 3, flat: 1, first: 77 }, 3));
+        for optimizer in [Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad] {
+            let [first, second] = &mut self.moments;
+            let moments = Moments { first: Some(first), second: Some(second), rounding };
+            optimize(pool, optimizer, &numbers, &self.flat, master, moments, Some(&mut weights[..]));
+        }
+        convert(pool, &self.moments[0], kept_first);
+        convert(pool, &self.moments[1], kept_second);
+        self.sums[2] = f64::from(u8::from(convert_and_look(pool, &self.flat, weights)));
+        block_squares(pool, &self.flat, &mut self.sums[3..]);
         sum_ranks(pool, &self.flat, total, true);
     }
 
@@ -171,7 +195,22 @@ impl<T: Element> Everything<T> {
     }
 }
 
-/// Both storage types, for a test that is written once.
-pub(crate) fn both() -> (Everything<f32>, Everything<bf16>) {
-    (Everything::new(), Everything::new())
+/// All storage types, for a test that is written once.
+pub(crate) struct AllTypes(Everything<f32>, Everything<bf16>, Everything<f16>);
+
+impl AllTypes {
+    pub(crate) fn new() -> Self {
+        Self(Everything::new(), Everything::new(), Everything::new())
+    }
+
+    pub(crate) fn run(&mut self, pool: &Pool) {
+        self.0.run(pool);
+        self.1.run(pool);
+        self.2.run(pool);
+    }
+
+    /// The outputs of each type.
+    pub(crate) fn bits(&self) -> [Vec<Vec<u64>>; 3] {
+        [self.0.bits(), self.1.bits(), self.2.bits()]
+    }
 }

@@ -4,6 +4,7 @@ use std::path::{Path as FilePath, PathBuf};
 
 use serde_json::Value;
 use zeroth_device::cpu::*;
+use zeroth_device::{Optimizer, Recipe, StepNumbers};
 
 /// Distance that a kernel may be from PyTorch, relative to the length of the tensor or, where that is next to nothing (the
 /// gradient of a score that stands alone), to 0.1.
@@ -219,7 +220,7 @@ fn twenty_clipped_steps_of_adamw_agree_with_pytorch() {
     each("adamw", 1, |pool, golden| {
         let (mut p, grads) = (golden.f32("start"), golden.f32("grads"));
         let (mut m, mut v) = (vec![0.0; p.len()], vec![0.0; p.len()]);
-        let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        let recipe = Recipe { beta2: 0.95, weight_decay: [0.1; 2], ..Recipe::default() };
         let (mut weights, mut norms) = (Vec::new(), Vec::new());
         for (step, grads) in grads.chunks_exact(p.len()).enumerate() {
             let mut sums = vec![0.0; 1];
@@ -228,15 +229,9 @@ fn twenty_clipped_steps_of_adamw_agree_with_pytorch() {
             total.add(sums[0]);
             let norm = total.total().unwrap().sqrt();
             let clip = (1.0 / (norm + 1e-6)).min(1.0) as f32;
-            adamw::<f32, f32>(
-                pool,
-                adam.step(step as u64 + 1, 1e-2, 1.0, clip),
-                grads,
-                &mut p,
-                &mut m,
-                &mut v,
-                None,
-            );
+            let numbers = StepNumbers::new(&recipe, 0, step as u64 + 1, 1e-2, 1.0, clip);
+            let moments = Moments { first: Some(&mut m), second: Some(&mut v), rounding: None };
+            optimize::<f32, f32, f32>(pool, Optimizer::AdamW, &numbers, grads, &mut p, moments, None);
             weights.extend_from_slice(&p);
             norms.push(norm as f32);
         }

@@ -2,23 +2,19 @@
 
 use zeroth_device::cpu::*;
 
-use crate::everything::{MOST_THREADS, both};
+use crate::everything::{AllTypes, MOST_THREADS};
 
 #[test]
 fn every_kernel_gives_the_same_bits_on_1_2_3_and_7_threads() {
     for &path in Path::available() {
-        let (mut full, mut half) = both();
+        let mut all = AllTypes::new();
         let mut expected = None;
         for threads in [1, 2, 3, MOST_THREADS] {
-            let pool = Pool::on_path(threads, path).unwrap();
-            full.run(&pool);
-            half.run(&pool);
-            let found = (full.bits(), half.bits());
+            all.run(&Pool::on_path(threads, path).unwrap());
+            let found = all.bits();
             let expected = expected.get_or_insert_with(|| found.clone());
-            for (index, (found, expected)) in
-                [(&found.0, &expected.0), (&found.1, &expected.1)].iter().enumerate()
-            {
-                for (output, (found, expected)) in found.iter().zip(*expected).enumerate() {
+            for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+                for (output, (found, expected)) in found.iter().zip(expected).enumerate() {
                     assert!(found == expected, "{path:?}, {threads} threads, type {index}, output {output}");
                 }
             }
@@ -27,10 +23,12 @@ fn every_kernel_gives_the_same_bits_on_1_2_3_and_7_threads() {
                 sums.iter().all(|&bits| f64::from_bits(bits).is_finite())
                     && rest.iter().flatten().all(|&bits| f32::from_bits(bits as u32).is_finite())
             };
-            assert!(finite(&found.0) && finite(&found.1), "scratch from before was read");
+            assert!(found.iter().all(|bits| finite(bits)), "scratch from before was read");
         }
-        let sums = full.bits().pop().unwrap();
-        assert_eq!(sums[0], sums[1], "evaluation and training see the same loss");
+        for bits in all.bits() {
+            let sums = bits.last().unwrap();
+            assert_eq!(sums[0], sums[1], "evaluation and training see the same loss");
+        }
     }
 }
 

@@ -1,11 +1,10 @@
 //! The buffers of a program: what each holds, how large it is, and which instructions touch it.
 
-use zeroth_base::DType;
 use zeroth_device::cpu::{ExactSum, RowKey};
-use zeroth_device::{Access, Control, Recipe, Record, Report, StepInput};
+use zeroth_device::{Access, Control, Recipe, Record, Report, StepInput, Tier};
 use zeroth_graph::{Backward, Graph, Kind, Op, Value};
 
-use super::{Action, GradientHome, Instruction, Program, Section};
+use super::{Action, Chunk, GradientHome, Instruction, Program, Section};
 
 /// What a buffer is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +38,12 @@ pub enum Content {
     Second(usize),
     /// A value of forward or backward.
     Value(usize),
+    /// A value of forward, computed again for backward.
+    Recomputed(usize),
+    /// A value of forward that waits in host memory.
+    Parked(usize),
+    /// And that is back.
+    Fetched(usize),
     /// Where sequences begin.
     Starts,
     /// The sample and place of every token, for dropout.
@@ -59,8 +64,19 @@ pub enum Content {
     Control,
     /// What the host reads after a step.
     Record,
-    /// A flat that an instruction gathered.
-    Gathered(usize),
+    /// A flat that is gathered, for the so-manieth time in its section.
+    Gathered {
+        /// The flat.
+        flat: usize,
+        /// Which of its stays.
+        stay: usize,
+    },
+    /// The sums of a chunk that an instruction made, on their way to host memory.
+    Summed(usize),
+    /// A piece of parameters that an instruction staged.
+    Staged(usize),
+    /// A tile of parameters that an instruction updated.
+    Updated(usize),
     /// A chunk that an instruction rounded.
     Sent(usize),
     /// The parts of a chunk that an exchange brought.
@@ -76,6 +92,8 @@ pub struct Buffer {
     pub content: Content,
     /// What it is for.
     pub category: Category,
+    /// Where it lies.
+    pub tier: Tier,
     /// Its size, rounded up to the alignment.
     pub bytes: u64,
 }
@@ -88,9 +106,9 @@ pub(super) struct Source<'a> {
     pub(super) backward: &'a Backward,
 }
 
-/// Bytes of one rank's report: its loss and a sum for every flat.
+/// Bytes of one rank's report: its loss, and for every flat a sum and whether its own gradient was finite.
 pub(crate) const fn report_bytes(flats: usize) -> u64 {
-    (size_of::<Report>() + flats * size_of::<ExactSum>()) as u64
+    (size_of::<Report>() + flats * (size_of::<ExactSum>() + 8)) as u64
 }
 
 /// Bytes of a record: its head and a norm for every flat.
@@ -107,39 +125,45 @@ impl Source<'_> {
         self.graph.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. }))
     }
 
-    /// Whether the master weights are apart from the weights computed with.
-    pub(super) fn has_master(&self) -> bool {
-        self.program.types.run != DType::F32
-    }
-
     /// The buffers that are there all the time.
     pub(super) fn always(&self) -> Vec<Buffer> {
         let (program, layout) = (self.program, &self.program.layout);
         let (run, home) = (program.types.run.bytes(), program.gradient_home());
         let mut all = Vec::new();
-        let mut push = |content, category, bytes| all.push(Buffer { content, category, bytes });
-        for (flat, held) in layout.flats.iter().enumerate() {
-            let shard = held.shard_capacity(layout.ranks);
-            let weights = if program.stays_gathered(flat) { held.padded() } else { shard };
-            push(Content::Weights(flat), Category::Parameters, run * weights);
+        let mut push_to =
+            |tier, content, category, bytes| all.push(Buffer { content, category, tier, bytes });
+        for (flat, laid) in layout.flats.iter().enumerate() {
+            let (shard, held) = (laid.shard_capacity(layout.ranks), program.held[flat]);
+            let weights = if program.stays_gathered(flat) { laid.padded() } else { shard };
+            push_to(held.weights, Content::Weights(flat), Category::Parameters, run * weights);
             if !program.is_trained(flat) {
                 continue;
             }
-            match home {
-                GradientHome::Landed => push(Content::Gradient(flat), Category::Gradients, 4 * held.padded()),
-                GradientHome::Rounded => {
-                    let bytes = program.types.communication.bytes() * held.padded();
-                    push(Content::Kept(flat), Category::Gradients, bytes);
-                }
-                GradientHome::Shard => push(Content::Kept(flat), Category::Gradients, 4 * shard),
+            let updated = program.updated_capacity(flat);
+            if home == GradientHome::Landed {
+                push_to(Tier::Device, Content::Gradient(flat), Category::Gradients, 4 * laid.padded());
             }
-            let updated = 4 * program.updated_capacity(flat);
-            if self.has_master() {
-                push(Content::Master(flat), Category::Optimizer, updated);
+            let kept = match (home, held.states) {
+                (GradientHome::Landed, Tier::Device) => 0,
+                (GradientHome::Landed, Tier::Host) | (GradientHome::Shard, _) => 4 * shard,
+                (GradientHome::Rounded, _) => program.types.communication.bytes() * laid.padded(),
+            };
+            if kept > 0 {
+                push_to(held.states, Content::Kept(flat), Category::Gradients, kept);
             }
-            push(Content::First(flat), Category::Optimizer, updated);
-            push(Content::Second(flat), Category::Optimizer, updated);
+            if program.has_master(flat) {
+                push_to(held.states, Content::Master(flat), Category::Optimizer, 4 * updated);
+            }
+            let moments = program.moments.bytes() * updated;
+            let [has_first, has_second] = program.optimizer.moments();
+            if has_first {
+                push_to(held.states, Content::First(flat), Category::Optimizer, moments);
+            }
+            if has_second {
+                push_to(held.states, Content::Second(flat), Category::Optimizer, moments);
+            }
         }
+        let mut push = |content, category, bytes| push_to(Tier::Device, content, category, bytes);
         let rows = self.rows();
         for input in &self.graph.inputs {
             push(Content::Value(input.index()), Category::Activations, 4 * rows);
@@ -170,23 +194,48 @@ impl Source<'_> {
     pub(super) fn passing(&self, section: &Section, content: Content, scratch: &[u64]) -> Buffer {
         let (layout, types) = (&self.program.layout, self.program.types);
         let chunk = |at: usize| match &section.instructions[at].action {
-            Action::Round(chunk) | Action::Exchange(chunk) => chunk.range.end - chunk.range.start,
+            Action::Round(chunk)
+            | Action::Exchange(chunk)
+            | Action::Add(chunk, _)
+            | Action::Stage(chunk)
+            | Action::Update(chunk) => chunk.range.end - chunk.range.start,
             other => unreachable!("{other:?} moves no chunk"),
         };
         let (category, bytes) = match content {
-            Content::Value(value) => (Category::Activations, self.value_bytes(value)),
-            Content::Gathered(at) => {
-                let flat = section.instructions[at].action.flat().expect("a gather is about a flat");
+            Content::Value(value)
+            | Content::Recomputed(value)
+            | Content::Parked(value)
+            | Content::Fetched(value) => (Category::Activations, self.value_bytes(value)),
+            Content::Gathered { flat, .. } => {
                 (Category::Buffers, layout.flats[flat].padded() * types.run.bytes())
             }
             Content::Gradient(flat) => (Category::Buffers, 4 * layout.flats[flat].padded()),
-            Content::Sent(at) | Content::Received(at) => {
-                (Category::Buffers, chunk(at) * layout.ranks * types.communication.bytes())
+            Content::Sent(at) => (Category::Buffers, chunk(at) * layout.ranks * types.communication.bytes()),
+            Content::Received(at) => {
+                // Every rank's part for this one, or every rank's parts for all.
+                let from_each = if self.program.reduce_scatter { 1 } else { layout.ranks };
+                (Category::Buffers, chunk(at) * from_each * layout.ranks * types.communication.bytes())
             }
+            Content::Summed(at) => match &section.instructions[at].action {
+                Action::Keep(flat) => {
+                    (Category::Buffers, layout.flats[*flat].padded() * types.communication.bytes())
+                }
+                _ => (Category::Buffers, 4 * chunk(at)),
+            },
+            Content::Staged(at) | Content::Updated(at) => (Category::Buffers, chunk(at) * types.run.bytes()),
             Content::Scratch(at) => (Category::Buffers, scratch[at]),
             other => unreachable!("{other:?} is always there"),
         };
-        Buffer { content, category, bytes }
+        let tier = match content {
+            Content::Parked(_) | Content::Staged(_) => Tier::Host,
+            // Updated where the states are.
+            Content::Updated(at) => {
+                let flat = section.instructions[at].action.flat().expect("an update is about a flat");
+                self.program.held[flat].states
+            }
+            _ => Tier::Device,
+        };
+        Buffer { content, category, tier, bytes }
     }
 
     fn value_bytes(&self, value: usize) -> u64 {
@@ -200,25 +249,18 @@ impl Source<'_> {
 
     /// Every buffer that each instruction of a section touches, in the order of the list.
     pub(super) fn touches(&self, section: &Section, scratch: &[u64]) -> Vec<Vec<(Content, Access)>> {
-        let mut gathered: Vec<Option<usize>> = vec![None; self.program.layout.flats.len()];
-        let mut sent: Vec<(super::Chunk, Content)> = Vec::new();
+        let mut way = Way {
+            stays: vec![0; self.program.layout.flats.len()],
+            moving: Vec::new(),
+            current: (0..self.backward.values.len()).map(Content::Value).collect(),
+        };
         section
             .instructions
             .iter()
             .enumerate()
             .map(|(at, instruction)| {
-                if let Action::Gather(flat) = instruction.action {
-                    gathered[flat] = Some(at);
-                }
-                if let Action::Round(chunk) = &instruction.action {
-                    sent.push((chunk.clone(), Content::Sent(at)));
-                }
-                let mut touched = self.touched(at, instruction, &gathered, &sent);
-                // From here on the chunk is what came from all ranks.
-                if let Action::Exchange(chunk) = &instruction.action {
-                    sent.retain(|(other, _)| other != chunk);
-                    sent.push((chunk.clone(), Content::Received(at)));
-                }
+                let mut touched = self.touched(at, instruction, &way);
+                self.go_on(at, instruction, &mut way);
                 if scratch[at] > 0 {
                     touched.push((Content::Scratch(at), Access::Write));
                 }
@@ -227,33 +269,50 @@ impl Source<'_> {
             .collect()
     }
 
+    /// What stands for values, flats and chunks after an instruction.
+    fn go_on(&self, at: usize, instruction: &Instruction, way: &mut Way) {
+        match &instruction.action {
+            Action::Recompute { node, from_sum } => {
+                for output in &self.graph.nodes[*node].outputs[usize::from(*from_sum)..] {
+                    way.current[output.index()] = Content::Recomputed(output.index());
+                }
+            }
+            Action::Fetch(value) => way.current[*value] = Content::Fetched(*value),
+            Action::Release(flat) => way.stays[*flat] += 1,
+            Action::Round(chunk) => way.put(chunk, Content::Sent(at)),
+            Action::Exchange(chunk) => way.put(chunk, Content::Received(at)),
+            Action::Add(chunk, _) => way.put(chunk, Content::Summed(at)),
+            Action::Keep(flat) => {
+                let whole = Chunk { flat: *flat, range: 0..self.program.layout.flats[*flat].padded() };
+                way.put(&whole, Content::Summed(at));
+            }
+            Action::Stage(chunk) => way.put(chunk, Content::Staged(at)),
+            Action::Update(chunk) => way.put(chunk, Content::Updated(at)),
+            _ => {}
+        }
+    }
+
     /// Where an instruction reads a flat's parameters.
-    fn weights(&self, flat: usize, gathered: &[Option<usize>]) -> Content {
+    fn weights(&self, flat: usize, way: &Way) -> Content {
         if self.program.stays_gathered(flat) {
             return Content::Weights(flat);
         }
-        gathered[flat].map_or(Content::Weights(flat), Content::Gathered)
+        Content::Gathered { flat, stay: way.stays[flat] }
     }
 
-    fn touched(
-        &self,
-        at: usize,
-        instruction: &Instruction,
-        gathered: &[Option<usize>],
-        sent: &[(super::Chunk, Content)],
-    ) -> Vec<(Content, Access)> {
+    fn touched(&self, at: usize, instruction: &Instruction, way: &Way) -> Vec<(Content, Access)> {
         use Access::{Read, Write};
-        let of = |chunk: &super::Chunk| {
-            let found = sent.iter().rev().find(|(other, _)| other == chunk);
-            found.map(|(_, content)| *content).expect("a chunk is rounded before it is moved and added")
-        };
-        let value = |value: &Value| Content::Value(value.index());
+        let program = self.program;
+        let of = |chunk: &Chunk| way.of(chunk);
+        let on_host = |flat: usize| program.held[flat].states == Tier::Host;
+        let summed = |flat: usize| program.complete_gradient(flat, 0).0;
+        let value = |value: &Value| way.current[value.index()];
         match &instruction.action {
             Action::ClearLoss => vec![(Content::Report, Write)],
             Action::Forward(node) => {
                 let node = &self.graph.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
-                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, gathered), Read)));
+                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, way), Read)));
                 if node.op == Op::HeadLoss {
                     touched.push((Content::Report, Write));
                 } else {
@@ -265,7 +324,7 @@ impl Source<'_> {
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
-                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, gathered), Read)));
+                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, way), Read)));
                 touched.extend(instruction.lands.iter().map(|flat| (Content::Gradient(*flat), Write)));
                 let of = self.graph.nodes[node.of].op;
                 if of == Op::HeadLoss {
@@ -277,39 +336,109 @@ impl Source<'_> {
                 touched.extend(beside(of).iter().map(|content| (*content, Read)));
                 touched
             }
-            Action::Gather(flat) => vec![(Content::Weights(*flat), Read), (Content::Gathered(at), Write)],
+            Action::Recompute { node, from_sum } => {
+                let node = &self.graph.nodes[*node];
+                let inputs = if *from_sum { &node.outputs[..1] } else { &node.inputs[..] };
+                let mut touched: Vec<_> = inputs.iter().map(|input| (value(input), Read)).collect();
+                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, way), Read)));
+                let outputs = node.outputs[usize::from(*from_sum)..].iter();
+                touched.extend(outputs.map(|output| (Content::Recomputed(output.index()), Write)));
+                touched.extend(beside(node.op).iter().map(|content| (*content, Read)));
+                touched
+            }
+            Action::Park(value) => vec![(Content::Value(*value), Read), (Content::Parked(*value), Write)],
+            Action::Fetch(value) => vec![(Content::Parked(*value), Read), (Content::Fetched(*value), Write)],
+            Action::Gather(flat) if program.held[*flat].weights == Tier::Host => {
+                vec![(self.weights(*flat, way), Write)]
+            }
+            Action::Gather(flat) => vec![(Content::Weights(*flat), Read), (self.weights(*flat, way), Write)],
+            Action::Stage(chunk) => vec![(Content::Weights(chunk.flat), Read), (Content::Staged(at), Write)],
+            Action::Bring(chunk) => {
+                let staged = way.find(chunk).filter(|content| matches!(content, Content::Staged(_)));
+                let from = staged.unwrap_or(Content::Weights(chunk.flat));
+                vec![(from, Read), (self.weights(chunk.flat, way), Write)]
+            }
             Action::Release(_) => Vec::new(),
             Action::Clear(flat) | Action::GatherGradient(flat) => vec![(Content::Gradient(*flat), Write)],
-            Action::Keep(flat) => vec![(Content::Gradient(*flat), Read), (Content::Kept(*flat), Write)],
-            Action::Round(chunk) => vec![(Content::Gradient(chunk.flat), Read), (of(chunk), Write)],
+            Action::Keep(flat) => {
+                let kept = if on_host(*flat) { Content::Summed(at) } else { Content::Kept(*flat) };
+                vec![(Content::Gradient(*flat), Read), (kept, Write), (Content::Report, Write)]
+            }
+            Action::Round(chunk) => {
+                vec![
+                    (Content::Gradient(chunk.flat), Read),
+                    (Content::Sent(at), Write),
+                    (Content::Report, Write),
+                ]
+            }
             Action::Exchange(chunk) => vec![(of(chunk), Read), (Content::Received(at), Write)],
-            Action::Add(chunk, _) => vec![(of(chunk), Read), (self.summed(chunk.flat), Write)],
-            Action::Squares(flat) => vec![(self.summed(*flat), Read), (Content::Report, Write)],
+            Action::Add(chunk, _) => {
+                let sums = match (program.gradient_home(), on_host(chunk.flat)) {
+                    (GradientHome::Landed, _) => Content::Gradient(chunk.flat),
+                    (_, true) => Content::Summed(at),
+                    (_, false) => Content::Kept(chunk.flat),
+                };
+                vec![(of(chunk), Read), (sums, Write)]
+            }
+            Action::SaveGradient(chunk, _) => {
+                let from = match program.gradient_home() {
+                    GradientHome::Landed => Content::Gradient(chunk.flat),
+                    _ => of(chunk),
+                };
+                vec![(from, Read), (Content::Kept(chunk.flat), Write)]
+            }
+            Action::Squares(flat) => vec![(summed(*flat), Read), (Content::Report, Write)],
             Action::Reports => vec![(Content::Report, Read), (Content::Reports, Write)],
             Action::Control => {
                 let reports = if self.program.layout.ranks > 1 { Content::Reports } else { Content::Report };
                 let reads = [Content::Recipe, Content::Input, reports].map(|content| (content, Read));
                 reads.into_iter().chain([(Content::Control, Write), (Content::Record, Write)]).collect()
             }
-            Action::Update(flat) => {
-                let mut touched = vec![(Content::Control, Read), (self.summed(*flat), Read)];
-                let states = [Content::First(*flat), Content::Second(*flat), Content::Weights(*flat)];
-                touched.extend(states.map(|content| (content, Write)));
-                if self.has_master() {
-                    touched.push((Content::Master(*flat), Write));
-                }
+            Action::Update(chunk) => {
+                let (flat, held) = (chunk.flat, program.held[chunk.flat]);
+                let mut touched = vec![(Content::Control, Read), (summed(flat), Read)];
+                let [has_first, has_second] = program.optimizer.moments();
+                let weights =
+                    if held.weights == held.states { Content::Weights(flat) } else { Content::Updated(at) };
+                let states = [
+                    has_first.then_some(Content::First(flat)),
+                    has_second.then_some(Content::Second(flat)),
+                    program.has_master(flat).then_some(Content::Master(flat)),
+                    Some(weights),
+                ];
+                touched.extend(states.into_iter().flatten().map(|content| (content, Write)));
                 touched
             }
-            Action::GatherWeights(flat) => vec![(Content::Weights(*flat), Write)],
+            Action::PutBack(chunk) => vec![(of(chunk), Read), (Content::Weights(chunk.flat), Write)],
+            Action::GatherWeights(Chunk { flat, .. }) | Action::SpreadWeights { flat, .. } => {
+                vec![(Content::Weights(*flat), Write)]
+            }
         }
     }
+}
 
-    /// Where a flat's gradient is when it is complete.
-    pub(super) fn summed(&self, flat: usize) -> Content {
-        match self.program.gradient_home() {
-            GradientHome::Landed => Content::Gradient(flat),
-            GradientHome::Rounded | GradientHome::Shard => Content::Kept(flat),
-        }
+/// What stands for values, flats and chunks at a point of the list.
+struct Way {
+    /// How often each flat was let go.
+    stays: Vec<usize>,
+    /// Chunks on their way, and the buffer they are in now.
+    moving: Vec<(Chunk, Content)>,
+    /// Values, and what stands for them now.
+    current: Vec<Content>,
+}
+
+impl Way {
+    fn put(&mut self, chunk: &Chunk, content: Content) {
+        self.moving.retain(|(other, _)| other != chunk);
+        self.moving.push((chunk.clone(), content));
+    }
+
+    fn find(&self, chunk: &Chunk) -> Option<Content> {
+        self.moving.iter().rev().find(|(other, _)| other == chunk).map(|(_, content)| *content)
+    }
+
+    fn of(&self, chunk: &Chunk) -> Content {
+        self.find(chunk).expect("a chunk is made before it is moved")
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use zeroth_device::{Span, Target};
+use zeroth_device::{Span, Target, Tier};
 use zeroth_graph::{Backward, Graph};
 
 use super::buffers::Source;
@@ -45,10 +45,8 @@ pub struct SectionMemory {
 pub struct Memory {
     /// What is there all the time.
     pub always: Vec<Placed>,
-    /// Where the part that sections share begins.
-    pub shared_at: u64,
-    /// Its bytes.
-    pub shared: u64,
+    /// The part of each tier's arena that sections share: where it begins, and its bytes.
+    pub shared: [(u64, u64); 2],
     /// What comes and goes, by section, in the program's order.
     pub sections: Vec<SectionMemory>,
     /// Bytes behind every buffer that nothing may touch: 0 but for executors that look after them.
@@ -78,16 +76,15 @@ pub(crate) fn guarded_bytes(
     let source = Source { program, graph, backward };
     let guarded =
         |buffer: Buffer| Buffer { bytes: (buffer.bytes + guard).next_multiple_of(ALIGNMENT), ..buffer };
-    let mut shared_at = 0;
+    let mut shared = [(0, 0); 2];
     let always = source.always().into_iter().map(|buffer| {
         let buffer = guarded(buffer);
-        let at = shared_at;
-        shared_at += buffer.bytes;
+        let at = shared[buffer.tier as usize].0;
+        shared[buffer.tier as usize].0 += buffer.bytes;
         Placed { buffer, at, life: 0..=usize::MAX, touched_by: Vec::new() }
     });
     let always: Vec<Placed> = always.collect();
     let lowering = Lowering::new(program, graph, backward);
-    let mut shared = 0;
     let mut sections = Vec::with_capacity(program.sections.len());
     for section in &program.sections {
         let scratch = lowering.scratch(section, target, row_sizes);
@@ -108,45 +105,50 @@ pub(crate) fn guarded_bytes(
                 touched_by,
             })
             .collect();
-        let (offsets, end) = place(&passing);
-        guard_reuse(section, &passing, &offsets, &mut waits);
-        shared = shared.max(end);
+        let mut offsets = vec![0; passing.len()];
+        for tier in [Tier::Device, Tier::Host] {
+            let ours: Vec<usize> =
+                (0..passing.len()).filter(|index| passing[*index].buffer.tier == tier).collect();
+            let of_tier: Vec<Passing> = ours.iter().map(|index| passing[*index].clone()).collect();
+            let (placed, end) = place(&of_tier);
+            guard_reuse(section, &of_tier, &placed, &mut waits);
+            ours.iter().zip(placed).for_each(|(index, at)| offsets[*index] = at);
+            let most = &mut shared[tier as usize].1;
+            *most = end.max(*most);
+        }
         let placed = |(passing, offset): (Passing, &u64)| Placed {
             buffer: passing.buffer,
-            at: shared_at + offset,
+            at: shared[passing.buffer.tier as usize].0 + offset,
             life: passing.life,
             touched_by: passing.touched_by,
         };
         let buffers = passing.into_iter().zip(&offsets).map(placed).collect();
         sections.push(SectionMemory { kind: section.kind, buffers, waits });
     }
-    Memory { always, shared_at, shared, sections, guard }
+    Memory { always, shared, sections, guard }
 }
 
 impl Placed {
     /// Where its bytes are, without what guards them.
     pub(crate) fn span(&self, guard: u64) -> Span {
-        Span::device(self.at, self.buffer.bytes - guard)
+        Span { tier: self.buffer.tier, at: self.at, bytes: self.buffer.bytes - guard }
     }
 }
 
 impl Memory {
-    /// The arena: what is always there and what sections share.
-    pub fn arena(&self) -> u64 {
-        self.shared_at + self.shared
+    /// A tier's arena: what is always there and what sections share.
+    pub fn arena(&self, tier: Tier) -> u64 {
+        let (at, bytes) = self.shared[tier as usize];
+        at + bytes
     }
 
-    /// The most bytes of a category that are there at the same time.
-    pub fn peak(&self, category: Category) -> u64 {
-        let of = |buffers: &mut dyn Iterator<Item = &Placed>| {
-            buffers
-                .filter(|placed| placed.buffer.category == category)
-                .map(|placed| placed.buffer.bytes)
-                .sum::<u64>()
-        };
+    /// The most bytes of a category that are there at the same time in a tier.
+    pub fn peak(&self, tier: Tier, category: Category) -> u64 {
+        let is = |placed: &&Placed| placed.buffer.category == category && placed.buffer.tier == tier;
+        let always: u64 = self.always.iter().filter(is).map(|placed| placed.buffer.bytes).sum();
         let most = |section: &SectionMemory| {
             let mut grows: Vec<(usize, bool, u64)> = Vec::new();
-            for placed in section.buffers.iter().filter(|placed| placed.buffer.category == category) {
+            for placed in section.buffers.iter().filter(is) {
                 // What ends with an instruction is still there beside what begins with it.
                 grows.push((*placed.life.start(), false, placed.buffer.bytes));
                 grows.push((*placed.life.end(), true, placed.buffer.bytes));
@@ -163,22 +165,22 @@ impl Memory {
             }
             peak
         };
-        of(&mut self.always.iter()) + self.sections.iter().map(most).max().unwrap_or(0)
+        always + self.sections.iter().map(most).max().unwrap_or(0)
     }
 
-    /// The arena by category: states as they are, activations at their peak, and all else as buffers.
-    pub fn by_category(&self) -> Bytes {
+    /// A tier's arena by category: states as they are, activations at their peak, and all else as buffers.
+    pub fn by_category(&self, tier: Tier) -> Bytes {
         let [parameters, gradients, optimizer, activations] =
             [Category::Parameters, Category::Gradients, Category::Optimizer, Category::Activations]
-                .map(|category| self.peak(category));
-        let total = self.arena();
+                .map(|category| self.peak(tier, category));
+        let total = self.arena(tier);
         let buffers = total - parameters - gradients - optimizer - activations;
         Bytes { parameters, gradients, optimizer, activations, buffers, total }
     }
 
-    /// Bytes of parameters, gradients and optimizer: what ZeRO's formulas count.
-    pub fn states(&self) -> u64 {
-        let Bytes { parameters, gradients, optimizer, .. } = self.by_category();
+    /// Bytes of parameters, gradients and optimizer in a tier: what ZeRO's formulas count.
+    pub fn states(&self, tier: Tier) -> u64 {
+        let Bytes { parameters, gradients, optimizer, .. } = self.by_category(tier);
         parameters + gradients + optimizer
     }
 }

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_device::Queue;
+use zeroth_device::{Optimizer, Queue, Tier};
 use zeroth_graph::ParamId;
 
-use super::Types;
+use super::{Content, Types};
 use crate::{FlatKind, Layout};
 
 /// What a rank does in one step. Every rank runs the same program.
@@ -22,6 +22,25 @@ pub struct Program {
     pub stage: u8,
     /// The types numbers are stored in.
     pub types: Types,
+    /// How weights are changed.
+    pub optimizer: Optimizer,
+    /// The type of its moments.
+    pub moments: DType,
+    /// Whether moments in 16 bits are rounded by chance.
+    pub rounds_by_chance: bool,
+    /// Where each flat's parts live.
+    pub held: Vec<Held>,
+    /// Whether an exchange gives each rank its part only.
+    pub reduce_scatter: bool,
+}
+
+/// Where a flat's parts live between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Parameters.
+    pub weights: Tier,
+    /// Master weights, moments, and gradients that wait for the update.
+    pub states: Tier,
 }
 
 /// A part of a step.
@@ -72,6 +91,17 @@ pub enum Action {
     Forward(usize),
     /// A node of backward.
     Backward(usize),
+    /// A node of forward once more, for what backward reads of it. A residual add whose sum was kept only norms the sum.
+    Recompute {
+        /// The node.
+        node: usize,
+        /// Whether the sum is there.
+        from_sum: bool,
+    },
+    /// Puts a value away in host memory.
+    Park(usize),
+    /// Brings it back.
+    Fetch(usize),
     /// Brings all shards of a flat's parameters together, in a buffer of its own.
     Gather(usize),
     /// Lets a gathered flat go.
@@ -95,10 +125,25 @@ pub enum Action {
     Reports,
     /// The norm of all gradients, the clip factor, and whether the step counts.
     Control,
-    /// The optimizer over what this rank updates of a flat.
-    Update(usize),
-    /// Brings the updated shards of a flat that stays gathered together, in place.
-    GatherWeights(usize),
+    /// Puts the sums of a chunk where the update finds them, in host memory.
+    SaveGradient(Chunk, Addition),
+    /// Copies a piece of this rank's parameters from pageable memory to staging.
+    Stage(Chunk),
+    /// Copies a piece of this rank's parameters from host memory to its place in the flat that is being gathered.
+    Bring(Chunk),
+    /// The optimizer over a tile of what this rank updates of a flat.
+    Update(Chunk),
+    /// Puts a tile of updated parameters where they live, when that is not where they were updated.
+    PutBack(Chunk),
+    /// Brings a chunk of the updated shards of a flat that stays gathered together, in place.
+    GatherWeights(Chunk),
+    /// Sends one rank's updated shard of such a flat to all.
+    SpreadWeights {
+        /// The flat.
+        flat: usize,
+        /// The rank.
+        root: usize,
+    },
 }
 
 /// A part of a flat that one collective moves, as a range within every rank's shard.
@@ -137,6 +182,9 @@ impl Action {
             Self::ClearLoss => "clear loss",
             Self::Forward(_) => "forward",
             Self::Backward(_) => "backward",
+            Self::Recompute { .. } => "recompute",
+            Self::Park(_) => "park",
+            Self::Fetch(_) => "fetch",
             Self::Gather(_) => "gather",
             Self::Release(_) => "release",
             Self::Clear(_) => "clear gradient",
@@ -148,8 +196,13 @@ impl Action {
             Self::Squares(_) => "squares",
             Self::Reports => "reports",
             Self::Control => "control",
+            Self::SaveGradient(..) => "save gradient",
+            Self::Stage(_) => "stage",
+            Self::Bring(_) => "bring",
             Self::Update(_) => "update",
+            Self::PutBack(_) => "put back",
             Self::GatherWeights(_) => "gather weights",
+            Self::SpreadWeights { .. } => "spread weights",
         }
     }
 
@@ -162,6 +215,7 @@ impl Action {
                 | Self::GatherGradient(_)
                 | Self::Reports
                 | Self::GatherWeights(_)
+                | Self::SpreadWeights { .. }
         )
     }
 
@@ -174,10 +228,24 @@ impl Action {
             | Self::Keep(flat)
             | Self::GatherGradient(flat)
             | Self::Squares(flat)
-            | Self::Update(flat)
-            | Self::GatherWeights(flat) => Some(*flat),
-            Self::Round(chunk) | Self::Exchange(chunk) | Self::Add(chunk, _) => Some(chunk.flat),
-            Self::ClearLoss | Self::Forward(_) | Self::Backward(_) | Self::Reports | Self::Control => None,
+            | Self::SpreadWeights { flat, .. } => Some(*flat),
+            Self::Round(chunk)
+            | Self::Exchange(chunk)
+            | Self::Add(chunk, _)
+            | Self::SaveGradient(chunk, _)
+            | Self::Stage(chunk)
+            | Self::Bring(chunk)
+            | Self::Update(chunk)
+            | Self::GatherWeights(chunk)
+            | Self::PutBack(chunk) => Some(chunk.flat),
+            Self::ClearLoss
+            | Self::Forward(_)
+            | Self::Backward(_)
+            | Self::Recompute { .. }
+            | Self::Park(_)
+            | Self::Fetch(_)
+            | Self::Reports
+            | Self::Control => None,
         }
     }
 }
@@ -216,10 +284,11 @@ impl Program {
         flats
     }
 
-    /// Whether parameters are cut: then flats that are not persistent must be gathered before they are read. A rank that
-    /// is alone has them all.
-    pub const fn cuts_parameters(&self) -> bool {
-        self.stage >= 3 && self.layout.ranks > 1
+    /// Whether parameters come and go: cut over ranks, or kept in host memory. Then flats that do not stay gathered must be
+    /// gathered before they are read.
+    pub fn cuts_parameters(&self) -> bool {
+        let is_away = self.held.iter().any(|held| held.weights == Tier::Host);
+        self.stage >= 3 && (self.layout.ranks > 1 || is_away)
     }
 
     /// Whether a rank updates its own shard only.
@@ -229,7 +298,8 @@ impl Program {
 
     /// Whether a flat is whole on every rank all the time.
     pub fn stays_gathered(&self, flat: usize) -> bool {
-        !self.cuts_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent
+        let is_whole_here = self.layout.ranks == 1 && self.held[flat].weights == Tier::Device;
+        !self.cuts_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
     }
 
     /// Whether a flat has gradients.
@@ -248,6 +318,18 @@ impl Program {
         }
     }
 
+    /// Where a flat's gradient is when it is complete: its buffer, its type, and the element of the flat it begins with.
+    pub(crate) fn complete_gradient(&self, flat: usize, rank: u64) -> (Content, DType, u64) {
+        let shard = self.layout.flats[flat].shard(rank, self.layout.ranks).start;
+        match (self.gradient_home(), self.held[flat].states) {
+            (GradientHome::Landed, Tier::Device) => (Content::Gradient(flat), DType::F32, 0),
+            (GradientHome::Rounded, _) => (Content::Kept(flat), self.types.communication, 0),
+            (GradientHome::Landed, Tier::Host) | (GradientHome::Shard, _) => {
+                (Content::Kept(flat), DType::F32, shard)
+            }
+        }
+    }
+
     /// Whether a gradient that landed needs rounding or company: alone in f32 it is complete.
     pub(super) fn reduces(&self) -> bool {
         self.gradient_home() != GradientHome::Landed
@@ -259,6 +341,12 @@ impl Program {
     pub fn updated(&self, flat: usize, rank: u64) -> Range<u64> {
         let flat = &self.layout.flats[flat];
         if self.cuts_optimizer() { flat.shard(rank, self.layout.ranks) } else { 0..flat.padded() }
+    }
+
+    /// Whether a flat's master weights are apart from the weights computed with.
+    pub fn has_master(&self, flat: usize) -> bool {
+        let held = self.held[flat];
+        self.is_trained(flat) && (self.types.run != DType::F32 || held.weights != held.states)
     }
 
     /// Elements that every rank reserves for what it updates of a flat.

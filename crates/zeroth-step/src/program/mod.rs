@@ -17,12 +17,12 @@ mod waits;
 use zeroth_graph::{Backward, Graph};
 
 pub use buffers::{Buffer, Category, Content};
-pub use settings::{Settings, Types};
+pub use settings::{Offload, Recompute, Settings, Types};
 
 pub(crate) use bytes::guarded_bytes;
 pub use bytes::{Memory, Placed, SectionMemory, bytes};
 pub use check::{ProgramError, Residency};
-pub use ir::{Action, Addition, Chunk, GradientHome, Instruction, Program, Section, SectionKind};
+pub use ir::{Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind};
 pub(crate) use launches::{Binding, Collective, Lowering, Work};
 
 use crate::Layout;
@@ -41,10 +41,13 @@ pub fn compile(
     let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
     let layout = Layout::new(graph, ranks, persistence);
     let program = passes::lower(graph, backward, layout, settings);
+    // What is computed again must be there before parameters are gathered for it.
+    let program = passes::checkpoint(program, graph, backward, settings);
     // Gathers before reductions: a gradient's landing must find its parameters' order settled.
     let program = passes::gather(program, settings);
     let program = passes::reduce(program, settings);
-    let program = passes::update(program);
-    // Last, because it moves what the others have put down.
-    Ok(passes::overlap(program, settings))
+    let program = passes::update(program, settings);
+    // Overlap moves what the others have put down; offload puts copies beside it.
+    let program = passes::overlap(program, settings);
+    Ok(passes::offload(program, settings))
 }

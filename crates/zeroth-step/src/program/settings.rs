@@ -2,6 +2,7 @@
 
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
+use zeroth_device::Optimizer;
 
 /// The types a run stores numbers in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,8 +13,79 @@ pub struct Types {
     pub communication: DType,
 }
 
-/// What the passes ask of a config.
+/// What backward computes again instead of finding it kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recompute {
+    /// Nothing.
+    Nothing,
+    /// Norms and gated activations: cheap to compute, large to keep.
+    NormSwiGlu,
+    /// Attention as well.
+    Attention,
+    /// All of a block but what enters it.
+    Block {
+        /// How many inputs of blocks are kept; none: every block's.
+        kept: Option<u64>,
+        /// Whether they wait for backward in host memory.
+        parked: bool,
+    },
+}
+
+/// What leaves the device, and how it travels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Offload {
+    /// `zero_optimization.offload_optimizer.device` is cpu: the share of the optimizer's state that lives in host memory
+    /// (`.ratio`).
+    pub optimizer: Option<f64>,
+    /// `zero_optimization.offload_param.device` is cpu: the most elements of parameters in host memory (`.max_in_cpu`).
+    pub parameters: Option<u64>,
+    /// `zero_optimization.sub_group_size`: elements that are updated at a time.
+    pub tile: u64,
+    /// `zero_optimization.offload_optimizer.buffer_count`: tiles on their way at the same time.
+    pub tiles: u64,
+    /// `zero_optimization.offload_param.buffer_size`: elements that are copied at a time.
+    pub piece: u64,
+    /// `zero_optimization.offload_param.buffer_count`: pieces in staging at the same time.
+    pub pieces: u64,
+    /// `zero_optimization.offload_param.pin_memory` is false: parameters lie in pageable memory and pass through staging.
+    pub pageable: bool,
+}
+
+impl Offload {
+    /// Nothing leaves the device, and a flat is updated at once.
+    pub const NOTHING: Self = Self {
+        optimizer: None,
+        parameters: None,
+        tile: u64::MAX,
+        tiles: 1,
+        piece: u64::MAX,
+        pieces: 1,
+        pageable: false,
+    };
+
+    fn from_config(config: &Resolved) -> Self {
+        let on_host =
+            |section: &str| config.text(&format!("zero_optimization.{section}.device")) == Some("cpu");
+        let whole =
+            |key: &str, default: u64| config.whole(&format!("zero_optimization.{key}")).unwrap_or(default);
+        let ratio =
+            config.get("zero_optimization.offload_optimizer.ratio").and_then(|ratio| ratio.value.as_f64());
+        let pinned =
+            config.get("zero_optimization.offload_param.pin_memory").and_then(|pin| pin.value.as_bool());
+        Self {
+            optimizer: on_host("offload_optimizer").then(|| ratio.unwrap_or(1.0)),
+            parameters: on_host("offload_param").then(|| whole("offload_param.max_in_cpu", u64::MAX)),
+            tile: whole("sub_group_size", u64::MAX).max(1),
+            tiles: whole("offload_optimizer.buffer_count", 1).max(1),
+            piece: whole("offload_param.buffer_size", u64::MAX).max(1),
+            pieces: whole("offload_param.buffer_count", 1).max(1),
+            pageable: pinned == Some(false),
+        }
+    }
+}
+
+/// What the passes ask of a config.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// `zero_optimization.stage`.
     pub stage: u8,
@@ -33,12 +105,35 @@ pub struct Settings {
     pub prefetch: u64,
     /// `zero_optimization.overlap_comm`.
     pub overlap: bool,
+    /// `optimizer.type`, and `optimizer.params.adam_w_mode`.
+    pub optimizer: Optimizer,
+    /// `zeroth.moments`.
+    pub moments: DType,
+    /// `zeroth.stochastic_rounding`: moments in 16 bits are rounded by chance.
+    pub rounds_by_chance: bool,
+    /// `zeroth.recompute`, `activation_checkpointing.number_checkpoints` and `.cpu_checkpointing`.
+    pub recompute: Recompute,
+    /// `zero_optimization.offload_optimizer`, `.offload_param` and `.sub_group_size`.
+    pub offload: Offload,
+    /// `zero_optimization.reduce_scatter`: false sends every rank everything, and each takes its slice.
+    pub reduce_scatter: bool,
+    /// `zero_optimization.allgather_bucket_size`, in elements: updated parameters are gathered in such pieces.
+    pub allgather_bucket: u64,
+    /// `zero_optimization.allgather_partitions`: false sends updated parameters from one rank after the other.
+    pub allgather_partitions: bool,
+    /// `zero_optimization.memory_efficient_linear`: false keeps units with linear maps gathered from forward to backward.
+    pub memory_efficient_linear: bool,
 }
 
 impl Settings {
     /// The settings that a resolved config gives: every value is there, by its file, a flag or its default.
     pub fn from_config(config: &Resolved) -> Self {
         let zero = |key: &str| config.whole(&format!("zero_optimization.{key}")).unwrap_or(0);
+        let is_not_off = |key: &str| {
+            let found =
+                config.get(&format!("zero_optimization.{key}")).and_then(|setting| setting.value.as_bool());
+            found != Some(false)
+        };
         let run = match (config.is_on("fp16.enabled"), config.is_on("bf16.enabled")) {
             (true, _) => DType::F16,
             (false, true) => DType::Bf16,
@@ -55,6 +150,30 @@ impl Settings {
             max_reuse: zero("stage3_max_reuse_distance"),
             prefetch: zero("stage3_prefetch_bucket_size"),
             overlap: config.is_on("zero_optimization.overlap_comm"),
+            optimizer: match config.text("optimizer.type") {
+                Some("SGD") => Optimizer::Sgd,
+                Some("Lion") => Optimizer::Lion,
+                Some("Adagrad") => Optimizer::Adagrad,
+                // DeepSpeed's Adam decays as AdamW does, unless it is told not to.
+                Some("Adam") if !config.is_on("optimizer.params.adam_w_mode") => Optimizer::Adam,
+                _ => Optimizer::AdamW,
+            },
+            moments: config.text("zeroth.moments").and_then(DType::from_name).unwrap_or(DType::F32),
+            rounds_by_chance: config.is_on("zeroth.stochastic_rounding"),
+            recompute: match config.text("zeroth.recompute") {
+                Some("norm_swiglu") => Recompute::NormSwiGlu,
+                Some("attention") => Recompute::Attention,
+                Some("block") => Recompute::Block {
+                    kept: config.whole("activation_checkpointing.number_checkpoints"),
+                    parked: config.is_on("activation_checkpointing.cpu_checkpointing"),
+                },
+                _ => Recompute::Nothing,
+            },
+            offload: Offload::from_config(config),
+            reduce_scatter: is_not_off("reduce_scatter"),
+            allgather_bucket: zero("allgather_bucket_size"),
+            allgather_partitions: is_not_off("allgather_partitions"),
+            memory_efficient_linear: is_not_off("memory_efficient_linear"),
         }
     }
 }

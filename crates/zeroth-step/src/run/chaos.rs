@@ -3,7 +3,7 @@
 //! that is right computes the same bits as ever.
 
 use zeroth_base::philox4x32;
-use zeroth_device::{Device, Queue, Span};
+use zeroth_device::{Device, Queue, Span, Tier};
 
 use super::{Compiled, Engine, RunError};
 use crate::program::Placed;
@@ -55,8 +55,10 @@ impl Engine<'_> {
                 fill(self.device.as_mut(), guard_of(placed, compiled), CANARY, self.step)?;
             }
         }
-        let shared = Span::device(compiled.memory.shared_at, compiled.memory.shared);
-        fill(self.device.as_mut(), shared, POISON, self.step)?;
+        for tier in [Tier::Device, Tier::Host] {
+            let (at, bytes) = compiled.memory.shared[tier as usize];
+            fill(self.device.as_mut(), Span { tier, at, bytes }, POISON, self.step)?;
+        }
         let mut done = vec![false; instructions.len()];
         let mut left: Vec<usize> = memory.buffers.iter().map(|placed| placed.touched_by.len()).collect();
         loop {
@@ -82,7 +84,7 @@ impl Engine<'_> {
                 check(placed, compiled, self.device.as_mut(), self.step, &format!("{:?}", memory.kind), at)?;
                 left[place] -= 1;
                 if left[place] == 0 {
-                    let whole = Span::device(placed.at, placed.buffer.bytes);
+                    let whole = Span { tier: placed.buffer.tier, at: placed.at, bytes: placed.buffer.bytes };
                     fill(self.device.as_mut(), whole, POISON, self.step)?;
                 }
             }
@@ -95,7 +97,7 @@ impl Engine<'_> {
 
 fn guard_of(placed: &Placed, compiled: &Compiled) -> Span {
     let guard = compiled.memory.guard;
-    Span::device(placed.at + placed.buffer.bytes - guard, guard)
+    Span { tier: placed.buffer.tier, at: placed.at + placed.buffer.bytes - guard, bytes: guard }
 }
 
 fn fill(device: &mut dyn Device, span: Span, byte: u8, step: u64) -> Result<(), RunError> {

@@ -104,6 +104,10 @@ impl Compiled {
                 let node = &self.backward.nodes[*node];
                 format!("gradient of {} of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
             }
+            Action::Recompute { node, .. } => {
+                let node = &self.graph.nodes[*node];
+                format!("{} of {} again", node.op.name(), unit(node.unit))
+            }
             other => match other.flat() {
                 Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),
                 None => other.name().to_owned(),

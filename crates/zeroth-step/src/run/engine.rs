@@ -52,6 +52,7 @@ pub struct Engine<'c> {
     feed: Feed,
     staging: Staging,
     pub(super) step: u64,
+    pub(super) recipe: Recipe,
     pub(super) chaos: Option<Chaos>,
     pub(super) trace: Option<Trace>,
 }
@@ -95,7 +96,7 @@ impl<'c> Engine<'c> {
             )?;
             let size = size_of::<Control>() as u64;
             let control = compiled.span(0, Content::Control).part(0, 1, size);
-            device.upload(Queue::Compute, bytes_of(&Control::new(1.0)), control)
+            device.upload(Queue::Compute, bytes_of(&Control::start(&recipe)), control)
         })()
         .map_err(started)?;
         let staging = Staging::new(lowered.iter().flatten().flatten(), device.as_mut());
@@ -110,6 +111,7 @@ impl<'c> Engine<'c> {
             first_mark,
             staging,
             step: 0,
+            recipe,
             chaos: None,
             trace: None,
         })

@@ -33,6 +33,8 @@ pub(super) struct Feed {
     pub(super) sines: Vec<f32>,
     rotary: Rotary,
     table: Angles,
+    /// The frequencies of a sequence that is stretched, made anew for each.
+    stretched: RopeTable,
     pool: Pool,
 }
 
@@ -49,7 +51,9 @@ impl Feed {
         let pairs = rotary.frequencies.len();
         let positions: Vec<i32> = (0..rows as i32).collect();
         let mut table = Angles { cosines: vec![0.0; rows * pairs], sines: vec![0.0; rows * pairs] };
-        angles(&pool, &rotary, 0, &positions, &mut table.cosines, &mut table.sines);
+        let mut frequencies =
+            RopeTable { inv_freq: Vec::with_capacity(pairs), attention_scaling: rotary.scale as f32 };
+        angles(&pool, &rotary, &mut frequencies, 0, &positions, &mut table.cosines, &mut table.sines);
         Self {
             ids: vec![0; rows],
             labels: vec![0; rows],
@@ -60,6 +64,7 @@ impl Feed {
             sines: vec![0.0; rows * pairs],
             rotary,
             table,
+            stretched: frequencies,
             pool,
         }
     }
@@ -107,7 +112,8 @@ impl Feed {
                     &mut self.sines[begin * pairs..end * pairs],
                 );
                 let positions = &batch.positions[begin..end];
-                angles(&self.pool, &self.rotary, (end - begin) as u64, positions, cosines, sines);
+                let (table, length) = (&mut self.stretched, (end - begin) as u64);
+                angles(&self.pool, &self.rotary, table, length, positions, cosines, sines);
             }
         }
     }
@@ -121,14 +127,15 @@ fn pad<T: Copy>(to: &mut [T], from: &[T], rest: T) {
 fn angles(
     pool: &Pool,
     rotary: &Rotary,
+    table: &mut RopeTable,
     length: u64,
     positions: &[i32],
     cosines: &mut [f32],
     sines: &mut [f32],
 ) {
-    let inv_freq = rotary.of_length(length).iter().map(|frequency| *frequency as f32).collect();
-    let table = RopeTable { inv_freq, attention_scaling: rotary.scale as f32 };
+    table.inv_freq.clear();
+    table.inv_freq.extend(rotary.of_length(length).map(|frequency| frequency as f32));
     if !table.inv_freq.is_empty() {
-        rope_angles(pool, &table, positions, cosines, sines);
+        rope_angles(pool, table, positions, cosines, sines);
     }
 }

@@ -28,7 +28,9 @@ impl Staging {
                 Work::Collective(
                     Collective::AllGather { send: s, recv, .. } | Collective::AllToAll { send: s, recv, .. },
                 ) => (send, receive) = (send.max(s.bytes), receive.max(recv.bytes)),
-                Work::Collective(Collective::InPlace { buffer, .. }) => receive = receive.max(buffer.bytes),
+                Work::Collective(
+                    Collective::InPlace { buffer, .. } | Collective::Broadcast { buffer, .. },
+                ) => receive = receive.max(buffer.bytes),
                 Work::Nothing | Work::Launches(_) => {}
             }
         }
@@ -60,13 +62,22 @@ impl Staging {
                 go(transfer(all_gather, from, to, counts))?;
                 device.upload(queue, to, *recv).map_err(on_device)
             }
-            Collective::InPlace { buffer, counts } => {
+            Collective::InPlace { buffer, starts, counts } => {
                 if let Some(buffer) = device.direct_mut(*buffer).map_err(on_device)? {
-                    return go(Transfer::AllGatherInPlace { buffer, counts });
+                    return go(Transfer::AllGatherInPlace { buffer, starts, counts });
                 }
                 let all = &mut self.receive[..buffer.bytes as usize];
                 device.download(queue, *buffer, all).map_err(on_device)?;
-                go(Transfer::AllGatherInPlace { buffer: all, counts })?;
+                go(Transfer::AllGatherInPlace { buffer: all, starts, counts })?;
+                device.upload(queue, all, *buffer).map_err(on_device)
+            }
+            Collective::Broadcast { root, buffer } => {
+                if let Some(buffer) = device.direct_mut(*buffer).map_err(on_device)? {
+                    return go(Transfer::Broadcast { root: *root, buffer });
+                }
+                let all = &mut self.receive[..buffer.bytes as usize];
+                device.download(queue, *buffer, all).map_err(on_device)?;
+                go(Transfer::Broadcast { root: *root, buffer: all })?;
                 device.upload(queue, all, *buffer).map_err(on_device)
             }
         }

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use half::bf16;
 use zeroth_base::DType;
-use zeroth_device::{Queue, Span};
+use zeroth_device::{Optimizer, Queue, Span};
 use zeroth_graph::ParamId;
 
 use super::{Engine, RunError};
-use crate::program::{Content, GradientHome};
+use crate::program::Content;
 
 /// Elements that are moved at once.
 const PIECE: u64 = 1 << 20;
@@ -57,15 +57,30 @@ impl Engine<'_> {
                     elements,
                 )
             })?;
-            if program.is_trained(flat) && program.types.run != DType::F32 {
+            if program.has_master(flat) {
                 let updated = program.updated(flat, self.rank);
                 self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
                     source(param, range, elements).map_err(RunError::Weights)?;
                     engine.put(Content::Master(flat), DType::F32, at - updated.start, elements)
                 })?;
             }
+            self.begin_sums(flat, &mut elements)?;
         }
         Ok(())
+    }
+
+    /// Adagrad's sums begin with a number of the recipe; all other moments with the zeros that the arena has.
+    fn begin_sums(&mut self, flat: usize, elements: &mut [f32]) -> Result<(), RunError> {
+        let program = &self.compiled.program;
+        let (first, moments) = (self.recipe.initial_accumulator as f32, program.moments);
+        if program.optimizer != Optimizer::Adagrad || first == 0.0 || !program.is_trained(flat) {
+            return Ok(());
+        }
+        let updated = program.updated(flat, self.rank);
+        self.each_piece(flat, &updated, elements, &mut |engine, _, _, at, elements| {
+            elements.fill(first);
+            engine.put(Content::Second(flat), moments, at - updated.start, elements)
+        })
     }
 
     /// Gives what this rank owns of a state, parameter by parameter: all ranks together give every element once.
@@ -143,19 +158,12 @@ impl Engine<'_> {
         let (updated, types) = (program.updated(flat, self.rank).start, program.types);
         let shard = program.layout.flats[flat].shard(self.rank, program.layout.ranks).start;
         let weights = if program.stays_gathered(flat) { 0 } else { shard };
-        let trained = program.is_trained(flat);
         match state {
-            State::Weights if types.run == DType::F32 || !trained => {
-                (Content::Weights(flat), types.run, weights)
-            }
+            State::Weights if !program.has_master(flat) => (Content::Weights(flat), types.run, weights),
             State::Weights => (Content::Master(flat), DType::F32, updated),
-            State::First => (Content::First(flat), DType::F32, updated),
-            State::Second => (Content::Second(flat), DType::F32, updated),
-            State::Gradient => match program.gradient_home() {
-                GradientHome::Landed => (Content::Gradient(flat), DType::F32, 0),
-                GradientHome::Rounded => (Content::Kept(flat), types.communication, 0),
-                GradientHome::Shard => (Content::Kept(flat), DType::F32, shard),
-            },
+            State::First => (Content::First(flat), program.moments, updated),
+            State::Second => (Content::Second(flat), program.moments, updated),
+            State::Gradient => program.complete_gradient(flat, self.rank),
         }
     }
 

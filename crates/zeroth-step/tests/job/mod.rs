@@ -10,10 +10,10 @@ use zeroth_base::DType;
 use zeroth_comm::Comm;
 use zeroth_comm::local::{Job, Options};
 use zeroth_device::cpu::CpuDevice;
-use zeroth_device::{Recipe, Record, Target};
+use zeroth_device::{Optimizer, Recipe, Record, Target, Tier};
 use zeroth_graph::Graph;
 use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
-use zeroth_step::program::{Settings, Types};
+use zeroth_step::program::{Offload, Recompute, Settings, Types};
 use zeroth_step::run::{Compiled, Engine, MicroBatch, Rank, State};
 
 pub(crate) const F32: Types = Types { run: DType::F32, communication: DType::F32 };
@@ -28,6 +28,15 @@ pub(crate) const ROOMY: Settings = Settings {
     max_reuse: 0,
     prefetch: 0,
     overlap: false,
+    optimizer: Optimizer::AdamW,
+    moments: DType::F32,
+    rounds_by_chance: false,
+    recompute: Recompute::Nothing,
+    offload: Offload::NOTHING,
+    reduce_scatter: true,
+    allgather_bucket: u64::MAX / 4,
+    allgather_partitions: true,
+    memory_efficient_linear: true,
 };
 
 /// A golden model: its folder, its weights and its rows.
@@ -69,11 +78,14 @@ pub(crate) struct Setup {
     pub(crate) chaos: Option<u64>,
     /// Micro-batches are rounded up to this many sizes.
     pub(crate) sizes: u64,
+    /// The loss scale of fp16, and how many steps may be skipped.
+    pub(crate) scaling: Option<Recipe>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { ranks: 1, micro_batch: 1, threads: 1, settings: ROOMY, steps: 20, chaos: None, sizes: 1 }
+        let (chaos, scaling) = (None, None);
+        Self { ranks: 1, micro_batch: 1, threads: 1, settings: ROOMY, steps: 20, chaos, sizes: 1, scaling }
     }
 }
 
@@ -126,6 +138,19 @@ impl Golden {
         Self { name, folder, weights, rows: (0..30).map(row).collect(), steps, config, table }
     }
 
+    /// Rows at these places begin with a token whose embedding is not a number; no other row has it.
+    pub(crate) fn poison(&mut self, places: &[usize]) {
+        let (width, last) = (self.config.hidden as usize, self.config.vocab as usize - 1);
+        for row in &mut self.rows {
+            for id in row.ids.iter_mut().filter(|id| **id == last as i32) {
+                *id = 0;
+            }
+        }
+        places.iter().for_each(|place| self.rows[*place].ids[0] = last as i32);
+        let embedding = self.table.iter().position(|parameter| parameter.name.contains("embed")).unwrap();
+        self.weights[embedding][last * width..(last + 1) * width].fill(f32::NAN);
+    }
+
     pub(crate) fn named(name: &str) -> Self {
         Self::read(&golden_folder().join(name))
     }
@@ -159,7 +184,7 @@ impl Golden {
         runs.iter().find(is).unwrap()
     }
 
-    fn recipe(&self) -> Recipe {
+    pub(crate) fn recipe(&self) -> Recipe {
         let of = |key: &str| self.steps["recipe"][key].as_f64().unwrap();
         Recipe {
             beta1: of("adam_beta1"),
@@ -167,7 +192,7 @@ impl Golden {
             eps: of("adam_epsilon"),
             weight_decay: [of("weight_decay"), 0.0],
             max_norm: of("max_grad_norm"),
-            tolerated: 0,
+            ..Recipe::default()
         }
     }
 
@@ -227,11 +252,30 @@ impl Golden {
         threads: usize,
         comm: Option<Box<dyn Comm>>,
     ) -> Engine<'c> {
+        self.engine_with(compiled, threads, comm, None)
+    }
+
+    fn engine_with<'c>(
+        &self,
+        compiled: &'c Compiled,
+        threads: usize,
+        comm: Option<Box<dyn Comm>>,
+        scaling: Option<Recipe>,
+    ) -> Engine<'c> {
         let undecayed = self.steps["recipe"]["undecayed"].as_array().unwrap();
         let name = |param: zeroth_graph::ParamId| &compiled.graph.param(param).spec.name;
         let decayed = |param| !undecayed.iter().any(|other| other.as_str() == Some(name(param)));
-        let device = Box::new(CpuDevice::new(threads, compiled.memory.arena(), 0).unwrap());
-        let rank = Rank { comm, device, recipe: self.recipe(), decayed: &decayed, seed: 7 };
+        let device = Box::new(
+            CpuDevice::new(threads, compiled.memory.arena(Tier::Device), compiled.memory.arena(Tier::Host))
+                .unwrap(),
+        );
+        let rank = Rank {
+            comm,
+            device,
+            recipe: scaling.unwrap_or_else(|| self.recipe()),
+            decayed: &decayed,
+            seed: 7,
+        };
         let mut engine = Engine::new(compiled, rank).unwrap();
         let places = self.places(compiled);
         engine
@@ -257,7 +301,7 @@ impl Golden {
         comm: Option<Box<dyn Comm>>,
         outcome: &Mutex<Outcome>,
     ) {
-        let mut engine = self.engine(compiled, setup.threads, comm);
+        let mut engine = self.engine_with(compiled, setup.threads, comm, setup.scaling);
         if let Some(seed) = setup.chaos {
             engine.unleash(seed + engine.rank());
         }
@@ -269,6 +313,7 @@ impl Golden {
             }
         };
         let places = self.places(compiled);
+        let mut applied = 0;
         for step in 0..setup.steps as u64 {
             let micro = |micro: u64| {
                 let place = (step * setup.settings.accumulation + micro) * setup.ranks + engine.rank();
@@ -278,8 +323,10 @@ impl Golden {
             let batches: Vec<MicroBatch<'_>> = packed.iter().map(Packed::view).collect();
             let whole = self.packed(step * batch, batch);
             let trained = whole.labels.iter().filter(|label| **label >= 0).count() as u64;
-            engine.step(&batches, trained, step, &rates[step as usize..]).unwrap();
+            let first = step.min(rates.len() as u64 - 1) as usize;
+            engine.step(&batches, trained, applied, &rates[first..]).unwrap();
             let record = engine.record().unwrap();
+            applied = record.head.applied;
             if engine.rank() == 0 {
                 outcome.lock().unwrap().records.push(record.head);
             }

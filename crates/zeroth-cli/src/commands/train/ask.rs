@@ -1,16 +1,19 @@
 //! From what was typed to a job: config, model, data, steps, and the machine it will run on.
 
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 
 use anyhow::Context;
-use zeroth::base::format_bytes;
-use zeroth::config::resolve::{ModelFacts, Request, Resolved, resolve};
+use zeroth::config::resolve::{ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::unbuilt::unbuilt;
 use zeroth::device::{Gpus, Machine, Target, probe};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, table};
 use zeroth::step::program::Settings;
-use zeroth::train::data::{ReadOptions, Samples, read_ready_tokens};
-use zeroth::train::{BatchShape, Batches, Evaluation, Job, Length, Order, RowSizes, from_config};
+use zeroth::step::run::Compiled;
+use zeroth::train::data::{DataError, ReadOptions, Samples, read_ready_tokens};
+use zeroth::train::{
+    BatchShape, Batches, Budget, Evaluation, Freedom, Job, Length, Order, RowSizes, from_config,
+};
 
 use super::super::config_file;
 use crate::cli::{DeviceArg, TrainArgs};
@@ -31,24 +34,40 @@ pub(super) struct Asked {
     pub(super) steps_per_print: Option<u64>,
     /// Whether the trained model is written at the end.
     pub(super) writes_model: bool,
-    /// Bytes that one rank's device may take, and where that number comes from.
-    pub(super) budget: Option<(u64, &'static str)>,
+    pub(super) budget: Budget,
     pub(super) notes: Vec<String>,
 }
 
 impl Asked {
-    /// Why a run that needs so many bytes a rank cannot start.
-    pub(super) fn refusal(&self, needed: u64) -> Option<String> {
-        let (budget, origin) = self.budget?;
-        (needed > budget).then(|| {
-            format!(
-                "a rank needs {} and {origin} leaves {}: {} too much. A smaller --per-device-train-batch-size or \
-                 --max-length, a higher stage or more ranks need less; `zeroth plan` shows what each preset needs",
-                format_bytes(needed),
-                format_bytes(budget),
-                format_bytes(needed - budget)
-            )
-        })
+    /// Compiles the step within the budgets, choosing what nobody typed; says why where it cannot be.
+    pub(super) fn fit(&mut self) -> anyhow::Result<Result<Compiled, String>> {
+        let is_open = |resolved: &Resolved, key: &str| {
+            let origin = resolved.get(key).map(|setting| &setting.origin);
+            !matches!(origin, Some(Origin::File(_) | Origin::Flag(_)))
+        };
+        let checkpoints = |setting: &zeroth::config::resolve::Setting| {
+            setting.key.path.starts_with("activation_checkpointing") && setting.origin != Origin::Default
+        };
+        let freedom = Freedom {
+            recompute: is_open(&self.resolved, "zeroth.recompute")
+                && !self.resolved.settings.iter().any(checkpoints),
+            prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
+            micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
+                && is_open(&self.resolved, "gradient_accumulation_steps"),
+        };
+        let (compiled, choices) = match self.job.fit(self.target, self.budget, freedom)? {
+            Ok(fitted) => fitted,
+            Err(misfit) => return Ok(Err(misfit.to_string())),
+        };
+        for choice in choices {
+            self.notes.push(format!("{} is {}: chosen to fit the memory", choice.key, choice.value));
+            let setting = self.resolved.settings.iter_mut().find(|setting| setting.key.path == choice.key);
+            if let Some(setting) = setting {
+                setting.value = choice.value;
+                setting.origin = Origin::Auto("chosen to fit the memory".to_owned());
+            }
+        }
+        Ok(Ok(compiled))
     }
 }
 
@@ -86,7 +105,7 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         ranks,
     };
     let max_length = arguments.max_length.unwrap_or_else(|| model.max_positions.unwrap_or(2048).min(2048));
-    let read = |files: &[std::path::PathBuf], most: Option<u64>| {
+    let read = |files: &[PathBuf], most: Option<u64>| {
         let max_samples = most.and_then(NonZeroU64::new);
         read_ready_tokens(files, &ReadOptions { vocabulary: model.vocab, max_length, max_samples })
     };
@@ -150,7 +169,7 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
 
 fn evaluation(
     arguments: &TrainArgs,
-    read: &dyn Fn(&[std::path::PathBuf], Option<u64>) -> Result<Samples, zeroth::train::data::DataError>,
+    read: &impl Fn(&[PathBuf], Option<u64>) -> Result<Samples, DataError>,
 ) -> anyhow::Result<Option<Evaluation>> {
     if arguments.eval_data.is_empty() {
         anyhow::ensure!(arguments.eval_steps.is_none(), "--eval-steps was given without --eval-data");
@@ -183,24 +202,26 @@ fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Resul
     anyhow::bail!("the config asks for what is not yet built:\n{}", lines.join("\n"))
 }
 
-/// On the processor a device's memory is the machine's, shared by all ranks.
-fn budget(
-    arguments: &TrainArgs,
-    device: DeviceArg,
-    ranks: u64,
-    machine: &Machine,
-) -> Option<(u64, &'static str)> {
-    if let Some(bytes) = arguments.device_memory {
-        return Some((bytes, "--device-memory"));
+/// Bytes that a rank may take: what was typed, else what is free.
+fn budget(arguments: &TrainArgs, device: DeviceArg, ranks: u64, machine: &Machine) -> Budget {
+    let typed_host = arguments.host_memory.map(|bytes| bytes / ranks);
+    let free_host = machine.host_memory_available().map(|bytes| bytes / ranks);
+    match device {
+        // On the processor a device's memory is the machine's, unless budgets are typed for each.
+        DeviceArg::Cpu => Budget {
+            device: arguments.device_memory,
+            host: typed_host.filter(|_| arguments.device_memory.is_some()),
+            together: typed_host.filter(|_| arguments.device_memory.is_none()).or(free_host),
+        },
+        DeviceArg::Cuda => {
+            // Ranks beyond the cards there are share them.
+            let sharing = ranks.div_ceil(gpus(machine).max(1));
+            let free = machine.device_memory().map(|memory| memory.free / sharing);
+            Budget {
+                device: arguments.device_memory.or(free),
+                host: typed_host.or(free_host),
+                together: None,
+            }
+        }
     }
-    if device == DeviceArg::Cuda {
-        // Ranks beyond the cards there are share them.
-        let sharing = ranks.div_ceil(gpus(machine).max(1));
-        let memory = machine.device_memory()?;
-        return Some((memory.free / sharing, "what is free on the card, shared by its ranks,"));
-    }
-    if let Some(bytes) = arguments.host_memory {
-        return Some((bytes / ranks, "--host-memory, shared by all ranks,"));
-    }
-    machine.host_memory_available().map(|bytes| (bytes / ranks, "what is free, shared by all ranks,"))
 }

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use zeroth::base::{format_bytes, publish};
 use zeroth::comm::Comm;
-use zeroth::comm::launch::{Launch, Line, Output as RankOutput, Stream};
+use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Stream};
 use zeroth::comm::local::{Options, join_from_environment};
 use zeroth::device::cpu::CpuDevice;
 use zeroth::device::cuda::CudaDevice;
-use zeroth::device::{Device, Target};
+use zeroth::device::{Device, Target, Tier};
 use zeroth::step::run::Compiled;
 use zeroth::train::{Chores, Existing, RunFolder, TrainError, loss_curve, progress, read_losses};
 
@@ -32,8 +32,15 @@ const REGION: usize = 8 << 20;
 pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
     // The launcher has checked and shown everything; a rank resolves the same and says only what goes wrong.
     let is_rank = std::env::var_os(zeroth::comm::local::JOB_FD).is_some();
-    let asked = ask::ask(arguments)?;
-    let compiled = asked.job.compile(asked.target)?;
+    let mut asked = ask::ask(arguments)?;
+    let compiled = match asked.fit()? {
+        Ok(compiled) => compiled,
+        Err(misfit) => {
+            show::model(&asked);
+            output::error(&misfit);
+            return Ok(Exit::DoesNotFit);
+        }
+    };
     if is_rank {
         return rank(arguments, &asked, &compiled);
     }
@@ -42,11 +49,6 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     show::memory(&asked, &compiled);
     for note in &asked.notes {
         output::note(&format!("note: {note}"));
-    }
-    let needed = compiled.memory.arena();
-    if let Some(refusal) = asked.refusal(needed) {
-        output::error(&refusal);
-        return Ok(Exit::DoesNotFit);
     }
     if arguments.dry_run {
         show::first_batch(&asked, output);
@@ -68,10 +70,10 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
 
 /// The device of a rank, with an arena as large as planned. Ranks beyond the cards there are share them.
 fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
-    let bytes = compiled.memory.arena();
+    let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
     Ok(match asked.target {
-        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, 0)?),
-        Target::Cuda => Box::new(CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, 0)?),
+        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
+        Target::Cuda => Box::new(CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, host)?),
     })
 }
 
@@ -98,7 +100,7 @@ fn one_rank(
     follower.end();
     let ended = match ended {
         Ok(ended) => ended,
-        Err(error) => return failed(&error),
+        Err(error) => return Ok(failed(&error)),
     };
     if let (Some(path), Some(trace)) = (&arguments.trace, ended.trace) {
         write_trace(path, &[trace.to_json_lines()?])?;
@@ -134,13 +136,15 @@ fn rank(arguments: &TrainArgs, asked: &Asked, compiled: &Compiled) -> anyhow::Re
             }
             Ok(Exit::Done)
         }
-        Err(error) => failed(&error),
+        // All ranks find the same: one says it.
+        Err(TrainError::NotFinite { .. } | TrainError::AtMinScale { .. }) if number != 0 => Ok(Exit::Failed),
+        Err(error) => Ok(failed(&error)),
     }
 }
 
-fn failed(error: &TrainError) -> anyhow::Result<Exit> {
+fn failed(error: &TrainError) -> Exit {
     output::error(&error.to_string());
-    Ok(Exit::Failed)
+    Exit::Failed
 }
 
 /// Starts the ranks, passes on what they say, and explains how they ended.
@@ -165,7 +169,11 @@ fn many_ranks(arguments: &TrainArgs, asked: &Asked, folder: &RunFolder) -> anyho
         .output(RankOutput::Lines(Arc::new(lines)))
         .run()?;
     if !report.success() {
-        output::error(report.to_string().trim_end());
+        // Where all ranks ended by themselves with an error of the run, rank 0 has said which.
+        let agreed = report.ranks.iter().all(|end| end.how == How::Exited { code: Exit::Failed as i32 });
+        if !agreed {
+            output::error(report.to_string().trim_end());
+        }
         return Ok(Exit::Failed);
     }
     if let Some(path) = &arguments.trace {

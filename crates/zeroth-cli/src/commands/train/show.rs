@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use zeroth::base::{format_bytes, format_count, grouped};
 use zeroth::config::resolve::Origin;
+use zeroth::device::Tier;
 use zeroth::step::run::Compiled;
 use zeroth::train::MicroBatch;
 
@@ -58,17 +59,27 @@ pub(super) fn origin_json(asked: &Asked) -> Value {
 }
 
 pub(super) fn memory(asked: &Asked, compiled: &Compiled) {
-    let bytes = compiled.memory.by_category();
-    let mut table = Table::new(&["memory of a rank", "bytes", ""], &[1]);
-    for (name, bytes) in [
-        ("parameters", bytes.parameters),
-        ("gradients", bytes.gradients),
-        ("optimizer", bytes.optimizer),
-        ("activations", bytes.activations),
-        ("buffers", bytes.buffers),
-        ("all", bytes.total),
+    let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.by_category(tier));
+    let has_host = host.total > 0;
+    let heads: &[&str] = if has_host {
+        &["memory of a rank", "device", "", "host", ""]
+    } else {
+        &["memory of a rank", "bytes", ""]
+    };
+    let mut table = Table::new(heads, &[1, 3]);
+    for (name, device, host) in [
+        ("parameters", device.parameters, host.parameters),
+        ("gradients", device.gradients, host.gradients),
+        ("optimizer", device.optimizer, host.optimizer),
+        ("activations", device.activations, host.activations),
+        ("buffers", device.buffers, host.buffers),
+        ("all", device.total, host.total),
     ] {
-        table.row([name.to_owned(), grouped(bytes), format_bytes(bytes)]);
+        let mut cells = vec![name.to_owned(), grouped(device), format_bytes(device)];
+        if has_host {
+            cells.extend([grouped(host), format_bytes(host)]);
+        }
+        table.row(cells);
     }
     output::note(&table.lines().concat());
     let rows = asked.job.row_sizes.last().copied().unwrap_or(0);
@@ -85,8 +96,8 @@ pub(super) fn plan_json(asked: &Asked, compiled: &Compiled) -> Value {
     json!({
         "ranks": asked.ranks,
         "rows": asked.job.row_sizes,
-        "device_bytes": compiled.memory.by_category(),
-        "host_bytes": { "total": 0 },
+        "device_bytes": compiled.memory.by_category(Tier::Device),
+        "host_bytes": compiled.memory.by_category(Tier::Host),
     })
 }
 

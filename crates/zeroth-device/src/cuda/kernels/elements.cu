@@ -25,10 +25,14 @@ __device__ void sum(const T *a, const T *b, T *y, u64 count) {
     if (i < count) y[i] = from_f32<T>(to_f32(a[i]) + to_f32(b[i]));
 }
 
+// `broken`, where it is given, becomes 1 if a result is not finite. All who write it write the same.
 template <typename A, typename B>
-__device__ void convert(const A *from, B *to, u64 count) {
+__device__ void convert(const A *from, B *to, u64 count, u64 *broken) {
     u64 i = thread_of_grid();
-    if (i < count) to[i] = from_f32<B>(to_f32(from[i]));
+    if (i >= count) return;
+    B stored = from_f32<B>(to_f32(from[i]));
+    to[i] = stored;
+    if (broken && (__float_as_uint(to_f32(stored)) & 0x7f800000u) == 0x7f800000u) *broken = 1;
 }
 
 // Ranks are added in their order, then to what is there.
@@ -58,24 +62,6 @@ __device__ void rope(const float *cosines, const float *sines, const T *x, T *y,
     float cosine = cosines[row * pairs + item], sine = sines[row * pairs + item] * sign;
     y[first] = from_f32<T>(u * cosine - v * sine);
     y[second] = from_f32<T>(v * cosine + u * sine);
-}
-
-struct Words { u32 at[4]; };
-
-// Philox4x32 with ten rounds.
-__device__ Words philox(Words counter, u32 key0, u32 key1) {
-    for (int round = 0; round < 10; round++) {
-        u64 first = (u64)0xD2511F53u * counter.at[0], second = (u64)0xCD9E8D57u * counter.at[2];
-        Words next;
-        next.at[0] = (u32)(second >> 32) ^ counter.at[1] ^ key0;
-        next.at[1] = (u32)second;
-        next.at[2] = (u32)(first >> 32) ^ counter.at[3] ^ key1;
-        next.at[3] = (u32)first;
-        counter = next;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return counter;
 }
 
 struct RowKey { u64 sample; u32 position; u32 epoch; };
@@ -120,12 +106,14 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
                                               u64 threshold, float scale, u64 seed, u64 op) {                     \
         dropout(keys, x, y, rows, width, threshold, scale, seed, op);                                             \
     }                                                                                                             \
-    extern "C" __global__ void convert_##NAME##_f32(const T *from, float *to, u64 count) {                        \
-        convert(from, to, count);                                                                                 \
+    extern "C" __global__ void convert_##NAME##_f32(const T *from, float *to, u64 count, u64 *broken) {           \
+        convert(from, to, count, broken);                                                                         \
     }                                                                                                             \
-    extern "C" __global__ void convert_##NAME##_bf16(const T *from, Bf16 *to, u64 count) {                        \
-        convert(from, to, count);                                                                                 \
+    extern "C" __global__ void convert_##NAME##_bf16(const T *from, Bf16 *to, u64 count, u64 *broken) {           \
+        convert(from, to, count, broken);                                                                         \
     }                                                                                                             \
-    extern "C" __global__ void convert_##NAME##_f16(const T *from, F16 *to, u64 count) { convert(from, to, count); }
+    extern "C" __global__ void convert_##NAME##_f16(const T *from, F16 *to, u64 count, u64 *broken) {             \
+        convert(from, to, count, broken);                                                                         \
+    }
 
 EACH_TYPE(ELEMENTS)

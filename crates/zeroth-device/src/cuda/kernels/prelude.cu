@@ -64,4 +64,22 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
+struct Words { u32 at[4]; };
+
+// Philox4x32 with ten rounds.
+__device__ __forceinline__ Words philox(Words counter, u32 key0, u32 key1) {
+    for (int round = 0; round < 10; round++) {
+        u64 first = (u64)0xD2511F53u * counter.at[0], second = (u64)0xCD9E8D57u * counter.at[2];
+        Words next;
+        next.at[0] = (u32)(second >> 32) ^ counter.at[1] ^ key0;
+        next.at[1] = (u32)second;
+        next.at[2] = (u32)(first >> 32) ^ counter.at[3] ^ key1;
+        next.at[3] = (u32)first;
+        counter = next;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return counter;
+}
+
 #define EACH_TYPE(DEFINE) DEFINE(f32, float) DEFINE(bf16, Bf16) DEFINE(f16, F16)

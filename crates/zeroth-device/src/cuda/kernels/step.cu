@@ -1,4 +1,4 @@
-// The end of a step: the gradient norm, what it decides, and AdamW. The same bits as on the processor.
+// The end of a step: the gradient norm, what it decides, and the optimizers. The same bits as on the processor.
 
 #define THREADS 256
 #define BLOCK 2048
@@ -14,7 +14,9 @@ struct ExactSum {
 
 struct Recipe {
     double beta1, beta2, eps, weight_decay[GROUPS], max_norm;
-    u64 tolerated;
+    double momentum, dampening, lr_decay, initial_accumulator, loss_scale, min_scale;
+    u64 scale_window, hysteresis, tolerated;
+    u32 dynamic, consecutive_hysteresis, nesterov, bias_correction;
 };
 
 struct StepInput {
@@ -24,13 +26,18 @@ struct StepInput {
 };
 
 struct Numbers {
-    float beta1, beta1_rest, beta2, beta2_rest, eps, kept, rate, root_correction, unscale, clip;
+    float beta1, beta1_rest, beta2, beta2_rest, eps, decay_rate, decay, rate, adam_rate, root_correction, adagrad_rate;
+    float momentum, velocity, velocity_rest;
+    u32 nesterov;
+    float unscale, clip;
 };
 
 struct Control {
     u64 applied, skipped;
     double loss_scale;
-    u32 halted, apply;
+    u64 iteration;
+    i64 last_overflow;
+    u32 hysteresis_left, halted, at_min_scale, apply;
     Numbers numbers[GROUPS];
 };
 
@@ -38,11 +45,11 @@ struct Record {
     double loss, norm, rate, loss_scale;
     u64 applied, skipped;
     i64 broken_flat, broken_rank;
-    u32 apply, halted;
+    u32 apply, halted, at_min_scale, broken;
 };
 
-static_assert(sizeof(ExactSum) == 88 && sizeof(Recipe) == 56 && sizeof(StepInput) == 528, "layout of the host");
-static_assert(sizeof(Control) == 112 && sizeof(Record) == 72, "layout of the host");
+static_assert(sizeof(ExactSum) == 88 && sizeof(Recipe) == 136 && sizeof(StepInput) == 528, "layout of the host");
+static_assert(sizeof(Control) == 192 && sizeof(Record) == 80, "layout of the host");
 
 __device__ bool is_finite(double value) {
     u64 exponent = 0x7ff0000000000000ull;
@@ -158,62 +165,110 @@ __device__ double power(double base, u64 exponent) {
 
 __device__ Numbers numbers_of(const Recipe &recipe, int group, u64 step, double rate, float unscale, float clip) {
     Numbers numbers;
+    bool corrected = recipe.bias_correction != 0;
+    double decay = recipe.weight_decay[group];
     numbers.beta1 = (float)recipe.beta1;
     numbers.beta1_rest = (float)(1.0 - recipe.beta1);
     numbers.beta2 = (float)recipe.beta2;
     numbers.beta2_rest = (float)(1.0 - recipe.beta2);
     numbers.eps = (float)recipe.eps;
-    numbers.kept = (float)(1.0 - rate * recipe.weight_decay[group]);
-    numbers.rate = (float)(rate / (1.0 - power(recipe.beta1, step)));
-    numbers.root_correction = (float)sqrt(1.0 - power(recipe.beta2, step));
+    numbers.decay_rate = (float)(rate * decay);
+    numbers.decay = (float)decay;
+    numbers.rate = (float)rate;
+    numbers.adam_rate = (float)(rate / (corrected ? 1.0 - power(recipe.beta1, step) : 1.0));
+    numbers.root_correction = (float)sqrt(corrected ? 1.0 - power(recipe.beta2, step) : 1.0);
+    numbers.adagrad_rate = (float)(rate / (1.0 + (double)(step - 1) * recipe.lr_decay));
+    numbers.momentum = (float)recipe.momentum;
+    numbers.velocity = step <= 1 ? 0.0f : (float)recipe.momentum;
+    numbers.velocity_rest = step <= 1 ? 1.0f : (float)(1.0 - recipe.dampening);
+    numbers.nesterov = recipe.nesterov;
     numbers.unscale = unscale;
     numbers.clip = clip;
     return numbers;
 }
 
-// One block. A rank's part of `reports` is its loss and then the exact sums of its flats; norms follow the record.
+// DeepSpeed's dynamic loss scaler: see the same function of the processor.
+__device__ void move_scale(const Recipe &recipe, bool overflow, Control *control) {
+    u32 all = recipe.hysteresis < 0xffffffffu ? (u32)recipe.hysteresis : 0xffffffffu;
+    if (overflow) {
+        if (all <= 1 || control->hysteresis_left <= 1) {
+            if (control->loss_scale == recipe.min_scale) {
+                control->halted = control->at_min_scale = 1;
+                return;
+            }
+            control->loss_scale = fmax(control->loss_scale / 2.0, recipe.min_scale);
+        } else {
+            control->hysteresis_left -= 1;
+        }
+        control->last_overflow = (i64)control->iteration;
+    } else {
+        if (recipe.consecutive_hysteresis != 0) control->hysteresis_left = all;
+        i64 clean = (i64)control->iteration - control->last_overflow - 1;
+        i64 window = recipe.scale_window > 1 ? (i64)recipe.scale_window : 1;
+        if (clean > 0 && clean % window == 0) {
+            control->hysteresis_left = all;
+            control->loss_scale *= 2.0;
+        }
+    }
+    control->iteration += 1;
+}
+
+// The smallest number of the threads that is not negative; -1 where all are.
+__device__ i64 first_of(const i64 *found) {
+    i64 first = -1;
+    for (int i = 0; i < THREADS; i++) {
+        if (found[i] >= 0 && (first < 0 || found[i] < first)) first = found[i];
+    }
+    return first;
+}
+
+// One block. A rank's part of `reports` is its loss, the exact sums of its flats, and their flags; norms follow the record.
 extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, const StepInput *input,
                                    const u64 *reports, Control *control, Record *record) {
     __shared__ ExactSum lanes[THREADS];
-    __shared__ i64 broken[THREADS];
-    const u64 sum_words = sizeof(ExactSum) / 8, stride = 1 + flats * sum_words;
+    __shared__ i64 broken_sums[THREADS], flags[THREADS];
+    const u64 sum_words = sizeof(ExactSum) / 8, stride = 1 + flats * (sum_words + 1);
     double scale = control->loss_scale;
     double *norms = (double *)(record + 1);
     ExactSum mine;
     clear(mine);
-    broken[threadIdx.x] = -1;
+    i64 broken_sum = -1, flag = -1;
     for (u64 flat = threadIdx.x; flat < flats; flat += THREADS) {
         ExactSum of_flat;
         clear(of_flat);
         for (u64 rank = 0; rank < ranks; rank++) {
-            merge(of_flat, *(const ExactSum *)(reports + rank * stride + 1 + flat * sum_words));
+            const u64 *told = reports + rank * stride + 1;
+            merge(of_flat, *(const ExactSum *)(told + flat * sum_words));
+            if (flag < 0 && told[flats * sum_words + flat] != 0) flag = (i64)(flat * ranks + rank);
         }
         merge(mine, of_flat);
         double norm = sqrt(total_of(of_flat)) / scale;
         norms[flat] = norm;
-        if (norm != norm && broken[threadIdx.x] < 0) broken[threadIdx.x] = (i64)flat;
+        if (norm != norm && broken_sum < 0) broken_sum = (i64)flat;
     }
+    broken_sums[threadIdx.x] = broken_sum;
+    flags[threadIdx.x] = flag;
     merge_block(lanes, mine);
     if (threadIdx.x != 0) return;
-    i64 broken_flat = -1, broken_rank = -1;
-    for (int i = 0; i < THREADS; i++) {
-        if (broken[i] >= 0 && (broken_flat < 0 || broken[i] < broken_flat)) broken_flat = broken[i];
-    }
+    broken_sum = first_of(broken_sums);
+    flag = first_of(flags);
     double loss = 0.0;
+    i64 lost_rank = -1;
     for (u64 rank = 0; rank < ranks; rank++) {
         double of_rank = __longlong_as_double((i64)reports[rank * stride]);
-        if (broken_rank < 0 && !is_finite(of_rank)) broken_rank = (i64)rank;
+        if (lost_rank < 0 && !is_finite(of_rank)) lost_rank = (i64)rank;
         loss += of_rank;
     }
     double norm = sqrt(total_of(lanes[0])) / scale;
     u64 place = control->applied > input->first_rate ? control->applied - input->first_rate : 0;
     double rate = input->rates[place < RATES - 1 ? place : RATES - 1];
-    bool finite = is_finite(norm) && broken_rank < 0;
-    if (!finite) {
+    bool broken = flag >= 0 || lost_rank >= 0 || !is_finite(norm);
+    if (broken) {
         control->skipped += 1;
-        control->halted |= control->skipped > recipe->tolerated;
+        control->halted |= recipe->dynamic == 0 && control->skipped > recipe->tolerated;
     }
-    control->apply = finite && control->halted == 0;
+    if (recipe->dynamic != 0 && control->halted == 0) move_scale(*recipe, broken, control);
+    control->apply = !broken && control->halted == 0;
     if (control->apply) {
         control->applied += 1;
         double clip = 1.0;
@@ -229,43 +284,99 @@ extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, c
     record->loss_scale = scale;
     record->applied = control->applied;
     record->skipped = control->skipped;
-    record->broken_flat = broken_flat;
-    record->broken_rank = broken_rank;
+    record->broken_flat = flag >= 0 ? flag / (i64)ranks : lost_rank >= 0 ? -1 : broken_sum;
+    record->broken_rank = flag >= 0 ? flag % (i64)ranks : lost_rank;
     record->apply = control->apply;
     record->halted = control->halted;
+    record->at_min_scale = control->at_min_scale;
+    record->broken = broken;
 }
 
-// Every rounding is meant: see the same function of the processor.
+enum { ADAMW = 0, ADAM = 1, SGD = 2, LION = 3, ADAGRAD = 4 };
+
+// Moments of a flat. Without `chance` those in bf16 are rounded to the nearest.
+struct Moments {
+    void *first, *second;
+    u64 narrow, chance, seed, flat, at;
+};
+
+__device__ __forceinline__ float moment(const void *moments, u64 narrow, u64 i) {
+    return !moments ? 0.0f : narrow ? to_f32(((const Bf16 *)moments)[i]) : ((const float *)moments)[i];
+}
+
+// One of the two bf16 around a number, the nearer one the likelier.
+__device__ __forceinline__ float by_chance(float value, u32 bits) {
+    return value != value ? value : __uint_as_float((__float_as_uint(value) + bits) & 0xffff0000u);
+}
+
+__device__ __forceinline__ void keep(void *moments, const Moments &all, u64 i, float value, u32 bits) {
+    if (!moments) return;
+    if (all.narrow) {
+        ((Bf16 *)moments)[i] = from_f32<Bf16>(all.chance ? by_chance(value, bits) : value);
+    } else {
+        ((float *)moments)[i] = value;
+    }
+}
+
+// Every rounding is meant: see the same functions of the processor.
 template <typename G, typename W>
-__device__ void adamw(u64 group, const Control *control, const G *grads, float *master, float *first, float *second,
-                      W *weights, u64 count) {
+__device__ void optimize(u64 optimizer, u64 group, const Control *control, const G *grads, float *master,
+                         Moments moments, W *weights, u64 count) {
     u64 i = thread_of_grid();
     if (i >= count || control->apply == 0) return;
     Numbers s = control->numbers[group];
-    float g = __fmul_rn(__fmul_rn(to_f32(grads[i]), s.unscale), s.clip);
-    float m = __fmaf_rn(s.beta1, first[i], __fmul_rn(s.beta1_rest, g));
-    float v = __fmaf_rn(s.beta2, second[i], __fmul_rn(s.beta2_rest, __fmul_rn(g, g)));
-    float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), s.eps);
-    float p = __fmaf_rn(-s.rate, __fdiv_rn(m, denominator), __fmul_rn(master[i], s.kept));
-    first[i] = m;
-    second[i] = v;
+    float g = __fmul_rn(__fmul_rn(to_f32(grads[i]), s.unscale), s.clip), p = master[i];
+    if (optimizer == SGD && s.momentum == 0.0f) moments.first = 0;
+    float m = moment(moments.first, moments.narrow, i), v = moment(moments.second, moments.narrow, i);
+    if (optimizer != ADAMW && optimizer != LION && s.decay != 0.0f) g = __fmaf_rn(s.decay, p, g);
+    if (optimizer == ADAMW || optimizer == ADAM) {
+        m = __fmaf_rn(s.beta1, m, __fmul_rn(s.beta1_rest, g));
+        v = __fmaf_rn(s.beta2, v, __fmul_rn(s.beta2_rest, __fmul_rn(g, g)));
+        float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), s.eps);
+        float decay = optimizer == ADAMW ? s.decay_rate : 0.0f;
+        p = __fsub_rn(p, __fmaf_rn(decay, p, __fmul_rn(s.adam_rate, __fdiv_rn(m, denominator))));
+    } else if (optimizer == SGD) {
+        float along = g;
+        if (moments.first) {
+            m = __fmaf_rn(s.velocity, m, __fmul_rn(s.velocity_rest, g));
+            along = s.nesterov ? __fmaf_rn(s.momentum, m, g) : m;
+        }
+        p = __fmaf_rn(-s.rate, along, p);
+    } else if (optimizer == LION) {
+        float along = __fmaf_rn(s.beta1, m, __fmul_rn(s.beta1_rest, g));
+        float moved = along > 0.0f ? s.rate : along < 0.0f ? -s.rate : 0.0f;
+        p = __fsub_rn(p, __fmaf_rn(s.decay_rate, p, moved));
+        m = __fmaf_rn(s.beta2, m, __fmul_rn(s.beta2_rest, g));
+    } else {
+        v = __fmaf_rn(g, g, v);
+        p = __fmaf_rn(-s.adagrad_rate, __fdiv_rn(g, __fadd_rn(__fsqrt_rn(v), s.eps)), p);
+    }
+    Words drawn = {};
+    if (moments.narrow && moments.chance) {
+        u64 at = moments.at + i;
+        Words counter = {{(u32)control->applied, (u32)moments.flat, (u32)at, (u32)(at >> 32)}};
+        drawn = philox(counter, (u32)moments.seed, (u32)(moments.seed >> 32));
+    }
+    keep(moments.first, moments, i, m, drawn.at[0] >> 16);
+    keep(moments.second, moments, i, v, drawn.at[1] >> 16);
     master[i] = p;
     if (weights) weights[i] = from_f32<W>(p);
 }
 
-#define ADAMW(NAME, G, TO, W)                                                                                     \
-    extern "C" __global__ void adamw_##NAME##_##TO(u64 group, const Control *control, const G *grads,             \
-                                                   float *master, float *first, float *second, W *weights,        \
-                                                   u64 count) {                                                   \
-        adamw(group, control, grads, master, first, second, weights, count);                                      \
+#define OPTIMIZE(NAME, G, TO, W)                                                                                  \
+    extern "C" __global__ void optimize_##NAME##_##TO(                                                            \
+        u64 optimizer, u64 group, const Control *control, const G *grads, float *master, void *first,             \
+        void *second, u64 narrow, u64 chance, u64 seed, u64 flat, u64 at, W *weights, u64 count) {                \
+        Moments moments = {first, second, narrow, chance, seed, flat, at};                                        \
+        optimize(optimizer, group, control, grads, master, moments, weights, count);                              \
     }
 
 #define STEP(NAME, T)                                                                                             \
     extern "C" __global__ void block_squares_##NAME(const T *values, u64 count, double *sums) {                   \
         block_squares(values, count, sums);                                                                       \
     }                                                                                                             \
-    ADAMW(NAME, T, f32, float)                                                                                    \
-    ADAMW(NAME, T, bf16, Bf16)                                                                                    \
-    ADAMW(NAME, T, f16, F16)
+    OPTIMIZE(NAME, T, f32, float)                                                                                 \
+    OPTIMIZE(NAME, T, bf16, Bf16)                                                                                 \
+    OPTIMIZE(NAME, T, f16, F16)
 
 EACH_TYPE(STEP)

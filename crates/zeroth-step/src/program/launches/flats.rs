@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_device::cpu::ExactSum;
-use zeroth_device::{Access, Kernel, Report};
+use zeroth_device::{Access, Kernel, Report, Rounding, Tier};
 
 use super::super::buffers::{record_bytes, report_bytes};
 use super::super::{Action, Addition, Chunk, Content, GradientHome};
@@ -49,6 +49,7 @@ impl At<'_> {
                 from_type: DType::F32,
                 to: self.part(to, first, count, to_type.bytes()),
                 to_type,
+                broken: Some(self.broken(chunk.flat)),
             })
         };
         (0..self.program().layout.ranks).filter_map(convert).collect()
@@ -61,35 +62,131 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
-        let to = match program.gradient_home() {
-            GradientHome::Landed => self.part(Content::Gradient(chunk.flat), owned.start, count, 4),
-            _ => self.part(Content::Kept(chunk.flat), chunk.range.start, count, 4),
+        let to = match self.written(&[
+            Content::Gradient(chunk.flat),
+            Content::Kept(chunk.flat),
+            Content::Summed(self.index),
+        ]) {
+            content @ Content::Gradient(_) => self.part(content, owned.start, count, 4),
+            content @ Content::Kept(_) => self.part(content, chunk.range.start, count, 4),
+            content => self.part(content, 0, count, 4),
         };
-        vec![Kernel::SumRanks {
-            ranks: ranks as usize,
-            parts: self.part(self.chunk_buffer(Access::Read), 0, ranks * count, from_type.bytes()),
-            from_type,
-            to,
-            add: addition == Addition::Add,
+        // On its way to host memory a sum is added there.
+        let adds = addition == Addition::Add && program.held[chunk.flat].states == Tier::Device;
+        let (mut kernels, parts) = self.parts(chunk, count);
+        kernels.push(Kernel::SumRanks { ranks: ranks as usize, parts, from_type, to, add: adds });
+        kernels
+    }
+
+    /// The ranks' parts of what this rank owns of a chunk, end to end; cut out of all there is where every rank got
+    /// everything.
+    fn parts(&self, chunk: &Chunk, count: u64) -> (Vec<Kernel>, Span) {
+        let program = self.program();
+        let (ranks, dtype, from) =
+            (program.layout.ranks, program.types.communication, self.chunk_buffer(Access::Read));
+        if program.reduce_scatter || ranks == 1 {
+            return (Vec::new(), self.part(from, 0, ranks * count, dtype.bytes()));
+        }
+        let owned: Vec<u64> =
+            (0..ranks).map(|rank| self.owned(chunk, rank)).map(|range| range.end - range.start).collect();
+        let (all, before): (u64, u64) =
+            (owned.iter().sum(), owned[..self.binding.rank as usize].iter().sum());
+        let slices = self.sink(ranks * count * dtype.bytes());
+        let slice = |rank: u64| {
+            let from = self.part(from, rank * all + before, count, dtype.bytes());
+            copy(from, slices.part(rank * count, count, dtype.bytes()), dtype)
+        };
+        ((0..ranks).map(slice).collect(), slices)
+    }
+
+    /// A flat's complete gradient over a range of the flat, and its type.
+    fn summed(&self, flat: usize, range: &Range<u64>) -> (Span, DType) {
+        let (content, dtype, first) = self.program().complete_gradient(flat, self.binding.rank);
+        (self.part(content, range.start - first, range.end - range.start, dtype.bytes()), dtype)
+    }
+
+    /// The buffer that this instruction reads among those that chunks travel in.
+    fn travelling(&self) -> Content {
+        let found = self.touched.iter().find(|(content, access)| {
+            *access == Access::Read
+                && matches!(content, Content::Summed(_) | Content::Staged(_) | Content::Updated(_))
+        });
+        found.expect("a chunk has its buffer").0
+    }
+
+    pub(super) fn save_gradient(&self, chunk: &Chunk, addition: Addition) -> Vec<Kernel> {
+        let program = self.program();
+        if program.gradient_home() == GradientHome::Rounded {
+            let (count, dtype) = (chunk.range.end, program.types.communication);
+            let from = self.part(self.travelling(), 0, count, dtype.bytes());
+            return vec![copy(from, self.part(Content::Kept(chunk.flat), 0, count, dtype.bytes()), dtype)];
+        }
+        let owned = self.owned(chunk, self.binding.rank);
+        let count = owned.end - owned.start;
+        if count == 0 {
+            return Vec::new();
+        }
+        let from = match program.gradient_home() {
+            GradientHome::Landed => self.part(Content::Gradient(chunk.flat), owned.start, count, 4),
+            _ => self.part(self.travelling(), 0, count, 4),
+        };
+        let to = self.part(Content::Kept(chunk.flat), chunk.range.start, count, 4);
+        vec![match addition {
+            Addition::Write => copy(from, to, DType::F32),
+            Addition::Add => Kernel::SumRanks { ranks: 1, parts: from, from_type: DType::F32, to, add: true },
         }]
     }
 
-    /// A flat's complete gradient: where it is, its type, and how many elements of it lie before `first`.
-    fn summed(&self, flat: usize, range: &Range<u64>) -> (Span, DType) {
-        let program = self.program();
-        let count = range.end - range.start;
-        let content = self.source.summed(flat);
-        match program.gradient_home() {
-            GradientHome::Landed => (self.part(content, range.start, count, 4), DType::F32),
-            GradientHome::Rounded => {
-                let dtype = program.types.communication;
-                (self.part(content, range.start, count, dtype.bytes()), dtype)
-            }
-            GradientHome::Shard => {
-                let shard = program.layout.flats[flat].shard(self.binding.rank, program.layout.ranks);
-                (self.part(content, range.start - shard.start, count, 4), DType::F32)
-            }
+    pub(super) fn stage(&self, chunk: &Chunk) -> Vec<Kernel> {
+        let owned = self.owned(chunk, self.binding.rank);
+        let (count, dtype) = (owned.end - owned.start, self.program().types.run);
+        let from = |count| self.part(Content::Weights(chunk.flat), chunk.range.start, count, dtype.bytes());
+        let to = |count| self.part(Content::Staged(self.index), 0, count, dtype.bytes());
+        if count > 0 { vec![copy(from(count), to(count), dtype)] } else { Vec::new() }
+    }
+
+    pub(super) fn bring(&self, chunk: &Chunk) -> Vec<Kernel> {
+        let owned = self.owned(chunk, self.binding.rank);
+        let (count, dtype) = (owned.end - owned.start, self.program().types.run);
+        if count == 0 {
+            return Vec::new();
         }
+        let is_staged = self.touched.iter().any(|(content, _)| matches!(content, Content::Staged(_)));
+        let from = if is_staged {
+            self.part(self.travelling(), 0, count, dtype.bytes())
+        } else {
+            self.part(Content::Weights(chunk.flat), chunk.range.start, count, dtype.bytes())
+        };
+        let to = self.part(self.gathered(chunk.flat), owned.start, count, dtype.bytes());
+        vec![copy(from, to, dtype)]
+    }
+
+    pub(super) fn put_back(&self, chunk: &Chunk) -> Vec<Kernel> {
+        let program = self.program();
+        let updated = program.updated(chunk.flat, self.binding.rank);
+        let count = (updated.end - updated.start).min(chunk.range.end).saturating_sub(chunk.range.start);
+        if count == 0 {
+            return Vec::new();
+        }
+        let dtype = program.types.run;
+        let first = if program.stays_gathered(chunk.flat) { updated.start } else { 0 };
+        let to = self.part(Content::Weights(chunk.flat), first + chunk.range.start, count, dtype.bytes());
+        vec![copy(self.part(self.travelling(), 0, count, dtype.bytes()), to, dtype)]
+    }
+
+    /// The flat that is being gathered.
+    fn gathered(&self, flat: usize) -> Content {
+        let is =
+            |content: &Content| matches!(content, Content::Gathered { flat: other, .. } if *other == flat);
+        let found = self.touched.iter().map(|(content, _)| *content).find(is);
+        found.expect("what is gathered has its buffer")
+    }
+
+    /// Where a rank notes that its own gradient of a flat was not finite: behind its loss and sums.
+    pub(super) fn broken(&self, flat: usize) -> Span {
+        let flats = self.program().layout.flats.len();
+        let at = size_of::<Report>() + flats * size_of::<ExactSum>() + 8 * flat;
+        self.part(Content::Report, at as u64, 8, 1)
     }
 
     pub(super) fn squares(&self, flat: usize) -> Vec<Kernel> {
@@ -122,16 +219,18 @@ impl At<'_> {
         }
     }
 
-    /// AdamW over what this rank updates of a flat, run by run of parameters that decay alike.
-    pub(super) fn update(&self, flat: usize) -> Vec<Kernel> {
-        let program = self.program();
+    /// The optimizer over a tile of what this rank updates of a flat, run by run of parameters that decay alike.
+    pub(super) fn update(&self, chunk: &Chunk) -> Vec<Kernel> {
+        let (program, flat) = (self.program(), chunk.flat);
         let updated = program.updated(flat, self.binding.rank);
-        let held = &program.layout.flats[flat];
+        let within = |place: u64| (updated.start + place).min(updated.end);
+        let tile = within(chunk.range.start)..within(chunk.range.end);
+        let laid = &program.layout.flats[flat];
         // (group, range of the flat): slots touch each other, padding belongs to the slot before it.
         let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
-        for (place, slot) in held.slots.iter().enumerate() {
-            let end = held.slots.get(place + 1).map_or(held.padded(), |next| next.start);
-            let range = slot.start.max(updated.start)..end.min(updated.end);
+        for (place, slot) in laid.slots.iter().enumerate() {
+            let end = laid.slots.get(place + 1).map_or(laid.padded(), |next| next.start);
+            let range = slot.start.max(tile.start)..end.min(tile.end);
             let group = usize::from(!(self.binding.decayed)(slot.param));
             match runs.last_mut() {
                 _ if range.is_empty() => {}
@@ -139,25 +238,50 @@ impl At<'_> {
                 _ => runs.push((group, range)),
             }
         }
-        let kernel = |(group, range): (usize, Range<u64>)| {
-            let count = range.end - range.start;
-            let (grads, grad_type) = self.summed(flat, &range);
-            let state = |content| self.part(content, range.start - updated.start, count, 4);
-            let first_weight = if program.stays_gathered(flat) { 0 } else { updated.start };
-            let weights = |size| self.part(Content::Weights(flat), range.start - first_weight, count, size);
-            let has_master = self.source.has_master();
-            Kernel::AdamW {
-                group,
-                control: self.whole(Content::Control, size_of::<zeroth_device::Control>() as u64),
-                grads,
-                grad_type,
-                master: if has_master { state(Content::Master(flat)) } else { weights(4) },
-                first: state(Content::First(flat)),
-                second: state(Content::Second(flat)),
-                weights: has_master.then(|| weights(self.run_bytes())),
+        runs.into_iter().map(|(group, range)| self.optimize(chunk, &updated, &tile, group, &range)).collect()
+    }
+
+    fn optimize(
+        &self,
+        chunk: &Chunk,
+        updated: &Range<u64>,
+        tile: &Range<u64>,
+        group: usize,
+        range: &Range<u64>,
+    ) -> Kernel {
+        let (program, flat, count) = (self.program(), chunk.flat, range.end - range.start);
+        let (grads, grad_type) = self.summed(flat, range);
+        let state = |content, size| self.part(content, range.start - updated.start, count, size);
+        let weights = match self.written(&[Content::Weights(flat), Content::Updated(self.index)]) {
+            content @ Content::Updated(_) => {
+                self.part(content, range.start - tile.start, count, self.run_bytes())
+            }
+            content => {
+                let first = if program.stays_gathered(flat) { 0 } else { updated.start };
+                self.part(content, range.start - first, count, self.run_bytes())
             }
         };
-        runs.into_iter().map(kernel).collect()
+        let [has_first, has_second] = program.optimizer.moments();
+        let moment = |content| state(content, program.moments.bytes());
+        let rounds = program.moments != DType::F32 && program.rounds_by_chance;
+        let has_master = program.has_master(flat);
+        Kernel::Optimize {
+            optimizer: program.optimizer,
+            group,
+            control: self.whole(Content::Control, size_of::<zeroth_device::Control>() as u64),
+            grads,
+            grad_type,
+            master: if has_master { state(Content::Master(flat), 4) } else { weights },
+            first: has_first.then(|| moment(Content::First(flat))),
+            second: has_second.then(|| moment(Content::Second(flat))),
+            moment_type: program.moments,
+            rounding: rounds.then_some(Rounding {
+                seed: self.binding.seed,
+                flat: flat as u32,
+                first: range.start,
+            }),
+            weights: has_master.then_some(weights),
+        }
     }
 
     /// Bytes of each rank's shard of a flat.
@@ -176,24 +300,47 @@ impl At<'_> {
             Action::Gather(flat) => {
                 let counts = self.shard_counts(*flat, self.run_bytes());
                 let own = counts[self.binding.rank as usize] as u64;
-                let send = self.whole(Content::Weights(*flat), own);
-                let all = counts.iter().sum::<usize>() as u64;
-                Collective::AllGather { send, recv: self.whole(Content::Gathered(self.index), all), counts }
+                let all = self.whole(self.gathered(*flat), counts.iter().sum::<usize>() as u64);
+                if program.held[*flat].weights == Tier::Host {
+                    // This rank's part was brought to its place already.
+                    return Collective::InPlace { buffer: all, starts: starts_of(&counts), counts };
+                }
+                Collective::AllGather { send: self.whole(Content::Weights(*flat), own), recv: all, counts }
             }
-            Action::GatherWeights(flat) => {
-                let counts = self.shard_counts(*flat, self.run_bytes());
-                let all = counts.iter().sum::<usize>() as u64;
-                Collective::InPlace { buffer: self.whole(Content::Weights(*flat), all), counts }
+            Action::GatherWeights(chunk) => {
+                let all = self.shard_counts(chunk.flat, self.run_bytes()).iter().sum::<usize>() as u64;
+                let bytes = |elements: u64| (elements * self.run_bytes()) as usize;
+                let owned: Vec<Range<u64>> =
+                    (0..program.layout.ranks).map(|rank| self.owned(chunk, rank)).collect();
+                Collective::InPlace {
+                    buffer: self.whole(Content::Weights(chunk.flat), all),
+                    starts: owned.iter().map(|range| bytes(range.start)).collect(),
+                    counts: owned.iter().map(|range| bytes(range.end - range.start)).collect(),
+                }
+            }
+            Action::SpreadWeights { flat, root } => {
+                let shard = program.layout.flats[*flat].shard(*root as u64, program.layout.ranks);
+                let count = shard.end - shard.start;
+                let buffer = self.part(Content::Weights(*flat), shard.start, count, self.run_bytes());
+                Collective::Broadcast { root: *root, buffer }
             }
             Action::GatherGradient(flat) => {
                 let counts = self.shard_counts(*flat, 4);
                 let all = counts.iter().sum::<usize>() as u64;
-                Collective::InPlace { buffer: self.whole(Content::Gradient(*flat), all), counts }
+                let starts = starts_of(&counts);
+                Collective::InPlace { buffer: self.whole(Content::Gradient(*flat), all), starts, counts }
             }
             Action::Exchange(chunk) => {
                 let counts = self.chunk_counts(chunk);
-                let own = (counts.len() * counts[self.binding.rank as usize]) as u64;
                 let all = counts.iter().sum::<usize>() as u64;
+                if !program.reduce_scatter {
+                    return Collective::AllGather {
+                        send: self.whole(self.chunk_buffer(Access::Read), all),
+                        recv: self.whole(self.chunk_buffer(Access::Write), counts.len() as u64 * all),
+                        counts: vec![all as usize; counts.len()],
+                    };
+                }
+                let own = (counts.len() * counts[self.binding.rank as usize]) as u64;
                 Collective::AllToAll {
                     send: self.whole(self.chunk_buffer(Access::Read), all),
                     recv: self.whole(self.chunk_buffer(Access::Write), own),
@@ -211,4 +358,14 @@ impl At<'_> {
             other => unreachable!("{other:?} is no collective"),
         }
     }
+}
+
+/// Where parts begin that lie end to end.
+fn starts_of(counts: &[usize]) -> Vec<usize> {
+    (0..counts.len()).map(|rank| counts[..rank].iter().sum()).collect()
+}
+
+/// Elements as they are, from one place to another.
+fn copy(from: Span, to: Span, dtype: DType) -> Kernel {
+    Kernel::Convert { from, from_type: dtype, to, to_type: dtype, broken: None }
 }

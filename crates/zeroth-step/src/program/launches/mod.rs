@@ -10,7 +10,7 @@ use zeroth_base::DType;
 use zeroth_device::{Access, Kernel, Launch, Report, Span, Target};
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
 
-use super::buffers::Source;
+use super::buffers::{Source, report_bytes};
 use super::place::ALIGNMENT;
 use super::{Action, Content, Program, Section};
 
@@ -29,7 +29,8 @@ pub(crate) enum Work {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Collective {
     AllGather { send: Span, recv: Span, counts: Vec<usize> },
-    InPlace { buffer: Span, counts: Vec<usize> },
+    InPlace { buffer: Span, starts: Vec<usize>, counts: Vec<usize> },
+    Broadcast { root: usize, buffer: Span },
     AllToAll { send: Span, recv: Span, counts: Vec<usize> },
 }
 
@@ -100,7 +101,9 @@ impl<'a> Lowering<'a> {
         let touches = self.source.touches(section, &sizes);
         let work = |index: usize| {
             let at = self.at(section, index, &touches[index], span, binding, rows);
-            if section.instructions[index].action.is_collective() {
+            // A rank that is alone meets nobody: its parameters are brought, not gathered.
+            let alone = self.source.program.layout.ranks == 1;
+            if section.instructions[index].action.is_collective() && !alone {
                 return Work::Collective(at.collective());
             }
             let kernels = at.kernels();
@@ -157,7 +160,16 @@ impl At<'_> {
     fn value(&self, value: Value) -> Span {
         let info = self.source.backward.values[value.index()];
         let size = if info.kind == Kind::Activation { self.run_bytes() } else { 4 };
-        self.part(Content::Value(value.index()), 0, self.rows * info.width, size)
+        // Forward's, or what stands for it in backward.
+        let stands = |content: &Content| match content {
+            Content::Value(other) | Content::Recomputed(other) | Content::Fetched(other) => {
+                *other == value.index()
+            }
+            _ => false,
+        };
+        let found = self.touched.iter().map(|(content, _)| content).find(|content| stands(content));
+        let content = found.copied().unwrap_or(Content::Value(value.index()));
+        self.part(content, 0, self.rows * info.width, size)
     }
 
     fn width(&self, value: Value) -> usize {
@@ -174,7 +186,7 @@ impl At<'_> {
         let (flat, slot) = self.program().layout.place(param);
         let gathers = |content: &Content| match content {
             Content::Weights(other) => *other == flat,
-            Content::Gathered(at) => self.section.instructions[*at].action == Action::Gather(flat),
+            Content::Gathered { flat: other, .. } => *other == flat,
             _ => false,
         };
         let (content, _) =
@@ -212,12 +224,49 @@ impl At<'_> {
         self.part(content, 0, bytes, 1)
     }
 
+    /// The one of these buffers that this instruction writes.
+    fn written(&self, candidates: &[Content]) -> Content {
+        let found = self
+            .touched
+            .iter()
+            .find(|(content, access)| *access == Access::Write && candidates.contains(content));
+        found.map_or(candidates[0], |(content, _)| *content)
+    }
+
+    /// A value as it is, from one place to another.
+    fn moved(&self, value: usize, from: Content, to: Content) -> Kernel {
+        let info = self.source.backward.values[value];
+        let (from_type, bytes) = match info.kind {
+            Kind::Activation => (self.program().types.run, self.run_bytes()),
+            Kind::Statistic | Kind::Index => (DType::F32, 4),
+        };
+        let count = self.rows * info.width;
+        Kernel::Convert {
+            from: self.part(from, 0, count, bytes),
+            from_type,
+            to: self.part(to, 0, count, bytes),
+            to_type: from_type,
+            broken: None,
+        }
+    }
+
     fn kernels(&self) -> Vec<Kernel> {
         let program = self.program();
         match &self.section.instructions[self.index].action {
-            Action::ClearLoss => vec![Kernel::Zero { to: self.loss() }],
+            Action::ClearLoss => {
+                let bytes = report_bytes(program.layout.flats.len());
+                vec![Kernel::Zero { to: self.whole(Content::Report, bytes) }]
+            }
             Action::Forward(node) => vec![self.forward(&self.source.graph.nodes[*node])],
             Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),
+            Action::Recompute { node, from_sum } => {
+                let node = &self.source.graph.nodes[*node];
+                vec![if *from_sum { self.norm_of_sum(node) } else { self.forward(node) }]
+            }
+            Action::Park(value) => vec![self.moved(*value, Content::Value(*value), Content::Parked(*value))],
+            Action::Fetch(value) => {
+                vec![self.moved(*value, Content::Parked(*value), Content::Fetched(*value))]
+            }
             Action::Clear(flat) => {
                 let elements = program.layout.flats[*flat].padded();
                 vec![Kernel::Zero { to: self.part(Content::Gradient(*flat), 0, elements, 4) }]
@@ -225,18 +274,24 @@ impl At<'_> {
             Action::Keep(flat) => {
                 let elements = program.layout.flats[*flat].padded();
                 let to_type = program.types.communication;
+                let kept = self.written(&[Content::Kept(*flat), Content::Summed(self.index)]);
                 vec![Kernel::Convert {
                     from: self.part(Content::Gradient(*flat), 0, elements, 4),
                     from_type: DType::F32,
-                    to: self.part(Content::Kept(*flat), 0, elements, to_type.bytes()),
+                    to: self.part(kept, 0, elements, to_type.bytes()),
                     to_type,
+                    broken: Some(self.broken(*flat)),
                 }]
             }
             Action::Round(chunk) => self.round(chunk),
             Action::Add(chunk, addition) => self.add(chunk, *addition),
             Action::Squares(flat) => self.squares(*flat),
             Action::Control => vec![self.control()],
-            Action::Update(flat) => self.update(*flat),
+            Action::SaveGradient(chunk, addition) => self.save_gradient(chunk, *addition),
+            Action::Stage(chunk) => self.stage(chunk),
+            Action::Bring(chunk) => self.bring(chunk),
+            Action::Update(chunk) => self.update(chunk),
+            Action::PutBack(chunk) => self.put_back(chunk),
             _ => Vec::new(),
         }
     }

@@ -139,6 +139,18 @@ impl At<'_> {
         }
     }
 
+    /// The norm of a residual sum that is there already.
+    pub(super) fn norm_of_sum(&self, node: &Node) -> Kernel {
+        let output = |place: usize| self.value(node.outputs[place]);
+        Kernel::RmsNorm {
+            dims: self.norm_dims(node.op, node.outputs[0]),
+            x: output(0),
+            w: self.param(node.params[0]),
+            y: output(1),
+            rstd: output(2),
+        }
+    }
+
     pub(super) fn backward(&self, node: &GradNode) -> Vec<Kernel> {
         let input = |place: usize| self.value(node.inputs[place]);
         let output = |place: usize| self.value(node.outputs[place].0);

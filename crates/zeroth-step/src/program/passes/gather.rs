@@ -1,6 +1,7 @@
 //! `gather`: when a unit's parameters arrive and leave (stage 3).
 //!
-//! Keys: `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`.
+//! Keys: `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`,
+//! `zero_optimization.memory_efficient_linear`.
 //!
 //! A flat arrives before the first instruction that reads it and leaves after the last, or earlier: when its next use is
 //! farther than max_reuse elements of other flats away, or when room is needed within max_live; then the one whose next
@@ -96,6 +97,10 @@ impl<'a> Gatherer<'a> {
     /// Whether the flat is not read again, or only after more than max_reuse elements of other flats.
     fn is_far(&self, index: usize, flat: usize) -> bool {
         let Some(next) = self.next_use(index, flat) else { return true };
+        // A linear map that keeps its weight for backward, as PyTorch's own does.
+        if !self.settings.memory_efficient_linear && self.program.layout.flats[flat].slots.len() > 1 {
+            return false;
+        }
         let mut between: Vec<usize> = self.instructions[index + 1..next]
             .iter()
             .flat_map(|instruction| instruction.reads.iter().copied())

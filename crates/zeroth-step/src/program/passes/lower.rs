@@ -6,6 +6,7 @@ use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph};
 
 use super::super::{Action, Instruction, Program, Section, SectionKind, Settings};
+use super::hold;
 use crate::Layout;
 
 pub(in super::super) fn lower(
@@ -25,12 +26,18 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
+    let held = hold(&layout, settings);
     Program {
         sections,
         layout,
+        held,
+        reduce_scatter: settings.reduce_scatter,
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,
+        optimizer: settings.optimizer,
+        moments: settings.moments,
+        rounds_by_chance: settings.rounds_by_chance,
     }
 }
 

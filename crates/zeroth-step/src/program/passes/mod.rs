@@ -1,13 +1,17 @@
 //! The passes, in the order they run. Each is one file and one function from a program to a program.
 
+mod checkpoint;
 mod gather;
 mod lower;
+mod offload;
 mod overlap;
 mod reduce;
 mod update;
 
+pub(super) use checkpoint::checkpoint;
 pub(super) use gather::gather;
 pub(super) use lower::lower;
+pub(super) use offload::{hold, offload};
 pub(super) use overlap::overlap;
 pub(super) use reduce::reduce;
 pub(super) use update::update;

@@ -13,7 +13,7 @@ use zeroth_device::Queue;
 use super::super::{Action, Instruction, Program, Section, Settings};
 
 pub(in super::super) fn overlap(mut program: Program, settings: &Settings) -> Program {
-    if !settings.overlap || program.layout.ranks == 1 {
+    if !settings.overlap {
         return program;
     }
     let most = program.live_limit(settings.max_live);
@@ -24,7 +24,12 @@ pub(in super::super) fn overlap(mut program: Program, settings: &Settings) -> Pr
         }
         put_off_sums(section);
         for instruction in &mut section.instructions {
-            instruction.queue = if instruction.action.is_collective() { Queue::Comm } else { Queue::Compute };
+            instruction.queue = match instruction.action {
+                Action::Park(_) => Queue::Download,
+                Action::Fetch(_) => Queue::Upload,
+                ref action if action.is_collective() => Queue::Comm,
+                _ => Queue::Compute,
+            };
         }
     }
     program.sections = sections;

@@ -1,15 +1,16 @@
 //! `update`: norm, clipping and optimizer, flat by flat.
 //!
-//! Keys: `zero_optimization.stage`, `gradient_clipping`, `optimizer` (their values are uploaded as a recipe; the program
+//! Keys: `zero_optimization.stage`, `zero_optimization.allgather_bucket_size`, `zero_optimization.allgather_partitions`,
+//! `gradient_clipping`, `optimizer` (their values are uploaded as a recipe; the program
 //! does not change with them).
 //!
 //! The norm of all gradients is known before any weight changes. Stage 0 brings the summed gradients together first,
 //! because every rank updates all of every flat; stages 1 and above update shards, and what stays gathered is brought
 //! together again.
 
-use super::super::{Action, Instruction, Program, Section, SectionKind};
+use super::super::{Action, Chunk, Instruction, Program, Section, SectionKind, Settings};
 
-pub(in super::super) fn update(mut program: Program) -> Program {
+pub(in super::super) fn update(mut program: Program, settings: &Settings) -> Program {
     let trained: Vec<usize> =
         (0..program.layout.flats.len()).filter(|flat| program.is_trained(*flat)).collect();
     let each = |action: fn(usize) -> Action, flats: &[usize]| {
@@ -25,11 +26,25 @@ pub(in super::super) fn update(mut program: Program) -> Program {
         instructions.extend(each(Action::GatherGradient, &trained));
     }
     for flat in &trained {
-        instructions.push(Instruction::new(Action::Update(*flat)));
+        let whole = Chunk { flat: *flat, range: 0..program.updated_capacity(*flat) };
+        instructions.push(Instruction::new(Action::Update(whole)));
         if company && program.cuts_optimizer() && program.stays_gathered(*flat) {
-            instructions.push(Instruction::new(Action::GatherWeights(*flat)));
+            spread(&program, *flat, settings, &mut instructions);
         }
     }
     program.sections.push(Section { kind: SectionKind::Update, instructions });
     program
+}
+
+/// Updated shards to every rank: all of them piece by piece, or one rank's after the other's.
+fn spread(program: &Program, flat: usize, settings: &Settings, out: &mut Vec<Instruction>) {
+    let ranks = program.layout.ranks;
+    if settings.allgather_partitions {
+        let chunks = program.layout.flats[flat].chunks(ranks, settings.allgather_bucket);
+        let gather = |range| Instruction::new(Action::GatherWeights(Chunk { flat, range }));
+        out.extend(chunks.map(gather));
+    } else {
+        let spread = |root| Instruction::new(Action::SpreadWeights { flat, root: root as usize });
+        out.extend((0..ranks).map(spread));
+    }
 }

@@ -1,0 +1,179 @@
+//! `offload`: which parts of a flat live in host memory, and the copies that this needs.
+//!
+//! Keys: `zero_optimization.offload_optimizer.{device, ratio, buffer_count}`, `zero_optimization.offload_param.{device,
+//! max_in_cpu, buffer_count, buffer_size, pin_memory}`, `zero_optimization.sub_group_size`.
+//!
+//! With the optimizer in host memory, gradients go there as soon as ranks have added them, and are updated there tile by
+//! tile; updated parameters come back through as many staging tiles as buffers are allowed. With parameters in host
+//! memory, a rank's shard is copied straight to its place in the flat that is being gathered, piece by piece; from
+//! pageable memory the pieces pass through staging. The same arithmetic on the same numbers, elsewhere.
+
+use zeroth_device::{Queue, Tier};
+
+use super::super::{
+    Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind, Settings,
+};
+use crate::layout::BLOCK;
+use crate::{FlatKind, Layout};
+
+/// Where each flat's parts live: whole flats in the order of the layout, as far as `ratio` and `max_in_cpu` reach.
+pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> {
+    let offload = &settings.offload;
+    let trained: u64 = layout
+        .flats
+        .iter()
+        .filter(|flat| !matches!(flat.kind, FlatKind::Frozen(_)))
+        .map(|flat| flat.shard_capacity(layout.ranks))
+        .sum();
+    let most_states =
+        offload.optimizer.filter(|_| settings.stage >= 1).map_or(0.0, |ratio| ratio * trained as f64);
+    let most_weights = offload.parameters.filter(|_| settings.stage >= 3).unwrap_or(0);
+    let (mut states, mut weights) = (0, 0);
+    layout
+        .flats
+        .iter()
+        .map(|flat| {
+            let shard = flat.shard_capacity(layout.ranks);
+            let mut held = Held { weights: Tier::Device, states: Tier::Device };
+            let is_trained = !matches!(flat.kind, FlatKind::Frozen(_));
+            if is_trained && (states as f64) < most_states {
+                states += shard;
+                held.states = Tier::Host;
+            }
+            if flat.kind != FlatKind::Persistent && shard <= most_weights.saturating_sub(weights) {
+                weights += shard;
+                held.weights = Tier::Host;
+            }
+            held
+        })
+        .collect()
+}
+
+pub(in super::super) fn offload(mut program: Program, settings: &Settings) -> Program {
+    let mut sections = std::mem::take(&mut program.sections);
+    for section in &mut sections {
+        let instructions = std::mem::take(&mut section.instructions);
+        section.instructions = match section.kind {
+            SectionKind::Update => updates(&program, instructions, settings),
+            _ => copies(&program, section, instructions, settings),
+        };
+    }
+    program.sections = sections;
+    program
+}
+
+/// A transfer's instruction: beside compute where transfers may overlap.
+fn transfer(action: Action, queue: Queue, settings: &Settings) -> Instruction {
+    Instruction { queue: if settings.overlap { queue } else { Queue::Compute }, ..Instruction::new(action) }
+}
+
+/// Pieces of whole blocks, of at most `most` elements (a block at least).
+fn pieces(flat: usize, capacity: u64, most: u64) -> Vec<Chunk> {
+    let step = (most / BLOCK).max(1) * BLOCK;
+    let piece = |first: u64| Chunk { flat, range: first..first.saturating_add(step).min(capacity) };
+    (0..capacity).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(piece).collect()
+}
+
+fn copies(
+    program: &Program,
+    section: &Section,
+    instructions: Vec<Instruction>,
+    settings: &Settings,
+) -> Vec<Instruction> {
+    let ranks = program.layout.ranks;
+    let on_host = |flat: usize| program.held[flat].states == Tier::Host;
+    let last_landing =
+        |flat: usize| instructions.iter().rposition(|instruction| instruction.lands.contains(&flat));
+    // Where nothing is added or rounded, a gradient is complete with its last landing.
+    let complete_as_landed: Vec<(usize, usize)> = (0..program.layout.flats.len())
+        .filter(|flat| section.kind.is_last() && on_host(*flat) && !program.reduces())
+        .filter_map(|flat| last_landing(flat).map(|at| (at, flat)))
+        .collect();
+    let mut out = Vec::with_capacity(instructions.len());
+    for (at, instruction) in instructions.iter().enumerate() {
+        if let Action::Gather(flat) = instruction.action
+            && program.held[flat].weights == Tier::Host
+        {
+            bring(program, flat, settings, &mut out);
+        }
+        out.push(instruction.clone());
+        match &instruction.action {
+            Action::Add(chunk, addition) if on_host(chunk.flat) => {
+                let save = Action::SaveGradient(chunk.clone(), *addition);
+                out.push(transfer(save, Queue::Download, settings));
+            }
+            Action::Keep(flat) if on_host(*flat) => {
+                let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].padded() };
+                out.push(transfer(Action::SaveGradient(whole, Addition::Write), Queue::Download, settings));
+            }
+            _ => {}
+        }
+        for (_, flat) in complete_as_landed.iter().filter(|(last, _)| *last == at) {
+            let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].shard_capacity(ranks) };
+            out.push(transfer(Action::SaveGradient(whole, Addition::Write), Queue::Download, settings));
+        }
+    }
+    debug_assert!(
+        complete_as_landed.is_empty() || program.gradient_home() == GradientHome::Landed,
+        "only what landed is complete without a sum"
+    );
+    out
+}
+
+/// A shard on its way into the flat that is gathered next.
+fn bring(program: &Program, flat: usize, settings: &Settings, out: &mut Vec<Instruction>) {
+    let capacity = program.layout.flats[flat].shard_capacity(program.layout.ranks);
+    let pieces = pieces(flat, capacity, settings.offload.piece);
+    if settings.offload.pageable {
+        pipeline(
+            &pieces,
+            settings.offload.pieces,
+            out,
+            |chunk| Instruction::new(Action::Stage(chunk)),
+            |chunk| transfer(Action::Bring(chunk), Queue::Upload, settings),
+        );
+    } else {
+        out.extend(pieces.into_iter().map(|chunk| transfer(Action::Bring(chunk), Queue::Upload, settings)));
+    }
+}
+
+/// `make` and `take` of each chunk, with at most `depth` made and not taken.
+fn pipeline(
+    chunks: &[Chunk],
+    depth: u64,
+    out: &mut Vec<Instruction>,
+    make: impl Fn(Chunk) -> Instruction,
+    take: impl Fn(Chunk) -> Instruction,
+) {
+    let behind = (depth as usize).clamp(1, chunks.len().max(1)) - 1;
+    for (at, chunk) in chunks.iter().enumerate() {
+        out.push(make(chunk.clone()));
+        if at >= behind {
+            out.push(take(chunks[at - behind].clone()));
+        }
+    }
+    out.extend(chunks[chunks.len().saturating_sub(behind)..].iter().cloned().map(take));
+}
+
+/// The update, tile by tile.
+fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Settings) -> Vec<Instruction> {
+    let mut out = Vec::with_capacity(instructions.len());
+    for instruction in instructions {
+        let Action::Update(whole) = &instruction.action else {
+            out.push(instruction);
+            continue;
+        };
+        let held = program.held[whole.flat];
+        let tiles = pieces(whole.flat, whole.range.end, settings.offload.tile);
+        let update = |chunk: Chunk| Instruction::new(Action::Update(chunk));
+        if held.weights == held.states {
+            out.extend(tiles.into_iter().map(update));
+            continue;
+        }
+        let queue = if held.weights == Tier::Device { Queue::Upload } else { Queue::Download };
+        pipeline(&tiles, settings.offload.tiles, &mut out, update, |chunk| {
+            transfer(Action::PutBack(chunk), queue, settings)
+        });
+    }
+    out
+}

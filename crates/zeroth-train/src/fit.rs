@@ -1,0 +1,234 @@
+//! Memory budgets: a program that fits them, found among what the config leaves open, or what is missing and which one
+//! change would do.
+//!
+//! Choices never change what is trained: a policy of recomputation, how far gathers run ahead, and how a given batch is
+//! cut into micro-batches. Every candidate is compiled and its bytes are counted; nothing is estimated.
+
+use zeroth_base::format_bytes;
+use zeroth_device::{Target, Tier};
+use zeroth_step::program::{Memory, Offload, Recompute};
+use zeroth_step::run::Compiled;
+
+use crate::{Batches, Job, JobError, RowSizes};
+
+/// Bytes that one rank may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Budget {
+    /// Of the device's memory.
+    pub device: Option<u64>,
+    /// Of the host's.
+    pub host: Option<u64>,
+    /// Of both together, where the device's memory is the host's.
+    pub together: Option<u64>,
+}
+
+/// What may be chosen, because nobody typed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Freedom {
+    /// `zeroth.recompute`.
+    pub recompute: bool,
+    /// `stage3_prefetch_bucket_size`.
+    pub prefetch: bool,
+    /// How a step's samples of a rank are cut into micro-batches.
+    pub micro_batch: bool,
+}
+
+/// What was chosen, key by key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The key.
+    pub key: &'static str,
+    /// Its value.
+    pub value: serde_json::Value,
+}
+
+/// A budget that is not enough.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misfit {
+    /// What it is a budget of, in words.
+    pub of: &'static str,
+    /// The least that a rank needs, with all that may be chosen.
+    pub needed: u64,
+    /// What is given.
+    pub given: u64,
+    /// Single changes that would fit, each with what a rank then needs on the device and on the host.
+    pub remedies: Vec<(String, [u64; 2])>,
+}
+
+impl std::fmt::Display for Misfit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "a rank needs at least {} of {} and {} are given: {} are missing ({} and {} bytes)",
+            format_bytes(self.needed),
+            self.of,
+            format_bytes(self.given),
+            format_bytes(self.needed - self.given),
+            self.needed,
+            self.given
+        )?;
+        if self.remedies.is_empty() {
+            return write!(f, "; no single change fits: more ranks, or a smaller model");
+        }
+        write!(f, ". One of these would do:")?;
+        for (change, [device, host]) in &self.remedies {
+            write!(
+                f,
+                "\n  {change}: {} on the device, {} on the host",
+                format_bytes(*device),
+                format_bytes(*host)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Budget {
+    /// What does not fit: of which memory, needed and given.
+    fn lack(&self, memory: &Memory) -> Option<(&'static str, u64, u64)> {
+        let [device, host] = [Tier::Device, Tier::Host].map(|tier| memory.arena(tier));
+        let of = |name, needed: u64, given: Option<u64>| {
+            given.filter(|given| needed > *given).map(|given| (name, needed, given))
+        };
+        of("device memory", device, self.device)
+            .or_else(|| of("host memory", host, self.host))
+            .or_else(|| of("memory", device + host, self.together))
+    }
+}
+
+impl Job {
+    /// Compiles a program that keeps to the budget, choosing what may be chosen; the choices are the job's from then on.
+    pub fn fit(
+        &mut self,
+        target: Target,
+        budget: Budget,
+        freedom: Freedom,
+    ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, JobError> {
+        let asked = (self.settings, self.shape, self.row_sizes.clone());
+        let mut least: Option<(&'static str, u64, u64)> = None;
+        for cuts in 0..=self.cuts(freedom) {
+            for recompute in self.policies(freedom) {
+                for prefetch in [asked.0.prefetch, 0].into_iter().take(1 + usize::from(freedom.prefetch)) {
+                    self.settings = asked.0;
+                    self.shape = asked.1;
+                    self.row_sizes.clone_from(&asked.2);
+                    self.cut(cuts);
+                    (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
+                    let compiled = self.compile(target)?;
+                    match budget.lack(&compiled.memory) {
+                        None => return Ok(Ok((compiled, self.choices(&asked.0, cuts)))),
+                        Some(lack) if least.is_none_or(|known| lack.1 < known.1) => least = Some(lack),
+                        Some(_) => {}
+                    }
+                }
+            }
+        }
+        (self.settings, self.shape, self.row_sizes) = asked;
+        let (of, needed, given) = least.unwrap_or(("memory", 0, 0));
+        Ok(Err(Misfit { of, needed, given, remedies: self.remedies(target, budget)? }))
+    }
+
+    /// How often micro-batches may be halved.
+    fn cuts(&self, freedom: Freedom) -> u32 {
+        if freedom.micro_batch { self.shape.micro_batch.trailing_zeros() } else { 0 }
+    }
+
+    /// Halves micro-batches: the step stays the same.
+    fn cut(&mut self, times: u32) {
+        if times == 0 {
+            return;
+        }
+        self.shape.micro_batch >>= times;
+        self.shape.accumulation <<= times;
+        self.settings.accumulation = self.shape.accumulation;
+        let largest = Batches::new(&self.samples, self.order, self.shape).largest_micro_batch(0, self.steps);
+        self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
+    }
+
+    /// From what costs nothing to what costs most time.
+    fn policies(&self, freedom: Freedom) -> Vec<Recompute> {
+        let asked = self.settings.recompute;
+        if !freedom.recompute {
+            return vec![asked];
+        }
+        let block = Recompute::Block { kept: None, parked: false };
+        vec![asked, Recompute::NormSwiGlu, Recompute::Attention, block]
+    }
+
+    fn choices(&self, asked: &zeroth_step::program::Settings, cuts: u32) -> Vec<Choice> {
+        let mut choices = Vec::new();
+        if self.settings.recompute != asked.recompute {
+            let value = match self.settings.recompute {
+                Recompute::Nothing => "none",
+                Recompute::NormSwiGlu => "norm_swiglu",
+                Recompute::Attention => "attention",
+                Recompute::Block { .. } => "block",
+            };
+            choices.push(Choice { key: "zeroth.recompute", value: value.into() });
+        }
+        if self.settings.prefetch != asked.prefetch {
+            choices.push(Choice {
+                key: "zero_optimization.stage3_prefetch_bucket_size",
+                value: self.settings.prefetch.into(),
+            });
+        }
+        if cuts > 0 {
+            let (micro_batch, accumulation) = (self.shape.micro_batch, self.shape.accumulation);
+            choices.push(Choice { key: "train_micro_batch_size_per_gpu", value: micro_batch.into() });
+            choices.push(Choice { key: "gradient_accumulation_steps", value: accumulation.into() });
+        }
+        choices
+    }
+
+    /// Changes that a person may make, each by itself, that fit.
+    fn remedies(&mut self, target: Target, budget: Budget) -> Result<Vec<(String, [u64; 2])>, JobError> {
+        let asked = (self.settings, self.shape, self.row_sizes.clone());
+        let block = Recompute::Block { kept: None, parked: false };
+        let optimizer = Offload { optimizer: Some(1.0), ..asked.0.offload };
+        let both = Offload { parameters: Some(u64::MAX), ..optimizer };
+        let cuts = self.shape.micro_batch.trailing_zeros();
+        let mut changes: Vec<(String, Box<dyn Fn(&mut Self)>)> = Vec::new();
+        if asked.0.recompute == Recompute::Nothing {
+            let change = move |job: &mut Self| job.settings.recompute = block;
+            changes.push(("zeroth.recompute \"block\"".to_owned(), Box::new(change)));
+        }
+        if cuts > 0 {
+            let name = format!(
+                "train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",
+                asked.1.micro_batch >> cuts,
+                asked.1.accumulation << cuts
+            );
+            changes.push((name, Box::new(move |job: &mut Self| job.cut(cuts))));
+        }
+        for stage in asked.0.stage + 1..=3 {
+            let change = move |job: &mut Self| job.settings.stage = stage;
+            changes.push((format!("zero_optimization.stage {stage}"), Box::new(change)));
+        }
+        if asked.0.offload.optimizer.is_none() {
+            let (stage, name) = (asked.0.stage.max(2), "offload_optimizer to cpu");
+            let change =
+                move |job: &mut Self| (job.settings.stage, job.settings.offload) = (stage, optimizer);
+            changes.push((format!("{name} (stage {stage})"), Box::new(change)));
+        }
+        if asked.0.offload.parameters.is_none() {
+            let change = move |job: &mut Self| (job.settings.stage, job.settings.offload) = (3, both);
+            changes
+                .push(("offload_optimizer and offload_param to cpu (stage 3)".to_owned(), Box::new(change)));
+            let change = move |job: &mut Self| {
+                (job.settings.stage, job.settings.offload, job.settings.recompute) = (3, both, block);
+            };
+            changes.push(("the same with zeroth.recompute \"block\"".to_owned(), Box::new(change)));
+        }
+        let mut fitting = Vec::new();
+        for (name, change) in changes {
+            change(self);
+            let memory = self.compile(target)?.memory;
+            if budget.lack(&memory).is_none() {
+                fitting.push((name, [Tier::Device, Tier::Host].map(|tier| memory.arena(tier))));
+            }
+            (self.settings, self.shape) = (asked.0, asked.1);
+            self.row_sizes.clone_from(&asked.2);
+        }
+        Ok(fitting)
+    }
+}

@@ -1,0 +1,121 @@
+//! What ranks really hold, against the plan: the arena is all but a stated overhead.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{json, metrics, new_data, new_model, text};
+
+/// Bytes of a rank beside its arena. Measured: 9 MB in steps (the binary's pages, the rows, the lowered program, stacks of
+/// threads), 9 MB more while weights are read or written (pieces of 2^20 elements: twice as f32 and once rounded), and
+/// the region through which it sends.
+const OVERHEAD: u64 = 32_000_000;
+/// Shared memory through which a rank sends. All ranks hold all regions, so that each counts as one; once the others have
+/// left, all of them count as the last one's.
+const REGION: u64 = 8 << 20;
+
+/// The proportional share of memory of a process: pages that several hold are divided among them.
+fn resident(process: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    Some(1024 * line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?)
+}
+
+/// The processes that a process started.
+fn children(process: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    text.split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
+/// The most that each rank was seen to hold: while all of them were there, and ever.
+#[derive(Default)]
+struct Peaks {
+    together: BTreeMap<u32, u64>,
+    ever: BTreeMap<u32, u64>,
+}
+
+fn raise(peaks: &mut BTreeMap<u32, u64>, found: &[(u32, u64)]) {
+    for (process, bytes) in found {
+        let known = peaks.entry(*process).or_default();
+        *known = (*known).max(*bytes);
+    }
+}
+
+/// Trains, and looks at the ranks while they run.
+fn watched(model: &Path, data: &Path, run: &Path, ranks: usize) -> Peaks {
+    let mut launcher = Command::new(env!("CARGO_BIN_EXE_zeroth"))
+        .args([
+            "train",
+            "--device",
+            "cpu",
+            "--model",
+            text(model),
+            "--data",
+            text(data),
+            "--output",
+            text(run),
+        ])
+        .args([
+            "--ranks",
+            &ranks.to_string(),
+            "--deepspeed",
+            "zero3",
+            "--max-steps",
+            "3",
+            "--logging-steps",
+            "1",
+        ])
+        .args(["--per-device-train-batch-size", "2"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut peaks = Peaks::default();
+    let status = loop {
+        if let Some(status) = launcher.try_wait().unwrap() {
+            break status;
+        }
+        let processes = if ranks == 1 { vec![launcher.id()] } else { children(launcher.id()) };
+        let look = || -> Vec<(u32, u64)> {
+            processes.iter().filter_map(|process| Some((*process, resident(*process)?))).collect()
+        };
+        let found = look();
+        raise(&mut peaks.ever, &found);
+        // A second look: none left while the first one was on its way.
+        if look().len() == ranks {
+            raise(&mut peaks.together, &found);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(status.success());
+    peaks
+}
+
+#[test]
+fn ranks_hold_what_the_plan_says_and_little_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = new_model(folder.path(), 512, 4, 2048, 16_000);
+    let data = new_data(folder.path(), 24, 32, 16_000);
+    for ranks in [1, 2, 4] {
+        let run = folder.path().join(ranks.to_string());
+        let peaks = watched(&model, &data, &run, ranks);
+        let plan = json(&run.join("plan.json"))["device_bytes"]["total"].as_u64().unwrap();
+        assert!(plan > 100_000_000, "{plan}");
+        let said = metrics(&run)[2]["host_bytes_peak"].as_u64().unwrap();
+        let over =
+            |peaks: &BTreeMap<u32, u64>| peaks.values().map(|most| *most as i64 - plan as i64).collect();
+        let (together, ever): (Vec<i64>, Vec<i64>) = (over(&peaks.together), over(&peaks.ever));
+        let what =
+            format!("{ranks} ranks, plan {plan}; beside it {together:?}, ever {ever:?}; metrics {said}");
+        println!("{what}");
+        assert_eq!(together.len(), ranks, "{what}");
+        let everything = OVERHEAD + (ranks as u64 - 1) * REGION;
+        assert!(together.iter().all(|over| *over <= OVERHEAD as i64), "{what}");
+        assert!(ever.iter().all(|over| *over <= everything as i64), "{what}");
+        assert!(said <= plan + OVERHEAD, "{what}");
+        // The plan is no gross overestimate.
+        let least = plan as f64 * 0.6;
+        assert!(peaks.together.into_values().chain([said]).all(|most| most as f64 >= least), "{what}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Little data and data that trains little: a run goes on wherever its numbers are defined.
+
+use serde_json::Value;
+
+use super::{golden, metrics, number, train_on, written};
+
+/// Trains the untied golden model on these rows.
+fn trained(rows: &[&str], flags: &[&str]) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let data = written(folder.path(), "rows.jsonl", rows);
+    let run = folder.path().join("run");
+    train_on(&golden("llama-one-kv-head"), &data, &run, &[&["--fp32"], flags].concat()).assert_done();
+    metrics(&run)
+}
+
+const ROW: &str = r#"{"input_ids": [1, 2, 3, 4]}"#;
+
+#[test]
+fn one_sample_fills_every_batch() {
+    // The mean over copies of a row is the row's own: 12 copies on 3 ranks are 1 on 1 rank.
+    let alone = trained(&[ROW], &["--max-steps", "3"]);
+    let many = trained(&[ROW], &["--max-steps", "3", "--ranks", "3", "--per-device-train-batch-size", "4"]);
+    for (alone, many) in alone.iter().zip(&many) {
+        assert!((number(&alone["loss"]) - number(&many["loss"])).abs() < 1e-5, "{alone} {many}");
+        assert!((number(&alone["grad_norm"]) - number(&many["grad_norm"])).abs() < 1e-4, "{alone} {many}");
+        assert_eq!((&alone["tokens"], &many["tokens"]), (&4.into(), &48.into()));
+    }
+    assert_eq!(many[2]["samples_seen"], 36);
+}
+
+#[test]
+fn a_batch_larger_than_the_data_takes_rows_again() {
+    let rows = [ROW, r#"{"input_ids": [9, 8]}"#, r#"{"input_ids": [6, 1, 6, 2, 5]}"#];
+    let found = trained(&rows, &["--max-steps", "2", "--per-device-train-batch-size", "2", "--ranks", "2"]);
+    // Rows 0, 1, 2, 0 and then 1, 2, 0, 1.
+    let tokens: Vec<u64> = found.iter().map(|line| line["tokens"].as_u64().unwrap()).collect();
+    assert_eq!(tokens, [4 + 2 + 5 + 4, 2 + 5 + 4 + 2]);
+}
+
+#[test]
+fn a_rank_whose_rows_are_not_trained_changes_nothing_but_the_count_of_tokens() {
+    let untrained = r#"{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}"#;
+    let alone = trained(&[ROW], &["--max-steps", "4"]);
+    let both = trained(&[ROW, untrained], &["--max-steps", "4", "--ranks", "2", "--deepspeed", "zero3"]);
+    for (alone, both) in alone.iter().zip(&both) {
+        assert!((number(&alone["loss"]) - number(&both["loss"])).abs() < 1e-5, "{alone} {both}");
+        assert!((number(&alone["grad_norm"]) - number(&both["grad_norm"])).abs() < 1e-4, "{alone} {both}");
+        assert_eq!(both["tokens"], 7);
+    }
+}
+
+#[test]
+fn steps_without_a_trained_token_have_no_loss_and_no_gradient() {
+    // A row of one token has nothing before it to be predicted from.
+    for line in trained(&[r#"{"input_ids": [5]}"#], &["--max-steps", "2", "--ranks", "2"]) {
+        assert_eq!((number(&line["loss"]), number(&line["grad_norm"])), (0.0, 0.0));
+    }
+}
+
+#[test]
+fn rows_that_are_too_long_are_left_out_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = written(folder.path(), "rows.jsonl", &[ROW, r#"{"input_ids": [6, 1, 6, 2, 5]}"#]);
+    let run = folder.path().join("run");
+    let flags = ["--max-length", "4", "--num-train-epochs", "2"];
+    let ended = train_on(&golden("llama-one-kv-head"), &data, &run, &flags);
+    ended.assert_done();
+    assert!(ended.stderr.contains("data: 1 samples"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("note: 1 row"), "{}", ended.stderr);
+    let tokens: Vec<Value> = metrics(&run).iter().map(|line| line["tokens"].clone()).collect();
+    assert_eq!(tokens, [4, 4], "two epochs of one row");
+}

@@ -1,0 +1,133 @@
+//! What is wrong is said before anything is written: exit code 2, or 3 where memory does not suffice.
+
+use std::fs;
+use std::path::Path;
+
+use super::{golden, text, train, train_on, written};
+use crate::common::Ended;
+
+/// A run that is refused leaves no folder.
+fn assert_refused(ended: &Ended, output: &Path, code: i32, words: &[&str]) {
+    assert_eq!(ended.code, code, "{}", ended.stderr);
+    for word in words {
+        assert!(ended.stderr.contains(word), "{word:?} is not in: {}", ended.stderr);
+    }
+    assert!(!output.exists(), "a refused run wrote something");
+}
+
+#[test]
+fn a_dry_run_shows_the_first_batch_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let flags = ["--dry-run", "--ranks", "2", "--per-device-train-batch-size", "2"];
+    let ended = train("qwen3-tied", &output, &flags);
+    ended.assert_done();
+    assert!(!output.exists());
+    // Row 1 has labels for its last two tokens, row 2 for its last one.
+    assert!(ended.stdout.contains("\n  50 48 39 11 [57] [24]\n"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("\n  38 52 24 34 "), "{}", ended.stdout);
+    assert!(ended.stdout.contains(" 32 14 [12]\n"), "{}", ended.stdout);
+    let order = ["qwen3 with 12.9K parameters", "zero_optimization.stage", "memory of a rank", "planned for"];
+    let places = order.map(|words| ended.stderr.find(words).unwrap_or_else(|| panic!("{words}")));
+    assert!(places.is_sorted(), "{places:?}");
+}
+
+#[test]
+fn a_model_or_data_that_is_not_there_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let data = golden("qwen3-tied").join("data.jsonl");
+    let ended = train_on(Path::new("no-such-model"), &data, &output, &[]);
+    assert_refused(&ended, &output, 2, &["there is no folder `no-such-model`"]);
+    let ended = train_on(&golden("qwen3-tied"), Path::new("no-such-rows.jsonl"), &output, &[]);
+    assert_refused(&ended, &output, 2, &["there is no data file no-such-rows.jsonl"]);
+}
+
+#[test]
+fn a_row_that_cannot_be_trained_on_is_named_with_its_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    for (rows, words) in [
+        (
+            vec![r#"{"input_ids": [1, 2]}"#, r#"{"input_ids": [3, 99999]}"#],
+            vec!["rows.jsonl: line 2: ", "input_ids[1] is 99999", "67 tokens"],
+        ),
+        (
+            vec![r#"{"input_ids": [1, 2], "labels": [1, 70]}"#],
+            vec!["rows.jsonl: line 1: ", "labels[1] is 70"],
+        ),
+        (
+            vec![r#"{"messages": [{"role": "user", "content": "x"}]}"#],
+            vec!["rows.jsonl: line 1: ", r#"{"messages": [...]}"#, "not yet"],
+        ),
+        (vec!["[1, 2]"], vec!["rows.jsonl: line 1: ", "a JSON object"]),
+        (vec![], vec!["rows.jsonl has no rows"]),
+    ] {
+        let data = written(folder.path(), "rows.jsonl", &rows);
+        let ended = train_on(&golden("qwen3-tied"), &data, &output, &["--ranks", "2"]);
+        assert_refused(&ended, &output, 2, &words);
+    }
+}
+
+#[test]
+fn what_is_not_built_yet_is_refused_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    for (flags, words) in [
+        (&["--deepspeed", "zero2_offload"][..], &["not yet built", "offload_optimizer.device"][..]),
+        (&["--deepspeed", "zero3_offload"], &["not yet built", "offload_optimizer", "offload_param"]),
+        (&["--fp16"], &["not yet built", "fp16.enabled", "--bf16"]),
+        (&["--resume", "auto"], &["--resume", "not yet"]),
+        (&["--packing"], &["--packing", "not yet"]),
+        (&["--packing", "true"], &["--packing", "not yet"]),
+        (&["--train-type", "lora"], &["--train-type", "not yet"]),
+    ] {
+        assert_refused(&train("qwen3-tied", &output, flags), &output, 2, words);
+    }
+}
+
+#[test]
+fn flags_that_contradict_the_file_are_all_named_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let config = r#"{"train_batch_size": 8, "gradient_clipping": 0.5, "zero_optimization": {"stage": 3}}"#;
+    let config = written(folder.path(), "ds.json", &[config]);
+    let flags = [
+        ["--deepspeed", text(&config)],
+        ["--per-device-train-batch-size", "3"],
+        ["--gradient-accumulation-steps", "1"],
+        ["--max-grad-norm", "2"],
+    ];
+    let ended = train("qwen3-tied", &output, &flags.concat());
+    let words = ["train_batch_size=8", "=3", "gradient_clipping=0.5", "=2", "--max-grad-norm"];
+    assert_refused(&ended, &output, 2, &words);
+}
+
+#[test]
+fn a_run_that_does_not_fit_says_what_it_needs_and_what_it_was_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    for (flags, words) in [
+        (&["--device-memory", "100kB"][..], &["a rank needs 1.", " MB", "--device-memory leaves 100 kB"][..]),
+        (&["--host-memory", "300kB", "--ranks", "3"], &["a rank needs", "--host-memory", "leaves 100 kB"]),
+    ] {
+        assert_refused(&train("qwen3-tied", &output, flags), &output, 3, words);
+    }
+}
+
+#[test]
+fn a_model_s_own_folder_is_never_a_run_s() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    fs::create_dir(&output).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(golden("qwen3-tied").join(name), output.join(name)).unwrap();
+    }
+    let ended = train("qwen3-tied", &output, &["--overwrite-output-dir", "--max-steps", "1"]);
+    assert_eq!(ended.code, 2, "{}", ended.stderr);
+    assert!(ended.stderr.contains("that is no run"), "{}", ended.stderr);
+    let same = |name: &str| {
+        fs::read(output.join(name)).unwrap() == fs::read(golden("qwen3-tied").join(name)).unwrap()
+    };
+    assert!(same("config.json") && same("model.safetensors"));
+}

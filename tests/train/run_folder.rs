@@ -1,0 +1,194 @@
+//! What a run leaves: metrics that read back, plan, config with its origins, logs, curve and model; and a second run.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{golden, json, metrics, tensors, text, train, written};
+
+/// The keys of a step, in CLI order.
+const KEYS: [&str; 12] = [
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "tokens_per_second",
+    "step_ms",
+    "loss_scale",
+    "skipped",
+    "device_bytes_peak",
+    "host_bytes_peak",
+    "samples_seen",
+];
+
+#[test]
+fn metrics_have_one_line_a_step_with_all_digits() {
+    let folder = tempfile::tempdir().unwrap();
+    train("llama-one-kv-head", folder.path(), &["--max-steps", "12", "--ranks", "2"]).assert_done();
+    let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+    assert!(text.ends_with('\n'));
+    for (at, line) in text.lines().enumerate() {
+        // Values hold neither commas nor colons: the digits can be read as they are written.
+        let inner = line.strip_prefix('{').unwrap().strip_suffix('}').unwrap();
+        let pairs: Vec<(&str, &str)> = inner.split(',').map(|pair| pair.split_once(':').unwrap()).collect();
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| key.trim_matches('"')).collect();
+        assert_eq!(keys, KEYS);
+        let value = |key: &str| pairs[KEYS.iter().position(|known| *known == key).unwrap()].1;
+        let float = |key: &str| value(key).parse::<f64>().unwrap();
+        assert_eq!(value("step"), (at + 1).to_string());
+        for key in ["loss", "grad_norm", "lr", "tokens_per_second", "step_ms", "loss_scale"] {
+            assert_eq!(serde_json::to_string(&float(key)).unwrap(), value(key), "{key}");
+        }
+        // Both sides went through their digits: one lost digit would show.
+        assert_eq!(float("tokens_per_second"), float("tokens") / (float("step_ms") / 1000.0));
+        assert!(float("loss") > 0.0 && float("grad_norm") > 0.0 && value("loss_scale") == "1.0");
+    }
+    assert_eq!(text.lines().count(), 12);
+}
+
+#[test]
+fn the_plan_adds_up_and_is_what_metrics_say() {
+    let folder = tempfile::tempdir().unwrap();
+    for (at, (preset, ranks)) in [("zero0", "1"), ("zero2", "2"), ("zero3", "3")].into_iter().enumerate() {
+        let run = folder.path().join(at.to_string());
+        let flags = ["--deepspeed", preset, "--ranks", ranks, "--max-steps", "1"];
+        train("mistral-window", &run, &flags).assert_done();
+        let plan = json(&run.join("plan.json"));
+        let bytes = |key: &str| plan["device_bytes"][key].as_u64().unwrap();
+        let parts = ["parameters", "gradients", "optimizer", "activations", "buffers"].map(bytes);
+        assert_eq!(parts.iter().sum::<u64>(), bytes("total"));
+        assert!(parts.iter().all(|part| *part > 0), "{plan}");
+        assert_eq!(metrics(&run)[0]["device_bytes_peak"], bytes("total"));
+        assert_eq!(plan["ranks"].to_string(), ranks);
+        // `--device-memory` holds the run to these bytes, and not to one less.
+        let flags = |memory: u64| {
+            let memory = memory.to_string();
+            let flags = ["--dry-run", "--deepspeed", preset, "--ranks", ranks, "--max-steps", "1"];
+            train("mistral-window", &run, &[&flags[..], &["--device-memory", &memory]].concat()).code
+        };
+        assert_eq!([bytes("total"), bytes("total") - 1].map(flags), [0, 3]);
+    }
+}
+
+#[test]
+fn config_and_origin_say_what_was_run_and_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--learning-rate", "2e-4", "--max-steps", "1", "--ranks", "2", "--deepspeed", "zero3"];
+    train("qwen3-tied", folder.path(), &flags).assert_done();
+    let config = json(&folder.path().join("config.json"));
+    assert_eq!(config["optimizer"]["params"]["lr"], 2e-4);
+    assert_eq!(config["train_batch_size"], 2);
+    assert_eq!(config["zero_optimization"]["stage"], 3);
+    let origin = json(&folder.path().join("origin.json"));
+    let word = |key: &str| origin[key]["origin"].as_str().unwrap().to_owned();
+    assert_eq!(word("optimizer.params.lr"), "command line");
+    assert_eq!(word("zero_optimization.stage"), "file");
+    assert_eq!(word("train_batch_size"), "auto");
+    assert_eq!(word("zero_optimization.reduce_scatter"), "default");
+    assert_eq!(origin["optimizer.params.lr"]["value"], 2e-4);
+}
+
+#[test]
+fn the_resolved_config_trains_the_same_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    let flags = ["--deepspeed", "zero3", "--ranks", "2", "--learning-rate", "1e-3", "--warmup-steps", "2"];
+    train("qwen3-tied", &first, &[&flags[..], &["--max-steps", "5"]].concat()).assert_done();
+    let config = first.join("config.json");
+    let flags = ["--deepspeed", config.to_str().unwrap(), "--ranks", "2", "--max-steps", "5"];
+    train("qwen3-tied", &second, &flags).assert_done();
+    let losses = |run| metrics(run).iter().map(|line| line["loss"].to_string()).collect::<Vec<_>>();
+    assert_eq!(losses(&first), losses(&second));
+}
+
+#[test]
+fn the_model_has_its_names_shapes_and_the_type_of_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flag, dtype, name) in [("--bf16", "BF16", "bfloat16"), ("--fp32", "F32", "float32")] {
+        let run = folder.path().join(dtype);
+        train("qwen2-yarn-tied", &run, &["--max-steps", "1", "--ranks", "2", flag]).assert_done();
+        let before = fs::read(golden("qwen2-yarn-tied").join("model.safetensors")).unwrap();
+        let after = fs::read(run.join("model/model.safetensors")).unwrap();
+        let shapes = |file: &[u8]| -> Vec<(String, Vec<u64>)> {
+            let mut all: Vec<_> =
+                tensors(file).into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(shapes(&before), shapes(&after));
+        assert!(tensors(&after).iter().all(|tensor| tensor.dtype == dtype));
+        let without_type = |path: &std::path::Path| {
+            let mut config: Value = json(path);
+            let dtype = config.as_object_mut().unwrap().remove("dtype").unwrap();
+            (config, dtype)
+        };
+        let (given, _) = without_type(&golden("qwen2-yarn-tied").join("config.json"));
+        assert_eq!(without_type(&run.join("model/config.json")), (given, name.into()));
+        // What was written can be trained on.
+        let again = folder.path().join(format!("{dtype}-again"));
+        let data = golden("qwen2-yarn-tied").join("data.jsonl");
+        super::train_on(&run.join("model"), &data, &again, &["--max-steps", "1"]).assert_done();
+    }
+}
+
+#[test]
+fn bf16_is_the_default() {
+    let folder = tempfile::tempdir().unwrap();
+    train("qwen3-tied", folder.path(), &["--max-steps", "1"]).assert_done();
+    let file = fs::read(folder.path().join("model/model.safetensors")).unwrap();
+    assert!(tensors(&file).iter().all(|tensor| tensor.dtype == "BF16"));
+}
+
+#[test]
+fn no_model_is_written_where_the_file_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": false}}"#;
+    let config = written(folder.path(), "ds.json", &[config]);
+    let run = folder.path().join("run");
+    let ended =
+        train("qwen3-tied", &run, &["--deepspeed", text(&config), "--ranks", "2", "--max-steps", "2"]);
+    ended.assert_done();
+    assert!(!run.join("model").exists());
+    assert!(ended.stderr.contains("stage3_gather_16bit_weights_on_model_save is false"), "{}", ended.stderr);
+}
+
+#[test]
+fn every_rank_has_a_log_and_the_loss_a_curve() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = train("qwen3-tied", folder.path(), &["--max-steps", "6", "--ranks", "3"]);
+    ended.assert_done();
+    for rank in 0..3 {
+        assert!(folder.path().join(format!("logs/rank-{rank}.log")).is_file(), "{rank}");
+    }
+    let log = fs::read_to_string(folder.path().join("logs/rank-0.log")).unwrap();
+    for step in ["step 1/6 ", "step 5/6 ", "step 6/6 "] {
+        assert!(log.contains(step) && ended.stderr.contains(step), "{log}");
+    }
+    let curve = fs::read_to_string(folder.path().join("loss.svg")).unwrap();
+    assert!(curve.starts_with("<svg") && curve.trim_end().ends_with("</svg>"), "{curve}");
+    assert!(!folder.path().join(".lock").exists());
+}
+
+#[test]
+fn a_second_run_is_refused_and_overwrites_only_its_own_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |more: &[&str]| train("qwen3-tied", folder.path(), &[&["--ranks", "2"], more].concat());
+    run(&["--max-steps", "4"]).assert_done();
+    let before = fs::read(folder.path().join("metrics.jsonl")).unwrap();
+    let ended = run(&["--max-steps", "2"]);
+    assert_eq!(ended.code, 2, "{}", ended.stderr);
+    for words in ["already holds a run", "--resume auto", "--overwrite-output-dir"] {
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    }
+    assert_eq!(fs::read(folder.path().join("metrics.jsonl")).unwrap(), before, "nothing was touched");
+
+    for foreign in ["notes.txt", "model/README.md", "logs/mine.log"] {
+        fs::write(folder.path().join(foreign), "mine").unwrap();
+    }
+    run(&["--max-steps", "2", "--overwrite-output-dir"]).assert_done();
+    assert_eq!(metrics(folder.path()).len(), 2);
+    for foreign in ["notes.txt", "model/README.md", "logs/mine.log"] {
+        assert_eq!(fs::read_to_string(folder.path().join(foreign)).unwrap(), "mine", "{foreign}");
+    }
+}
