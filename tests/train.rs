@@ -2,6 +2,7 @@
 
 mod dead_ranks;
 mod evaluation;
+mod fit;
 mod golden;
 mod memory;
 mod not_finite;

@@ -5,6 +5,7 @@
 mod cgroup;
 mod cpu;
 mod disk;
+mod folders;
 mod gpu;
 mod library;
 mod memory;
@@ -19,7 +20,9 @@ use serde::Serialize;
 
 pub use cpu::{Cpu, InstructionSets, KernelPath};
 pub use disk::{Disk, DiskError, disk};
+pub(crate) use folders::{FOLDERS, Folders};
 pub use gpu::{ComputeCapability, Gpu, Gpus};
+pub(crate) use library::Opened;
 pub use memory::{GroupLimit, HugePages, Limit, Memory, SharedMemory};
 pub use software::{Attempt, Library, LibraryState};
 

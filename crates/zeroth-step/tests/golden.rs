@@ -7,7 +7,7 @@ mod job;
 
 use job::{Golden, Outcome, ROOMY, Setup, goldens};
 use serde_json::Value;
-use zeroth_step::program::Settings;
+use zeroth_step::program::{Offload, Recompute, Settings};
 
 /// (ranks, accumulation, micro-batch): each product is the batch of a golden run.
 const SPLITS: [(u64, u64, u64); 9] =
@@ -95,6 +95,31 @@ fn trains_like_pytorch(stage: u8) {
             if batch == 4 {
                 assert_gradients(&golden, &outcome, &what);
             }
+        }
+    }
+}
+
+#[test]
+fn with_states_in_host_memory_and_blocks_computed_again_it_trains_like_pytorch_too() {
+    let both = Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), tile: 4096, ..Offload::NOTHING };
+    let optimizer = Offload { parameters: None, ..both };
+    let splits = [(1, 1, 4), (1, 4, 1), (2, 1, 2), (3, 1, 4), (5, 4, 1)];
+    for (place, golden) in goldens().iter().enumerate() {
+        for (turn, (ranks, accumulation, micro_batch)) in splits.into_iter().enumerate() {
+            // Every model meets every split, and over all of them every stage, place and policy.
+            let stage = ((place + turn) % 4) as u8;
+            let offload = [Offload::NOTHING, optimizer, both][(place + 2 * turn) % 3];
+            let parked = (place + turn) % 2 == 0;
+            let recompute = [
+                Recompute::Block { kept: None, parked },
+                Recompute::Attention,
+                Recompute::Block { kept: Some(1), parked },
+                Recompute::NormSwiGlu,
+            ][(place + 3 * turn) % 4];
+            let settings = Settings { stage, accumulation, offload, recompute, overlap: true, ..ROOMY };
+            let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
+            let outcome = golden.train(&setup);
+            assert_golden(golden, ranks * accumulation * micro_batch, &outcome, &format!("{setup:?}"));
         }
     }
 }

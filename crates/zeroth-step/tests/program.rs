@@ -11,7 +11,9 @@ use job::{BF16, F32, Golden, ROOMY, Setup};
 use proptest::prelude::*;
 use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph};
-use zeroth_step::program::{Action, Program, ProgramError, SectionMemory, Settings, Types, compile};
+use zeroth_step::program::{
+    Action, Offload, Program, ProgramError, Recompute, SectionMemory, Settings, Types, compile,
+};
 use zeroth_step::run::Compiled;
 
 /// Sizes of a small qwen3: (hidden, heads, kv heads, blocks, vocabulary, tied).
@@ -183,6 +185,33 @@ fn assert_live(compiled: &Compiled, max_live: u64) {
     }
 }
 
+/// Any way to compute again.
+fn recomputations() -> impl Strategy<Value = Recompute> {
+    prop_oneof![
+        Just(Recompute::Nothing),
+        Just(Recompute::NormSwiGlu),
+        Just(Recompute::Attention),
+        (prop::option::of(1u64..5), any::<bool>())
+            .prop_map(|(kept, parked)| Recompute::Block { kept, parked }),
+    ]
+}
+
+/// Any part in host memory, in any tiles and pieces; and any way for shards to travel.
+fn travels() -> impl Strategy<Value = Settings> {
+    let shares = (prop::option::of(0.0..1.0f64), prop::option::of(0u64..20_000));
+    let sizes = (1u64..10_000, 1u64..4, 1u64..10_000, 1u64..4);
+    (shares, sizes, any::<[bool; 4]>(), 0u64..20_000).prop_map(
+        |((optimizer, parameters), (tile, tiles, piece, pieces), on, allgather_bucket)| Settings {
+            offload: Offload { optimizer, parameters, tile, tiles, piece, pieces, pageable: on[0] },
+            reduce_scatter: on[1],
+            allgather_partitions: on[2],
+            memory_efficient_linear: on[3],
+            allgather_bucket,
+            ..ROOMY
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
@@ -198,11 +227,24 @@ proptest! {
         reduce_bucket in 0u64..20_000,
         overlap in any::<bool>(),
         narrow in any::<bool>(),
+        recompute in recomputations(),
+        travel in travels(),
     ) {
         let golden = model((2 * hidden, heads * kv_heads, kv_heads, blocks, vocab, tied));
         let types = if narrow { BF16 } else { F32 };
-        let settings =
-            Settings { stage, accumulation, types, persistence, reduce_bucket, max_live, max_reuse, prefetch, overlap, ..ROOMY };
+        let settings = Settings {
+            stage,
+            accumulation,
+            types,
+            persistence,
+            reduce_bucket,
+            max_live,
+            max_reuse,
+            prefetch,
+            overlap,
+            recompute,
+            ..travel
+        };
         let setup = Setup { ranks, settings, ..Setup::default() };
         let compiled = golden.compile(&setup);
         let residency = compiled.program.check(max_live).unwrap();
@@ -233,14 +275,27 @@ proptest! {
         (max_live, max_reuse, prefetch) in (0u64..3000, 0u64..3000, 0u64..3000),
         reduce_bucket in 0u64..20_000,
         (narrow, threads, seed) in (any::<bool>(), 1usize..3, any::<u32>()),
+        recompute in recomputations(),
+        travel in travels(),
     ) {
         let golden = model((2 * hidden, groups * kv_heads, kv_heads, blocks, vocab, tied));
         let types: Types = if narrow { BF16 } else { F32 };
         // With accumulation stages 0 and 1 add before the rounding, 2 and 3 after.
         let plain = Settings { stage: if accumulation > 1 { stage / 2 * 2 } else { 0 }, accumulation, types, ..ROOMY };
         let expected = golden.train(&Setup { ranks, settings: plain, steps: 2, ..Setup::default() });
-        let settings =
-            Settings { stage, persistence, reduce_bucket, max_live, max_reuse, prefetch, overlap: true, ..plain };
+        let settings = Settings {
+            stage,
+            accumulation,
+            types,
+            persistence,
+            reduce_bucket,
+            max_live,
+            max_reuse,
+            prefetch,
+            overlap: true,
+            recompute,
+            ..travel
+        };
         let chaos = Some(u64::from(seed));
         let setup = Setup { ranks, threads, settings, steps: 2, chaos, ..Setup::default() };
         let found = golden.train(&setup);

@@ -193,6 +193,51 @@ fn how_shards_travel_does_not_change_a_bit() {
     }
 }
 
+/// Every key that moves work, and some together, on top of a stage.
+fn variants(base: Settings) -> Vec<Settings> {
+    let huge = u64::MAX / 4;
+    let mut all = vec![
+        base,
+        Settings { reduce_bucket: 0, ..base },
+        Settings { reduce_bucket: 5000, overlap: true, ..base },
+        Settings { prefetch: huge, overlap: true, ..base },
+        Settings { prefetch: 1, overlap: true, persistence: 30, ..base },
+        Settings { persistence: 1_000_000, ..base },
+        Settings { max_reuse: huge, ..base },
+        Settings { max_live: 0, max_reuse: 3000, ..base },
+        Settings { reduce_scatter: false, ..base },
+        Settings { allgather_bucket: 0, overlap: true, ..base },
+        Settings { allgather_partitions: false, ..base },
+        Settings { memory_efficient_linear: false, ..base },
+    ];
+    all.extend(RECOMPUTE.map(|recompute| Settings { recompute, ..base }));
+    all.extend(OFFLOAD.map(|offload| Settings { offload, overlap: true, prefetch: 1, ..base }));
+    all
+}
+
+#[test]
+fn a_hundred_programs_of_twenty_bf16_steps_have_the_same_bits() {
+    let golden = Golden::named("qwen2-yarn-tied");
+    for (stages, accumulation, micro_batch) in [(&[0u8, 1, 2, 3][..], 1, 2), (&[0, 1], 4, 2), (&[2, 3], 4, 2)]
+    {
+        let mut setups = Vec::new();
+        for stage in stages {
+            let base = Settings { stage: *stage, accumulation, types: BF16, ..ROOMY };
+            let variants = if accumulation == 1 { variants(base) } else { variants(base).split_off(15) };
+            for (place, settings) in variants.into_iter().enumerate() {
+                let threads = 1 + place % 2;
+                setups.push(Setup { ranks: 2, micro_batch, threads, settings, ..Setup::default() });
+            }
+        }
+        assert!(accumulation > 1 || setups.len() >= 80, "{}", setups.len());
+        let expected = golden.train(&setups[0]);
+        assert_eq!(expected.records.len(), 20);
+        for setup in &setups[1..] {
+            assert_same(&expected, &golden.train(setup), &format!("{setup:?}"));
+        }
+    }
+}
+
 #[test]
 fn bf16_follows_fp32_and_is_not_it() {
     // Weights of 8 bits' precision and moments in f32: losses stay near PyTorch's fp32 ones, and are not equal.

@@ -9,7 +9,7 @@
 //! Same bits for any number of threads: work is cut by shape, each task writes its own part, every sum has a fixed
 //! order, and no number passes through an atomic (a flag that only ever becomes true may). A slice of the wrong length is a mistake of the program and panics.
 //!
-//! Beside each kernel stands a plain version in f64 ([`mod@reference`]); [`self_test`] compares them on the machine at hand.
+//! Beside each kernel stands a plain version in f64 ([`mod@reference`]); [`self_test()`] compares them on the machine at hand.
 #![allow(
     clippy::many_single_char_names,
     clippy::similar_names,

@@ -5,17 +5,26 @@ use std::error::Error;
 use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 
-use libloading::Library;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
 /// An open library. It stays open for the life of the process: drivers and their libraries start threads and
 /// register exit handlers, and do not survive being unloaded.
-pub(super) struct Opened(ManuallyDrop<Library>);
+pub(crate) struct Opened(ManuallyDrop<Library>);
 
 impl Opened {
     /// Opens by a bare name, which the loader searches for, or by a path. The error is the loader's.
-    pub(super) fn open(name: &OsStr) -> Result<Self, String> {
+    pub(crate) fn open(name: &OsStr) -> Result<Self, String> {
+        Self::open_as(name, RTLD_LOCAL)
+    }
+
+    /// As [`Opened::open`], and siblings of the same package find what they need of this one.
+    pub(crate) fn open_for_siblings(name: &OsStr) -> Result<Self, String> {
+        Self::open_as(name, RTLD_GLOBAL)
+    }
+
+    fn open_as(name: &OsStr, scope: std::ffi::c_int) -> Result<Self, String> {
         // SAFETY: opening runs the library's own start-up code. Only libraries made for being opened so are named.
-        match unsafe { Library::new(name) } {
+        match unsafe { Library::open(Some(name), RTLD_NOW | scope) } {
             Ok(library) => Ok(Self(ManuallyDrop::new(library))),
             Err(error) => Err(message(&error)),
         }
@@ -25,9 +34,9 @@ impl Opened {
     ///
     /// # Safety
     /// `F` must be the function's type as its header declares it, and a pointer to a function.
-    pub(super) unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, String> {
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, String> {
         // SAFETY: the caller vouches for the type; the library is never unloaded, so a copy stays valid.
-        match unsafe { self.0.get::<F>(name) } {
+        match unsafe { self.0.get::<F>(name.as_bytes()) } {
             Ok(function) => Ok(*function),
             Err(error) => Err(message(&error)),
         }

@@ -1,11 +1,12 @@
 //! Libraries that zeroth opens at run time: which are there, where, and in which version.
 #![allow(unsafe_code, reason = "asks each library for its version; signatures are those of its header")]
 
-use std::ffi::{OsStr, OsString, c_char, c_int};
+use std::ffi::{OsStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::folders::Folders;
 use super::library::Opened;
 
 /// A library and what became of looking for it.
@@ -121,7 +122,7 @@ fn three_parts(version: u64) -> String {
 
 /// Looks for all libraries.
 pub(super) fn probe(no_driver: bool) -> Vec<Library> {
-    let folders = folders(&|name| std::env::var_os(name));
+    let folders = Folders::of_environment();
     let look = |wanted: &Wanted| {
         let state = if no_driver && wanted.needs_driver {
             LibraryState::Skipped { why: "it is of no use without the GPU driver" }
@@ -133,8 +134,8 @@ pub(super) fn probe(no_driver: bool) -> Vec<Library> {
     WANTED.iter().map(look).collect()
 }
 
-/// The loader's own search first, then the folders in order.
-fn find(wanted: &Wanted, folders: &[PathBuf]) -> LibraryState {
+/// The user's folders, then the loader's own search, then the other folders.
+fn find(wanted: &Wanted, folders: &Folders) -> LibraryState {
     let mut tried = Vec::new();
     let mut open = |at: &OsStr| match Opened::open(at) {
         Ok(library) => {
@@ -146,66 +147,17 @@ fn find(wanted: &Wanted, folders: &[PathBuf]) -> LibraryState {
             None
         }
     };
-    if let Some(opened) = wanted.files.iter().find_map(|file| open(OsStr::new(file))) {
-        return opened;
-    }
-    let there = folders.iter().flat_map(|folder| wanted.files.iter().map(|file| folder.join(file)));
-    if let Some(opened) = there.filter(|path| path.is_file()).find_map(|path| open(path.as_os_str())) {
+    if let Some(opened) = folders.places(wanted.files).find_map(|at| open(&at)) {
         return opened;
     }
     let without = |folder: &&PathBuf| !tried.iter().any(|attempt| Path::new(&attempt.at).starts_with(folder));
     let without: Vec<String> =
-        folders.iter().filter(without).map(|folder| folder.display().to_string()).collect();
+        folders.all().filter(without).map(|folder| folder.display().to_string()).collect();
     if !without.is_empty() {
         let why = format!("holds none of {}", wanted.files.join(", "));
         tried.push(Attempt { at: without.join(":"), why });
     }
     LibraryState::Missing { tried }
-}
-
-/// Folders beside the loader's own that hold NVIDIA's libraries: the toolkit, then packages of Python and conda.
-/// No Python is started: where its packages lie follows from where it lies.
-fn folders(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let given = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let mut folders: Vec<PathBuf> = given("CUDA_HOME").into_iter().map(|home| home.join("lib64")).collect();
-    folders.push(PathBuf::from("/usr/local/cuda/lib64"));
-    let mut prefixes: Vec<PathBuf> = given("VIRTUAL_ENV").into_iter().collect();
-    if let Some(conda) = given("CONDA_PREFIX") {
-        folders.push(conda.join("lib"));
-        prefixes.push(conda);
-    }
-    let path = variable("PATH").unwrap_or_default();
-    let python = std::env::split_paths(&path).find(|folder| folder.join("python3").is_file());
-    if let Some(prefix) = python.as_deref().and_then(Path::parent) {
-        prefixes.push(prefix.to_owned());
-        // Debian's own Python looks for what pip installed one level down.
-        if prefix == Path::new("/usr") {
-            prefixes.push(prefix.join("local"));
-        }
-    }
-    for prefix in prefixes {
-        for python in entries(&prefix.join("lib"), "python3") {
-            for packages in ["site-packages", "dist-packages"] {
-                let wheels = entries(&python.join(packages).join("nvidia"), "");
-                folders.extend(wheels.into_iter().map(|wheel| wheel.join("lib")));
-            }
-        }
-    }
-    folders.retain(|folder| folder.is_dir());
-    let mut seen = std::collections::BTreeSet::new();
-    folders.retain(|folder| seen.insert(folder.clone()));
-    folders
-}
-
-/// What lies in a folder and begins so, in order of name. A folder that is not there has nothing in it.
-fn entries(folder: &Path, beginning: &str) -> Vec<PathBuf> {
-    let Ok(found) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut entries: Vec<PathBuf> = found
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(beginning)))
-        .collect();
-    entries.sort();
-    entries
 }
 
 impl VersionCall {
@@ -255,6 +207,7 @@ impl VersionCall {
 
 #[cfg(test)]
 mod tests {
+    use super::super::folders::FOLDERS;
     use super::super::library::compile;
     use super::*;
 
@@ -268,12 +221,14 @@ mod tests {
     const NVRTC: &str = "int nvrtcVersion(int *major, int *minor) { *major = MAJOR; *minor = 9; return 0; }";
 
     /// Folders as one environment gives them, those of the machine at hand left out.
-    fn folders_in(root: &Path, variables: &[(&str, &str)]) -> Vec<PathBuf> {
+    fn folders_in(root: &Path, variables: &[(&str, &str)]) -> Folders {
         let variable = |name: &str| {
             let (_, value) = variables.iter().find(|(key, _)| *key == name)?;
             Some(root.join(value).into_os_string())
         };
-        folders(&variable).into_iter().filter(|folder| folder.starts_with(root)).collect()
+        let mut folders = Folders::find(&variable);
+        folders.later.retain(|folder| folder.starts_with(root));
+        folders
     }
 
     #[test]
@@ -299,15 +254,16 @@ mod tests {
         std::fs::create_dir_all(&toolkit).unwrap();
         std::fs::write(toolkit.join("libzeroth-nvrtc.so.13"), "not a library").unwrap();
         let folders = folders_in(root.path(), &[("CUDA_HOME", "cuda"), ("VIRTUAL_ENV", "env")]);
-        assert_eq!(folders, [toolkit.clone(), wheel.clone()]);
+        assert_eq!(folders.later, [toolkit.clone(), wheel.clone()]);
         assert!(
             matches!(find(&COMPILER, &folders), LibraryState::Opened { at, .. } if Path::new(&at).starts_with(&wheel))
         );
 
         let in_toolkit = format!("{}/", toolkit.display());
-        let LibraryState::Missing { tried } =
-            find(&COMPILER, &[toolkit, "/absent/a".into(), "/absent/b".into()])
-        else {
+        let LibraryState::Missing { tried } = find(
+            &COMPILER,
+            &Folders { given: Vec::new(), later: vec![toolkit, "/absent/a".into(), "/absent/b".into()] },
+        ) else {
             panic!("the only file is broken");
         };
         let at: Vec<&str> = tried.iter().map(|attempt| attempt.at.trim_start_matches(&in_toolkit)).collect();
@@ -321,6 +277,18 @@ mod tests {
             ]
         );
         assert!(tried[2].why.contains("file too short") || tried[2].why.contains("ELF"), "{tried:?}");
+    }
+
+    #[test]
+    fn folders_given_come_before_all_others() {
+        let root = tempfile::tempdir().unwrap();
+        let [own, toolkit] = ["own", "cuda/lib64"].map(|folder| root.path().join(folder));
+        compile(NVRTC, &own.join("libzeroth-nvrtc.so.12"), &["MAJOR=12"]);
+        compile(NVRTC, &toolkit.join("libzeroth-nvrtc.so.13"), &["MAJOR=13"]);
+        let folders = folders_in(root.path(), &[("CUDA_HOME", "cuda"), (FOLDERS, "own")]);
+        assert_eq!(folders, Folders { given: vec![own.clone()], later: vec![toolkit] });
+        let at = own.join("libzeroth-nvrtc.so.12").display().to_string();
+        assert_eq!(find(&COMPILER, &folders), LibraryState::Opened { at, version: Some("12.9".to_owned()) });
     }
 
     #[test]

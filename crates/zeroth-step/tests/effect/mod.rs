@@ -68,7 +68,8 @@ pub(crate) const GATHERED: Figure = count("elements gathered in a step", |c| {
 });
 pub(crate) const PERSISTENT: Figure =
     count("elements that stay gathered", |c| c.program.layout.persistent_elements());
-pub(crate) const AHEAD: Figure = count("instructions from a gather to its first reader, at most", Compiled::ahead);
+pub(crate) const AHEAD: Figure =
+    count("instructions from a gather to its first reader, at most", Compiled::ahead);
 pub(crate) const BESIDE: Figure = count("collectives on a queue of their own", |c| {
     c.step().filter(|i| i.action.is_collective() && i.queue == Queue::Comm).count() as u64
 });
@@ -98,8 +99,7 @@ pub(crate) const BRINGS: Figure = count("copies to the device a step", |c| c.nam
 pub(crate) const STAGES: Figure = count("copies to staging a step", |c| c.named("stage"));
 pub(crate) const RECOMPUTES: Figure = count("operations computed again", |c| c.named("recompute"));
 pub(crate) const PARKS: Figure = count("values parked a step", |c| c.named("park"));
-pub(crate) const STAGING: Figure =
-    size("host: staging", |c| c.memory.peak(Tier::Host, Category::Buffers));
+pub(crate) const STAGING: Figure = size("host: staging", |c| c.memory.peak(Tier::Host, Category::Buffers));
 pub(crate) const PARAMETERS: Figure =
     size("device: parameters", |c| c.memory.peak(Tier::Device, Category::Parameters));
 pub(crate) const HOST_PARAMETERS: Figure =
@@ -135,7 +135,8 @@ fn model() -> (Graph, Backward) {
 }
 
 fn resolved(text: &str, ranks: u64) -> Resolved {
-    let document = parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    let document =
+        parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"));
     let report = check(&document);
     assert!(report.is_ok(false), "{text}: {:?}", report.verdicts);
     let request = Request {
@@ -195,7 +196,9 @@ impl Compiled {
     /// How many instructions stand between a gather and the first that reads its flat, the most of a micro-batch.
     fn ahead(&self) -> u64 {
         let instructions = &self.program.micro_batches().next().unwrap().instructions;
-        let distance = |(at, instruction): (usize, &zeroth_step::program::Instruction)| match instruction.action {
+        let distance = |(at, instruction): (usize, &zeroth_step::program::Instruction)| match instruction
+            .action
+        {
             Action::Gather(flat) => instructions[at..].iter().position(|reader| reader.reads.contains(&flat)),
             _ => None,
         };
@@ -215,11 +218,5 @@ impl Key {
     /// The programs of its settings.
     pub(crate) fn compiled(&self) -> Vec<Compiled> {
         self.settings.iter().map(|setting| Compiled::new(&self.config(setting), self.ranks)).collect()
-    }
-
-    /// The figures of its settings.
-    pub(crate) fn of(&self, figure: Figure) -> Vec<u64> {
-        assert!(self.figures.iter().any(|shown| shown.name == figure.name), "the page shows {}", figure.name);
-        self.compiled().iter().map(|compiled| compiled.get(figure)).collect()
     }
 }
