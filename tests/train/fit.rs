@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::{json, metrics, new_data, new_model, train_on};
 use crate::common::Ended;
 
-const FLAGS: [&str; 6] = ["--max-steps", "3", "--per-device-train-batch-size", "4", "--learning-rate", "1e-3"];
+const FLAGS: [&str; 6] =
+    ["--max-steps", "3", "--per-device-train-batch-size", "4", "--learning-rate", "1e-3"];
 
 /// Trains a small model of its own at stage 2 or as the config says.
 fn run(folder: &Path, name: &str, config: &Value, more: &[&str]) -> Ended {
@@ -46,7 +47,11 @@ fn a_smaller_budget_recomputes_more_and_trains_the_same() {
         assert_eq!(losses(folder, &name), losses(folder, "free"), "and not one bit of a loss changes");
         let config = json(&folder.join(&name).join("config.json"));
         let chosen = config["zeroth"]["recompute"].as_str().unwrap().to_owned();
-        assert!(ended.stderr.contains(&format!("zeroth.recompute is \"{chosen}\": chosen to fit")), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains(&format!("zeroth.recompute is \"{chosen}\": chosen to fit")),
+            "{}",
+            ended.stderr
+        );
         policies.push(chosen);
     }
     assert!(policies.len() >= 2 && policies[0] != "none", "{policies:?}");
@@ -91,7 +96,11 @@ fn what_does_not_fit_names_a_change_that_does() {
     let refused = run(folder, "refused", &stage, &limits);
     assert_eq!(refused.code, 3, "{}", refused.stderr);
     assert!(refused.stderr.contains("are missing"), "{}", refused.stderr);
-    assert!(refused.stderr.contains("offload_optimizer and offload_param to cpu (stage 3)"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("offload_optimizer and offload_param to cpu (stage 3)"),
+        "{}",
+        refused.stderr
+    );
     assert!(!folder.join("refused").exists(), "nothing is written");
     // The change named, made.
     let offloaded = serde_json::json!({
@@ -103,7 +112,10 @@ fn what_does_not_fit_names_a_change_that_does() {
     run(folder, "offloaded", &offloaded, &limits).assert_done();
     assert_eq!(losses(folder, "offloaded"), losses(folder, "free"), "the same bits, elsewhere");
     let plan = json(&folder.join("offloaded/plan.json"));
-    assert!(plan["host_bytes"]["optimizer"].as_u64().unwrap() > plan["device_bytes"]["optimizer"].as_u64().unwrap());
+    assert!(
+        plan["host_bytes"]["optimizer"].as_u64().unwrap()
+            > plan["device_bytes"]["optimizer"].as_u64().unwrap()
+    );
     // Nothing helps here.
     let refused = run(folder, "nowhere", &stage, &["--device-memory", "10kB"]);
     assert_eq!(refused.code, 3);

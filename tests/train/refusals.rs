@@ -119,8 +119,15 @@ fn a_run_that_does_not_fit_says_what_it_needs_and_what_it_was_given() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     for (flags, words) in [
-        (&["--device-memory", "100kB"][..], &["a rank needs 1.", " MB", "--device-memory leaves 100 kB"][..]),
-        (&["--host-memory", "300kB", "--ranks", "3"], &["a rank needs", "--host-memory", "leaves 100 kB"]),
+        (
+            &["--device-memory", "100kB"][..],
+            &["a rank needs at least 1.", " MB of device memory and 100 kB are given", "are missing"][..],
+        ),
+        // Three ranks share it.
+        (
+            &["--host-memory", "300kB", "--ranks", "3"],
+            &["a rank needs at least", "kB of memory and 100 kB are given", "are missing"],
+        ),
     ] {
         assert_refused(&train("qwen3-tied", &output, flags), &output, 3, words);
     }

@@ -164,10 +164,11 @@ pub enum Kernel {
         control: Span,
         record: Span,
     },
-    /// An optimizer's step with the numbers of `control` for a `group` of parameters; nothing where the step does not
-    /// count. `weights` are in the launch's type, absent where master weights are computed with. Moments that an optimizer
-    /// does not have are absent; they are in `moment_type`, f32 or bf16. Arithmetic is in f32; a moment in bf16 is rounded
-    /// once, when it is stored: by chance where `rounding` is given, else to the nearest.
+    /// An optimizer's step with the numbers of `control` for a `group` of parameters; where the step does not count,
+    /// master weights and moments stay, and `weights` are written from the master weights all the same. `weights` are in
+    /// the launch's type, absent where master weights are computed with. Moments that an optimizer does not have are
+    /// absent; they are in `moment_type`, f32 or bf16. Arithmetic is in f32; a moment in bf16 is rounded once, when it is
+    /// stored: by chance where `rounding` is given, else to the nearest.
     Optimize {
         optimizer: Optimizer,
         group: usize,

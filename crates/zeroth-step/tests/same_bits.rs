@@ -6,6 +6,8 @@
 mod job;
 
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
+use zeroth_base::DType;
+use zeroth_device::{Optimizer, Recipe};
 use zeroth_step::program::{Offload, Recompute, Settings, Types};
 
 const STEPS: usize = 3;
@@ -148,9 +150,10 @@ fn where_states_live_does_not_change_a_bit() {
                     |settings| Setup { steps: STEPS, ranks, micro_batch, settings, ..Setup::default() };
                 setups.push(setup(base));
                 for (offload, overlap) in OFFLOAD.into_iter().zip([false, true].into_iter().cycle()) {
-                    let (recompute, prefetch) = match overlap {
-                        true => (Recompute::Block { kept: None, parked: true }, 1),
-                        false => (Recompute::Nothing, 0),
+                    let (recompute, prefetch) = if overlap {
+                        (Recompute::Block { kept: None, parked: true }, 1)
+                    } else {
+                        (Recompute::Nothing, 0)
                     };
                     setups.push(setup(Settings {
                         offload,
@@ -236,6 +239,45 @@ fn a_hundred_programs_of_twenty_bf16_steps_have_the_same_bits() {
             assert_same(&expected, &golden.train(setup), &format!("{setup:?}"));
         }
     }
+}
+
+#[test]
+fn every_optimizer_and_moments_of_16_bits_agree_across_stages_and_places() {
+    let golden = Golden::named("llama-one-kv-head");
+    let both = Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), tile: 2048, ..Offload::NOTHING };
+    let mut losses = Vec::new();
+    for optimizer in [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad]
+    {
+        for (moments, rounds_by_chance) in [(DType::F32, false), (DType::Bf16, false), (DType::Bf16, true)] {
+            let setups: Vec<Setup> =
+                [(0, Offload::NOTHING), (2, Offload::NOTHING), (3, Offload::NOTHING), (3, both)]
+                    .into_iter()
+                    .map(|(stage, offload)| {
+                        let settings = Settings {
+                            stage,
+                            offload,
+                            types: BF16,
+                            optimizer,
+                            moments,
+                            rounds_by_chance,
+                            ..ROOMY
+                        };
+                        let recipe = Recipe { momentum: 0.9, initial_accumulator: 0.1, ..golden.recipe() };
+                        let scaling = Some(recipe);
+                        Setup { steps: 6, ranks: 3, micro_batch: 4, settings, scaling, ..Setup::default() }
+                    })
+                    .collect();
+            let expected = golden.train(&setups[0]);
+            for setup in &setups[1..] {
+                assert_same(&expected, &golden.train(setup), &format!("{setup:?}"));
+            }
+            losses.push(expected.records[5].loss.to_bits());
+        }
+    }
+    // Each of them is another training.
+    losses.sort_unstable();
+    losses.dedup();
+    assert!(losses.len() >= 13, "{}", losses.len());
 }
 
 #[test]

@@ -83,6 +83,9 @@ impl std::fmt::Display for Misfit {
     }
 }
 
+/// A change of a job, to be tried.
+type Change = Box<dyn Fn(&mut Job)>;
+
 impl Budget {
     /// What does not fit: of which memory, needed and given.
     fn lack(&self, memory: &Memory) -> Option<(&'static str, u64, u64)> {
@@ -187,7 +190,7 @@ impl Job {
         let optimizer = Offload { optimizer: Some(1.0), ..asked.0.offload };
         let both = Offload { parameters: Some(u64::MAX), ..optimizer };
         let cuts = self.shape.micro_batch.trailing_zeros();
-        let mut changes: Vec<(String, Box<dyn Fn(&mut Self)>)> = Vec::new();
+        let mut changes: Vec<(String, Change)> = Vec::new();
         if asked.0.recompute == Recompute::Nothing {
             let change = move |job: &mut Self| job.settings.recompute = block;
             changes.push(("zeroth.recompute \"block\"".to_owned(), Box::new(change)));

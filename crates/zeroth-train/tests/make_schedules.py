@@ -1,7 +1,7 @@
 """Makes schedules.json: learning rates that transformers and DeepSpeed give, step by step.
 
 Needs torch, transformers and deepspeed. Run as `python make_schedules.py`; it writes schedules.json beside itself.
-`rates[k]` is the rate that the optimizer uses after k steps were applied. Numbers are Python floats as repr writes them.
+`rates[i]` is the rate that the optimizer uses after `kept[i]` steps were applied, over 2,000 steps. Numbers are Python floats as repr writes them.
 """
 import json
 import pathlib
@@ -14,7 +14,9 @@ import transformers
 from deepspeed.runtime import lr_schedules
 
 LR = 3e-4
-STEPS = 30
+STEPS = 2000
+# The first ones, where schedules turn, and then every 61st: a prime, so that no cycle hides between.
+KEPT = list(range(30)) + list(range(30, STEPS, 61)) + [STEPS - 1]
 
 HUGGING_FACE = [
     # name, warm-up steps, steps of the run, keywords
@@ -34,6 +36,12 @@ HUGGING_FACE = [
     ("inverse_sqrt", 0, 24, {}),
     ("inverse_sqrt", 5, 24, {}),
     ("inverse_sqrt", 5, 24, {"timescale": 40}),
+    ("constant_with_warmup", 150, 1800, {}),
+    ("linear", 150, 1800, {}),
+    ("cosine", 150, 1800, {}),
+    ("cosine_with_restarts", 150, 1800, {"num_cycles": 4}),
+    ("polynomial", 150, 1800, {"power": 1.5}),
+    ("inverse_sqrt", 150, 1800, {}),
 ]
 
 DEEPSPEED = [
@@ -59,6 +67,12 @@ DEEPSPEED = [
     ("LRRangeTest", {"lr_range_test_step_size": 7}),
     ("LRRangeTest", {"lr_range_test_min_lr": 1e-6, "lr_range_test_step_size": 4, "lr_range_test_step_rate": 2.5,
                      "lr_range_test_staircase": True}),
+    ("WarmupLR", {"warmup_max_lr": 2e-3, "warmup_num_steps": 700}),
+    ("WarmupDecayLR", {"total_num_steps": 1800, "warmup_max_lr": 2e-3, "warmup_num_steps": 150}),
+    ("WarmupCosineLR", {"total_num_steps": 1800, "warmup_num_steps": 150}),
+    ("OneCycle", {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3, "cycle_first_step_size": 500, "cycle_second_step_size": 700,
+                  "decay_step_size": 50, "decay_lr_rate": 0.2, "cycle_momentum": False}),
+    ("LRRangeTest", {"lr_range_test_min_lr": 1e-6, "lr_range_test_step_size": 90, "lr_range_test_step_rate": 1.5}),
 ]
 
 
@@ -75,7 +89,7 @@ def walk(optimizer, scheduler):
         betas.append([float(beta) for beta in group["betas"]])
         optimizer.step()
         scheduler.step()
-    return rates, betas
+    return [rates[step] for step in KEPT], [betas[step] for step in KEPT]
 
 
 def main():
@@ -101,6 +115,7 @@ def main():
             "transformers": transformers.__version__, "deepspeed": deepspeed.__version__,
         },
         "learning_rate": LR,
+        "kept": KEPT,
         "hugging_face": hugging_face,
         "deepspeed": deeper,
     }

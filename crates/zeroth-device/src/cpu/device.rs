@@ -363,6 +363,10 @@ impl CpuDevice {
         unsafe {
             let control = self.read_one::<Control>(control)?;
             if control.apply == 0 {
+                // Whoever takes the weights from here finds what they were.
+                if let Some(weights) = weights {
+                    convert::<f32, T>(&self.pool, self.read(master)?, self.write(weights)?);
+                }
                 return Ok(());
             }
             let step = &control.numbers[group];

@@ -1,13 +1,13 @@
 //! Optimizers, written op by op: every rounding below is meant, and a device that follows it gets the same bits.
 
-use zeroth_base::{DType, philox4x32};
+use zeroth_base::DType;
 
 use crate::{Optimizer, Rounding, StepNumbers};
 
 use super::check_len;
 use super::cut::{Chunks, Optional, Parts};
 use super::element::Element;
-use super::path::each_path;
+use super::path::{Path, each_path};
 use super::pool::Pool;
 use super::random::halves;
 
@@ -45,6 +45,7 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     check_len("master", master.len(), elements);
     let Moments { first, second, rounding } = moments;
     let chance = rounding.filter(|_| M::DTYPE == DType::Bf16).map(|(rounding, step)| Chance {
+        path,
         key: halves(rounding.seed),
         step: step as u32,
         flat: rounding.flat,
@@ -93,9 +94,7 @@ each_path! {
                 each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| adam(s, s.decay_rate, g, p, mv));
             }
             (Optimizer::Adam, Some(m), Some(v)) => {
-                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
- adam(s, 0.0, decayed(s, g, p), p, mv)
-});
+                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| adam(s, 0.0, decayed(s, g, p), p, mv));
             }
             (Optimizer::Sgd, Some(m), _) if s.momentum != 0.0 => {
                 each(s, chance, grads, master, [m], [0], |g, p, m| sgd(s, decayed(s, g, p), p, m));
@@ -158,27 +157,46 @@ fn adagrad(s: &StepNumbers, g: f32, p: f32, [v]: [f32; 1]) -> (f32, [f32; 1]) {
     ((-s.adagrad_rate).mul_add(g / (v.sqrt() + s.eps), p), [v])
 }
 
+/// The numbers of Philox4x32: see `philox4x32` of zeroth-base.
+const PHILOX_ROUNDS: usize = 10;
+const PHILOX_MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const PHILOX_WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
 /// Where the random numbers of a piece come from.
 #[derive(Clone, Copy)]
 struct Chance {
+    path: Path,
     key: [u32; 2],
     step: u32,
     flat: u32,
     first: u64,
 }
 
-impl Chance {
+each_path! {
     /// A word for each element from `at` on: 16 bits for the first moment above 16 for the second.
-    #[inline(always)]
-    fn draw(&self, at: usize) -> [u32; DRAW] {
-        let first = self.first + at as u64;
-        let mut drawn = [0; DRAW];
-        for (i, drawn) in drawn.iter_mut().enumerate() {
-            let [low, high] = halves(first + i as u64);
-            let words = philox4x32([self.step, self.flat, low, high], self.key);
-            *drawn = (words[0] & 0xffff_0000) | (words[1] >> 16);
+    fn draw(chance: &Chance, at: usize) -> [u32; DRAW] {
+        // `philox4x32`, round by round over all elements, so that a round is vector code.
+        let (mut low, mut high) = ([0; DRAW], [0; DRAW]);
+        let (mut step, mut flat) = ([chance.step; DRAW], [chance.flat; DRAW]);
+        for i in 0..DRAW {
+            [low[i], high[i]] = halves(chance.first + (at + i) as u64);
         }
-        drawn
+        let mut key = chance.key;
+        for _ in 0..PHILOX_ROUNDS {
+            for i in 0..DRAW {
+                let first = u64::from(PHILOX_MULTIPLIERS[0]) * u64::from(step[i]);
+                let second = u64::from(PHILOX_MULTIPLIERS[1]) * u64::from(low[i]);
+                step[i] = (second >> 32) as u32 ^ flat[i] ^ key[0];
+                flat[i] = second as u32;
+                low[i] = (first >> 32) as u32 ^ high[i] ^ key[1];
+                high[i] = first as u32;
+            }
+            key = [key[0].wrapping_add(PHILOX_WEYL[0]), key[1].wrapping_add(PHILOX_WEYL[1])];
+        }
+        for (first, second) in step.iter_mut().zip(flat) {
+            *first = (*first & 0xffff_0000) | (second >> 16);
+        }
+        step
     }
 }
 
@@ -203,7 +221,7 @@ fn each<G: Element, M: Element, const N: usize>(
     for (number, (grads, master)) in grads.chunks(DRAW).zip(master.chunks_mut(DRAW)).enumerate() {
         let (at, count) = (number * DRAW, grads.len());
         let moments = &mut moments.each_mut().map(|moments| &mut moments[at..][..count]);
-        let drawn = chance.map(|chance| chance.draw(at));
+        let drawn = chance.map(|chance| draw(chance.path, &chance, at));
         match &drawn {
             None => go(s, grads, master, moments, &step, |value, _, _| value),
             Some(words) => go(s, grads, master, moments, &step, |value, i, place| {

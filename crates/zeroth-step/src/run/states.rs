@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 use zeroth_base::DType;
-use zeroth_device::{Optimizer, Queue, Span};
+use zeroth_device::{Queue, Span};
 use zeroth_graph::ParamId;
 
 use super::{Engine, RunError};
@@ -72,8 +72,8 @@ impl Engine<'_> {
     /// Adagrad's sums begin with a number of the recipe; all other moments with the zeros that the arena has.
     fn begin_sums(&mut self, flat: usize, elements: &mut [f32]) -> Result<(), RunError> {
         let program = &self.compiled.program;
-        let (first, moments) = (self.recipe.initial_accumulator as f32, program.moments);
-        if program.optimizer != Optimizer::Adagrad || first == 0.0 || !program.is_trained(flat) {
+        let (first, moments) = (program.optimizer.initial_second(&self.recipe), program.moments);
+        if first == 0.0 || !program.is_trained(flat) {
             return Ok(());
         }
         let updated = program.updated(flat, self.rank);

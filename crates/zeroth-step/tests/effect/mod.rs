@@ -15,7 +15,7 @@ use zeroth_step::program::{
     Action, Category, Chunk, Content, Memory, Program, Residency, Settings, bytes, compile,
 };
 
-pub(crate) use page::{keys_page, memory_table};
+pub(crate) use page::{keys_page, memory_table, offloaded};
 
 pub(crate) const BLOCKS: u64 = 8;
 /// Elements of the embedding.

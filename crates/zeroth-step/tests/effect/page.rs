@@ -8,7 +8,7 @@ use zeroth_step::program::{Action, Chunk, Instruction};
 use super::{Compiled, Key};
 
 /// Lines of a timeline.
-const LINES: usize = 14;
+const LINES: usize = 12;
 
 /// The part of the page about keys.
 pub(crate) fn keys_page(keys: &[Key]) -> String {

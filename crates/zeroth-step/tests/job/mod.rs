@@ -146,7 +146,9 @@ impl Golden {
                 *id = 0;
             }
         }
-        places.iter().for_each(|place| self.rows[*place].ids[0] = last as i32);
+        for place in places {
+            self.rows[*place].ids[0] = last as i32;
+        }
         let embedding = self.table.iter().position(|parameter| parameter.name.contains("embed")).unwrap();
         self.weights[embedding][last * width..(last + 1) * width].fill(f32::NAN);
     }

@@ -323,7 +323,12 @@ template <typename G, typename W>
 __device__ void optimize(u64 optimizer, u64 group, const Control *control, const G *grads, float *master,
                          Moments moments, W *weights, u64 count) {
     u64 i = thread_of_grid();
-    if (i >= count || control->apply == 0) return;
+    if (i >= count) return;
+    if (control->apply == 0) {
+        // Whoever takes the weights from here finds what they were.
+        if (weights) weights[i] = from_f32<W>(master[i]);
+        return;
+    }
     Numbers s = control->numbers[group];
     float g = __fmul_rn(__fmul_rn(to_f32(grads[i]), s.unscale), s.clip), p = master[i];
     if (optimizer == SGD && s.momentum == 0.0f) moments.first = 0;

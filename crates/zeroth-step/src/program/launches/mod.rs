@@ -185,8 +185,7 @@ impl At<'_> {
     fn param(&self, param: ParamId) -> Span {
         let (flat, slot) = self.program().layout.place(param);
         let gathers = |content: &Content| match content {
-            Content::Weights(other) => *other == flat,
-            Content::Gathered { flat: other, .. } => *other == flat,
+            Content::Weights(other) | Content::Gathered { flat: other, .. } => *other == flat,
             _ => false,
         };
         let (content, _) =

@@ -71,7 +71,9 @@ impl Model<'_> {
                 continue;
             }
             let mut dropped = vec![false; self.graph.values.len()];
-            given.iter().for_each(|value| dropped[value.index()] = true);
+            for value in given {
+                dropped[value.index()] = true;
+            }
             groups.push(Group { dropped, nodes: vec![index] });
         }
         groups

@@ -55,7 +55,7 @@ pub(in super::super) fn offload(mut program: Program, settings: &Settings) -> Pr
         let instructions = std::mem::take(&mut section.instructions);
         section.instructions = match section.kind {
             SectionKind::Update => updates(&program, instructions, settings),
-            _ => copies(&program, section, instructions, settings),
+            _ => copies(&program, section, &instructions, settings),
         };
     }
     program.sections = sections;
@@ -77,7 +77,7 @@ fn pieces(flat: usize, capacity: u64, most: u64) -> Vec<Chunk> {
 fn copies(
     program: &Program,
     section: &Section,
-    instructions: Vec<Instruction>,
+    instructions: &[Instruction],
     settings: &Settings,
 ) -> Vec<Instruction> {
     let ranks = program.layout.ranks;
