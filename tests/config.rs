@@ -289,9 +289,9 @@ fn explain_says_which_values_are_built() {
     for (key, here) in [
         ("zero_optimization.stage", "honoured"),
         ("stage3_prefetch_bucket_size", "honoured, where the other values let it"),
-        ("zero_optimization.offload_param.device", "honoured for \"none\", not yet for \"cpu\", \"nvme\""),
-        ("fp16.enabled", "honoured for false, not yet for true"),
-        ("fp16.loss_scale", "not yet"),
+        ("zero_optimization.offload_param.device", "honoured for \"none\", \"cpu\", not yet for \"nvme\""),
+        ("fp16.enabled", "honoured"),
+        ("fp16.loss_scale", "honoured, where the other values let it"),
     ] {
         let (code, explained) = zeroth_json(&["config", "explain", key]);
         assert_eq!(code, 0, "{key}");

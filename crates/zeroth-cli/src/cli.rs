@@ -121,7 +121,8 @@ pub(crate) struct TrainArgs {
     /// Steps with a gradient that is not finite that may be skipped before the run stops
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_skipped_steps: u64,
-    /// Memory of one device: a run that needs more is refused before it starts [default: what is free]
+    /// Memory of one device: recomputation, prefetch and micro-batches that nobody typed are chosen to fit it, and what needs
+    /// more is refused before it starts [default: what is free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
     /// Memory of the machine for all ranks [default: what is free]

@@ -220,7 +220,8 @@ impl Job {
             let change = move |job: &mut Self| {
                 (job.settings.stage, job.settings.offload, job.settings.recompute) = (3, both, block);
             };
-            changes.push(("the same with zeroth.recompute \"block\"".to_owned(), Box::new(change)));
+            let name = "offload_optimizer and offload_param to cpu (stage 3) with zeroth.recompute \"block\"";
+            changes.push((name.to_owned(), Box::new(change)));
         }
         let mut fitting = Vec::new();
         for (name, change) in changes {

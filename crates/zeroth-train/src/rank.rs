@@ -170,8 +170,10 @@ pub fn train(
 fn not_finite(compiled: &Compiled, line: &StepLine, record: &StepRecord) -> TrainError {
     let flat = usize::try_from(record.head.broken_flat).ok().map(|flat| compiled.flat_name(flat));
     let what = match (record.head.broken_rank, flat) {
-        (rank @ 0.., Some(unit)) => format!("the gradient of {unit} on rank {rank} is"),
-        (rank @ 0.., None) => format!("the loss of rank {rank} is"),
+        (rank @ 0.., Some(unit)) if line.loss.is_finite() => {
+            format!("the gradient of {unit} on rank {rank} is")
+        }
+        (rank @ 0.., _) => format!("the loss of rank {rank} is"),
         (_, Some(unit)) => format!("the gradient of {unit} is"),
         (_, None) => "the sum of all gradients is".to_owned(),
     };

@@ -1,6 +1,7 @@
 //! A model of your own, trained with ZeRO-3 on two ranks: `cargo run --release -p zeroth --example own_model`.
 //!
 //! It predicts the next byte of this very file. Each rank holds half of every unit's weights, gradients and moments.
+#![allow(clippy::print_stdout, clippy::many_single_char_names, reason = "an example prints; q, k, v")]
 
 use std::num::NonZeroU64;
 

@@ -34,12 +34,12 @@ const OPTIONS: [(&str, &str, &str); 8] = [
     (
         "pinned_use_cuda_host_register",
         "locks host memory by registering it",
-        "no host memory is locked yet: offload is not built",
+        "host memory for a GPU is allocated locked, not registered",
     ),
     (
         "pinned_num_register_threads",
         "locks host memory with this many threads",
-        "no host memory is locked yet: offload is not built",
+        "host memory for a GPU is allocated locked, once, before the first step",
     ),
     (
         "release_lock_on_cudamalloc",

@@ -219,7 +219,7 @@ const DEEPSPEED: &[Variable] = &[
         "DS_PIN_MEMORY_BACKEND",
         "How host memory is locked: torch or native.",
         NoEffect,
-        "no host memory is locked yet: offload is not built",
+        "there is one way here: the driver locks the host memory that a GPU copies from",
     ),
     of(
         "DS_SDMA_ALLGATHER",

@@ -104,7 +104,8 @@ impl<'a> Gatherer<'a> {
         let mut between: Vec<usize> = self.instructions[index + 1..next]
             .iter()
             .flat_map(|instruction| instruction.reads.iter().copied())
-            .filter(|other| *other != flat)
+            // What stays gathered takes no room of its own between two uses.
+            .filter(|other| *other != flat && !self.program.stays_gathered(*other))
             .collect();
         // A flat that several instructions in a row read counts once.
         between.dedup();

@@ -1,7 +1,7 @@
 //! `reduce`: how gradients become what the update reads.
 //!
 //! Keys: `zero_optimization.reduce_bucket_size`, `gradient_accumulation_steps`, `zero_optimization.stage`,
-//! `communication_data_type`.
+//! `communication_data_type`; `zero_optimization.reduce_scatter` decides what an exchange moves, and not where it stands.
 //!
 //! Stages 2 and 3 reduce every micro-batch: a flat's gradient is cleared before the first landing and, after the last,
 //! rounded, exchanged and added, chunk by chunk. Stages 0 and 1 let micro-batches add in the flat's own gradient and
