@@ -116,7 +116,7 @@ fn what_does_not_fit_names_a_change_that_does() {
         plan["host_bytes"]["optimizer"].as_u64().unwrap()
             > plan["device_bytes"]["optimizer"].as_u64().unwrap()
     );
-    // Nothing helps here.
+    // Nothing helps here: activations alone are larger.
     let refused = run(folder, "nowhere", &stage, &["--device-memory", "10kB"]);
     assert_eq!(refused.code, 3);
     assert!(refused.stderr.contains("no single change fits"), "{}", refused.stderr);

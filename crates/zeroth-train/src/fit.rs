@@ -110,19 +110,17 @@ impl Job {
         let asked = (self.settings, self.shape, self.row_sizes.clone());
         let mut least: Option<(&'static str, u64, u64)> = None;
         for cuts in 0..=self.cuts(freedom) {
-            for recompute in self.policies(freedom) {
-                for prefetch in [asked.0.prefetch, 0].into_iter().take(1 + usize::from(freedom.prefetch)) {
-                    self.settings = asked.0;
-                    self.shape = asked.1;
-                    self.row_sizes.clone_from(&asked.2);
-                    self.cut(cuts);
-                    (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
-                    let compiled = self.compile(target)?;
-                    match budget.lack(&compiled.memory) {
-                        None => return Ok(Ok((compiled, self.choices(&asked.0, cuts)))),
-                        Some(lack) if least.is_none_or(|known| lack.1 < known.1) => least = Some(lack),
-                        Some(_) => {}
-                    }
+            for (recompute, prefetch) in self.policies(freedom) {
+                self.settings = asked.0;
+                self.shape = asked.1;
+                self.row_sizes.clone_from(&asked.2);
+                self.cut(cuts);
+                (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
+                let compiled = self.compile(target)?;
+                match budget.lack(&compiled.memory) {
+                    None => return Ok(Ok((compiled, self.choices(&asked.0, cuts)))),
+                    Some(lack) if least.is_none_or(|known| lack.1 < known.1) => least = Some(lack),
+                    Some(_) => {}
                 }
             }
         }
@@ -148,14 +146,19 @@ impl Job {
         self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
     }
 
-    /// From what costs nothing to what costs most time.
-    fn policies(&self, freedom: Freedom) -> Vec<Recompute> {
-        let asked = self.settings.recompute;
-        if !freedom.recompute {
-            return vec![asked];
+    /// What is computed again and how far gathers run ahead, from what costs nothing to what costs most time.
+    fn policies(&self, freedom: Freedom) -> Vec<(Recompute, u64)> {
+        let (asked, prefetch) = (self.settings.recompute, self.settings.prefetch);
+        let mut policies = vec![(asked, prefetch)];
+        if freedom.recompute {
+            let block = Recompute::Block { kept: None, parked: false };
+            policies
+                .extend([Recompute::NormSwiGlu, Recompute::Attention, block].map(|again| (again, prefetch)));
         }
-        let block = Recompute::Block { kept: None, parked: false };
-        vec![asked, Recompute::NormSwiGlu, Recompute::Attention, block]
+        if freedom.prefetch && prefetch > 0 {
+            policies.extend(policies.last().map(|(again, _)| (*again, 0)));
+        }
+        policies
     }
 
     fn choices(&self, asked: &zeroth_step::program::Settings, cuts: u32) -> Vec<Choice> {
@@ -233,6 +236,31 @@ impl Job {
             (self.settings, self.shape) = (asked.0, asked.1);
             self.row_sizes.clone_from(&asked.2);
         }
+        if fitting.is_empty() {
+            fitting.extend(self.more_ranks(target, budget)?);
+            (self.settings, self.shape) = (asked.0, asked.1);
+        }
         Ok(fitting)
+    }
+
+    /// The fewest ranks, doubled from those there are, that fit with all in host memory and blocks computed again.
+    fn more_ranks(&mut self, target: Target, budget: Budget) -> Result<Option<(String, [u64; 2])>, JobError> {
+        self.settings.stage = 3;
+        self.settings.offload.optimizer = Some(1.0);
+        self.settings.offload.parameters = Some(u64::MAX);
+        self.settings.recompute = Recompute::Block { kept: None, parked: false };
+        let there = self.shape.ranks;
+        for ranks in [2, 4, 8, 16, 32].map(|times| times * there) {
+            self.shape.ranks = ranks;
+            let memory = self.compile(target)?.memory;
+            if budget.lack(&memory).is_none() {
+                let name = format!(
+                    "{ranks} ranks with as much memory each, offload_optimizer and offload_param to cpu (stage 3) and \
+                     zeroth.recompute \"block\""
+                );
+                return Ok(Some((name, [Tier::Device, Tier::Host].map(|tier| memory.arena(tier)))));
+            }
+        }
+        Ok(None)
     }
 }

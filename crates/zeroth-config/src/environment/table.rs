@@ -48,6 +48,7 @@ const ZEROTH: &[Variable] = &[
     of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", Honoured, OURS),
     of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", Honoured, OURS),
     of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", Honoured, OURS),
+    of("ZEROTH_TERMINAL", "Tells a rank that its launcher writes to a terminal.", Honoured, OURS),
 ];
 
 const LAUNCHERS: &[Variable] = &[

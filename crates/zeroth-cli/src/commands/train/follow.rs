@@ -1,6 +1,7 @@
 //! What rank 0 does as steps get done: metrics to the run folder, progress to standard error.
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,12 +12,26 @@ use super::ask::Asked;
 use crate::cli::DeviceArg;
 use crate::output;
 
+/// Begins a line from a rank that takes the place of the last one on the launcher's terminal.
+pub(super) const PASSING: char = '\u{1}';
+/// Tells a rank that its launcher has a terminal.
+pub(super) const TERMINAL: &str = "ZEROTH_TERMINAL";
+
+/// Where a line of progress for each step goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Terminal {
+    None,
+    Own,
+    Launchers,
+}
+
 pub(super) struct Follower {
     metrics: MetricsFile,
     total_steps: u64,
     every: u64,
     steps_per_print: Option<u64>,
-    on_terminal: bool,
+    terminal: Terminal,
+    log: Option<File>,
     shares_memory: bool,
     /// Since the last line: steps, tokens, time.
     since: (u32, u64, Duration),
@@ -29,10 +44,28 @@ impl Follower {
             total_steps: asked.job.steps,
             every: asked.logging_steps,
             steps_per_print: asked.steps_per_print,
-            on_terminal: std::io::stderr().is_terminal(),
+            terminal: match std::env::var_os(TERMINAL) {
+                Some(told) if told == "1" => Terminal::Launchers,
+                _ if std::io::stderr().is_terminal() => Terminal::Own,
+                _ => Terminal::None,
+            },
+            log: None,
             shares_memory: asked.device == DeviceArg::Cpu,
             since: (0, 0, Duration::ZERO),
         })
+    }
+
+    /// Lines go to this file too: what a launcher does for the ranks it starts.
+    pub(super) fn with_log(mut self, path: &Path) -> anyhow::Result<Self> {
+        self.log = Some(File::create(path)?);
+        Ok(self)
+    }
+
+    fn say(&mut self, text: &str) {
+        output::note(text);
+        if let Some(log) = &mut self.log {
+            let _ = writeln!(log, "{text}");
+        }
     }
 
     pub(super) fn take(&mut self, done: Done<'_>) -> Result<(), TrainError> {
@@ -44,7 +77,7 @@ impl Follower {
             Done::Evaluation(found) => {
                 self.metrics.evaluation(found)?;
                 self.end();
-                output::note(&format!(
+                self.say(&format!(
                     "step {} · eval loss {:.4} · perplexity {:.2}",
                     found.step, found.eval_loss, found.eval_perplexity
                 ));
@@ -62,7 +95,7 @@ impl Follower {
             || self.steps_per_print.is_some_and(asked_for)
             || step.step == 1
             || step.step == self.total_steps;
-        if !due && !self.on_terminal {
+        if !due && self.terminal == Terminal::None {
             return;
         }
         let (steps, tokens, time) = self.since;
@@ -77,10 +110,11 @@ impl Follower {
             host_bytes: step.host_bytes_peak,
             step_time: time / steps.max(1),
         });
-        if self.on_terminal {
-            output::over(&format!("{} {text}", bar(step.step, self.total_steps)));
-        } else {
-            output::note(&text);
+        let with_bar = format!("{} {text}", bar(step.step, self.total_steps));
+        match self.terminal {
+            Terminal::Own => output::over(&with_bar),
+            Terminal::Launchers => output::note(&format!("{PASSING}{with_bar}")),
+            Terminal::None => self.say(&text),
         }
         if due {
             self.since = (0, 0, Duration::ZERO);
@@ -89,7 +123,7 @@ impl Follower {
 
     /// Leaves the line that progress stands on.
     pub(super) fn end(&mut self) {
-        if self.on_terminal {
+        if self.terminal != Terminal::None {
             output::note("");
         }
     }

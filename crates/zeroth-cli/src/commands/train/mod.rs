@@ -7,6 +7,7 @@ mod ask;
 mod follow;
 mod show;
 
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -63,9 +64,11 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     write_json(&folder.config(), &asked.resolved.to_json())?;
     write_json(&folder.plan(), &show::plan_json(&asked, &compiled))?;
     if asked.ranks == 1 {
-        return one_rank(arguments, &asked, &compiled, &folder);
+        let exit = one_rank(arguments, &asked, &compiled, &folder)?;
+        return if exit == Exit::Done { finish(&asked, &folder, output) } else { Ok(exit) };
     }
-    many_ranks(arguments, &asked, &folder)
+    let exit = many_ranks(arguments, &asked, &folder)?;
+    if exit == Exit::Done { finish(&asked, &folder, output) } else { Ok(exit) }
 }
 
 /// The device of a rank, with an arena as large as planned. Ranks beyond the cards there are share them.
@@ -92,7 +95,7 @@ fn one_rank(
     compiled: &Compiled,
     folder: &RunFolder,
 ) -> anyhow::Result<Exit> {
-    let mut follower = Follower::new(asked, folder.root())?;
+    let mut follower = Follower::new(asked, folder.root())?.with_log(&folder.log(0)?)?;
     let device = device(asked, compiled, 0)?;
     let chores = chores(arguments, asked, folder.root());
     let ended =
@@ -105,7 +108,7 @@ fn one_rank(
     if let (Some(path), Some(trace)) = (&arguments.trace, ended.trace) {
         write_trace(path, &[trace.to_json_lines()?])?;
     }
-    finish(asked, folder)
+    Ok(Exit::Done)
 }
 
 /// One rank of several, started by the launcher.
@@ -154,8 +157,13 @@ fn many_ranks(arguments: &TrainArgs, asked: &Asked, folder: &RunFolder) -> anyho
         .collect::<anyhow::Result<_>>()?;
     let logs = Arc::new(logs);
     let said = Arc::clone(&logs);
+    let on_terminal = std::io::stderr().is_terminal();
     let lines = move |line: Line| {
-        use std::io::Write;
+        // A line that takes the place of the last one is no line for a log.
+        if let Some(passing) = line.text.strip_prefix(follow::PASSING) {
+            output::over(passing);
+            return;
+        }
         let _ = writeln!(&said[line.rank], "{}", line.text);
         // Rank 0 speaks for all; what the others say is a problem, and carries their number.
         match (line.rank, line.stream) {
@@ -166,6 +174,7 @@ fn many_ranks(arguments: &TrainArgs, asked: &Asked, folder: &RunFolder) -> anyho
     let program = std::env::current_exe().context("this program cannot find itself to start ranks")?;
     let report = Launch::new(program, asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
+        .variable(follow::TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .run()?;
     if !report.success() {
@@ -185,7 +194,7 @@ fn many_ranks(arguments: &TrainArgs, asked: &Asked, folder: &RunFolder) -> anyho
             std::fs::remove_file(part(rank))?;
         }
     }
-    finish(asked, folder)
+    Ok(Exit::Done)
 }
 
 fn write_trace(path: &std::path::Path, parts: &[String]) -> anyhow::Result<()> {
@@ -201,8 +210,8 @@ fn write_json(path: &std::path::Path, value: &serde_json::Value) -> anyhow::Resu
     Ok(())
 }
 
-/// What a person looks at in the end.
-fn finish(asked: &Asked, folder: &RunFolder) -> anyhow::Result<Exit> {
+/// What a person looks at in the end, and one object for programs.
+fn finish(asked: &Asked, folder: &RunFolder, output: &Output) -> anyhow::Result<Exit> {
     let losses = read_losses(&folder.metrics())?;
     let title = format!("{}, {} steps", asked.name, asked.job.steps);
     publish(&folder.loss_curve(), loss_curve(&losses, &title).as_bytes())?;
@@ -219,6 +228,16 @@ fn finish(asked: &Asked, folder: &RunFolder) -> anyhow::Result<Exit> {
             "no model was written: stage3_gather_16bit_weights_on_model_save is false, and checkpoints to export from are \
              not yet built",
         );
+    }
+    if output.is_json() {
+        let step = |place: Option<&(u64, f64)>| place.map(|(_, loss)| *loss);
+        output::json(&serde_json::json!({
+            "steps": losses.len(),
+            "first_loss": step(losses.first()),
+            "last_loss": step(losses.last()),
+            "output": folder.root(),
+            "model": asked.writes_model.then(|| folder.model()),
+        }))?;
     }
     Ok(Exit::Done)
 }

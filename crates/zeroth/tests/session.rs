@@ -1,0 +1,110 @@
+//! A user's own model with dropout: its masks follow from samples and places, so that stages, offload, recomputation and the
+//! cut of a batch leave the training what it is.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+#![allow(clippy::many_single_char_names, reason = "q, k and v")]
+
+use std::num::NonZeroU64;
+
+use serde_json::{Value, json};
+use zeroth::Session;
+use zeroth::graph::{Builder, Graph, ParamSpec};
+use zeroth::train::{MicroBatch, Place};
+
+const LENGTH: usize = 12;
+
+fn model(rows: u64, probability: f64) -> Graph {
+    let param = |name: &str, shape: &[u64]| ParamSpec {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        trainable: true,
+    };
+    let mut b = Builder::new(rows);
+    b.unit("embedding", vec![param("table", &[40, 16])]).unwrap();
+    let (ids, table) = (b.ids(), b.param("table").unwrap());
+    let mut x = b.embedding(ids, table).unwrap();
+    for block in 0..2 {
+        let name = |part: &str| format!("{part}{block}");
+        let params = ["q", "k", "v", "up"].map(|part| param(&name(part), &[16, 16]));
+        b.unit(name("block"), params.into()).unwrap();
+        let linear = |b: &mut Builder, x, part: &str| {
+            let weight = b.param(&name(part)).unwrap();
+            b.linear(x, weight, None).unwrap()
+        };
+        let [q, k, v] = ["q", "k", "v"].map(|part| linear(&mut b, x, part));
+        let attended = b.attention([q, k, v], 2, 2, None, 0.35).unwrap();
+        let dropped = b.dropout(attended, probability).unwrap();
+        let up = linear(&mut b, dropped, "up");
+        x = b.dropout(up, probability).unwrap();
+    }
+    b.unit("head", vec![param("head", &[40, 16])]).unwrap();
+    let head = b.param("head").unwrap();
+    b.head_loss(x, head).unwrap();
+    b.finish().unwrap()
+}
+
+/// Losses and norms of five steps of four samples.
+fn trained(probability: f64, ranks: u64, config: &Value) -> Vec<(f64, f64)> {
+    let micro_batch = 4 / ranks;
+    let graph = model(micro_batch * LENGTH as u64, probability);
+    let session = Session::new(graph, &config.to_string(), ranks, NonZeroU64::new(5).unwrap()).unwrap();
+    let all = session.run(|rank| {
+        let mut found = Vec::new();
+        for step in 0..5 {
+            let mut batch = MicroBatch::default();
+            for place in 0..micro_batch {
+                let sample = (step * ranks + rank.rank()) * micro_batch + place;
+                let row: Vec<i32> =
+                    (0..LENGTH).map(|at| (sample as usize * 7 + at * at) as i32 % 40).collect();
+                batch.push(&row, &row, Place { epoch: 0, sample });
+            }
+            let record = rank.step(&[batch.view()], 4 * (LENGTH as u64 - 1))?;
+            found.push((record.loss, record.norm));
+        }
+        Ok(found)
+    });
+    let mut all = all.unwrap();
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "all ranks say the same");
+    all.swap_remove(0)
+}
+
+fn config(ranks: u64, zero: &Value, recompute: &str) -> Value {
+    json!({
+        "train_micro_batch_size_per_gpu": 4 / ranks, "fp16": {"enabled": false}, "bf16": {"enabled": false},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "zero_optimization": zero,
+        "zeroth": {"recompute": recompute},
+    })
+}
+
+#[test]
+fn dropout_is_the_same_wherever_and_however_often_it_is_computed() {
+    let host = json!({"device": "cpu"});
+    let plain = trained(0.3, 2, &config(2, &json!({"stage": 0}), "none"));
+    for (zero, recompute) in [
+        (json!({"stage": 3, "stage3_param_persistence_threshold": 0}), "none"),
+        (json!({"stage": 3, "offload_param": host, "offload_optimizer": host}), "block"),
+        (json!({"stage": 2}), "attention"),
+    ] {
+        assert_eq!(trained(0.3, 2, &config(2, &zero, recompute)), plain, "{zero} {recompute}");
+    }
+    // Another cut of the same samples sums in another order, and draws the same masks.
+    for ranks in [1, 4] {
+        let other = trained(0.3, ranks, &config(ranks, &json!({"stage": 3}), "none"));
+        for (a, b) in other.iter().zip(&plain) {
+            assert!((a.0 - b.0).abs() < 1e-5 && (a.1 - b.1).abs() < 1e-4 * b.1, "{ranks} ranks: {a:?} {b:?}");
+        }
+    }
+    assert_ne!(trained(0.0, 2, &config(2, &json!({"stage": 0}), "none")), plain, "and it drops something");
+}
+
+#[test]
+fn a_config_that_is_wrong_or_not_yet_built_is_refused_in_words() {
+    let refused = |config: &Value| {
+        let session = Session::new(model(48, 0.0), &config.to_string(), 1, NonZeroU64::MIN);
+        session.err().expect("refused").to_string()
+    };
+    assert!(refused(&json!({"zero_optimization": {"stage": 7}})).contains("stage"));
+    let disk =
+        json!({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "x"}}});
+    assert!(refused(&disk).contains("offload_param.device"));
+}
