@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{json, metrics, new_data, new_model, train_on};
+use super::{golden, json, metrics, new_data, new_model, text, train_on, written};
 use crate::common::Ended;
 
 const FLAGS: [&str; 6] =
@@ -64,11 +64,16 @@ fn a_batch_that_nobody_cut_is_cut_to_fit() {
     let folder = folder.path();
     let model = new_model(folder, 64, 4, 192, 300);
     let data = new_data(folder, 32, 60, 300);
+    // Rows to measure that are longer than those to train: the cut must leave room for them.
+    let long: Vec<u64> = (0..120).map(|at| at * 7 % 300).collect();
+    let rows = vec![serde_json::json!({ "input_ids": long }).to_string(); 20];
+    let measured = written(folder, "measured.jsonl", &rows);
     let config = serde_json::json!({"train_batch_size": 16, "zero_optimization": {"stage": 1},
                                     "zeroth": {"recompute": "none"}})
     .to_string();
     let train = |name: &str, more: &[&str]| {
-        let flags = [&["--max-steps", "2", "--fp32", "--deepspeed", &config], more].concat();
+        let measured = ["--eval-data", text(&measured)];
+        let flags = [&["--max-steps", "2", "--fp32", "--deepspeed", &config], &measured[..], more].concat();
         train_on(&model, &data, &folder.join(name), &flags)
     };
     train("free", &[]).assert_done();
@@ -80,9 +85,39 @@ fn a_batch_that_nobody_cut_is_cut_to_fit() {
     assert!(size("train_micro_batch_size_per_gpu") < 16, "{}", ended.stderr);
     assert_eq!(size("train_micro_batch_size_per_gpu") * size("gradient_accumulation_steps"), 16);
     for (free, held) in metrics(&folder.join("free")).iter().zip(metrics(&folder.join("held"))) {
-        let [free, held] = [&free["loss"], &held["loss"]].map(|loss| loss.as_f64().unwrap());
+        let key = if free["loss"].is_null() { "eval_loss" } else { "loss" };
+        let [free, held] = [&free[key], &held[key]].map(|loss| loss.as_f64().unwrap());
         assert!((free - held).abs() < 1e-5, "{free} {held}");
     }
+}
+
+#[test]
+fn all_ranks_choose_what_the_launcher_chose() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let stage = serde_json::json!({"zero_optimization": {"stage": 3}});
+    run(folder, "free", &stage, &["--ranks", "3"]).assert_done();
+    let budget = (bytes(folder, "free") * 9 / 10).to_string();
+    let ended = run(folder, "held", &stage, &["--ranks", "3", "--device-memory", &budget]);
+    ended.assert_done();
+    assert!(ended.stderr.contains("chosen to fit the memory"), "{}", ended.stderr);
+    assert_eq!(losses(folder, "held"), losses(folder, "free"));
+}
+
+#[test]
+fn weights_that_are_not_the_model_s_are_refused_before_a_rank_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let model = new_model(folder, 64, 6, 192, 300);
+    std::fs::copy(golden("qwen3-tied").join("model.safetensors"), model.join("model.safetensors")).unwrap();
+    let data = new_data(folder, 4, 20, 300);
+    let refused = train_on(&model, &data, &folder.join("run"), &["--ranks", "2"]);
+    assert_eq!(refused.code, 2, "{}", refused.stderr);
+    assert!(refused.stderr.contains("model.safetensors"), "{}", refused.stderr);
+    assert!(!folder.join("run").exists(), "nothing is written");
+    let refused = train_on(&model, &data, &folder.join("run"), &["--do-train", "false"]);
+    assert_eq!(refused.code, 2);
+    assert!(refused.stderr.contains("--do-train false"), "{}", refused.stderr);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use zeroth_device::{Target, Tier};
 use zeroth_step::program::{Memory, Offload, Recompute};
 use zeroth_step::run::Compiled;
 
-use crate::{Batches, Job, JobError, RowSizes};
+use crate::{Job, JobError};
 
 /// Bytes that one rank may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -142,8 +142,7 @@ impl Job {
         self.shape.micro_batch >>= times;
         self.shape.accumulation <<= times;
         self.settings.accumulation = self.shape.accumulation;
-        let largest = Batches::new(&self.samples, self.order, self.shape).largest_micro_batch(0, self.steps);
-        self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
+        self.size_rows();
     }
 
     /// What is computed again and how far gathers run ahead, from what costs nothing to what costs most time.

@@ -9,7 +9,7 @@ use zeroth_step::program::Settings;
 use zeroth_step::run::{CompileError, Compiled};
 
 use crate::data::Samples;
-use crate::{BatchShape, Batches, Order, Schedule};
+use crate::{BatchShape, Batches, Order, RowSizes, Schedule};
 
 /// What is trained, on what, and how.
 #[derive(Debug)]
@@ -70,6 +70,17 @@ impl Job {
         let tokens = self.row_sizes.last().copied().unwrap_or(0);
         let graph = forward(&self.model, &self.table, Batch { tokens })?;
         Ok(Compiled::new(graph, self.shape.ranks, &self.settings, target, self.row_sizes.clone())?)
+    }
+
+    /// Finds the numbers of rows for the largest micro-batch there is, of training and of evaluation.
+    pub fn size_rows(&mut self) {
+        let mut largest = self.batches().largest_micro_batch(0, self.steps);
+        if let Some(Evaluation { samples, .. }) = &self.evaluation {
+            let batches = Batches::new(samples, Order::new(samples.count(), None), self.shape);
+            let rounds = samples.count().get().div_ceil(self.shape.train_batch().max(1));
+            largest = largest.max(batches.largest_micro_batch(0, rounds));
+        }
+        self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
     }
 
     /// The data, cut into steps.

@@ -22,8 +22,8 @@ pub enum Existing {
 pub enum RunFolderError {
     /// It holds a run, and nothing was said about that.
     #[error(
-        "{} already holds a run ({}): go on with it by --resume auto, replace it by --overwrite-output-dir, or choose \
-         another --output", folder.display(), found.join(", ")
+        "{} already holds a run ({}): replace it by --overwrite-output-dir, or choose another --output; \
+         going on with it (--resume auto) is not yet built", folder.display(), found.join(", ")
     )]
     HoldsARun {
         /// The folder.
@@ -303,7 +303,8 @@ mod tests {
         assert!(
             message.ends_with(
                 " already holds a run (config.json, origin.json, plan.json, metrics.jsonl, checkpoints, model, logs): \
-                 go on with it by --resume auto, replace it by --overwrite-output-dir, or choose another --output"
+                 replace it by --overwrite-output-dir, or choose another --output; going on with it (--resume auto) is \
+                 not yet built"
             ),
             "{message}"
         );

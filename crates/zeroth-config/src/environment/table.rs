@@ -48,6 +48,12 @@ const ZEROTH: &[Variable] = &[
     of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", Honoured, OURS),
     of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", Honoured, OURS),
     of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", Honoured, OURS),
+    of(
+        "ZEROTH_BUDGET",
+        "The memory that each rank may take, so that all ranks choose alike.",
+        Honoured,
+        OURS,
+    ),
     of("ZEROTH_TERMINAL", "Tells a rank that its launcher writes to a terminal.", Honoured, OURS),
 ];
 

@@ -1,5 +1,7 @@
 //! A program with its model and a place for every buffer: what ranks share before they differ.
 
+use std::collections::BTreeMap;
+
 use zeroth_device::{Span, Target};
 use zeroth_graph::{Backward, Graph, GraphError};
 
@@ -76,6 +78,12 @@ impl Compiled {
 }
 
 impl Compiled {
+    /// Where every buffer is while a section runs, for those who ask often.
+    pub(super) fn spans(&self, section: usize) -> BTreeMap<Content, Span> {
+        let placed = self.memory.always.iter().chain(&self.memory.sections[section].buffers);
+        placed.map(|placed| (placed.buffer.content, placed.span(self.memory.guard))).collect()
+    }
+
     /// Where a buffer is while a section runs.
     pub(super) fn find(&self, section: usize, content: Content) -> Option<Span> {
         self.placed(section, content).map(|placed| placed.span(self.memory.guard))

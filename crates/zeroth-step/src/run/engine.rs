@@ -69,8 +69,9 @@ impl<'c> Engine<'c> {
         let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward);
         let binding = Binding { rank: number, seed, decayed };
         let of_section = |section: usize, rows: u64| {
-            let span = |content| compiled.span(section, content);
-            let scratch = |at| compiled.find(section, Content::Scratch(at));
+            let spans = compiled.spans(section);
+            let span = |content: Content| spans[&content];
+            let scratch = |at| spans.get(&Content::Scratch(at)).copied();
             lowering.lower(&compiled.program.sections[section], &span, &scratch, binding, rows)
         };
         let sections = compiled.program.sections.len();

@@ -47,23 +47,6 @@ impl Trace {
         self.events.push(Event { queue, name, from, to });
     }
 
-    /// Marks something that is no instruction: a step.
-    pub fn span(&mut self, name: &str, seconds: f64) {
-        let to = self.now();
-        let from = (to - seconds * 1e6).max(0.0);
-        self.events.push(Event { queue: Queue::Upload, name: name.to_owned(), from, to });
-    }
-
-    /// Instructions timed so far.
-    pub fn len(&self) -> usize {
-        self.events.len()
-    }
-
-    /// Whether nothing was timed.
-    pub fn is_empty(&self) -> bool {
-        self.events.is_empty()
-    }
-
     /// The events of one rank as JSON objects, one a line, without the brackets around them: ranks' lines join to a
     /// file `{"traceEvents": [...]}`.
     pub fn to_json_lines(&self) -> Result<String, serde_json::Error> {

@@ -11,9 +11,7 @@ use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, tabl
 use zeroth::step::program::Settings;
 use zeroth::step::run::Compiled;
 use zeroth::train::data::{DataError, ReadOptions, Samples, read_ready_tokens};
-use zeroth::train::{
-    BatchShape, Batches, Budget, Evaluation, Freedom, Job, Length, Order, RowSizes, from_config,
-};
+use zeroth::train::{BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, from_config};
 
 use super::super::config_file;
 use crate::cli::{DeviceArg, TrainArgs};
@@ -89,6 +87,7 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         "--device cuda was asked for and no GPU was found: `zeroth doctor` says what was looked for; --device cpu trains \
          on the processor"
     );
+    anyhow::ensure!(arguments.do_train, "--do-train false leaves nothing to do here: leave it out");
     let flags = arguments.train.to_flags(false)?;
     let facts = || ModelFacts {
         hidden_size: hidden_size_for_auto(&map),
@@ -122,22 +121,15 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
     refuse_unbuilt(&resolved, &mut notes)?;
     let evaluation = evaluation(arguments, &read)?;
 
-    let mut largest = Batches::new(&samples, order, shape).largest_micro_batch(0, steps);
-    if let Some(evaluation) = &evaluation {
-        let samples = &evaluation.samples;
-        let batches = Batches::new(samples, Order::new(samples.count(), None), shape);
-        largest = largest.max(batches.largest_micro_batch(0, samples.count().get().div_ceil(batch.get())));
-    }
-    let row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
     notes.extend(resolved.notes.iter().map(ToString::to_string));
-    let job = Job {
+    let mut job = Job {
         folder,
         table: table(&model),
         model,
         order,
         shape,
         steps,
-        row_sizes,
+        row_sizes: Vec::new(),
         settings: Settings::from_config(&resolved),
         recipe: from_config::recipe(&resolved, arguments.max_skipped_steps),
         schedule: from_config::schedule(&resolved, steps)?,
@@ -146,6 +138,7 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         samples,
         evaluation,
     };
+    job.size_rows();
     let target = match device {
         DeviceArg::Cuda => Target::Cuda,
         DeviceArg::Cpu => Target::Cpu { threads: threads(arguments, ranks) },
@@ -155,7 +148,10 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         writes_model: job.settings.stage < 3 || saves.is_none_or(|setting| setting.value != false),
         logging_steps: arguments.logging_steps.unwrap_or(5),
         steps_per_print: resolved.whole("steps_per_print"),
-        budget: budget(arguments, device, ranks, &machine),
+        budget: match std::env::var(BUDGET) {
+            Ok(told) => told_budget(&told)?,
+            Err(_) => budget(arguments, device, ranks, &machine),
+        },
         name: arguments.model.clone(),
         job,
         resolved,
@@ -200,6 +196,26 @@ fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Resul
     }
     let lines: Vec<String> = lacking.refused.iter().map(|lack| format!("  {lack}")).collect();
     anyhow::bail!("the config asks for what is not yet built:\n{}", lines.join("\n"))
+}
+
+/// The launcher's budget, for its ranks: what is free changes as ranks start, and all of them must choose alike.
+pub(super) const BUDGET: &str = "ZEROTH_BUDGET";
+
+/// A budget as ranks are told it: device, host and both together, `-` for none.
+pub(super) fn budget_text(budget: Budget) -> String {
+    let text = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+    [budget.device, budget.host, budget.together].map(text).join(",")
+}
+
+fn told_budget(told: &str) -> anyhow::Result<Budget> {
+    let bytes = |text: &str| if text == "-" { Ok(None) } else { text.parse().map(Some) };
+    let numbers: Vec<Option<u64>> = told
+        .split(',')
+        .map(bytes)
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{BUDGET} is {told:?}: our launcher sets it for its ranks, unset it"))?;
+    anyhow::ensure!(numbers.len() == 3, "{BUDGET} is {told:?}: our launcher sets it for its ranks, unset it");
+    Ok(Budget { device: numbers[0], host: numbers[1], together: numbers[2] })
 }
 
 /// Bytes that a rank may take: what was typed, else what is free.

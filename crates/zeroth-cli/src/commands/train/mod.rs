@@ -19,7 +19,7 @@ use zeroth::device::cpu::CpuDevice;
 use zeroth::device::cuda::CudaDevice;
 use zeroth::device::{Device, Target, Tier};
 use zeroth::step::run::Compiled;
-use zeroth::train::{Chores, Existing, RunFolder, TrainError, loss_curve, progress, read_losses};
+use zeroth::train::{Chores, Existing, RunFolder, TrainError, Weights, loss_curve, progress, read_losses};
 
 use self::ask::Asked;
 use self::follow::Follower;
@@ -45,6 +45,9 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     if is_rank {
         return rank(arguments, &asked, &compiled);
     }
+    // Whether the weights fit the model is known from their headers: better now than on every rank.
+    let weights = Weights::open(&asked.job.folder, &asked.job.table, asked.job.seed)?;
+    asked.notes.extend(weights.warnings().iter().map(ToString::to_string));
     show::model(&asked);
     show::origins(&asked);
     show::memory(&asked, &compiled);
@@ -174,6 +177,7 @@ fn many_ranks(arguments: &TrainArgs, asked: &Asked, folder: &RunFolder) -> anyho
     let program = std::env::current_exe().context("this program cannot find itself to start ranks")?;
     let report = Launch::new(program, asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
+        .variable(ask::BUDGET, ask::budget_text(asked.budget))
         .variable(follow::TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .run()?;
