@@ -103,16 +103,6 @@ fn arch(major: u32, minor: u32) -> String {
     format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
 
-/// Bytes of a card's memory that nobody has taken.
-pub fn free_bytes(ordinal: usize) -> Result<u64, DeviceError> {
-    let driver = Driver::open(ordinal)?;
-    let device = driver.get(ordinal)?;
-    driver.retain(device)?;
-    let free = driver.free_bytes();
-    driver.release(device);
-    free
-}
-
 fn check_length(what: &'static str, host: usize, span: Span) -> Result<(), DeviceError> {
     if host as u64 == span.bytes {
         return Ok(());

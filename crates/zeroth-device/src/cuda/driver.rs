@@ -38,7 +38,6 @@ pub(super) struct Driver {
     retain: unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
     release: unsafe extern "C" fn(c_int) -> c_int,
     set_current: One,
-    memory_info: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int,
     allocate: unsafe extern "C" fn(*mut Address, usize) -> c_int,
     free: unsafe extern "C" fn(Address) -> c_int,
     allocate_host: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int,
@@ -91,7 +90,6 @@ impl Driver {
                 retain: library.function("cuDevicePrimaryCtxRetain")?,
                 release: library.function("cuDevicePrimaryCtxRelease_v2")?,
                 set_current: library.function("cuCtxSetCurrent")?,
-                memory_info: library.function("cuMemGetInfo_v2")?,
                 allocate: library.function("cuMemAlloc_v2")?,
                 free: library.function("cuMemFree_v2")?,
                 allocate_host: library.function("cuMemHostAlloc")?,
@@ -164,14 +162,6 @@ impl Driver {
     pub(super) fn set_current(&self, context: Handle) -> Result<(), DeviceError> {
         // SAFETY: a context that is held.
         self.check("cuCtxSetCurrent", unsafe { (self.set_current)(context) })
-    }
-
-    /// Bytes of the current device's memory that nobody has taken.
-    pub(super) fn free_bytes(&self) -> Result<u64, DeviceError> {
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two sizes.
-        self.check("cuMemGetInfo", unsafe { (self.memory_info)(&raw mut free, &raw mut total) })?;
-        Ok(free as u64)
     }
 
     pub(super) fn allocate(&self, bytes: u64) -> Result<Address, DeviceError> {

@@ -18,6 +18,6 @@ mod programs;
 mod run;
 mod scratch;
 
-pub use device::{CudaDevice, free_bytes};
+pub use device::CudaDevice;
 pub use programs::compile_all;
 pub(crate) use scratch::scratch_bytes;
