@@ -1,20 +1,24 @@
-//! The trained model as a Hugging Face folder, streamed parameter by parameter: no rank ever holds the model.
+//! A trained model as a Hugging Face folder, streamed parameter by parameter: no rank ever holds the model.
+//!
+//! The end of a run streams from the ranks, `checkpoint export` from files; both write the same folder.
 
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use half::bf16;
+use half::f16;
 use serde_json::{Map, Value};
 use zeroth_base::{DType, publish};
 use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, read_config};
 use zeroth_step::run::{Engine, RunError, State};
 
 use crate::Job;
+use crate::checkpoint::CheckpointError;
 
 /// Elements that are gathered at once.
 const PIECE: u64 = 1 << 20;
-/// Files of a model's folder that belong to the model and not to its weights.
-const BESIDE: &[&str] = &[
+/// Files of a model's folder that belong to the model and not to its weights, its config.json apart.
+pub(crate) const BESIDE: &[&str] = &[
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -23,6 +27,7 @@ const BESIDE: &[&str] = &[
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
 ];
@@ -33,9 +38,32 @@ pub enum ExportError {
     /// Weights did not come together.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// Weights could not be read from a checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Weights could not be written.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A weight that the type asked for does not have.
+    #[error("`{name}` holds {value}, and fp16 ends at 65504: write the model in bf16 or fp32 (--dtype bf16)")]
+    OutOfRange {
+        /// The parameter.
+        name: String,
+        /// The weight.
+        value: f32,
+    },
+    /// Something is there.
+    #[error("{} is not empty: give another folder, or replace the model in it with --overwrite", folder.display())]
+    NotEmpty {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A run is there.
+    #[error("{} holds a run, and its config.json would be written over: give another folder", folder.display())]
+    HoldsARun {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// Another file could not.
     #[error("cannot write {}: {source}", path.display())]
     Io {
@@ -46,6 +74,9 @@ pub enum ExportError {
     },
 }
 
+/// Gives a range of a parameter's elements.
+pub(crate) type Fetch<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), ExportError>;
+
 /// Writes the model to `folder` on rank 0; all ranks must call it. 16-bit runs give bf16 weights, others f32.
 pub(crate) fn export(
     job: &Job,
@@ -54,34 +85,21 @@ pub(crate) fn export(
     folder: &Path,
 ) -> Result<(), ExportError> {
     let dtype = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
-    let is_writer = engine.rank() == 0;
+    let tensors: Vec<NewTensor> = job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect();
     let mut writer = None;
-    if is_writer {
+    if engine.rank() == 0 {
         std::fs::create_dir_all(folder).map_err(failed(folder))?;
-        let tensors = job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect();
-        writer = Some(WeightWriter::create(folder, tensors, DEFAULT_SHARD_BYTES)?);
+        writer = Some(WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?);
     }
     let params = engine.params();
-    let mut elements = vec![0.0f32; PIECE as usize];
-    let mut rounded: Vec<bf16> = Vec::new();
-    for parameter in job.table.iter() {
-        let Some(param) = names.iter().position(|name| *name == parameter.name).map(|place| params[place])
+    for tensor in &tensors {
+        let Some(param) = names.iter().position(|name| *name == tensor.name).map(|place| params[place])
         else {
             continue;
         };
-        for first in (0..parameter.elements()).step_by(PIECE as usize) {
-            let range = first..(first + PIECE).min(parameter.elements());
-            let piece = &mut elements[..(range.end - range.start) as usize];
-            engine.gather(State::Weights, param, range, piece)?;
-            let Some(writer) = &mut writer else { continue };
-            if dtype == DType::F32 {
-                writer.append_f32(&parameter.name, piece)?;
-            } else {
-                rounded.clear();
-                rounded.extend(piece.iter().map(|element| bf16::from_f32(*element)));
-                writer.append_bf16(&parameter.name, &rounded)?;
-            }
-        }
+        stream(tensor, &mut writer, &mut |range, elements| {
+            Ok(engine.gather(State::Weights, param, range, elements)?)
+        })?;
     }
     if let Some(writer) = writer {
         writer.finish()?;
@@ -90,25 +108,51 @@ pub(crate) fn export(
     Ok(())
 }
 
-/// config.json with the type the weights have now, and the tokenizer's files as they are.
-fn write_beside(from: &Path, to: &Path, dtype: DType) -> Result<(), ExportError> {
-    let path = to.join("config.json");
-    let (mut config, _): (Map<String, Value>, String) = read_config(from)
-        .map_err(|error| ExportError::Io { path: path.clone(), source: io::Error::other(error) })?;
-    let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-    let name = if dtype == DType::F32 { "float32" } else { "bfloat16" };
-    config.insert(key.to_owned(), name.into());
-    let text = serde_json::to_string_pretty(&config).map_err(io::Error::other).map_err(failed(&path))?;
-    publish(&path, format!("{text}\n").as_bytes()).map_err(io::Error::other).map_err(failed(&path))?;
+/// Fetches a parameter piece by piece, and writes it where there is a writer: only rank 0 has one.
+pub(crate) fn stream(
+    tensor: &NewTensor,
+    writer: &mut Option<WeightWriter>,
+    fetch: Fetch<'_>,
+) -> Result<(), ExportError> {
+    let total: u64 = tensor.shape.iter().product();
+    let mut elements = vec![0.0f32; PIECE.min(total) as usize];
+    for first in (0..total).step_by(PIECE as usize) {
+        let range = first..(first + PIECE).min(total);
+        let piece = &mut elements[..(range.end - range.start) as usize];
+        fetch(range, piece)?;
+        let Some(writer) = writer else { continue };
+        let is_lost = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
+        if let Some(value) = piece.iter().filter(|_| tensor.dtype == DType::F16).find(is_lost) {
+            return Err(ExportError::OutOfRange { name: tensor.name.clone(), value: *value });
+        }
+        writer.append_f32(&tensor.name, piece)?;
+    }
+    Ok(())
+}
+
+/// The tokenizer's files as they are, and config.json with the type the weights have now. That one comes last: a folder
+/// that was not finished is not taken for a model.
+pub(crate) fn write_beside(from: &Path, to: &Path, dtype: DType) -> Result<(), ExportError> {
     for name in BESIDE {
         let (source, target) = (from.join(name), to.join(name));
         if source.is_file() {
             std::fs::copy(&source, &target).map_err(failed(&target))?;
         }
     }
-    Ok(())
+    let path = to.join("config.json");
+    let (mut config, _): (Map<String, Value>, String) = read_config(from)
+        .map_err(|error| ExportError::Io { path: path.clone(), source: io::Error::other(error) })?;
+    let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
+    let name = match dtype {
+        DType::F32 => "float32",
+        DType::Bf16 => "bfloat16",
+        DType::F16 => "float16",
+    };
+    config.insert(key.to_owned(), name.into());
+    let text = serde_json::to_string_pretty(&config).map_err(io::Error::other).map_err(failed(&path))?;
+    publish(&path, format!("{text}\n").as_bytes()).map_err(io::Error::other).map_err(failed(&path))
 }
 
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> ExportError + '_ {
+pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> ExportError + '_ {
     move |source| ExportError::Io { path: path.to_owned(), source }
 }

@@ -6,6 +6,7 @@
 //! and no rank has to ask another one.
 
 mod batch;
+pub mod checkpoint;
 mod curve;
 pub mod data;
 mod evaluate;

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::step_folder;
+use crate::export::BESIDE;
 use crate::run_lock::{LockError, RunLock};
 
 /// What to do with a folder that already holds a run.
@@ -68,7 +70,7 @@ const FILES: &[&str] = &["config.json", "origin.json", "plan.json", "metrics.jso
 /// And the folders.
 const FOLDERS: &[&str] = &["checkpoints", "model", "logs"];
 /// What only a run of ours writes.
-const MARKS: &[&str] = &["origin.json", "metrics.jsonl"];
+pub(crate) const MARKS: &[&str] = &["origin.json", "metrics.jsonl"];
 /// What others write too: a `config.json` without any mark is a model's. No run may write over it.
 const AMBIGUOUS: &[&str] = &["config.json", "plan.json", "loss.svg", "model"];
 const LOCK: &str = ".lock";
@@ -156,7 +158,7 @@ impl RunFolder {
 
     /// The state after `step` steps.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
-        self.checkpoints().join(format!("step-{step}"))
+        self.checkpoints().join(step_folder(step))
     }
 
     /// The name of the newest checkpoint, as a text.
@@ -231,10 +233,12 @@ fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> RunFolderEr
     move |source| RunFolderError::Io { doing, path: path.to_owned(), source }
 }
 
-/// `step-12`, and unfinished ones, which begin with a dot.
+/// `latest`, `step-12`, and unfinished ones, which begin with a dot.
 fn of_checkpoints(name: &str) -> bool {
     let step = name.strip_prefix('.').unwrap_or(name).strip_prefix("step-");
-    name == "latest" || step.is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
+    name == "latest"
+        || name.starts_with(".latest.unfinished-")
+        || step.is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 /// `rank-0.log`.
@@ -245,22 +249,9 @@ fn of_logs(name: &str) -> bool {
 
 /// Weights, and the files that a model folder carries beside them.
 fn of_a_model(name: &str) -> bool {
-    const OTHERS: &[&str] = &[
-        "config.json",
-        "generation_config.json",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "spiece.model",
-        "chat_template.jinja",
-    ];
+    const OTHERS: &[&str] = &["config.json", "model.safetensors.index.json"];
     let weights = name.strip_prefix("model").and_then(|rest| rest.strip_suffix(".safetensors"));
-    OTHERS.contains(&name) || weights.is_some()
+    OTHERS.contains(&name) || BESIDE.contains(&name) || weights.is_some()
 }
 
 #[cfg(test)]

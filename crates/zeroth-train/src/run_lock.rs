@@ -65,6 +65,11 @@ impl Holder {
     }
 }
 
+/// When the process `pid` started, in clock ticks from boot, where it is alive.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    Holder::of(pid).map(|holder| holder.start_time)
+}
+
 /// A folder held for this process, until dropped.
 #[derive(Debug)]
 pub(crate) struct RunLock {

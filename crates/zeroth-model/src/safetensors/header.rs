@@ -218,10 +218,14 @@ impl<'de> Deserialize<'de> for RawHeader {
 }
 
 /// The first bytes of a file that will hold these tensors in this order: length and header, padded with blanks so
-/// that the data begins at a multiple of 8. `{"format": "pt"}` is what transformers asks of a file.
-pub(super) fn encode<'a>(tensors: impl Iterator<Item = (&'a str, &'a [u64], DType)>) -> Vec<u8> {
+/// that the data begins at a multiple of 8.
+pub(super) fn encode<'a>(
+    metadata: &[(&str, &str)],
+    tensors: impl Iterator<Item = (&'a str, &'a [u64], DType)>,
+) -> Vec<u8> {
     let mut header = serde_json::Map::new();
-    header.insert(METADATA.to_owned(), serde_json::json!({"format": "pt"}));
+    let metadata = metadata.iter().map(|(name, text)| ((*name).to_owned(), (*text).into()));
+    header.insert(METADATA.to_owned(), serde_json::Value::Object(metadata.collect()));
     let mut begin = 0;
     for (name, shape, dtype) in tensors {
         let end = begin + shape.iter().product::<u64>() * dtype.bytes();

@@ -18,6 +18,9 @@ use crate::Parameter;
 /// The size above which weights are cut into several files, as in transformers 4.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 
+/// What transformers asks of a file.
+const METADATA: &[(&str, &str)] = &[("format", "pt")];
+
 /// Elements that are converted at a time.
 const PIECE: usize = 1 << 16;
 
@@ -147,6 +150,7 @@ impl WeightWriter {
             if self.open.is_none() {
                 let tensors = &self.tensors[shard.tensors.clone()];
                 let header = header::encode(
+                    METADATA,
                     tensors.iter().map(|tensor| (&*tensor.name, &*tensor.shape, tensor.dtype)),
                 );
                 let mut file = BufWriter::new(File::create(self.unfinished(self.shard))?);

@@ -1,0 +1,196 @@
+//! The folder of a run's checkpoints: which there are, which of them is the newest good one, which may go.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::commit::{hidden, is_step_folder, step_folder, sync_folder};
+use super::error::{CheckpointError, reading, writing};
+use super::open::Checkpoint;
+use super::sums::MANIFEST;
+use crate::run_lock::start_time;
+
+/// A checkpoint's folder; what is in it has not been looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The step it is named after.
+    pub step: u64,
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+/// What a path on the command line means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Named {
+    /// One checkpoint.
+    Step(PathBuf),
+    /// A run's folder of checkpoints.
+    Run(PathBuf),
+}
+
+/// The newest checkpoint that can be gone on from.
+#[derive(Debug)]
+pub struct Newest {
+    /// It, verified.
+    pub found: Option<Checkpoint>,
+    /// Newer ones, with what is wrong with each.
+    pub refused: Vec<(PathBuf, CheckpointError)>,
+}
+
+/// All checkpoints of a folder by name, the oldest first. A folder that is not there has none.
+pub fn list(checkpoints: &Path) -> Result<Vec<Found>, CheckpointError> {
+    let mut found = Vec::new();
+    for name in names(checkpoints)? {
+        let folder = checkpoints.join(&name);
+        if let Some(step) = is_step_folder(&name).filter(|_| folder.is_dir()) {
+            found.push(Found { step, folder });
+        }
+    }
+    found.sort_by_key(|found| found.step);
+    Ok(found)
+}
+
+/// A path as a user gives it: a step's folder, a run's folder, or a run's folder of checkpoints.
+pub fn resolve(path: &Path) -> Result<Named, CheckpointError> {
+    if path.join(MANIFEST).is_file() {
+        return Ok(Named::Step(path.to_owned()));
+    }
+    for checkpoints in [path.join("checkpoints"), path.to_owned()] {
+        if !list(&checkpoints)?.is_empty() {
+            return Ok(Named::Run(checkpoints));
+        }
+    }
+    // Named like a checkpoint, and none: the missing manifest is what to say.
+    let is_step = path.file_name().and_then(|name| name.to_str()).and_then(is_step_folder).is_some();
+    if is_step || !path.is_dir() {
+        return Err(CheckpointError::NotACheckpoint { folder: path.to_owned() });
+    }
+    Err(CheckpointError::NoneThere { folder: path.to_owned() })
+}
+
+/// Tries checkpoints from the newest down until one verifies. What `latest` says is not needed for that.
+pub fn newest_good(checkpoints: &Path) -> Result<Newest, CheckpointError> {
+    let mut refused = Vec::new();
+    for Found { folder, .. } in list(checkpoints)?.into_iter().rev() {
+        match good(&folder) {
+            Ok(checkpoint) => return Ok(Newest { found: Some(checkpoint), refused }),
+            Err(error) => refused.push((folder, error)),
+        }
+    }
+    Ok(Newest { found: None, refused })
+}
+
+/// Keeps the newest `limit` checkpoints (all without one), and in any case the newest good one; gives the folders that
+/// were removed. `just_written` is a step that this process has committed: it is good without being read again.
+pub fn prune(
+    checkpoints: &Path,
+    limit: Option<u64>,
+    just_written: Option<u64>,
+) -> Result<Vec<PathBuf>, CheckpointError> {
+    let Some(limit) = limit else { return Ok(Vec::new()) };
+    let mut all = list(checkpoints)?;
+    let older = all.len().saturating_sub(limit.max(1) as usize);
+    if older == 0 {
+        return Ok(Vec::new());
+    }
+    let kept = all.split_off(older);
+    let is_good = |found: &Found| just_written == Some(found.step) || good(&found.folder).is_ok();
+    if !kept.iter().rev().any(is_good) {
+        // The newest good one is among the others, and everything newer is damaged.
+        if let Some(newest) = all.iter().rposition(is_good) {
+            all.remove(newest);
+        }
+    }
+    let mut removed = Vec::new();
+    for Found { step, folder } in all {
+        remove(checkpoints, step, &folder)?;
+        removed.push(folder);
+    }
+    Ok(removed)
+}
+
+/// Removes what killed processes left: folders that were not finished, and ones whose removal was not. One that was
+/// being replaced, where the replacement did not come, gets its name back.
+pub fn clean(checkpoints: &Path) -> Result<(), CheckpointError> {
+    for name in names(checkpoints)? {
+        let path = checkpoints.join(&name);
+        let Some(leftover) = Leftover::parse(&name).filter(|leftover| !leftover.is_in_use()) else {
+            continue;
+        };
+        let target = leftover.step.map(|step| checkpoints.join(step_folder(step)));
+        match target.filter(|target| leftover.is_replaced && !target.exists()) {
+            Some(target) => fs::rename(&path, &target).map_err(writing("rename to", &target, 0))?,
+            None if path.is_dir() => {
+                fs::remove_dir_all(&path).map_err(writing("remove", &path, 0))?;
+            }
+            None => fs::remove_file(&path).map_err(writing("remove", &path, 0))?,
+        }
+    }
+    Ok(())
+}
+
+fn good(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+    let checkpoint = Checkpoint::open(folder)?;
+    checkpoint.verify()?;
+    Ok(checkpoint)
+}
+
+/// Takes the name away first: a checkpoint that is half removed must not look like one.
+fn remove(checkpoints: &Path, step: u64, folder: &Path) -> Result<(), CheckpointError> {
+    let path = hidden(checkpoints, step, "removed");
+    fs::rename(folder, &path).map_err(writing("rename", folder, 0))?;
+    sync_folder(checkpoints)?;
+    fs::remove_dir_all(&path).map_err(writing("remove", &path, 0))
+}
+
+fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(reading(folder)(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        // A name that is no UTF-8 is none of ours.
+        if let Ok(name) = entry.map_err(reading(folder))?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// A hidden name that a process of ours made: `.step-5.unfinished-123-456`, or `.latest.unfinished-123`.
+struct Leftover {
+    step: Option<u64>,
+    is_replaced: bool,
+    pid: u32,
+    /// When that process started, where the name says it.
+    started: Option<u64>,
+}
+
+impl Leftover {
+    fn parse(name: &str) -> Option<Self> {
+        let (of, mark) = name.strip_prefix('.')?.split_once('.')?;
+        let (what, process) = mark.split_once('-')?;
+        if !["unfinished", "replaced", "removed"].contains(&what) {
+            return None;
+        }
+        let step = is_step_folder(of);
+        if step.is_none() && of != "latest" {
+            return None;
+        }
+        let (pid, started) = match process.split_once('-') {
+            Some((pid, started)) => (pid.parse().ok()?, Some(started.parse().ok()?)),
+            None => (process.parse().ok()?, None),
+        };
+        Some(Self { step, is_replaced: what == "replaced", pid, started })
+    }
+
+    /// Whether the process that made it is still there. Ids are used again, start times are not.
+    fn is_in_use(&self) -> bool {
+        start_time(self.pid).is_some_and(|found| self.started.is_none_or(|started| started == found))
+    }
+}

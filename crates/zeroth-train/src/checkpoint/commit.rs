@@ -1,0 +1,206 @@
+//! From an unfinished folder to a checkpoint: all files whole and on the disk, then one rename.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+use zeroth_base::publish;
+
+use super::collection::clean;
+use super::error::{CheckpointError, reading, writing};
+use super::manifest::{FileEntry, Manifest};
+use super::open::Checkpoint;
+use super::sums::{MANIFEST, SUMS, hex, sums_text};
+use crate::export::BESIDE;
+use crate::run_lock::start_time;
+
+/// The folder of a checkpoint that holds the model's small files.
+pub(super) const MODEL: &str = "model";
+/// The file that names the newest checkpoint.
+const LATEST: &str = "latest";
+/// Bytes that are copied at a time.
+const COPY: usize = 1 << 20;
+
+/// The name of the folder of a step's checkpoint.
+pub fn step_folder(step: u64) -> String {
+    format!("step-{step}")
+}
+
+/// The step that a folder of this name is the checkpoint of.
+pub fn is_step_folder(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    // `step-007` is not ours: two names would mean one step.
+    (step_folder(step) == name).then_some(step)
+}
+
+/// A hidden name for a step's folder that is not a checkpoint (yet, or any more), marked with this process.
+pub(super) fn hidden(checkpoints: &Path, step: u64, what: &str) -> PathBuf {
+    let pid = std::process::id();
+    let started = start_time(pid).unwrap_or(0);
+    checkpoints.join(format!(".{}.{what}-{pid}-{started}", step_folder(step)))
+}
+
+/// A checkpoint in the making, on rank 0. Dropped before [`Unfinished::commit`], it is removed. A process makes one at a
+/// time.
+#[derive(Debug)]
+pub struct Unfinished {
+    checkpoints: PathBuf,
+    path: PathBuf,
+    step: u64,
+}
+
+impl Unfinished {
+    /// Makes the folder that all ranks write their parts into, and removes what killed processes left behind.
+    pub fn begin(checkpoints: &Path, step: u64) -> Result<Self, CheckpointError> {
+        fs::create_dir_all(checkpoints).map_err(writing("create", checkpoints, 0))?;
+        clean(checkpoints)?;
+        let path = hidden(checkpoints, step, "unfinished");
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(writing("remove", &path, 0))?;
+        }
+        fs::create_dir(&path).map_err(writing("create", &path, 0))?;
+        Ok(Self { checkpoints: checkpoints.to_owned(), path, step })
+    }
+
+    /// The folder; [`super::PartWriter::create`] takes it on every rank.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes it a checkpoint. `manifest` lists the parts of all ranks, which are synced; `model` is the folder whose
+    /// config and tokenizer files are carried along. What was there of this step is replaced at the same moment.
+    pub fn commit(self, mut manifest: Manifest, model: &Path) -> Result<PathBuf, CheckpointError> {
+        if manifest.step != self.step {
+            let problem = format!("step {} in the folder of step {}", manifest.step, self.step);
+            return Err(CheckpointError::Manifest { path: self.path.join(MANIFEST), problem });
+        }
+        manifest.files.extend(copy_model(model, &self.path.join(MODEL))?);
+        manifest.files.sort_by(|a, b| a.name.cmp(&b.name));
+        let text = serde_json::to_string_pretty(&manifest).map_err(|error| CheckpointError::Manifest {
+            path: self.path.join(MANIFEST),
+            problem: error.to_string(),
+        })?;
+        let text = format!("{text}\n").into_bytes();
+        write_synced(&self.path.join(SUMS), sums_text(&text, &manifest.files).as_bytes())?;
+        write_synced(&self.path.join(MANIFEST), &text)?;
+        // What could not be loaded is not published.
+        Checkpoint::open(&self.path)?;
+        sync_folder(&self.path)?;
+        self.put_in_place()
+    }
+
+    fn put_in_place(self) -> Result<PathBuf, CheckpointError> {
+        let target = self.checkpoints.join(step_folder(self.step));
+        if fs::symlink_metadata(&target).is_ok() {
+            exchange(&self.path, &target, &hidden(&self.checkpoints, self.step, "replaced"))?;
+        } else {
+            fs::rename(&self.path, &target).map_err(writing("rename to", &target, 0))?;
+        }
+        sync_folder(&self.checkpoints)?;
+        let latest = self.checkpoints.join(LATEST);
+        let name = step_folder(self.step);
+        publish(&latest, name.as_bytes())
+            .map_err(|error| writing("write", &latest, name.len() as u64)(error.source))?;
+        // Dropping removes what was replaced: it lies under the hidden name now.
+        Ok(target)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Best effort: a hidden folder is never taken for a checkpoint, and the next save removes it.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Puts `new` where `old` is, and `old` where `new` was: in one moment where the filesystem can do that.
+fn exchange(new: &Path, old: &Path, aside: &Path) -> Result<(), CheckpointError> {
+    match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            // A kill between the two leaves the old one under a name that `clean` brings back.
+            fs::rename(old, aside).map_err(writing("rename", old, 0))?;
+            fs::rename(new, old).map_err(writing("rename to", old, 0))?;
+            fs::rename(aside, new).map_err(writing("rename", aside, 0))
+        }
+        Err(errno) => Err(writing("rename to", old, 0)(errno.into())),
+    }
+}
+
+/// Copies the model's small files, hashing them on the way.
+fn copy_model(from: &Path, to: &Path) -> Result<Vec<FileEntry>, CheckpointError> {
+    fs::create_dir(to).map_err(writing("create", to, 0))?;
+    let mut entries = Vec::new();
+    for name in std::iter::once(&"config.json").chain(BESIDE) {
+        let source = from.join(name);
+        if source.is_file() {
+            entries.push(copy(&source, &to.join(name), format!("{MODEL}/{name}"))?);
+        }
+    }
+    sync_folder(to)?;
+    Ok(entries)
+}
+
+fn copy(from: &Path, to: &Path, name: String) -> Result<FileEntry, CheckpointError> {
+    let mut source = File::open(from).map_err(reading(from))?;
+    let needed = source.metadata().map_err(reading(from))?.len();
+    let mut target = File::create(to).map_err(writing("create", to, needed))?;
+    let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; COPY.min(needed.max(1) as usize)]);
+    loop {
+        let count = match source.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(reading(from)(error)),
+        };
+        target.write_all(&buffer[..count]).map_err(writing("write", to, needed))?;
+        hash.update(&buffer[..count]);
+        bytes += count as u64;
+    }
+    target.sync_all().map_err(writing("sync", to, needed))?;
+    Ok(FileEntry { name, bytes, sha256: hex(hash) })
+}
+
+fn write_synced(path: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(contents)?;
+        file.sync_all()
+    };
+    write().map_err(writing("write", path, contents.len() as u64))
+}
+
+/// Makes the names in a folder last.
+pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
+    File::open(folder).and_then(|open| open.sync_all()).map_err(writing("sync", folder, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_plain_name_of_a_step_is_a_checkpoint() {
+        assert_eq!(is_step_folder(&step_folder(12)), Some(12));
+        for name in ["step-", "step-012", "step-+1", "step-1.tmp", ".step-1.unfinished-1-2", "latest", "12"] {
+            assert_eq!(is_step_folder(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn where_folders_cannot_be_exchanged_the_fallback_ends_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let [new, old, aside] = ["new", "old", "aside"].map(|name| folder.path().join(name));
+        for path in [&new, &old] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("who"), path.file_name().unwrap().to_str().unwrap()).unwrap();
+        }
+        exchange(&new, &old, &aside).unwrap();
+        assert_eq!(fs::read_to_string(old.join("who")).unwrap(), "new");
+        assert_eq!(fs::read_to_string(new.join("who")).unwrap(), "old");
+        assert!(!aside.exists());
+    }
+}

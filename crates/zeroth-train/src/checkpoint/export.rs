@@ -1,0 +1,61 @@
+//! From a checkpoint to a Hugging Face folder, streamed: the model is never in memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use zeroth_base::DType;
+use zeroth_model::{NewTensor, WeightWriter, WrittenWeights};
+use zeroth_step::run::State;
+
+use super::open::Checkpoint;
+use crate::export::{ExportError, failed, stream, write_beside};
+use crate::run_folder::MARKS;
+
+/// What to do with a folder that holds something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Destination {
+    /// Say no.
+    New,
+    /// Replace the model in it; other files stay.
+    Overwrite,
+}
+
+/// Writes the weights of a checkpoint to `to` in a type, cut into files of at most `shard_bytes`, with the config and the
+/// tokenizer files of the model it was trained from. The checkpoint is one that was verified.
+pub fn export(
+    checkpoint: &Checkpoint,
+    to: &Path,
+    destination: Destination,
+    dtype: DType,
+    shard_bytes: u64,
+) -> Result<WrittenWeights, ExportError> {
+    refuse_taken(to, destination)?;
+    fs::create_dir_all(to).map_err(failed(to))?;
+    let parameters = &checkpoint.manifest().model.parameters;
+    let tensors: Vec<NewTensor> = parameters
+        .iter()
+        .map(|entry| NewTensor { name: entry.name.clone(), shape: entry.shape.clone(), dtype })
+        .collect();
+    let mut writer = Some(WeightWriter::create(to, tensors.clone(), shard_bytes)?);
+    for tensor in &tensors {
+        stream(tensor, &mut writer, &mut |range, elements| {
+            Ok(checkpoint.read_f32(State::Weights, &tensor.name, range, elements)?)
+        })?;
+    }
+    let written = writer.expect("it was made above").finish()?;
+    write_beside(&checkpoint.model(), to, dtype)?;
+    Ok(written)
+}
+
+fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {
+    let Ok(entries) = fs::read_dir(to) else { return Ok(()) };
+    let names: Vec<PathBuf> = entries.flatten().map(|entry| PathBuf::from(entry.file_name())).collect();
+    let is_run = names.iter().any(|name| MARKS.iter().any(|mark| name == Path::new(mark)));
+    if is_run {
+        return Err(ExportError::HoldsARun { folder: to.to_owned() });
+    }
+    if !names.is_empty() && destination == Destination::New {
+        return Err(ExportError::NotEmpty { folder: to.to_owned() });
+    }
+    Ok(())
+}

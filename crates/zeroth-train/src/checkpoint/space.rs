@@ -1,0 +1,26 @@
+//! Room on the disk: what a checkpoint takes, and what is free.
+
+use std::path::Path;
+
+use zeroth_base::DType;
+use zeroth_device::DiskError;
+use zeroth_model::ParameterTable;
+use zeroth_step::run::State;
+
+/// Headers, manifest and a filesystem's own blocks, for each parameter of each state.
+const BESIDE_A_TENSOR: u64 = 512;
+/// Config, tokenizer and chat template.
+const BESIDE_A_MODEL: u64 = 32 << 20;
+
+/// Bytes of a checkpoint of this model with these states, each in its type, a little rounded up.
+pub fn needed_bytes(table: &ParameterTable, states: &[(State, DType)]) -> u64 {
+    let (elements, parameters) = (table.total(), table.iter().count() as u64);
+    let of_states: u64 =
+        states.iter().map(|(_, dtype)| elements * dtype.bytes() + parameters * BESIDE_A_TENSOR).sum();
+    of_states + BESIDE_A_MODEL
+}
+
+/// Bytes that an ordinary user can still write where `folder` is or will be.
+pub fn free_bytes(folder: &Path) -> Result<u64, DiskError> {
+    zeroth_device::disk(folder).map(|disk| disk.free)
+}

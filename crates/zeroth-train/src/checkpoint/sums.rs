@@ -1,0 +1,75 @@
+//! SHA256SUMS and SHA-256: the checksums of a checkpoint's files, the manifest's too, as `sha256sum --check` reads them.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+
+use super::manifest::FileEntry;
+
+/// The list of checksums. It is what the manifest itself is checked against.
+pub(super) const SUMS: &str = "SHA256SUMS";
+/// What a checkpoint is.
+pub(super) const MANIFEST: &str = "manifest.json";
+/// Bytes that are read and hashed at a time.
+const READ: usize = 4 << 20;
+
+/// A SHA-256 that is finished, in hexadecimal digits.
+pub(super) fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().fold(String::with_capacity(64), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The SHA-256 of some bytes.
+pub(super) fn sha256(bytes: &[u8]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(bytes);
+    hex(hash)
+}
+
+/// The SHA-256 of a file, read piece by piece, and how many bytes that were.
+pub(super) fn sha256_of(path: &Path) -> io::Result<(String, u64)> {
+    let mut file = File::open(path)?;
+    let mut buffer = vec![0; READ.min(file.metadata()?.len().max(1) as usize)];
+    let (mut hash, mut bytes) = (Sha256::new(), 0);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok((hex(hash), bytes)),
+            Ok(count) => {
+                hash.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The text of SHA256SUMS: a function of the manifest's bytes and its list, so that every bit of it can be checked.
+pub(super) fn sums_text(manifest: &[u8], files: &[FileEntry]) -> String {
+    let mut text = format!("{}  {MANIFEST}\n", sha256(manifest));
+    for file in files {
+        text.push_str(&format!("{}  {}\n", file.sha256, file.name));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// FIPS 180-2, appendix B.1.
+    #[test]
+    fn a_checksum_is_the_standards() {
+        assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("abc");
+        std::fs::write(&path, "abc").unwrap();
+        assert_eq!(sha256_of(&path).unwrap(), (sha256(b"abc"), 3));
+    }
+}

@@ -1,0 +1,66 @@
+//! Every byte of a checkpoint against its checksum.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rayon::iter::{IntoParallelRefIterator as _, ParallelIterator as _};
+
+use super::error::{CheckpointError, reading};
+use super::manifest::{FileEntry, Manifest};
+use super::open::{Checkpoint, check_length, read_manifest};
+use super::sums::sha256_of;
+
+/// A checkpoint whose bytes are what was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verified {
+    /// Files that were read, the manifest not counted.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How long that took.
+    pub took: Duration,
+}
+
+impl Checkpoint {
+    /// Reads every file, several at a time, and compares its checksum; the first that differs is the error.
+    pub fn verify(&self) -> Result<Verified, CheckpointError> {
+        let begin = Instant::now();
+        match damaged(self.folder(), self.manifest()).into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(verified(self.manifest(), begin)),
+        }
+    }
+}
+
+/// All that is wrong with the checkpoint in a folder, or what was read where nothing is.
+pub fn problems(folder: &Path) -> Result<Verified, Vec<CheckpointError>> {
+    let begin = Instant::now();
+    let manifest = read_manifest(folder).map_err(|error| vec![error])?;
+    let damaged = damaged(folder, &manifest);
+    if !damaged.is_empty() {
+        return Err(damaged);
+    }
+    Checkpoint::open(folder).map_err(|error| vec![error])?;
+    Ok(verified(&manifest, begin))
+}
+
+fn damaged(folder: &Path, manifest: &Manifest) -> Vec<CheckpointError> {
+    manifest.files.par_iter().filter_map(|entry| check(folder, entry).err()).collect()
+}
+
+fn check(folder: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
+    let path = folder.join(&entry.name);
+    check_length(&path, entry)?;
+    let (found, bytes) = sha256_of(&path).map_err(reading(&path))?;
+    if bytes != entry.bytes {
+        return Err(CheckpointError::Size { path, expected: entry.bytes, found: bytes });
+    }
+    if found != entry.sha256 {
+        return Err(CheckpointError::Checksum { path, expected: entry.sha256.clone(), found });
+    }
+    Ok(())
+}
+
+fn verified(manifest: &Manifest, begin: Instant) -> Verified {
+    Verified { files: manifest.files.len(), bytes: manifest.bytes(), took: begin.elapsed() }
+}
