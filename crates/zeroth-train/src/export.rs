@@ -97,7 +97,7 @@ pub(crate) fn export(
         else {
             continue;
         };
-        stream(tensor, &mut writer, &mut |range, elements| {
+        stream(tensor, writer.as_mut(), &mut |range, elements| {
             Ok(engine.gather(State::Weights, param, range, elements)?)
         })?;
     }
@@ -111,7 +111,7 @@ pub(crate) fn export(
 /// Fetches a parameter piece by piece, and writes it where there is a writer: only rank 0 has one.
 pub(crate) fn stream(
     tensor: &NewTensor,
-    writer: &mut Option<WeightWriter>,
+    mut writer: Option<&mut WeightWriter>,
     fetch: Fetch<'_>,
 ) -> Result<(), ExportError> {
     let total: u64 = tensor.shape.iter().product();
@@ -120,7 +120,7 @@ pub(crate) fn stream(
         let range = first..(first + PIECE).min(total);
         let piece = &mut elements[..(range.end - range.start) as usize];
         fetch(range, piece)?;
-        let Some(writer) = writer else { continue };
+        let Some(writer) = writer.as_deref_mut() else { continue };
         let is_lost = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
         if let Some(value) = piece.iter().filter(|_| tensor.dtype == DType::F16).find(is_lost) {
             return Err(ExportError::OutOfRange { name: tensor.name.clone(), value: *value });

@@ -68,7 +68,8 @@ pub fn resolve(path: &Path) -> Result<Named, CheckpointError> {
     Err(CheckpointError::NoneThere { folder: path.to_owned() })
 }
 
-/// Tries checkpoints from the newest down until one verifies. What `latest` says is not needed for that.
+/// Tries checkpoints from the newest down until one verifies. What `latest` says is not needed for that. Who may write
+/// there calls [`clean`] before.
 pub fn newest_good(checkpoints: &Path) -> Result<Newest, CheckpointError> {
     let mut refused = Vec::new();
     for Found { folder, .. } in list(checkpoints)?.into_iter().rev() {

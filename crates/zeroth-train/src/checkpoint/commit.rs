@@ -120,14 +120,19 @@ impl Drop for Unfinished {
 fn exchange(new: &Path, old: &Path, aside: &Path) -> Result<(), CheckpointError> {
     match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(()),
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            // A kill between the two leaves the old one under a name that `clean` brings back.
-            fs::rename(old, aside).map_err(writing("rename", old, 0))?;
-            fs::rename(new, old).map_err(writing("rename to", old, 0))?;
-            fs::rename(aside, new).map_err(writing("rename", aside, 0))
-        }
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_in_steps(new, old, aside),
         Err(errno) => Err(writing("rename to", old, 0)(errno.into())),
     }
+}
+
+/// The same by three renames. A kill after the first leaves the old one under a name that [`clean`] brings back.
+fn exchange_in_steps(new: &Path, old: &Path, aside: &Path) -> Result<(), CheckpointError> {
+    fs::rename(old, aside).map_err(writing("rename", old, 0))?;
+    if let Err(error) = fs::rename(new, old) {
+        fs::rename(aside, old).map_err(writing("rename to", old, 0))?;
+        return Err(writing("rename to", old, 0)(error));
+    }
+    fs::rename(aside, new).map_err(writing("rename", aside, 0))
 }
 
 /// Copies the model's small files, hashing them on the way.
@@ -191,16 +196,23 @@ mod tests {
     }
 
     #[test]
-    fn where_folders_cannot_be_exchanged_the_fallback_ends_the_same() {
+    fn where_folders_cannot_be_exchanged_at_once_renames_end_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let [new, old, aside] = ["new", "old", "aside"].map(|name| folder.path().join(name));
         for path in [&new, &old] {
             fs::create_dir(path).unwrap();
             fs::write(path.join("who"), path.file_name().unwrap().to_str().unwrap()).unwrap();
         }
-        exchange(&new, &old, &aside).unwrap();
-        assert_eq!(fs::read_to_string(old.join("who")).unwrap(), "new");
-        assert_eq!(fs::read_to_string(new.join("who")).unwrap(), "old");
-        assert!(!aside.exists());
+        let who = |path: &Path| fs::read_to_string(path.join("who")).unwrap();
+        for exchange in [exchange, exchange_in_steps] {
+            let before = (who(&new), who(&old));
+            exchange(&new, &old, &aside).unwrap();
+            assert_eq!((who(&old), who(&new)), before);
+            assert!(!aside.exists());
+        }
+        fs::remove_dir_all(&new).unwrap();
+        let before = who(&old);
+        assert!(exchange_in_steps(&new, &old, &aside).is_err());
+        assert_eq!(who(&old), before, "the old one is back where no new one came");
     }
 }

@@ -128,7 +128,10 @@ pub enum CheckpointError {
         source: HeaderError,
     },
     /// A tensor that no rank writes.
-    #[error("{}: the tensor `{tensor}` {problem}; the file was not written by zeroth as it is", path.display())]
+    #[error(
+        "{}: the tensor `{tensor}` {problem}: it has changed since it was saved; restore it from a copy, or go on from \
+         an older checkpoint", path.display()
+    )]
     Tensor {
         /// The file.
         path: PathBuf,

@@ -36,13 +36,13 @@ pub fn export(
         .iter()
         .map(|entry| NewTensor { name: entry.name.clone(), shape: entry.shape.clone(), dtype })
         .collect();
-    let mut writer = Some(WeightWriter::create(to, tensors.clone(), shard_bytes)?);
+    let mut writer = WeightWriter::create(to, tensors.clone(), shard_bytes)?;
     for tensor in &tensors {
-        stream(tensor, &mut writer, &mut |range, elements| {
+        stream(tensor, Some(&mut writer), &mut |range, elements| {
             Ok(checkpoint.read_f32(State::Weights, &tensor.name, range, elements)?)
         })?;
     }
-    let written = writer.expect("it was made above").finish()?;
+    let written = writer.finish()?;
     write_beside(&checkpoint.model(), to, dtype)?;
     Ok(written)
 }

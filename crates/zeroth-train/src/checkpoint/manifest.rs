@@ -179,6 +179,7 @@ mod dtype_name {
     use serde::ser::Serializer;
     use zeroth_base::DType;
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
     pub(super) fn serialize<S: Serializer>(dtype: &DType, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(dtype)
     }
@@ -203,10 +204,10 @@ mod state_names {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<State>, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
-        let named = |name: &String| {
+        let state = |name: &String| {
             state_named(name).ok_or_else(|| D::Error::custom(format!("`{name}` is no state of an optimizer")))
         };
-        names.iter().map(named).collect()
+        names.iter().map(state).collect()
     }
 }
 
@@ -215,6 +216,7 @@ mod exact {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
     pub(super) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(number)
     }

@@ -1,6 +1,6 @@
 //! A checkpoint that is there: opened with proof that it is whole, and read by ranges on any number of ranks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use super::complete::{Places, Tensors};
 use super::error::{CheckpointError, reading};
 use super::manifest::{FORMAT_VERSION, FileEntry, Manifest};
 use super::state::state_name;
-use super::sums::{MANIFEST, SUMS, sums_text};
+use super::sums::{MANIFEST, SUMS, manifest_sum, sha256, sums_text};
 
 /// Bytes that are read at a time before they are converted.
 const STAGING: usize = 1 << 20;
@@ -155,9 +155,9 @@ impl Checkpoint {
                 Some(_) => {}
             }
         }
-        let wanted: HashMap<&str, ()> = table.iter().map(|parameter| (parameter.name.as_str(), ())).collect();
+        let wanted: HashSet<&str> = table.iter().map(|parameter| parameter.name.as_str()).collect();
         for entry in &saved.parameters {
-            if !wanted.contains_key(entry.name.as_str()) {
+            if !wanted.contains(entry.name.as_str()) {
                 differences.push(format!("the model has no `{}`", entry.name));
             }
         }
@@ -206,16 +206,21 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
         _ => reading(&path)(source),
     })?;
     let broken = |problem: String| CheckpointError::Manifest { path: path.clone(), problem };
+    let changed = || broken(format!("it and {SUMS} beside it do not agree, so one of them has changed"));
+    let sums_path = folder.join(SUMS);
+    let sums = fs::read(&sums_path).map_err(reading(&sums_path))?;
+    // Before anything in it is believed, its version too.
+    if manifest_sum(&sums).is_some_and(|expected| expected != sha256(&bytes).as_bytes()) {
+        return Err(changed());
+    }
     let head: Head = serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
     if head.format_version != FORMAT_VERSION {
         let (found, known) = (head.format_version, FORMAT_VERSION);
         return Err(CheckpointError::Version { path, found, known, written_by: head.zeroth_version });
     }
     let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
-    let sums_path = folder.join(SUMS);
-    let sums = fs::read(&sums_path).map_err(reading(&sums_path))?;
     if sums != sums_text(&bytes, &manifest.files).as_bytes() {
-        return Err(broken(format!("it and {SUMS} beside it do not agree, so one of them has changed")));
+        return Err(changed());
     }
     // Names are joined to the folder: none may lead out of it.
     let is_inside =

@@ -52,10 +52,9 @@ impl Piece {
 /// A rank's file on its way to a checkpoint. Dropped before [`PartWriter::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct PartWriter {
-    path: PathBuf,
+    place: Unfinished,
     name: String,
-    /// `None` once finished.
-    file: Option<File>,
+    file: File,
     pieces: Vec<Piece>,
     /// The piece that comes next, and how many of its bytes are there.
     piece: usize,
@@ -65,6 +64,22 @@ pub struct PartWriter {
     written: u64,
     /// Bytes of the whole file.
     total: u64,
+}
+
+/// The path of a file that is removed where it does not become whole.
+#[derive(Debug)]
+struct Unfinished {
+    path: PathBuf,
+    is_whole: bool,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            // Best effort: the folder it lies in is never taken for a checkpoint.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl PartWriter {
@@ -94,9 +109,9 @@ impl PartWriter {
         let total = header.len() as u64 + pieces.iter().map(Piece::bytes).sum::<u64>();
         let file = File::create_new(&path).map_err(writing("create", &path, total))?;
         let mut writer = Self {
-            path,
+            place: Unfinished { path, is_whole: false },
             name,
-            file: Some(file),
+            file,
             pieces,
             piece: 0,
             done: 0,
@@ -164,10 +179,9 @@ impl PartWriter {
             return Err(self.wrong(format!("ended before element {} of {state}/{name}", grouped(element))));
         }
         self.flush()?;
-        let file = self.file.take().expect("a writer has its file until it is finished");
-        let hash = std::mem::take(&mut self.hash);
-        let entry = FileEntry { name: self.name.clone(), bytes: self.written, sha256: hex(hash) };
-        Ok(PartWritten { path: self.path.clone(), file, entry })
+        self.place.is_whole = true;
+        let entry = FileEntry { name: self.name, bytes: self.written, sha256: hex(self.hash) };
+        Ok(PartWritten { path: self.place.path.clone(), file: self.file, entry })
     }
 
     fn expected(&self, given: u64) -> Result<&Piece, CheckpointError> {
@@ -196,8 +210,7 @@ impl PartWriter {
     }
 
     fn flush(&mut self) -> Result<(), CheckpointError> {
-        let file = self.file.as_mut().expect("a writer has its file until it is finished");
-        file.write_all(&self.buffer).map_err(writing("write", &self.path, self.total))?;
+        self.file.write_all(&self.buffer).map_err(writing("write", &self.place.path, self.total))?;
         self.hash.update(&self.buffer);
         self.written += self.buffer.len() as u64;
         self.buffer.clear();
@@ -205,16 +218,7 @@ impl PartWriter {
     }
 
     fn wrong(&self, problem: String) -> CheckpointError {
-        CheckpointError::Part { path: self.path.clone(), problem }
-    }
-}
-
-impl Drop for PartWriter {
-    fn drop(&mut self) {
-        if self.file.is_some() {
-            // Best effort: the folder it lies in is never taken for a checkpoint.
-            let _ = fs::remove_file(&self.path);
-        }
+        CheckpointError::Part { path: self.place.path.clone(), problem }
     }
 }
 

@@ -59,6 +59,12 @@ pub(super) fn sums_text(manifest: &[u8], files: &[FileEntry]) -> String {
     text
 }
 
+/// The manifest's checksum in a SHA256SUMS of any format; `None` where it lists none.
+pub(super) fn manifest_sum(sums: &[u8]) -> Option<&[u8]> {
+    let ending = format!("  {MANIFEST}");
+    sums.split(|byte| *byte == b'\n').find_map(|line| line.strip_suffix(ending.as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

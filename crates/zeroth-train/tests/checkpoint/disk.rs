@@ -1,0 +1,92 @@
+//! A disk that is full or may not be written to. A filesystem of its own is mounted for that, in a namespace of its own:
+//! the test starts itself there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use zeroth_train::checkpoint::{CheckpointError, newest_good};
+
+use crate::sample::{Model, names_in};
+
+/// Names the mounted folder to the test inside the namespace.
+const MOUNTED: &str = "ZEROTH_TEST_MOUNTED";
+
+/// The folder of a filesystem of 1 MiB where this is the test inside; else runs that test and gives `None`.
+#[allow(clippy::print_stderr, reason = "who runs the tests should know what was not tested")]
+fn small_disk(test: &str) -> Option<PathBuf> {
+    if let Some(folder) = std::env::var_os(MOUNTED) {
+        return Some(folder.into());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=1m tmpfs \"$0\" || exit 77; exec \"$@\"";
+    let ended = Command::new("unshare")
+        .args(["-rm", "sh", "-c", script])
+        .arg(folder.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(MOUNTED, folder.path())
+        .output();
+    match ended {
+        Ok(ended) if ended.status.success() => {
+            let said = String::from_utf8_lossy(&ended.stdout);
+            assert!(said.contains("1 passed"), "the test inside did not run: {said}");
+        }
+        // 1 is unshare's own, where namespaces are forbidden; 101 is a test that failed.
+        Ok(ended) if ended.status.code() == Some(101) => {
+            panic!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+        }
+        refused => {
+            let why = refused.map_or_else(
+                |error| error.to_string(),
+                |ended| String::from_utf8_lossy(&ended.stderr).into_owned(),
+            );
+            eprintln!(
+                "skipped, no filesystem can be mounted here ({}); as root: mount -t tmpfs -o size=1m tmpfs /mnt, then \
+                 {MOUNTED}=/mnt cargo test -p zeroth-train --test checkpoint {test}",
+                why.trim()
+            );
+        }
+    }
+    None
+}
+
+#[test]
+fn a_full_disk_costs_the_new_checkpoint_and_not_the_old_one() {
+    let Some(disk) = small_disk("disk::a_full_disk_costs_the_new_checkpoint_and_not_the_old_one") else {
+        return;
+    };
+    let model = Model::of_width(64);
+    let mut saved = 0;
+    let error = loop {
+        match model.save_cut(&disk, saved + 1, &[1000], 4096) {
+            Ok(_) => saved += 1,
+            Err(error) => break error,
+        }
+    };
+    let CheckpointError::DiskFull { path, needed, free } = &error else { panic!("{error}") };
+    assert!(saved >= 1 && *needed > 0 && free.is_some(), "{saved} {needed} {free:?}");
+    assert!(path.starts_with(&disk));
+    let message = error.to_string();
+    assert!(message.contains("checkpoints saved before are intact"), "{message}");
+    let newest = newest_good(&disk).unwrap();
+    assert!(newest.refused.is_empty(), "what did not fit is not to be seen: {:?}", names_in(&disk));
+    let found = newest.found.unwrap();
+    assert_eq!(found.manifest().step, saved);
+    assert!(model.is_held_by(&found, 10_000));
+    assert!(names_in(&disk).iter().all(|name| !name.starts_with('.')), "{:?}", names_in(&disk));
+}
+
+#[test]
+fn a_folder_that_may_not_be_written_to_is_named_with_what_to_do() {
+    let test = "disk::a_folder_that_may_not_be_written_to_is_named_with_what_to_do";
+    let Some(disk) = small_disk(test) else { return };
+    let model = Model::new();
+    model.save(&disk, 1);
+    let remounted = Command::new("mount").args(["-o", "remount,ro"]).arg(&disk).status().unwrap();
+    assert!(remounted.success());
+    let error = model.save_cut(&disk, 2, &[], 100).unwrap_err();
+    let is_named = |path: &Path| path.starts_with(&disk);
+    assert!(matches!(&error, CheckpointError::NotWritable { path, .. } if is_named(path)), "{error}");
+    assert!(error.to_string().contains("Give this user the right to write there"), "{error}");
+    assert_eq!(newest_good(&disk).unwrap().found.unwrap().manifest().step, 1);
+}

@@ -1,0 +1,100 @@
+//! From a checkpoint to a folder that other readers of weights take.
+
+use std::fs;
+
+use half::{bf16, f16};
+use serde_json::Value;
+use zeroth_base::DType;
+use zeroth_model::{DEFAULT_SHARD_BYTES, WeightFiles};
+use zeroth_step::run::State;
+use zeroth_train::ExportError;
+use zeroth_train::checkpoint::{Checkpoint, Destination, PartWriter, Unfinished, export};
+
+use crate::sample::{Model, names_in, number};
+
+#[test]
+fn an_export_loads_back_with_equal_bits_in_every_type_and_any_number_of_files() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let checkpoint =
+        Checkpoint::open(&model.save_cut(&folder.path().join("checkpoints"), 3, &[333], 77).unwrap())
+            .unwrap();
+    for (dtype, name) in [(DType::F32, "float32"), (DType::Bf16, "bfloat16"), (DType::F16, "float16")] {
+        for shard_bytes in [DEFAULT_SHARD_BYTES, 600] {
+            let to = folder.path().join(format!("{dtype}-{shard_bytes}"));
+            let written = export(&checkpoint, &to, Destination::New, dtype, shard_bytes).unwrap();
+            assert_eq!(written.bytes, model.table.total() * dtype.bytes());
+            assert_eq!(to.join("model.safetensors.index.json").exists(), shard_bytes == 600);
+
+            let files = WeightFiles::open(&to, &model.table).unwrap();
+            assert!(files.warnings().is_empty());
+            for parameter in model.table.iter() {
+                assert_eq!(files.dtype(&parameter.name).unwrap(), dtype);
+                let mut found = vec![0.0; parameter.elements() as usize];
+                files.read_f32(&parameter.name, 0..parameter.elements(), &mut found).unwrap();
+                for (element, found) in found.into_iter().enumerate() {
+                    let exact = number(3, State::Weights, &parameter.name, element as u64);
+                    let expected = match dtype {
+                        DType::F32 => exact,
+                        DType::Bf16 => bf16::from_f32(exact).to_f32(),
+                        DType::F16 => f16::from_f32(exact).to_f32(),
+                    };
+                    assert_eq!(found.to_bits(), expected.to_bits());
+                }
+            }
+            let config: Value = serde_json::from_slice(&fs::read(to.join("config.json")).unwrap()).unwrap();
+            let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
+            assert_eq!(config[key], name);
+            assert_eq!(config["model_type"], "qwen3");
+            for carried in ["tokenizer.json", "chat_template.jinja"] {
+                assert_eq!(
+                    fs::read(to.join(carried)).unwrap(),
+                    fs::read(model.folder.path().join(carried)).unwrap()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_holds_something_is_written_to_only_when_that_is_meant() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let checkpoint = Checkpoint::open(&model.save(&folder.path().join("checkpoints"), 3)).unwrap();
+    let to = folder.path().join("to");
+    let export = |destination, shard_bytes| export(&checkpoint, &to, destination, DType::F32, shard_bytes);
+    fs::create_dir(&to).unwrap();
+    export(Destination::New, 600).unwrap();
+    fs::write(to.join("notes.txt"), "mine").unwrap();
+    let error = export(Destination::New, 600).unwrap_err();
+    assert!(error.to_string().contains("is not empty"), "{error}");
+    export(Destination::Overwrite, DEFAULT_SHARD_BYTES).unwrap();
+    assert_eq!(
+        names_in(&to),
+        ["chat_template.jinja", "config.json", "model.safetensors", "notes.txt", "tokenizer.json"]
+    );
+    fs::write(to.join("metrics.jsonl"), "").unwrap();
+    let error = export(Destination::Overwrite, DEFAULT_SHARD_BYTES).unwrap_err();
+    assert!(matches!(error, ExportError::HoldsARun { .. }), "{error}");
+}
+
+#[test]
+fn a_weight_that_fp16_does_not_have_is_refused_and_not_made_infinite() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let checkpoints = folder.path().join("checkpoints");
+    let unfinished = Unfinished::begin(&checkpoints, 1).unwrap();
+    let total = model.table.total();
+    let mut part = PartWriter::create(unfinished.path(), 0, 1, model.pieces(0..total)).unwrap();
+    let mut numbers = vec![0.0; 3 * total as usize];
+    numbers[1] = 70_000.0;
+    part.append_f32(&numbers).unwrap();
+    let mut manifest = model.manifest(1, 1);
+    manifest.files.push(part.finish().unwrap().entry().clone());
+    let checkpoint = Checkpoint::open(&unfinished.commit(manifest, model.folder.path()).unwrap()).unwrap();
+    let to = folder.path().join("to");
+    let error = export(&checkpoint, &to, Destination::New, DType::F16, DEFAULT_SHARD_BYTES).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`model.embed_tokens.weight` holds 70000, and fp16 ends at 65504: write the model in bf16 or fp32 (--dtype bf16)"
+    );
+    assert!(names_in(&to).is_empty());
+    export(&checkpoint, &to, Destination::New, DType::Bf16, DEFAULT_SHARD_BYTES).unwrap();
+}

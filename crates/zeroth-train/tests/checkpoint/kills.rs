@@ -1,0 +1,57 @@
+//! kill -9 while a process saves without end: whatever is to be seen afterwards is whole.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use zeroth_train::checkpoint::{list, newest_good, prune};
+
+use crate::sample::Model;
+
+/// Names the folder to the process that is killed.
+const SAVE_INTO: &str = "ZEROTH_TEST_SAVE_INTO";
+
+fn save_for_ever(checkpoints: &Path) {
+    let model = Model::of_width(32);
+    let first = list(checkpoints).unwrap().last().map_or(1, |newest| newest.step + 1);
+    for step in first.. {
+        // Every step twice: replacing is killed too.
+        for cuts in [&[100][..], &[][..]] {
+            model.save_cut(checkpoints, step, cuts, 500).unwrap();
+        }
+        prune(checkpoints, Some(3), Some(step)).unwrap();
+    }
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_only_whole_checkpoints_and_loses_none() {
+    if let Some(folder) = std::env::var_os(SAVE_INTO) {
+        return save_for_ever(Path::new(&folder));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::of_width(32);
+    model.save(folder.path(), 1);
+    let mut before = 1;
+    for turn in 0..20_u64 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "kills::a_kill_at_any_moment_leaves_only_whole_checkpoints_and_loses_none"])
+            .env(SAVE_INTO, folder.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It is at work once something newer is there; then a moment that is another one every time.
+        while list(folder.path()).unwrap().last().is_none_or(|newest| newest.step <= before) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(1_709 * turn % 13_000));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let newest = newest_good(folder.path()).unwrap();
+        assert!(newest.refused.is_empty(), "{:?}", newest.refused);
+        let found = newest.found.unwrap();
+        let step = found.manifest().step;
+        assert!(step > before, "{step} after {before}");
+        assert!(model.is_held_by(&found, 5_000));
+        before = step;
+    }
+}

@@ -1,0 +1,12 @@
+//! Checkpoints from outside: what was saved is loaded bit by bit at any number of ranks, every damage is found, and no
+//! end of a save costs the one before it.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+mod collection;
+mod damage;
+mod disk;
+mod export;
+mod kills;
+mod round_trip;
+mod sample;
