@@ -4,7 +4,9 @@
 //! - They die with their launcher: the kernel kills them when the launching thread ends, however it ends.
 //! - The first failure ends the job: the others are told through the segment and given a moment to end by themselves
 //!   with their own message, then get SIGTERM, then SIGKILL.
+//! - Ranks end well when they are asked to: by SIGUSR1, and never by the terminal's Ctrl-C, which is the launcher's.
 
+mod ignore;
 mod memory;
 mod output;
 mod report;
@@ -26,12 +28,16 @@ use crate::error::{JoinError, Lost};
 use crate::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD};
 
 pub use output::{Line, Output, Stream};
-pub use report::{How, RankEnd, Report};
+pub use report::{How, OutOfMemory, RankEnd, Report};
 
 /// How often the launcher looks whether a rank has ended.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long ranks may take to end by themselves once they have been told.
 const NOTICE: Duration = Duration::from_secs(1);
+/// From one asking to the next: a rank that has no handler yet does not hear the first.
+const ASK: Duration = Duration::from_millis(500);
+/// From one SIGTERM to the next: a rank may take the first for the system's way of asking, never the second.
+const INSIST: Duration = Duration::from_millis(100);
 
 /// Ranks could not be started. None is left running.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +76,10 @@ pub struct Launch {
     region: usize,
     output: Output,
     grace: Duration,
+    ask: Arc<AtomicBool>,
+    on_ask: Option<Box<dyn Fn() + Send + Sync>>,
     stop: Arc<AtomicBool>,
+    planned: Option<u64>,
 }
 
 impl Launch {
@@ -84,7 +93,10 @@ impl Launch {
             region,
             output: Output::Inherit,
             grace: Duration::from_secs(5),
+            ask: Arc::default(),
+            on_ask: None,
             stop: Arc::default(),
+            planned: None,
         }
     }
 
@@ -116,7 +128,31 @@ impl Launch {
         self
     }
 
-    /// All ranks are ended when this becomes true (a launcher sets it when it is told to end).
+    /// All ranks are asked to end well when this becomes true: they get SIGUSR1, again and again until they have ended.
+    ///
+    /// A rank that does so ends with exit code 130 or 143, or 0 where it was done anyway; see [`Report::asked`]. How long
+    /// it takes is its own affair: it may be saving.
+    #[must_use]
+    pub fn ask_when(mut self, ask: Arc<AtomicBool>) -> Self {
+        self.ask = ask;
+        self
+    }
+
+    /// Called once, when ranks are asked for the first time: the moment to tell a person what is going on.
+    #[must_use]
+    pub fn on_ask(mut self, tell: impl Fn() + Send + Sync + 'static) -> Self {
+        self.on_ask = Some(Box::new(tell));
+        self
+    }
+
+    /// Bytes of host memory that the plan gives each rank, for the report of one that was killed for lack of memory.
+    #[must_use]
+    pub fn planned(mut self, bytes: u64) -> Self {
+        self.planned = Some(bytes);
+        self
+    }
+
+    /// All ranks are ended when this becomes true, whatever they do.
     #[must_use]
     pub fn stop_when(mut self, stop: Arc<AtomicBool>) -> Self {
         self.stop = stop;
@@ -128,7 +164,7 @@ impl Launch {
     /// It blocks because the kernel ties the ranks' lives to the thread that started them.
     pub fn run(&self) -> Result<Report, LaunchError> {
         let job = Job::create(self.world, self.region)?;
-        let kills_before = memory::kills();
+        let before = memory::Kills::count();
         let mut ranks = Ranks(Vec::with_capacity(self.world));
         let mut readers = output::Readers::default();
         for rank in 0..self.world {
@@ -136,9 +172,10 @@ impl Launch {
             readers.read(rank, &mut child, &self.output);
             ranks.0.push(Rank { child, status: None, signalled: false });
         }
-        let first = self.watch(&job, &mut ranks);
+        let Watched { first, asked } = self.watch(&job, &mut ranks);
         readers.finish();
-        let starved = memory::kills().zip(kills_before).is_some_and(|(after, before)| after > before);
+        let starved = memory::Kills::count().more_than(&before);
+        let out_of_memory = starved.then(|| OutOfMemory { limit: memory::limit(), planned: self.planned });
         let ends = ranks.0.iter().enumerate().map(|(rank, process)| {
             let how = process.status.map_or(How::Unknown, How::of);
             RankEnd {
@@ -146,11 +183,12 @@ impl Launch {
                 pid: process.child.id(),
                 how,
                 by_launcher: process.signalled,
-                out_of_memory: starved && !process.signalled && how == How::Killed { signal: 9 },
+                out_of_memory: out_of_memory
+                    .filter(|_| !process.signalled && how == How::Killed { signal: 9 }),
                 last: job.status(rank).ok().and_then(|status| status.last),
             }
         });
-        Ok(Report { ranks: ends.collect(), first, lost: job.lost() })
+        Ok(Report { ranks: ends.collect(), first, asked, lost: job.lost() })
     }
 
     #[allow(unsafe_code, reason = "sets up the child between fork and exec")]
@@ -176,19 +214,23 @@ impl Launch {
                     return Err(Errno::SRCH.into());
                 }
                 rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(file).as_fd(), FdFlags::empty())?;
-                Ok(())
+                // What is ignored stays so over exec. The terminal's Ctrl-C goes to ranks too, but is the launcher's to
+                // act on; and being asked before there is a handler must not end a rank.
+                ignore::ignore(Signal::INT)?;
+                ignore::ignore(Signal::USR1)
             });
         }
         command.spawn().map_err(|source| LaunchError::Start { rank, program: self.program.clone(), source })
     }
 
-    /// Waits for all ranks; the first that failed.
-    fn watch(&self, job: &Job, ranks: &mut Ranks) -> Option<usize> {
+    /// Waits for all ranks to end, and sees to it that they do.
+    fn watch(&self, job: &Job, ranks: &mut Ranks) -> Watched {
         let mut first = None;
         let mut told: Option<Instant> = None;
-        let (mut asked, mut forced) = (false, false);
+        let (mut asked, mut insisted): (Option<Instant>, Option<Instant>) = (None, None);
+        let mut forced = false;
         loop {
-            let failed = ranks.look();
+            let failed = ranks.look(asked.is_some());
             // Later failures are effects of the first, or of a signal sent from here.
             if told.is_none()
                 && let Some(rank) = failed
@@ -199,27 +241,40 @@ impl Launch {
                 told = Some(Instant::now());
             }
             if ranks.0.iter().all(|rank| rank.status.is_some()) {
-                return first;
+                return Watched { first, asked: asked.is_some() };
             }
-            // Asked to stop: nobody failed, so nobody is told whom to blame, and SIGTERM comes at once.
+            // To be ended: nobody failed, so nobody is told whom to blame, and SIGTERM comes at once.
             if told.is_none() && self.stop.load(Ordering::Relaxed) {
                 told = Some(Instant::now().checked_sub(NOTICE).unwrap_or_else(Instant::now));
             }
             if let Some(since) = told.map(|told| told.elapsed()) {
-                if !asked && since >= NOTICE {
-                    ranks.signal(Signal::TERM);
+                if since >= NOTICE && insisted.is_none_or(|last| last.elapsed() >= INSIST) {
+                    ranks.end(Signal::TERM);
                     // A stopped process takes SIGTERM only once it goes on.
-                    ranks.signal(Signal::CONT);
-                    asked = true;
+                    ranks.end(Signal::CONT);
+                    insisted = Some(Instant::now());
                 }
                 if !forced && since >= NOTICE + self.grace {
-                    ranks.signal(Signal::KILL);
+                    ranks.end(Signal::KILL);
                     forced = true;
                 }
+            } else if self.ask.load(Ordering::Relaxed) && asked.is_none_or(|last| last.elapsed() >= ASK) {
+                if let (None, Some(tell)) = (asked, &self.on_ask) {
+                    tell();
+                }
+                ranks.ask();
+                asked = Some(Instant::now());
             }
             std::thread::sleep(LOOK);
         }
     }
+}
+
+struct Watched {
+    /// The rank that failed first.
+    first: Option<usize>,
+    /// Whether ranks were asked to end.
+    asked: bool,
 }
 
 struct Rank {
@@ -228,20 +283,28 @@ struct Rank {
     signalled: bool,
 }
 
+impl Rank {
+    /// Only for one not yet waited for: its pid is still this child's.
+    fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal)
+    }
+}
+
 /// The processes started so far. Whatever happens to the launcher's thread, none is left behind.
 struct Ranks(Vec<Rank>);
 
 impl Ranks {
     /// Collects those that have ended. Of several failures at one look, one by a signal is the cause and one by an
-    /// exit code its effect.
-    fn look(&mut self) -> Option<usize> {
+    /// exit code its effect. Where ranks were asked to end, one that has done so has not failed.
+    fn look(&mut self, asked: bool) -> Option<usize> {
         let mut failed: Option<(bool, usize)> = None;
         for (number, rank) in self.0.iter_mut().enumerate() {
             if rank.status.is_some() {
                 continue;
             }
             rank.status = rank.child.try_wait().ok().flatten();
-            if let Some(status) = rank.status.filter(|status| !status.success()) {
+            let failure = |status: &ExitStatus| !How::of(*status).is_well(asked);
+            if let Some(status) = rank.status.filter(failure) {
                 let found = (status.code().is_some(), number);
                 failed = Some(failed.map_or(found, |known| known.min(found)));
             }
@@ -249,17 +312,25 @@ impl Ranks {
         failed.map(|(_, number)| number)
     }
 
-    fn signal(&mut self, signal: Signal) {
+    /// Asks all that still run to end well.
+    fn ask(&self) {
+        for rank in self.0.iter().filter(|rank| rank.status.is_none()) {
+            // It may have ended since the last look: then there is nobody to ask.
+            let _ = rank.signal(Signal::USR1);
+        }
+    }
+
+    /// Sends all that still run a signal that ends them.
+    fn end(&mut self, signal: Signal) {
         for rank in self.0.iter_mut().filter(|rank| rank.status.is_none()) {
-            // Not yet waited for, so the pid is still this child's.
-            rank.signalled |= rustix::process::kill_process(Pid::from_child(&rank.child), signal).is_ok();
+            rank.signalled |= rank.signal(signal).is_ok();
         }
     }
 }
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        self.signal(Signal::KILL);
+        self.end(Signal::KILL);
         for rank in self.0.iter_mut().filter(|rank| rank.status.is_none()) {
             let _ = rank.child.wait();
         }

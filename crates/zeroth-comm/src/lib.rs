@@ -3,6 +3,7 @@
 //! - [`Comm`] is what a program runs on; [`Transfer`] says exactly what each collective moves.
 //! - [`local`] joins processes (or threads, for tests) over one shared segment.
 //! - [`launch`] starts the processes of a job and says how each of them ended.
+//! - [`environment`] finds the place of a process that another launcher started, and [`rendezvous`] brings those together.
 //!
 //! A rank that dies, stops or leaves is named, with its step and op, on every rank that waits: never a silent hang.
 //!
@@ -26,11 +27,13 @@
 //! ```
 
 mod comm;
+pub mod environment;
 mod error;
 mod heartbeat;
 mod lanes;
 pub mod launch;
 pub mod local;
+pub mod rendezvous;
 mod segment;
 mod slot;
 mod wait;

@@ -196,7 +196,7 @@ fn ranks_that_do_not_end_by_themselves_get_sigterm_and_then_sigkill() {
     assert_eq!(shown, ["killed by SIGTERM true", "killed by SIGKILL true", "exit code 4 false"]);
     assert_eq!(report.first, Some(2));
     assert!(report.to_string().starts_with("the job ended with rank 2 ("), "{report}");
-    assert!(report.ranks.iter().all(|end| !end.out_of_memory), "a kill of ours is not the system's");
+    assert!(report.ranks.iter().all(|end| end.out_of_memory.is_none()), "a kill of ours is not the system's");
     let mut shown: Vec<String> = lines.iter().map(Line::to_string).collect();
     shown.sort();
     assert_eq!(shown, ["[rank 2] goodbye", "[rank 2] trouble"]);

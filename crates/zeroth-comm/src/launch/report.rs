@@ -4,7 +4,12 @@ use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
+use zeroth_base::format_bytes;
+
 use crate::error::{OpSeen, RankLost};
+
+/// The exit codes of a rank that has stopped in order because it was asked to: 128 and the number of SIGINT or SIGTERM.
+const STOPPED: [i32; 2] = [130, 143];
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +34,15 @@ impl How {
             (Some(code), _) => Self::Exited { code },
             (None, Some(signal)) => Self::Killed { signal },
             (None, None) => Self::Unknown,
+        }
+    }
+
+    /// Whether it ended by itself, done with its work or with what it was asked for.
+    pub(super) fn is_well(self, asked: bool) -> bool {
+        match self {
+            Self::Exited { code: 0 } => true,
+            Self::Exited { code } => asked && STOPPED.contains(&code),
+            _ => false,
         }
     }
 }
@@ -70,6 +84,29 @@ fn name(signal: i32) -> Option<&'static str> {
     NAMES.iter().find(|(number, _)| *number == signal).map(|(_, name)| *name)
 }
 
+/// What is known of a kill for lack of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// The lowest limit of the control group and those above it; `None` where there is none: the machine was full.
+    pub limit: Option<u64>,
+    /// Host memory that the plan gave each rank, where the launcher was told.
+    pub planned: Option<u64>,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the system killed it for lack of memory (")?;
+        match self.limit {
+            Some(limit) => write!(f, "limit of the control group: {}", format_bytes(limit))?,
+            None => write!(f, "no control group limits it: the machine's memory was full")?,
+        }
+        match self.planned {
+            Some(planned) => write!(f, ", plan: {} a rank)", format_bytes(planned)),
+            None => write!(f, ")"),
+        }
+    }
+}
+
 /// How one rank ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankEnd {
@@ -81,8 +118,8 @@ pub struct RankEnd {
     pub how: How,
     /// Whether the launcher had sent it a signal, because another rank failed or the job was to stop.
     pub by_launcher: bool,
-    /// Killed by the system while its control group ran out of memory.
-    pub out_of_memory: bool,
+    /// Killed by the system for lack of memory.
+    pub out_of_memory: Option<OutOfMemory>,
     /// The collective it was last in.
     pub last: Option<OpSeen>,
 }
@@ -93,8 +130,8 @@ impl fmt::Display for RankEnd {
         if self.by_launcher {
             write!(f, ", ended by the launcher")?;
         }
-        if self.out_of_memory {
-            write!(f, ", out of memory: its control group's limit was reached")?;
+        if let Some(out_of_memory) = &self.out_of_memory {
+            write!(f, ": {out_of_memory}")?;
         }
         match &self.last {
             Some(last) if self.how != (How::Exited { code: 0 }) => write!(f, "; it was {last}"),
@@ -110,6 +147,8 @@ pub struct Report {
     pub ranks: Vec<RankEnd>,
     /// The rank whose failure ended the job.
     pub first: Option<usize>,
+    /// Whether ranks were asked to end well ([`super::Launch::ask_when`]).
+    pub asked: bool,
     /// The rank the others were told of.
     pub lost: Option<RankLost>,
 }
@@ -119,12 +158,22 @@ impl Report {
     pub fn success(&self) -> bool {
         self.ranks.iter().all(|end| end.how == How::Exited { code: 0 })
     }
+
+    /// Whether every rank ended by itself and in order, at least one of them early, because they were asked to.
+    ///
+    /// Ranks that were done when they were asked are a [`Report::success`] instead.
+    pub fn stopped_as_asked(&self) -> bool {
+        self.ranks.iter().all(|end| !end.by_launcher && end.how.is_well(self.asked)) && !self.success()
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.success() {
             return write!(f, "{} rank(s) ended well", self.ranks.len());
+        }
+        if self.stopped_as_asked() {
+            return write!(f, "{} rank(s) stopped as they were asked to", self.ranks.len());
         }
         if let Some(end) = self.first.and_then(|first| self.ranks.get(first)) {
             writeln!(f, "the job ended with {end}")?;
@@ -144,7 +193,7 @@ mod tests {
     use super::*;
 
     fn end(rank: usize, how: How) -> RankEnd {
-        RankEnd { rank, pid: 70, how, by_launcher: false, out_of_memory: false, last: None }
+        RankEnd { rank, pid: 70, how, by_launcher: false, out_of_memory: None, last: None }
     }
 
     #[test]
@@ -157,16 +206,35 @@ mod tests {
 
     #[test]
     fn a_report_begins_with_the_rank_that_failed_first() {
+        let starved = OutOfMemory { limit: Some(64_000_000), planned: Some(200_000_000) };
         let ranks = vec![
             RankEnd { by_launcher: true, ..end(0, How::Killed { signal: 15 }) },
-            RankEnd { out_of_memory: true, ..end(1, How::Killed { signal: 9 }) },
+            RankEnd { out_of_memory: Some(starved), ..end(1, How::Killed { signal: 9 }) },
         ];
-        let report = Report { ranks, first: Some(1), lost: None };
+        let report = Report { ranks, first: Some(1), asked: false, lost: None };
         assert!(!report.success());
         assert_eq!(
             report.to_string(),
-            "the job ended with rank 1 (pid 70): killed by SIGKILL, out of memory: its control group's limit was \
-             reached\n  rank 0 (pid 70): killed by SIGTERM, ended by the launcher\n"
+            "the job ended with rank 1 (pid 70): killed by SIGKILL: the system killed it for lack of memory (limit of \
+             the control group: 64 MB, plan: 200 MB a rank)\n  rank 0 (pid 70): killed by SIGTERM, ended by the launcher\n"
         );
+        let machine = OutOfMemory { limit: None, planned: None };
+        assert!(machine.to_string().ends_with("(no control group limits it: the machine's memory was full)"));
+    }
+
+    #[test]
+    fn codes_130_and_143_end_well_only_where_ranks_were_asked_and_not_ended() {
+        let stopped = |codes: [i32; 2], asked: bool, by_launcher: bool| {
+            let ranks = codes.iter().enumerate();
+            let ranks =
+                ranks.map(|(rank, code)| RankEnd { by_launcher, ..end(rank, How::Exited { code: *code }) });
+            Report { ranks: ranks.collect(), first: None, asked, lost: None }.stopped_as_asked()
+        };
+        assert!(stopped([130, 130], true, false));
+        assert!(stopped([0, 143], true, false));
+        assert!(!stopped([130, 130], false, false));
+        assert!(!stopped([130, 1], true, false));
+        assert!(!stopped([130, 143], true, true));
+        assert!(!stopped([0, 0], true, false), "they were done: a success");
     }
 }

@@ -1,0 +1,159 @@
+//! Ranks as threads of one process; those that are processes are in `tests/rendezvous.rs`.
+
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::sync::Mutex;
+
+use super::*;
+use crate::local::Options;
+use crate::{Comm, OpName};
+
+/// A job that no other test has.
+fn job(test: &str) -> String {
+    format!("test-{}-{test}", std::process::id())
+}
+
+fn short() -> Patience {
+    Patience::default().guests(Duration::from_millis(200)).host(Duration::from_millis(200))
+}
+
+#[test]
+fn ranks_meet_and_hear_what_rank_0_says_whoever_comes_first() {
+    let (job, message) = (job("meet"), vec![7_u8; 3_000_000]);
+    std::thread::scope(|scope| {
+        for rank in 1..3 {
+            let (job, message) = (&job, &message);
+            scope.spawn(move || {
+                let invitation = attend(job, rank, 3, &Patience::default()).unwrap();
+                assert!(invitation.message() == message);
+                let comm = invitation.join(&Options::default()).unwrap();
+                comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let host = Host::open(&job, 3, Patience::default()).unwrap();
+        let comm = host.begin(0, &message).unwrap().join(0, &Options::default()).unwrap();
+        comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
+    });
+}
+
+#[test]
+fn a_refusal_of_rank_0_reaches_all_others() {
+    let job = job("refuse");
+    std::thread::scope(|scope| {
+        let guests: Vec<_> = (1..3)
+            .map(|rank| {
+                let job = &job;
+                scope.spawn(move || attend(job, rank, 3, &Patience::default()).unwrap_err())
+            })
+            .collect();
+        Host::open(&job, 3, Patience::default()).unwrap().refuse("the data has no rows");
+        for guest in guests {
+            let error = guest.join().unwrap();
+            assert!(
+                matches!(&error, MeetError::Refused { reason } if reason == "the data has no rows"),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_host_that_goes_away_ends_the_wait_of_those_who_came() {
+    let job = job("gone");
+    let host = Host::open(&job, 2, Patience::default()).unwrap();
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| attend(&job, 1, 2, &Patience::default()).unwrap_err());
+        // The system lists the socket that listens, and one more for each connection.
+        let listed = format!("@{}", name(&job));
+        while std::fs::read_to_string("/proc/net/unix").unwrap().matches(&listed).count() < 2 {
+            std::thread::sleep(LOOK);
+        }
+        drop(host);
+        let error = guest.join().unwrap();
+        assert!(matches!(error, MeetError::HostGone), "{error}");
+    });
+}
+
+#[test]
+fn ranks_of_another_world_and_ranks_that_are_there_twice_are_not_let_in_and_are_named() {
+    let job = job("strangers");
+    let host = Host::open(&job, 3, short()).unwrap();
+    std::thread::scope(|scope| {
+        let hosted = scope.spawn(|| host.begin(0, &[]).err().unwrap());
+        let invitation = attend(&job, 1, 3, &Patience::default()).unwrap();
+        let own = std::process::id();
+        for (rank, world, reason) in [
+            (1, 3, format!("processes {own} and {own} were both started as rank 1")),
+            (0, 3, format!("processes {own} and {own} were both started as rank 0")),
+            (2, 4, format!("process {own} was started as rank 2 of 4, and rank 0 as one of 3")),
+            (3, 3, format!("process {own} was started as rank 3, but there are 3, from 0")),
+        ] {
+            let error = attend(&job, rank, world, &Patience::default()).unwrap_err();
+            assert!(matches!(&error, MeetError::NotLetIn { reason: said, .. } if *said == reason), "{error}");
+        }
+        drop(invitation);
+        let error = hosted.join().unwrap().to_string();
+        assert!(error.starts_with("rank 2 did not come within"), "{error}");
+        assert!(error.contains("turned away: processes"), "{error}");
+    });
+}
+
+#[test]
+fn waiting_is_told_of_and_ends() {
+    let told: Arc<Mutex<Vec<Waiting>>> = Arc::default();
+    let keep = Arc::clone(&told);
+    let mut patience = short().tell(move |waiting| keep.lock().unwrap().push(waiting.clone()));
+    patience.first = Duration::from_millis(50);
+    let error = attend(&job("nobody"), 4, 5, &patience).unwrap_err();
+    assert!(matches!(error, MeetError::NoHost { rank: 4, .. }), "{error}");
+    let error = Host::open(&job("lonely"), 3, patience).unwrap().begin(0, &[]).err().unwrap();
+    assert!(matches!(&error, MeetError::Missing { missing, .. } if *missing == [1, 2]), "{error}");
+    let told: Vec<String> = told.lock().unwrap().iter().map(ToString::to_string).collect();
+    assert!(told.contains(&"rank 4 is waiting for rank 0 (0 s)".to_owned()), "{told:?}");
+    assert!(told.contains(&"rank 0 is waiting for ranks 1, 2 (0 s)".to_owned()), "{told:?}");
+}
+
+#[test]
+fn a_process_that_is_told_to_stop_waits_no_longer() {
+    let patience = Patience::default().stop_when(Arc::new(AtomicBool::new(true)));
+    let error = attend(&job("stopped"), 1, 2, &patience).unwrap_err();
+    assert!(matches!(error, MeetError::Stopped { .. }), "{error}");
+    let error = Host::open(&job("stopped"), 2, patience).unwrap().begin(0, &[]).err().unwrap();
+    assert_eq!(error.to_string(), "stopped while waiting for rank 1");
+}
+
+#[test]
+fn a_second_rank_0_finds_the_name_taken() {
+    let job = job("twice");
+    let _host = Host::open(&job, 2, Patience::default()).unwrap();
+    let error = Host::open(&job, 2, Patience::default()).err().unwrap();
+    assert!(matches!(error, MeetError::NameTaken { .. }), "{error}");
+}
+
+#[test]
+fn bytes_that_ranks_do_not_say_are_refused_on_both_sides() {
+    let (of_guest, of_host) = (job("garbled guest"), job("garbled host"));
+    let host = Host::open(&of_guest, 2, short()).unwrap();
+    let mut stranger = UnixStream::connect_addr(&address(&name(&of_guest)).unwrap()).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let error = host.begin(0, &[]).err().unwrap().to_string();
+    assert!(error.contains("does not speak as ranks of this version do"), "{error}");
+
+    let listener = UnixListener::bind_addr(&address(&name(&of_host)).unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| attend(&of_host, 1, 2, &Patience::default()).unwrap_err());
+        let mut stranger = listener.accept().unwrap().0;
+        stranger.write_all(&[b'x'; 100]).unwrap();
+        let error = guest.join().unwrap();
+        assert!(matches!(error, MeetError::Garbled { .. }), "{error}");
+    });
+}
+
+#[test]
+fn long_names_stay_apart_and_fit() {
+    let [one, two] = ["1", "2"].map(|end| name(&format!("{}{end}", "a-long-host.example.org".repeat(9))));
+    assert_ne!(one, two);
+    assert!(one.len() <= 107 && address(&one).is_ok(), "{one}");
+    assert!(name("slurm-77-0").ends_with("-slurm-77-0"));
+}

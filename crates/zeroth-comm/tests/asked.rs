@@ -1,0 +1,159 @@
+//! Ranks that are asked to end, and the launcher's report of it.
+//!
+//! A rank is this test binary again, told by `ZEROTH_COMM_TEST` to run only `rank_process`, which is ignored otherwise.
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+#![allow(clippy::print_stdout, reason = "how a rank tells its test")]
+#![allow(clippy::exit, reason = "ranks end with the exit codes under test")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+use zeroth_comm::launch::{How, Launch, Line, Output, Report};
+use zeroth_comm::local::{Options, join_from_environment};
+use zeroth_comm::{Comm, OpName};
+
+const ROLE: &str = "ZEROTH_COMM_TEST";
+
+#[test]
+#[ignore = "a rank of the other tests, which start it as a process"]
+fn rank_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    println!("pid {}", std::process::id());
+    if role == "late" {
+        // Asked meanwhile, and without a handler.
+        std::thread::sleep(Duration::from_millis(1200));
+    }
+    let asked = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGUSR1, Arc::clone(&asked)).unwrap();
+    if role == "insisted on" {
+        let told = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register_conditional_default(SIGTERM, Arc::clone(&told)).unwrap();
+        signal_hook::flag::register(SIGTERM, told).unwrap();
+        println!("ready");
+        std::thread::sleep(Duration::from_mins(10));
+    }
+    let comm = join_from_environment(&Options::default()).unwrap().expect("started by a launcher");
+    steps(&comm, &asked);
+    let (rank, world) = (comm.rank(), comm.world());
+    if role == "fails" && rank == 1 {
+        std::process::exit(1);
+    }
+    // The one that all others might be waiting for goes first, the rest long after.
+    std::thread::sleep(Duration::from_millis(200) * rank as u32);
+    drop(comm);
+    std::process::exit(if rank + 1 == world { 143 } else { 130 });
+}
+
+/// Goes on until one of the ranks was asked; all stop after the same step.
+fn steps(comm: &dyn Comm, asked: &AtomicBool) {
+    for step in 1.. {
+        let own = [u8::from(asked.load(Ordering::Relaxed))];
+        let mut all = vec![0; comm.world()];
+        let counts = vec![1; comm.world()];
+        comm.all_gather(OpName::new(step, "asked", 0), &own, &mut all, &counts).unwrap().wait().unwrap();
+        if all.contains(&1) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Three ranks; `on_line` gets each line they write, and the flag that asks them.
+fn run(role: &str, on_line: fn(&Line, &AtomicBool)) -> Report {
+    let ask = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ask);
+    ranks(role, 3)
+        .ask_when(ask)
+        .output(Output::Lines(Arc::new(move |line| on_line(&line, &flag))))
+        .run()
+        .unwrap()
+}
+
+fn ranks(role: &str, world: usize) -> Launch {
+    Launch::new(std::env::current_exe().unwrap(), world, 0)
+        .arguments(["rank_process", "--exact", "--ignored", "--nocapture"])
+        .variable(ROLE, role)
+}
+
+fn pid(line: &Line) -> Option<Pid> {
+    // The test harness prints too, and its unfinished line comes before the pid.
+    line.text.split("pid ").nth(1).and_then(|pid| Pid::from_raw(pid.parse().ok()?))
+}
+
+fn ask_once_started(line: &Line, ask: &AtomicBool) {
+    ask.fetch_or(pid(line).is_some(), Ordering::Relaxed);
+}
+
+#[test]
+fn ranks_that_are_asked_stop_after_the_same_step_and_none_has_failed() {
+    let report = run("steps", ask_once_started);
+    assert!(report.stopped_as_asked() && report.asked && !report.success(), "{report}");
+    assert_eq!((report.first, report.lost.as_ref()), (None, None));
+    let codes: Vec<How> = report.ranks.iter().map(|end| end.how).collect();
+    assert_eq!(codes, [130, 130, 143].map(|code| How::Exited { code }));
+    assert_eq!(report.to_string(), "3 rank(s) stopped as they were asked to");
+}
+
+#[test]
+fn being_asked_and_interrupted_before_there_is_a_handler_ends_nobody_and_is_not_lost() {
+    let report = run("late", |line, ask| {
+        if let Some(pid) = pid(line) {
+            kill_process(pid, Signal::INT).unwrap();
+            kill_process(pid, Signal::USR1).unwrap();
+            ask.store(true, Ordering::Relaxed);
+        }
+    });
+    assert!(report.stopped_as_asked(), "{report}");
+}
+
+#[test]
+fn a_rank_that_fails_after_it_was_asked_has_failed() {
+    let report = run("fails", ask_once_started);
+    assert!(report.asked && !report.stopped_as_asked(), "{report}");
+    assert_eq!(report.first, Some(1), "{report}");
+}
+
+#[test]
+fn exit_code_130_of_a_rank_that_nobody_asked_is_a_failure() {
+    let report = Launch::new("/bin/sh", 1, 0).arguments(["-c", "exit 130"]).run().unwrap();
+    assert!(!report.asked && !report.stopped_as_asked());
+    assert_eq!(report.first, Some(0));
+}
+
+#[test]
+fn the_launcher_is_told_once_when_it_asks() {
+    let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    let report = ranks("late", 2)
+        .ask_when(Arc::new(AtomicBool::new(true)))
+        .on_ask(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        })
+        .output(Output::Lines(Arc::new(|_| ())))
+        .run()
+        .unwrap();
+    assert!(report.stopped_as_asked(), "{report}");
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_rank_that_takes_sigterm_for_asking_is_ended_by_the_next_one() {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let ready = move |line: Line| {
+        if line.text.contains("ready") {
+            flag.store(true, Ordering::Relaxed);
+        }
+    };
+    let report = ranks("insisted on", 1)
+        .stop_when(stop)
+        .grace(Duration::from_mins(5))
+        .output(Output::Lines(Arc::new(ready)))
+        .run()
+        .unwrap();
+    assert_eq!(report.ranks[0].how, How::Killed { signal: 15 }, "{report}");
+    assert!(report.ranks[0].by_launcher && !report.stopped_as_asked());
+}
