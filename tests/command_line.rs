@@ -28,7 +28,7 @@ fn mistakes_have_a_message_and_exit_code_2() {
         (vec!["config", "new", "--stage3-prefetch-bucket-size", "many"], "--stage3-prefetch-bucket-size"),
         (vec!["train", "--model", "x"], "--data"),
         (vec!["train", "--model", "x", "--data", "y", "--output", "z", "--resume", "auto"], "not yet"),
-        (vec!["checkpoint", "verify", "x"], "not yet"),
+        (vec!["checkpoint", "import", "x"], "not yet"),
         (vec!["frobnicate"], "frobnicate"),
     ] {
         let ended = zeroth(&arguments);

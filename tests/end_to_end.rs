@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
+mod checkpoint;
 mod command_line;
 mod common;
 mod config;

@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands of parts that are not built yet.
-const LATER_COMMANDS: [&str; 6] = ["checkpoint", "launch", "data", "generate", "bench", "monitor"];
+const LATER_COMMANDS: [&str; 6] = ["checkpoint import", "launch", "data", "generate", "bench", "monitor"];
 
 /// Flags of a training command that a command does not read, because their part is not built or not meant for it.
 const LATER_FLAGS: [&str; 32] = [
@@ -46,10 +46,14 @@ const LATER_FLAGS: [&str; 32] = [
 pub(crate) fn later_command(typed: &[String]) -> Option<String> {
     // The first word that is neither a flag nor the value of the one flag that may stand before a command.
     let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
-    let (_, command) = words.into_iter().find(|(_, word)| !word.starts_with('-'))?;
-    LATER_COMMANDS.contains(&command.as_str()).then(|| {
-        format!("`zeroth {command}` is not yet built in this version; there are train, plan, config, init, doctor and completions")
-    })
+    let mut words = words.map(|(_, word)| word.as_str()).filter(|word| !word.starts_with('-'));
+    let command = words.next()?;
+    let with_its_own = format!("{command} {}", words.next().unwrap_or_default());
+    let later = LATER_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
+    Some(format!(
+        "`zeroth {later}` is not yet built in this version; there are train, plan, config, checkpoint (inspect, verify, \
+         export), init, doctor and completions"
+    ))
 }
 
 /// What to say when a flag is unknown only because its part is not built yet.
@@ -151,5 +155,11 @@ mod tests {
         assert!(later_command(&typed("zeroth bench --model x")).unwrap().contains("not yet"));
         assert!(later_command(&typed("zeroth --format json bench")).unwrap().contains("not yet"));
         assert_eq!(later_command(&typed("zeroth config check bench")), None);
+        assert!(
+            later_command(&typed("zeroth checkpoint import x"))
+                .unwrap()
+                .contains("`zeroth checkpoint import`")
+        );
+        assert_eq!(later_command(&typed("zeroth checkpoint verify import")), None);
     }
 }

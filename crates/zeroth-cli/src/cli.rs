@@ -48,6 +48,9 @@ pub(crate) enum Command {
     /// Understand, check, resolve and write DeepSpeed configs
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// What a run has saved: look at it, check every byte, make a model folder of it
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// A new model folder from a family and sizes: config.json and weights from a seed
     Init(Box<InitArgs>),
     /// What this machine offers, and what its environment variables do here
@@ -332,6 +335,52 @@ impl From<DTypeArg> for DType {
             DTypeArg::Fp32 => Self::F32,
         }
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckpointCommand {
+    /// What a checkpoint holds, or which checkpoints a run has
+    #[command(after_help = "Example: zeroth checkpoint inspect run/checkpoints/step-500\n\n\
+                            Reads manifest and headers, no weights. Exit 4 where something is missing or broken.")]
+    Inspect {
+        /// A folder step-N, or a run's folder
+        dir: PathBuf,
+    },
+    /// Compare every byte with its checksum; of a run, all checkpoints
+    #[command(
+        after_help = "Example: zeroth checkpoint verify run\n\nExit 4 where a file is not what was saved. In the \
+                            folder itself, `sha256sum --check SHA256SUMS` does the same."
+    )]
+    Verify {
+        /// A folder step-N, or a run's folder
+        dir: PathBuf,
+    },
+    /// A Hugging Face folder from a checkpoint, or from a run's newest good one
+    Export(CheckpointExportArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    args_override_self = true,
+    after_help = "Example: zeroth checkpoint export run/checkpoints/step-500 --output my-model --dtype bf16\n\n\
+                  Weights are streamed: memory does not grow with the model. Exit 4 where the checkpoint is damaged."
+)]
+pub(crate) struct CheckpointExportArgs {
+    /// A folder step-N, or a run's folder
+    pub(crate) dir: PathBuf,
+    /// The folder to write
+    #[arg(short, long, alias = "output-dir", value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// The type of the weights [default: bf16 for a run in 16 bits, else fp32]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) dtype: Option<DTypeArg>,
+    /// The size above which weights are cut into several files
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes, default_value = "5GB")]
+    pub(crate) max_shard_size: u64,
+    /// Replace the model in a folder that is not empty; other files stay
+    #[arg(long, alias = "overwrite-output-dir", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false")]
+    pub(crate) overwrite: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -272,6 +272,7 @@ mod tests {
             fs::write(path.join("model.safetensors"), "x").unwrap();
         }
         fs::write(run.latest(), "step-5").unwrap();
+        fs::write(run.checkpoints().join(".latest.unfinished-12"), "step").unwrap();
         folder
     }
 
@@ -314,6 +315,7 @@ mod tests {
         assert_eq!(
             run.removed(),
             [
+                "checkpoints/.latest.unfinished-12",
                 "checkpoints/.step-10.unfinished",
                 "checkpoints/latest",
                 "checkpoints/step-5",

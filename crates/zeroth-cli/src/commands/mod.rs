@@ -1,6 +1,7 @@
 //! One file a command: each takes what was typed and prints its result.
 
 mod check;
+mod checkpoint;
 mod config_file;
 mod doctor;
 mod explain;
@@ -35,6 +36,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
                 Ok(Exit::Done)
             }
         },
+        Command::Checkpoint(command) => checkpoint::run(&command, output),
         Command::Init(arguments) => init::run(&arguments, output),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use zeroth_base::publish;
 
 use super::collection::clean;
-use super::error::{CheckpointError, reading, writing};
+use super::error::{CheckpointError, writing};
 use super::manifest::{FileEntry, Manifest};
 use super::open::Checkpoint;
 use super::sums::{MANIFEST, SUMS, hex, sums_text};
@@ -19,6 +19,8 @@ use crate::run_lock::start_time;
 
 /// The folder of a checkpoint that holds the model's small files.
 pub(super) const MODEL: &str = "model";
+/// The one file that every model has.
+const CONFIG: &str = "config.json";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "latest";
 /// Bytes that are copied at a time.
@@ -139,9 +141,10 @@ fn exchange_in_steps(new: &Path, old: &Path, aside: &Path) -> Result<(), Checkpo
 fn copy_model(from: &Path, to: &Path) -> Result<Vec<FileEntry>, CheckpointError> {
     fs::create_dir(to).map_err(writing("create", to, 0))?;
     let mut entries = Vec::new();
-    for name in std::iter::once(&"config.json").chain(BESIDE) {
+    for name in std::iter::once(&CONFIG).chain(BESIDE) {
         let source = from.join(name);
-        if source.is_file() {
+        // A model has a config; what else there is depends on its tokenizer.
+        if *name == CONFIG || source.is_file() {
             entries.push(copy(&source, &to.join(name), format!("{MODEL}/{name}"))?);
         }
     }
@@ -150,8 +153,9 @@ fn copy_model(from: &Path, to: &Path) -> Result<Vec<FileEntry>, CheckpointError>
 }
 
 fn copy(from: &Path, to: &Path, name: String) -> Result<FileEntry, CheckpointError> {
-    let mut source = File::open(from).map_err(reading(from))?;
-    let needed = source.metadata().map_err(reading(from))?.len();
+    let unreadable = |source| CheckpointError::Io { doing: "read", path: from.to_owned(), source };
+    let mut source = File::open(from).map_err(unreadable)?;
+    let needed = source.metadata().map_err(unreadable)?.len();
     let mut target = File::create(to).map_err(writing("create", to, needed))?;
     let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; COPY.min(needed.max(1) as usize)]);
     loop {
@@ -159,7 +163,7 @@ fn copy(from: &Path, to: &Path, name: String) -> Result<FileEntry, CheckpointErr
             Ok(0) => break,
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(reading(from)(error)),
+            Err(error) => return Err(unreadable(error)),
         };
         target.write_all(&buffer[..count]).map_err(writing("write", to, needed))?;
         hash.update(&buffer[..count]);

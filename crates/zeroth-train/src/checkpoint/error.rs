@@ -64,6 +64,12 @@ pub enum CheckpointError {
         /// The folder of checkpoints.
         folder: PathBuf,
     },
+    /// A run's folder with damaged ones only.
+    #[error("no checkpoint in {} is good: restore one from a copy; zeroth checkpoint verify names what is damaged", folder.display())]
+    NoneGood {
+        /// The folder of checkpoints.
+        folder: PathBuf,
+    },
     /// The manifest cannot be understood.
     #[error("{} is broken: {problem}; restore it from a copy, or go on from an older checkpoint", path.display())]
     Manifest {

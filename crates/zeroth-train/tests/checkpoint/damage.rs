@@ -134,6 +134,16 @@ fn parts_that_leave_a_gap_or_overlap_never_become_a_checkpoint() {
 }
 
 #[test]
+fn a_save_whose_model_has_lost_its_config_says_so_and_leaves_the_one_before() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    model.save(folder.path(), 1);
+    fs::remove_file(model.folder.path().join("config.json")).unwrap();
+    let error = model.save_cut(folder.path(), 2, &[], 100).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read ") && error.contains("config.json: No such file"), "{error}");
+    assert_eq!(newest_good(folder.path()).unwrap().found.unwrap().manifest().step, 1);
+}
+
+#[test]
 fn a_manifest_of_another_format_or_with_paths_that_lead_out_is_refused() {
     let (_model, _folder, newer) = two();
     let path = newer.join("manifest.json");

@@ -41,6 +41,7 @@ fn a_kill_at_any_moment_leaves_only_whole_checkpoints_and_loses_none() {
             .unwrap();
         // It is at work once something newer is there; then a moment that is another one every time.
         while list(folder.path()).unwrap().last().is_none_or(|newest| newest.step <= before) {
+            assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_micros(1_709 * turn % 13_000));

@@ -1,0 +1,263 @@
+//! `checkpoint`: what a run has saved, whether it is what was written, and a model folder from it.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zeroth::base::{DType, format_bytes, grouped};
+use zeroth::train::ExportError;
+use zeroth::train::checkpoint::{
+    Checkpoint, CheckpointError, Destination, Found, Named, Verified, export, list, newest_good, now,
+    problems, resolve, state_name,
+};
+
+use crate::cli::{CheckpointCommand, CheckpointExportArgs};
+use crate::exit::Exit;
+use crate::output::{self, Colour, Output};
+use crate::table::Table;
+
+pub(super) fn run(command: &CheckpointCommand, output: &Output) -> anyhow::Result<Exit> {
+    match command {
+        CheckpointCommand::Inspect { dir } => match resolve(dir)? {
+            Named::Step(folder) => inspect_one(&folder, output),
+            Named::Run(checkpoints) => inspect_all(&checkpoints, output),
+        },
+        CheckpointCommand::Verify { dir } => verify(dir, output),
+        CheckpointCommand::Export(arguments) => export_model(arguments, output),
+    }
+}
+
+fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
+    let checkpoint = match Checkpoint::open(folder) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => return Ok(refused(&error)),
+    };
+    let manifest = checkpoint.manifest();
+    let states: Vec<&str> = manifest.states.iter().filter_map(|state| state_name(*state)).collect();
+    if output.is_json() {
+        let mut result = json!({"path": folder, "params": manifest.model.total, "bytes": manifest.bytes()});
+        if let (Value::Object(result), Value::Object(fields)) = (&mut result, serde_json::to_value(manifest)?)
+        {
+            result.extend(fields);
+        }
+        output::json(&result)?;
+        return Ok(Exit::Done);
+    }
+    let batch = manifest.batch;
+    let rows = [
+        ("step", grouped(manifest.step)),
+        ("loss", loss(manifest.loss)),
+        (
+            "samples",
+            format!("{} seen, {} an epoch", grouped(manifest.samples_seen), grouped(manifest.data.samples)),
+        ),
+        ("saved", format!("{}, by zeroth {}", ago(manifest.created), manifest.zeroth_version)),
+        ("ranks", format!("{}, stage {}", manifest.ranks, manifest.stage)),
+        (
+            "batch",
+            format!(
+                "{} samples a step: {} × {} × {} ranks",
+                batch.train_batch_size, batch.micro_batch, batch.accumulation, manifest.ranks
+            ),
+        ),
+        (
+            "model",
+            format!(
+                "{}, {} parameters in {} tensors",
+                manifest.model.model_type,
+                grouped(manifest.model.total),
+                manifest.model.parameters.len()
+            ),
+        ),
+        (
+            "states",
+            format!("{} ({}, moments in {})", states.join(", "), manifest.optimizer, manifest.moments),
+        ),
+        ("type", manifest.dtype.to_string()),
+        ("seed", manifest.seed.to_string()),
+    ];
+    let mut table = Table::new(&["file", "bytes"], &[1]);
+    for file in &manifest.files {
+        table.row([file.name.clone(), format_bytes(file.bytes)]);
+    }
+    let fact = |(name, value): &(&str, String)| format!("{}  {value}\n", output.bold(&format!("{name:8}")));
+    let facts: Vec<String> = rows.iter().map(fact).collect();
+    output::text(&format!(
+        "{}\n{}\n{}\n{} in all; checksums: zeroth checkpoint verify {}\n",
+        folder.display(),
+        facts.concat(),
+        table.lines().concat(),
+        format_bytes(manifest.bytes()),
+        folder.display()
+    ));
+    Ok(Exit::Done)
+}
+
+fn inspect_all(checkpoints: &Path, output: &Output) -> anyhow::Result<Exit> {
+    let opened: Vec<(Found, Result<Checkpoint, CheckpointError>)> = list(checkpoints)?
+        .into_iter()
+        .map(|found| (found.clone(), Checkpoint::open(&found.folder)))
+        .collect();
+    let newest = opened.iter().rev().find(|(_, opened)| opened.is_ok()).map(|(found, _)| found.step);
+    let are_all_whole = opened.iter().all(|(_, opened)| opened.is_ok());
+    if output.is_json() {
+        let rows: Vec<Value> = opened
+            .iter()
+            .map(|(found, opened)| match opened {
+                Ok(checkpoint) => {
+                    let manifest = checkpoint.manifest();
+                    json!({
+                        "step": found.step, "path": found.folder, "ok": true, "loss": manifest.loss,
+                        "samples_seen": manifest.samples_seen, "ranks": manifest.ranks, "stage": manifest.stage,
+                        "bytes": manifest.bytes(), "created": manifest.created,
+                    })
+                }
+                Err(error) => json!({
+                    "step": found.step, "path": found.folder, "ok": false, "problem": error.to_string(),
+                }),
+            })
+            .collect();
+        output::json(&json!({"path": checkpoints, "newest": newest, "checkpoints": rows}))?;
+    } else {
+        let head = ["checkpoint", "loss", "samples", "ranks", "stage", "bytes", "saved", ""];
+        let mut table = Table::new(&head, &[1, 2, 3, 4, 5]);
+        for (found, opened) in &opened {
+            let name = format!("step-{}", found.step);
+            let Ok(checkpoint) = opened else {
+                table.row([name, "broken".to_owned()]);
+                continue;
+            };
+            let manifest = checkpoint.manifest();
+            table.row([
+                name,
+                loss(manifest.loss),
+                grouped(manifest.samples_seen),
+                manifest.ranks.to_string(),
+                manifest.stage.to_string(),
+                format_bytes(manifest.bytes()),
+                ago(manifest.created),
+                if newest == Some(found.step) { "newest".to_owned() } else { String::new() },
+            ]);
+        }
+        output::text(&table.lines().concat());
+        for (_, opened) in &opened {
+            if let Err(error) = opened {
+                output::error(&error.to_string());
+            }
+        }
+    }
+    Ok(if are_all_whole { Exit::Done } else { Exit::Problems })
+}
+
+fn verify(dir: &Path, output: &Output) -> anyhow::Result<Exit> {
+    let folders: Vec<PathBuf> = match resolve(dir)? {
+        Named::Step(folder) => vec![folder],
+        Named::Run(checkpoints) => list(&checkpoints)?.into_iter().map(|found| found.folder).collect(),
+    };
+    let results: Vec<(PathBuf, Result<Verified, Vec<CheckpointError>>)> =
+        folders.into_iter().map(|folder| (folder.clone(), problems(&folder))).collect();
+    let is_ok = results.iter().all(|(_, result)| result.is_ok());
+    if output.is_json() {
+        let rows: Vec<Value> = results
+            .iter()
+            .map(|(folder, result)| match result {
+                Ok(Verified { files, bytes, took }) => json!({
+                    "path": folder, "ok": true, "files": files, "bytes": bytes, "seconds": took.as_secs_f64(),
+                    "problems": [],
+                }),
+                Err(problems) => {
+                    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                    json!({"path": folder, "ok": false, "problems": problems})
+                }
+            })
+            .collect();
+        output::json(&json!({"path": dir, "ok": is_ok, "checkpoints": rows}))?;
+    } else {
+        for (folder, result) in &results {
+            match result {
+                Ok(Verified { files, bytes, took }) => output::text(&format!(
+                    "{} {}: {} in {files} files as they were saved, read in {:.2} s\n",
+                    output.coloured(Colour::Green, "ok"),
+                    folder.display(),
+                    format_bytes(*bytes),
+                    took.as_secs_f64()
+                )),
+                Err(problems) => problems.iter().for_each(|problem| output::error(&problem.to_string())),
+            }
+        }
+    }
+    Ok(if is_ok { Exit::Done } else { Exit::Problems })
+}
+
+fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Result<Exit> {
+    let checkpoint = match resolve(&arguments.dir)? {
+        Named::Step(folder) => Checkpoint::open(&folder).and_then(|found| found.verify().map(|_| found)),
+        Named::Run(checkpoints) => {
+            let newest = newest_good(&checkpoints)?;
+            for (_, error) in &newest.refused {
+                output::note(&format!("left out: {error}"));
+            }
+            newest.found.ok_or(CheckpointError::NoneGood { folder: checkpoints })
+        }
+    };
+    let checkpoint = match checkpoint {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => return Ok(refused(&error)),
+    };
+    let manifest = checkpoint.manifest();
+    let default = if manifest.dtype == DType::F32 { DType::F32 } else { DType::Bf16 };
+    let dtype = arguments.dtype.map_or(default, DType::from);
+    let destination = if arguments.overwrite { Destination::Overwrite } else { Destination::New };
+    let to = &arguments.output;
+    let written = match export(&checkpoint, to, destination, dtype, arguments.max_shard_size) {
+        Ok(written) => written,
+        Err(
+            error @ (ExportError::NotEmpty { .. }
+            | ExportError::HoldsARun { .. }
+            | ExportError::OutOfRange { .. }),
+        ) => return Err(error.into()),
+        Err(error) => {
+            output::error(&error.to_string());
+            return Ok(Exit::Failed);
+        }
+    };
+    if output.is_json() {
+        output::json(&json!({
+            "path": to,
+            "checkpoint": checkpoint.folder(),
+            "step": manifest.step,
+            "model_type": manifest.model.model_type,
+            "params": manifest.model.total,
+            "dtype": dtype.to_string(),
+            "bytes": written.bytes,
+            "files": written.files,
+        }))?;
+    } else {
+        output::text(&format!(
+            "{} with {} parameters after {} steps, {} of weights in {dtype}\nmodel saved to {}\n",
+            manifest.model.model_type,
+            grouped(manifest.model.total),
+            grouped(manifest.step),
+            format_bytes(written.bytes),
+            to.display()
+        ));
+    }
+    Ok(Exit::Done)
+}
+
+/// A checkpoint that is there and cannot be used.
+fn refused(error: &CheckpointError) -> Exit {
+    output::error(&error.to_string());
+    Exit::Problems
+}
+
+fn loss(loss: Option<f64>) -> String {
+    loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}"))
+}
+
+/// How long ago a moment was, in the largest unit that gives at least two.
+fn ago(moment: u64) -> String {
+    let passed = now().saturating_sub(moment);
+    let units = [(86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds")];
+    let (size, unit) = units.into_iter().find(|(size, _)| passed >= 2 * size).unwrap_or((1, "seconds"));
+    format!("{} {unit} ago", grouped(passed / size))
+}

@@ -1,0 +1,213 @@
+//! `zeroth checkpoint`: what it says of whole and of damaged checkpoints, and the model it makes of one.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use zeroth::base::DType;
+use zeroth::model::{ModelConfig, WeightFiles, read_config, table};
+use zeroth::step::run::State;
+use zeroth::train::checkpoint::{
+    BatchEntry, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry, PartWriter, Piece, Unfinished,
+    ZEROTH_VERSION, now,
+};
+
+use crate::common::{Ended, zeroth_in};
+
+const STATES: [State; 3] = [State::Weights, State::First, State::Second];
+
+/// A folder with a new model in `model` and checkpoints of these steps in `run`.
+fn with_run(steps: &[u64]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = "init --family qwen3 --hidden 16 --layers 1 --heads 2 --kv-heads 1 --intermediate-size 32 \
+                 --vocab-size 40 --tied --output model";
+    let ended = zeroth_in(folder.path(), &sizes.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    fs::write(folder.path().join("model/tokenizer.json"), "{}").unwrap();
+    for step in steps {
+        save(folder.path(), *step);
+    }
+    folder
+}
+
+/// Saves the model's own weights, as a run in bf16 whose moments are all zero would.
+fn save(folder: &Path, step: u64) {
+    let model = folder.join("model");
+    let (config, origin) = read_config(&model).unwrap();
+    let table = table(&ModelConfig::from_map(&config, &origin).unwrap());
+    let weights = WeightFiles::open(&model, &table).unwrap();
+    let unfinished = Unfinished::begin(&folder.join("run/checkpoints"), step).unwrap();
+    let pieces = STATES.into_iter().flat_map(|state| {
+        table.iter().map(move |parameter| Piece {
+            state,
+            name: parameter.name.clone(),
+            first: 0,
+            count: parameter.elements(),
+            dtype: DType::F32,
+        })
+    });
+    let mut part = PartWriter::create(unfinished.path(), 0, 1, pieces.collect()).unwrap();
+    for state in STATES {
+        for parameter in table.iter() {
+            let mut elements = vec![0.0; parameter.elements() as usize];
+            if state == State::Weights {
+                weights.read_f32(&parameter.name, 0..parameter.elements(), &mut elements).unwrap();
+            }
+            part.append_f32(&elements).unwrap();
+        }
+    }
+    let written = part.finish().unwrap();
+    written.sync().unwrap();
+    let manifest = Manifest {
+        format_version: FORMAT_VERSION,
+        zeroth_version: ZEROTH_VERSION.to_owned(),
+        created: now(),
+        step,
+        samples_seen: 8 * step,
+        loss: Some(1.25),
+        control: ControlState {
+            applied: step,
+            skipped: 0,
+            loss_scale: 1.0,
+            iteration: 0,
+            last_overflow: -1,
+            hysteresis_left: 1,
+        },
+        seed: 42,
+        data: DataEntry { hash: "00".to_owned(), samples: 64, shuffle: true },
+        batch: BatchEntry { train_batch_size: 8, micro_batch: 2, accumulation: 4 },
+        ranks: 1,
+        stage: 2,
+        dtype: DType::Bf16,
+        optimizer: "AdamW".to_owned(),
+        moments: DType::F32,
+        model: ModelEntry::of("qwen3", &table, |_| true),
+        states: STATES.to_vec(),
+        config: json!({}),
+        files: vec![written.entry().clone()],
+    };
+    unfinished.commit(manifest, &model).unwrap();
+}
+
+fn damage(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    fs::write(path, bytes).unwrap();
+}
+
+fn checkpoint(folder: &Path, line: &str) -> Ended {
+    let arguments: Vec<&str> = ["checkpoint"].into_iter().chain(line.split_whitespace()).collect();
+    let ended = zeroth_in(folder, &arguments);
+    assert!(ended.is_orderly(), "{}", ended.stderr);
+    ended
+}
+
+fn result(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
+}
+
+#[test]
+fn inspect_shows_one_checkpoint_or_all_of_a_run() {
+    let folder = with_run(&[5, 10]);
+    let ended = checkpoint(folder.path(), "inspect run/checkpoints/step-10");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    for shown in [
+        "1.2500",
+        "80 seen, 64 an epoch",
+        "1, stage 2",
+        "8 samples a step: 2 × 4 × 1 ranks",
+        "weights, first, second (AdamW, moments in fp32)",
+        "rank-00000-of-00001.safetensors",
+        "model/tokenizer.json",
+    ] {
+        assert!(ended.stdout.contains(shown), "{shown}:\n{}", ended.stdout);
+    }
+    let found = result(&checkpoint(folder.path(), "inspect run/checkpoints/step-10 --format json"));
+    assert_eq!((&found["step"], &found["control"]["loss_scale"]), (&10.into(), &"1".into()));
+    assert_eq!(found["states"], json!(["weights", "first", "second"]));
+
+    for dir in ["run", "run/checkpoints"] {
+        let ended = checkpoint(folder.path(), &format!("inspect {dir}"));
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        let newest: Vec<&str> = ended.stdout.lines().filter(|line| line.ends_with("newest")).collect();
+        assert!(newest.len() == 1 && newest[0].starts_with("step-10 "), "{}", ended.stdout);
+    }
+    fs::remove_file(folder.path().join("run/checkpoints/step-10/model/config.json")).unwrap();
+    let ended = checkpoint(folder.path(), "inspect run --format json");
+    let found = result(&ended);
+    assert_eq!((ended.code, &found["newest"]), (4, &5.into()));
+    assert!(found["checkpoints"][1]["problem"].as_str().unwrap().contains("config.json is missing"));
+    let ended = checkpoint(folder.path(), "inspect run/checkpoints/step-10");
+    assert!(ended.code == 4 && ended.stderr.contains("config.json is missing"), "{}", ended.stderr);
+}
+
+#[test]
+fn verify_names_every_damaged_file_and_exits_with_four() {
+    let folder = with_run(&[5, 10]);
+    let ended = checkpoint(folder.path(), "verify run/checkpoints/step-5");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(ended.stdout.contains(" in 3 files as they were saved, read in "), "{}", ended.stdout);
+
+    let step = folder.path().join("run/checkpoints/step-10");
+    damage(&step.join("rank-00000-of-00001.safetensors"));
+    damage(&step.join("model/tokenizer.json"));
+    let ended = checkpoint(folder.path(), "verify run/checkpoints/step-10");
+    assert_eq!(ended.code, 4);
+    for damaged in
+        ["rank-00000-of-00001.safetensors is damaged: its SHA-256 is ", "tokenizer.json is damaged"]
+    {
+        assert!(ended.stderr.contains(damaged), "{}", ended.stderr);
+    }
+    let ended = checkpoint(folder.path(), "verify run --format json");
+    let found = result(&ended);
+    assert_eq!((ended.code, &found["ok"]), (4, &false.into()));
+    assert_eq!(found["checkpoints"][0]["ok"], true);
+    assert_eq!(found["checkpoints"][1]["problems"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn export_writes_the_model_that_was_saved_and_a_run_gives_its_newest_good_one() {
+    let folder = with_run(&[5, 10]);
+    let ended = checkpoint(folder.path(), "export run/checkpoints/step-10 --output out --format json");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let found = result(&ended);
+    assert_eq!((&found["step"], &found["dtype"]), (&10.into(), &"bf16".into()), "16-bit runs give bf16");
+    // The weights were a bf16 model's, unchanged: so is the file.
+    let weights = |name: &str| fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
+    assert_eq!(weights("out"), weights("model"));
+    assert!(folder.path().join("out/tokenizer.json").exists());
+
+    damage(&folder.path().join("run/checkpoints/step-10/rank-00000-of-00001.safetensors"));
+    let ended = checkpoint(folder.path(), "export run/checkpoints/step-10 --output other");
+    assert!(ended.code == 4 && ended.stderr.contains("is damaged"), "{}", ended.stderr);
+    assert!(!folder.path().join("other").exists());
+    let ended = checkpoint(folder.path(), "export run --output other --dtype fp32 --max-shard-size 4KB");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(ended.stdout.contains("after 5 steps") && ended.stdout.contains("in fp32"), "{}", ended.stdout);
+    assert!(ended.stderr.contains("left out: "), "{}", ended.stderr);
+    assert!(folder.path().join("other/model.safetensors.index.json").exists());
+}
+
+#[test]
+fn what_is_no_checkpoint_and_folders_in_use_are_wrong_input() {
+    let folder = with_run(&[5]);
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    for (line, phrase) in [
+        ("inspect absent", "is no checkpoint: it has no manifest.json"),
+        ("verify empty", "holds no checkpoint (no folder step-N)"),
+        ("verify model", "holds no checkpoint"),
+        ("export run", "--output"),
+        (
+            "export run --output model",
+            "is not empty: give another folder, or replace the model in it with --overwrite",
+        ),
+        ("export run --output new --dtype int8", "int8"),
+    ] {
+        let ended = checkpoint(folder.path(), line);
+        assert_eq!(ended.code, 2, "{line}: {}", ended.stderr);
+        assert!(ended.stderr.contains(phrase), "{line}: {}", ended.stderr);
+    }
+    let ended = checkpoint(folder.path(), "export run --output model --overwrite --dtype fp32");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
