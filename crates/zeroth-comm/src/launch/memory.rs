@@ -43,11 +43,11 @@ pub(super) fn limit() -> Option<u64> {
 
 fn limit_in(membership: &str, mounted: &Path) -> Option<u64> {
     let limits = groups(membership, mounted).into_iter().filter_map(|group| {
-        // Version 2 says `max` where there is none, version 1 the largest number of whole pages.
+        // Version 2 says `max` where there is none, version 1 the largest number of whole pages, whatever their size.
         let text = ["memory.max", "memory.limit_in_bytes"]
             .iter()
             .find_map(|file| std::fs::read_to_string(group.join(file)).ok())?;
-        text.trim().parse().ok().filter(|limit| *limit < i64::MAX as u64 / 4096 * 4096)
+        text.trim().parse().ok().filter(|limit| *limit < 1_u64 << 62)
     });
     limits.min()
 }
