@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 use std::fs;
+use std::io::Write as _;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -297,6 +298,33 @@ fn the_first_wrong_row_stops_it_and_nothing_is_left_behind() {
 }
 
 #[test]
+fn a_file_that_grows_while_it_is_read_leaves_no_cache() {
+    struct Growing(PathBuf);
+
+    impl Encode for Growing {
+        fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem> {
+            let mut file = fs::File::options().append(true).open(&self.0).unwrap();
+            file.write_all(b"\n").unwrap();
+            ReadyTokens { vocabulary: 100 }.encode(row, into)
+        }
+
+        fn fingerprint(&self) -> [u8; 32] {
+            [0; 32]
+        }
+    }
+
+    let place = Place::new();
+    let file = place.write("a.jsonl", ROWS);
+    let error =
+        prepare(std::slice::from_ref(&file), &Growing(file.clone()), &OPTIONS, &place.cache()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("{} changed while it was read: run again once it is complete", file.display())
+    );
+    assert!(names(&place.path("cache/tokens")).is_empty());
+}
+
+#[test]
 fn every_mistake_in_a_file_is_told_with_its_place() {
     let place = Place::new();
     let good = place.write("good.jsonl", ROWS);
@@ -336,7 +364,11 @@ fn every_mistake_in_a_file_is_told_with_its_place() {
         "bad.jsonl is a gzip file: not yet; give JSONL, one JSON object a line"
     );
     assert_eq!(place.refusal(&[good, place.path("absent")]), "there is no data file absent");
-    assert_eq!(place.refusal(&[]), "no data: name at least one JSONL file with --data");
+    assert_eq!(
+        place.refusal(&[PathBuf::from("/dev/null")]),
+        "/dev/null is a pipe or a device: data is read more than once, so write it to a file first"
+    );
+    assert_eq!(place.refusal(&[]), "no data: name at least one JSONL or Parquet file with --data");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::{IGNORED, RowNumber};
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// No file at all.
-    #[error("no data: name at least one JSONL file with --data")]
+    #[error("no data: name at least one JSONL or Parquet file with --data")]
     NoFiles,
     /// The path leads nowhere.
     #[error("there is no data file {}", path.display())]
@@ -22,6 +22,12 @@ pub enum DataError {
     /// A folder where a file is needed.
     #[error("{} is a folder: --data takes files, as in --data {}/*.jsonl", path.display(), path.display())]
     Folder {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// A pipe or a device.
+    #[error("{} is a pipe or a device: data is read more than once, so write it to a file first", path.display())]
+    NotAFile {
         /// The path as given.
         path: PathBuf,
     },

@@ -1,10 +1,10 @@
 //! From data files to samples in the token cache: found there, or made and kept there.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use super::cache::{CacheFolder, Unfinished, find, key};
@@ -65,6 +65,11 @@ pub(super) fn prepare_at(
     let begun = Instant::now();
     check(files)?;
     let before = stamps(files);
+    // Whoever changes a file meanwhile must not get a cache that belongs to neither.
+    let unchanged = || match files.iter().zip(before.iter().zip(stamps(files))).find(changed) {
+        Some((path, _)) => Err(DataError::Changed { path: path.clone() }),
+        None => Ok(()),
+    };
     let key = key(files, encoder, options)?;
     let ready = |file: TokenFile, path: PathBuf, found: bool| {
         let samples = Samples::mapped(file);
@@ -78,15 +83,14 @@ pub(super) fn prepare_at(
     }
     let mut tried = Vec::new();
     for path in cache.files(&key) {
-        match write(&path, key, cuts, files, encoder, options) {
-            Ok(file) => {
-                // Whoever changes a file meanwhile must not leave a cache that belongs to neither.
-                if let Some(changed) = files.iter().zip(before.iter().zip(stamps(files))).find(changed) {
-                    let _ = fs::remove_file(&path);
-                    return Err(DataError::Changed { path: changed.0.clone() });
-                }
-                return Ok(ready(file, path, false));
-            }
+        let written = Unfinished::create(&path).map_err(Failed::Cache).and_then(|(unfinished, file)| {
+            write(file, key, cuts, files, encoder, options)?;
+            unchanged()?;
+            unfinished.publish(&path)?;
+            Ok(TokenFile::open(&path)?)
+        });
+        match written {
+            Ok(file) => return Ok(ready(file, path, false)),
             Err(Failed::Data(error)) => return Err(error),
             Err(Failed::Cache(source)) => tried.push((path, source)),
         }
@@ -127,15 +131,24 @@ impl From<io::Error> for Failed {
     }
 }
 
+impl From<Reject> for Failed {
+    fn from(reject: Reject) -> Self {
+        Self::Cache(match reject {
+            Reject::Io(error) => error,
+            Reject::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
+        })
+    }
+}
+
+/// Fills a token cache with the rows of the files.
 fn write(
-    place: &Path,
+    file: File,
     key: [u8; 32],
     cuts: Cuts,
     files: &[PathBuf],
     encoder: &dyn Encode,
     options: &PrepareOptions,
-) -> Result<TokenFile, Failed> {
-    let (unfinished, file) = Unfinished::create(place)?;
+) -> Result<(), Failed> {
     let mut out = TokenWriter::new(file)?;
     let mut intake = Intake::new(options.max_length, options.truncation);
     each_row(files, encoder, cuts, |row| -> Result<_, Failed> {
@@ -151,17 +164,13 @@ fn write(
         Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
     out.finish(&intake.finish(options.packing)?, key)?;
-    unfinished.publish(place)?;
-    TokenFile::open(place).map_err(|reject| {
-        Failed::Cache(match reject {
-            Reject::Io(error) => error,
-            Reject::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
-        })
-    })
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use proptest::prelude::*;
     use serde_json::Value;
 
