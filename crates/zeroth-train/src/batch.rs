@@ -1,5 +1,8 @@
 //! A rank's micro-batch: its samples end to end, with labels already shifted.
 //!
+//! Where samples are packed, what is ordered and counted here is a pack: its samples come end to end, each a sequence of
+//! its own.
+//!
 //! Positions run step by step, then micro-batch, then rank, then place in the micro-batch, so that the samples of a
 //! step are the same on any number of ranks. What a step trains is counted from the samples, not asked of other ranks.
 
@@ -126,11 +129,18 @@ impl<'a> Batches<'a> {
     pub fn fill_some(&self, position: u64, samples: u64, into: &mut MicroBatch) {
         into.clear();
         for place in self.order.from(position).take(samples as usize) {
-            into.push(self.samples.ids(place.sample), self.samples.labels(place.sample), place);
+            for sample in self.samples.members(place.sample) {
+                into.push(self.samples.ids(sample), self.samples.labels(sample), Place { sample, ..place });
+            }
         }
         if samples == 0 {
             into.starts.push(0);
         }
+    }
+
+    /// The most sequences that a micro-batch can have.
+    pub fn most_sequences(&self) -> u64 {
+        self.shape.micro_batch * self.samples.most_in_unit()
     }
 
     /// Tokens of a step, over all ranks and micro-batches.
@@ -153,7 +163,7 @@ impl<'a> Batches<'a> {
     /// a micro-batch and an epoch is complete, it follows from the longest sample.
     pub fn largest_micro_batch(&self, first: u64, steps: u64) -> u64 {
         const WALKED: u64 = 20_000_000;
-        let (size, longest) = (self.shape.micro_batch, self.samples.totals().longest);
+        let (size, longest) = (self.shape.micro_batch, self.samples.longest());
         let taken = steps.saturating_mul(self.shape.train_batch());
         let whole_epochs = taken / self.samples.count();
         // Any stretch of twice the samples less one holds a whole epoch, wherever it begins.

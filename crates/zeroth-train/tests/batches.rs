@@ -7,7 +7,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::Value;
 use zeroth_device::cpu::RowKey;
-use zeroth_train::data::{ReadOptions, Samples, SamplesBuilder, read_ready_tokens};
+use zeroth_train::data::{ReadOptions, Samples, SamplesBuilder, Truncation, read_ready_tokens};
 use zeroth_train::{BatchShape, Batches, MicroBatch, Order, RowSizes};
 
 /// Samples of these lengths; sample i is i, i + 1, … and all of it is trained.
@@ -49,6 +49,38 @@ fn a_micro_batch_is_its_samples_end_to_end_with_labels_shifted() {
     assert_eq!(batch.tokens(), 5);
     assert_eq!((batches.tokens(1), batches.trained_tokens(1)), (5, 3));
     assert_eq!((batches.tokens(0), batches.trained_tokens(0)), (4, 2));
+}
+
+#[test]
+fn the_samples_of_a_pack_are_sequences_of_their_own() {
+    let mut builder = SamplesBuilder::with(4, Truncation::Drop, true);
+    for ids in [&[1, 2][..], &[3, 4, 5], &[6], &[7, 8]] {
+        builder.push(ids, ids);
+    }
+    let samples = builder.finish().unwrap(); // packs {0, 3} and {1, 2}
+    assert_eq!(samples.count().get(), 2);
+    let batches = Batches::new(&samples, Order::new(samples.count(), None), shape(1, 2, 1));
+
+    let mut batch = MicroBatch::with_capacity(4, batches.most_sequences() as usize);
+    let key = |sample, position| RowKey { sample, position, epoch: 3 };
+    batches.fill(3, 0, 0, &mut batch);
+    assert_eq!(
+        batch,
+        MicroBatch {
+            ids: vec![1, 2, 7, 8],
+            labels: vec![2, -100, 8, -100],
+            positions: vec![0, 1, 0, 1],
+            starts: vec![0, 2, 4],
+            keys: vec![key(0, 0), key(0, 1), key(3, 0), key(3, 1)],
+        }
+    );
+    batches.fill(3, 1, 0, &mut batch);
+    assert_eq!((&batch.ids[..], &batch.starts[..]), (&[3, 4, 5, 6][..], &[0, 3, 4][..]));
+    assert_eq!(
+        (batches.micro_batch_tokens(3, 1, 0), batches.tokens(3), batches.trained_tokens(3)),
+        (4, 8, 4)
+    );
+    assert_eq!((batches.largest_micro_batch(0, 9), batches.most_sequences()), (4, 2));
 }
 
 #[test]

@@ -33,6 +33,12 @@ pub(super) const GROUPS: &[(&str, &[Variable])] = &[
 const ZEROTH: &[Variable] = &[
     of("NO_COLOR", "Asks programs for no colours.", Honoured, "output has no colours, on a terminal too"),
     of(
+        "ZEROTH_CACHE",
+        "The folder of the token cache.",
+        Honoured,
+        "tokenised data is kept in its `tokens` folder; without it in `zeroth/tokens` below XDG_CACHE_HOME or ~/.cache",
+    ),
+    of(
         "ZEROTH_CPU",
         "Is to choose the instruction set of the CPU's kernels.",
         NotYet,

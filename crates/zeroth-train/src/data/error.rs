@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use zeroth_base::grouped;
 
-use super::IGNORED;
+use super::{IGNORED, RowNumber};
 
 /// Data that cannot be trained on.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// No file at all.
-    #[error("no data: name at least one JSONL file with --data")]
+    #[error("no data: name at least one JSONL or Parquet file with --data")]
     NoFiles,
     /// The path leads nowhere.
     #[error("there is no data file {}", path.display())]
@@ -22,6 +22,12 @@ pub enum DataError {
     /// A folder where a file is needed.
     #[error("{} is a folder: --data takes files, as in --data {}/*.jsonl", path.display(), path.display())]
     Folder {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// A pipe or a device.
+    #[error("{} is a pipe or a device: data is read more than once, so write it to a file first", path.display())]
+    NotAFile {
         /// The path as given.
         path: PathBuf,
     },
@@ -43,6 +49,16 @@ pub enum DataError {
         /// Its format.
         format: &'static str,
     },
+    /// A Parquet file that cannot be read.
+    #[error("cannot read {} as Parquet (row {row}): {message}; is it complete?", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// The row that was being read, counted from 1.
+        row: u64,
+        /// What the reader said.
+        message: String,
+    },
     /// No row in it.
     #[error("{} has no rows: it is empty, or every line is blank", path.display())]
     Empty {
@@ -50,12 +66,12 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A row that is wrong.
-    #[error("{}: line {line}: {problem}", path.display())]
+    #[error("{}: {at}: {problem}", path.display())]
     Row {
         /// The file.
         path: PathBuf,
-        /// The line, counted from 1.
-        line: u64,
+        /// Where in it.
+        at: RowNumber,
         /// What is wrong with it.
         problem: RowProblem,
     },
@@ -67,6 +83,46 @@ pub enum DataError {
         /// The length they had to keep.
         max_length: u64,
     },
+    /// A file was written to while it was read.
+    #[error("{} changed while it was read: run again once it is complete", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The token cache cannot be written anywhere.
+    #[error(
+        "the token cache cannot be written{}; set ZEROTH_CACHE to a folder that can be",
+        listed_places(tried)
+    )]
+    NoCache {
+        /// The files that were to appear, and what the system said.
+        tried: Vec<(PathBuf, io::Error)>,
+    },
+    /// A token cache that is not one.
+    #[error("{} is no token cache of this version: {why}; prepare the data again", path.display())]
+    CacheFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A token cache that cannot be opened.
+    #[error("cannot open the token cache {}: {source}", path.display())]
+    OpenCache {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn listed_places(tried: &[(PathBuf, io::Error)]) -> String {
+    let folder = |path: &PathBuf| path.parent().unwrap_or(path).display().to_string();
+    let one = |(path, error): &(PathBuf, io::Error)| format!("in {}: {error}", folder(path));
+    match tried {
+        [] => ": neither ZEROTH_CACHE nor HOME is set".to_owned(),
+        tried => format!(" {}", tried.iter().map(one).collect::<Vec<_>>().join(", nor ")),
+    }
 }
 
 fn why_nothing(too_long: u64, max_length: u64) -> String {

@@ -18,6 +18,7 @@ pub(super) fn check(files: &[PathBuf]) -> Result<(), DataError> {
     for path in files {
         match fs::metadata(path) {
             Ok(found) if found.is_dir() => return Err(DataError::Folder { path: path.clone() }),
+            Ok(found) if !found.is_file() => return Err(DataError::NotAFile { path: path.clone() }),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(DataError::NotFound { path: path.clone() });

@@ -4,11 +4,12 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 use zeroth_base::nearest;
 
 use super::lines::{Lines, check};
-use super::{DataError, IGNORED, RowProblem, Samples, SamplesBuilder};
+use super::{DataError, Encode, Encoded, IGNORED, RowNumber, RowProblem, Samples, SamplesBuilder};
 
 /// What to hold rows to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +59,7 @@ pub fn read_ready_tokens(files: &[PathBuf], options: &ReadOptions) -> Result<Sam
             rows += 1;
             take_row(text, options.vocabulary, &mut ids, &mut labels).map_err(|problem| DataError::Row {
                 path: path.clone(),
-                line,
+                at: RowNumber::Line(line),
                 problem,
             })?;
             samples.push(&ids, &labels);
@@ -72,6 +73,29 @@ fn refuse_empty(path: &Path, rows: u64) -> Result<(), DataError> {
     if rows == 0 { Err(DataError::Empty { path: path.to_owned() }) } else { Ok(()) }
 }
 
+/// Rows of ready tokens as an encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadyTokens {
+    /// Tokens of the model's vocabulary.
+    pub vocabulary: u64,
+}
+
+impl Encode for ReadyTokens {
+    fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem> {
+        let parsed = Row::deserialize(row)
+            .map_err(|error| diagnose_object(row).unwrap_or_else(|| not_json(b"", &error)))?;
+        take_parsed(parsed, self.vocabulary, &mut into.ids, &mut into.labels)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        Sha256::new()
+            .chain_update("ready tokens")
+            .chain_update(self.vocabulary.to_le_bytes())
+            .finalize()
+            .into()
+    }
+}
+
 /// Puts the row's tokens and labels into the two buffers.
 fn take_row(
     text: &[u8],
@@ -79,7 +103,16 @@ fn take_row(
     ids: &mut Vec<i32>,
     labels: &mut Vec<i32>,
 ) -> Result<(), RowProblem> {
-    let mut row: Row = serde_json::from_slice(text).map_err(|error| diagnose(text, &error))?;
+    let row: Row = serde_json::from_slice(text).map_err(|error| diagnose(text, &error))?;
+    take_parsed(row, vocabulary, ids, labels)
+}
+
+fn take_parsed(
+    mut row: Row,
+    vocabulary: u64,
+    ids: &mut Vec<i32>,
+    labels: &mut Vec<i32>,
+) -> Result<(), RowProblem> {
     let tokens = row.input_ids.len();
     let same_length = |key, list: Option<&Vec<i64>>| match list {
         Some(list) if list.len() != tokens => {
@@ -134,41 +167,46 @@ fn without_padding(mask: &[i64]) -> Result<usize, RowProblem> {
 
 /// Why a line is no [`Row`]. It is parsed again, as anything at all: only a run that ends pays for it.
 fn diagnose(text: &[u8], error: &serde_json::Error) -> RowProblem {
-    let not_json = |error: &serde_json::Error| {
-        // The parser saw one line; "line 1" would be mistaken for the file's.
-        let message = error.to_string();
-        let message = message.split(" at line ").next().unwrap_or_default().to_owned();
-        RowProblem::NotJson { message, column: error.column(), array: text.starts_with(b"[") }
-    };
-    let value: Value = match serde_json::from_slice(text) {
-        Ok(value) => value,
-        Err(error) => return not_json(&error),
-    };
-    let Value::Object(row) = &value else { return RowProblem::NotAnObject { found: kind(&value) } };
+    match serde_json::from_slice(text) {
+        // A key given twice: the general parser takes the last, ours refuses.
+        Ok(Value::Object(row)) => diagnose_object(&row).unwrap_or_else(|| not_json(text, error)),
+        Ok(value) => RowProblem::NotAnObject { found: kind(&value) },
+        Err(error) => not_json(text, &error),
+    }
+}
+
+pub(super) fn not_json(text: &[u8], error: &serde_json::Error) -> RowProblem {
+    // The parser saw one line; "line 1" would be mistaken for the file's.
+    let message = error.to_string();
+    let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+    RowProblem::NotJson { message, column: error.column(), array: text.starts_with(b"[") }
+}
+
+/// Why an object is no [`Row`].
+fn diagnose_object(row: &Map<String, Value>) -> Option<RowProblem> {
     if !row.contains_key("input_ids") {
         let has = |keys: &[&str]| keys.iter().all(|key| row.contains_key(*key));
         if let Some((_, format)) = OTHER_FORMATS.iter().find(|(keys, _)| has(keys)) {
-            return RowProblem::FormatNotYet { format };
+            return Some(RowProblem::FormatNotYet { format });
         }
         let near = nearest("input_ids", row.keys().map(String::as_str)).map(str::to_owned);
-        return RowProblem::NoInputIds { found: row.keys().cloned().collect(), near };
+        return Some(RowProblem::NoInputIds { found: row.keys().cloned().collect(), near });
     }
     for key in ["input_ids", "labels", "attention_mask"] {
         let list = match row.get(key) {
             Some(Value::Array(list)) => list,
             Some(Value::Null) if key != "input_ids" => continue,
             None => continue,
-            Some(other) => return RowProblem::NotAList { key, found: kind(other) },
+            Some(other) => return Some(RowProblem::NotAList { key, found: kind(other) }),
         };
         if let Some(place) = list.iter().position(|entry| entry.as_i64().is_none()) {
-            return RowProblem::NotAnInteger { key, place, found: shortened(&list[place]) };
+            return Some(RowProblem::NotAnInteger { key, place, found: shortened(&list[place]) });
         }
     }
-    // A key given twice: the general parser takes the last, ours refuses.
-    not_json(error)
+    None
 }
 
-fn kind(value: &Value) -> &'static str {
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",

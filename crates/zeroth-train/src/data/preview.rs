@@ -1,0 +1,213 @@
+//! What `zeroth data preview` prints, as text: rows with their trained tokens marked, lengths as bars, problems by number.
+
+use std::path::PathBuf;
+
+use zeroth_base::grouped;
+
+use super::survey::{Bucket, FirstRow, Listed, RowPlace, Survey};
+use super::{IGNORED, RowNumber};
+
+/// Trained tokens are green where there are colours, and between these marks where there are none.
+const MARKS: [&str; 2] = ["«", "»"];
+const GREEN: [&str; 2] = ["\x1b[32m", "\x1b[0m"];
+/// Columns of the longest bar.
+const BAR: u64 = 40;
+
+/// A survey as text. `text` gives the text of tokens that stand side by side.
+pub fn preview(
+    survey: &Survey,
+    files: &[PathBuf],
+    max_length: u64,
+    colours: bool,
+    text: &dyn Fn(&[i32]) -> String,
+) -> String {
+    let marks = if colours { GREEN } else { MARKS };
+    let mut out = String::new();
+    for first in &survey.first {
+        let FirstRow { place, row } = first;
+        let trained = super::intake::trained_tokens(&row.labels);
+        let tokens = counted(row.ids.len() as u64, "token");
+        out += &format!("{}: {tokens}, {} trained\n", named(files, place), grouped(trained));
+        out += &marked(&row.ids, &row.labels, marks, text);
+        out += "\n\n";
+    }
+    out += &lengths(&survey.lengths, max_length);
+    let totals = &survey.totals;
+    let percent = 100.0 * totals.trained_tokens as f64 / totals.tokens.max(1) as f64;
+    out += &format!(
+        "{} read, {} kept: {}, {} of them trained ({percent:.1} %)\n",
+        counted(survey.rows, "row"),
+        grouped(totals.samples),
+        counted(totals.tokens, "token"),
+        grouped(totals.trained_tokens),
+    );
+    if survey.problems.count > 0 {
+        out += &format!("\n{} wrong:\n", counted(survey.problems.count, "row"));
+        for problem in &survey.problems.first {
+            out += &format!("  {}: {}\n", named(files, &problem.place), shown(&problem.message));
+        }
+        out += &more(&survey.problems);
+    }
+    let limit = format!("more than {} (--max-length)", counted(max_length, "token"));
+    for (listed, what) in [(&survey.too_long, &limit[..]), (&survey.untrained, "no trained token")] {
+        if listed.count > 0 {
+            out += &format!("\n{} with {what}:\n", counted(listed.count, "row"));
+            out += &numbers(files, &listed.first);
+            out += &more(listed);
+        }
+    }
+    out
+}
+
+fn counted(count: u64, one: &str) -> String {
+    format!("{} {one}{}", grouped(count), if count == 1 { "" } else { "s" })
+}
+
+fn named(files: &[PathBuf], place: &RowPlace) -> String {
+    format!("{}: {}", files[place.file].display(), place.at)
+}
+
+fn more<T>(listed: &Listed<T>) -> String {
+    match listed.count - listed.first.len() as u64 {
+        0 => String::new(),
+        rest => format!("  and {} more\n", grouped(rest)),
+    }
+}
+
+/// The numbers of rows, a line for each file.
+fn numbers(files: &[PathBuf], places: &[RowPlace]) -> String {
+    let of_file = |places: &[RowPlace]| {
+        let number = |place: &RowPlace| match place.at {
+            RowNumber::Line(number) | RowNumber::Row(number) => number.to_string(),
+        };
+        let unit = if matches!(places[0].at, RowNumber::Line(_)) { "line" } else { "row" };
+        let plural = if places.len() == 1 { "" } else { "s" };
+        let numbers: Vec<String> = places.iter().map(number).collect();
+        format!("  {}: {unit}{plural} {}\n", files[places[0].file].display(), numbers.join(", "))
+    };
+    places.chunk_by(|one, next| one.file == next.file).map(of_file).collect()
+}
+
+/// The text of a row, indented, its trained tokens marked. The first token is never trained: none comes before it.
+fn marked(ids: &[i32], labels: &[i32], marks: [&str; 2], text: &dyn Fn(&[i32]) -> String) -> String {
+    let trained: Vec<bool> =
+        labels.iter().enumerate().map(|(place, &label)| place > 0 && label != IGNORED).collect();
+    let mut out = String::new();
+    let mut start = 0;
+    // Runs and not tokens: a character may be spread over several tokens.
+    for run in trained.chunk_by(|one, next| one == next) {
+        let piece = shown(&text(&ids[start..start + run.len()]));
+        start += run.len();
+        if run[0] {
+            // Terminals and pagers drop colours at the end of a line.
+            let lines: Vec<String> =
+                piece.split('\n').map(|line| format!("{}{line}{}", marks[0], marks[1])).collect();
+            out += &lines.join("\n");
+        } else {
+            out += &piece;
+        }
+    }
+    format!("  {}", out.replace('\n', "\n  "))
+}
+
+/// Text that cannot command a terminal: ends of lines are shown and kept, other control characters are spelled out.
+fn shown(text: &str) -> String {
+    let one = |character: char| match character {
+        '\n' => "⏎\n".to_owned(),
+        '\t' => "\t".to_owned(),
+        other if other.is_control() => other.escape_default().to_string(),
+        other => other.to_string(),
+    };
+    text.chars().map(one).collect()
+}
+
+fn lengths(buckets: &[Bucket], max_length: u64) -> String {
+    let (Some(most), Some(last)) = (buckets.iter().map(|bucket| bucket.rows).max(), buckets.last()) else {
+        return String::new();
+    };
+    let digits = grouped(last.to).len();
+    let mut out = "Rows by their tokens:\n".to_owned();
+    for bucket in buckets {
+        // A bucket with a row in it has a bar, however short.
+        let bar = "█".repeat((bucket.rows * BAR).div_ceil(most) as usize);
+        let note = if bucket.from > max_length { ", too long" } else { "" };
+        let rows =
+            if bucket.rows == 0 { String::new() } else { format!("{bar} {}{note}", grouped(bucket.rows)) };
+        let line = format!("  {:>digits$} to {:>digits$} │{rows}", grouped(bucket.from), grouped(bucket.to));
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Encoded, Problem, Totals};
+    use super::*;
+
+    fn text(ids: &[i32]) -> String {
+        ids.iter().map(|&id| char::from(id as u8)).collect()
+    }
+
+    fn survey() -> Survey {
+        let place = |file, at| RowPlace { file, at };
+        let ids: Vec<i32> = "Hi?\nOk\x1b".bytes().map(i32::from).collect();
+        let labels = [72, -100, -100, 10, 79, 107, -100].to_vec();
+        let bucket = |from, to, rows| Bucket { from, to, rows, tokens: rows, trained_tokens: 0 };
+        Survey {
+            rows: 1204,
+            totals: Totals { samples: 1200, tokens: 30_000, trained_tokens: 10_000, ..Totals::default() },
+            lengths: vec![bucket(1, 50, 1000), bucket(51, 100, 0), bucket(101, 150, 1), bucket(151, 9000, 3)],
+            first: vec![FirstRow { place: place(0, RowNumber::Line(1)), row: Encoded { ids, labels } }],
+            problems: Listed {
+                count: 1,
+                first: vec![Problem { place: place(1, RowNumber::Row(7)), message: "no".to_owned() }],
+            },
+            too_long: Listed {
+                count: 5,
+                first: vec![
+                    place(0, RowNumber::Line(4)),
+                    place(0, RowNumber::Line(9)),
+                    place(1, RowNumber::Row(2)),
+                ],
+            },
+            untrained: Listed { count: 0, first: Vec::new() },
+        }
+    }
+
+    #[test]
+    fn rows_lengths_and_problems_are_shown() {
+        let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
+        let bar = "█".repeat(40);
+        let expected = format!(
+            "a.jsonl: line 1: 7 tokens, 3 trained
+  Hi?«⏎»
+  «Ok»\\u{{1b}}
+
+Rows by their tokens:
+      1 to    50 │{bar} 1,000
+     51 to   100 │
+    101 to   150 │█ 1
+    151 to 9,000 │█ 3, too long
+
+1,204 rows read, 1,200 kept: 30,000 tokens, 10,000 of them trained (33.3 %)
+
+1 row wrong:
+  b.parquet: row 7: no
+
+5 rows with more than 150 tokens (--max-length):
+  a.jsonl: lines 4, 9
+  b.parquet: row 2
+  and 2 more
+"
+        );
+        assert_eq!(preview(&survey(), &files, 150, false, &text), expected);
+    }
+
+    #[test]
+    fn with_colours_trained_tokens_are_green_and_a_colour_ends_with_its_line() {
+        let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
+        let coloured = preview(&survey(), &files, 150, true, &text);
+        assert!(coloured.contains("  Hi?\x1b[32m⏎\x1b[0m\n  \x1b[32mOk\x1b[0m\\u{1b}\n"), "{coloured}");
+    }
+}
