@@ -10,35 +10,73 @@ const HEIGHT: f64 = 360.0;
 const MARGIN: [f64; 4] = [64.0, 40.0, 16.0, 48.0];
 /// More points than this cannot be told apart at that width; each is the mean of its neighbours.
 const POINTS: usize = 600;
+/// More dots than this run into each other.
+const DOTS: usize = 60;
 
 /// The losses by step, as an SVG. Losses that are not finite are left out.
 pub fn loss_curve(losses: &[(u64, f64)], title: &str) -> String {
-    let finite: Vec<(u64, f64)> = losses.iter().copied().filter(|(_, loss)| loss.is_finite()).collect();
-    let points: Vec<(f64, f64)> = bins(finite.len(), POINTS)
-        .map(|range| {
-            let part = &finite[range];
-            let count = part.len() as f64;
-            let step = part.iter().map(|(step, _)| *step as f64).sum::<f64>() / count;
-            (step, part.iter().map(|(_, loss)| loss).sum::<f64>() / count)
-        })
-        .collect();
-    let steps = Axis::over(points.iter().map(|point| point.0), 8, 1.0);
-    let values = Axis::over(points.iter().map(|point| point.1), 6, 0.0);
+    loss_curves(losses, &[], title)
+}
+
+/// The losses of training and, where there are any, those of evaluations: a second line with a dot at each.
+pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str) -> String {
+    let series = [points(trained), points(evaluated)];
+    let all = || series.iter().flatten();
+    let steps = Axis::over(all().map(|point| point.0), 8, 1.0);
+    let values = Axis::over(all().map(|point| point.1), 6, 0.0);
     let x = |step: f64| MARGIN[0] + steps.share(step) * (WIDTH - MARGIN[0] - MARGIN[2]);
     let y = |loss: f64| HEIGHT - MARGIN[3] - values.share(loss) * (HEIGHT - MARGIN[1] - MARGIN[3]);
 
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\n\
          <style>\
-         svg{{font:12px system-ui,sans-serif;--ink:#24292f;--grid:#d0d7de;--line:#0969da}}\
-         @media(prefers-color-scheme:dark){{svg{{--ink:#e6edf3;--grid:#3d444d;--line:#58a6ff}}}}\
+         svg{{font:12px system-ui,sans-serif;--ink:#24292f;--grid:#d0d7de;--line:#0969da;--eval:#bc4c00}}\
+         @media(prefers-color-scheme:dark){{svg{{--ink:#e6edf3;--grid:#3d444d;--line:#58a6ff;--eval:#f0883e}}}}\
          text{{fill:var(--ink)}}.grid{{stroke:var(--grid)}}\
-         .loss{{fill:none;stroke:var(--line);stroke-width:1.8;stroke-linejoin:round}}\
+         .loss,.eval{{fill:none;stroke:var(--line);stroke-width:1.8;stroke-linejoin:round}}\
+         .eval{{stroke:var(--eval);stroke-dasharray:5 3}}\
          </style>\n\
          <text x=\"{}\" y=\"22\" font-size=\"14\" font-weight=\"600\">{title}</text>\n",
         MARGIN[0],
         title = escaped(title),
     );
+    svg += &axes(&steps, &values, x, y);
+    if series.iter().all(Vec::is_empty) {
+        svg += &format!("<text x=\"{}\" y=\"{}\">no finite loss</text>\n", WIDTH / 2.0, HEIGHT / 2.0);
+    }
+    for (points, class, colour) in [(&series[0], "loss", "--line"), (&series[1], "eval", "--eval")] {
+        let at = |&(step, loss): &(f64, f64)| (x(step), y(loss));
+        if points.len() > 1 {
+            let line: Vec<String> = points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+            svg += &format!("<polyline class=\"{class}\" points=\"{}\"/>\n", line.join(" "));
+        }
+        // A line of one point is not seen, and evaluations are few enough to show where they were.
+        if points.len() == 1 || (class == "eval" && points.len() <= DOTS) {
+            for (x, y) in points.iter().map(at) {
+                svg += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"var({colour})\"/>\n");
+            }
+        }
+    }
+    if !series[1].is_empty() {
+        svg += &legend();
+    }
+    svg + "</svg>\n"
+}
+
+/// As many points as can be told apart.
+fn points(losses: &[(u64, f64)]) -> Vec<(f64, f64)> {
+    let finite: Vec<(u64, f64)> = losses.iter().copied().filter(|(_, loss)| loss.is_finite()).collect();
+    let mean = |range: std::ops::Range<usize>| {
+        let part = &finite[range];
+        let count = part.len() as f64;
+        let step = part.iter().map(|(step, _)| *step as f64).sum::<f64>() / count;
+        (step, part.iter().map(|(_, loss)| loss).sum::<f64>() / count)
+    };
+    bins(finite.len(), POINTS).map(mean).collect()
+}
+
+fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
+    let mut svg = String::new();
     for value in values.ticks() {
         let at = y(value);
         svg += &format!(
@@ -62,27 +100,26 @@ pub fn loss_curve(losses: &[(u64, f64)], title: &str) -> String {
             grouped(step as u64),
         );
     }
-    svg += &format!(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">step</text>\n",
+    svg + &format!(
+        "<text x=\"{}\" y=\"22\" text-anchor=\"end\">loss</text>\n\
+         <text x=\"{}\" y=\"{}\" text-anchor=\"end\">step</text>\n",
+        MARGIN[0] - 8.0,
         WIDTH - MARGIN[2],
         HEIGHT - 8.0
-    );
-    match points.as_slice() {
-        [] => svg += &format!("<text x=\"{}\" y=\"{}\">no finite loss</text>\n", WIDTH / 2.0, HEIGHT / 2.0),
-        [(step, loss)] => {
-            svg += &format!(
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"var(--line)\"/>\n",
-                x(*step),
-                y(*loss)
-            );
-        }
-        points => {
-            let line: Vec<String> =
-                points.iter().map(|&(step, loss)| format!("{:.1},{:.1}", x(step), y(loss))).collect();
-            svg += &format!("<polyline class=\"loss\" points=\"{}\"/>\n", line.join(" "));
-        }
-    }
-    svg + "</svg>\n"
+    )
+}
+
+/// Which line is which, at the right of the title.
+fn legend() -> String {
+    let entry = |at: f64, class: &str, text: &str| {
+        format!(
+            "<line class=\"{class}\" x1=\"{at}\" y1=\"18\" x2=\"{}\" y2=\"18\"/><text x=\"{}\" y=\"22\">{text}</text>\n",
+            at + 24.0,
+            at + 30.0
+        )
+    };
+    let right = WIDTH - MARGIN[2];
+    entry(right - 210.0, "loss", "training") + &entry(right - 100.0, "eval", "evaluation")
 }
 
 /// A stretch of numbers, and how far apart its ticks are: 1, 2 or 5 times a power of ten.
@@ -145,6 +182,23 @@ mod tests {
     fn the_line_goes_through_the_corners_of_the_axes() {
         let svg = loss_curve(&[(1, 4.0), (2, 3.0), (3, 2.0)], "loss");
         assert_eq!(attribute(&svg, "polyline class=\"loss\" points=\""), "64.0,40.0 384.0,176.0 704.0,312.0");
+    }
+
+    #[test]
+    fn evaluations_are_a_second_line_on_the_same_axes() {
+        let svg = loss_curves(&[(1, 4.0), (2, 3.0), (3, 2.0)], &[(2, 3.0), (3, 2.5), (4, f64::NAN)], "loss");
+        assert_eq!(attribute(&svg, "polyline class=\"loss\" points=\""), "64.0,40.0 384.0,176.0 704.0,312.0");
+        assert_eq!(attribute(&svg, "polyline class=\"eval\" points=\""), "384.0,176.0 704.0,244.0");
+        assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
+        for word in [">training<", ">evaluation<", ">loss<", ">step<"] {
+            assert_eq!(svg.matches(word).count(), if word == ">loss<" { 2 } else { 1 }, "{word}\n{svg}");
+        }
+        // A higher loss of an evaluation makes room for itself.
+        let above = loss_curves(&[(1, 1.0), (2, 1.0)], &[(2, 2.0)], "loss");
+        assert!(above.contains("<circle cx=\"704.0\" cy=\"40.0\""), "{above}");
+        let many: Vec<(u64, f64)> = (1..=100).map(|step| (step, 1.0 / step as f64)).collect();
+        assert!(!loss_curves(&many, &many, "loss").contains("<circle"));
+        assert!(!loss_curve(&many, "loss").contains("evaluation"));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The loop around the step: which samples a step takes, at which learning rate, and what a run leaves on disk.
 //!
 //! [`data`] holds the samples, [`Order`] says which one comes when, [`Batches`] puts them together for a rank,
-//! [`Schedule`] gives the learning rate, [`RunFolder`] and [`MetricsFile`] keep what happened, [`progress`] and
-//! [`loss_curve`] show it. All of it is a function of its inputs: a position in the data is a number of samples seen,
+//! [`Schedule`] gives the learning rate, [`RunFolder`] and [`Reporters`] keep what happened, [`progress`],
+//! [`report`] and [`loss_curve`] show it. All of it is a function of its inputs: a position in the data is a number of samples seen,
 //! and no rank has to ask another one.
 
 mod batch;
@@ -19,6 +19,7 @@ mod order;
 mod permutation;
 pub mod progress;
 mod rank;
+pub mod report;
 mod resident;
 mod row_sizes;
 mod run_folder;
@@ -27,13 +28,14 @@ mod schedule;
 mod weights;
 
 pub use batch::{BatchShape, Batches, MicroBatch};
-pub use curve::loss_curve;
+pub use curve::{loss_curve, loss_curves};
 pub use export::ExportError;
 pub use fit::{Budget, Choice, Freedom, Misfit};
 pub use job::{Evaluation, Job, JobError};
-pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_losses};
+pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};
 pub use order::{Length, LengthError, Order, Place};
 pub use rank::{Chores, Done, Ended, TrainError, train};
+pub use report::{Report, ReportPlan, ReportToError, Reporters};
 pub use resident::resident_bytes;
 pub use row_sizes::RowSizes;
 pub use run_folder::{Existing, RunFolder, RunFolderError};

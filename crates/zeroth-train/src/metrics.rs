@@ -182,6 +182,8 @@ struct Known {
     step: u64,
     #[serde(default)]
     loss: Option<f64>,
+    #[serde(default)]
+    eval_loss: Option<f64>,
 }
 
 /// The lines that stay, each with its end of line; or the number of a broken one before lines that stay.
@@ -208,8 +210,17 @@ fn lines_up_to(contents: &[u8], step: u64) -> Result<Vec<u8>, usize> {
 
 /// The losses that a metrics.jsonl holds, by step; skipped where they were not finite. Torn lines are passed over.
 pub fn read_losses(path: &Path) -> Result<Vec<(u64, f64)>, MetricsError> {
+    read(path, |line| line.loss)
+}
+
+/// The losses of its evaluations, by the steps done before them.
+pub fn read_evaluation_losses(path: &Path) -> Result<Vec<(u64, f64)>, MetricsError> {
+    read(path, |line| line.eval_loss)
+}
+
+fn read(path: &Path, loss: impl Fn(&Known) -> Option<f64>) -> Result<Vec<(u64, f64)>, MetricsError> {
     let contents = fs::read(path).map_err(|source| failed("read", path, source))?;
     let lines = contents.split(|&byte| byte == b'\n');
     let known = lines.filter_map(|line| serde_json::from_slice::<Known>(line).ok());
-    Ok(known.filter_map(|line| Some((line.step, line.loss?))).collect())
+    Ok(known.filter_map(|line| Some((line.step, loss(&line)?))).collect())
 }

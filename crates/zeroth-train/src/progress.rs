@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use zeroth_base::{format_bytes, grouped};
 
+use crate::report::figures::Rate;
+
 /// Where a run stands.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     /// Steps done.
     pub step: u64,
@@ -19,6 +21,8 @@ pub struct Progress {
     pub lr: f64,
     /// Of the steps since the last line.
     pub tokens_per_second: f64,
+    /// How fast all devices compute, over the same steps; none where the model's arithmetic is not known.
+    pub rate: Option<Rate>,
     /// The most that a rank has held; 0 where the device's memory is the host's.
     pub device_bytes: u64,
     /// The most that a rank has held.
@@ -33,29 +37,58 @@ impl Progress {
         let seconds = self.step_time.as_secs_f64() * self.total_steps.saturating_sub(self.step) as f64;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
+
+    fn joined(&self, step: &str, tokens: &str, memory: &str) -> String {
+        let mut parts = vec![
+            step.to_owned(),
+            format!("loss {:.4}", self.loss),
+            format!("norm {}", figures(self.grad_norm)),
+            format!("lr {:.2e}", self.lr),
+            format!("{} {tokens}", grouped(self.tokens_per_second.max(0.0).round() as u64)),
+        ];
+        parts.extend(self.rate.as_ref().map(Rate::text));
+        parts.push(memory.to_owned());
+        parts.push(if self.step >= self.total_steps {
+            "done".to_owned()
+        } else {
+            format!("{} left", duration(self.time_left()))
+        });
+        parts.join(" · ")
+    }
 }
 
-/// One line: `step 40/200 · loss 2.3456 · norm 1.23 · lr 1.00e-5 · 12,345 tokens/s · 3.5 GB device, 1.2 GB host · 2m 03s left`.
+/// One line for a log: `step 40/200 · loss 2.3456 · norm 1.23 · lr 1.00e-5 · 12,345 tokens/s · MFU 41.3% of 989T ·
+/// 3.5 GB device, 1.2 GB host · 2m 03s left`.
 pub fn line(now: &Progress) -> String {
     let total = now.total_steps.to_string();
     let memory = match (now.device_bytes, now.host_bytes) {
         (0, host) => format!("{} host", format_bytes(host)),
         (device, host) => format!("{} device, {} host", format_bytes(device), format_bytes(host)),
     };
-    format!(
-        "step {:>width$}/{total} · loss {:.4} · norm {} · lr {:.2e} · {} tokens/s · {memory} · {}",
-        now.step,
-        now.loss,
-        figures(now.grad_norm),
-        now.lr,
-        grouped(now.tokens_per_second.max(0.0).round() as u64),
-        if now.step >= now.total_steps {
-            "done".to_owned()
-        } else {
-            format!("{} left", duration(now.time_left()))
-        },
-        width = total.len(),
-    )
+    let step = format!("step {:>width$}/{total}", now.step, width = total.len());
+    now.joined(&step, "tokens/s", &memory)
+}
+
+/// The same for a terminal, with a bar and shorter words: within [`COLUMNS`] unless numbers are extreme.
+pub fn bar_line(now: &Progress) -> String {
+    let memory = match (now.device_bytes, now.host_bytes) {
+        (0, host) => format_bytes(host),
+        (device, host) => format!("{} + {}", format_bytes(device), format_bytes(host)),
+    };
+    let text = now.joined(&format!("{}/{}", now.step, now.total_steps), "tok/s", &memory);
+    let room = COLUMNS.saturating_sub(text.chars().count() + 1).clamp(LEAST_BAR, MOST_BAR);
+    format!("{} {text}", bar(now.step, now.total_steps, room))
+}
+
+/// What a line on a terminal keeps within.
+pub const COLUMNS: usize = 120;
+const LEAST_BAR: usize = 4;
+const MOST_BAR: usize = 20;
+
+fn bar(step: u64, total: u64, width: usize) -> String {
+    let done = u128::from(step.min(total)) * width as u128 / u128::from(total.max(1));
+    let full = done as usize;
+    format!("{}{}", "█".repeat(full), "░".repeat(width - full))
 }
 
 /// Three figures, whatever the size: norms range from 1e-3 to 1e4.
@@ -120,6 +153,7 @@ mod tests {
         grad_norm: 1.234,
         lr: 1e-5,
         tokens_per_second: 12_345.4,
+        rate: None,
         device_bytes: 3_500_000_000,
         host_bytes: 1_200_000_000,
         step_time: Duration::from_millis(750),
@@ -136,6 +170,26 @@ mod tests {
             line(&Progress { step: 200, device_bytes: 0, loss: f64::NAN, ..NOW }),
             "step 200/200 · loss NaN · norm 1.23 · lr 1.00e-5 · 12,345 tokens/s · 1.2 GB host · done"
         );
+    }
+
+    #[test]
+    fn a_line_on_a_terminal_has_a_bar_and_keeps_within_its_columns() {
+        let peak = Rate { flops: 408.5e12, peak: Some(989e12) };
+        let now = Progress { rate: Some(peak), ..NOW };
+        let shown = bar_line(&now);
+        assert_eq!(
+            shown,
+            "█░░░░░░ 40/200 · loss 2.3457 · norm 1.23 · lr 1.00e-5 · 12,345 tok/s · MFU 41.3% of 989T · 3.5 GB + 1.2 GB · \
+             2m 00s left"
+        );
+        assert!(shown.chars().count() <= COLUMNS);
+        let small = Progress { rate: Some(Rate { flops: 45.6e9, peak: None }), device_bytes: 0, ..NOW };
+        assert_eq!(
+            bar_line(&small),
+            "████░░░░░░░░░░░░░░░░ 40/200 · loss 2.3457 · norm 1.23 · lr 1.00e-5 · 12,345 tok/s · 45.6 GFLOP/s · 1.2 GB · \
+             2m 00s left"
+        );
+        assert!(bar_line(&Progress { step: 300, ..NOW }).starts_with(&"█".repeat(20)));
     }
 
     #[test]

@@ -68,10 +68,10 @@ pub(super) const KEYS: &[Key] = &[
         .set("leave it out; --logging-steps says the same")
         .read_by(Reader::Loop),
     Key::bool("wall_clock_breakdown", false)
-        .does("Prints where the time of a step goes: forward, backward, communication, update.")
-        .set("true when looking for time")
-        .read_by(Reader::Loop)
-        .only(&["false"], "metrics.jsonl has the time of every step"),
+        .does("Prints where the time of a step goes: data, forward, backward, gather, reduce, update; with every line of \
+               progress.")
+        .set("true when looking for time; on a GPU, times are the host's")
+        .read_by(Reader::Loop),
     Key::bool("memory_breakdown", false)
         .does("Prints memory by category and phase.")
         .set("true when looking for memory; the plan at the start shows the same numbers")

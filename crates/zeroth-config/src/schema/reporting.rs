@@ -4,56 +4,49 @@ use super::key::{AutoRule, Key, Kind, Reader};
 
 const NO_SERVICE: &str =
     "a run speaks to no service; metrics.jsonl, TensorBoard files and CSV hold the same numbers";
-const SAME_NUMBERS: &str = "leave it out: metrics.jsonl has the same numbers";
 const OWN_WRITER: &str = "checkpoints have one writer here: streamed, synced, complete by rename";
 
 pub(super) const KEYS: &[Key] = &[
     Key::section("tensorboard")
-        .does("Writes TensorBoard event files.")
-        .set("{\"enabled\": true}; --report-to tensorboard says the same")
+        .does("Writes DeepSpeed's events (train_loss, lr, loss_scale by samples) for TensorBoard.")
+        .set("{\"enabled\": true}; --report-to tensorboard writes more, by steps, into the run folder")
         .read_by(Reader::Metrics),
     Key::bool("tensorboard.enabled", false)
-        .does("Writes TensorBoard event files.")
+        .does("Writes event files that TensorBoard reads.")
         .set("true")
-        .read_by(Reader::Metrics)
-        .only(&["false"], SAME_NUMBERS),
+        .read_by(Reader::Metrics),
     Key::new("tensorboard.output_path", Kind::Text)
         .or_text("")
-        .does("The folder for event files; empty is the run folder.")
+        .does("The folder in which the folder of that name lies; empty is the run folder.")
         .set("leave it out")
         .read_by(Reader::Metrics)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::new("tensorboard.job_name", Kind::Text)
         .or_text("DeepSpeedJobName")
-        .does("The name of the run in TensorBoard.")
+        .does("The folder of the event files: the name of the run in TensorBoard.")
         .set("a name you will know again")
         .read_by(Reader::Metrics)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::section("csv_monitor")
-        .does("Writes CSV files.")
-        .set("{\"enabled\": true}; --report-to csv says the same")
+        .does("Writes DeepSpeed's events as CSV, a file for each: train_loss, lr, loss_scale by samples.")
+        .set("{\"enabled\": true}; --report-to csv writes all metrics as one table, metrics.csv")
         .read_by(Reader::Metrics),
     Key::bool("csv_monitor.enabled", false)
-        .does("Writes CSV files.")
+        .does("Writes CSV files as DeepSpeed's monitor does.")
         .set("true")
-        .read_by(Reader::Metrics)
-        .only(&["false"], SAME_NUMBERS),
+        .read_by(Reader::Metrics),
     Key::new("csv_monitor.output_path", Kind::Text)
         .or_text("")
-        .does("The folder for CSV files; empty is the run folder.")
+        .does("The folder in which the folder of that name lies; empty is the run folder.")
         .set("leave it out")
         .read_by(Reader::Metrics)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::new("csv_monitor.job_name", Kind::Text)
         .or_text("DeepSpeedJobName")
-        .does("The name of the run in the CSV files.")
+        .does("The folder of the CSV files.")
         .set("a name you will know again")
         .read_by(Reader::Metrics)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::section("wandb").does("Sends metrics to Weights & Biases.").nothing(NO_SERVICE),
     Key::bool("wandb.enabled", false).does("Turns it on.").as_section(),
     Key::new("wandb.group", Kind::Text).does("The group there.").as_section(),
@@ -77,53 +70,46 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("comet.mode", Kind::Text).does("How an experiment is begun.").as_section(),
     Key::elsewhere("monitor_config", "Settings of a cluster's monitoring.", NO_SERVICE),
     Key::section("flops_profiler")
-        .does("Prints the floating-point work of one step, module by module.")
+        .does("Prints the floating-point work and the time of one step, unit by unit and op by op.")
         .set("{\"enabled\": true}")
         .read_by(Reader::Loop),
     Key::bool("flops_profiler.enabled", false)
         .does("Turns the profile on.")
         .set("true when looking for time")
-        .read_by(Reader::Loop)
-        .only(&["false"], "leave it out"),
+        .read_by(Reader::Loop),
     Key::float("flops_profiler.recompute_fwd_factor", 0.0)
         .or_float(0.0)
         .does("Counts recomputed work by this factor.")
-        .built_in("recomputed work is counted from the program, not from a factor")
-        .not_yet(),
+        .built_in("recomputed work is counted from the program, not from a factor"),
     Key::int("flops_profiler.profile_step", 1)
         .or_int(1)
         .in_("steps")
         .does("The step to profile.")
         .set("5, when the first steps are over")
         .read_by(Reader::Loop)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::int("flops_profiler.module_depth", -1)
         .or_int(-1)
-        .does("How deep modules are shown; -1 is all.")
+        .does("How deep the profile goes: 0 is the model, 1 its units, 2 their ops, -1 all.")
         .set("-1")
         .read_by(Reader::Loop)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::int("flops_profiler.top_modules", 1)
         .or_int(1)
-        .does("How many modules are named at each depth.")
+        .does("How many units and ops are named above the table, by parameters, work and time.")
         .set("3")
         .read_by(Reader::Loop)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::bool("flops_profiler.detailed", true)
-        .does("Prints every module.")
+        .does("Prints the table of all units and ops, not only the top ones.")
         .set("true")
         .read_by(Reader::Loop)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::new("flops_profiler.output_file", Kind::Text)
         .does("The file to print to; absent is the log.")
         .set("leave it out")
         .read_by(Reader::Loop)
-        .while_enabled()
-        .not_yet(),
+        .while_enabled(),
     Key::section("comms_logger")
         .does("Logs collectives as they run.")
         .nothing("--trace FILE shows every collective with its bytes and time"),

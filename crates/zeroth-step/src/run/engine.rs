@@ -8,7 +8,7 @@ use zeroth_graph::ParamId;
 use super::chaos::Chaos;
 use super::feed::Feed;
 use super::meet::{Meeting, Staging};
-use super::{Compiled, MicroBatch, RunError, Trace};
+use super::{Compiled, MicroBatch, RunError, Timed, Trace};
 use crate::program::{Binding, Content, Lowering, Work};
 
 /// What makes a rank one of many.
@@ -127,6 +127,12 @@ impl<'c> Engine<'c> {
     /// From now on every instruction is timed.
     pub fn record_trace(&mut self) {
         self.trace = Some(Trace::new(self.rank));
+    }
+
+    /// The times of the instructions since the last call; none where nothing is recorded. Unless the timeline is to
+    /// `keep` them, they are forgotten.
+    pub fn take_times(&mut self, keep: bool) -> Vec<Timed> {
+        self.trace.as_mut().map_or_else(Vec::new, |trace| trace.take_times(keep))
     }
 
     /// What was timed so far.
@@ -306,7 +312,7 @@ impl<'c> Engine<'c> {
             self.device.mark(queue, self.first_mark[section] + at).map_err(failed)?;
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
-            trace.add(queue, compiled.describe(instruction), begun);
+            trace.add((section, at), queue, compiled.describe(instruction), begun);
         }
         Ok(())
     }

@@ -19,4 +19,4 @@ pub use engine::{Engine, Rank, StepRecord};
 pub use error::RunError;
 pub use feed::MicroBatch;
 pub use states::{Sink, Source, State};
-pub use trace::Trace;
+pub use trace::{Timed, Trace};

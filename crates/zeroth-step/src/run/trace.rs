@@ -1,4 +1,4 @@
-//! `trace`: when every instruction ran, as a file that Perfetto shows.
+//! `trace`: when every instruction ran, as a file that Perfetto shows, and as times to add up.
 
 use std::time::Instant;
 
@@ -11,14 +11,29 @@ pub struct Trace {
     rank: u64,
     began: Instant,
     events: Vec<Event>,
+    /// Events whose times have been taken.
+    taken: usize,
 }
 
 #[derive(Debug, Clone)]
 struct Event {
+    section: usize,
+    instruction: usize,
     queue: Queue,
     name: String,
     from: f64,
     to: f64,
+}
+
+/// How long the host spent on an instruction. On a CPU that is its work; a GPU's work goes on after it was enqueued.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timed {
+    /// The section, by its place in the program.
+    pub section: usize,
+    /// The instruction, by its place in the section.
+    pub instruction: usize,
+    /// Seconds.
+    pub seconds: f64,
 }
 
 /// An event as Chrome's trace format has it: Perfetto reads it.
@@ -35,16 +50,34 @@ struct Complete<'a> {
 
 impl Trace {
     pub(super) fn new(rank: u64) -> Self {
-        Self { rank, began: Instant::now(), events: Vec::new() }
+        Self { rank, began: Instant::now(), events: Vec::new(), taken: 0 }
     }
 
     pub(super) fn now(&self) -> f64 {
         self.began.elapsed().as_secs_f64() * 1e6
     }
 
-    pub(super) fn add(&mut self, queue: Queue, name: String, from: f64) {
+    /// Notes an instruction, by its section and its place there, that ran from `from` to now.
+    pub(super) fn add(&mut self, place: (usize, usize), queue: Queue, name: String, from: f64) {
+        let (section, instruction) = place;
         let to = self.now();
-        self.events.push(Event { queue, name, from, to });
+        self.events.push(Event { section, instruction, queue, name, from, to });
+    }
+
+    /// The times since the last call, in the order instructions ran. Without `keep` the events are forgotten, so that
+    /// a long run takes no more memory than a short one; they are then missing from the timeline.
+    pub fn take_times(&mut self, keep: bool) -> Vec<Timed> {
+        let time_of = |event: &Event| Timed {
+            section: event.section,
+            instruction: event.instruction,
+            seconds: (event.to - event.from) / 1e6,
+        };
+        let times = self.events[self.taken..].iter().map(time_of).collect();
+        if !keep {
+            self.events.truncate(self.taken);
+        }
+        self.taken = self.events.len();
+        times
     }
 
     /// The events of one rank as JSON objects, one a line, without the brackets around them: ranks' lines join to a

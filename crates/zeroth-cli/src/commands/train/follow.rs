@@ -1,12 +1,15 @@
-//! What rank 0 does as steps get done: metrics to the run folder, progress to standard error.
+//! What rank 0 does as steps get done: metrics to the run folder and to monitors, progress to standard error.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use zeroth::train::progress::{Progress, line};
-use zeroth::train::{Done, MetricsFile, StepLine, TrainError};
+use zeroth::device::{Gpus, probe};
+use zeroth::train::progress::{Progress, bar_line, line};
+use zeroth::train::report::figures::{Peak, Rate, Work};
+use zeroth::train::report::timing::Timing;
+use zeroth::train::{Done, Job, ReportPlan, Reporters, StepLine, TrainError};
 
 use super::ask::Asked;
 use crate::cli::DeviceArg;
@@ -25,22 +28,41 @@ enum Terminal {
     Launchers,
 }
 
-pub(super) struct Follower {
-    metrics: MetricsFile,
+/// What was done since the last line.
+#[derive(Default)]
+struct Since {
+    steps: u32,
+    tokens: u64,
+    time: Duration,
+    /// Floating-point operations.
+    work: f64,
+}
+
+pub(super) struct Follower<'a> {
+    job: &'a Job,
+    reporters: Reporters,
+    timing: Timing,
+    work: Option<Work>,
+    /// Of all devices together.
+    peak: Option<f64>,
     total_steps: u64,
     every: u64,
     steps_per_print: Option<u64>,
     terminal: Terminal,
     log: Option<File>,
     shares_memory: bool,
-    /// Since the last line: steps, tokens, time.
-    since: (u32, u64, Duration),
+    since: Since,
 }
 
-impl Follower {
-    pub(super) fn new(asked: &Asked, folder: &Path) -> anyhow::Result<Self> {
+impl<'a> Follower<'a> {
+    pub(super) fn new(asked: &'a Asked, folder: &Path) -> anyhow::Result<Self> {
+        let plan = ReportPlan::new(&asked.resolved, &[], folder);
         Ok(Self {
-            metrics: MetricsFile::create(&folder.join("metrics.jsonl"))?,
+            job: &asked.job,
+            reporters: Reporters::open(&plan, folder, None)?,
+            timing: Timing::from_config(&asked.resolved),
+            work: Work::of(&asked.job.model, &asked.job.table),
+            peak: peak(asked),
             total_steps: asked.job.steps,
             every: asked.logging_steps,
             steps_per_print: asked.steps_per_print,
@@ -51,7 +73,7 @@ impl Follower {
             },
             log: None,
             shares_memory: asked.device == DeviceArg::Cpu,
-            since: (0, 0, Duration::ZERO),
+            since: Since::default(),
         })
     }
 
@@ -71,11 +93,11 @@ impl Follower {
     pub(super) fn take(&mut self, done: Done<'_>) -> Result<(), TrainError> {
         match done {
             Done::Step(step) => {
-                self.metrics.step(step)?;
+                self.reporters.step(step)?;
                 self.progress(step);
             }
             Done::Evaluation(found) => {
-                self.metrics.evaluation(found)?;
+                self.reporters.evaluation(found)?;
                 self.end();
                 self.say(&format!(
                     "step {} · eval loss {:.4} · perplexity {:.2}",
@@ -87,9 +109,10 @@ impl Follower {
     }
 
     fn progress(&mut self, step: &StepLine) {
-        self.since.0 += 1;
-        self.since.1 += step.tokens;
-        self.since.2 += Duration::from_secs_f64(step.step_ms / 1e3);
+        self.since.steps += 1;
+        self.since.tokens += step.tokens;
+        self.since.time += Duration::from_secs_f64(step.step_ms / 1e3);
+        self.since.work += self.work.as_ref().map_or(0.0, |work| work.step(self.lengths(step.step)));
         let asked_for = |every: u64| every > 0 && step.step.is_multiple_of(every);
         let due = asked_for(self.every)
             || self.steps_per_print.is_some_and(asked_for)
@@ -98,27 +121,39 @@ impl Follower {
         if !due && self.terminal == Terminal::None {
             return;
         }
-        let (steps, tokens, time) = self.since;
-        let text = line(&Progress {
+        let Since { steps, tokens, time, work } = self.since;
+        let now = Progress {
             step: step.step,
             total_steps: self.total_steps,
             loss: step.loss,
             grad_norm: step.grad_norm,
             lr: step.lr,
             tokens_per_second: tokens as f64 / time.as_secs_f64(),
+            rate: self.work.is_some().then(|| Rate { flops: work / time.as_secs_f64(), peak: self.peak }),
             device_bytes: if self.shares_memory { 0 } else { step.device_bytes_peak },
             host_bytes: step.host_bytes_peak,
             step_time: time / steps.max(1),
-        });
-        let with_bar = format!("{} {text}", bar(step.step, self.total_steps));
+        };
         match self.terminal {
-            Terminal::Own => output::over(&with_bar),
-            Terminal::Launchers => output::note(&format!("{PASSING}{with_bar}")),
-            Terminal::None => self.say(&text),
+            Terminal::Own => output::over(&bar_line(&now)),
+            Terminal::Launchers => output::note(&format!("{PASSING}{}", bar_line(&now))),
+            Terminal::None => self.say(&line(&now)),
         }
         if due {
-            self.since = (0, 0, Duration::ZERO);
+            self.since = Since::default();
+            if let Some(breakdown) = self.timing.line() {
+                self.end();
+                self.say(&breakdown);
+            }
         }
+    }
+
+    /// Lengths of all sequences of a step, counted from 1.
+    fn lengths(&self, step: u64) -> impl Iterator<Item = u64> {
+        let (job, shape) = (self.job, self.job.shape);
+        let first = shape.position(step - 1, 0, 0);
+        let places = job.order.from(first).take(shape.train_batch() as usize);
+        places.map(|place| job.samples.length(place.sample))
     }
 
     /// Leaves the line that progress stands on.
@@ -129,8 +164,12 @@ impl Follower {
     }
 }
 
-fn bar(step: u64, total: u64) -> String {
-    const WIDTH: u64 = 20;
-    let full = (WIDTH * step / total.max(1)).min(WIDTH) as usize;
-    format!("{}{}", "█".repeat(full), "░".repeat(WIDTH as usize - full))
+/// The peak of all cards that ranks run on, where a datasheet tells it. On a processor there is none.
+fn peak(asked: &Asked) -> Option<f64> {
+    if asked.device == DeviceArg::Cpu {
+        return None;
+    }
+    let Gpus::Found { devices, .. } = probe().gpus else { return None };
+    let used = devices.iter().take(asked.ranks as usize);
+    used.map(|gpu| Peak::of(&gpu.name, asked.job.settings.types.run).map(|peak| peak.flops)).sum()
 }

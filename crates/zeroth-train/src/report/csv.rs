@@ -1,0 +1,241 @@
+//! Metrics as CSV: one table of everything, or DeepSpeed's one file a metric.
+//!
+//! As in metrics.jsonl a row is one write, and going on from a checkpoint removes a torn last row and the rows after
+//! the checkpoint. Numbers carry all digits needed to read back equal; what is not finite is `NaN`, `inf` or `-inf`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use zeroth_base::publish;
+
+use super::io_error;
+use crate::{EvaluationLine, MetricsError, StepLine};
+
+/// A CSV file that is being written. Its first column is a whole number that never falls.
+#[derive(Debug)]
+struct Table {
+    path: PathBuf,
+    file: File,
+    ending: &'static str,
+}
+
+impl Table {
+    /// Opens a file with this head. Rows whose first cell is at most `last` stay; without one, none does.
+    fn open(
+        path: PathBuf,
+        head: &str,
+        ending: &'static str,
+        last: Option<u64>,
+    ) -> Result<Self, MetricsError> {
+        let old = match last.map(|last| (last, fs::read_to_string(&path))) {
+            Some((last, Ok(text))) if !text.is_empty() => {
+                kept(&text, head, last).map_err(io_error("go on with", &path))?
+            }
+            Some((_, Err(error))) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("read", &path)(error));
+            }
+            _ => format!("{head}{ending}"),
+        };
+        publish(&path, old.as_bytes())?;
+        let file = OpenOptions::new().append(true).open(&path).map_err(io_error("open", &path))?;
+        Ok(Self { path, file, ending })
+    }
+
+    fn row(&mut self, cells: &[String]) -> Result<(), MetricsError> {
+        let row = format!("{}{}", cells.join(","), self.ending);
+        self.file.write_all(row.as_bytes()).map_err(io_error("write", &self.path))
+    }
+}
+
+/// The head and the whole rows up to `last`.
+fn kept(text: &str, head: &str, last: u64) -> io::Result<String> {
+    let mut lines = text.split_inclusive('\n');
+    let found = lines.next().unwrap_or_default();
+    if found.trim_end() != head {
+        let problem = format!(
+            "its first line is {:?} and not {head:?}: remove it, or go on into another --output",
+            found.trim_end()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    }
+    let columns = head.split(',').count();
+    let stays = |line: &&str| {
+        let mut cells = line.split(',');
+        let first = cells.next().and_then(|cell| cell.parse::<u64>().ok());
+        line.ends_with('\n') && first.is_some_and(|first| first <= last) && cells.count() + 1 == columns
+    };
+    Ok(std::iter::once(found).chain(lines.filter(stays)).collect())
+}
+
+/// The shortest text that reads back equal.
+fn number(value: f64) -> String {
+    format!("{value:?}")
+}
+
+/// All metrics in one table, the columns named as in metrics.jsonl. A row of an evaluation has its own columns alone.
+#[derive(Debug)]
+pub(super) struct MetricsTable(Table);
+
+const STEP_COLUMNS: usize = 12;
+const EVALUATION_COLUMNS: usize = 3;
+const HEAD: &str = "step,loss,grad_norm,lr,tokens,tokens_per_second,step_ms,loss_scale,skipped,device_bytes_peak,\
+                    host_bytes_peak,samples_seen,eval_loss,eval_perplexity,eval_tokens";
+
+impl MetricsTable {
+    pub(super) fn open(path: PathBuf, last: Option<u64>) -> Result<Self, MetricsError> {
+        Ok(Self(Table::open(path, HEAD, "\n", last)?))
+    }
+
+    pub(super) fn step(&mut self, line: &StepLine) -> Result<(), MetricsError> {
+        let mut cells = vec![
+            line.step.to_string(),
+            number(line.loss),
+            number(line.grad_norm),
+            number(line.lr),
+            line.tokens.to_string(),
+            number(line.tokens_per_second()),
+            number(line.step_ms),
+            number(line.loss_scale),
+            line.skipped.to_string(),
+            line.device_bytes_peak.to_string(),
+            line.host_bytes_peak.to_string(),
+            line.samples_seen.to_string(),
+        ];
+        cells.resize(STEP_COLUMNS + EVALUATION_COLUMNS, String::new());
+        self.0.row(&cells)
+    }
+
+    pub(super) fn evaluation(&mut self, line: &EvaluationLine) -> Result<(), MetricsError> {
+        let mut cells = vec![line.step.to_string()];
+        cells.resize(STEP_COLUMNS - 1, String::new());
+        cells.push(line.samples_seen.to_string());
+        cells.extend([number(line.eval_loss), number(line.eval_perplexity), line.eval_tokens.to_string()]);
+        self.0.row(&cells)
+    }
+}
+
+/// DeepSpeed's csv_monitor: a folder with a file for each of its events, which count samples, not steps.
+#[derive(Debug)]
+pub(super) struct DeepSpeedTables(Vec<Table>);
+
+impl DeepSpeedTables {
+    /// `tags` are the events' names, `Train/Samples/lr`.
+    pub(super) fn open(folder: &Path, tags: &[&str], last: Option<u64>) -> Result<Self, MetricsError> {
+        fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+        let table = |tag: &&str| {
+            let metric = tag.rsplit('/').next().unwrap_or(tag);
+            let path = folder.join(format!("{}.csv", tag.replace(['/', ' '], "_")));
+            // Python's csv module ends lines so.
+            Table::open(path, &format!("step,{metric}"), "\r\n", last)
+        };
+        Ok(Self(tags.iter().map(table).collect::<Result<_, _>>()?))
+    }
+
+    /// A row in each file, in the order of the tags.
+    pub(super) fn rows(&mut self, samples: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
+        for (table, (_, value)) in self.0.iter_mut().zip(values) {
+            table.row(&[samples.to_string(), number(*value)])?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: StepLine = StepLine {
+        step: 1,
+        loss: 2.5,
+        grad_norm: 0.125,
+        lr: 1e-5,
+        tokens: 100,
+        step_ms: 500.0,
+        loss_scale: 1.0,
+        skipped: false,
+        device_bytes_peak: 7,
+        host_bytes_peak: 8,
+        samples_seen: 4,
+    };
+
+    #[test]
+    fn one_table_holds_steps_and_evaluations() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.csv");
+        let mut table = MetricsTable::open(path.clone(), None).unwrap();
+        table.step(&STEP).unwrap();
+        table.step(&StepLine { step: 2, loss: f64::NAN, skipped: true, ..STEP }).unwrap();
+        let found = EvaluationLine {
+            step: 2,
+            eval_loss: 2.0,
+            eval_perplexity: 7.389_056_098_930_65,
+            eval_tokens: 9,
+            samples_seen: 8,
+        };
+        table.evaluation(&found).unwrap();
+        let text = fs::read_to_string(path).unwrap();
+        assert_eq!(
+            text.lines().skip(1).collect::<Vec<_>>(),
+            [
+                "1,2.5,0.125,1e-5,100,200.0,500.0,1.0,false,7,8,4,,,",
+                "2,NaN,0.125,1e-5,100,200.0,500.0,1.0,true,7,8,4,,,",
+                "2,,,,,,,,,,,8,2.0,7.38905609893065,9",
+            ]
+        );
+        assert!(
+            text.lines().all(|line| line.split(',').count() == STEP_COLUMNS + EVALUATION_COLUMNS),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn going_on_removes_later_and_torn_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.csv");
+        let mut table = MetricsTable::open(path.clone(), None).unwrap();
+        for step in 1..=3 {
+            table.step(&StepLine { step, ..STEP }).unwrap();
+        }
+        let whole = fs::read_to_string(&path).unwrap();
+        let two = whole.split_inclusive('\n').take(3).collect::<String>();
+        fs::write(&path, format!("{whole}4,2.5,0.1")).unwrap();
+        drop(MetricsTable::open(path.clone(), Some(2)).unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap(), two);
+        // A run into another folder finds no file, and begins one.
+        let other = folder.path().join("other.csv");
+        drop(MetricsTable::open(other.clone(), Some(2)).unwrap());
+        assert_eq!(fs::read_to_string(other).unwrap(), format!("{HEAD}\n"));
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.csv");
+        fs::write(&path, "when,what\n1,2\n").unwrap();
+        let message = MetricsTable::open(path.clone(), Some(2)).unwrap_err().to_string();
+        assert!(message.contains("metrics.csv: its first line is \"when,what\""), "{message}");
+        assert_eq!(fs::read_to_string(path).unwrap(), "when,what\n1,2\n");
+    }
+
+    #[test]
+    fn deepspeeds_layout_is_what_its_monitor_writes() {
+        // Made by DeepSpeed's own csvMonitor: tests/make_csv_monitor.py.
+        let golden: std::collections::BTreeMap<String, String> =
+            serde_json::from_str(include_str!("../../tests/csv_monitor.json")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let tags = ["Train/Samples/train_loss", "Train/Samples/lr", "Train/Samples/loss_scale"];
+        let mut tables = DeepSpeedTables::open(&folder.path().join("job"), &tags, None).unwrap();
+        for (samples, values) in [(4, [2.5, 0.001, 65536.0]), (8, [2.25, 0.0005, 32768.0])] {
+            let values: Vec<(&str, f64)> = tags.into_iter().zip(values).collect();
+            tables.rows(samples, &values).unwrap();
+        }
+        assert_eq!(golden.len(), 3);
+        for (name, text) in &golden {
+            assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), *text, "{name}");
+        }
+        drop(DeepSpeedTables::open(&folder.path().join("job"), &tags, Some(4)).unwrap());
+        let shorter = fs::read_to_string(folder.path().join("job/Train_Samples_lr.csv")).unwrap();
+        assert_eq!(shorter, "step,lr\r\n4,0.001\r\n");
+    }
+}

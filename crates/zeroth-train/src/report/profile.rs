@@ -1,0 +1,249 @@
+//! `flops_profiler`: the arithmetic and the time of one step of one rank, unit by unit and op by op.
+//!
+//! DeepSpeed's modules are these here: depth 0 is the model, depth 1 its units (the embedding, each block, the head),
+//! depth 2 the ops of a unit. Operations are those of matrix products and attention, forward and backward, for the
+//! tokens that were there; recomputed ones take time and are not counted again.
+
+use std::path::PathBuf;
+
+use zeroth_base::{format_count, grouped};
+use zeroth_config::resolve::Resolved;
+use zeroth_device::Target;
+use zeroth_graph::{Graph, Op, Param};
+use zeroth_step::program::Action;
+use zeroth_step::run::{Compiled, Timed};
+
+use super::figures::{pairs_of, scaled};
+
+/// What the section `flops_profiler` asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProfileSettings {
+    /// The step to profile.
+    pub step: u64,
+    /// How deep the table goes: 0 the model, 1 units, 2 ops.
+    pub depth: u64,
+    /// How many of each depth are named above the table.
+    pub top: u64,
+    /// Whether the table is printed.
+    pub detailed: bool,
+    /// Where it goes; none: to the log.
+    pub file: Option<PathBuf>,
+}
+
+impl ProfileSettings {
+    /// What a config asks for, where it asks for a profile.
+    pub fn from_config(resolved: &Resolved) -> Option<Self> {
+        let whole = |name: &str| resolved.whole(&format!("flops_profiler.{name}"));
+        resolved.is_on("flops_profiler.enabled").then(|| Self {
+            step: whole("profile_step").unwrap_or(1),
+            // -1 is no u64: all of it.
+            depth: whole("module_depth").unwrap_or(2),
+            top: whole("top_modules").unwrap_or(1),
+            detailed: resolved.is_on("flops_profiler.detailed"),
+            file: resolved
+                .text("flops_profiler.output_file")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+        })
+    }
+}
+
+/// A line of the table.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Row {
+    name: String,
+    parameters: u64,
+    /// Forward and backward.
+    flops: f64,
+    forward: f64,
+    backward: f64,
+}
+
+impl Row {
+    fn seconds(&self) -> f64 {
+        self.forward + self.backward
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.parameters += other.parameters;
+        self.flops += other.flops;
+        self.forward += other.forward;
+        self.backward += other.backward;
+    }
+}
+
+/// The profile of a step: `times` of its instructions on this rank, whose sequences had these `lengths`, in a step of
+/// `step_ms`.
+pub fn profile(
+    compiled: &Compiled,
+    settings: &ProfileSettings,
+    times: &[Timed],
+    lengths: &[u64],
+    step_ms: f64,
+) -> String {
+    let graph = &compiled.graph;
+    let ops = ops(compiled, times, lengths);
+    let sum = |name: &str, rows: &[Row]| {
+        let mut all = Row { name: name.to_owned(), ..Row::default() };
+        for row in rows {
+            all.add(row);
+        }
+        all
+    };
+    // A tied head reads the embedding's weights: its op shows them, and the model has them once.
+    let of_unit = |unit: usize| {
+        let params = graph.units[unit].params.iter().map(|id| graph.param(*id));
+        Row { parameters: params.map(Param::elements).sum(), ..sum(&graph.units[unit].name, &ops[unit]) }
+    };
+    let units: Vec<Row> = (0..graph.units.len()).map(of_unit).collect();
+    let model = sum("model", &units);
+    let on_gpu = matches!(compiled.target, Target::Cuda);
+
+    let tokens: u64 = lengths.iter().sum();
+    let mut text = format!(
+        "flops profile of step {} on one rank: {} tokens, {} in {step_ms:.1} ms, {}\n",
+        settings.step,
+        grouped(tokens),
+        scaled(model.flops, "FLOP"),
+        scaled(model.flops / (step_ms / 1e3), "FLOP/s"),
+    );
+    if on_gpu {
+        text += "times are the host's: it enqueues, and the GPU works on\n";
+    }
+    if settings.depth >= 1 {
+        text += &top("units", &units, settings.top);
+    }
+    if settings.depth >= 2 {
+        text += &top("ops", &by_name(graph, &ops), settings.top);
+    }
+    if settings.detailed {
+        let mut rows = vec![model.clone()];
+        for (unit, ops) in units.into_iter().zip(ops) {
+            if settings.depth >= 1 {
+                rows.push(Row { name: format!("  {}", unit.name), ..unit });
+            }
+            if settings.depth >= 2 {
+                rows.extend(ops.into_iter().map(|op| Row { name: format!("    {}", op.name), ..op }));
+            }
+        }
+        text += &table(&rows, &model, on_gpu);
+    }
+    text
+}
+
+/// The ops of each unit, in the order they run.
+fn ops(compiled: &Compiled, times: &[Timed], lengths: &[u64]) -> Vec<Vec<Row>> {
+    let graph = &compiled.graph;
+    let mut nodes: Vec<Row> = (0..graph.nodes.len()).map(|node| row(graph, node, lengths)).collect();
+    for timed in times {
+        let section = &compiled.program.sections[timed.section];
+        if !section.is_micro_batch() {
+            continue;
+        }
+        match section.instructions[timed.instruction].action {
+            Action::Forward(node) => nodes[node].forward += timed.seconds,
+            Action::Recompute { node, .. } => nodes[node].backward += timed.seconds,
+            Action::Backward(node) => nodes[compiled.backward.nodes[node].of].backward += timed.seconds,
+            _ => {}
+        }
+    }
+    let mut units = vec![Vec::new(); graph.units.len()];
+    for (row, node) in nodes.into_iter().zip(&graph.nodes) {
+        units[node.unit.index()].push(row);
+    }
+    units
+}
+
+fn row(graph: &Graph, node: usize, lengths: &[u64]) -> Row {
+    let node = &graph.nodes[node];
+    let tokens: u64 = lengths.iter().sum();
+    let params = || node.params.iter().map(|id| graph.param(*id));
+    let forward = match node.op {
+        Op::Linear | Op::HeadLoss => {
+            let weight = params().next().map_or(0, Param::elements);
+            2.0 * weight as f64 * tokens as f64
+        }
+        Op::Attention { window, .. } => {
+            let width = graph.info(node.inputs[0]).width as f64;
+            4.0 * width * lengths.iter().map(|length| pairs_of(*length, window)).sum::<f64>()
+        }
+        _ => 0.0,
+    };
+    // The module's name says which of several linears it is.
+    let module = params().next().and_then(|param| param.spec.name.rsplit('.').nth(1));
+    Row {
+        name: module
+            .map_or_else(|| node.op.name().to_owned(), |module| format!("{} {module}", node.op.name())),
+        parameters: params().map(Param::elements).sum(),
+        flops: 3.0 * forward,
+        ..Row::default()
+    }
+}
+
+/// The ops of all units together, by what they do.
+fn by_name(graph: &Graph, ops: &[Vec<Row>]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut next: Vec<_> = ops.iter().map(|ops| ops.iter()).collect();
+    for node in &graph.nodes {
+        let Some(op) = next[node.unit.index()].next() else { continue };
+        match rows.iter_mut().find(|row| row.name == node.op.name()) {
+            Some(row) => row.add(op),
+            None => rows.push(Row { name: node.op.name().to_owned(), ..op.clone() }),
+        }
+    }
+    rows
+}
+
+fn top(what: &str, rows: &[Row], count: u64) -> String {
+    let largest = |value: &dyn Fn(&Row) -> f64, text: &dyn Fn(&Row) -> String| {
+        let mut sorted: Vec<&Row> = rows.iter().filter(|row| value(row) > 0.0).collect();
+        // Stable: of equals the first stays first.
+        sorted.sort_by(|a, b| value(b).total_cmp(&value(a)));
+        let named = sorted.iter().take(count as usize).map(|row| format!("{} {}", row.name, text(row)));
+        named.collect::<Vec<_>>().join(", ")
+    };
+    let lines = [
+        ("parameters", largest(&|row| row.parameters as f64, &|row| format_count(row.parameters))),
+        ("operations", largest(&|row| row.flops, &|row| scaled(row.flops, "FLOP"))),
+        ("time", largest(&Row::seconds, &|row| format!("{:.1} ms", 1e3 * row.seconds()))),
+    ];
+    let lines = lines.iter().filter(|(_, named)| !named.is_empty());
+    lines.map(|(by, named)| format!("top {what} by {by}: {named}\n")).collect::<Vec<_>>().concat()
+}
+
+/// On a GPU, time is that of enqueueing: no rate follows from it, and the share is that of the arithmetic.
+fn table(rows: &[Row], model: &Row, on_gpu: bool) -> String {
+    let share =
+        |part: f64, of: f64| if of > 0.0 { format!("{:.1}%", 100.0 * part / of) } else { String::new() };
+    let head = ["unit or op", "parameters", "FLOP", "forward ms", "backward ms"].map(str::to_owned);
+    let last = if on_gpu { vec!["share of FLOP"] } else { vec!["FLOP/s", "share of time"] };
+    let mut cells = vec![[&head[..], &last.iter().map(ToString::to_string).collect::<Vec<_>>()].concat()];
+    for row in rows {
+        let rate = if row.flops > 0.0 && row.seconds() > 0.0 {
+            scaled(row.flops / row.seconds(), "")
+        } else {
+            String::new()
+        };
+        let mut line = vec![
+            row.name.clone(),
+            grouped(row.parameters),
+            if row.flops > 0.0 { scaled(row.flops, "").trim_end().to_owned() } else { String::new() },
+            format!("{:.3}", 1e3 * row.forward),
+            format!("{:.3}", 1e3 * row.backward),
+        ];
+        if on_gpu {
+            line.push(share(row.flops, model.flops));
+        } else {
+            line.extend([rate.trim_end().to_owned(), share(row.seconds(), model.seconds())]);
+        }
+        cells.push(line);
+    }
+    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..cells[0].len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let name = format!("{:<width$}", row[0], width = widths[0]);
+        let figures = row.iter().zip(&widths).skip(1).map(|(cell, width)| format!("  {cell:>width$}"));
+        format!("{}\n", (name + &figures.collect::<String>()).trim_end())
+    };
+    cells.iter().map(line).collect()
+}

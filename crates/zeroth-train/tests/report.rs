@@ -1,0 +1,243 @@
+//! What a config's reporting sections lead to: files on disk, and figures made of a program's times.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use zeroth_config::check::check;
+use zeroth_config::read::{Source, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth_device::Target;
+use zeroth_model::{Batch, ModelConfig, ParameterTable, forward, table};
+use zeroth_step::program::{Action, Settings};
+use zeroth_step::run::{Compiled, Timed};
+use zeroth_train::report::Position;
+use zeroth_train::report::breakdown::{Breakdown, Part};
+use zeroth_train::report::figures::Work;
+use zeroth_train::report::timing::{StepTimes, Timing};
+use zeroth_train::{EvaluationLine, Report, ReportPlan, Reporters, StepLine};
+
+fn resolved(text: &str) -> Resolved {
+    let asked = check(&parse(Source::from_text("ds.json", text)).unwrap()).asked;
+    let model = Some(ModelFacts { hidden_size: Some(64), blocks: Some(2) });
+    resolve(&Request { asked: &asked, flags: &Flags::default(), ranks: 1, model, steps: Some(10) }).unwrap()
+}
+
+fn step(step: u64) -> StepLine {
+    StepLine {
+        step,
+        loss: 3.0 - step as f64 / 4.0,
+        grad_norm: 1.0,
+        lr: 0.001,
+        tokens: 100,
+        step_ms: 50.0,
+        loss_scale: 65536.0,
+        skipped: false,
+        device_bytes_peak: 1,
+        host_bytes_peak: 2,
+        samples_seen: 4 * step,
+    }
+}
+
+fn evaluation(step: u64) -> EvaluationLine {
+    EvaluationLine {
+        step,
+        eval_loss: 2.0,
+        eval_perplexity: 2.0_f64.exp(),
+        eval_tokens: 9,
+        samples_seen: 4 * step,
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn holds(folder: &Path, tag: &str) -> usize {
+    let files = names(folder).into_iter().filter(|name| name.starts_with("events.out.tfevents."));
+    let bytes = files.flat_map(|name| fs::read(folder.join(name)).unwrap()).collect::<Vec<u8>>();
+    bytes.windows(tag.len()).filter(|window| *window == tag.as_bytes()).count()
+}
+
+#[test]
+fn without_a_wish_there_is_metrics_jsonl_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = ReportPlan::new(&resolved("{}"), &[Report::Jsonl], folder.path());
+    let mut reporters = Reporters::open(&plan, folder.path(), None).unwrap();
+    reporters.step(&step(1)).unwrap();
+    reporters.sync().unwrap();
+    assert_eq!(names(folder.path()), ["metrics.jsonl"]);
+    assert!(plan.places(folder.path()).is_empty());
+}
+
+#[test]
+fn flags_and_sections_write_each_into_a_folder_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let elsewhere = folder.path().join("elsewhere");
+    let text = format!(
+        r#"{{"fp16": {{"enabled": true}}, "tensorboard": {{"enabled": true}},
+            "csv_monitor": {{"enabled": true, "output_path": {:?}, "job_name": "mine"}}}}"#,
+        elsewhere
+    );
+    let run = folder.path().join("run");
+    fs::create_dir(&run).unwrap();
+    let plan = ReportPlan::new(&resolved(&text), &[Report::TensorBoard, Report::Csv], &run);
+    let mut reporters = Reporters::open(&plan, &run, None).unwrap();
+    reporters.step(&step(1)).unwrap();
+    reporters.evaluation(&evaluation(1)).unwrap();
+    assert_eq!(names(&run), ["DeepSpeedJobName", "metrics.csv", "metrics.jsonl", "tensorboard"]);
+    for tag in [
+        "train/loss_scale",
+        "train/grad_norm",
+        "train/learning_rate",
+        "train/tokens_per_second",
+        "eval/perplexity",
+    ] {
+        assert_eq!(holds(&run.join("tensorboard"), tag), 1, "{tag}");
+    }
+    for tag in ["Train/Samples/train_loss", "Train/Samples/lr", "Train/Samples/loss_scale"] {
+        assert_eq!(holds(&run.join("DeepSpeedJobName"), tag), 1, "{tag}");
+        assert_eq!(holds(&run.join("tensorboard"), tag), 0, "{tag}");
+    }
+    assert_eq!(
+        names(&elsewhere.join("mine")),
+        ["Train_Samples_loss_scale.csv", "Train_Samples_lr.csv", "Train_Samples_train_loss.csv"]
+    );
+    assert_eq!(plan.places(&run).len(), 4);
+}
+
+#[test]
+fn going_on_leaves_each_step_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = ReportPlan::new(
+        &resolved(r#"{"csv_monitor": {"enabled": true}}"#),
+        &[Report::TensorBoard, Report::Csv],
+        folder.path(),
+    );
+    let mut reporters = Reporters::open(&plan, folder.path(), None).unwrap();
+    for number in 1..=3 {
+        reporters.step(&step(number)).unwrap();
+    }
+    drop(reporters);
+    let mut reporters =
+        Reporters::open(&plan, folder.path(), Some(Position { step: 2, samples: 8 })).unwrap();
+    reporters.step(&step(3)).unwrap();
+    for (file, rows) in
+        [("metrics.jsonl", 3), ("metrics.csv", 4), ("DeepSpeedJobName/Train_Samples_lr.csv", 4)]
+    {
+        let text = fs::read_to_string(folder.path().join(file)).unwrap();
+        assert_eq!(text.lines().count(), rows, "{file}\n{text}");
+    }
+    // No loss scale without fp16, and TensorBoard has a second file.
+    assert!(!folder.path().join("DeepSpeedJobName/Train_Samples_loss_scale.csv").exists());
+    assert_eq!(names(&folder.path().join("tensorboard")).len(), 2);
+}
+
+fn tiny(config: &Resolved) -> (ModelConfig, ParameterTable, Compiled) {
+    let json = r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 256, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
+    let model = ModelConfig::from_json(json, "config.json").unwrap();
+    let table = table(&model);
+    let graph = forward(&model, &table, Batch { tokens: 64 }).unwrap();
+    let compiled =
+        Compiled::new(graph, 1, &Settings::from_config(config), Target::Cpu { threads: 1 }, vec![64])
+            .unwrap();
+    (model, table, compiled)
+}
+
+/// A step in which every instruction takes a millisecond.
+fn times(compiled: &Compiled) -> Vec<Timed> {
+    let program = &compiled.program;
+    let of = |section: usize| {
+        let instructions = 0..program.sections[section].instructions.len();
+        instructions.map(move |instruction| Timed { section, instruction, seconds: 1e-3 })
+    };
+    program.in_order().flat_map(of).collect()
+}
+
+#[test]
+fn a_breakdown_counts_every_instruction_once() {
+    let (_, _, compiled) = tiny(&resolved("{}"));
+    let times = times(&compiled);
+    let mut breakdown = Breakdown::default();
+    breakdown.add(&compiled.program, &times);
+    breakdown.step(times.len() as f64);
+    let ms = |part| breakdown.milliseconds(part).round() as usize;
+    // All nodes of forward, and the loss that is set to zero.
+    assert_eq!(ms(Part::Forward), compiled.graph.nodes.len() + 1);
+    assert!(ms(Part::Backward) >= compiled.backward.nodes.len() && ms(Part::Update) > 0);
+    assert_eq!(Part::ALL.into_iter().map(ms).sum::<usize>(), times.len());
+}
+
+#[test]
+fn a_profile_adds_up_to_the_work_of_the_model() {
+    let config = resolved(
+        r#"{"wall_clock_breakdown": true, "flops_profiler": {"enabled": true, "profile_step": 2, "top_modules": 2}}"#,
+    );
+    let (model, table, compiled) = tiny(&config);
+    let lengths = [30, 20];
+    let times = times(&compiled);
+    let mut timing = Timing::from_config(&config);
+    assert!(timing.is_wanted() && !Timing::from_config(&resolved("{}")).is_wanted());
+    let mut take = |number| {
+        let line = step(number);
+        let data = Duration::from_millis(1);
+        timing.step(&compiled, StepTimes { line: &line, data, lengths: &lengths, times: &times }).unwrap()
+    };
+    assert_eq!(take(1), None, "step 2 was asked for");
+    let text = take(2).unwrap();
+    // Counted from the table of parameters, not from the graph: 6 · weights · tokens and attention.
+    let work = Work::of(&model, &table).unwrap().step(lengths);
+    assert_eq!(work, 6.0 * 77_824.0 * 50.0 + 12.0 * 2.0 * 64.0 * (900.0 + 400.0) / 2.0);
+    assert!(
+        text.starts_with(
+            "flops profile of step 2 on one rank: 50 tokens, 24.3 MFLOP in 50.0 ms, 487 MFLOP/s\n"
+        ),
+        "{text}"
+    );
+    let row = |name: &str| {
+        let line = text
+            .lines()
+            .find(|line| line.trim_start().starts_with(name))
+            .unwrap_or_else(|| panic!("{name}\n{text}"));
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(row("model")[1..4], ["78,208", "24.3", "M"]);
+    // 3 · 2 · 64 · 64 · 50: q has 4 heads of 16.
+    assert_eq!(row("linear q_proj")[2..5], ["4,096", "1.23", "M"]);
+    assert!(text.contains("top ops by operations: linear "), "{text}");
+    let nodes = |kind: fn(&Action) -> bool| {
+        let micro = compiled.program.micro_batches().flat_map(|section| &section.instructions);
+        micro.filter(|instruction| kind(&instruction.action)).count()
+    };
+    assert_eq!(row("model")[4], format!("{}.000", nodes(|action| matches!(action, Action::Forward(_)))));
+    let line = timing.line().unwrap();
+    assert!(line.starts_with("time of a step: 50.0 ms · data 1.0 · forward "), "{line}");
+    assert_eq!(timing.line(), None, "a line begins anew");
+}
+
+#[test]
+fn a_profile_goes_no_deeper_than_asked_and_into_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.txt");
+    let config = resolved(&format!(
+        r#"{{"flops_profiler": {{"enabled": true, "module_depth": 1, "output_file": {path:?}}}}}"#
+    ));
+    let (_, _, compiled) = tiny(&config);
+    let times = times(&compiled);
+    let line = step(1);
+    let taken = StepTimes { line: &line, data: Duration::ZERO, lengths: &[10], times: &times };
+    let said = Timing::from_config(&config).step(&compiled, taken).unwrap().unwrap();
+    assert!(said.contains("profile.txt"), "{said}");
+    let text = fs::read_to_string(path).unwrap();
+    assert!(
+        !text.contains("q_proj") && !text.contains("top ops") && text.contains("top units by time"),
+        "{text}"
+    );
+}
