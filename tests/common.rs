@@ -18,6 +18,7 @@ pub(crate) fn zeroth_in(folder: &Path, arguments: &[&str]) -> Ended {
         .args(arguments)
         .current_dir(folder)
         .env("NO_COLOR", "1")
+        .env("ZEROTH_CACHE", cache())
         .env_remove("HF_HOME")
         .output()
         .expect("the binary was built for this test");
@@ -39,6 +40,11 @@ pub(crate) fn zeroth_json(arguments: &[&str]) -> (i32, Value) {
     let value = serde_json::from_str(&ended.stdout)
         .unwrap_or_else(|error| panic!("{error}\n{}\n{}", ended.stdout, ended.stderr));
     (ended.code, value)
+}
+
+/// Where tests keep their token caches.
+pub(crate) fn cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")
 }
 
 pub(crate) fn root() -> PathBuf {

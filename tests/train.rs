@@ -2,14 +2,19 @@
 
 mod dead_ranks;
 mod evaluation;
+mod faults;
 mod fit;
 mod golden;
+mod kills;
 mod memory;
 mod not_finite;
 mod odd_data;
 mod refusals;
+mod resume;
 mod run_folder;
+mod running;
 mod same_bits;
+mod stops;
 mod trace;
 
 use std::fs;
@@ -17,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::common::{Ended, root, zeroth};
+use crate::common::{Ended, cache, root, zeroth};
 
 /// The folder of a golden model.
 fn golden(name: &str) -> PathBuf {

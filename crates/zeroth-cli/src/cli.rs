@@ -78,9 +78,12 @@ pub(crate) struct TrainArgs {
     /// Hugging Face folder, or a name in the local Hugging Face cache; with config.json alone, weights come from --seed
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: String,
-    /// JSONL files with rows of ready tokens: {"input_ids": [...], "labels": [...]}; -100 is not trained
+    /// JSONL or Parquet: rows of messages, conversations (sharegpt), instruction/output (alpaca), prompt/completion,
+    /// question/answer, text, translation, or ready tokens (input_ids, labels; -100 is not trained)
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: ReadingArgs,
     /// Rows to measure the loss on
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) eval_data: Vec<PathBuf>,
@@ -106,9 +109,9 @@ pub(crate) struct TrainArgs {
     /// Passes over the data, where --max-steps is not given [default: 3]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     pub(crate) num_train_epochs: Option<f64>,
-    /// Rows with more tokens are left out and counted [default: the model's longest, at most 2048]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) max_length: Option<u64>,
+    /// Put rows together into sequences of up to --max-length; attention never crosses from one to the next
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) packing: bool,
     /// Take only the first rows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_train_samples: Option<u64>,
@@ -131,6 +134,24 @@ pub(crate) struct TrainArgs {
     /// Memory of the machine for all ranks [default: what is free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) host_memory: Option<u64>,
+    /// Disk that checkpoints and the model may take [default: what is free]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    pub(crate) disk_space: Option<u64>,
+    /// Steps from one checkpoint to the next; the last step is always saved, and 0 saves only when asked to [default: 500]
+    #[arg(long, value_name = "N")]
+    pub(crate) save_steps: Option<u64>,
+    /// Checkpoints that are kept, the newest ones [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) save_total_limit: Option<u64>,
+    /// Go on from the newest good checkpoint of --output (auto), or from one: at any number of ranks and any stage
+    #[arg(long, alias = "resume-from-checkpoint", value_name = "auto|DIR", num_args = 0..=1, default_missing_value = "auto")]
+    pub(crate) resume: Option<String>,
+    /// Start again from the newest good checkpoint when a rank dies, so many times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) max_restarts: u64,
+    /// Where metrics go besides metrics.jsonl: tensorboard, csv
+    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    pub(crate) report_to: Vec<String>,
     /// Replace a run that the folder holds; other files stay
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) overwrite_output_dir: bool,
@@ -145,6 +166,31 @@ pub(crate) struct TrainArgs {
     pub(crate) do_train: bool,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
+}
+
+/// How rows become tokens.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReadingArgs {
+    /// Other names of columns, ours first: question=query,answer=reply
+    #[arg(long, value_name = "OURS=THEIRS", num_args = 1.., value_delimiter = ',')]
+    pub(crate) columns: Vec<String>,
+    /// The longest row in tokens [default: the model's longest, at most 2048]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_length: Option<u64>,
+    /// What becomes of longer rows: left out and counted, or cut
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = TruncationArg::Delete)]
+    pub(crate) truncation_strategy: TruncationArg,
+}
+
+/// What becomes of rows that are too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TruncationArg {
+    /// Left out and counted
+    Delete,
+    /// Their beginning is cut off
+    Left,
+    /// Their end is cut off
+    Right,
 }
 
 /// Where kernels run.

@@ -5,7 +5,6 @@ mod cli;
 mod commands;
 mod exit;
 mod output;
-#[cfg(test)]
 mod signals;
 mod table;
 mod train_flags;

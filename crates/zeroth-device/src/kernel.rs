@@ -202,6 +202,17 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
+    /// Its name, as configs write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AdamW => "AdamW",
+            Self::Adam => "Adam",
+            Self::Sgd => "SGD",
+            Self::Lion => "Lion",
+            Self::Adagrad => "Adagrad",
+        }
+    }
+
     /// Whether it keeps first moments, and second ones.
     pub const fn moments(self) -> [bool; 2] {
         match self {

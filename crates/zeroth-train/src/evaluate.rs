@@ -1,8 +1,8 @@
 //! The loss on data that is not trained on: every rank takes its share, and all ranks take part in every micro-batch.
 
-use zeroth_comm::OpName;
 use zeroth_step::run::{Engine, RunError};
 
+use crate::meeting::tell_all;
 use crate::{BatchShape, Batches, Evaluation, EvaluationLine, Job, MicroBatch, Order};
 
 /// The mean loss over the trained tokens of the evaluation data, the same on all ranks.
@@ -25,7 +25,8 @@ pub(crate) fn evaluate(
         batches.fill_some(first, own, buffer);
         loss += engine.evaluate(&buffer.view())?;
     }
-    let loss = summed(engine, step, loss)?;
+    // Added in rank order: the same sum on every rank.
+    let loss: f64 = tell_all(engine, step, "evaluation", &loss)?.iter().sum();
     let totals = samples.totals();
     let eval_loss = loss / totals.trained_tokens.max(1) as f64;
     Ok(EvaluationLine {
@@ -35,18 +36,4 @@ pub(crate) fn evaluate(
         eval_tokens: totals.tokens,
         samples_seen: step * job.shape.train_batch(),
     })
-}
-
-/// Every rank's number added in rank order.
-fn summed(engine: &Engine<'_>, step: u64, own: f64) -> Result<f64, RunError> {
-    let Some(comm) = engine.comm() else { return Ok(own) };
-    let (counts, own) = (vec![8; comm.world()], own.to_le_bytes());
-    let mut all = vec![0; 8 * comm.world()];
-    let met = comm.all_gather(OpName::new(step, "evaluation", 0), &own, &mut all, &counts);
-    met.and_then(zeroth_comm::Handle::wait).map_err(|source| RunError::Comm {
-        step,
-        op: "evaluation".to_owned(),
-        source,
-    })?;
-    Ok(all.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).sum())
 }

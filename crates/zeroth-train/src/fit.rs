@@ -12,7 +12,7 @@ use zeroth_step::run::Compiled;
 use crate::{Job, JobError};
 
 /// Bytes that one rank may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Budget {
     /// Of the device's memory.
     pub device: Option<u64>,

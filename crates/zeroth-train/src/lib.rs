@@ -14,6 +14,7 @@ mod export;
 mod fit;
 pub mod from_config;
 mod job;
+mod meeting;
 mod metrics;
 mod order;
 mod permutation;
@@ -21,9 +22,11 @@ pub mod progress;
 mod rank;
 pub mod report;
 mod resident;
+mod resume;
 mod row_sizes;
 mod run_folder;
 mod run_lock;
+mod save;
 mod schedule;
 mod weights;
 
@@ -32,14 +35,17 @@ pub use curve::{loss_curve, loss_curves};
 pub use export::ExportError;
 pub use fit::{Budget, Choice, Freedom, Misfit};
 pub use job::{Evaluation, Job, JobError};
+pub use meeting::Wish;
 pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};
 pub use order::{Length, LengthError, Order, Place};
 pub use rank::{Chores, Done, Ended, TrainError, train};
 pub use report::{Report, ReportPlan, ReportToError, Reporters};
 pub use resident::resident_bytes;
+pub use resume::{ResumeError, changes, cut_again, same_data};
 pub use row_sizes::RowSizes;
 pub use run_folder::{Existing, RunFolder, RunFolderError};
 pub use run_lock::LockError;
+pub use save::{SaveError, Saves};
 pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,

@@ -47,6 +47,11 @@ impl Order {
         Self { samples, shuffle }
     }
 
+    /// Whether every epoch has an order of its own.
+    pub fn is_shuffled(&self) -> bool {
+        self.shuffle.is_some()
+    }
+
     /// The sample at a position.
     pub fn sample_at(&self, position: u64) -> Place {
         self.epoch_of(position).place(position)

@@ -1,37 +1,54 @@
 //! One rank's loop over the steps of a job.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
 use zeroth_device::{Device, RATES, Tier};
 use zeroth_model::WeightsError;
-use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Trace};
+use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Timed, Trace};
 
+use crate::checkpoint::Checkpoint;
 use crate::evaluate::evaluate;
 use crate::export::{ExportError, export};
+use crate::report::timing::StepTimes;
 use crate::resident::resident_bytes;
+use crate::resume::restore;
+use crate::save::{SaveError, Saver, Saves};
 use crate::weights::Weights;
-use crate::{EvaluationLine, Job, MetricsError, MicroBatch, StepLine};
+use crate::{Batches, EvaluationLine, Job, MetricsError, MicroBatch, StepLine, Wish};
 
 /// What a rank is to do besides its steps.
-#[derive(Debug, Default)]
-pub struct Chores {
+pub struct Chores<'a> {
     /// Where the trained model goes; none: nowhere.
     pub model: Option<PathBuf>,
-    /// Whether every instruction is timed.
+    /// Whether every instruction is timed and kept for a timeline.
     pub trace: bool,
+    /// Whether the times of a step's instructions are told with it.
+    pub timed: bool,
     /// How often resident memory is looked at, in steps.
     pub look: u64,
+    /// Where checkpoints go; none: nowhere.
+    pub saves: Option<&'a Saves>,
+    /// The checkpoint to go on from.
+    pub from: Option<&'a Checkpoint>,
+    /// What is asked for from outside; looked at after every step.
+    pub wish: &'a dyn Fn() -> Wish,
 }
 
 /// What a rank tells as it goes.
 #[derive(Debug, Clone, Copy)]
 pub enum Done<'a> {
+    /// The times of a step's instructions, just before the step itself.
+    Times(StepTimes<'a>),
     /// A step.
     Step(&'a StepLine),
-    /// An evaluation.
-    Evaluation(&'a EvaluationLine),
+    /// An evaluation, and the times of its instructions.
+    Evaluation(&'a EvaluationLine, &'a [Timed]),
+    /// A checkpoint of this step is about to appear: what was told so far must be on disk.
+    Saving(u64),
+    /// It is there, and training stood still for so long.
+    Saved(u64, Duration),
 }
 
 /// How a rank ended.
@@ -41,6 +58,8 @@ pub struct Ended {
     pub last: Option<StepLine>,
     /// What was timed.
     pub trace: Option<Trace>,
+    /// Whether it was asked to stop before its last step.
+    pub stopped: bool,
 }
 
 /// A rank that could not go on.
@@ -52,6 +71,9 @@ pub enum TrainError {
     /// Weights could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A checkpoint could not be saved.
+    #[error("{0}")]
+    Save(#[source] Box<SaveError>),
     /// The model could not be written.
     #[error(transparent)]
     Export(Box<ExportError>),
@@ -74,8 +96,8 @@ pub enum TrainError {
     /// A loss or a gradient is not finite.
     #[error(
         "step {step}: {what} not finite (loss {loss}); the update was not applied, and the weights are those after step \
-         {}. A lower learning rate or a look at the data of this step may help; --max-skipped-steps N lets N such \
-         steps pass", step - 1
+         {}. The samples it computed with, counted from 0 as they were read: {samples}. A lower learning rate or a look at \
+         these samples may help; --max-skipped-steps N lets N such steps pass", step - 1
     )]
     NotFinite {
         /// The step.
@@ -84,6 +106,8 @@ pub enum TrainError {
         what: String,
         /// The loss of the step.
         loss: f64,
+        /// The samples of that rank, or of all where the rank is not known.
+        samples: String,
     },
 }
 
@@ -93,81 +117,163 @@ impl From<RunError> for TrainError {
     }
 }
 
+impl From<SaveError> for TrainError {
+    fn from(error: SaveError) -> Self {
+        Self::Save(Box::new(error))
+    }
+}
+
 impl From<ExportError> for TrainError {
     fn from(error: ExportError) -> Self {
         Self::Export(Box::new(error))
     }
 }
 
-/// Trains: loads this rank's part of the weights, runs all steps, writes the model. `done` is called after each step.
+/// Trains: loads this rank's part of the weights or of a checkpoint, runs the steps that are left, writes the model.
+/// `done` is called after each step.
 pub fn train(
     job: &Job,
     compiled: &Compiled,
     device: Box<dyn Device>,
     comm: Option<Box<dyn Comm>>,
-    chores: &Chores,
+    chores: &Chores<'_>,
     done: &mut dyn FnMut(Done<'_>) -> Result<(), TrainError>,
 ) -> Result<Ended, TrainError> {
     let decayed = |param| job.decays(compiled, param);
     let rank = Rank { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
     let mut engine = Engine::new(compiled, rank)?;
     let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
-    Weights::open(&job.folder, &job.table, job.seed)?.load(&job.table, &mut engine, &names)?;
-    if chores.trace {
+    match chores.from {
+        Some(checkpoint) => restore(checkpoint, &mut engine, &names)?,
+        None => Weights::open(&job.folder, &job.table, job.seed)?.load(&job.table, &mut engine, &names)?,
+    }
+    if chores.trace || chores.timed {
         engine.record_trace();
     }
-    let batches = job.batches();
-    let most_rows = job.row_sizes.last().copied().unwrap_or(0) as usize;
-    let buffer = || MicroBatch::with_capacity(most_rows, job.shape.micro_batch as usize);
-    let mut buffers: Vec<MicroBatch> = (0..job.shape.accumulation).map(|_| buffer()).collect();
-    let mut record = engine.record()?;
-    let (mut applied, mut resident, mut last) = (0, resident_bytes(), None);
-    for step in 0..job.steps {
-        let begun = Instant::now();
-        for (micro, buffer) in buffers.iter_mut().enumerate() {
-            batches.fill(step, micro as u64, engine.rank(), buffer);
+    let first = chores.from.map_or(0, |checkpoint| checkpoint.manifest().step);
+    let mut saver = Saver::new(chores.saves, &names);
+    let mut steps = Steps::new(job, &mut engine, chores)?;
+    let (mut last, mut stopped) = (None, false);
+    for step in first..job.steps {
+        let line = steps.run(&mut engine, step)?;
+        if chores.timed {
+            let (data, lengths) = (steps.data, steps.lengths());
+            let times = engine.take_times(chores.trace);
+            done(Done::Times(StepTimes { line: &line, data, lengths: &lengths, times: &times }))?;
         }
-        let rates: [f64; RATES] = std::array::from_fn(|ahead| job.schedule.rate(applied + ahead as u64));
-        let views: Vec<View<'_>> = buffers.iter().map(MicroBatch::view).collect();
-        engine.step(&views, batches.trained_tokens(step), applied, &rates)?;
-        engine.read_record(&mut record)?;
-        let before = applied;
-        applied = record.head.applied;
-        if step % chores.look.max(1) == 0 {
-            resident = resident.max(resident_bytes());
-        }
-        let line = StepLine {
-            step: step + 1,
-            loss: record.head.loss,
-            grad_norm: record.head.norm,
-            lr: record.head.rate,
-            tokens: batches.tokens(step),
-            step_ms: begun.elapsed().as_secs_f64() * 1e3,
-            loss_scale: record.head.loss_scale,
-            skipped: applied == before,
-            device_bytes_peak: compiled.memory.arena(Tier::Device),
-            host_bytes_peak: resident,
-            samples_seen: (step + 1) * job.shape.train_batch(),
-        };
         done(Done::Step(&line))?;
-        if record.head.halted != 0 {
-            return Err(not_finite(compiled, &line, &record));
+        if steps.record.head.halted != 0 {
+            saver.finish(&engine)?;
+            return Err(not_finite(compiled, &steps.batches, &line, &steps.record));
         }
         if let Some(evaluation) = &job.evaluation
             && (line.step.is_multiple_of(evaluation.every.max(1)) || line.step == job.steps)
         {
-            let found = evaluate(job, evaluation, &mut engine, &mut buffers[0], line.step)?;
-            done(Done::Evaluation(&found))?;
+            let found = evaluate(job, evaluation, &mut engine, &mut steps.buffers[0], line.step)?;
+            let times = if chores.timed { engine.take_times(chores.trace) } else { Vec::new() };
+            done(Done::Evaluation(&found, &times))?;
+        }
+        let begun = Instant::now();
+        let (wish, mut saved) = saver.meet(&engine, line.step, (chores.wish)())?;
+        if wish > Wish::GoOn || chores.saves.is_some_and(|saves| saves.is_due(line.step, job.steps)) {
+            done(Done::Saving(line.step))?;
+            saved = saver.save(&mut engine, &line)?.or(saved);
+        }
+        if let Some(step) = saved {
+            done(Done::Saved(step, begun.elapsed()))?;
         }
         last = Some(line);
+        if wish == Wish::Stop {
+            stopped = line.step < job.steps;
+            break;
+        }
     }
-    if let Some(folder) = &chores.model {
+    let begun = Instant::now();
+    if let Some(step) = saver.finish(&engine)? {
+        done(Done::Saved(step, begun.elapsed()))?;
+    }
+    if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
         export(job, &mut engine, &names, folder)?;
     }
-    Ok(Ended { last, trace: engine.take_trace() })
+    Ok(Ended { last, trace: engine.take_trace(), stopped })
 }
 
-fn not_finite(compiled: &Compiled, line: &StepLine, record: &StepRecord) -> TrainError {
+/// What a rank keeps from step to step.
+struct Steps<'a> {
+    job: &'a Job,
+    batches: Batches<'a>,
+    buffers: Vec<MicroBatch>,
+    record: StepRecord,
+    /// How long the last step's micro-batches took to put together.
+    data: Duration,
+    /// Updates that were applied: the place in the schedule.
+    applied: u64,
+    /// How often resident memory is looked at, and the most that was seen.
+    look: u64,
+    resident: u64,
+    planned: u64,
+}
+
+impl<'a> Steps<'a> {
+    fn new(job: &'a Job, engine: &mut Engine<'_>, chores: &Chores<'_>) -> Result<Self, RunError> {
+        let most_rows = job.row_sizes.last().copied().unwrap_or(0) as usize;
+        let buffer = || MicroBatch::with_capacity(most_rows, job.shape.micro_batch as usize);
+        Ok(Self {
+            job,
+            batches: job.batches(),
+            buffers: (0..job.shape.accumulation).map(|_| buffer()).collect(),
+            record: engine.record()?,
+            data: Duration::ZERO,
+            applied: engine.control()?.applied,
+            look: chores.look.max(1),
+            resident: resident_bytes(),
+            planned: engine.compiled().memory.arena(Tier::Device),
+        })
+    }
+
+    /// Lengths of this rank's sequences in the last step.
+    fn lengths(&self) -> Vec<u64> {
+        let ends = self.buffers.iter().flat_map(|buffer| buffer.starts.windows(2));
+        ends.map(|ends| u64::from(ends[1] - ends[0])).collect()
+    }
+
+    fn run(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<StepLine, RunError> {
+        let begun = Instant::now();
+        for (micro, buffer) in self.buffers.iter_mut().enumerate() {
+            self.batches.fill(step, micro as u64, engine.rank(), buffer);
+        }
+        self.data = begun.elapsed();
+        let before = self.applied;
+        let rates: [f64; RATES] = std::array::from_fn(|ahead| self.job.schedule.rate(before + ahead as u64));
+        let views: Vec<View<'_>> = self.buffers.iter().map(MicroBatch::view).collect();
+        engine.step(&views, self.batches.trained_tokens(step), before, &rates)?;
+        engine.read_record(&mut self.record)?;
+        self.applied = self.record.head.applied;
+        if step.is_multiple_of(self.look) {
+            self.resident = self.resident.max(resident_bytes());
+        }
+        Ok(StepLine {
+            step: step + 1,
+            loss: self.record.head.loss,
+            grad_norm: self.record.head.norm,
+            lr: self.record.head.rate,
+            tokens: self.batches.tokens(step),
+            step_ms: begun.elapsed().as_secs_f64() * 1e3,
+            loss_scale: self.record.head.loss_scale,
+            skipped: self.applied == before,
+            device_bytes_peak: self.planned,
+            host_bytes_peak: self.resident,
+            samples_seen: (step + 1) * self.job.shape.train_batch(),
+        })
+    }
+}
+
+fn not_finite(
+    compiled: &Compiled,
+    batches: &Batches<'_>,
+    line: &StepLine,
+    record: &StepRecord,
+) -> TrainError {
     let flat = usize::try_from(record.head.broken_flat).ok().map(|flat| compiled.flat_name(flat));
     let what = match (record.head.broken_rank, flat) {
         (rank @ 0.., Some(unit)) if line.loss.is_finite() => {
@@ -180,7 +286,24 @@ fn not_finite(compiled: &Compiled, line: &StepLine, record: &StepRecord) -> Trai
     if record.head.at_min_scale != 0 {
         return TrainError::AtMinScale { step: line.step, what, scale: line.loss_scale };
     }
-    TrainError::NotFinite { step: line.step, what, loss: line.loss }
+    let samples = samples_of(batches, line.step - 1, u64::try_from(record.head.broken_rank).ok());
+    TrainError::NotFinite { step: line.step, what, loss: line.loss, samples }
+}
+
+/// The samples of a step, of one rank or of all, in words.
+fn samples_of(batches: &Batches<'_>, step: u64, rank: Option<u64>) -> String {
+    const SHOWN: usize = 32;
+    let shape = batches.shape();
+    let ranks = rank.map_or(0..shape.ranks, |rank| rank..rank + 1);
+    let mut samples: Vec<u64> = ranks
+        .flat_map(|rank| (0..shape.accumulation).map(move |micro| (rank, micro)))
+        .flat_map(|(rank, micro)| batches.places(step, micro, rank).map(|place| place.sample))
+        .collect();
+    samples.sort_unstable();
+    samples.dedup();
+    let shown: Vec<String> = samples.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = if samples.len() > SHOWN { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
 }
 
 impl MicroBatch {

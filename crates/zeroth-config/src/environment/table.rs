@@ -55,8 +55,8 @@ const ZEROTH: &[Variable] = &[
     of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", Honoured, OURS),
     of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", Honoured, OURS),
     of(
-        "ZEROTH_BUDGET",
-        "The memory that each rank may take, so that all ranks choose alike.",
+        "ZEROTH_TOLD",
+        "What the launcher has decided for all ranks: memory they may take, token caches, the checkpoint to go on from.",
         Honoured,
         OURS,
     ),

@@ -145,6 +145,11 @@ impl<'c> Engine<'c> {
         self.rank
     }
 
+    /// What it runs.
+    pub fn compiled(&self) -> &Compiled {
+        self.compiled
+    }
+
     /// The parameters, by their places in the graph.
     pub fn params(&self) -> Vec<ParamId> {
         let units = self.compiled.graph.units.iter();

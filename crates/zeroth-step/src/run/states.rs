@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 use zeroth_base::DType;
-use zeroth_device::{Queue, Span};
+use zeroth_device::{Control, Queue, Span};
 use zeroth_graph::ParamId;
 
 use super::{Engine, RunError};
@@ -81,6 +81,51 @@ impl Engine<'_> {
             elements.fill(first);
             engine.put(Content::Second(flat), moments, at - updated.start, elements)
         })
+    }
+
+    /// The states that a run keeps from step to step, weights first.
+    pub fn states(&self) -> Vec<State> {
+        let [has_first, has_second] = self.compiled.program.optimizer.moments();
+        let moments = [(State::First, has_first), (State::Second, has_second)];
+        let kept = moments.into_iter().filter(|(_, has)| *has).map(|(state, _)| state);
+        std::iter::once(State::Weights).chain(kept).collect()
+    }
+
+    /// What this rank owns of a state, in the order of [`Self::read`], and the type it is held in.
+    pub fn owned(&self, state: State) -> Vec<(ParamId, Range<u64>, DType)> {
+        let program = &self.compiled.program;
+        let mut owned = Vec::new();
+        for (flat, held) in program.layout.flats.iter().enumerate() {
+            if !program.is_trained(flat) && state != State::Weights {
+                continue;
+            }
+            let (_, dtype, _) = self.place_of(flat, state);
+            let shard = held.shard(self.rank, program.layout.ranks);
+            owned.extend(held.pieces(shard).map(|piece| (piece.param, piece.elements, dtype)));
+        }
+        owned
+    }
+
+    /// What the device remembers of the steps so far: how many were applied, and the loss scale with its history.
+    pub fn control(&mut self) -> Result<Control, RunError> {
+        let (at, step) = (self.control_span(), self.step);
+        let mut control = Control::new(1.0);
+        let read = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut control));
+        read.and_then(|()| self.device.synchronise())
+            .map_err(RunError::device(step, "download of the control"))?;
+        Ok(control)
+    }
+
+    /// Goes on after `steps` steps, with what [`Self::control`] gave then.
+    pub fn go_on(&mut self, steps: u64, control: &Control) -> Result<(), RunError> {
+        self.step = steps;
+        let at = self.control_span();
+        let written = self.device.upload(Queue::Compute, bytemuck::bytes_of(control), at);
+        written.map_err(RunError::device(steps, "upload of the control"))
+    }
+
+    fn control_span(&self) -> Span {
+        self.compiled.span(0, Content::Control).part(0, 1, size_of::<Control>() as u64)
     }
 
     /// Gives what this rank owns of a state, parameter by parameter: all ranks together give every element once.

@@ -28,7 +28,7 @@ pub use manifest::{
     ZEROTH_VERSION, now,
 };
 pub use open::Checkpoint;
-pub use part::{PartWriter, PartWritten, Piece};
+pub use part::{PartWriter, PartWritten, Piece, part_name};
 pub use space::{free_bytes, needed_bytes};
 pub use state::{SAVED, state_name, state_named};
 pub use verify::{Verified, problems};

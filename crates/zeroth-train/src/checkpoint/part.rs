@@ -49,6 +49,11 @@ impl Piece {
     }
 }
 
+/// The name of a rank's file.
+pub fn part_name(rank: u64, world: u64) -> String {
+    format!("rank-{rank:05}-of-{world:05}.safetensors")
+}
+
 /// A rank's file on its way to a checkpoint. Dropped before [`PartWriter::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct PartWriter {
@@ -91,7 +96,7 @@ impl PartWriter {
         world: u64,
         pieces: Vec<Piece>,
     ) -> Result<Self, CheckpointError> {
-        let name = format!("rank-{rank:05}-of-{world:05}.safetensors");
+        let name = part_name(rank, world);
         let path = unfinished.join(&name);
         let pieces = joined(pieces);
         if pieces.iter().any(|piece| state_name(piece.state).is_none()) {

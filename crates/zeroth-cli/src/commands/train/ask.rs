@@ -1,20 +1,27 @@
 //! From what was typed to a job: config, model, data, steps, and the machine it will run on.
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
 
 use anyhow::Context;
-use zeroth::config::resolve::{ModelFacts, Origin, Request, Resolved, resolve};
+use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::unbuilt::unbuilt;
 use zeroth::device::{Gpus, Machine, Target, probe};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, table};
 use zeroth::step::program::Settings;
 use zeroth::step::run::Compiled;
-use zeroth::train::data::{DataError, ReadOptions, Samples, read_ready_tokens};
-use zeroth::train::{BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, from_config};
+use zeroth::train::checkpoint::Checkpoint;
+use zeroth::train::{
+    BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, from_config, same_data,
+};
 
 use super::super::config_file;
+use super::data::{self, Reading};
+use super::{follow, resume};
+use super::told::Told;
 use crate::cli::{DeviceArg, TrainArgs};
+
+/// Steps from one evaluation, and from one checkpoint, to the next.
+pub(super) const DEFAULT_STEPS: u64 = 500;
 
 /// What a training command asks for, resolved.
 pub(super) struct Asked {
@@ -32,7 +39,12 @@ pub(super) struct Asked {
     pub(super) steps_per_print: Option<u64>,
     /// Whether the trained model is written at the end.
     pub(super) writes_model: bool,
-    pub(super) budget: Budget,
+    /// The checkpoint to go on from; it has been verified.
+    pub(super) checkpoint: Option<Checkpoint>,
+    /// How rows become tokens.
+    pub(super) reading: Reading,
+    /// What all ranks are told.
+    pub(super) told: Told,
     pub(super) notes: Vec<String>,
 }
 
@@ -53,7 +65,7 @@ impl Asked {
             micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
                 && is_open(&self.resolved, "gradient_accumulation_steps"),
         };
-        let (compiled, choices) = match self.job.fit(self.target, self.budget, freedom)? {
+        let (compiled, choices) = match self.job.fit(self.target, self.told.budget, freedom)? {
             Ok(fitted) => fitted,
             Err(misfit) => return Ok(Err(misfit.to_string())),
         };
@@ -69,7 +81,8 @@ impl Asked {
     }
 }
 
-pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
+/// Resolves what was typed. Ranks have been `told` what their launcher found; it finds it here.
+pub(super) fn ask(arguments: &TrainArgs, ranks_given: Option<u64>, told: Option<Told>) -> anyhow::Result<Asked> {
     let checked = config_file::load(&arguments.deepspeed)?;
     let folder = locate(&arguments.model)?;
     let (map, origin) = read_config(&folder)?;
@@ -77,54 +90,81 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
     let machine = probe();
     let device =
         arguments.device.unwrap_or(if gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu });
-    let ranks = arguments.ranks.unwrap_or(match device {
+    let ranks = ranks_given.or(arguments.ranks).unwrap_or(match device {
         DeviceArg::Cuda => gpus(&machine).max(1),
         DeviceArg::Cpu => 1,
     });
-
     anyhow::ensure!(
         device == DeviceArg::Cpu || gpus(&machine) > 0,
         "--device cuda was asked for and no GPU was found: `zeroth doctor` says what was looked for; --device cpu trains \
          on the processor"
     );
     anyhow::ensure!(arguments.do_train, "--do-train false leaves nothing to do here: leave it out");
-    let flags = arguments.train.to_flags(false)?;
+    follow::report_to(arguments)?;
+    let mut notes = Vec::new();
+    let checkpoint = match &told {
+        Some(told) => told.resume.as_deref().map(Checkpoint::open).transpose()?,
+        None => resume::find(arguments, &mut notes)?,
+    };
+    let mut flags = arguments.train.to_flags(false)?;
     let facts = || ModelFacts {
         hidden_size: hidden_size_for_auto(&map),
         blocks: Some(model.blocks + model.encoder_blocks),
     };
-    let request =
-        |steps| Request { asked: &checked.report.asked, flags: &flags, ranks, model: Some(facts()), steps };
+    let settle = |flags: &Flags, steps: Option<u64>| {
+        resolve(&Request { asked: &checked.report.asked, flags, ranks, model: Some(facts()), steps })
+    };
     // Batch sizes first: how many steps the data gives depends on them, and "auto" schedules on the steps.
-    let resolved = resolve(&request(None))?;
+    let mut resolved = settle(&flags, None)?;
+    let table = table(&model);
+    let mut is_cut_again = false;
+    if let Some(checkpoint) = &checkpoint {
+        checkpoint.fits_model(model.family.model_type(), &table)?;
+        is_cut_again = resume::keep_batch(checkpoint.manifest(), &resolved, ranks, &mut flags)?;
+        if is_cut_again {
+            resolved = settle(&flags, None)?;
+        }
+    }
     let size = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
     let shape = BatchShape {
         micro_batch: size("train_micro_batch_size_per_gpu"),
         accumulation: size("gradient_accumulation_steps"),
         ranks,
     };
-    let max_length = arguments.max_length.unwrap_or_else(|| model.max_positions.unwrap_or(2048).min(2048));
-    let read = |files: &[PathBuf], most: Option<u64>| {
-        let max_samples = most.and_then(NonZeroU64::new);
-        read_ready_tokens(files, &ReadOptions { vocabulary: model.vocab, max_length, max_samples })
+    let reading = Reading::new(&arguments.reading, &model, &folder)?;
+    let data = match &told {
+        Some(told) => data::open(told)?,
+        None => data::prepare(arguments, &reading)?,
     };
-    let samples = read(&arguments.data, arguments.max_train_samples)?;
-    let order = Order::new(samples.count(), arguments.shuffle.then_some(arguments.seed));
+    let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
+    if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
+        same_data(manifest, &data.samples)?;
+        resume::keep_order(manifest, &mut seed, &mut shuffle, &mut notes);
+    }
+    let samples = data.samples;
+    let order = Order::new(samples.count(), shuffle.then_some(seed));
     let length = match arguments.train.max_steps {
         Some(steps) => Length::Steps(steps),
         None => Length::Epochs(arguments.num_train_epochs.unwrap_or(3.0)),
     };
     let batch = NonZeroU64::new(shape.train_batch()).context("a step has no samples")?;
     let steps = order.total_steps(length, batch)?;
-    let resolved = resolve(&request(Some(steps)))?;
-    let mut notes = samples.totals().notes(max_length);
+    let mut resolved = settle(&flags, Some(steps))?;
+    if is_cut_again {
+        resume::name_origin(&mut resolved);
+    }
+    notes.extend(samples.totals().notes(reading.max_length()));
     refuse_unbuilt(&resolved, &mut notes)?;
-    let evaluation = evaluation(arguments, &read)?;
-
+    let evaluation = data
+        .evaluation
+        .map(|samples| Evaluation { samples, every: arguments.eval_steps.unwrap_or(DEFAULT_STEPS) });
     notes.extend(resolved.notes.iter().map(ToString::to_string));
+    if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
+        resume::note_changes(manifest, &resolved, ranks, &mut notes);
+    }
     let mut job = Job {
         folder,
-        table: table(&model),
+        table,
         model,
         order,
         shape,
@@ -134,7 +174,7 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         recipe: from_config::recipe(&resolved, arguments.max_skipped_steps),
         schedule: from_config::schedule(&resolved, steps)?,
         decays_all: from_config::decays_all(&resolved),
-        seed: arguments.seed,
+        seed,
         samples,
         evaluation,
     };
@@ -144,14 +184,16 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         DeviceArg::Cpu => Target::Cpu { threads: threads(arguments, ranks) },
     };
     let saves = resolved.get("zero_optimization.stage3_gather_16bit_weights_on_model_save");
+    let told = told.unwrap_or_else(|| Told {
+        budget: budget(arguments, device, ranks, &machine),
+        samples: data.path,
+        evaluation: data.evaluation_path,
+        resume: checkpoint.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+    });
     Ok(Asked {
         writes_model: job.settings.stage < 3 || saves.is_none_or(|setting| setting.value != false),
         logging_steps: arguments.logging_steps.unwrap_or(5),
         steps_per_print: resolved.whole("steps_per_print"),
-        budget: match std::env::var(BUDGET) {
-            Ok(told) => told_budget(&told)?,
-            Err(_) => budget(arguments, device, ranks, &machine),
-        },
         name: arguments.model.clone(),
         job,
         resolved,
@@ -159,20 +201,11 @@ pub(super) fn ask(arguments: &TrainArgs) -> anyhow::Result<Asked> {
         device,
         cards: gpus(&machine),
         target,
+        checkpoint,
+        reading,
+        told,
         notes,
     })
-}
-
-fn evaluation(
-    arguments: &TrainArgs,
-    read: &impl Fn(&[PathBuf], Option<u64>) -> Result<Samples, DataError>,
-) -> anyhow::Result<Option<Evaluation>> {
-    if arguments.eval_data.is_empty() {
-        anyhow::ensure!(arguments.eval_steps.is_none(), "--eval-steps was given without --eval-data");
-        return Ok(None);
-    }
-    let samples = read(&arguments.eval_data, None)?;
-    Ok(Some(Evaluation { samples, every: arguments.eval_steps.unwrap_or(500) }))
 }
 
 fn gpus(machine: &Machine) -> u64 {
@@ -196,26 +229,6 @@ fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Resul
     }
     let lines: Vec<String> = lacking.refused.iter().map(|lack| format!("  {lack}")).collect();
     anyhow::bail!("the config asks for what is not yet built:\n{}", lines.join("\n"))
-}
-
-/// The launcher's budget, for its ranks: what is free changes as ranks start, and all of them must choose alike.
-pub(super) const BUDGET: &str = "ZEROTH_BUDGET";
-
-/// A budget as ranks are told it: device, host and both together, `-` for none.
-pub(super) fn budget_text(budget: Budget) -> String {
-    let text = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
-    [budget.device, budget.host, budget.together].map(text).join(",")
-}
-
-fn told_budget(told: &str) -> anyhow::Result<Budget> {
-    let bytes = |text: &str| if text == "-" { Ok(None) } else { text.parse().map(Some) };
-    let numbers: Vec<Option<u64>> = told
-        .split(',')
-        .map(bytes)
-        .collect::<Result<_, _>>()
-        .with_context(|| format!("{BUDGET} is {told:?}: our launcher sets it for its ranks, unset it"))?;
-    anyhow::ensure!(numbers.len() == 3, "{BUDGET} is {told:?}: our launcher sets it for its ranks, unset it");
-    Ok(Budget { device: numbers[0], host: numbers[1], together: numbers[2] })
 }
 
 /// Bytes that a rank may take: what was typed, else what is free.

@@ -6,13 +6,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use zeroth::device::{Gpus, probe};
+use zeroth::step::run::Compiled;
+use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::progress::{Progress, bar_line, line};
 use zeroth::train::report::figures::{Peak, Rate, Work};
 use zeroth::train::report::timing::Timing;
-use zeroth::train::{Done, Job, ReportPlan, Reporters, StepLine, TrainError};
+use zeroth::train::report::Position;
+use zeroth::train::{Done, Job, Report, ReportPlan, Reporters, StepLine, TrainError};
 
 use super::ask::Asked;
-use crate::cli::DeviceArg;
+use super::resume::is_inside;
+use crate::cli::{DeviceArg, TrainArgs};
 use crate::output;
 
 /// Begins a line from a rank that takes the place of the last one on the launcher's terminal.
@@ -40,6 +44,7 @@ struct Since {
 
 pub(super) struct Follower<'a> {
     job: &'a Job,
+    compiled: &'a Compiled,
     reporters: Reporters,
     timing: Timing,
     work: Option<Work>,
@@ -55,11 +60,17 @@ pub(super) struct Follower<'a> {
 }
 
 impl<'a> Follower<'a> {
-    pub(super) fn new(asked: &'a Asked, folder: &Path) -> anyhow::Result<Self> {
-        let plan = ReportPlan::new(&asked.resolved, &[], folder);
+    pub(super) fn new(asked: &'a Asked, compiled: &'a Compiled, arguments: &TrainArgs) -> anyhow::Result<Self> {
+        let folder = arguments.output.as_path();
+        let plan = ReportPlan::new(&asked.resolved, &report_to(arguments)?, folder);
+        // A run that goes on in its own folder keeps what it has told so far; in another, it begins at the next step.
+        let goes_on = asked.checkpoint.as_ref().filter(|found| is_inside(found.folder(), folder));
+        let after = goes_on.map(Checkpoint::manifest);
+        let after = after.map(|manifest| Position { step: manifest.step, samples: manifest.samples_seen });
         Ok(Self {
             job: &asked.job,
-            reporters: Reporters::open(&plan, folder, None)?,
+            compiled,
+            reporters: Reporters::open(&plan, folder, after)?,
             timing: Timing::from_config(&asked.resolved),
             work: Work::of(&asked.job.model, &asked.job.table),
             peak: peak(asked),
@@ -77,9 +88,14 @@ impl<'a> Follower<'a> {
         })
     }
 
+    /// Whether the times of instructions are wanted.
+    pub(super) fn wants_times(&self) -> bool {
+        self.timing.is_wanted()
+    }
+
     /// Lines go to this file too: what a launcher does for the ranks it starts.
     pub(super) fn with_log(mut self, path: &Path) -> anyhow::Result<Self> {
-        self.log = Some(File::create(path)?);
+        self.log = Some(File::options().create(true).append(true).open(path)?);
         Ok(self)
     }
 
@@ -96,13 +112,26 @@ impl<'a> Follower<'a> {
                 self.reporters.step(step)?;
                 self.progress(step);
             }
-            Done::Evaluation(found) => {
+            Done::Times(times) => {
+                if let Some(profile) = self.timing.step(self.compiled, times)? {
+                    self.end();
+                    self.say(&profile);
+                }
+            }
+            Done::Evaluation(found, times) => {
+                self.timing.evaluation(self.compiled, times);
                 self.reporters.evaluation(found)?;
                 self.end();
                 self.say(&format!(
                     "step {} · eval loss {:.4} · perplexity {:.2}",
                     found.step, found.eval_loss, found.eval_perplexity
                 ));
+            }
+            Done::Saving(_) => self.reporters.sync()?,
+            Done::Saved(step, took) => {
+                self.timing.save(took);
+                self.end();
+                self.say(&format!("step {step} · saved"));
             }
         }
         Ok(())
@@ -162,6 +191,11 @@ impl<'a> Follower<'a> {
             output::note("");
         }
     }
+}
+
+/// What else `--report-to` asks for.
+pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
+    Ok(Report::parse(arguments.report_to.iter().map(String::as_str))?)
 }
 
 /// The peak of all cards that ranks run on, where a datasheet tells it. On a processor there is none.

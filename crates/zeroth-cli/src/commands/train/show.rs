@@ -101,8 +101,9 @@ pub(super) fn plan_json(asked: &Asked, compiled: &Compiled) -> Value {
     })
 }
 
-/// The first micro-batch of rank 0, its trained tokens marked.
-pub(super) fn first_batch(asked: &Asked, output: &Output) {
+/// The first micro-batch of rank 0, its trained tokens marked: as text where the model has a tokenizer.
+pub(super) fn first_batch(asked: &Asked, output: &Output) -> anyhow::Result<()> {
+    let encoder = asked.reading.encoder()?;
     let mut batch = MicroBatch::default();
     asked.job.batches().fill(0, 0, 0, &mut batch);
     output::text("first micro-batch, the tokens that are predicted in [brackets]:\n");
@@ -111,10 +112,11 @@ pub(super) fn first_batch(asked: &Asked, output: &Output) {
         let token = |row: usize| {
             // A token is trained where the one before it has it as its label.
             let trained = row > rows.start && batch.labels[row - 1] >= 0;
-            let text = batch.ids[row].to_string();
+            let text = encoder.token_text(batch.ids[row]).unwrap_or_else(|| batch.ids[row].to_string());
             if trained { output.coloured(Colour::Green, &format!("[{text}]")) } else { text }
         };
         let words: Vec<String> = rows.clone().map(token).collect();
         output::text(&format!("  {}\n", words.join(" ")));
     }
+    Ok(())
 }

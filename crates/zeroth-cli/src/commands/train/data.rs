@@ -1,0 +1,106 @@
+//! A run's data: tokenised once, before ranks meet, and opened by each of them.
+
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use zeroth::base::grouped;
+use zeroth::model::ModelConfig;
+use zeroth::train::data::{
+    CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation, prepare as prepare_files,
+};
+
+use super::told::Told;
+use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
+use crate::output;
+
+/// Longer rows are taken only where that is typed.
+const LONGEST: u64 = 2048;
+
+/// How rows become tokens.
+pub(in super::super) struct Reading {
+    folder: PathBuf,
+    options: EncoderOptions,
+    max_length: u64,
+    truncation: Truncation,
+}
+
+impl Reading {
+    pub(in super::super) fn new(arguments: &ReadingArgs, model: &ModelConfig, folder: &Path) -> anyhow::Result<Self> {
+        let columns = Columns::parse(&arguments.columns.join(","))?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            options: EncoderOptions { vocabulary: model.vocab, columns },
+            max_length: arguments
+                .max_length
+                .unwrap_or_else(|| model.max_positions.unwrap_or(LONGEST).min(LONGEST)),
+            truncation: match arguments.truncation_strategy {
+                TruncationArg::Delete => Truncation::Drop,
+                TruncationArg::Left => Truncation::Left,
+                TruncationArg::Right => Truncation::Right,
+            },
+        })
+    }
+
+    pub(in super::super) fn max_length(&self) -> u64 {
+        self.max_length
+    }
+
+    pub(in super::super) fn encoder(&self) -> anyhow::Result<Encoder> {
+        Ok(Encoder::open(&self.folder, self.options.clone())?)
+    }
+
+    pub(in super::super) fn options(&self, max_samples: Option<u64>, packing: bool) -> PrepareOptions {
+        PrepareOptions {
+            max_length: self.max_length,
+            truncation: self.truncation,
+            max_samples: max_samples.and_then(NonZeroU64::new),
+            packing,
+        }
+    }
+}
+
+/// The data of a run, and the caches that hold it.
+pub(super) struct Data {
+    pub(super) samples: Samples,
+    pub(super) path: PathBuf,
+    pub(super) evaluation: Option<Samples>,
+    pub(super) evaluation_path: Option<PathBuf>,
+}
+
+/// What a rank was told to open.
+pub(super) fn open(told: &Told) -> anyhow::Result<Data> {
+    Ok(Data {
+        samples: Samples::open(&told.samples)?,
+        path: told.samples.clone(),
+        evaluation: told.evaluation.as_deref().map(Samples::open).transpose()?,
+        evaluation_path: told.evaluation.clone(),
+    })
+}
+
+/// Tokenises, or finds what was tokenised before.
+pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Result<Data> {
+    anyhow::ensure!(
+        !arguments.eval_data.is_empty() || arguments.eval_steps.is_none(),
+        "--eval-steps was given without --eval-data"
+    );
+    let encoder = reading.encoder()?;
+    let cache = CacheFolder::default_place().with_fallback(std::env::temp_dir().join("zeroth-cache"));
+    let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
+        let prepared = prepare_files(files, &encoder, &reading.options(most, packing), &cache)?;
+        say(&prepared);
+        Ok(prepared)
+    };
+    let train = make(&arguments.data, arguments.max_train_samples, arguments.packing)?;
+    let evaluation = match arguments.eval_data.as_slice() {
+        [] => None,
+        files => Some(make(files, None, false)?),
+    };
+    let (evaluation, evaluation_path) = evaluation.map(|found| (found.samples, found.path)).unzip();
+    Ok(Data { samples: train.samples, path: train.path, evaluation, evaluation_path })
+}
+
+fn say(prepared: &Prepared) {
+    if !prepared.found {
+        output::note(&format!("{} rows read and tokenised in {:.1} s", grouped(prepared.rows), prepared.seconds));
+    }
+}

@@ -1,0 +1,83 @@
+//! The end of a run: what a person looks at, and one object for programs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use zeroth::base::{format_bytes, publish};
+use zeroth::train::checkpoint::list;
+use zeroth::train::{loss_curve, progress, read_losses};
+
+use super::Begun;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+
+pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
+    let Begun { asked, folder, .. } = begun;
+    let losses = read_losses(&folder.metrics())?;
+    let title = format!("{}, {} steps", asked.name, asked.job.steps);
+    publish(&folder.loss_curve(), loss_curve(&losses, &title).as_bytes())?;
+    let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
+    if let (Some(first), Some(last)) = (values.first(), values.last()) {
+        output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
+    }
+    output::note(&format!("metrics and loss curve in {}", folder.root().display()));
+    let newest = list(&folder.checkpoints())?.pop().map(|found| found.folder);
+    if let Some(newest) = &newest {
+        output::note(&format!("newest checkpoint in {}", newest.display()));
+    }
+    if asked.writes_model {
+        let size = folder_bytes(&folder.model());
+        output::note(&format!("model in {} ({})", folder.model().display(), format_bytes(size)));
+    } else if let Some(newest) = &newest {
+        output::note(&format!(
+            "no model was written: stage3_gather_16bit_weights_on_model_save is false. `zeroth checkpoint export {} --output \
+             {}` writes it",
+            newest.display(),
+            folder.model().display()
+        ));
+    } else {
+        output::note("no model was written: stage3_gather_16bit_weights_on_model_save is false, and --save-steps is 0");
+    }
+    if output.is_json() {
+        let loss = |place: Option<&(u64, f64)>| place.map(|(_, loss)| *loss);
+        output::json(&serde_json::json!({
+            "steps": losses.len(),
+            "first_loss": loss(losses.first()),
+            "last_loss": loss(losses.last()),
+            "output": folder.root(),
+            "checkpoint": newest,
+            "model": asked.writes_model.then(|| folder.model()),
+        }))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn folder_bytes(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
+/// Where a rank leaves its part of the timeline.
+pub(super) fn trace_part(output: &Path, rank: usize) -> PathBuf {
+    output.join(format!("logs/trace-{rank}.part"))
+}
+
+/// Puts the ranks' parts of the timeline together.
+pub(super) fn joined_trace(path: &Path, output: &Path, ranks: usize) -> anyhow::Result<()> {
+    let parts: Vec<String> = (0..ranks)
+        .map(|rank| std::fs::read_to_string(trace_part(output, rank)))
+        .collect::<Result<_, _>>()?;
+    trace(path, &parts)?;
+    for rank in 0..ranks {
+        std::fs::remove_file(trace_part(output, rank))?;
+    }
+    Ok(())
+}
+
+pub(super) fn trace(path: &Path, parts: &[String]) -> anyhow::Result<()> {
+    let text = format!("{{\"traceEvents\": [\n{}\n]}}\n", parts.join(",\n"));
+    publish(path, text.as_bytes())
+        .with_context(|| format!("cannot write the trace to {}", path.display()))?;
+    output::note(&format!("timeline in {}: open it at ui.perfetto.dev", path.display()));
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! Ranks that another launcher has started on this machine: torchrun, srun, mpirun. Rank 0 does our launcher's work, the
+//! others wait for its word, and then all of them are ranks.
+
+use zeroth::comm::environment::Place;
+use zeroth::comm::rendezvous::{Host, MeetError, Patience, attend};
+
+use super::told::Told;
+use super::{ask, begin, finish, launch, rank};
+use crate::cli::TrainArgs;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+use crate::signals::{Role, Signals};
+
+/// This process's place among ranks that another launcher started; none where nobody did.
+pub(super) fn place() -> anyhow::Result<Option<Place>> {
+    Ok(Place::of_this_process()?)
+}
+
+pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyhow::Result<Exit> {
+    let ranks = place.world as u64;
+    if let Some(typed) = arguments.ranks.filter(|typed| *typed != ranks) {
+        anyhow::bail!(
+            "--ranks {typed} was given, and {} has started {ranks}: leave --ranks out, or start that many",
+            place.launcher
+        );
+    }
+    let signals = Signals::install(Role::Own)?;
+    let patience = Patience::default().tell(|waiting| output::note(&waiting.to_string()));
+    if place.rank == 0 { host(arguments, place, output, &signals, patience) } else { guest(arguments, place, &signals, &patience) }
+}
+
+fn host(
+    arguments: &TrainArgs,
+    place: &Place,
+    output: &Output,
+    signals: &Signals,
+    patience: Patience,
+) -> anyhow::Result<Exit> {
+    let host = Host::open(&place.job, place.world, patience)?;
+    let begun = match begin(arguments, Some(place.world as u64), output) {
+        Ok(Ok(begun)) => begun,
+        Ok(Err(exit)) => {
+            host.refuse(&(exit as u8).to_string());
+            return Ok(exit);
+        }
+        Err(error) => {
+            host.refuse(&(Exit::Wrong as u8).to_string());
+            return Err(error);
+        }
+    };
+    let told = begun.asked.told.to_text()?;
+    let comm = host.begin(launch::REGION, told.as_bytes())?.join(0, &rank::options(&begun.asked))?;
+    let exit = rank::joined(arguments, &begun.asked, &begun.compiled, comm, signals)?;
+    if exit == Exit::Done { finish::summary(&begun, output) } else { Ok(exit) }
+}
+
+fn guest(arguments: &TrainArgs, place: &Place, signals: &Signals, patience: &Patience) -> anyhow::Result<Exit> {
+    let invitation = match attend(&place.job, place.rank, place.world, patience) {
+        Ok(invitation) => invitation,
+        // Rank 0 has said why, and tells with which exit code.
+        Err(MeetError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
+        Err(error) => return Err(error.into()),
+    };
+    let told = Told::read(invitation.message())?;
+    let mut asked = ask::ask(arguments, Some(place.world as u64), Some(told))?;
+    let compiled = match asked.fit()? {
+        Ok(compiled) => compiled,
+        Err(misfit) => {
+            output::error(&misfit);
+            return Ok(Exit::DoesNotFit);
+        }
+    };
+    let comm = invitation.join(&rank::options(&asked))?;
+    rank::joined(arguments, &asked, &compiled, comm, signals)
+}

@@ -1,0 +1,152 @@
+//! One rank: its device, what it does besides steps, and how it ends.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use zeroth::base::publish;
+use zeroth::comm::Comm;
+use zeroth::comm::local::{LocalComm, Options, join_from_environment};
+use zeroth::device::cpu::CpuDevice;
+use zeroth::device::cuda::CudaDevice;
+use zeroth::device::{Device, Target, Tier};
+use zeroth::step::run::Compiled;
+use zeroth::train::{Chores, Ended, TrainError, Wish, train};
+
+use super::ask::{self, Asked};
+use super::follow::Follower;
+use super::{Begun, Told, finish, saves};
+use crate::cli::TrainArgs;
+use crate::exit::Exit;
+use crate::output;
+use crate::signals::{Role, Signals};
+
+/// A rank alone: launcher and rank in one process.
+pub(super) fn alone(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
+    let Begun { asked, compiled, folder } = begun;
+    let follower = Follower::new(asked, compiled, arguments)?.with_log(&folder.log(0)?)?;
+    let ended = steps(arguments, asked, compiled, None, Some(follower), signals)?;
+    match ended {
+        Ok(ended) => {
+            if let (Some(path), Some(trace)) = (&arguments.trace, &ended.trace) {
+                finish::trace(path, &[trace.to_json_lines()?])?;
+            }
+            Ok(end(&ended, signals))
+        }
+        Err(error) => Ok(failed(&error)),
+    }
+}
+
+/// One rank of several, started by our launcher.
+pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
+    let signals = Signals::install(Role::Watched)?;
+    let mut asked = ask::ask(arguments, None, Told::from_environment()?)?;
+    // The launcher has checked and shown everything; a rank says only what goes wrong.
+    let compiled = match asked.fit()? {
+        Ok(compiled) => compiled,
+        Err(misfit) => {
+            output::error(&misfit);
+            return Ok(Exit::DoesNotFit);
+        }
+    };
+    let comm = join_from_environment(&options(&asked))?.context("the launcher's variables are gone")?;
+    joined(arguments, &asked, &compiled, comm, &signals)
+}
+
+/// How a rank joins the others.
+pub(super) fn options(asked: &Asked) -> Options {
+    let threads = match asked.target {
+        Target::Cpu { threads } => threads,
+        Target::Cuda => 1,
+    };
+    Options::default().threads(threads).on_slow(|slow| output::note(&slow.to_string()))
+}
+
+/// A rank that has joined the others.
+pub(super) fn joined(
+    arguments: &TrainArgs,
+    asked: &Asked,
+    compiled: &Compiled,
+    comm: LocalComm,
+    signals: &Signals,
+) -> anyhow::Result<Exit> {
+    let number = comm.rank();
+    let follower =
+        if number == 0 { Some(Follower::new(asked, compiled, arguments)?) } else { None };
+    match steps(arguments, asked, compiled, Some(Box::new(comm)), follower, signals)? {
+        Ok(ended) => {
+            if let Some(trace) = ended.trace.as_ref().filter(|_| arguments.trace.is_some()) {
+                publish(&finish::trace_part(&arguments.output, number), trace.to_json_lines()?.as_bytes())?;
+            }
+            Ok(end(&ended, signals))
+        }
+        // All ranks find the same: one says it.
+        Err(TrainError::NotFinite { .. } | TrainError::AtMinScale { .. }) if number != 0 => Ok(Exit::Failed),
+        Err(error) => Ok(failed(&error)),
+    }
+}
+
+/// Trains, and follows what is done.
+fn steps(
+    arguments: &TrainArgs,
+    asked: &Asked,
+    compiled: &Compiled,
+    comm: Option<Box<dyn Comm>>,
+    mut follower: Option<Follower<'_>>,
+    signals: &Signals,
+) -> anyhow::Result<Result<Ended, TrainError>> {
+    let number = comm.as_ref().map_or(0, |comm| comm.rank());
+    let device = device(asked, compiled, number)?;
+    let save_now = arguments.output.join("save-now");
+    let wish = || wish(signals, number, &save_now);
+    let saves = saves::saves(arguments, asked);
+    let chores = Chores {
+        model: asked.writes_model.then(|| arguments.output.join("model")),
+        trace: arguments.trace.is_some(),
+        timed: follower.as_ref().is_some_and(Follower::wants_times),
+        look: asked.logging_steps,
+        saves: Some(&saves),
+        from: asked.checkpoint.as_ref(),
+        wish: &wish,
+    };
+    let ended = train(&asked.job, compiled, device, comm, &chores, &mut |done| {
+        follower.as_mut().map_or(Ok(()), |follower| follower.take(done))
+    });
+    if let Some(follower) = &mut follower {
+        follower.end();
+    }
+    Ok(ended)
+}
+
+/// What is asked for from outside. The file is taken away as soon as it is seen: it asks for one save.
+fn wish(signals: &Signals, number: usize, save_now: &Path) -> Wish {
+    if signals.asked().is_some() {
+        Wish::Stop
+    } else if number == 0 && save_now.exists() && fs::remove_file(save_now).is_ok() {
+        Wish::Save
+    } else {
+        Wish::GoOn
+    }
+}
+
+/// The device of a rank, with an arena as large as planned. Ranks beyond the cards there are share them.
+fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
+    let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+    Ok(match asked.target {
+        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
+        Target::Cuda => Box::new(CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, host)?),
+    })
+}
+
+/// The end of a rank that did not fail.
+fn end(ended: &Ended, signals: &Signals) -> Exit {
+    match signals.asked() {
+        Some(asked) if ended.stopped => Exit::after(asked),
+        _ => Exit::Done,
+    }
+}
+
+fn failed(error: &TrainError) -> Exit {
+    output::error(&error.to_string());
+    Exit::Failed
+}

@@ -1,0 +1,119 @@
+//! `--resume`: which checkpoint, and what of it a command keeps.
+
+use std::path::Path;
+
+use anyhow::Context;
+use zeroth::config::resolve::{Flags, Origin, Resolved};
+use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_good};
+use zeroth::train::{changes, cut_again};
+
+use crate::cli::TrainArgs;
+
+/// How a rank's samples of a step are cut.
+const CUT: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
+/// How many changed keys are listed.
+const SHOWN: usize = 12;
+
+/// The checkpoint to go on from, verified; none where `auto` finds none.
+pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
+    match arguments.resume.as_deref() {
+        None => Ok(None),
+        Some("auto") => newest(&arguments.output, notes),
+        Some(named) => {
+            let folder = Path::new(named);
+            if folder.join("manifest.json").is_file() {
+                let checkpoint = Checkpoint::open(folder)?;
+                checkpoint.verify()?;
+                return Ok(Some(checkpoint));
+            }
+            let found = newest(folder, notes)?;
+            Ok(Some(found.with_context(|| {
+                format!(
+                    "--resume {named}: there is no good checkpoint; give a run's folder, one of its checkpoints/step-N, or \
+                     auto{}",
+                    notes.iter().map(|note| format!("\n  {note}")).collect::<String>()
+                )
+            })?))
+        }
+    }
+}
+
+/// The newest checkpoint of a run that verifies. Those that do not are named.
+pub(super) fn newest(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
+    let newest = newest_good(&run.join("checkpoints"))?;
+    for (folder, error) in &newest.refused {
+        notes.push(format!("{} was passed over: {error}", folder.display()));
+    }
+    Ok(newest.found)
+}
+
+/// Keeps the checkpoint's samples a step: sets what was left open so that the ranks there are share them. Whether anything
+/// was set.
+pub(super) fn keep_batch(
+    manifest: &Manifest,
+    resolved: &Resolved,
+    ranks: u64,
+    flags: &mut Flags,
+) -> anyhow::Result<bool> {
+    let typed = |key: &str| {
+        let setting = resolved.get(key)?;
+        let is_typed = matches!(setting.origin, Origin::File(_) | Origin::Flag(_));
+        is_typed.then(|| resolved.whole(key)).flatten()
+    };
+    let keys = CUT;
+    let whole = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
+    let batch = manifest.batch.train_batch_size;
+    if whole(keys[0]) * whole(keys[1]) * ranks == batch {
+        return Ok(false);
+    }
+    anyhow::ensure!(
+        typed("train_batch_size").is_none_or(|typed| typed == batch),
+        "train_batch_size is {}, and the checkpoint was trained with {batch} samples a step; going on keeps that: set it to \
+         {batch}, or leave it out",
+        whole("train_batch_size")
+    );
+    let (micro, times) = cut_again(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
+    flags.per_device_train_batch_size = Some(micro);
+    flags.gradient_accumulation_steps = Some(times);
+    Ok(true)
+}
+
+/// Says of what [`keep_batch`] set where it came from.
+pub(super) fn name_origin(resolved: &mut Resolved) {
+    for setting in resolved.settings.iter_mut().filter(|setting| CUT.contains(&setting.key.path)) {
+        setting.origin = Origin::Auto("the checkpoint's samples a step".to_owned());
+    }
+}
+
+/// The order of the data stays the checkpoint's, whatever was typed.
+pub(super) fn keep_order(manifest: &Manifest, seed: &mut u64, shuffle: &mut bool, notes: &mut Vec<String>) {
+    if (*seed, *shuffle) != (manifest.seed, manifest.data.shuffle) {
+        notes.push(format!(
+            "--seed {} and --shuffle {} stay those of the checkpoint: others would change the order of the data",
+            manifest.seed, manifest.data.shuffle
+        ));
+    }
+    (*seed, *shuffle) = (manifest.seed, manifest.data.shuffle);
+}
+
+/// What else has changed: the command wins, and says so.
+pub(super) fn note_changes(manifest: &Manifest, resolved: &Resolved, ranks: u64, notes: &mut Vec<String>) {
+    if manifest.ranks != ranks {
+        notes.push(format!("changed since the checkpoint: ranks: {} → {ranks}", manifest.ranks));
+    }
+    let changed = changes(&manifest.config, &resolved.to_json());
+    let more = changed.len().saturating_sub(SHOWN);
+    notes.extend(changed.into_iter().take(SHOWN).map(|change| format!("changed since the checkpoint: {change}")));
+    if more > 0 {
+        notes.push(format!("and {more} more; checkpoints keep the config they were written with in manifest.json"));
+    }
+}
+
+/// Whether a checkpoint belongs to a run's folder.
+pub(super) fn is_inside(checkpoint: &Path, run: &Path) -> bool {
+    let whole = |path: &Path| path.canonicalize().ok();
+    match (whole(checkpoint), whole(run)) {
+        (Some(checkpoint), Some(run)) => checkpoint.starts_with(run.join("checkpoints")),
+        _ => false,
+    }
+}

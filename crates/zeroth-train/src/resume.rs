@@ -1,0 +1,231 @@
+//! Going on from a checkpoint: how its batch is cut anew, what of a command it overrules, and its state on a rank.
+
+use serde_json::Value;
+use zeroth_device::Control;
+use zeroth_step::run::{Engine, RunError, State};
+
+use crate::checkpoint::{Checkpoint, ControlState, Manifest};
+use crate::data::Samples;
+
+/// A checkpoint that a command cannot go on from.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResumeError {
+    /// The samples of a step cannot be shared.
+    #[error(
+        "the checkpoint was trained with {batch} samples a step, and going on keeps that: {ranks} ranks cannot share them \
+         evenly; {} can", listed(works)
+    )]
+    Ranks {
+        /// Samples of a step.
+        batch: u64,
+        /// Ranks of the command.
+        ranks: u64,
+        /// Numbers of ranks that work.
+        works: Vec<u64>,
+    },
+    /// What was typed gives another batch.
+    #[error(
+        "the checkpoint was trained with {batch} samples a step, and going on keeps that: {asked} on {ranks} rank(s) cannot \
+         give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
+         gradient_accumulation_steps: {}", pairs(works)
+    )]
+    Batch {
+        /// Samples of a step.
+        batch: u64,
+        /// Ranks of the command.
+        ranks: u64,
+        /// What was asked for, in words.
+        asked: String,
+        /// Micro-batch and accumulation that work.
+        works: Vec<(u64, u64)>,
+    },
+    /// Other data.
+    #[error(
+        "the checkpoint was trained on other data: {before} samples then, {now} now{}. Its place in the data means nothing \
+         here. Give the same --data, --columns, --max-length and --packing, or export the checkpoint (`zeroth checkpoint \
+         export`) and begin a new run from that model", if before == now { ", with other tokens or labels" } else { "" }
+    )]
+    Data {
+        /// Samples of the checkpoint's data.
+        before: u64,
+        /// Samples of the command's.
+        now: u64,
+    },
+}
+
+fn listed(numbers: &[u64]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn pairs(works: &[(u64, u64)]) -> String {
+    works.iter().map(|(micro, times)| format!("{micro} × {times}")).collect::<Vec<_>>().join(", ")
+}
+
+fn divisors(number: u64) -> Vec<u64> {
+    (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect()
+}
+
+/// Micro-batch and accumulation that give a step of `batch` samples on `ranks` ranks; what was typed stays. Where nothing
+/// was, micro-batches become as large as they were before, or the next smaller size that divides a rank's samples.
+pub fn cut_again(
+    batch: u64,
+    ranks: u64,
+    typed: (Option<u64>, Option<u64>),
+    before: u64,
+) -> Result<(u64, u64), ResumeError> {
+    if !batch.is_multiple_of(ranks) {
+        return Err(ResumeError::Ranks { batch, ranks, works: divisors(batch) });
+    }
+    let own = batch / ranks;
+    let fits = |(micro, times): &(u64, u64)| {
+        typed.0.is_none_or(|typed| typed == *micro) && typed.1.is_none_or(|typed| typed == *times)
+    };
+    let works: Vec<(u64, u64)> = divisors(own).into_iter().map(|micro| (micro, own / micro)).collect();
+    let nearest = works.iter().filter(|cut| fits(cut)).max_by_key(|(micro, _)| {
+        // The largest that is not larger than before; else the smallest.
+        if *micro <= before { (1, *micro) } else { (0, u64::MAX - micro) }
+    });
+    nearest.copied().ok_or_else(|| {
+        let micro = typed.0.map(|micro| format!("train_micro_batch_size_per_gpu {micro}"));
+        let times = typed.1.map(|times| format!("gradient_accumulation_steps {times}"));
+        let asked = [micro, times].into_iter().flatten().collect::<Vec<_>>().join(" with ");
+        ResumeError::Batch { batch, ranks, asked, works: works.clone() }
+    })
+}
+
+/// Whether the data is that of the checkpoint.
+pub fn same_data(manifest: &Manifest, samples: &Samples) -> Result<(), ResumeError> {
+    let (before, now) = (manifest.data.samples, samples.count().get());
+    if manifest.data.hash == data_hash(samples) { Ok(()) } else { Err(ResumeError::Data { before, now }) }
+}
+
+/// The data's hash as manifests write it.
+pub(crate) fn data_hash(samples: &Samples) -> String {
+    format!("{:016x}", samples.hash())
+}
+
+/// What has changed since the checkpoint, key by key: then and now. What follows from the number of ranks is left out.
+pub fn changes(before: &Value, now: &Value) -> Vec<String> {
+    const FOLLOWS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
+    let (mut old, mut new) = (Vec::new(), Vec::new());
+    flatten("", before, &mut old);
+    flatten("", now, &mut new);
+    let value_in = |list: &[(String, Value)], path: &str| {
+        list.iter().find(|(key, _)| key == path).map(|(_, value)| value.clone())
+    };
+    let mut paths: Vec<&String> = old.iter().chain(&new).map(|(path, _)| path).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    let changed = paths.into_iter().filter(|path| !FOLLOWS.contains(&path.as_str())).filter_map(|path| {
+        let (then, now) = (value_in(&old, path), value_in(&new, path));
+        let shown = |value: Option<Value>| value.map_or_else(|| "absent".to_owned(), |v| v.to_string());
+        (then != now).then(|| format!("{path}: {} → {}", shown(then), shown(now)))
+    });
+    changed.collect()
+}
+
+fn flatten(path: &str, value: &Value, into: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                flatten(&path, value, into);
+            }
+        }
+        other => into.push((path.to_owned(), other.clone())),
+    }
+}
+
+/// Loads what a rank holds of a checkpoint: weights, moments, and what the device remembers.
+pub(crate) fn restore(
+    checkpoint: &Checkpoint,
+    engine: &mut Engine<'_>,
+    names: &[String],
+) -> Result<(), RunError> {
+    let manifest = checkpoint.manifest();
+    engine.load(&mut |param, range, elements| {
+        checkpoint.read_f32(State::Weights, &names[param.index()], range, elements)?;
+        Ok(())
+    })?;
+    for state in engine.states() {
+        // Another optimizer than the checkpoint's begins with what it always begins with.
+        if state != State::Weights && manifest.states.contains(&state) {
+            engine.restore(state, &mut |param, range, elements| {
+                checkpoint.read_f32(state, &names[param.index()], range, elements)?;
+                Ok(())
+            })?;
+        }
+    }
+    let started = engine.control()?;
+    engine.go_on(manifest.step, &with(started, &manifest.control))
+}
+
+/// What the device carries on, put over what it starts with.
+fn with(started: Control, saved: &ControlState) -> Control {
+    Control {
+        applied: saved.applied,
+        skipped: saved.skipped,
+        loss_scale: saved.loss_scale,
+        iteration: saved.iteration,
+        last_overflow: saved.last_overflow,
+        hysteresis_left: saved.hysteresis_left,
+        ..started
+    }
+}
+
+/// What of the device's control a checkpoint keeps.
+pub(crate) fn control_state(control: &Control) -> ControlState {
+    ControlState {
+        applied: control.applied,
+        skipped: control.skipped,
+        loss_scale: control.loss_scale,
+        iteration: control.iteration,
+        last_overflow: control.last_overflow,
+        hysteresis_left: control.hysteresis_left,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_of_twelve_is_cut_anew_for_any_ranks_that_divide_it() {
+        let open = (None, None);
+        assert_eq!(cut_again(12, 2, open, 2), Ok((2, 3)));
+        assert_eq!(cut_again(12, 1, open, 2), Ok((2, 6)));
+        assert_eq!(cut_again(12, 3, open, 2), Ok((2, 2)));
+        assert_eq!(cut_again(12, 4, open, 2), Ok((1, 3)));
+        assert_eq!(cut_again(12, 12, open, 2), Ok((1, 1)));
+        assert_eq!(cut_again(12, 2, (Some(6), None), 2), Ok((6, 1)));
+        assert_eq!(cut_again(12, 2, (None, Some(2)), 2), Ok((3, 2)));
+    }
+
+    #[test]
+    fn what_cannot_be_lists_what_can() {
+        assert_eq!(
+            cut_again(12, 5, (None, None), 2).unwrap_err().to_string(),
+            "the checkpoint was trained with 12 samples a step, and going on keeps that: 5 ranks cannot share them evenly; \
+             1, 2, 3, 4, 6, 12 can"
+        );
+        assert_eq!(
+            cut_again(12, 2, (Some(4), None), 2).unwrap_err().to_string(),
+            "the checkpoint was trained with 12 samples a step, and going on keeps that: train_micro_batch_size_per_gpu 4 on \
+             2 rank(s) cannot give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
+             gradient_accumulation_steps: 1 × 6, 2 × 3, 3 × 2, 6 × 1"
+        );
+    }
+
+    #[test]
+    fn changes_are_named_by_their_whole_path() {
+        let before = json!({"zero_optimization": {"stage": 3}, "gradient_clipping": 1.0, "train_micro_batch_size_per_gpu": 2});
+        let now = json!({"zero_optimization": {"stage": 2, "overlap_comm": true}, "gradient_clipping": 1.0,
+                         "train_micro_batch_size_per_gpu": 1});
+        assert_eq!(
+            changes(&before, &now),
+            ["zero_optimization.overlap_comm: absent → true", "zero_optimization.stage: 3 → 2"]
+        );
+    }
+}

@@ -1,0 +1,180 @@
+//! Disks that are full or read-only, ranks that die and are started again: said in plain words, and nothing that was saved
+//! is lost.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::running::{Long, Running, signal};
+use super::{golden, metrics, new_data, new_model, text, train, train_on};
+use crate::common::zeroth;
+
+/// A filesystem of its own, in memory; `None` where this user may not mount one.
+struct Small {
+    folder: tempfile::TempDir,
+}
+
+impl Small {
+    fn mount(bytes: u64) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let size = format!("size={bytes}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs", text(folder.path())]).output();
+        if mounted.is_ok_and(|output| output.status.success()) {
+            return Some(Self { folder });
+        }
+        println!("skipped: mounting a small filesystem needs root (sudo -E cargo nextest run -p zeroth-cli faults)");
+        None
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn again(&self, options: &str) {
+        let done = Command::new("mount").args(["-o", options, text(self.path())]).status().unwrap();
+        assert!(done.success());
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l", text(self.path())]).status();
+    }
+}
+
+/// Starts a run whose checkpoints take about 1.4 MB each.
+fn start(folder: &Path, output: &Path, more: &[&str]) -> Running {
+    let model = new_model(folder, 64, 3, 128, 256);
+    let data = new_data(folder, 50, 24, 256);
+    let arguments = [
+        "train", "--device", "cpu", "--model", text(&model), "--data", text(&data), "--output", text(output), "--ranks",
+        "2", "--deepspeed", "zero3", "--max-steps", "4000", "--save-steps", "4000", "--threads-per-rank", "1",
+    ];
+    Running::start(folder, &[&arguments, more].concat())
+}
+
+/// Asks for a save and waits for it.
+fn save(run: &mut Running, output: &Path) -> PathBuf {
+    fs::write(output.join("save-now"), "").unwrap();
+    let latest = output.join("checkpoints/latest");
+    run.wait_until(Duration::from_secs(30), "it has saved", || latest.exists());
+    output.join("checkpoints").join(fs::read_to_string(latest).unwrap().trim())
+}
+
+#[test]
+fn a_disk_that_fills_up_stops_the_run_and_the_last_checkpoint_stays() {
+    let Some(small) = Small::mount(8 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let output = small.path().join("run");
+    let mut run = start(folder.path(), &output, &[]);
+    run.wait_for_steps(&output, 2);
+    let kept = save(&mut run, &output);
+    // Somebody else fills the disk: all but 600 kB.
+    let free: u64 = {
+        let told = Command::new("df").args(["--output=avail", "-B1", text(small.path())]).output().unwrap();
+        String::from_utf8(told.stdout).unwrap().lines().nth(1).unwrap().trim().parse().unwrap()
+    };
+    fs::write(small.path().join("other"), vec![1; free as usize - 600_000]).unwrap();
+    fs::write(output.join("save-now"), "").unwrap();
+    assert_eq!(run.code(), Some(1), "{}", run.said());
+    let said = run.said();
+    for words in ["could not be saved", "disk is full", "needs", "--resume auto"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let verified = zeroth(&["checkpoint", "verify", text(&kept)]);
+    assert_eq!(verified.code, 0, "{}", verified.stderr);
+    let names: Vec<String> = fs::read_dir(output.join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(names.len(), 2, "nothing half-written is left: {names:?}");
+    // With room again, the run goes on.
+    fs::remove_file(small.path().join("other")).unwrap();
+    let mut run = start(folder.path(), &output, &["--resume", "auto"]);
+    let step: usize = kept.file_name().unwrap().to_str().unwrap()["step-".len()..].parse().unwrap();
+    run.wait_for_steps(&output, step + 2);
+    assert!(run.said().contains(&format!("after {step} of 4000 steps")), "{}", run.said());
+}
+
+#[test]
+fn a_filesystem_that_becomes_read_only_is_named() {
+    let Some(small) = Small::mount(8 << 20) else { return };
+    let output = small.path().join("run");
+    train_on(&golden("qwen3-tied"), &golden("qwen3-tied").join("data.jsonl"), &output, &["--max-steps", "2"]).assert_done();
+    small.again("remount,ro");
+    let again = train_on(
+        &golden("qwen3-tied"),
+        &golden("qwen3-tied").join("data.jsonl"),
+        &small.path().join("new"),
+        &["--max-steps", "2"],
+    );
+    assert_eq!(again.code, 2, "{}", again.stderr);
+    assert!(again.stderr.contains("Read-only file system"), "{}", again.stderr);
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_refused_before_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--max-steps", "40", "--save-steps", "1", "--disk-space", "1MB"];
+    let ended = train("qwen3-tied", &folder.path().join("run"), &flags);
+    assert_eq!(ended.code, 3, "{}", ended.stderr);
+    for words in ["40 checkpoints", "--disk-space gives 1 MB", "--save-total-limit 2"] {
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    }
+    assert!(!folder.path().join("run").exists());
+}
+
+#[test]
+fn weights_that_are_missing_or_of_another_shape_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = folder.path().join("model");
+    fs::create_dir(&broken).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(golden("qwen3-tied").join(name), broken.join(name)).unwrap();
+    }
+    let data = golden("qwen3-tied").join("data.jsonl");
+    let config = fs::read_to_string(broken.join("config.json")).unwrap();
+    let mut wider: serde_json::Value = serde_json::from_str(&config).unwrap();
+    wider["intermediate_size"] = (wider["intermediate_size"].as_u64().unwrap() + 8).into();
+    fs::write(broken.join("config.json"), wider.to_string()).unwrap();
+    let ended = train_on(&broken, &data, &folder.path().join("run"), &[]);
+    assert_eq!(ended.code, 2, "{}", ended.stderr);
+    assert!(ended.stderr.contains("mlp.down_proj.weight"), "{}", ended.stderr);
+    fs::write(broken.join("config.json"), config).unwrap();
+    let index = r#"{"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}"#;
+    fs::remove_file(broken.join("model.safetensors")).unwrap();
+    fs::write(broken.join("model.safetensors.index.json"), index).unwrap();
+    let ended = train_on(&broken, &data, &folder.path().join("run"), &[]);
+    assert_eq!(ended.code, 2, "{}", ended.stderr);
+    assert!(ended.stderr.contains("model-00001-of-00002.safetensors"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_rank_that_dies_is_started_again_from_the_newest_checkpoint() {
+    let mut long = Long::start(2, &["--max-steps", "60", "--save-steps", "5", "--max-restarts", "2"]);
+    long.running.wait_for_steps(&long.output, 8);
+    signal(long.running.ranks()[1], "KILL");
+    assert_eq!(long.running.code(), Some(0), "{}", long.running.said());
+    let said = long.running.said();
+    assert!(said.contains("starting again (1 of 2) from step "), "{said}");
+    let steps: Vec<u64> = metrics(&long.output).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..=60).collect::<Vec<u64>>(), "each step appears once");
+    assert!(long.output.join("model/model.safetensors").exists());
+}
+
+#[test]
+fn restarts_come_to_an_end() {
+    let mut long = Long::start(2, &["--save-steps", "1", "--max-restarts", "1"]);
+    let run = &mut long.running;
+    let before = run.ranks();
+    signal(before[0], "KILL");
+    let begun = Instant::now();
+    while run.ranks().len() < 2 || run.ranks().iter().any(|rank| before.contains(rank)) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{}", run.said());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal(run.ranks()[0], "KILL");
+    assert_eq!(run.code(), Some(1), "{}", run.said());
+    assert_eq!(run.said().matches("starting again").count(), 1, "{}", run.said());
+}
