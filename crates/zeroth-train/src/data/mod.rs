@@ -3,14 +3,30 @@
 //! A format of rows is a file beside this one that turns a row into tokens and labels and hands them to
 //! [`SamplesBuilder`]; today that is [`read_ready_tokens`].
 
+mod assistant;
+mod chat_template;
+mod columns;
+mod conversation;
+mod encode;
+mod encoder;
 mod error;
 mod lines;
+mod python;
 mod ready;
+mod ready_row;
+mod row;
+mod row_problem;
+mod tokenizer;
 
 use std::num::NonZeroU64;
 
-pub use error::{DataError, RowProblem};
+pub use columns::{Columns, ColumnsError};
+pub use encode::{Encode, Encoded};
+pub use encoder::{Encoder, EncoderError, EncoderOptions};
+pub use error::DataError;
+pub use python::Day;
 pub use ready::{ReadOptions, read_ready_tokens};
+pub use row_problem::{MessageProblem, RowProblem};
 use zeroth_base::grouped;
 
 /// A label that is not trained, as in PyTorch and Hugging Face.

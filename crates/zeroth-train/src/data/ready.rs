@@ -7,8 +7,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use zeroth_base::nearest;
 
+use super::columns::Columns;
 use super::lines::{Lines, check};
-use super::{DataError, IGNORED, RowProblem, Samples, SamplesBuilder};
+use super::ready_row::{Lists, kind};
+use super::{DataError, Encoded, RowProblem, Samples, SamplesBuilder};
 
 /// What to hold rows to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +48,7 @@ struct Row {
 pub fn read_ready_tokens(files: &[PathBuf], options: &ReadOptions) -> Result<Samples, DataError> {
     check(files)?;
     let mut samples = SamplesBuilder::new(options.max_length);
-    let (mut ids, mut labels) = (Vec::new(), Vec::new());
+    let mut row = Encoded::default();
     'files: for path in files {
         let mut lines = Lines::open(path)?;
         let mut rows = 0_u64;
@@ -56,12 +58,12 @@ pub fn read_ready_tokens(files: &[PathBuf], options: &ReadOptions) -> Result<Sam
             }
             let Some((line, text)) = lines.next()? else { break };
             rows += 1;
-            take_row(text, options.vocabulary, &mut ids, &mut labels).map_err(|problem| DataError::Row {
+            take_row(text, options.vocabulary, &mut row).map_err(|problem| DataError::Row {
                 path: path.clone(),
                 line,
                 problem,
             })?;
-            samples.push(&ids, &labels);
+            samples.push(&row.ids, &row.labels);
         }
         refuse_empty(path, rows)?;
     }
@@ -73,63 +75,9 @@ fn refuse_empty(path: &Path, rows: u64) -> Result<(), DataError> {
 }
 
 /// Puts the row's tokens and labels into the two buffers.
-fn take_row(
-    text: &[u8],
-    vocabulary: u64,
-    ids: &mut Vec<i32>,
-    labels: &mut Vec<i32>,
-) -> Result<(), RowProblem> {
-    let mut row: Row = serde_json::from_slice(text).map_err(|error| diagnose(text, &error))?;
-    let tokens = row.input_ids.len();
-    let same_length = |key, list: Option<&Vec<i64>>| match list {
-        Some(list) if list.len() != tokens => {
-            Err(RowProblem::Lengths { key, found: list.len(), expected: tokens })
-        }
-        _ => Ok(()),
-    };
-    same_length("labels", row.labels.as_ref())?;
-    same_length("attention_mask", row.attention_mask.as_ref())?;
-    if let Some(mask) = &row.attention_mask {
-        let end = without_padding(mask)?;
-        row.input_ids.truncate(end);
-        row.labels.iter_mut().for_each(|labels| labels.truncate(end));
-    }
-    if row.input_ids.is_empty() {
-        return Err(RowProblem::Empty);
-    }
-
-    let within = |id: i64| u64::try_from(id).is_ok_and(|id| id < vocabulary);
-    ids.clear();
-    labels.clear();
-    for (place, &id) in row.input_ids.iter().enumerate() {
-        if !within(id) {
-            return Err(RowProblem::Token { place, id, vocabulary });
-        }
-        ids.push(id as i32);
-    }
-    let Some(given) = row.labels else {
-        labels.extend_from_slice(ids);
-        return Ok(());
-    };
-    for (place, &label) in given.iter().enumerate() {
-        if label != i64::from(IGNORED) && !within(label) {
-            return Err(RowProblem::Label { place, label, vocabulary });
-        }
-        labels.push(label as i32);
-    }
-    Ok(())
-}
-
-/// Where the padding at the end begins.
-fn without_padding(mask: &[i64]) -> Result<usize, RowProblem> {
-    if let Some(place) = mask.iter().position(|&entry| entry != 0 && entry != 1) {
-        return Err(RowProblem::Mask { place, found: mask[place] });
-    }
-    let end = mask.iter().rposition(|&entry| entry == 1).map_or(0, |last| last + 1);
-    match mask[..end].iter().position(|&entry| entry == 0) {
-        Some(place) => Err(RowProblem::PaddingInside { place }),
-        None => Ok(end),
-    }
+fn take_row(text: &[u8], vocabulary: u64, into: &mut Encoded) -> Result<(), RowProblem> {
+    let row: Row = serde_json::from_slice(text).map_err(|error| diagnose(text, &error))?;
+    Lists { ids: row.input_ids, labels: row.labels, mask: row.attention_mask }.take(vocabulary, into)
 }
 
 /// Why a line is no [`Row`]. It is parsed again, as anything at all: only a run that ends pays for it.
@@ -153,34 +101,6 @@ fn diagnose(text: &[u8], error: &serde_json::Error) -> RowProblem {
         let near = nearest("input_ids", row.keys().map(String::as_str)).map(str::to_owned);
         return RowProblem::NoInputIds { found: row.keys().cloned().collect(), near };
     }
-    for key in ["input_ids", "labels", "attention_mask"] {
-        let list = match row.get(key) {
-            Some(Value::Array(list)) => list,
-            Some(Value::Null) if key != "input_ids" => continue,
-            None => continue,
-            Some(other) => return RowProblem::NotAList { key, found: kind(other) },
-        };
-        if let Some(place) = list.iter().position(|entry| entry.as_i64().is_none()) {
-            return RowProblem::NotAnInteger { key, place, found: shortened(&list[place]) };
-        }
-    }
     // A key given twice: the general parser takes the last, ours refuses.
-    not_json(error)
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "true or false",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
-
-fn shortened(value: &Value) -> String {
-    const SHOWN: usize = 40;
-    let text = value.to_string();
-    if text.chars().count() <= SHOWN { text } else { text.chars().take(SHOWN).chain(['…']).collect() }
+    Lists::of(row, &Columns::default()).err().unwrap_or_else(|| not_json(error))
 }
