@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands of parts that are not built yet.
-const LATER_COMMANDS: [&str; 6] = ["checkpoint import", "launch", "data", "generate", "bench", "monitor"];
+const LATER_COMMANDS: [&str; 5] = ["checkpoint import", "launch", "generate", "bench", "monitor"];
 
 /// Flags of a training command that a command does not read, because their part is not built or not meant for it.
 const LATER_FLAGS: [&str; 32] = [
@@ -52,7 +52,7 @@ pub(crate) fn later_command(typed: &[String]) -> Option<String> {
     let later = LATER_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
     Some(format!(
         "`zeroth {later}` is not yet built in this version; there are train, plan, config, checkpoint (inspect, verify, \
-         export), init, doctor and completions"
+         export), data preview, init, doctor and completions"
     ))
 }
 

@@ -51,6 +51,9 @@ pub(crate) enum Command {
     /// What a run has saved: look at it, check every byte, make a model folder of it
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Look at data before training on it
+    #[command(subcommand)]
+    Data(DataCommand),
     /// A new model folder from a family and sizes: config.json and weights from a seed
     Init(Box<InitArgs>),
     /// What this machine offers, and what its environment variables do here
@@ -166,6 +169,34 @@ pub(crate) struct TrainArgs {
     pub(crate) do_train: bool,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DataCommand {
+    /// Look at rows as a model will see them: trained tokens marked, lengths, rows with problems by number
+    Preview(PreviewArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    args_override_self = true,
+    after_help = "Example: zeroth data preview --model my-model --data rows.jsonl --rows 2\n\nExit 4 where rows are wrong."
+)]
+pub(crate) struct PreviewArgs {
+    /// Hugging Face folder with a tokenizer, or a name in the local Hugging Face cache
+    #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
+    pub(crate) model: String,
+    /// JSONL or Parquet
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub(crate) data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: ReadingArgs,
+    /// How many of the first rows are shown
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) rows: usize,
+    /// Take only the first rows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_train_samples: Option<u64>,
 }
 
 /// How rows become tokens.

@@ -26,6 +26,11 @@ impl Output {
         self.format == Format::Json
     }
 
+    /// Whether text may have colours.
+    pub(crate) fn has_colours(&self) -> bool {
+        self.colour
+    }
+
     /// Text in bold, where that is wanted.
     pub(crate) fn bold(&self, text: &str) -> String {
         self.styled("1", text)

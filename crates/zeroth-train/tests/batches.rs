@@ -7,7 +7,9 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::Value;
 use zeroth_device::cpu::RowKey;
-use zeroth_train::data::{ReadOptions, Samples, SamplesBuilder, Truncation, read_ready_tokens};
+use zeroth_train::data::{
+    CacheFolder, Encoder, EncoderOptions, PrepareOptions, Samples, SamplesBuilder, Truncation, prepare,
+};
 use zeroth_train::{BatchShape, Batches, MicroBatch, Order, RowSizes};
 
 /// Samples of these lengths; sample i is i, i + 1, … and all of it is trained.
@@ -112,8 +114,16 @@ fn tokens_and_trained_tokens_are_those_of_the_golden_runs() {
     let config: Value =
         serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
     let vocabulary = config["vocab_size"].as_u64().unwrap();
-    let options = ReadOptions { vocabulary, max_length: u64::MAX, max_samples: None };
-    let samples = read_ready_tokens(&[folder.join("data.jsonl")], &options).unwrap();
+    let options = PrepareOptions {
+        max_length: u64::MAX,
+        truncation: Truncation::Drop,
+        max_samples: None,
+        packing: false,
+    };
+    let cache = tempfile::tempdir().unwrap();
+    let encoder = Encoder::open(&folder, EncoderOptions::new(vocabulary)).unwrap();
+    let cache = CacheFolder::at(cache.path());
+    let samples = prepare(&[folder.join("data.jsonl")], &encoder, &options, &cache).unwrap().samples;
     for run in steps["runs"].as_array().unwrap() {
         let batch = run["batch"].as_u64().unwrap();
         let ranks = if batch.is_multiple_of(5) { 5 } else { 2 };

@@ -3,14 +3,24 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use zeroth_train::data::{DataError, ReadOptions, Samples, Totals, read_ready_tokens};
+use zeroth_train::data::{
+    CacheFolder, DataError, Encoder, EncoderOptions, PrepareOptions, Samples, Totals, Truncation, prepare,
+};
 
-const OPTIONS: ReadOptions = ReadOptions { vocabulary: 100, max_length: 8, max_samples: None };
+const OPTIONS: PrepareOptions =
+    PrepareOptions { max_length: 8, truncation: Truncation::Drop, max_samples: None, packing: false };
 
-fn read_files(contents: &[&[u8]], options: &ReadOptions) -> Result<Samples, DataError> {
+/// Reads files with an encoder that has no tokenizer, for a vocabulary of 100.
+fn read_ready(files: &[PathBuf], options: &PrepareOptions) -> Result<Samples, DataError> {
+    let cache = tempfile::tempdir().unwrap();
+    let encoder = Encoder::open(Path::new("there is no tokenizer"), EncoderOptions::new(100)).unwrap();
+    prepare(files, &encoder, options, &CacheFolder::at(cache.path())).map(|prepared| prepared.samples)
+}
+
+fn read_files(contents: &[&[u8]], options: &PrepareOptions) -> Result<Samples, DataError> {
     let folder = tempfile::tempdir().unwrap();
     let files: Vec<PathBuf> = contents
         .iter()
@@ -21,7 +31,7 @@ fn read_files(contents: &[&[u8]], options: &ReadOptions) -> Result<Samples, Data
             path
         })
         .collect();
-    read_ready_tokens(&files, options)
+    read_ready(&files, options)
 }
 
 fn read(text: &str) -> Result<Samples, DataError> {
@@ -67,7 +77,7 @@ fn too_long_rows_are_left_out_and_counted_after_padding_is_cut() {
 fn several_files_are_one_dataset_and_reading_ends_at_the_samples_asked_for() {
     let files: &[&[u8]] =
         &[b"{\"input_ids\": [1, 2]}\n{\"input_ids\": [3]}", b"{\"input_ids\": [4]}\nnot read"];
-    let two = |most| ReadOptions { max_samples: NonZeroU64::new(most), ..OPTIONS };
+    let two = |most| PrepareOptions { max_samples: NonZeroU64::new(most), ..OPTIONS };
     let three = read_files(files, &two(3)).unwrap();
     assert_eq!([0, 1, 2].map(|sample| three.ids(sample).to_vec()), [vec![1, 2], vec![3], vec![4]]);
     assert_eq!(read_files(files, &two(1)).unwrap().count().get(), 1);
@@ -152,15 +162,15 @@ fn files_that_hold_no_rows_are_told_apart() {
     assert_eq!(refusal(" \n\n"), " has no rows: it is empty, or every line is blank");
     assert_eq!(refusal(""), " has no rows: it is empty, or every line is blank");
     assert_eq!(refusal("PAR1…"), " is a Parquet file: not yet; give JSONL, one JSON object a line");
-    assert!(matches!(read_ready_tokens(&[], &OPTIONS), Err(DataError::NoFiles)));
+    assert!(matches!(read_ready(&[], &OPTIONS), Err(DataError::NoFiles)));
 
     let folder = tempfile::tempdir().unwrap();
     let good = folder.path().join("good.jsonl");
     std::fs::write(&good, "{\"input_ids\": [1]}").unwrap();
     let absent = folder.path().join("absent.jsonl");
-    let error = read_ready_tokens(&[good.clone(), absent.clone()], &OPTIONS).unwrap_err();
+    let error = read_ready(&[good.clone(), absent.clone()], &OPTIONS).unwrap_err();
     assert_eq!(error.to_string(), format!("there is no data file {}", absent.display()));
-    let error = read_ready_tokens(&[good, folder.path().to_owned()], &OPTIONS).unwrap_err();
+    let error = read_ready(&[good, folder.path().to_owned()], &OPTIONS).unwrap_err();
     assert!(error.to_string().contains(" is a folder: --data takes files"), "{error}");
 }
 

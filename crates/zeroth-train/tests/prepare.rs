@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 use zeroth_train::data::{
-    CacheFolder, Encode, Encoded, PrepareOptions, Prepared, ReadOptions, ReadyTokens, RowProblem, Samples,
-    SamplesBuilder, Truncation, prepare, read_ready_tokens,
+    CacheFolder, Encode, Encoded, Encoder, EncoderOptions, PrepareOptions, Prepared, RowProblem, Samples,
+    SamplesBuilder, Truncation, prepare,
 };
 
 const OPTIONS: PrepareOptions =
@@ -20,16 +20,21 @@ const OPTIONS: PrepareOptions =
 const ROWS: &str = "{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [4, 5], \"labels\": [-100, 5]}\n\
                     {\"input_ids\": [6, 7, 8, 9, 10, 11, 12]}\n{\"input_ids\": [13]}\n{\"input_ids\": [14, 15]}\n";
 
+/// An encoder without a tokenizer.
+fn ready_tokens() -> Encoder {
+    Encoder::open(Path::new("there is no tokenizer"), EncoderOptions::new(100)).unwrap()
+}
+
 /// Ready tokens, with a count of the rows that were encoded.
 struct Counting {
-    tokens: ReadyTokens,
+    tokens: Encoder,
     name: u8,
     rows: AtomicU64,
 }
 
 impl Counting {
     fn new() -> Self {
-        Self { tokens: ReadyTokens { vocabulary: 100 }, name: 0, rows: AtomicU64::new(0) }
+        Self { tokens: ready_tokens(), name: 0, rows: AtomicU64::new(0) }
     }
 
     fn rows(&self) -> u64 {
@@ -98,8 +103,17 @@ fn a_second_call_finds_the_cache_and_encodes_nothing() {
     assert_eq!((second.found, second.rows, encoder.rows()), (true, 5, 5));
     assert_eq!(second.path, first.path);
 
-    let options = ReadOptions { vocabulary: 100, max_length: 6, max_samples: None };
-    let in_memory = read_ready_tokens(&[file], &options).unwrap();
+    let mut in_memory = SamplesBuilder::new(6);
+    for (ids, labels) in [
+        (&[1, 2, 3][..], &[1, 2, 3][..]),
+        (&[4, 5], &[-100, 5]),
+        (&[6, 7, 8, 9, 10, 11, 12], &[6, 7, 8, 9, 10, 11, 12]),
+        (&[13], &[13]),
+        (&[14, 15], &[14, 15]),
+    ] {
+        in_memory.push(ids, labels);
+    }
+    let in_memory = in_memory.finish().unwrap();
     assert_eq!((in_memory.totals().samples, in_memory.totals().too_long), (4, 1));
     for samples in [&first.samples, &second.samples, &Samples::open(&first.path).unwrap()] {
         assert_eq!(*samples, in_memory);
@@ -305,7 +319,7 @@ fn a_file_that_grows_while_it_is_read_leaves_no_cache() {
         fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem> {
             let mut file = fs::File::options().append(true).open(&self.0).unwrap();
             file.write_all(b"\n").unwrap();
-            ReadyTokens { vocabulary: 100 }.encode(row, into)
+            ready_tokens().encode(row, into)
         }
 
         fn fingerprint(&self) -> [u8; 32] {

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zeroth_train::data::{
-    Bucket, LISTED, PrepareOptions, ReadyTokens, RowNumber, RowPlace, Survey, Truncation, survey,
+    Bucket, Encoder, EncoderOptions, LISTED, PrepareOptions, RowNumber, RowPlace, Survey, Truncation, survey,
 };
 
 const OPTIONS: PrepareOptions =
@@ -19,7 +19,8 @@ fn surveyed(files: &[&str], options: &PrepareOptions, shown: usize) -> Survey {
     for (path, contents) in paths.iter().zip(files) {
         std::fs::write(path, contents).unwrap();
     }
-    survey(&paths, &ReadyTokens { vocabulary: 1000 }, options, shown).unwrap()
+    let encoder = Encoder::open(Path::new("there is no tokenizer"), EncoderOptions::new(1000)).unwrap();
+    survey(&paths, &encoder, options, shown).unwrap()
 }
 
 fn row(length: usize) -> String {

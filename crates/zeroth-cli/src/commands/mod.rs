@@ -3,6 +3,7 @@
 mod check;
 mod checkpoint;
 mod config_file;
+mod data;
 mod doctor;
 mod explain;
 mod generate;
@@ -37,6 +38,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
             }
         },
         Command::Checkpoint(command) => checkpoint::run(&command, output),
+        Command::Data(command) => data::run(&command, output),
         Command::Init(arguments) => init::run(&arguments, output),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {

@@ -4,8 +4,13 @@
 //! all threads, and keeps them in the token cache, which all ranks map into memory as [`Samples`]. [`survey`] looks at the
 //! same rows without stopping at wrong ones. A format of rows is a file beside this one that implements [`Encode`].
 
+mod assistant;
 mod cache;
+mod chat_template;
+mod columns;
+mod conversation;
 mod encode;
+mod encoder;
 mod error;
 mod intake;
 mod lines;
@@ -14,20 +19,27 @@ mod parquet_rows;
 mod pipeline;
 mod prepare;
 mod preview;
-mod ready;
+mod python;
+mod ready_row;
+mod row;
+mod row_problem;
 mod rows;
 mod samples;
 mod survey;
 mod token_file;
+mod tokenizer;
 mod totals;
 
 pub use cache::{CACHE_VARIABLE, CacheFolder};
+pub use columns::{Columns, ColumnsError};
 pub use encode::{Encode, Encoded};
-pub use error::{DataError, RowProblem};
+pub use encoder::{Encoder, EncoderError, EncoderOptions};
+pub use error::DataError;
 pub use intake::{SamplesBuilder, Truncation};
 pub use prepare::{PrepareOptions, Prepared, prepare};
 pub use preview::preview;
-pub use ready::{ReadOptions, ReadyTokens, read_ready_tokens};
+pub use python::Day;
+pub use row_problem::{MessageProblem, RowProblem};
 pub use rows::RowNumber;
 pub use samples::Samples;
 pub use survey::{Bucket, FirstRow, LISTED, Listed, Problem, RowPlace, Survey, survey};

@@ -174,10 +174,12 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::Value;
 
-    use super::super::{Encoded, ReadyTokens, RowNumber, SamplesBuilder};
+    use super::super::{Encoded, Encoder, EncoderOptions, RowNumber, SamplesBuilder};
     use super::*;
 
-    const ENCODER: ReadyTokens = ReadyTokens { vocabulary: 50 };
+    fn encoder() -> Encoder {
+        Encoder::open(Path::new("there is no tokenizer"), EncoderOptions::new(50)).unwrap()
+    }
 
     /// One row after the other, as plainly as it can be said.
     fn serial(path: &Path, text: &str, options: &PrepareOptions) -> Result<Samples, DataError> {
@@ -187,7 +189,7 @@ mod tests {
             let Value::Object(object) = serde_json::from_str(text).unwrap() else { unreachable!() };
             row.ids.clear();
             row.labels.clear();
-            ENCODER.encode(&object, &mut row).map_err(|problem| DataError::Row {
+            encoder().encode(&object, &mut row).map_err(|problem| DataError::Row {
                 path: path.to_owned(),
                 at: RowNumber::Line(line),
                 problem,
@@ -227,7 +229,7 @@ mod tests {
 
             let cuts = Cuts { block_bytes, block_rows, chunk_rows };
             let cache = CacheFolder::at(folder.path());
-            let found = prepare_at(cuts, std::slice::from_ref(&path), &ENCODER, &options, &cache);
+            let found = prepare_at(cuts, std::slice::from_ref(&path), &encoder(), &options, &cache);
             match (found, serial(&path, &text, &options)) {
                 (Ok(found), Ok(expected)) => prop_assert_eq!(found.samples, expected),
                 (Err(found), Err(expected)) => prop_assert_eq!(found.to_string(), expected.to_string()),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::lines::Lines;
 use super::parquet_rows::ParquetRows;
-use super::ready::{kind, not_json};
+use super::ready_row::kind;
 use super::{DataError, RowProblem};
 
 /// Where a row stands in its file, counted from 1.
@@ -79,6 +79,13 @@ fn parsed(text: &[u8]) -> Result<Map<String, Value>, RowProblem> {
         Value::Object(row) => Ok(row),
         other => Err(RowProblem::NotAnObject { found: kind(&other) }),
     }
+}
+
+fn not_json(text: &[u8], error: &serde_json::Error) -> RowProblem {
+    // The parser saw one line; "line 1" would be mistaken for the file's.
+    let message = error.to_string();
+    let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+    RowProblem::NotJson { message, column: error.column(), array: text.starts_with(b"[") }
 }
 
 /// The rows of all files, in the order given. After an error there are none.

@@ -26,10 +26,10 @@ pub(in super::super) struct Reading {
 
 impl Reading {
     pub(in super::super) fn new(arguments: &ReadingArgs, model: &ModelConfig, folder: &Path) -> anyhow::Result<Self> {
-        let columns = Columns::parse(&arguments.columns.join(","))?;
+        let columns: Columns = arguments.columns.join(",").parse()?;
         Ok(Self {
             folder: folder.to_owned(),
-            options: EncoderOptions { vocabulary: model.vocab, columns },
+            options: EncoderOptions { columns, ..EncoderOptions::new(model.vocab) },
             max_length: arguments
                 .max_length
                 .unwrap_or_else(|| model.max_positions.unwrap_or(LONGEST).min(LONGEST)),

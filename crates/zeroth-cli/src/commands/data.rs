@@ -1,0 +1,63 @@
+//! `data preview`: rows as a model will see them.
+
+use serde_json::{Value, json};
+use zeroth::model::{ModelConfig, locate, read_config};
+use zeroth::train::data::{RowNumber, RowPlace, Survey, preview, survey};
+
+use super::train::Reading;
+use crate::cli::{DataCommand, PreviewArgs};
+use crate::exit::Exit;
+use crate::output::{self, Output};
+
+pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit> {
+    let DataCommand::Preview(arguments) = command;
+    let folder = locate(&arguments.model)?;
+    let (map, origin) = read_config(&folder)?;
+    let model = ModelConfig::from_map(&map, &origin)?;
+    let reading = Reading::new(&arguments.reading, &model, &folder)?;
+    let encoder = reading.encoder()?;
+    let options = reading.options(arguments.max_train_samples, false);
+    let found = survey(&arguments.data, &encoder, &options, arguments.rows)?;
+    if output.is_json() {
+        output::json(&as_json(&found, arguments))?;
+    } else {
+        let has_text = encoder.tokenizer_vocabulary().is_some();
+        let numbers = |ids: &[i32]| ids.iter().map(|id| format!("{id} ")).collect::<String>();
+        let text = |ids: &[i32]| if has_text { encoder.decode(ids) } else { numbers(ids) };
+        output::text(&preview(&found, &arguments.data, reading.max_length(), output.has_colours(), &text));
+    }
+    Ok(if found.problems.count > 0 { Exit::Problems } else { Exit::Done })
+}
+
+fn as_json(found: &Survey, arguments: &PreviewArgs) -> Value {
+    let place = |place: &RowPlace| {
+        let (kind, number) = match place.at {
+            RowNumber::Line(number) => ("line", number),
+            RowNumber::Row(number) => ("row", number),
+        };
+        json!({"file": arguments.data[place.file], kind: number})
+    };
+    let totals = &found.totals;
+    json!({
+        "rows": found.rows,
+        "samples": totals.samples,
+        "tokens": totals.tokens,
+        "trained_tokens": totals.trained_tokens,
+        "longest": totals.longest,
+        "lengths": found.lengths.iter().map(|bucket| json!({
+            "from": bucket.from, "to": bucket.to, "rows": bucket.rows, "tokens": bucket.tokens,
+            "trained_tokens": bucket.trained_tokens,
+        })).collect::<Vec<_>>(),
+        "first": found.first.iter().map(|first| json!({
+            "place": place(&first.place), "input_ids": first.row.ids, "labels": first.row.labels,
+        })).collect::<Vec<_>>(),
+        "problems": {
+            "count": found.problems.count,
+            "first": found.problems.first.iter().map(|problem| json!({
+                "place": place(&problem.place), "message": problem.message,
+            })).collect::<Vec<_>>(),
+        },
+        "too_long": {"count": found.too_long.count, "first": found.too_long.first.iter().map(place).collect::<Vec<_>>()},
+        "untrained": {"count": found.untrained.count, "first": found.untrained.first.iter().map(place).collect::<Vec<_>>()},
+    })
+}

@@ -1,0 +1,363 @@
+//! Which tokens of a conversation are trained: what the assistant wrote, with the token that ends its turn.
+//!
+//! A template with `{% generation %}` says so itself. For any other, each message is found in the text it was rendered
+//! to: the conversation is rendered once more with a mark at either end of what each message says, and where that
+//! gives the same text without the marks, they show where it stands. Where it does not, since the template looks at
+//! what is said, messages are replaced one at a time, and what then differs is theirs. From there the trained part is
+//! extended: back to directly after the generation prompt, so that what the template writes before the content (an
+//! empty `<think>`, the beginning of a tool call) is trained as the model has to write it, and forth to the first special
+//! token, which ends the turn.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value};
+
+use super::chat_template::{ChatTemplate, Rendered, sentinel_in};
+use super::conversation::{ASSISTANT, Conversation, REASONING, role};
+use super::tokenizer::{TextTokenizer, Token};
+use super::{Encoded, IGNORED, RowProblem};
+
+/// Marks of messages: two private characters each, from here on.
+const FIRST_MARK: u32 = 0xF_0000;
+const MARKS: u32 = 0xFFFE;
+
+/// Puts the conversation's tokens, and the labels of those that are trained, into the two buffers.
+pub(super) fn encode(
+    conversation: &Conversation,
+    template: &ChatTemplate,
+    tokenizer: &TextTokenizer,
+    into: &mut Encoded,
+) -> Result<(), RowProblem> {
+    let tools = conversation.tools.as_ref();
+    let marked = template.marks_generation(tools.is_some());
+    if marked && let Some(found) = conversation.messages.iter().find_map(reserved) {
+        return Err(RowProblem::Reserved { code: found as u32 });
+    }
+    let Rendered { text, generated } = render(conversation, template, false)?;
+    let tokens = tokenizer.tokens(&text, false)?;
+    let trained = if marked && !conversation.is_overridden() {
+        generated
+    } else {
+        let search = Search { conversation, template, tokenizer, text: &text, tokens: &tokens };
+        search.trained(&generated)?
+    };
+    label(&tokens, trained, into);
+    Ok(())
+}
+
+/// Renders, and says with which message a template first refuses.
+pub(super) fn render(
+    conversation: &Conversation,
+    template: &ChatTemplate,
+    add_generation_prompt: bool,
+) -> Result<Rendered, RowProblem> {
+    let Conversation { messages, tools, .. } = conversation;
+    template.render(messages, tools.as_ref(), add_generation_prompt).map_err(|message| {
+        let refused = |count: &usize| template.render(&messages[..*count], tools.as_ref(), false).is_err();
+        let number = (1..messages.len()).find(refused).unwrap_or(messages.len());
+        RowProblem::Template { number, message }
+    })
+}
+
+/// Labels of tokens: their own id where they overlap a trained part.
+fn label(tokens: &[Token], mut trained: Vec<Range<usize>>, into: &mut Encoded) {
+    trained.sort_by_key(|part| (part.start, part.end));
+    let mut next = 0;
+    into.ids.clear();
+    into.labels.clear();
+    for token in tokens {
+        while trained.get(next).is_some_and(|part| part.end <= token.from) {
+            next += 1;
+        }
+        let to = token.to.max(token.from + 1);
+        let is_trained = trained.get(next).is_some_and(|part| part.start < to && token.from < part.end);
+        into.ids.push(token.id as i32);
+        into.labels.push(if is_trained { token.id as i32 } else { IGNORED });
+    }
+}
+
+/// The search for messages in the text they were rendered to.
+struct Search<'a> {
+    conversation: &'a Conversation,
+    template: &'a ChatTemplate,
+    tokenizer: &'a TextTokenizer,
+    text: &'a str,
+    tokens: &'a [Token],
+}
+
+/// Where each message's own text stands, and the generation prompt.
+struct Found {
+    places: Vec<Option<Range<usize>>>,
+    /// Whether places include the white space at the edges of a content.
+    exact: bool,
+    generation_prompt: String,
+}
+
+impl Search<'_> {
+    /// The parts to train. `generated` is what the template itself says, where it does.
+    fn trained(&self, generated: &[Range<usize>]) -> Result<Vec<Range<usize>>, RowProblem> {
+        let Conversation { messages, trained, .. } = self.conversation;
+        if !trained.contains(&true) {
+            return Ok(Vec::new());
+        }
+        let found = self.by_marks().unwrap_or_else(|| self.by_replacement());
+        let within = |part: &Range<usize>, place: &Range<usize>| {
+            part.start <= place.start && place.end <= part.end
+                || part.start < place.end && place.start < part.end
+        };
+        let mut parts = Vec::new();
+        for (index, message) in messages.iter().enumerate().filter(|(index, _)| trained[*index]) {
+            let Some(place) = &found.places[index] else {
+                return Err(RowProblem::NoTrace { number: index + 1, role: role(message).to_owned() });
+            };
+            let before = parts.len();
+            parts.extend(generated.iter().filter(|part| within(part, place)).cloned());
+            if parts.len() == before {
+                parts.push(self.extended(index, place, &found));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Finds all messages by one more render; `None` where marks change what the template writes.
+    fn by_marks(&self) -> Option<Found> {
+        let messages = &self.conversation.messages;
+        let is_mark = |c: char| (FIRST_MARK..FIRST_MARK + MARKS).contains(&(c as u32));
+        if messages.len() as u32 > MARKS / 2 || self.text.contains(is_mark) {
+            return None;
+        }
+        let marked: Vec<_> =
+            messages.iter().zip(0..).map(|(message, index)| marked(message, index)).collect();
+        let tools = self.conversation.tools.as_ref();
+        let prompts = self.template.asks_for_generation_prompt(tools.is_some());
+        let Ok(rendered) = self.template.render(&marked, tools, prompts) else { return None };
+
+        let mut places: Vec<Option<Range<usize>>> = vec![None; messages.len()];
+        let mut closed = vec![false; messages.len()];
+        let mut plain = String::with_capacity(rendered.text.len());
+        let mut last_mark = 0;
+        for character in rendered.text.chars() {
+            if !is_mark(character) {
+                plain.push(character);
+                continue;
+            }
+            let (index, ends) = ((character as u32 - FIRST_MARK) / 2, (character as u32) % 2 == 1);
+            let (index, here) = (index as usize, plain.len());
+            last_mark = here;
+            match &mut places[index] {
+                Some(place) => place.end = here,
+                // The beginning of what was said is gone, so it is not known where it stood.
+                None if ends => return None,
+                place => *place = Some(here..here),
+            }
+            closed[index] = ends;
+        }
+        let same = common_prefix(&plain, self.text);
+        // Behind the last message a template may write an end where it would otherwise write the prompt.
+        let undisturbed = same == self.text.len() || prompts && same >= last_mark;
+        if !undisturbed || places.iter().zip(&closed).any(|(place, closed)| place.is_some() && !closed) {
+            return None;
+        }
+        let generation_prompt = plain[same..].to_owned();
+        let generation_prompt = if prompts && generation_prompt.is_empty() {
+            self.generation_prompt()
+        } else {
+            generation_prompt
+        };
+        Some(Found { places, exact: false, generation_prompt })
+    }
+
+    /// Marks stand inside the white space at either end of a content, which the template may have kept.
+    fn with_white_space(&self, message: &Map<String, Value>, place: &Range<usize>) -> Range<usize> {
+        let content = message.get("content").and_then(Value::as_str).unwrap_or_default();
+        let lead = &content[..content.len() - content.trim_start().len()];
+        let tail = if lead == content { "" } else { &content[content.trim_end().len()..] };
+        let before = if self.text[..place.start].ends_with(lead) { lead.len() } else { 0 };
+        let after = if self.text[place.end..].starts_with(tail) { tail.len() } else { 0 };
+        place.start - before..place.end + after
+    }
+
+    /// Finds each message by rendering the conversation with another in its place.
+    fn by_replacement(&self) -> Found {
+        let messages = &self.conversation.messages;
+        let tools = self.conversation.tools.as_ref();
+        let foreign = foreign_to(self.text);
+        let mut places = Vec::with_capacity(messages.len());
+        for (index, message) in messages.iter().enumerate() {
+            let mut others = messages.clone();
+            others[index] = with_texts(message, &mut |_| foreign.clone());
+            let Ok(Rendered { text: other, .. }) = self.template.render(&others, tools, false) else {
+                places.push(None);
+                continue;
+            };
+            let start = common_prefix(self.text, &other);
+            let end = self.text.len() - common_suffix(&self.text[start..], &other[start..]);
+            places.push((other != self.text).then_some(start..end));
+        }
+        let prompts = self.template.asks_for_generation_prompt(tools.is_some());
+        let generation_prompt = if prompts { self.generation_prompt() } else { String::new() };
+        Found { places, exact: true, generation_prompt }
+    }
+
+    /// What the template writes for the assistant to go on, after the messages before its first trained one.
+    fn generation_prompt(&self) -> String {
+        let Conversation { messages, tools, .. } = self.conversation;
+        let mut first = messages.iter().zip(&self.conversation.trained);
+        let Some(first) = first.position(|(message, trained)| *trained && role(message) == ASSISTANT) else {
+            return String::new();
+        };
+        let render = |prompt| self.template.render(&messages[..first], tools.as_ref(), prompt);
+        match (render(true), render(false)) {
+            (Ok(with), Ok(without)) => with.text[common_prefix(&with.text, &without.text)..].to_owned(),
+            _ => String::new(),
+        }
+    }
+
+    /// The trained part of a message that stands at `place`.
+    fn extended(&self, index: usize, place: &Range<usize>, found: &Found) -> Range<usize> {
+        let others = || {
+            found
+                .places
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != index)
+                .filter_map(|(_, p)| p.as_ref())
+        };
+        let before = others().filter(|other| other.end <= place.start).max_by_key(|other| other.end);
+        let floor = before.map_or(0, |before| before.end);
+        let ceiling = others()
+            .map(|other| other.start)
+            .filter(|start| *start >= place.end)
+            .min()
+            .unwrap_or(self.text.len());
+        let message = &self.conversation.messages[index];
+        let own = if found.exact { place.clone() } else { self.with_white_space(message, place) };
+
+        let mut start = own.start.max(floor);
+        if role(message) == ASSISTANT {
+            let prompt = &found.generation_prompt;
+            let prompt_end = self.text[floor..place.start].rfind(prompt).map(|at| floor + at + prompt.len());
+            let beginning = match prompt_end.filter(|_| !prompt.is_empty()) {
+                Some(end) => Some(end),
+                None => before
+                    .filter(|before| !before.is_empty())
+                    .and_then(|before| self.beginning_of_turn(index, before))
+                    .filter(|at| *at <= start),
+            };
+            start = beginning.unwrap_or(start);
+        }
+        let after = self.tokens.partition_point(|token| token.from < place.end);
+        let ends_turn = |token: &&Token| self.tokenizer.is_special(token.id);
+        let turn_end = self.tokens[after..].iter().take_while(|token| token.from < ceiling).find(ends_turn);
+        start..turn_end.map_or(own.end.min(ceiling), |token| token.to)
+    }
+
+    /// Where a text of the assistant would begin in place of this message: the template may write something of its own
+    /// before a tool call or a reasoning. `before` is what the message before it says.
+    fn beginning_of_turn(&self, index: usize, before: &Range<usize>) -> Option<usize> {
+        let Conversation { messages, tools, .. } = self.conversation;
+        let message = &messages[index];
+        if !message.contains_key("tool_calls") && !REASONING.iter().any(|name| message.contains_key(*name)) {
+            return None;
+        }
+        let foreign = foreign_to(self.text);
+        let mut others = Conversation { messages: messages.clone(), ..Conversation::default() };
+        others.say(ASSISTANT, &foreign);
+        others.messages.swap_remove(index);
+        let said = &self.text[before.clone()];
+        // Some templates refuse what follows a call where there is none, so the rest may have to go.
+        [messages.len(), index + 1].into_iter().find_map(|count| {
+            let rendered = self.template.render(&others.messages[..count], tools.as_ref(), false).ok()?.text;
+            let rendered = &rendered[..rendered.find(&foreign)?];
+            let header = &rendered[rendered.rfind(said)? + said.len()..];
+            self.text[before.end..].starts_with(header).then_some(before.end + header.len())
+        })
+    }
+}
+
+/// A text that occurs nowhere in this one, and shares no character with it.
+fn foreign_to(text: &str) -> String {
+    let mut candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{FDD0}'..='\u{FDEF}');
+    candidates.find(|candidate| !text.contains(*candidate)).unwrap_or('\u{E000}').to_string()
+}
+
+/// The message with a mark before and after what it says. White space at the edges stays outside: templates trim it.
+fn marked(message: &Map<String, Value>, index: u32) -> Map<String, Value> {
+    let mark =
+        |side| char::from_u32(FIRST_MARK + 2 * index + side).expect("every such number is a character");
+    with_texts(message, &mut |text| {
+        let core = text.trim_start();
+        let (lead, core) = (&text[..text.len() - core.len()], core.trim_end());
+        let tail = &text[lead.len() + core.len()..];
+        [lead, &mark(0).to_string(), core, &mark(1).to_string(), tail].concat()
+    })
+}
+
+/// The message with each text in it changed: content, reasoning, names and arguments of calls. Blank texts stay, since
+/// templates ask whether there is any, unless the message has no other.
+fn with_texts(message: &Map<String, Value>, change: &mut impl FnMut(&str) -> String) -> Map<String, Value> {
+    let mut all_blank = true;
+    let mut copy = message.clone();
+    each_text(&mut copy, &mut |text| all_blank &= text.trim().is_empty());
+    each_text(&mut copy, &mut |text| {
+        if all_blank || !text.trim().is_empty() {
+            *text = change(text);
+        }
+    });
+    copy
+}
+
+fn each_text(message: &mut Map<String, Value>, visit: &mut dyn FnMut(&mut String)) {
+    for (key, value) in message.iter_mut() {
+        match (key.as_str(), value) {
+            ("content", Value::Array(parts)) => {
+                parts.iter_mut().filter_map(|part| part.get_mut("text")).for_each(|text| leaves(text, visit));
+            }
+            ("content", content) => leaves(content, visit),
+            ("tool_calls", Value::Array(calls)) => {
+                for call in calls {
+                    let call = if call.get("function").is_some() { &mut call["function"] } else { call };
+                    for key in ["name", "arguments"] {
+                        call.get_mut(key).into_iter().for_each(|value| leaves(value, visit));
+                    }
+                }
+            }
+            (key, reasoning) if REASONING.contains(&key) => leaves(reasoning, visit),
+            _ => {}
+        }
+    }
+}
+
+fn leaves(value: &mut Value, visit: &mut dyn FnMut(&mut String)) {
+    match value {
+        Value::String(text) => visit(text),
+        Value::Array(list) => list.iter_mut().for_each(|entry| leaves(entry, visit)),
+        Value::Object(object) => object.values_mut().for_each(|entry| leaves(entry, visit)),
+        _ => {}
+    }
+}
+
+/// A character in what the message says that would be taken for the template's mark.
+fn reserved(message: &Map<String, Value>) -> Option<char> {
+    fn find(value: &Value) -> Option<char> {
+        match value {
+            Value::String(text) => sentinel_in(text),
+            Value::Array(list) => list.iter().find_map(find),
+            Value::Object(object) => object.values().find_map(find),
+            _ => None,
+        }
+    }
+    message.values().find_map(find)
+}
+
+/// Bytes that two texts share at their beginning, in whole characters.
+fn common_prefix(a: &str, b: &str) -> usize {
+    let same = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+    (0..=same).rev().find(|at| a.is_char_boundary(*at) && b.is_char_boundary(*at)).unwrap_or(0)
+}
+
+/// Bytes that two texts share at their end, in whole characters.
+fn common_suffix(a: &str, b: &str) -> usize {
+    let pairs = a.chars().rev().zip(b.chars().rev());
+    pairs.take_while(|(a, b)| a == b).map(|(character, _)| character.len_utf8()).sum()
+}

@@ -1,0 +1,236 @@
+//! The formats of rows, told apart by their columns.
+//!
+//! | columns | becomes |
+//! |---|---|
+//! | `messages` (`tools`) | a conversation; assistants are trained |
+//! | `conversations` (`system`, `tools`) | the same, in sharegpt's words |
+//! | `instruction`, `output` (`input`, `system`, `history`) | turns; the input follows the instruction on a new line |
+//! | `question`, `answer`, or `query`, `response` (`system`, `history`) | turns |
+//! | `translation` | turns: the first language asks, the second answers |
+//! | `prompt`, `completion` | texts with nothing between them, or messages; the completion is trained |
+//! | `text` | a text, all of it trained |
+//! | `input_ids` (`labels`, `attention_mask`) | ready tokens |
+//!
+//! Ready tokens win over any other format in the same row, and any other format over `text`: both are what tools leave
+//! beside the columns they were made from. Two others in one row are refused until `--columns` names one of them.
+
+use serde_json::{Map, Value};
+use zeroth_base::nearest;
+
+use super::RowProblem;
+use super::columns::{Columns, NAMES};
+use super::conversation::{ASSISTANT, Conversation};
+use super::ready_row::{kind, shortened};
+
+/// A format of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Ready,
+    Messages,
+    Sharegpt,
+    Alpaca,
+    PromptCompletion,
+    QuestionAnswer,
+    QueryResponse,
+    Translation,
+    Text,
+}
+
+/// Each with the columns that it must have and how a message shows it.
+const FORMATS: [(Format, &[&str], &str); 9] = [
+    (Format::Ready, &["input_ids"], "{\"input_ids\": [...], \"labels\": [...]}"),
+    (Format::Messages, &["messages"], "{\"messages\": [...]}"),
+    (Format::Sharegpt, &["conversations"], "{\"conversations\": [...]}"),
+    (Format::Alpaca, &["instruction", "output"], "{\"instruction\", \"input\", \"output\"}"),
+    (Format::PromptCompletion, &["prompt", "completion"], "{\"prompt\", \"completion\"}"),
+    (Format::QuestionAnswer, &["question", "answer"], "{\"question\", \"answer\"}"),
+    (Format::QueryResponse, &["query", "response"], "{\"query\", \"response\"}"),
+    (Format::Translation, &["translation"], "{\"translation\": {...}}"),
+    (Format::Text, &["text"], "{\"text\"}"),
+];
+
+impl Format {
+    /// As a message shows it.
+    pub(super) fn shown(self) -> &'static str {
+        FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(.., shown)| shown)
+    }
+
+    fn columns(self) -> &'static [&'static str] {
+        FORMATS.iter().find(|(format, ..)| *format == self).map_or(&[], |(_, columns, _)| columns)
+    }
+
+    /// The format of a row.
+    pub(super) fn of(row: &Map<String, Value>, columns: &Columns) -> Result<Self, RowProblem> {
+        // Ready tokens that are `null` are refused as such, not taken for another format.
+        if row.contains_key(columns.theirs("input_ids")) {
+            return Ok(Self::Ready);
+        }
+        let fits = |keys: &[&str]| keys.iter().all(|key| columns.get(row, key).is_some());
+        let mut fitting: Vec<Self> =
+            FORMATS.iter().filter(|(_, keys, _)| fits(keys)).map(|(format, ..)| *format).collect();
+        if fitting.len() > 1 {
+            let chosen: Vec<Self> = fitting
+                .iter()
+                .copied()
+                .filter(|format| format.columns().iter().any(|name| columns.names(name)))
+                .collect();
+            if chosen.is_empty() {
+                fitting.retain(|format| *format != Self::Text);
+            } else {
+                fitting = chosen;
+            }
+        }
+        match fitting[..] {
+            [format] => Ok(format),
+            [] => Err(unknown(row, columns)),
+            [first, ..] => Err(RowProblem::Ambiguous {
+                formats: fitting.iter().map(|format| format.shown()).collect(),
+                example: first.columns().first().copied().unwrap_or_default(),
+            }),
+        }
+    }
+}
+
+/// All formats, as a message shows them.
+pub(super) fn known_formats() -> String {
+    FORMATS.map(|(.., shown)| shown).join(", ")
+}
+
+fn unknown(row: &Map<String, Value>, columns: &Columns) -> RowProblem {
+    let near = row.keys().find_map(|key| {
+        let near = nearest(key, NAMES)?;
+        let ours = NAMES.into_iter().find(|name| *name == near)?;
+        (columns.theirs(ours) != key).then(|| (key.clone(), ours))
+    });
+    RowProblem::UnknownFormat { found: row.keys().cloned().collect(), near }
+}
+
+/// The columns of one row.
+pub(super) struct Row<'a> {
+    pub(super) row: &'a Map<String, Value>,
+    pub(super) columns: &'a Columns,
+}
+
+/// A prompt and its completion.
+pub(super) enum Pair<'a> {
+    /// Plain texts.
+    Texts(&'a str, &'a str),
+    /// Messages, of which those of the completion are trained.
+    Messages(Conversation),
+}
+
+impl<'a> Row<'a> {
+    fn value(&self, name: &str) -> Option<&'a Value> {
+        self.columns.get(self.row, name)
+    }
+
+    /// A text that may be absent.
+    fn text(&self, name: &str) -> Result<Option<&'a str>, RowProblem> {
+        let key = self.columns.theirs(name);
+        match self.value(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(RowProblem::NotText { key: key.to_owned(), found: kind(other) }),
+        }
+    }
+
+    /// A text that the format has.
+    pub(super) fn required(&self, name: &str) -> Result<&'a str, RowProblem> {
+        let absent = || RowProblem::NotText { key: self.columns.theirs(name).to_owned(), found: "null" };
+        self.text(name)?.ok_or_else(absent)
+    }
+
+    /// A conversation of the columns `messages` or `conversations`.
+    pub(super) fn conversation(&self, name: &str) -> Result<Conversation, RowProblem> {
+        let mut conversation = Conversation::default();
+        let key = self.columns.theirs(name);
+        conversation.take(key, self.value(name).unwrap_or(&Value::Null), true)?;
+        self.add_system_and_tools(&mut conversation)?;
+        Ok(conversation)
+    }
+
+    fn add_system_and_tools(&self, conversation: &mut Conversation) -> Result<(), RowProblem> {
+        if let Some(system) = self.text("system")?.filter(|text| !text.is_empty()) {
+            conversation.begin_with_system(system);
+        }
+        if let Some(tools) = self.value("tools") {
+            conversation.take_tools(self.columns.theirs("tools"), tools)?;
+        }
+        Ok(())
+    }
+
+    /// A conversation of single columns: what was said before, a question, an answer.
+    pub(super) fn turns(&self, format: Format) -> Result<Conversation, RowProblem> {
+        let mut conversation = Conversation::default();
+        if let Some(system) = self.text("system")?.filter(|text| !text.is_empty()) {
+            conversation.say("system", system);
+        }
+        self.add_history(&mut conversation)?;
+        let (question, answer) = match format {
+            Format::Alpaca => {
+                let instruction = self.required("instruction")?;
+                let question = match self.text("input")?.filter(|input| !input.is_empty()) {
+                    Some(input) => format!("{instruction}\n{input}"),
+                    None => instruction.to_owned(),
+                };
+                (question, self.required("output")?)
+            }
+            Format::Translation => {
+                let (source, target) = self.translation()?;
+                (source.to_owned(), target)
+            }
+            Format::QueryResponse => (self.required("query")?.to_owned(), self.required("response")?),
+            _ => (self.required("question")?.to_owned(), self.required("answer")?),
+        };
+        conversation.say("user", &question);
+        conversation.say(ASSISTANT, answer);
+        Ok(conversation)
+    }
+
+    fn add_history(&self, conversation: &mut Conversation) -> Result<(), RowProblem> {
+        let Some(history) = self.value("history") else { return Ok(()) };
+        let wrong = |found: &Value| RowProblem::History {
+            key: self.columns.theirs("history").to_owned(),
+            found: shortened(found),
+        };
+        for pair in history.as_array().ok_or_else(|| wrong(history))? {
+            let Some([Value::String(question), Value::String(answer)]) = pair.as_array().map(Vec::as_slice)
+            else {
+                return Err(wrong(pair));
+            };
+            conversation.say("user", question);
+            conversation.say(ASSISTANT, answer);
+        }
+        Ok(())
+    }
+
+    /// The source and the target: the languages that `--columns` names, else the first two.
+    fn translation(&self) -> Result<(&'a str, &'a str), RowProblem> {
+        let value = self.value("translation").unwrap_or(&Value::Null);
+        let texts = || {
+            let object = value.as_object()?;
+            let side = |name: &str, place: usize| {
+                let by_name = self.columns.names(name).then(|| object.get(self.columns.theirs(name)));
+                by_name.unwrap_or_else(|| object.values().nth(place))?.as_str()
+            };
+            Some((side("source", 0)?, side("target", 1)?))
+        };
+        texts().ok_or_else(|| RowProblem::Translation {
+            key: self.columns.theirs("translation").to_owned(),
+            found: shortened(value),
+        })
+    }
+
+    /// A prompt and its completion: two texts, or two lists of messages.
+    pub(super) fn pair(&self) -> Result<Pair<'a>, RowProblem> {
+        if !matches!(self.value("prompt"), Some(Value::Array(_))) {
+            return Ok(Pair::Texts(self.required("prompt")?, self.required("completion")?));
+        }
+        let mut conversation = Conversation::default();
+        for (name, trains) in [("prompt", false), ("completion", true)] {
+            conversation.take(self.columns.theirs(name), self.value(name).unwrap_or(&Value::Null), trains)?;
+        }
+        self.add_system_and_tools(&mut conversation)?;
+        Ok(Pair::Messages(conversation))
+    }
+}

@@ -1,0 +1,197 @@
+//! Text to tokens: tokenizer.json by the `tokenizers` crate, and the special tokens that the files beside it name.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use tokenizers::processors::PostProcessorWrapper;
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::RowProblem;
+use super::encoder::EncoderError;
+
+/// The special tokens that a template knows by name, as transformers hands them over.
+const NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// A token and the bytes of the text that it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Token {
+    pub(super) id: u32,
+    pub(super) from: usize,
+    pub(super) to: usize,
+}
+
+/// A tokenizer and its special tokens.
+pub(super) struct TextTokenizer {
+    inner: Tokenizer,
+    /// By id: whether it is a special token.
+    special: Vec<bool>,
+    /// By name, in the order of [`NAMES`].
+    named: Vec<(&'static str, String)>,
+    /// What transformers puts around a text, where tokenizer_config.json says so; else the tokenizer's own rule.
+    around: Option<Around>,
+}
+
+/// Tokens around a text.
+struct Around {
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+impl TextTokenizer {
+    /// The tokenizer of a model's folder, from the text of tokenizer.json.
+    pub(super) fn new(folder: &Path, tokenizer: &[u8], files: &SpecialFiles) -> Result<Self, EncoderError> {
+        let path = || folder.join("tokenizer.json");
+        let failed =
+            |error: tokenizers::Error| EncoderError::Tokenizer { path: path(), message: error.to_string() };
+        let mut inner = Tokenizer::from_bytes(tokenizer).map_err(failed)?;
+        // A row is one text: never cut, never padded.
+        inner.with_truncation(None).map_err(failed)?;
+        inner.with_padding(None);
+        keep_whole_offsets(&mut inner).map_err(|error| failed(error.into()))?;
+
+        let named = files.named(&inner);
+        let present = named.iter().filter(|(_, text)| inner.token_to_id(text).is_some());
+        let added: Vec<AddedToken> = present
+            .map(|(_, text)| AddedToken::from(text.clone(), true))
+            .filter(|t| !is_added(&inner, t))
+            .collect();
+        inner.add_special_tokens(added).map_err(failed)?;
+
+        let decoder = inner.get_added_tokens_decoder();
+        let size = decoder.keys().max().map_or(0, |id| *id as usize + 1);
+        let special =
+            (0..size as u32).map(|id| decoder.get(&id).is_some_and(|token| token.special)).collect();
+        let mut tokenizer = Self { inner, special, named, around: None };
+        tokenizer.around = files.around().map(|(bos, eos)| Around {
+            bos: tokenizer.named_id("bos_token").filter(|_| bos),
+            eos: tokenizer.named_id("eos_token").filter(|_| eos),
+        });
+        Ok(tokenizer)
+    }
+
+    /// The tokens of a text, with those that the tokenizer puts around one where `around` asks for it.
+    pub(super) fn tokens(&self, text: &str, around: bool) -> Result<Vec<Token>, RowProblem> {
+        let own = around && self.around.is_none();
+        let encoding = self
+            .inner
+            .encode(text, own)
+            .map_err(|error| RowProblem::Tokenizer { message: error.to_string() })?;
+        let given = self.around.as_ref().filter(|_| around);
+        let mut tokens = Vec::with_capacity(encoding.len() + 2);
+        tokens.extend(given.and_then(|given| given.bos).map(|id| Token { id, from: 0, to: 0 }));
+        let pairs = encoding.get_ids().iter().zip(encoding.get_offsets());
+        tokens.extend(pairs.map(|(&id, &(from, to))| Token { id, from, to }));
+        let end = text.len();
+        tokens.extend(given.and_then(|given| given.eos).map(|id| Token { id, from: end, to: end }));
+        Ok(tokens)
+    }
+
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.special.get(id as usize).is_some_and(|special| *special)
+    }
+
+    /// The special tokens by name.
+    pub(super) fn named(&self) -> &[(&'static str, String)] {
+        &self.named
+    }
+
+    /// The id of a special token by its name.
+    pub(super) fn named_id(&self, name: &str) -> Option<u32> {
+        let (_, text) = self.named.iter().find(|(known, _)| *known == name)?;
+        self.inner.token_to_id(text)
+    }
+
+    /// Tokens that it has, added ones included.
+    pub(super) fn size(&self) -> u64 {
+        self.inner.get_vocab_size(true) as u64
+    }
+
+    /// Text of tokens, without the special ones.
+    pub(super) fn decode(&self, ids: &[u32]) -> Option<String> {
+        self.inner.decode(ids, true).ok()
+    }
+
+    /// What one token stands for. A part of a character is shown as the vocabulary has it.
+    pub(super) fn token_text(&self, id: u32) -> Option<String> {
+        let raw = self.inner.id_to_token(id)?;
+        if raw.contains('▁') {
+            return Some(raw.replace('▁', " "));
+        }
+        match self.inner.decode(&[id], false) {
+            Ok(text) if !text.is_empty() && !text.contains(char::REPLACEMENT_CHARACTER) => Some(text),
+            _ => Some(raw),
+        }
+    }
+}
+
+fn is_added(tokenizer: &Tokenizer, token: &AddedToken) -> bool {
+    tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content)
+}
+
+/// Byte-level tokenizers may leave the spaces out of a token's offsets. Which tokens are trained goes by offsets, so
+/// they have to cover the text; the tokens stay the same.
+fn keep_whole_offsets(tokenizer: &mut Tokenizer) -> Result<(), serde_json::Error> {
+    fn keep(value: &mut Value) {
+        match value {
+            Value::Object(object) => {
+                if let Some(trim) = object.get_mut("trim_offsets") {
+                    *trim = Value::Bool(false);
+                }
+                object.values_mut().for_each(keep);
+            }
+            Value::Array(list) => list.iter_mut().for_each(keep),
+            _ => {}
+        }
+    }
+    if let Some(processor) = tokenizer.get_post_processor() {
+        let mut value = serde_json::to_value(processor)?;
+        keep(&mut value);
+        tokenizer.with_post_processor(Some(serde_json::from_value::<PostProcessorWrapper>(value)?));
+    }
+    Ok(())
+}
+
+/// The files beside tokenizer.json that name special tokens. Each may be absent.
+#[derive(Default)]
+pub(super) struct SpecialFiles {
+    /// tokenizer_config.json.
+    pub(super) tokenizer_config: Map<String, Value>,
+    /// special_tokens_map.json.
+    pub(super) map: Map<String, Value>,
+    /// config.json.
+    pub(super) config: Map<String, Value>,
+}
+
+impl SpecialFiles {
+    /// tokenizer_config.json, then special_tokens_map.json. A `null` says that there is none. Ids in config.json count
+    /// for the end of a text, and for the others where no file names any.
+    fn named(&self, tokenizer: &Tokenizer) -> Vec<(&'static str, String)> {
+        let given = |name: &str| self.tokenizer_config.get(name).or_else(|| self.map.get(name));
+        let none_named = !NAMES.iter().any(|name| given(name).is_some());
+        let by_id = |name: &str| {
+            let id = self.config.get(&format!("{name}_id"))?;
+            let id = id.as_array().map_or(Some(id), |several| several.first())?.as_u64()?;
+            tokenizer.id_to_token(u32::try_from(id).ok()?)
+        };
+        let text = |name: &'static str| {
+            let text = match given(name) {
+                Some(Value::String(text)) => Some(text.clone()),
+                Some(Value::Object(token)) => token.get("content")?.as_str().map(str::to_owned),
+                None if none_named || name == "eos_token" => by_id(name),
+                Some(_) | None => None,
+            };
+            text.map(|text| (name, text))
+        };
+        NAMES.into_iter().filter_map(text).collect()
+    }
+
+    /// `add_bos_token` and `add_eos_token`: where one of them is given, they replace the tokenizer's own rule.
+    fn around(&self) -> Option<(bool, bool)> {
+        let flag = |name: &str| self.tokenizer_config.get(name).and_then(Value::as_bool);
+        match (flag("add_bos_token"), flag("add_eos_token")) {
+            (None, None) => None,
+            (bos, eos) => Some((bos.unwrap_or(false), eos.unwrap_or(false))),
+        }
+    }
+}
