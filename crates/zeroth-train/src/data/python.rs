@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-#[allow(clippy::needless_pass_by_value, reason = "minijinja hands these over by value")]
 /// `json.dumps` as transformers gives it to templates: no HTML escapes, and characters as they are.
+#[allow(clippy::needless_pass_by_value, reason = "minijinja hands these over by value")]
 pub(super) fn tojson(
     value: &Value,
     ensure_ascii: Option<bool>,
