@@ -50,16 +50,17 @@ fn edges(labels: &[i32]) -> Vec<usize> {
 
 fn hashed(ids: &[i32]) -> String {
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    Sha256::digest(&bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    let first = Sha256::digest(&bytes)[..8].try_into().map(u64::from_be_bytes).unwrap();
+    format!("{first:016x}")
 }
 
 /// The tokens shown with what is trained in brackets, for a message.
-fn shown(encoder: &Encoder, encoded: &Encoded) -> String {
+fn shown(encoder: &Encoder, tokens: &Encoded) -> String {
     let token = |(id, label): (&i32, &i32)| {
         let text = encoder.token_text(*id).unwrap_or_default();
         if *label == IGNORED { text } else { format!("⟦{text}⟧") }
     };
-    encoded.ids.iter().zip(&encoded.labels).map(token).collect()
+    tokens.ids.iter().zip(&tokens.labels).map(token).collect()
 }
 
 /// What the encoder makes of each case of a template, beside what transformers made; the differences.
@@ -91,15 +92,15 @@ fn differences(golden: &Value, name: &str, encoder: &Encoder) -> Vec<String> {
         }
         match (encode(encoder, conversation), case.get("dropped")) {
             (Err(RowProblem::NoTrace { .. }), Some(_)) => {}
-            (encoded, Some(_)) => say(format!("a call that the template drops is not refused: {encoded:?}")),
+            (tokens, Some(_)) => say(format!("a call that the template drops is not refused: {tokens:?}")),
             (Err(problem), None) => say(problem.to_string()),
-            (Ok(encoded), None) => {
-                if hashed(&encoded.ids) != case["ids"] {
+            (Ok(tokens), None) => {
+                if hashed(&tokens.ids) != case["ids"] {
                     say("other tokens".to_owned());
                 }
-                if json!(edges(&encoded.labels)) != case["trained"] {
-                    let (ours, theirs) = (edges(&encoded.labels), &case["trained"]);
-                    say(format!("trained {ours:?}, not {theirs}: {}", shown(encoder, &encoded)));
+                if json!(edges(&tokens.labels)) != case["trained"] {
+                    let (ours, theirs) = (edges(&tokens.labels), &case["trained"]);
+                    say(format!("trained {ours:?}, not {theirs}: {}", shown(encoder, &tokens)));
                 }
             }
         }
@@ -117,6 +118,72 @@ fn templates_render_tokenise_and_mask_as_transformers_does() {
         found.extend(differences(&golden, name, &Encoder::open(folder.path(), options()).unwrap()));
     }
     assert!(found.is_empty(), "{} differences\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn messages_are_found_the_same_by_marks_and_by_replacement() {
+    let golden = golden_json();
+    let trained = |encoder: &Encoder, row: &Value| {
+        let tokens = encode(encoder, row).ok()?;
+        let texts = tokens
+            .labels
+            .iter()
+            .filter(|label| **label != IGNORED)
+            .map(|id| encoder.token_text(*id).unwrap());
+        Some(texts.collect::<String>())
+    };
+    let mut compared = 0;
+    for (name, template) in golden["templates"].as_object().unwrap() {
+        let folder = folder(&template["special"], Some(name));
+        let encoder = Encoder::open(folder.path(), options()).unwrap();
+        for conversation in golden["conversations"].as_array().unwrap() {
+            let messages = conversation["messages"].as_array().unwrap();
+            let asks = |message: &Value| message["role"] == "user" && message["loss"].is_null();
+            let Some(place) = messages.iter().position(asks) else { continue };
+            let Some(question) = messages[place]["content"].as_str() else { continue };
+            // A character that marks are made of, in a question: no marks can be set.
+            let mut unmarkable = conversation.clone();
+            unmarkable["messages"][place]["content"] = json!(format!("{question}\u{F0000}."));
+            let plain = trained(&encoder, conversation);
+            assert_eq!(trained(&encoder, &unmarkable), plain, "{name}: {}", conversation["name"]);
+            compared += usize::from(plain.is_some());
+        }
+    }
+    assert!(compared > 200, "{compared}");
+}
+
+/// What is trained of a conversation by a template, as text with special tokens.
+fn trained_by(template: &str, messages: &Value) -> String {
+    let folder = folder(&json!({"eos_token": "<|im_end|>"}), None);
+    fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let encoder = Encoder::open(folder.path(), options()).unwrap();
+    let tokens = encode(&encoder, &json!({"messages": messages})).unwrap();
+    let trained = tokens.labels.iter().filter(|label| **label != IGNORED);
+    trained.map(|id| encoder.token_text(*id).unwrap()).collect()
+}
+
+#[test]
+fn turns_begin_after_the_prompt_and_end_with_their_own_token_in_other_kinds_of_templates() {
+    let said = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"},
+                      {"role": "user", "content": "r"}, {"role": "assistant", "content": "two"}]);
+    // No special token between turns, and one at the end of all.
+    let lines = "{% for m in messages %}{{ m.role }}>{{ m.content }}\n{% endfor %}{{ eos_token }}";
+    assert_eq!(trained_by(lines, &said), "onetwo\n<|im_end|>");
+    // A prompt that is written after a question only.
+    let guarded = "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %} hm {% endif %}{{ m.content }}\
+                   <|im_end|>{% endfor %}{% if add_generation_prompt and messages[-1].role == 'user' %}[assistant]{% endif %}";
+    assert_eq!(trained_by(guarded, &said), " hm one<|im_end|> hm two<|im_end|>");
+    // One that refuses a prompt after an answer.
+    let strict = "{% if add_generation_prompt and messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}\
+                  {% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}\
+                  {% if add_generation_prompt %}[assistant]{% endif %}";
+    assert_eq!(trained_by(strict, &said), "one<|im_end|>two<|im_end|>");
+    // A call where no prompt is known: from where a text would begin.
+    let call = json!([{"role": "user", "content": "q"},
+                      {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]);
+    let silent = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}\
+                  <tool_call>{{ c.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}";
+    assert_eq!(trained_by(silent, &call), "<tool_call>{\"name\": \"f\", \"arguments\": {}}<|im_end|>");
 }
 
 #[test]
@@ -142,9 +209,9 @@ fn rows_of_every_format_become_the_tokens_and_labels_of_transformers() {
         let folder = folder(&golden["templates"][qwen3]["special"], template);
         let columns = case["columns"].as_str().unwrap().parse().unwrap();
         let encoder = Encoder::open(folder.path(), EncoderOptions { columns, ..options() }).unwrap();
-        let encoded = encode(&encoder, &case["row"]).unwrap();
-        assert_eq!(json!(encoded.ids), case["ids"], "{}", case["row"]);
-        assert_eq!(json!(encoded.labels), case["labels"], "{}: {}", case["row"], shown(&encoder, &encoded));
+        let tokens = encode(&encoder, &case["row"]).unwrap();
+        assert_eq!(json!(tokens.ids), case["ids"], "{}", case["row"]);
+        assert_eq!(json!(tokens.labels), case["labels"], "{}: {}", case["row"], shown(&encoder, &tokens));
     }
 }
 
@@ -162,8 +229,8 @@ fn a_template_that_marks_what_is_generated_is_taken_at_its_word() {
     // Rendered by transformers 5.22 to this text, with these spans.
     assert_eq!(encoder.render(said.as_object().unwrap(), false).unwrap(), "U:q|\nA:é!|\nU:r|\nA:b!|\n");
     let trained = |row: &Value| {
-        let encoded = encode(&encoder, row).unwrap();
-        let trained: Vec<i32> = encoded.labels.into_iter().filter(|label| *label != IGNORED).collect();
+        let tokens = encode(&encoder, row).unwrap();
+        let trained: Vec<i32> = tokens.labels.into_iter().filter(|label| *label != IGNORED).collect();
         encoder.decode(&trained)
     };
     assert_eq!(trained(&said), "é!b!");

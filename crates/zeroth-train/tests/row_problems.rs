@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::Path;
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use zeroth_train::data::{Encode, Encoded, Encoder, EncoderError, EncoderOptions, RowProblem};
@@ -151,8 +152,8 @@ fn a_row_that_needs_a_tokenizer_or_a_template_says_which_file_is_missing() {
     assert!(refusal(&bare, &chat).contains("needs a tokenizer"));
     // Ready tokens need neither.
     let ready = json!({"input_ids": [5, 6], "labels": [-100, 6]});
-    let encoded = encode(&bare, EncoderOptions::new(7), &ready).unwrap();
-    assert_eq!((encoded.ids, encoded.labels), (vec![5, 6], vec![-100, 6]));
+    let row = encode(&bare, EncoderOptions::new(7), &ready).unwrap();
+    assert_eq!((row.ids, row.labels), (vec![5, 6], vec![-100, 6]));
     let encoder = Encoder::open(bare.path(), EncoderOptions::new(7)).unwrap();
     assert_eq!(
         (encoder.decode(&[5, 6]), encoder.token_text(5), encoder.eos()),
@@ -210,8 +211,73 @@ fn a_prompt_ends_where_the_model_goes_on() {
     assert_ne!(plain.last().copied(), encoder.eos());
     // A text has both ends, once each.
     let text = json!({"text": "Hé"});
-    let mut encoded = Encoded::default();
-    encoder.encode(text.as_object().unwrap(), &mut encoded).unwrap();
-    assert_eq!(encoded.ids, [&plain[..], &[encoder.eos().unwrap()]].concat());
-    assert_eq!(encoded.ids, encoded.labels);
+    let mut both = Encoded::default();
+    encoder.encode(text.as_object().unwrap(), &mut both).unwrap();
+    assert_eq!(both.ids, [&plain[..], &[encoder.eos().unwrap()]].concat());
+    assert_eq!(both.ids, both.labels);
+}
+
+/// Any JSON at all, with keys and texts that rows have.
+fn any_json() -> impl Strategy<Value = Value> {
+    let word = proptest::sample::select(vec![
+        "role",
+        "content",
+        "user",
+        "assistant",
+        "from",
+        "value",
+        "gpt",
+        "text",
+        "type",
+        "loss",
+        "tool_calls",
+        "function",
+        "name",
+        "arguments",
+        "<|im_end|>",
+        "é👋🏽",
+        " \n",
+        "",
+        "\u{F0000}",
+        "{\"name\": \"f\"}",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        word.clone().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 24, 4, move |inner| {
+        let entries = proptest::collection::vec((word.clone(), inner.clone()), 0..4);
+        prop_oneof![
+            proptest::collection::vec(inner, 0..4).prop_map(Value::from),
+            entries.prop_map(|entries| entries
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect()),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_row_is_tokens_or_a_problem(rows in proptest::collection::vec(
+        proptest::collection::vec((proptest::sample::select(vec![
+            "messages", "conversations", "instruction", "output", "input", "prompt", "completion", "question", "answer", "text",
+            "translation", "system", "history", "tools", "input_ids",
+        ]), any_json()), 0..4), 8))
+    {
+        let folder = whole();
+        let encoder = Encoder::open(folder.path(), EncoderOptions::new(10_000)).unwrap();
+        for row in rows {
+            let row = row.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            let mut into = Encoded::default();
+            if encoder.encode(&row, &mut into).is_ok() {
+                prop_assert!(!into.ids.is_empty());
+                prop_assert_eq!(into.ids.len(), into.labels.len());
+            }
+        }
+    }
 }

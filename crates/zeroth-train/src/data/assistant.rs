@@ -199,18 +199,19 @@ impl Search<'_> {
         Found { places, exact: true, generation_prompt }
     }
 
-    /// What the template writes for the assistant to go on, after the messages before its first trained one.
+    /// What the template writes for the assistant to go on: after the whole conversation, or, since some write it only
+    /// after another's turn, after what comes before one that is trained.
     fn generation_prompt(&self) -> String {
-        let Conversation { messages, tools, .. } = self.conversation;
-        let mut first = messages.iter().zip(&self.conversation.trained);
-        let Some(first) = first.position(|(message, trained)| *trained && role(message) == ASSISTANT) else {
-            return String::new();
+        let Conversation { messages, trained, tools } = self.conversation;
+        let answers =
+            (1..messages.len()).filter(|index| trained[*index] && role(&messages[*index]) == ASSISTANT);
+        let written = |count: usize| {
+            let render = |prompt| self.template.render(&messages[..count], tools.as_ref(), prompt);
+            let (with, without) = (render(true).ok()?.text, render(false).ok()?.text);
+            let prompt = &with[common_prefix(&with, &without)..];
+            (!prompt.is_empty()).then(|| prompt.to_owned())
         };
-        let render = |prompt| self.template.render(&messages[..first], tools.as_ref(), prompt);
-        match (render(true), render(false)) {
-            (Ok(with), Ok(without)) => with.text[common_prefix(&with.text, &without.text)..].to_owned(),
-            _ => String::new(),
-        }
+        [messages.len()].into_iter().chain(answers).find_map(written).unwrap_or_default()
     }
 
     /// The trained part of a message that stands at `place`.

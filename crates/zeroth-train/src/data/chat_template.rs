@@ -10,7 +10,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value, context};
 use serde_json::{Map, Value as Json};
 
-use super::python::{self, Day};
+use super::day::Day;
+use super::python;
 
 /// Around what `{% generation %}` encloses. Noncharacters: Unicode keeps them for a program's own use.
 const SENTINELS: [char; 2] = ['\u{FDD0}', '\u{FDD1}'];

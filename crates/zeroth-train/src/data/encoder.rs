@@ -14,7 +14,7 @@ use super::assistant;
 use super::chat_template::{ChatTemplate, Sources, Surroundings};
 use super::columns::Columns;
 use super::conversation::Conversation;
-use super::python::Day;
+use super::day::Day;
 use super::ready_row::Lists;
 use super::row::{Format, Pair, Row};
 use super::tokenizer::{SpecialFiles, TextTokenizer, Token};
