@@ -279,9 +279,9 @@ fn a_section_does_what_its_switch_does() {
         );
         assert_eq!(section(&text, "zero_optimization.offload_param"), status);
     }
-    for (enabled, status) in [("true", Status::NotYet), ("false", Status::Honoured)] {
+    for enabled in [true, false] {
         let text = format!(r#"{{"csv_monitor": {{"enabled": {enabled}}}}}"#);
-        assert_eq!(section(&text, "csv_monitor"), status);
+        assert_eq!(section(&text, "csv_monitor"), Status::Honoured);
     }
 }
 
