@@ -19,11 +19,14 @@ impl Small {
     fn mount(bytes: u64) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={bytes}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs", text(folder.path())]).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs", text(folder.path())]).output();
         if mounted.is_ok_and(|output| output.status.success()) {
             return Some(Self { folder });
         }
-        println!("skipped: mounting a small filesystem needs root (sudo -E cargo nextest run -p zeroth-cli faults)");
+        println!(
+            "skipped: mounting a small filesystem needs root (sudo -E cargo nextest run -p zeroth-cli faults)"
+        );
         None
     }
 
@@ -48,8 +51,25 @@ fn start(folder: &Path, output: &Path, more: &[&str]) -> Running {
     let model = new_model(folder, 64, 3, 128, 256);
     let data = new_data(folder, 50, 24, 256);
     let arguments = [
-        "train", "--device", "cpu", "--model", text(&model), "--data", text(&data), "--output", text(output), "--ranks",
-        "2", "--deepspeed", "zero3", "--max-steps", "4000", "--save-steps", "4000", "--threads-per-rank", "1",
+        "train",
+        "--device",
+        "cpu",
+        "--model",
+        text(&model),
+        "--data",
+        text(&data),
+        "--output",
+        text(output),
+        "--ranks",
+        "2",
+        "--deepspeed",
+        "zero3",
+        "--max-steps",
+        "4000",
+        "--save-steps",
+        "4000",
+        "--threads-per-rank",
+        "1",
     ];
     Running::start(folder, &[&arguments, more].concat())
 }
@@ -101,7 +121,8 @@ fn a_disk_that_fills_up_stops_the_run_and_the_last_checkpoint_stays() {
 fn a_filesystem_that_becomes_read_only_is_named() {
     let Some(small) = Small::mount(8 << 20) else { return };
     let output = small.path().join("run");
-    train_on(&golden("qwen3-tied"), &golden("qwen3-tied").join("data.jsonl"), &output, &["--max-steps", "2"]).assert_done();
+    train_on(&golden("qwen3-tied"), &golden("qwen3-tied").join("data.jsonl"), &output, &["--max-steps", "2"])
+        .assert_done();
     small.again("remount,ro");
     let again = train_on(
         &golden("qwen3-tied"),
@@ -142,7 +163,8 @@ fn weights_that_are_missing_or_of_another_shape_are_named() {
     assert_eq!(ended.code, 2, "{}", ended.stderr);
     assert!(ended.stderr.contains("mlp.down_proj.weight"), "{}", ended.stderr);
     fs::write(broken.join("config.json"), config).unwrap();
-    let index = r#"{"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}"#;
+    let index =
+        r#"{"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}"#;
     fs::remove_file(broken.join("model.safetensors")).unwrap();
     fs::write(broken.join("model.safetensors.index.json"), index).unwrap();
     let ended = train_on(&broken, &data, &folder.path().join("run"), &[]);
@@ -165,7 +187,7 @@ fn a_rank_that_dies_is_started_again_from_the_newest_checkpoint() {
 
 #[test]
 fn restarts_come_to_an_end() {
-    let mut long = Long::start(2, &["--save-steps", "1", "--max-restarts", "1"]);
+    let mut long = Long::start(2, &["--save-steps", "1", "--save-total-limit", "2", "--max-restarts", "1"]);
     let run = &mut long.running;
     let before = run.ranks();
     signal(before[0], "KILL");

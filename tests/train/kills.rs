@@ -32,9 +32,30 @@ struct Ground {
 impl Ground {
     fn arguments<'a>(&'a self, output: &'a Path) -> Vec<&'a str> {
         vec![
-            "train", "--device", "cpu", "--model", text(&self.model), "--data", text(&self.data), "--output",
-            text(output), "--ranks", "2", "--deepspeed", "zero3", "--max-steps", "40", "--save-steps", "3",
-            "--save-total-limit", "2", "--per-device-train-batch-size", "2", "--threads-per-rank", "1", "--resume",
+            "train",
+            "--device",
+            "cpu",
+            "--model",
+            text(&self.model),
+            "--data",
+            text(&self.data),
+            "--output",
+            text(output),
+            "--ranks",
+            "2",
+            "--deepspeed",
+            "zero3",
+            "--max-steps",
+            "40",
+            "--save-steps",
+            "3",
+            "--save-total-limit",
+            "2",
+            "--per-device-train-batch-size",
+            "2",
+            "--threads-per-rank",
+            "1",
+            "--resume",
             "auto",
         ]
     }
@@ -43,7 +64,10 @@ impl Ground {
 /// Losses and norms of every step, as they are written: each step once, in order.
 fn steps(run: &Path) -> Vec<(u64, String, String)> {
     let lines = metrics(run);
-    lines.iter().map(|line| (line["step"].as_u64().unwrap(), line["loss"].to_string(), line["grad_norm"].to_string())).collect()
+    lines
+        .iter()
+        .map(|line| (line["step"].as_u64().unwrap(), line["loss"].to_string(), line["grad_norm"].to_string()))
+        .collect()
 }
 
 /// The bytes that a run leaves for others: its model, and the state it could go on from.

@@ -58,7 +58,15 @@ fn a_row_that_cannot_be_trained_on_is_named_with_its_file_and_line() {
         ),
         (
             vec![r#"{"messages": [{"role": "user", "content": "x"}]}"#],
-            vec!["rows.jsonl: line 1: ", r#"{"messages": [...]}"#, "not yet"],
+            vec!["rows.jsonl: line 1: ", r#"{"messages": [...]}"#, "has no tokenizer.json"],
+        ),
+        (
+            vec![r#"{"input_ids": [1, 2]}"#, "", r#"{"input_ids": [3, 4"#],
+            vec!["rows.jsonl: line 3: ", "not JSON", "column 19"],
+        ),
+        (
+            vec![r#"{"problem": "x", "solution": "y"}"#],
+            vec!["rows.jsonl: line 1: ", "no format of rows has these columns", "problem", "--columns"],
         ),
         (vec!["[1, 2]"], vec!["rows.jsonl: line 1: ", "a JSON object"]),
         (vec![], vec!["rows.jsonl has no rows"]),
@@ -88,10 +96,9 @@ fn what_is_not_built_yet_is_refused_and_says_so() {
         assert_refused(&ended, &output, 2, words);
     }
     for (flags, words) in [
-        (&["--resume", "auto"][..], &["--resume", "not yet"][..]),
-        (&["--packing"], &["--packing", "not yet"]),
-        (&["--packing", "true"], &["--packing", "not yet"]),
-        (&["--train-type", "lora"], &["--train-type", "not yet"]),
+        (&["--train-type", "lora"][..], &["--train-type", "not yet"][..]),
+        (&["--report-to", "tensorbaord"], &["--report-to tensorbaord", "did you mean `tensorboard`"]),
+        (&["--columns", "question=a=b"], &["--columns"]),
     ] {
         assert_refused(&train("qwen3-tied", &output, flags), &output, 2, words);
     }

@@ -26,7 +26,10 @@ fn a_run_goes_on_over_ranks_and_stages_as_if_nothing_had_happened() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let batch = ["--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3"];
-    trained(&at("whole"), &[&batch[..], &["--ranks", "2", "--deepspeed", "zero3", "--max-steps", "20"]].concat());
+    trained(
+        &at("whole"),
+        &[&batch[..], &["--ranks", "2", "--deepspeed", "zero3", "--max-steps", "20"]].concat(),
+    );
     let whole = losses(&at("whole"));
     // The schedule knows the whole length from the start: stops come from outside, as a limit of steps would change it.
     let parts = [("2", "zero3", 5), ("1", "zero2", 10), ("3", "zero3_offload", 15), ("2", "zero1", 20)];
@@ -55,9 +58,11 @@ fn the_same_ranks_go_on_to_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     for (name, precision) in [("bf16", "--bf16"), ("fp16", "--fp16"), ("fp32", "--fp32")] {
         let at = |what: &str| folder.path().join(format!("{name}-{what}"));
-        let flags = ["--ranks", "2", "--deepspeed", "zero3", precision, "--shuffle", "true", "--max-steps", "12"];
+        let flags =
+            ["--ranks", "2", "--deepspeed", "zero3", precision, "--shuffle", "true", "--max-steps", "12"];
         let run = |output: &Path, more: &[&str]| {
-            train("llama-one-kv-head", output, &[&flags[..], &["--save-steps", "4"], more].concat()).assert_done();
+            train("llama-one-kv-head", output, &[&flags[..], &["--save-steps", "4"], more].concat())
+                .assert_done();
         };
         run(&at("whole"), &[]);
         let from = at("whole").join("checkpoints/step-4");
@@ -65,7 +70,8 @@ fn the_same_ranks_go_on_to_the_same_bits() {
         assert_eq!(losses(&at("whole"))[4..], losses(&at("rest"))[..], "{name}");
         assert_eq!(model(&at("whole")), model(&at("rest")), "{name}");
         let part = |run: &str, rank: u32| {
-            fs::read(at(run).join(format!("checkpoints/step-12/rank-0000{rank}-of-00002.safetensors"))).unwrap()
+            fs::read(at(run).join(format!("checkpoints/step-12/rank-0000{rank}-of-00002.safetensors")))
+                .unwrap()
         };
         for rank in 0..2 {
             assert_eq!(part("whole", rank), part("rest", rank), "{name}: the state of rank {rank}");
@@ -76,24 +82,29 @@ fn the_same_ranks_go_on_to_the_same_bits() {
 #[test]
 fn saving_beside_training_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let config = written(
-        folder.path(),
-        "ds.json",
-        &[r#"{"zero_optimization": {"stage": 3}, "checkpoint": {"writer": {"decoupled": true}}}"#],
-    );
-    let run = |name: &str, deepspeed: &str| {
-        let output = folder.path().join(name);
-        let flags = ["--ranks", "2", "--deepspeed", deepspeed, "--max-steps", "9", "--save-steps", "2"];
-        train("llama-one-kv-head", &output, &flags).assert_done();
+    let run = |decoupled: bool| {
+        let config = serde_json::json!({
+            "zero_optimization": {"stage": 3}, "checkpoint": {"writer": {"decoupled": decoupled}},
+        });
+        let config = written(folder.path(), "ds.json", &[config.to_string()]);
+        let output = folder.path().join(format!("decoupled-{decoupled}"));
+        let flags = ["--ranks", "2", "--deepspeed", text(&config), "--max-steps", "9", "--save-steps", "2"];
+        let ended = train("llama-one-kv-head", &output, &flags);
+        ended.assert_done();
+        assert_eq!(ended.stderr.matches(" · saved").count(), 5, "{}", ended.stderr);
         output
     };
-    let (beside, before) = (run("beside", text(&config)), run("before", "zero3"));
+    let (beside, before) = (run(true), run(false));
     assert_eq!(losses(&beside), losses(&before));
     assert_eq!(model(&beside), model(&before));
     for step in [2, 4, 6, 8, 9] {
         for rank in 0..2 {
             let part = format!("checkpoints/step-{step}/rank-0000{rank}-of-00002.safetensors");
-            assert_eq!(fs::read(beside.join(&part)).unwrap(), fs::read(before.join(&part)).unwrap(), "{part}");
+            assert_eq!(
+                fs::read(beside.join(&part)).unwrap(),
+                fs::read(before.join(&part)).unwrap(),
+                "{part}"
+            );
         }
     }
     assert_eq!(fs::read_to_string(beside.join("checkpoints/latest")).unwrap().trim(), "step-9");
@@ -104,12 +115,20 @@ fn a_complete_run_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     trained(&run, &["--max-steps", "3"]);
-    let before: Vec<_> = fs::read_dir(&run).unwrap().map(|entry| entry.unwrap().metadata().unwrap().modified()).map(Result::unwrap).collect();
+    let before: Vec<_> = fs::read_dir(&run)
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().modified())
+        .map(Result::unwrap)
+        .collect();
     let flags = ["--shuffle", "true", "--fp32", "--max-steps", "3", "--resume", "auto"];
     let ended = train("qwen3-tied", &run, &flags);
     ended.assert_done();
     assert!(ended.stderr.contains("this run is complete: 3 steps"), "{}", ended.stderr);
-    let after: Vec<_> = fs::read_dir(&run).unwrap().map(|entry| entry.unwrap().metadata().unwrap().modified()).map(Result::unwrap).collect();
+    let after: Vec<_> = fs::read_dir(&run)
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().modified())
+        .map(Result::unwrap)
+        .collect();
     assert_eq!(before, after);
 }
 
@@ -129,7 +148,8 @@ fn auto_begins_where_there_is_nothing_and_passes_over_what_is_damaged() {
     fs::write(run.join("metrics.jsonl"), torn).unwrap();
     let kept = model(&run);
     fs::remove_dir_all(run.join("model")).unwrap();
-    let flags = ["--shuffle", "true", "--fp32", "--learning-rate", "3e-3", "--save-steps", "5", "--max-steps", "12"];
+    let flags =
+        ["--shuffle", "true", "--fp32", "--learning-rate", "3e-3", "--save-steps", "5", "--max-steps", "12"];
     let ended = train("qwen3-tied", &run, &[&flags[..], &["--resume", "auto"]].concat());
     ended.assert_done();
     assert!(ended.stderr.contains("step-12 was passed over"), "{}", ended.stderr);
@@ -151,7 +171,11 @@ fn what_cannot_be_gone_on_with_is_refused_with_what_can() {
             assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
         }
     };
-    refused("qwen3-tied", &["--ranks", "5"], &["12 samples a step", "5 ranks cannot share", "1, 2, 3, 4, 6, 12 can"]);
+    refused(
+        "qwen3-tied",
+        &["--ranks", "5"],
+        &["12 samples a step", "5 ranks cannot share", "1, 2, 3, 4, 6, 12 can"],
+    );
     refused(
         "qwen3-tied",
         &["--ranks", "2", "--per-device-train-batch-size", "4"],
@@ -159,7 +183,12 @@ fn what_cannot_be_gone_on_with_is_refused_with_what_can() {
     );
     refused("llama-one-kv-head", &["--ranks", "2"], &["another model"]);
     let rows = written(folder.path(), "rows.jsonl", &[r#"{"input_ids": [1, 2, 3]}"#]);
-    let other = train_on(&golden("qwen3-tied"), &rows, &folder.path().join("new"), &["--resume", text(&run), "--ranks", "2"]);
+    let other = train_on(
+        &golden("qwen3-tied"),
+        &rows,
+        &folder.path().join("new"),
+        &["--resume", text(&run), "--ranks", "2"],
+    );
     assert_eq!(other.code, 2, "{}", other.stderr);
     assert!(other.stderr.contains("trained on other data"), "{}", other.stderr);
     let nothing = train("qwen3-tied", &folder.path().join("new"), &["--resume", text(folder.path())]);

@@ -103,9 +103,25 @@ impl Long {
         let output = folder.path().join("run");
         let ranks = ranks.to_string();
         let arguments = [
-            "train", "--device", "cpu", "--model", text(&model), "--data", text(&data), "--output", text(&output),
-            "--ranks", &ranks, "--deepspeed", "zero3", "--max-steps", "2000", "--per-device-train-batch-size", "2",
-            "--threads-per-rank", "1",
+            "train",
+            "--device",
+            "cpu",
+            "--model",
+            text(&model),
+            "--data",
+            text(&data),
+            "--output",
+            text(&output),
+            "--ranks",
+            &ranks,
+            "--deepspeed",
+            "zero3",
+            "--max-steps",
+            "2000",
+            "--per-device-train-batch-size",
+            "2",
+            "--threads-per-rank",
+            "1",
         ];
         let mut running = Running::start(folder.path(), &[&arguments, more].concat());
         running.wait_for_steps(&output, 3);

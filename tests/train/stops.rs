@@ -32,7 +32,8 @@ fn a_signal_finishes_the_step_saves_and_stops_with_its_own_exit_code() {
         assert!(!processes.iter().any(|rank| is_alive(*rank)), "{}", run.said());
         assert_eq!(saved(&long.output), [last_step(&long.output)], "{}", long.running.said());
         let checkpoint = long.output.join("checkpoints");
-        let verified = zeroth(&["checkpoint", "verify", super::text(&checkpoint.join(saved_name(&checkpoint)))]);
+        let verified =
+            zeroth(&["checkpoint", "verify", super::text(&checkpoint.join(saved_name(&checkpoint)))]);
         assert_eq!(verified.code, 0, "{}", verified.stderr);
         assert!(!long.output.join("model").exists(), "the run is not over");
     }

@@ -217,10 +217,13 @@ struct Steps<'a> {
 impl<'a> Steps<'a> {
     fn new(job: &'a Job, engine: &mut Engine<'_>, chores: &Chores<'_>) -> Result<Self, RunError> {
         let most_rows = job.row_sizes.last().copied().unwrap_or(0) as usize;
-        let buffer = || MicroBatch::with_capacity(most_rows, job.shape.micro_batch as usize);
+        let batches = job.batches();
+        let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.samples.most_in_unit());
+        let sequences = batches.most_sequences().max(evaluated * job.shape.micro_batch);
+        let buffer = || MicroBatch::with_capacity(most_rows, sequences as usize);
         Ok(Self {
             job,
-            batches: job.batches(),
+            batches,
             buffers: (0..job.shape.accumulation).map(|_| buffer()).collect(),
             record: engine.record()?,
             data: Duration::ZERO,

@@ -13,7 +13,8 @@ pub enum ResumeError {
     /// The samples of a step cannot be shared.
     #[error(
         "the checkpoint was trained with {batch} samples a step, and going on keeps that: {ranks} ranks cannot share them \
-         evenly; {} can", listed(works)
+         evenly; {} can",
+        listed(works)
     )]
     Ranks {
         /// Samples of a step.
@@ -27,7 +28,8 @@ pub enum ResumeError {
     #[error(
         "the checkpoint was trained with {batch} samples a step, and going on keeps that: {asked} on {ranks} rank(s) cannot \
          give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
-         gradient_accumulation_steps: {}", pairs(works)
+         gradient_accumulation_steps: {}",
+        pairs(works)
     )]
     Batch {
         /// Samples of a step.

@@ -24,8 +24,8 @@ pub enum Existing {
 pub enum RunFolderError {
     /// It holds a run, and nothing was said about that.
     #[error(
-        "{} already holds a run ({}): replace it by --overwrite-output-dir, or choose another --output; \
-         going on with it (--resume auto) is not yet built", folder.display(), found.join(", ")
+        "{} already holds a run ({}): go on with it by --resume auto, replace it by \
+         --overwrite-output-dir, or choose another --output", folder.display(), found.join(", ")
     )]
     HoldsARun {
         /// The folder.
@@ -66,9 +66,10 @@ pub enum RunFolderError {
 }
 
 /// The files that a run writes at the top of its folder.
-const FILES: &[&str] = &["config.json", "origin.json", "plan.json", "metrics.jsonl", "loss.svg"];
+const FILES: &[&str] =
+    &["config.json", "origin.json", "plan.json", "metrics.jsonl", "metrics.csv", "loss.svg"];
 /// And the folders.
-const FOLDERS: &[&str] = &["checkpoints", "model", "logs"];
+const FOLDERS: &[&str] = &["checkpoints", "model", "logs", "tensorboard"];
 /// What only a run of ours writes.
 pub(crate) const MARKS: &[&str] = &["origin.json", "metrics.jsonl"];
 /// What others write too: a `config.json` without any mark is a model's. No run may write over it.
@@ -183,6 +184,7 @@ impl RunFolder {
         self.remove_inside("checkpoints", of_checkpoints)?;
         self.remove_inside("model", of_a_model)?;
         self.remove_inside("logs", of_logs)?;
+        self.remove_inside("tensorboard", of_tensorboard)?;
         // The marks last: a removal that was cut short is still known as a run's folder.
         let (marks, others): (Vec<&str>, Vec<&str>) =
             FILES.iter().copied().partition(|name| MARKS.contains(name));
@@ -247,6 +249,11 @@ fn of_logs(name: &str) -> bool {
     number.is_some_and(|number| number.parse::<u64>().is_ok())
 }
 
+/// `events.out.tfevents.…`.
+fn of_tensorboard(name: &str) -> bool {
+    name.starts_with("events.out.tfevents.")
+}
+
 /// Weights, and the files that a model folder carries beside them.
 fn of_a_model(name: &str) -> bool {
     const OTHERS: &[&str] = &["config.json", "model.safetensors.index.json"];
@@ -295,8 +302,7 @@ mod tests {
         assert!(
             message.ends_with(
                 " already holds a run (config.json, origin.json, plan.json, metrics.jsonl, checkpoints, model, logs): \
-                 replace it by --overwrite-output-dir, or choose another --output; going on with it (--resume auto) is \
-                 not yet built"
+                 go on with it by --resume auto, replace it by --overwrite-output-dir, or choose another --output"
             ),
             "{message}"
         );

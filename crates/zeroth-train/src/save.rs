@@ -12,8 +12,8 @@ use zeroth_device::Control;
 use zeroth_step::run::{Engine, RunError};
 
 use crate::checkpoint::{
-    BatchEntry, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, PartWriter, PartWritten,
-    Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune,
+    BatchEntry, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, PartWriter,
+    PartWritten, Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune,
 };
 use crate::meeting::{AfterStep, Wish, tell_all};
 use crate::resume::{control_state, data_hash};
@@ -112,7 +112,8 @@ struct Begun {
 impl Begun {
     fn new(begun: Option<&Unfinished>) -> Self {
         let mut told = Self::zeroed();
-        let name = begun.and_then(|begun| begun.path().file_name()).map_or(&[][..], |name| name.as_encoded_bytes());
+        let name =
+            begun.and_then(|begun| begun.path().file_name()).map_or(&[][..], |name| name.as_encoded_bytes());
         told.name[..name.len()].copy_from_slice(name);
         told
     }
@@ -267,7 +268,8 @@ impl<'a> Saver<'a> {
             return Err(SaveError::OtherRank { step, rank });
         }
         let committed = begun.map(|begun| {
-            manifest.files = all.iter().zip(0..).map(|(part, rank)| part.entry(rank, all.len() as u64)).collect();
+            manifest.files =
+                all.iter().zip(0..).map(|(part, rank)| part.entry(rank, all.len() as u64)).collect();
             begun.commit(manifest, &saves.model)?;
             prune(&saves.folder, saves.limit, Some(step))
         });

@@ -10,7 +10,9 @@ const fn of(name: &'static str, does: &'static str, verdict: EnvVerdict, message
     Variable { name, does, verdict, message }
 }
 
-const RANKS: &str = "`zeroth train --ranks N` starts its ranks itself; joining ranks that another launcher started is not built yet";
+const RANKS: &str = "ranks that torchrun, srun, mpirun or mpiexec started on one machine find each other by it; `zeroth train --ranks N` \
+                     starts its ranks itself";
+const JOB: &str = "ranks of torchrun know their job by it; on one machine they meet without a port";
 const OURS: &str = "`zeroth train` sets it for the ranks that it starts; it is not for users to set";
 const DEVICE: &str = "the driver reads it, so it counts for runs with --device cuda";
 const NCCL: &str = "NCCL reads it when it is opened, and the part that opens it is not built yet";
@@ -64,21 +66,20 @@ const ZEROTH: &[Variable] = &[
 ];
 
 const LAUNCHERS: &[Variable] = &[
-    of("RANK", "The number of this rank, from 0.", NotYet, RANKS),
+    of("RANK", "The number of this rank, from 0.", Honoured, RANKS),
     of(
         "WORLD_SIZE",
         "The number of ranks.",
-        NotYet,
-        "`zeroth train --ranks N` says it, and joining ranks that another launcher started is not built yet; `config verify` \
-         reads it in front of a command",
+        Honoured,
+        "ranks that torchrun started on one machine join; `config verify` reads it in front of a command",
     ),
-    of("LOCAL_RANK", "The number of this rank on its machine.", NotYet, RANKS),
-    of("LOCAL_WORLD_SIZE", "The number of ranks on this machine.", NotYet, RANKS),
-    of("MASTER_ADDR", "The machine where ranks meet.", NotYet, RANKS),
-    of("MASTER_PORT", "The port where ranks meet.", NotYet, RANKS),
-    of("SLURM_*", "SLURM's words for rank, world and hosts.", NotYet, RANKS),
-    of("OMPI_COMM_WORLD_*", "Open MPI's words for rank and world.", NotYet, RANKS),
-    of("PMI_*", "MPICH's and Intel MPI's words for rank and world.", NotYet, RANKS),
+    of("LOCAL_RANK", "The number of this rank on its machine.", Honoured, RANKS),
+    of("LOCAL_WORLD_SIZE", "The number of ranks on this machine.", Honoured, RANKS),
+    of("MASTER_ADDR", "The machine where ranks meet.", Honoured, JOB),
+    of("MASTER_PORT", "The port where ranks meet.", Honoured, JOB),
+    of("SLURM_*", "SLURM's words for rank, world and hosts.", Honoured, RANKS),
+    of("OMPI_COMM_WORLD_*", "Open MPI's words for rank and world.", Honoured, RANKS),
+    of("PMI_*", "MPICH's and Intel MPI's words for rank and world.", Honoured, RANKS),
     of(
         "NPROC_PER_NODE",
         "Ranks on each machine, for ms-swift.",

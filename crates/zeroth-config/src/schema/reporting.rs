@@ -118,16 +118,14 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("comms_logger.prof_all", true).does("Logs all kinds.").as_section(),
     Key::bool("comms_logger.debug", false).does("Adds the caller.").as_section(),
     Key::new("comms_logger.prof_ops", Kind::Texts).does("The kinds to log.").as_section(),
-    Key::section("checkpoint").does("How checkpoints are written.").read_by(Reader::Save).not_yet(),
+    Key::section("checkpoint").does("How checkpoints are written.").read_by(Reader::Save),
     Key::new("checkpoint.tag_validation", Kind::OneOf(&["warn", "ignore", "fail"]))
         .or_text("warn")
         .does("Compares the ranks' names for a checkpoint.")
-        .built_in("the launcher names a checkpoint once, for all ranks")
-        .not_yet(),
+        .built_in("rank 0 names a checkpoint once, for all ranks"),
     Key::bool("checkpoint.load_universal", false)
         .does("Loads DeepSpeed's converted checkpoints.")
-        .built_in("every checkpoint loads at any number of ranks, without conversion")
-        .not_yet(),
+        .built_in("every checkpoint loads at any number of ranks, without conversion"),
     Key::bool("checkpoint.use_node_local_storage", false)
         .auto(AutoRule::NodeLocal)
         .does("Writes each node's shards to its own disk.")
@@ -140,22 +138,25 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("checkpoint.parallel_write.pipeline_stage", false)
         .does("Each pipeline stage writes its part.")
         .as_section(),
-    Key::section("checkpoint.writer").does("DeepSpeed's choice of writers.").nothing(OWN_WRITER),
+    Key::section("checkpoint.writer").does("How files of checkpoints reach the disk.").read_by(Reader::Save),
     Key::new("checkpoint.writer.type", Kind::OneOf(&["fast", "python", "mock"]))
         .does("Which writer.")
-        .as_section(),
+        .nothing(OWN_WRITER),
     Key::int("checkpoint.writer.io_buffer_size", 1)
         .or_int(67_108_864)
         .in_("bytes")
         .does("The writer's buffer.")
-        .as_section(),
-    Key::bool("checkpoint.writer.io_buffer_double", true).does("Two of them.").as_section(),
-    Key::bool("checkpoint.writer.show_statistics", false).does("Prints rates.").as_section(),
+        .nothing(OWN_WRITER),
+    Key::bool("checkpoint.writer.io_buffer_double", true).does("Two of them.").nothing(OWN_WRITER),
+    Key::bool("checkpoint.writer.show_statistics", false).does("Prints rates.").nothing(OWN_WRITER),
     Key::new("checkpoint.writer.data_parallel", Kind::OneOf(&["replica", "socket", "machine"]))
         .does("Who shares the writing.")
-        .as_section(),
-    Key::bool("checkpoint.writer.decoupled", false).does("Writes beside training.").as_section(),
-    Key::int("checkpoint.writer.io_multiplier", 1).or_int(1).does("Writers a rank.").as_section(),
+        .nothing(OWN_WRITER),
+    Key::bool("checkpoint.writer.decoupled", false)
+        .does("Lets training go on while the files of a checkpoint are on their way to the disk; results stay the same.")
+        .set("true where the disk is slow")
+        .read_by(Reader::Save),
+    Key::int("checkpoint.writer.io_multiplier", 1).or_int(1).does("Writers a rank.").nothing(OWN_WRITER),
     Key::elsewhere("nebula", "Azure's asynchronous checkpoints.", OWN_WRITER),
     Key::elsewhere("datastates_ckpt", "DataStates' asynchronous checkpoints.", OWN_WRITER),
 ];

@@ -10,14 +10,12 @@ use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, tabl
 use zeroth::step::program::Settings;
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::Checkpoint;
-use zeroth::train::{
-    BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, from_config, same_data,
-};
+use zeroth::train::{BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, from_config, same_data};
 
 use super::super::config_file;
 use super::data::{self, Reading};
-use super::{follow, resume};
 use super::told::Told;
+use super::{follow, resume};
 use crate::cli::{DeviceArg, TrainArgs};
 
 /// Steps from one evaluation, and from one checkpoint, to the next.
@@ -82,7 +80,11 @@ impl Asked {
 }
 
 /// Resolves what was typed. Ranks have been `told` what their launcher found; it finds it here.
-pub(super) fn ask(arguments: &TrainArgs, ranks_given: Option<u64>, told: Option<Told>) -> anyhow::Result<Asked> {
+pub(super) fn ask(
+    arguments: &TrainArgs,
+    ranks_given: Option<u64>,
+    told: Option<Told>,
+) -> anyhow::Result<Asked> {
     let checked = config_file::load(&arguments.deepspeed)?;
     let folder = locate(&arguments.model)?;
     let (map, origin) = read_config(&folder)?;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use zeroth::base::grouped;
 use zeroth::model::ModelConfig;
 use zeroth::train::data::{
-    CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation, prepare as prepare_files,
+    CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation,
+    prepare as prepare_files,
 };
 
 use super::told::Told;
@@ -25,7 +26,11 @@ pub(in super::super) struct Reading {
 }
 
 impl Reading {
-    pub(in super::super) fn new(arguments: &ReadingArgs, model: &ModelConfig, folder: &Path) -> anyhow::Result<Self> {
+    pub(in super::super) fn new(
+        arguments: &ReadingArgs,
+        model: &ModelConfig,
+        folder: &Path,
+    ) -> anyhow::Result<Self> {
         let columns: Columns = arguments.columns.join(",").parse()?;
         Ok(Self {
             folder: folder.to_owned(),
@@ -101,6 +106,10 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
 
 fn say(prepared: &Prepared) {
     if !prepared.found {
-        output::note(&format!("{} rows read and tokenised in {:.1} s", grouped(prepared.rows), prepared.seconds));
+        output::note(&format!(
+            "{} rows read and tokenised in {:.1} s",
+            grouped(prepared.rows),
+            prepared.seconds
+        ));
     }
 }

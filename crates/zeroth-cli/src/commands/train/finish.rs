@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use zeroth::base::{format_bytes, publish};
 use zeroth::train::checkpoint::list;
-use zeroth::train::{loss_curve, progress, read_losses};
+use zeroth::train::{loss_curves, progress, read_evaluation_losses, read_losses};
 
 use super::Begun;
 use crate::exit::Exit;
@@ -15,7 +15,8 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
     let Begun { asked, folder, .. } = begun;
     let losses = read_losses(&folder.metrics())?;
     let title = format!("{}, {} steps", asked.name, asked.job.steps);
-    publish(&folder.loss_curve(), loss_curve(&losses, &title).as_bytes())?;
+    let evaluated = read_evaluation_losses(&folder.metrics())?;
+    publish(&folder.loss_curve(), loss_curves(&losses, &evaluated, &title).as_bytes())?;
     let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
     if let (Some(first), Some(last)) = (values.first(), values.last()) {
         output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
@@ -36,7 +37,9 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
             folder.model().display()
         ));
     } else {
-        output::note("no model was written: stage3_gather_16bit_weights_on_model_save is false, and --save-steps is 0");
+        output::note(
+            "no model was written: stage3_gather_16bit_weights_on_model_save is false, and --save-steps is 0",
+        );
     }
     if output.is_json() {
         let loss = |place: Option<&(u64, f64)>| place.map(|(_, loss)| *loss);
@@ -64,9 +67,8 @@ pub(super) fn trace_part(output: &Path, rank: usize) -> PathBuf {
 
 /// Puts the ranks' parts of the timeline together.
 pub(super) fn joined_trace(path: &Path, output: &Path, ranks: usize) -> anyhow::Result<()> {
-    let parts: Vec<String> = (0..ranks)
-        .map(|rank| std::fs::read_to_string(trace_part(output, rank)))
-        .collect::<Result<_, _>>()?;
+    let parts: Vec<String> =
+        (0..ranks).map(|rank| std::fs::read_to_string(trace_part(output, rank))).collect::<Result<_, _>>()?;
     trace(path, &parts)?;
     for rank in 0..ranks {
         std::fs::remove_file(trace_part(output, rank))?;

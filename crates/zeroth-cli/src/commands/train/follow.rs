@@ -9,9 +9,9 @@ use zeroth::device::{Gpus, probe};
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::progress::{Progress, bar_line, line};
+use zeroth::train::report::Position;
 use zeroth::train::report::figures::{Peak, Rate, Work};
 use zeroth::train::report::timing::Timing;
-use zeroth::train::report::Position;
 use zeroth::train::{Done, Job, Report, ReportPlan, Reporters, StepLine, TrainError};
 
 use super::ask::Asked;
@@ -60,7 +60,11 @@ pub(super) struct Follower<'a> {
 }
 
 impl<'a> Follower<'a> {
-    pub(super) fn new(asked: &'a Asked, compiled: &'a Compiled, arguments: &TrainArgs) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        asked: &'a Asked,
+        compiled: &'a Compiled,
+        arguments: &TrainArgs,
+    ) -> anyhow::Result<Self> {
         let folder = arguments.output.as_path();
         let plan = ReportPlan::new(&asked.resolved, &report_to(arguments)?, folder);
         // A run that goes on in its own folder keeps what it has told so far; in another, it begins at the next step.
@@ -182,7 +186,8 @@ impl<'a> Follower<'a> {
         let (job, shape) = (self.job, self.job.shape);
         let first = shape.position(step - 1, 0, 0);
         let places = job.order.from(first).take(shape.train_batch() as usize);
-        places.map(|place| job.samples.length(place.sample))
+        let sequences = places.flat_map(|place| job.samples.members(place.sample));
+        sequences.map(|sample| job.samples.ids(sample).len() as u64)
     }
 
     /// Leaves the line that progress stands on.

@@ -26,7 +26,11 @@ pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyh
     }
     let signals = Signals::install(Role::Own)?;
     let patience = Patience::default().tell(|waiting| output::note(&waiting.to_string()));
-    if place.rank == 0 { host(arguments, place, output, &signals, patience) } else { guest(arguments, place, &signals, &patience) }
+    if place.rank == 0 {
+        host(arguments, place, output, &signals, patience)
+    } else {
+        guest(arguments, place, &signals, &patience)
+    }
 }
 
 fn host(
@@ -54,7 +58,12 @@ fn host(
     if exit == Exit::Done { finish::summary(&begun, output) } else { Ok(exit) }
 }
 
-fn guest(arguments: &TrainArgs, place: &Place, signals: &Signals, patience: &Patience) -> anyhow::Result<Exit> {
+fn guest(
+    arguments: &TrainArgs,
+    place: &Place,
+    signals: &Signals,
+    patience: &Patience,
+) -> anyhow::Result<Exit> {
     let invitation = match attend(&place.job, place.rank, place.world, patience) {
         Ok(invitation) => invitation,
         // Rank 0 has said why, and tells with which exit code.

@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
 use anyhow::Context;
+use zeroth::comm::Lost;
 use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream};
 use zeroth::device::Tier;
 
@@ -24,15 +25,16 @@ pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> a
     let mut restarts = 0;
     loop {
         let report = once(begun, &told, signals)?;
-        if report.success() {
-            if let (Some(path), false) = (&arguments.trace, report.asked) {
+        if report.success() || report.stopped_as_asked() {
+            if let (Some(path), true) = (&arguments.trace, report.success()) {
                 finish::joined_trace(path, begun.folder.root(), begun.asked.ranks as usize)?;
             }
             return Ok(end(&report, signals));
         }
         // Where all ranks ended by themselves with the same exit code, rank 0 has said why.
         let agreed = |code: Exit| report.ranks.iter().all(|end| end.how == How::Exited { code: code as i32 });
-        let is_said = agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit);
+        let left = report.lost.as_ref().is_none_or(|lost| lost.reason == Lost::Left);
+        let is_said = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
         if !is_said {
             output::error(report.to_string().trim_end());
         }

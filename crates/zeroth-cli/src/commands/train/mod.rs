@@ -23,8 +23,8 @@ use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{Existing, RunFolder, Weights};
 
-pub(super) use self::data::Reading;
 use self::ask::Asked;
+pub(super) use self::data::Reading;
 use self::told::Told;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;

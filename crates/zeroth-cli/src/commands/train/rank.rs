@@ -71,8 +71,7 @@ pub(super) fn joined(
     signals: &Signals,
 ) -> anyhow::Result<Exit> {
     let number = comm.rank();
-    let follower =
-        if number == 0 { Some(Follower::new(asked, compiled, arguments)?) } else { None };
+    let follower = if number == 0 { Some(Follower::new(asked, compiled, arguments)?) } else { None };
     match steps(arguments, asked, compiled, Some(Box::new(comm)), follower, signals)? {
         Ok(ended) => {
             if let Some(trace) = ended.trace.as_ref().filter(|_| arguments.trace.is_some()) {

@@ -72,7 +72,8 @@ pub(super) fn keep_batch(
          {batch}, or leave it out",
         whole("train_batch_size")
     );
-    let (micro, times) = cut_again(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
+    let (micro, times) =
+        cut_again(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
     flags.per_device_train_batch_size = Some(micro);
     flags.gradient_accumulation_steps = Some(times);
     Ok(true)
@@ -103,9 +104,13 @@ pub(super) fn note_changes(manifest: &Manifest, resolved: &Resolved, ranks: u64,
     }
     let changed = changes(&manifest.config, &resolved.to_json());
     let more = changed.len().saturating_sub(SHOWN);
-    notes.extend(changed.into_iter().take(SHOWN).map(|change| format!("changed since the checkpoint: {change}")));
+    notes.extend(
+        changed.into_iter().take(SHOWN).map(|change| format!("changed since the checkpoint: {change}")),
+    );
     if more > 0 {
-        notes.push(format!("and {more} more; checkpoints keep the config they were written with in manifest.json"));
+        notes.push(format!(
+            "and {more} more; checkpoints keep the config they were written with in manifest.json"
+        ));
     }
 }
 

@@ -37,9 +37,10 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Res
     let mut states = vec![(State::Weights, DType::F32)];
     states.extend(has_first.then_some((State::First, moments)));
     states.extend(has_second.then_some((State::Second, moments)));
-    let checkpoint = needed_bytes(&job.table, &states);
+    let checkpoint = needed_bytes(&job.table, &states, &job.folder);
     let run = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
-    let model = if asked.writes_model { needed_bytes(&job.table, &[(State::Weights, run)]) } else { 0 };
+    let model =
+        if asked.writes_model { needed_bytes(&job.table, &[(State::Weights, run)], &job.folder) } else { 0 };
     let needed = kept * checkpoint + model;
     let Some(free) = existing(&arguments.output).and_then(|folder| free_bytes(folder).ok()) else {
         return Ok(None);
