@@ -2,7 +2,7 @@
 //!
 //! [`data`] holds the samples, [`Order`] says which one comes when, [`Batches`] puts them together for a rank,
 //! [`Schedule`] gives the learning rate, [`RunFolder`] and [`MetricsFile`] keep what happened, [`progress`] and
-//! [`loss_curve`] show it. All of it is a function of its inputs: a position in the data is a number of samples seen,
+//! [`loss_curve`] show it; [`Inference`] lets the trained model speak. All of it is a function of its inputs: a position in the data is a number of samples seen,
 //! and no rank has to ask another one.
 
 mod batch;
@@ -12,6 +12,7 @@ mod evaluate;
 mod export;
 mod fit;
 pub mod from_config;
+mod generate;
 mod job;
 mod metrics;
 mod order;
@@ -29,6 +30,9 @@ pub use batch::{BatchShape, Batches, MicroBatch};
 pub use curve::loss_curve;
 pub use export::ExportError;
 pub use fit::{Budget, Choice, Freedom, Misfit};
+pub use generate::{
+    End, GenerateError, Generated, Generation, Generator, Inference, Words, WordsError, stop_ids,
+};
 pub use job::{Evaluation, Job, JobError};
 pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_losses};
 pub use order::{Length, LengthError, Order, Place};
