@@ -5,6 +5,7 @@
 mod command_line;
 mod common;
 mod config;
+mod generate;
 mod init;
 mod plan;
 mod train;

@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands of parts that are not built yet.
-const LATER_COMMANDS: [&str; 6] = ["checkpoint", "launch", "data", "generate", "bench", "monitor"];
+const LATER_COMMANDS: [&str; 5] = ["checkpoint", "launch", "data", "bench", "monitor"];
 
 /// Flags of a training command that a command does not read, because their part is not built or not meant for it.
 const LATER_FLAGS: [&str; 32] = [
@@ -48,7 +48,7 @@ pub(crate) fn later_command(typed: &[String]) -> Option<String> {
     let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
     let (_, command) = words.into_iter().find(|(_, word)| !word.starts_with('-'))?;
     LATER_COMMANDS.contains(&command.as_str()).then(|| {
-        format!("`zeroth {command}` is not yet built in this version; there are train, plan, config, init, doctor and completions")
+        format!("`zeroth {command}` is not yet built in this version; there are train, generate, plan, config, init, doctor and completions")
     })
 }
 

@@ -5,6 +5,7 @@ mod config_file;
 mod doctor;
 mod explain;
 mod generate;
+mod generate_text;
 mod init;
 mod plan;
 mod presets;
@@ -35,6 +36,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
                 Ok(Exit::Done)
             }
         },
+        Command::Generate(arguments) => generate_text::run(&arguments, output),
         Command::Init(arguments) => init::run(&arguments, output),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {
