@@ -2,8 +2,8 @@
 """Trains tiny-qwen3's tokenizer: python3 make_tokenizer.py GSM8K-TRAIN.jsonl
 
 Needs Python 3 with `tokenizers` (0.23 made the files). The input is train.jsonl of github.com/openai/grade-school-math
-(grade_school_math/data). Writes tokenizer.json and tokenizer_config.json to tiny-qwen3/: byte-level BPE, digits one by
-one, so that any text has tokens; three special tokens; and a chat template.
+(grade_school_math/data). Writes tokenizer.json and tokenizer_config.json to tiny-qwen3/: byte-level BPE, so
+that any text has tokens, numbers in groups of up to three digits; three special tokens; and a chat template.
 """
 
 import json
@@ -15,8 +15,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 VOCABULARY = 2048
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# A word with the space before it, one digit, a run of other signs, or white space.
-WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+# A word with the space before it, up to three digits, a run of other signs, or white space.
+WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
