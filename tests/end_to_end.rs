@@ -6,6 +6,7 @@ mod checkpoint;
 mod command_line;
 mod common;
 mod config;
+mod generate;
 mod init;
 mod plan;
 mod train;

@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands of parts that are not built yet.
-const LATER_COMMANDS: [&str; 5] = ["checkpoint import", "launch", "generate", "bench", "monitor"];
+const LATER_COMMANDS: [&str; 4] = ["checkpoint import", "launch", "bench", "monitor"];
 
 /// Flags of a training command that a command does not read, because their part is not built or not meant for it.
 const LATER_FLAGS: [&str; 32] = [
@@ -51,8 +51,8 @@ pub(crate) fn later_command(typed: &[String]) -> Option<String> {
     let with_its_own = format!("{command} {}", words.next().unwrap_or_default());
     let later = LATER_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
     Some(format!(
-        "`zeroth {later}` is not yet built in this version; there are train, plan, config, checkpoint (inspect, verify, \
-         export), data preview, init, doctor and completions"
+        "`zeroth {later}` is not yet built in this version; there are train, generate, plan, config, checkpoint \
+         (inspect, verify, export), data preview, init, doctor and completions"
     ))
 }
 

@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use zeroth::base::{DType, parse_bytes, parse_count};
 use zeroth::model::Family;
 
+use crate::generate_flags::GenerateArgs;
 use crate::train_flags::TrainFlags;
 
 /// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed's JSON
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     /// Look at data before training on it
     #[command(subcommand)]
     Data(DataCommand),
+    /// Text from a model folder: what a trained model says
+    Generate(Box<GenerateArgs>),
     /// A new model folder from a family and sizes: config.json and weights from a seed
     Init(Box<InitArgs>),
     /// What this machine offers, and what its environment variables do here

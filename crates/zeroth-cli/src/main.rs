@@ -4,6 +4,7 @@ mod arguments;
 mod cli;
 mod commands;
 mod exit;
+mod generate_flags;
 mod output;
 mod signals;
 mod table;

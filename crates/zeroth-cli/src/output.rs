@@ -58,6 +58,12 @@ pub(crate) fn text(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
+/// A part of a result that comes bit by bit: it is seen at once.
+pub(crate) fn stream(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
 /// The result, for programs: one JSON object on standard output.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     text(&format!("{}\n", serde_json::to_string_pretty(value)?));

@@ -18,8 +18,8 @@ use std::time::Instant;
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 use zeroth_device::cpu::{
-    self, AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims, RopeTable,
-    RowKey, reference,
+    self, AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims,
+    RopeTable, RowKey, reference,
 };
 use zeroth_device::cuda::CudaDevice;
 use zeroth_device::{Control, Device, Kernel, Launch, Queue, Span, StepInput, Tier};
@@ -89,6 +89,7 @@ impl Bench {
             }
             for (rows, hidden, vocab) in [(1, 20, 37), (5, 36, 101), (33, 64, 50), (200, 20, 1003)] {
                 self.head(HeadLossDims { rows, hidden, vocab })?;
+                self.logits(rows, hidden, vocab)?;
             }
             self.step()?;
         }
@@ -365,6 +366,22 @@ impl Bench {
             dw: outputs[2].span,
         };
         self.case(&shape, kernel, &outputs)
+    }
+
+    /// Two sequences, the first of them empty where there is one row, and a third that is not there.
+    fn logits(&mut self, rows: usize, hidden: usize, vocab: usize) -> Outcome {
+        let dims = LogitsDims { rows, sequences: 3, hidden, vocab };
+        let starts = [0, rows as u32 / 2, rows as u32];
+        let (x, w) = (self.random(rows * hidden), self.random(vocab * hidden));
+        let output = self.stored(DType::F32, reference::logits(dims, &starts, &x, &w), 1.0);
+        let kernel = Kernel::Logits {
+            dims,
+            starts: self.given(cast_slice(&[&[3], &starts[..]].concat()))?,
+            x: self.input(&x)?,
+            w: self.input(&w)?,
+            logits: output.span,
+        };
+        self.case(&format!("{rows}x{hidden}x{vocab}"), kernel, &[output])
     }
 
     /// For information: how long one takes, over and over.

@@ -8,7 +8,7 @@
 use zeroth_base::DType;
 
 use crate::Recipe;
-use crate::cpu::{AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims};
+use crate::cpu::{AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims};
 
 /// A kind of memory: one arena each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,6 +140,9 @@ pub enum Kernel {
         dx: Span,
         dw: Span,
     },
+    /// `logits` `[sequences, vocab]` (f32) = the last row of x of each sequence · wᵀ. `starts` is a table as `Attention` has
+    /// it; a sequence that it lacks or that is empty gives zeros.
+    Logits { dims: LogitsDims, starts: Span, x: Span, w: Span, logits: Span },
     /// y = a + b, rounded once.
     Sum { a: Span, b: Span, y: Span },
     /// All bytes become 0.
@@ -274,6 +277,7 @@ impl Kernel {
             Self::Dropout { .. } => "dropout",
             Self::HeadLoss { .. } => "head_loss",
             Self::HeadLossBackward { .. } => "head_loss_backward",
+            Self::Logits { .. } => "logits",
             Self::Sum { .. } => "sum",
             Self::Zero { .. } => "zero",
             Self::Convert { .. } => "convert",
@@ -317,6 +321,7 @@ impl Kernel {
             Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, .. } => {
                 touch!([x, w, labels, input, control], [loss, dx, dw]);
             }
+            Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
             Self::Sum { a, b, y } => touch!([a, b], [y]),
             Self::Zero { to } => touch!([], [to]),
             Self::Convert { from, to, broken, .. } => touch!([from], [to, broken]),

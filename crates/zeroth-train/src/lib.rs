@@ -2,7 +2,8 @@
 //!
 //! [`data`] holds the samples, [`Order`] says which one comes when, [`Batches`] puts them together for a rank,
 //! [`Schedule`] gives the learning rate, [`RunFolder`] and [`Reporters`] keep what happened, [`progress`],
-//! [`report`] and [`loss_curve`] show it. All of it is a function of its inputs: a position in the data is a number of samples seen,
+//! [`report`] and [`loss_curve`] show it; [`Inference`] lets the trained model speak. All of it is a function of its inputs:
+//! a position in the data is a number of samples seen,
 //! and no rank has to ask another one.
 
 mod batch;
@@ -13,6 +14,7 @@ mod evaluate;
 mod export;
 mod fit;
 pub mod from_config;
+mod generate;
 mod job;
 mod meeting;
 mod metrics;
@@ -34,6 +36,7 @@ pub use batch::{BatchShape, Batches, MicroBatch};
 pub use curve::{loss_curve, loss_curves};
 pub use export::ExportError;
 pub use fit::{Budget, Choice, Freedom, Misfit};
+pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, stop_ids};
 pub use job::{Evaluation, Job, JobError};
 pub use meeting::Wish;
 pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};

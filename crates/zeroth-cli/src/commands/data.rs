@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use zeroth::model::{ModelConfig, locate, read_config};
-use zeroth::train::data::{RowNumber, RowPlace, Survey, preview, survey};
+use zeroth::train::data::{Encoder, RowNumber, RowPlace, Survey, preview, survey};
 
 use super::train::Reading;
 use crate::cli::{DataCommand, PreviewArgs};
@@ -21,12 +21,20 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
     if output.is_json() {
         output::json(&as_json(&found, arguments))?;
     } else {
-        let has_text = encoder.tokenizer_vocabulary().is_some();
-        let numbers = |ids: &[i32]| ids.iter().map(|id| format!("{id} ")).collect::<String>();
-        let text = |ids: &[i32]| if has_text { encoder.decode(ids) } else { numbers(ids) };
+        let text = |ids: &[i32]| with_special(&encoder, ids);
         output::text(&preview(&found, &arguments.data, reading.max_length(), output.has_colours(), &text));
     }
     Ok(if found.problems.count > 0 { Exit::Problems } else { Exit::Done })
+}
+
+/// The text of tokens, special ones too: whether they are trained is what people look for.
+fn with_special(encoder: &Encoder, ids: &[i32]) -> String {
+    let runs = ids.chunk_by(|one, next| !encoder.is_special(*one) && !encoder.is_special(*next));
+    let text = |run: &[i32]| match run {
+        [id] if encoder.is_special(*id) => encoder.token_text(*id).unwrap_or_default(),
+        _ => encoder.decode(run),
+    };
+    runs.map(text).collect()
 }
 
 fn as_json(found: &Survey, arguments: &PreviewArgs) -> Value {

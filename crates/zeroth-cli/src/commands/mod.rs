@@ -7,6 +7,7 @@ mod data;
 mod doctor;
 mod explain;
 mod generate;
+mod generate_text;
 mod init;
 mod plan;
 mod presets;
@@ -39,6 +40,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
         },
         Command::Checkpoint(command) => checkpoint::run(&command, output),
         Command::Data(command) => data::run(&command, output),
+        Command::Generate(arguments) => generate_text::run(&arguments, output),
         Command::Init(arguments) => init::run(&arguments, output),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {

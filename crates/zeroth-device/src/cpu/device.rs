@@ -18,6 +18,7 @@ use super::element::Element;
 use super::embedding::{embedding, embedding_backward};
 use super::head_loss::{head_loss, head_loss_backward, head_loss_scratch};
 use super::linear::{linear, linear_db, linear_dw, linear_dx, linear_scratch};
+use super::logits::{logits, logits_scratch};
 use super::norm::{BLOCK, ExactSum, block_squares};
 use super::optimizer::{Moments, optimize};
 use super::pool::Pool;
@@ -271,6 +272,18 @@ impl CpuDevice {
                     let sum = head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, scratch()?);
                     *self.write_one::<f64>(loss)? += sum;
                 }
+                Kernel::Logits { dims, starts, x, w, logits: to } => {
+                    let starts = self.starts(starts)?;
+                    logits::<T>(
+                        pool,
+                        dims,
+                        starts,
+                        self.read(x)?,
+                        self.read(w)?,
+                        self.write(to)?,
+                        scratch()?,
+                    );
+                }
                 Kernel::Sum { a, b, y } => sum::<T>(pool, self.read(a)?, self.read(b)?, self.write(y)?),
                 Kernel::Zero { to } => fill(pool, 0u8, self.write(to)?),
                 Kernel::Convert { from, from_type, to, to_type, broken: None } if from_type == to_type => {
@@ -395,7 +408,7 @@ impl CpuDevice {
         let table: &[u32] = unsafe { self.read(span) }?;
         let entries = table.split_first().and_then(|(count, starts)| starts.get(..*count as usize));
         entries.ok_or_else(|| DeviceError::Operands {
-            what: "attention",
+            what: "starts",
             problem: format!("the table of sequences at {span:?} says it has more entries than it holds"),
         })
     }
@@ -485,6 +498,7 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
             floats(head_loss_scratch(*dims, threads))
         }
+        Kernel::Logits { dims, .. } => floats(logits_scratch(*dims, threads)),
         Kernel::Squares { values, value_type, .. } => {
             8 * (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64)
         }

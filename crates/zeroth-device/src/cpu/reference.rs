@@ -2,7 +2,10 @@
 
 use zeroth_base::philox4x32;
 
-use super::{AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims, RowKey};
+use super::{
+    AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims,
+    RowKey,
+};
 use crate::{Optimizer, Recipe};
 
 /// y = x · wᵀ + bias.
@@ -211,6 +214,18 @@ pub fn head_loss(
     }
     let [dx, dw, _] = linear_backward(shape, x, w, &grads);
     (loss, [dx, dw])
+}
+
+/// The last row of each sequence · wᵀ; zeros for a sequence that is empty or not there.
+pub fn logits(dims: LogitsDims, starts: &[u32], x: &[f64], w: &[f64]) -> Vec<f64> {
+    let mut logits = Vec::with_capacity(dims.sequences * dims.vocab);
+    for sequence in 0..dims.sequences {
+        let ends = starts.windows(2).nth(sequence).filter(|ends| ends[0] < ends[1]);
+        let row = ends.map(|ends| &x[(ends[1] as usize - 1) * dims.hidden..][..dims.hidden]);
+        let project = |weights| row.map_or(0.0, |row| dot(row, weights));
+        logits.extend(w.chunks_exact(dims.hidden).map(project));
+    }
+    logits
 }
 
 /// Dropout element by element, each with the key of its own row.

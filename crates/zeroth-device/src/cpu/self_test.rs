@@ -6,11 +6,12 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::{
-    AttentionDims, AttentionSaved, Dropout, Element, EmbeddingDims, HeadLossDims, LinearDims, Moments, Pool,
-    RmsNormDims, RopeDims, RopeTable, RowKey, block_squares, convert, dropout, embedding, embedding_backward,
-    head_loss, head_loss_backward, head_loss_scratch, linear, linear_db, linear_dw, linear_dx,
-    linear_scratch, normal, optimize, reference, rms_norm, rms_norm_backward, rms_norm_residual,
-    rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks, swiglu, swiglu_backward,
+    AttentionDims, AttentionSaved, Dropout, Element, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims,
+    Moments, Pool, RmsNormDims, RopeDims, RopeTable, RowKey, block_squares, convert, dropout, embedding,
+    embedding_backward, head_loss, head_loss_backward, head_loss_scratch, linear, linear_db, linear_dw,
+    linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm,
+    rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks,
+    swiglu, swiglu_backward,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 
@@ -91,6 +92,7 @@ impl<T: Element> Bench<'_, T> {
         self.optimizers();
         self.squares();
         self.moving();
+        self.logits();
     }
 
     fn linear(&mut self) {
@@ -215,6 +217,17 @@ impl<T: Element> Bench<'_, T> {
         self.compare("head_loss", &[evaluated as f32, trained as f32], &[loss, loss]);
         self.compare("head_loss dx", &dx, &expected_dx);
         self.compare("head_loss dw", &dw, &expected_dw);
+    }
+
+    fn logits(&mut self) {
+        // Five sequences, the second empty; one more is asked for than there are.
+        let dims = LogitsDims { rows: 40, sequences: 6, hidden: 50, vocab: 301 };
+        let starts = [0, 7, 7, 8, 30, 38];
+        let (x, w) = (self.random(40 * 50), self.random(301 * 50));
+        let mut scratch = vec![0.0; logits_scratch(dims, self.pool.threads())];
+        let mut found = vec![f32::NAN; 6 * 301];
+        logits(self.pool, dims, &starts, &x, &w, &mut found, &mut scratch);
+        self.compare("logits", &found, &reference::logits(dims, &starts, &wide(&x), &wide(&w)));
     }
 
     fn dropout(&mut self) {

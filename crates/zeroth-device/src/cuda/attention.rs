@@ -23,7 +23,7 @@ fn check(line: &Line, dims: &AttentionDims) -> Result<(), DeviceError> {
 }
 
 /// Where sequences begin, and how many entries fit behind the count.
-fn starts_of(line: &Line, starts: Span) -> Result<[Address; 2], DeviceError> {
+pub(super) fn starts_of(line: &Line, starts: Span) -> Result<[Address; 2], DeviceError> {
     let entries = (starts.bytes / 4) as usize;
     let at = line.words("starts", starts, entries)?;
     if entries < 2 {

@@ -6,11 +6,12 @@ use std::mem::offset_of;
 
 use zeroth_base::DType;
 
-use super::line::Line;
+use super::attention::starts_of;
+use super::line::{Line, THREADS as COPYING};
 use super::products::{Matrix, Products, Task};
 use super::programs::Entry;
 use super::scratch::{WORKSPACE, logits_pitch, slice_rows};
-use crate::cpu::HeadLossDims;
+use crate::cpu::{HeadLossDims, LogitsDims};
 use crate::{Control, DeviceError, Span, StepInput};
 
 /// Threads of a row of logits, and of the sum of losses; the kernels count on it.
@@ -83,4 +84,35 @@ pub(super) fn run(
         }
     }
     line.run(Entry::SumLosses, &[], [1; 3], THREADS, &[losses, rows as u64, loss])
+}
+
+/// The last row of each sequence, brought together and projected.
+pub(super) fn logits(
+    line: &mut Line,
+    products: &mut Products,
+    dims: LogitsDims,
+    starts: Span,
+    [x, w]: [Span; 2],
+    logits: Span,
+) -> Result<(), DeviceError> {
+    let LogitsDims { rows, sequences, hidden, vocab } = dims;
+    let dtype = line.dtype;
+    let [starts, room] = starts_of(line, starts)?;
+    let (x, w) = (line.typed("x", x, rows * hidden)?, line.typed("w", w, vocab * hidden)?);
+    let logits = line.words("logits", logits, sequences * vocab)?;
+    let workspace = line.scratch.take(WORKSPACE)?;
+    let last = line.scratch.take((sequences * hidden) as u64 * dtype.bytes())?;
+    let arguments = [starts, room, x, last, rows as u64, hidden as u64];
+    line.run(Entry::LastRows, &[dtype], [sequences, 1, 1], COPYING, &arguments)?;
+    let product = Task {
+        size: [sequences, vocab, hidden],
+        p: Matrix::rows(last, hidden),
+        q: Matrix::transposed(w, hidden),
+        from: dtype,
+        d: Matrix::rows(logits, vocab),
+        to: DType::F32,
+        bias: None,
+        add: false,
+    };
+    products.multiply(line, &product, workspace)
 }

@@ -68,6 +68,7 @@ entries! {
     Product: "product.cu", "product", Widening;
     Embedding: "rows.cu", "embedding", One;
     EmbeddingBackward: "rows.cu", "embedding_backward", One;
+    LastRows: "rows.cu", "last_rows", One;
     RmsNorm: "rows.cu", "rms_norm", One;
     RmsNormBackward: "rows.cu", "rms_norm_backward", One;
     ColumnSums: "rows.cu", "column_sums", One;

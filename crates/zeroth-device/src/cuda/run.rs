@@ -106,6 +106,9 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
         Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
             head::run(line, products, dims, [x, w, labels, loss], Some([input, control, dx, dw]))
         }
+        Kernel::Logits { dims, starts, x, w, logits } => {
+            head::logits(line, products, dims, starts, [x, w], logits)
+        }
         Kernel::Sum { a, b, y } => {
             let count = line.count("y", y, dtype)?;
             let (a, b) = (line.typed("a", a, count)?, line.typed("b", b, count)?);

@@ -44,7 +44,7 @@ pub(super) const fn blocks(elements: u64) -> u64 {
 }
 
 /// Bytes of scratch that a kernel needs.
-pub(crate) fn scratch_bytes(kernel: &Kernel, _dtype: DType) -> u64 {
+pub(crate) fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
     let pieces = match *kernel {
         Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
         Kernel::LinearDb { dims, .. } => [4 * column_sums(dims.rows, dims.outputs) as u64, 0, 0],
@@ -56,6 +56,7 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, _dtype: DType) -> u64 {
             // A loss a row.
             4 * dims.rows as u64,
         ],
+        Kernel::Logits { dims, .. } => [WORKSPACE, (dims.sequences * dims.hidden) as u64 * dtype.bytes(), 0],
         Kernel::Squares { values, value_type, .. } => [8 * blocks(values.bytes / value_type.bytes()), 0, 0],
         _ => [0; 3],
     };

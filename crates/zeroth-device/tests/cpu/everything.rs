@@ -22,6 +22,7 @@ const ATTENTION: AttentionDims =
 const WINDOW: AttentionDims = AttentionDims { window: Some(33), ..ATTENTION };
 /// More than one slice.
 const HEAD: HeadLossDims = HeadLossDims { rows: HEAD_ROWS, hidden: 8, vocab: VOCAB };
+const LOGITS: LogitsDims = LogitsDims { rows: ROWS, sequences: 5, hidden: WIDTH, vocab: 290 };
 const STARTS: [u32; 5] = [0, 1, 150, 151, 320];
 
 /// Inputs, outputs and scratch of every kernel.
@@ -61,6 +62,7 @@ impl<T: Element> Everything<T> {
             attention_scratch(&ATTENTION, MOST_THREADS),
             attention_backward_scratch(&ATTENTION, MOST_THREADS),
             head_loss_scratch(HEAD, MOST_THREADS),
+            logits_scratch(LOGITS, MOST_THREADS),
         ];
         let narrow = [
             290, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 140, 140, 280, 140, 140, 280, 280,
@@ -77,6 +79,7 @@ impl<T: Element> Everything<T> {
             10 * ROWS,
             10 * ROWS,
             VOCAB * 8,
+            5 * 290,
             FLAT,
             FLAT,
             FLAT,
@@ -107,7 +110,7 @@ impl<T: Element> Everything<T> {
             wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
             sums: vec![0.0; FLAT.div_ceil(BLOCK) + 3],
             moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
-            scratch: vec![0.0; scratch.into_iter().max().expect("there are five")],
+            scratch: vec![0.0; scratch.into_iter().max().expect("there are six")],
         }
     }
 
@@ -127,13 +130,13 @@ impl<T: Element> Everything<T> {
         let [dk_window, dv_window, dq_window, out, out_window, dropped, head_dx, weights] = rest else {
             unreachable!("23 outputs")
         };
-        let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, updated @ ..] =
+        let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, answers, updated @ ..] =
             &mut self.wide[..]
         else {
-            unreachable!("16 outputs")
+            unreachable!("17 outputs")
         };
         let [master, first, second, total, kept_first, kept_second] = updated else {
-            unreachable!("16 outputs")
+            unreachable!("17 outputs")
         };
         self.moments.iter_mut().for_each(|moments| moments.fill(bf16::ONE));
         linear(pool, LINEAR, x, &self.weight, Some(&self.weight[..290]), y, s);
@@ -163,6 +166,7 @@ impl<T: Element> Everything<T> {
         s.fill(f32::NAN);
         self.sums[1] =
             head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, s);
+        logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);
         let setting = Dropout { probability: 0.3, seed: 1, op: 3 };
         dropout(pool, setting, &self.keys, WIDTH, x, dropped);
         fill(pool, 0.25, first);

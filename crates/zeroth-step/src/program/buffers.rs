@@ -64,6 +64,8 @@ pub enum Content {
     Control,
     /// What the host reads after a step.
     Record,
+    /// Next-token logits, which the host reads.
+    Logits,
     /// A flat that is gathered, for the so-manieth time in its section.
     Gathered {
         /// The flat.
@@ -114,6 +116,12 @@ pub(crate) const fn report_bytes(flats: usize) -> u64 {
 /// Bytes of a record: its head and a norm for every flat.
 pub(crate) const fn record_bytes(flats: usize) -> u64 {
     (size_of::<Record>() + 8 * flats) as u64
+}
+
+/// Rows of the head's projection.
+pub(crate) fn vocabulary(graph: &Graph) -> u64 {
+    let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss);
+    head.map_or(0, |head| graph.param(head.params[0]).spec.shape[0])
 }
 
 impl Source<'_> {
@@ -187,6 +195,9 @@ impl Source<'_> {
             push(Content::Reports, Category::Buffers, ranks * report_bytes(flats));
         }
         push(Content::Record, Category::Buffers, record_bytes(flats));
+        if let Some((_, sequences)) = program.logits() {
+            push(Content::Logits, Category::Activations, 4 * sequences * vocabulary(self.graph));
+        }
         all
     }
 
@@ -319,6 +330,14 @@ impl Source<'_> {
                     touched.extend(node.outputs.iter().map(|output| (value(output), Write)));
                 }
                 touched.extend(beside(node.op).iter().map(|content| (*content, Read)));
+                touched
+            }
+            Action::Logits { node, .. } => {
+                // The last rows of x, and no labels.
+                let mut touched =
+                    vec![(value(&self.graph.nodes[*node].inputs[0]), Read), (Content::Starts, Read)];
+                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, way), Read)));
+                touched.push((Content::Logits, Write));
                 touched
             }
             Action::Backward(node) => {

@@ -67,6 +67,8 @@ pub enum SectionKind {
     Update,
     /// A micro-batch's loss without gradients; no part of a step.
     Eval,
+    /// Next-token logits: all that a program for inference does.
+    Logits,
 }
 
 /// One instruction: what it does, where it runs, and the flats whose parameters it reads or whose gradients it adds to.
@@ -89,6 +91,13 @@ pub enum Action {
     ClearLoss,
     /// A node of forward, by its place in the graph.
     Forward(usize),
+    /// The head without its loss: logits of the last token of each of the first so many sequences.
+    Logits {
+        /// The head_loss it stands for, by its place in the graph.
+        node: usize,
+        /// How many sequences have logits.
+        sequences: u64,
+    },
     /// A node of backward.
     Backward(usize),
     /// A node of forward once more, for what backward reads of it. A residual add whose sum was kept only norms the sum.
@@ -181,6 +190,7 @@ impl Action {
         match self {
             Self::ClearLoss => "clear loss",
             Self::Forward(_) => "forward",
+            Self::Logits { .. } => "logits",
             Self::Backward(_) => "backward",
             Self::Recompute { .. } => "recompute",
             Self::Park(_) => "park",
@@ -240,6 +250,7 @@ impl Action {
             | Self::PutBack(chunk) => Some(chunk.flat),
             Self::ClearLoss
             | Self::Forward(_)
+            | Self::Logits { .. }
             | Self::Backward(_)
             | Self::Recompute { .. }
             | Self::Park(_)
@@ -259,7 +270,7 @@ impl Instruction {
 impl Section {
     /// Whether it runs a micro-batch of training.
     pub fn is_micro_batch(&self) -> bool {
-        !matches!(self.kind, SectionKind::Update | SectionKind::Eval)
+        !matches!(self.kind, SectionKind::Update | SectionKind::Eval | SectionKind::Logits)
     }
 }
 
@@ -365,7 +376,7 @@ impl Program {
         self.sections.iter().enumerate().flat_map(|(place, section)| {
             let times = match section.kind {
                 SectionKind::Middle => self.accumulation.saturating_sub(2),
-                SectionKind::Eval => 0,
+                SectionKind::Eval | SectionKind::Logits => 0,
                 _ => 1,
             };
             std::iter::repeat_n(place, times as usize)
@@ -375,6 +386,16 @@ impl Program {
     /// The section that computes a loss alone.
     pub fn eval(&self) -> Option<usize> {
         self.sections.iter().position(|section| section.kind == SectionKind::Eval)
+    }
+
+    /// The section that gives next-token logits, and for how many sequences.
+    pub fn logits(&self) -> Option<(usize, u64)> {
+        self.sections.iter().enumerate().find_map(|(place, section)| {
+            section.instructions.iter().find_map(|instruction| match instruction.action {
+                Action::Logits { sequences, .. } => Some((place, sequences)),
+                _ => None,
+            })
+        })
     }
 
     /// A number that ranks with the same collectives in the same order share (FNV-1a over the list).

@@ -14,8 +14,10 @@ mod place;
 mod settings;
 mod waits;
 
+use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph};
 
+pub(crate) use buffers::vocabulary;
 pub use buffers::{Buffer, Category, Content};
 pub use settings::{Offload, Recompute, Settings, Types};
 
@@ -26,6 +28,13 @@ pub use ir::{Action, Addition, Chunk, GradientHome, Held, Instruction, Program, 
 pub(crate) use launches::{Binding, Collective, Lowering, Work};
 
 use crate::Layout;
+
+/// Compiles a model for inference on one rank, its numbers stored in `run`: forward, and the next-token logits of up to
+/// `sequences` sequences. The model's parameters are frozen, so that nothing is planned that training would need.
+pub fn compile_inference(graph: &Graph, run: DType, sequences: u64) -> Program {
+    let layout = Layout::new(graph, 1, 0);
+    passes::lower_inference(graph, layout, &Settings::inference(run), sequences)
+}
 
 /// Compiles a step on `ranks` ranks: the passes, in their order.
 pub fn compile(

@@ -126,6 +126,30 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The settings of a program that trains nothing: everything is whole, on the device, on one rank.
+    pub(super) const fn inference(run: DType) -> Self {
+        Self {
+            stage: 0,
+            accumulation: 1,
+            types: Types { run, communication: run },
+            persistence: 0,
+            reduce_bucket: u64::MAX,
+            max_live: u64::MAX,
+            max_reuse: u64::MAX,
+            prefetch: 0,
+            overlap: false,
+            optimizer: Optimizer::Sgd,
+            moments: DType::F32,
+            rounds_by_chance: false,
+            recompute: Recompute::Nothing,
+            offload: Offload::NOTHING,
+            reduce_scatter: true,
+            allgather_bucket: u64::MAX,
+            allgather_partitions: true,
+            memory_efficient_linear: true,
+        }
+    }
+
     /// The settings that a resolved config gives: every value is there, by its file, a flag or its default.
     pub fn from_config(config: &Resolved) -> Self {
         let zero = |key: &str| config.whole(&format!("zero_optimization.{key}")).unwrap_or(0);

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use zeroth_base::DType;
 use zeroth_device::{Span, Target};
-use zeroth_graph::{Backward, Graph, GraphError};
+use zeroth_graph::{Backward, Graph, GraphError, Op};
 
 use crate::program::{
-    Action, Content, Instruction, Memory, Placed, Program, ProgramError, Settings, compile, guarded_bytes,
+    Action, Content, Instruction, Memory, Placed, Program, ProgramError, Settings, bytes, compile,
+    compile_inference, guarded_bytes,
 };
 
 /// A program that can be run.
@@ -66,15 +68,42 @@ impl Compiled {
         row_sizes: Vec<u64>,
         guard: u64,
     ) -> Result<Self, CompileError> {
-        let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
-        if !row_sizes.is_sorted() || row_sizes.last() != Some(&rows) {
-            return Err(CompileError::RowSizes { sizes: row_sizes, rows });
-        }
+        check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
         let program = compile(&graph, &backward, ranks, settings)?;
         let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
         Ok(Self { graph, backward, program, memory, row_sizes, target })
     }
+
+    /// Compiles a model for inference, its numbers stored in `run`: [`super::Engine::logits`] gives the next-token logits of
+    /// up to `sequences` sequences at once. Nothing is dropped, and there is no room for gradients and optimizer state.
+    pub fn inference(
+        mut graph: Graph,
+        run: DType,
+        sequences: u64,
+        target: Target,
+        row_sizes: Vec<u64>,
+    ) -> Result<Self, CompileError> {
+        check_rows(&graph, &row_sizes)?;
+        graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
+        for node in &mut graph.nodes {
+            if let Op::Dropout { probability, .. } = &mut node.op {
+                *probability = 0.0;
+            }
+        }
+        let backward = graph.backward()?;
+        let program = compile_inference(&graph, run, sequences);
+        let memory = bytes(&program, &graph, &backward, target, &row_sizes);
+        Ok(Self { graph, backward, program, memory, row_sizes, target })
+    }
+}
+
+fn check_rows(graph: &Graph, row_sizes: &[u64]) -> Result<(), CompileError> {
+    let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
+    if row_sizes.is_sorted() && row_sizes.last() == Some(&rows) {
+        return Ok(());
+    }
+    Err(CompileError::RowSizes { sizes: row_sizes.to_vec(), rows })
 }
 
 impl Compiled {
@@ -108,6 +137,7 @@ impl Compiled {
                 let node = &self.graph.nodes[*node];
                 format!("{} of {}", node.op.name(), unit(node.unit))
             }
+            Action::Logits { node, .. } => format!("logits of {}", unit(self.graph.nodes[*node].unit)),
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
                 format!("gradient of {} of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))

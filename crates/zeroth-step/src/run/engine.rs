@@ -9,7 +9,7 @@ use super::chaos::Chaos;
 use super::feed::Feed;
 use super::meet::{Meeting, Staging};
 use super::{Compiled, MicroBatch, RunError, Timed, Trace};
-use crate::program::{Binding, Content, Lowering, Work};
+use crate::program::{Binding, Content, Lowering, Work, vocabulary};
 
 /// What makes a rank one of many.
 pub struct Rank<'a> {
@@ -213,6 +213,24 @@ impl<'c> Engine<'c> {
         let downloaded = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut loss));
         downloaded.map_err(RunError::device(step, "download of the loss"))?;
         Ok(loss)
+    }
+
+    /// Next-token logits `[sequences, vocab]` of a micro-batch's sequences, in a program that was compiled for inference.
+    pub fn logits(&mut self, batch: &MicroBatch<'_>) -> Result<Vec<f32>, RunError> {
+        let Some((section, most)) = self.compiled.program.logits() else { return Err(RunError::NoLogits) };
+        let found = batch.starts.len().saturating_sub(1);
+        if found as u64 > most {
+            return Err(RunError::Sequences { found, most });
+        }
+        let size = self.feed(batch)?;
+        self.run_section(section, size)?;
+        let all = self.compiled.span(section, Content::Logits);
+        let mut logits = vec![0.0f32; found * vocabulary(&self.compiled.graph) as usize];
+        let from = all.part(0, logits.len() as u64, 4);
+        let step = self.step;
+        let downloaded = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(&mut logits));
+        downloaded.map_err(RunError::device(step, "download of logits"))?;
+        Ok(logits)
     }
 
     /// Waits for the last step and reads what it came to.

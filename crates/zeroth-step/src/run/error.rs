@@ -44,6 +44,17 @@ pub enum RunError {
         /// How many there should be.
         expected: usize,
     },
+    /// Logits were asked of a program that trains.
+    #[error("this program was compiled to train: next-token logits need one that was compiled for inference")]
+    NoLogits,
+    /// More sequences than a program gives logits for.
+    #[error("logits of {found} sequences were asked of a program that was compiled for at most {most}")]
+    Sequences {
+        /// Sequences of the micro-batch.
+        found: usize,
+        /// The most there may be.
+        most: u64,
+    },
     /// Not as many micro-batches as the program has sections for.
     #[error("a step of {expected} micro-batch(es) was given {found}")]
     MicroBatches {

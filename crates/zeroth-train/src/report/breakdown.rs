@@ -71,7 +71,7 @@ impl Part {
             return Self::Evaluate;
         }
         match action {
-            Action::ClearLoss | Action::Forward(_) => Self::Forward,
+            Action::ClearLoss | Action::Forward(_) | Action::Logits { .. } => Self::Forward,
             Action::Backward(_) | Action::Clear(_) => Self::Backward,
             Action::Recompute { .. } => Self::Recompute,
             Action::Gather(_) | Action::Release(_) => Self::Gather,

@@ -1,4 +1,4 @@
-// By rows and by columns: embedding, root-mean-square norm, and sums of columns in two levels.
+// By rows and by columns: embedding, last rows of sequences, root-mean-square norm, and sums of columns in two levels.
 
 // A block copies one row; an id that is no row of the table gives zeros.
 template <typename T>
@@ -32,6 +32,19 @@ __device__ void embedding_backward(const i32 *ids, const T *dy, float *dtable, u
             for (u64 column = threadIdx.x; column < width; column += blockDim.x) sums[column] += to_f32(from[column]);
         }
         __syncthreads();
+    }
+}
+
+// A block copies the last row of one sequence; one that is not there, empty or beyond the rows gives zeros. `starts` holds
+// the number of entries and then the entries, of which there is room for so many.
+template <typename T>
+__device__ void last_rows(const u32 *starts, u64 room, const T *x, T *last, u64 rows, u64 width) {
+    u64 sequence = blockIdx.x, entries = starts[0] < room ? starts[0] : room;
+    bool there = sequence + 1 < entries;
+    u64 begin = there ? starts[sequence + 1] : 0, end = there ? starts[sequence + 2] : 0;
+    bool known = begin < end && end <= rows;
+    for (u64 column = threadIdx.x; column < width; column += blockDim.x) {
+        last[sequence * width + column] = known ? x[(end - 1) * width + column] : from_f32<T>(0.0f);
     }
 }
 
@@ -111,6 +124,10 @@ extern "C" __global__ void add_column_sums(const float *partials, float *total, 
     extern "C" __global__ void embedding_backward_##NAME(const i32 *ids, const T *dy, float *dtable, u64 rows,    \
                                                          u64 vocab, u64 width) {                                  \
         embedding_backward(ids, dy, dtable, rows, vocab, width);                                                  \
+    }                                                                                                             \
+    extern "C" __global__ void last_rows_##NAME(const u32 *starts, u64 room, const T *x, T *last, u64 rows,       \
+                                                u64 width) {                                                      \
+        last_rows(starts, room, x, last, rows, width);                                                            \
     }                                                                                                             \
     extern "C" __global__ void rms_norm_##NAME(const T *x, const T *residual, const T *w, T *h, T *y,             \
                                                float *rstds, u64 rows, u64 width, float eps) {                    \

@@ -257,6 +257,9 @@ impl At<'_> {
                 vec![Kernel::Zero { to: self.whole(Content::Report, bytes) }]
             }
             Action::Forward(node) => vec![self.forward(&self.source.graph.nodes[*node])],
+            Action::Logits { node, sequences } => {
+                vec![self.logits(&self.source.graph.nodes[*node], *sequences)]
+            }
             Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),
             Action::Recompute { node, from_sum } => {
                 let node = &self.source.graph.nodes[*node];

@@ -1,7 +1,9 @@
 //! Kernels of the model's ops and of their gradients.
 
 use zeroth_device::Kernel;
-use zeroth_device::cpu::{AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, RmsNormDims, RopeDims};
+use zeroth_device::cpu::{
+    AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims,
+};
 use zeroth_graph::{GradNode, GradOp, Landing, Node, Op, ParamId, Value};
 
 use super::super::Content;
@@ -136,6 +138,19 @@ impl At<'_> {
                 labels: input(1),
                 loss: self.loss(),
             },
+        }
+    }
+
+    /// The head over the last token of each sequence.
+    pub(super) fn logits(&self, head: &Node, sequences: u64) -> Kernel {
+        let [vocab, hidden] = self.shape(head.params[0]);
+        let dims = LogitsDims { rows: self.rows as usize, sequences: sequences as usize, hidden, vocab };
+        Kernel::Logits {
+            dims,
+            starts: self.starts(),
+            x: self.value(head.inputs[0]),
+            w: self.param(head.params[0]),
+            logits: self.part(Content::Logits, 0, sequences * vocab as u64, 4),
         }
     }
 

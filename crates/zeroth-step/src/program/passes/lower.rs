@@ -1,4 +1,4 @@
-//! `lower`: the forward and backward of a micro-batch, and the sections of a step.
+//! `lower`: the forward and backward of a micro-batch, and the sections of a step; or forward alone, for inference.
 //!
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
@@ -26,6 +26,26 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
+    program(layout, sections, settings)
+}
+
+/// Forward whose head gives next-token logits instead of a loss.
+pub(in super::super) fn lower_inference(
+    graph: &Graph,
+    layout: Layout,
+    settings: &Settings,
+    sequences: u64,
+) -> Program {
+    let node = graph.nodes.len() - 1;
+    let mut instructions = forward(graph, &layout, node);
+    instructions.push(Instruction {
+        reads: Program::flats_of(&layout, &graph.nodes[node].params),
+        ..Instruction::new(Action::Logits { node, sequences })
+    });
+    program(layout, vec![Section { kind: SectionKind::Logits, instructions }], settings)
+}
+
+fn program(layout: Layout, sections: Vec<Section>, settings: &Settings) -> Program {
     let held = hold(&layout, settings);
     Program {
         sections,

@@ -10,7 +10,7 @@ mod update;
 
 pub(super) use checkpoint::checkpoint;
 pub(super) use gather::gather;
-pub(super) use lower::lower;
+pub(super) use lower::{lower, lower_inference};
 pub(super) use offload::{hold, offload};
 pub(super) use overlap::overlap;
 pub(super) use reduce::reduce;

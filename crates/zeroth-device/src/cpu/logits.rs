@@ -1,0 +1,69 @@
+//! Next-token logits: the last row of each sequence, projected to the vocabulary.
+//!
+//! Only as many rows as there are sequences are projected, so that no [tokens, vocab] tensor exists here either. The
+//! sums are those of the head's loss: in f32, and never rounded to the stored type.
+
+use super::element::Element;
+use super::matmul::{self, View, matmul};
+use super::pool::Pool;
+use super::{check_len, check_scratch};
+
+/// The sizes of next-token logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogitsDims {
+    /// Tokens.
+    pub rows: usize,
+    /// Sequences that have a row of logits.
+    pub sequences: usize,
+    /// Width of the model.
+    pub hidden: usize,
+    /// Rows of the projection.
+    pub vocab: usize,
+}
+
+impl LogitsDims {
+    /// The last row of a sequence; none where the table has no such sequence, an empty one, or one beyond the rows.
+    pub(super) fn last_row(self, starts: &[u32], sequence: usize) -> Option<usize> {
+        let [begin, end] = [*starts.get(sequence)? as usize, *starts.get(sequence + 1)? as usize];
+        (begin < end && end <= self.rows).then(|| end - 1)
+    }
+}
+
+/// f32 elements of scratch that [`logits`] needs with a pool of `threads`.
+pub fn logits_scratch(dims: LogitsDims, threads: usize) -> usize {
+    let LogitsDims { sequences, hidden, vocab, .. } = dims;
+    sequences * hidden + matmul::scratch(sequences, vocab, hidden, threads)
+}
+
+/// logits[sequences, vocab] = the last row of each sequence · wᵀ, in f32. `starts` says where each sequence begins and,
+/// last, where the last one ends; a sequence that it lacks or that is empty gives zeros.
+pub fn logits<T: Element>(
+    pool: &Pool,
+    dims: LogitsDims,
+    starts: &[u32],
+    x: &[T],
+    w: &[T],
+    logits: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let LogitsDims { rows, sequences, hidden, vocab } = dims;
+    check_len("x", x.len(), rows * hidden);
+    check_len("w", w.len(), vocab * hidden);
+    check_scratch(scratch.len(), logits_scratch(dims, pool.threads()));
+    let (last, scratch) = scratch.split_at_mut(sequences * hidden);
+    for sequence in 0..sequences {
+        let to = &mut last[sequence * hidden..(sequence + 1) * hidden];
+        match dims.last_row(starts, sequence) {
+            Some(row) => {
+                for (to, from) in to.iter_mut().zip(&x[row * hidden..]) {
+                    *to = from.to_f32();
+                }
+            }
+            None => to.fill(0.0),
+        }
+    }
+    let (last, w) = (View::rows(&*last, hidden), View::rows(w, hidden).transposed());
+    matmul(pool, [sequences, vocab, hidden], last, w, logits, scratch, |_, sums, logits| {
+        logits.copy_from_slice(sums);
+    });
+}

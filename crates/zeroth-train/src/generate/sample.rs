@@ -1,0 +1,132 @@
+//! One token from its logits: the largest, or by chance.
+
+use zeroth_base::philox4x32;
+
+use super::Generation;
+
+/// Keeps these random numbers apart from those of shuffling, dropout and new weights under the same seed.
+const PURPOSE: u32 = 0x5341_4d50; // "SAMP"
+
+/// The token for a position. All logits are finite.
+pub(super) fn choose(logits: &[f32], generation: &Generation, position: u64) -> i32 {
+    if generation.temperature == 0.0 {
+        return largest(logits);
+    }
+    // Most likely first; equal ones by id, so that every machine has the same order.
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_unstable_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    if let Some(top_k) = generation.top_k {
+        order.truncate(usize::try_from(top_k).unwrap_or(usize::MAX));
+    }
+    let peak = f64::from(logits[order[0]]);
+    let mut chances: Vec<f64> =
+        order.iter().map(|&id| ((f64::from(logits[id]) - peak) / generation.temperature).exp()).collect();
+    if let Some(top_p) = generation.top_p {
+        let enough = top_p * chances.iter().sum::<f64>();
+        let mut so_far = 0.0;
+        let kept = chances.iter().take_while(|&&chance| {
+            let needed = so_far < enough;
+            so_far += chance;
+            needed
+        });
+        chances.truncate(kept.count());
+    }
+    let mut left = uniform(generation.seed, position) * chances.iter().sum::<f64>();
+    for (&id, &chance) in order.iter().zip(&chances) {
+        if left < chance {
+            return id as i32;
+        }
+        left -= chance;
+    }
+    // Rounding may leave a last bit over.
+    order[chances.len() - 1] as i32
+}
+
+fn largest(logits: &[f32]) -> i32 {
+    let mut best = 0;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = id;
+        }
+    }
+    best as i32
+}
+
+/// A number in [0, 1) with 53 bits, for one position under one seed.
+fn uniform(seed: u64, position: u64) -> f64 {
+    let counter = [position as u32, (position >> 32) as u32, PURPOSE, 0];
+    let words = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
+    let bits = u64::from(words[0]) << 32 | u64::from(words[1]);
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GREEDY: Generation = Generation {
+        max_new_tokens: 1,
+        temperature: 0.0,
+        top_k: None,
+        top_p: None,
+        seed: 7,
+        stops: Vec::new(),
+    };
+    const LOGITS: [f32; 5] = [0.5, 2.0, -1.0, 2.0, 1.0];
+
+    fn shares(generation: &Generation) -> [f64; 5] {
+        let mut counts = [0.0; 5];
+        for position in 0..40_000 {
+            counts[choose(&LOGITS, generation, position) as usize] += 1.0 / 40_000.0;
+        }
+        counts
+    }
+
+    #[test]
+    fn the_largest_logit_wins_and_the_lowest_id_of_equal_ones() {
+        assert_eq!(choose(&LOGITS, &GREEDY, 0), 1);
+        let narrow = [
+            Generation { temperature: 3.0, top_k: Some(1), ..GREEDY },
+            Generation { temperature: 0.7, top_p: Some(1e-9), ..GREEDY },
+        ];
+        for generation in narrow {
+            assert!((0..100).all(|position| choose(&LOGITS, &generation, position) == 1), "{generation:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_come_as_often_as_the_softmax_says() {
+        for temperature in [0.5, 1.0, 2.0] {
+            let found = shares(&Generation { temperature, ..GREEDY });
+            let total: f64 = LOGITS.iter().map(|logit| (f64::from(*logit) / temperature).exp()).sum();
+            for (id, logit) in LOGITS.iter().enumerate() {
+                let expected = (f64::from(*logit) / temperature).exp() / total;
+                // Five standard deviations of 40,000 draws are at most 0.0125.
+                assert!((found[id] - expected).abs() < 0.0125, "{temperature} {id}: {found:?} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn top_k_and_top_p_leave_the_rest_out_and_keep_the_proportions() {
+        // e² : e² : e : e^0.5 : e^-1 are 0.379, 0.379, 0.139, 0.084 and 0.019 of all.
+        let three = shares(&Generation { temperature: 1.0, top_k: Some(3), ..GREEDY });
+        assert_eq!((three[0], three[2]), (0.0, 0.0));
+        assert!((three[4] - 0.1554).abs() < 0.0125, "{three:?}");
+        // Two are 0.757 together, three 0.897.
+        assert_eq!(shares(&Generation { temperature: 1.0, top_p: Some(0.75), ..GREEDY })[4], 0.0);
+        let three = shares(&Generation { temperature: 1.0, top_p: Some(0.76), ..GREEDY });
+        assert!(three[4] > 0.1 && three[0] == 0.0 && three[2] == 0.0, "{three:?}");
+    }
+
+    #[test]
+    fn chance_is_a_function_of_seed_and_position() {
+        let draw =
+            |seed, position| choose(&LOGITS, &Generation { temperature: 1.0, seed, ..GREEDY }, position);
+        let text = |seed| (0..64).map(|position| draw(seed, position)).collect::<Vec<_>>();
+        assert_eq!(text(1), text(1));
+        assert_ne!(text(1), text(2));
+        assert_ne!(text(1), text(1 << 32 | 1), "the upper half of a seed counts");
+        assert!((0..1000).all(|position| (0.0..1.0).contains(&uniform(3, position))));
+    }
+}

@@ -1,0 +1,118 @@
+//! Text from the golden models: logits and greedy continuations of transformers, and what is refused.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zeroth_base::DType;
+use zeroth_device::cpu::CpuDevice;
+use zeroth_device::{Target, Tier};
+use zeroth_step::run::Compiled;
+use zeroth_train::{End, GenerateError, Generated, Generation, Generator, Inference};
+
+const TARGET: Target = Target::Cpu { threads: 1 };
+const GREEDY: Generation =
+    Generation { max_new_tokens: 8, temperature: 0.0, top_k: None, top_p: None, seed: 42, stops: Vec::new() };
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
+}
+
+fn start<'c>(model: &'c Inference, compiled: &'c Compiled) -> Generator<'c> {
+    let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+    model.start(compiled, Box::new(CpuDevice::new(1, device, host).unwrap())).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<i32> {
+    value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect()
+}
+
+fn generate(name: &str, prompt: &[i32], generation: &Generation) -> Generated {
+    let model = Inference::open(&golden().join(name)).unwrap();
+    let compiled = model.compile(prompt, generation.max_new_tokens, DType::F32, TARGET).unwrap();
+    let mut seen = Vec::new();
+    let generated = start(&model, &compiled).generate(prompt, generation, &mut |id| seen.push(id)).unwrap();
+    assert_eq!(seen, generated.ids, "tokens are told as they come");
+    generated
+}
+
+#[test]
+fn logits_and_greedy_texts_are_those_of_transformers() {
+    let text = std::fs::read_to_string(golden().join("next_tokens.json")).unwrap();
+    let models: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(models.as_object().unwrap().len(), 8);
+    for (name, cases) in models.as_object().unwrap() {
+        let model = Inference::open(&golden().join(name)).unwrap();
+        assert_eq!(model.stored(), DType::F32);
+        for case in cases.as_array().unwrap() {
+            let prompt = ids(&case["prompt"]);
+            let compiled = model.compile(&prompt, 8, DType::F32, TARGET).unwrap();
+            let mut generator = start(&model, &compiled);
+            let logits = generator.logits(&prompt).unwrap();
+            let expected: Vec<f64> =
+                case["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect();
+            assert_eq!(logits.len(), expected.len());
+            for (found, expected) in logits.iter().zip(&expected) {
+                assert!((f64::from(*found) - expected).abs() < 1e-5, "{name} {prompt:?}: {found} {expected}");
+            }
+            let generated = generator.generate(&prompt, &GREEDY, &mut |_| {}).unwrap();
+            assert_eq!(generated.ids, ids(&case["greedy"]), "{name} {prompt:?}");
+            assert_eq!(generated.end, End::Length);
+        }
+    }
+}
+
+#[test]
+fn a_text_ends_with_its_stop_token_or_where_positions_end() {
+    let whole = generate("qwen3-tied", &[1, 2, 3], &GREEDY);
+    let stop = whole.ids[2];
+    let first = whole.ids.iter().position(|id| *id == stop).unwrap();
+    let stopped = generate("qwen3-tied", &[1, 2, 3], &Generation { stops: vec![stop], ..GREEDY });
+    assert_eq!((&stopped.ids[..], stopped.end), (&whole.ids[..=first], End::Stop(stop)));
+
+    let model = Inference::open(&golden().join("qwen3-tied")).unwrap();
+    let positions = model.model().max_positions.unwrap() as usize;
+    let prompt = vec![1; positions - 2];
+    let filled = generate("qwen3-tied", &prompt, &GREEDY);
+    assert_eq!((filled.ids.len(), filled.end), (2, End::Positions));
+    let full = generate("qwen3-tied", &vec![1; positions], &GREEDY);
+    assert_eq!((full.ids.len(), full.end), (0, End::Positions));
+}
+
+#[test]
+fn chance_gives_the_same_text_for_a_seed_and_another_for_another() {
+    let warm = |seed| Generation { temperature: 1.5, max_new_tokens: 24, seed, ..GREEDY };
+    let text = |seed| generate("llama-one-kv-head", &[5, 6], &warm(seed)).ids;
+    assert_eq!(text(1), text(1));
+    assert_ne!(text(1), text(2));
+}
+
+#[test]
+fn what_cannot_be_gone_on_from_is_refused_by_name() {
+    let model = Inference::open(&golden().join("qwen3-tied")).unwrap();
+    let (vocab, positions) = (model.model().vocab, model.model().max_positions.unwrap() as usize);
+    let refused = |prompt: &[i32]| model.compile(prompt, 8, DType::F32, TARGET).unwrap_err();
+    assert!(matches!(refused(&[]), GenerateError::EmptyPrompt));
+    let beyond = refused(&[1, vocab as i32]);
+    assert!(matches!(beyond, GenerateError::BeyondVocabulary { place: 1, .. }), "{beyond}");
+    assert!(beyond.to_string().contains(&format!("0 to {}", vocab - 1)), "{beyond}");
+    assert!(matches!(refused(&[-1]), GenerateError::BeyondVocabulary { place: 0, id: -1, .. }));
+    let long = refused(&vec![1; positions + 1]);
+    assert!(matches!(long, GenerateError::PromptTooLong { .. }), "{long}");
+
+    let compiled = model.compile(&[1], 8, DType::F32, TARGET).unwrap();
+    let mut generator = start(&model, &compiled);
+    for (wrong, name) in [
+        (Generation { temperature: -1.0, ..GREEDY }, "temperature"),
+        (Generation { top_k: Some(0), ..GREEDY }, "top_k"),
+        (Generation { top_p: Some(1.5), ..GREEDY }, "top_p"),
+    ] {
+        let error = generator.generate(&[1], &wrong, &mut |_| {}).unwrap_err();
+        assert!(error.to_string().starts_with(name), "{error}");
+    }
+
+    let bare = tempfile::tempdir().unwrap();
+    std::fs::copy(golden().join("qwen3-tied/config.json"), bare.path().join("config.json")).unwrap();
+    assert!(matches!(Inference::open(bare.path()), Err(GenerateError::NoWeights { .. })));
+}

@@ -1,0 +1,123 @@
+"""Next-token logits of `zeroth generate` beside those of transformers, for Hugging Face folders.
+
+    python tests/golden/compare_logits.py ZEROTH FOLDER... [--prompt-ids 1,2,3]   # compares; exit 1 where they differ
+    python tests/golden/compare_logits.py --write                                 # makes next_tokens.json beside this file
+
+ZEROTH is the binary. Needs torch and transformers in an environment outside the repository; README.md names versions.
+
+The numbers compared are plain absolute differences of all logits of the token after the prompt, the largest over the
+vocabulary; logits are not scaled.
+
+- fp32: both compute in fp32 from the folder's weights. Bound 1e-4.
+- bf16: both round the weights to bf16 and compute in bf16. transformers rounds the logits themselves to bf16 too, whose
+  steps are 0.03 between 4 and 8: more than the bound, whatever is computed. zeroth keeps logits in fp32, so the last
+  hidden state of transformers in bf16 is projected here in fp32, by the same bf16 weights. Bound 2e-2 where logits are
+  small. Two programs in bf16 round in different places, and large logits move more: how far each of the two is from fp32
+  arithmetic on the same bf16 weights is printed, and where transformers itself is farther than 1e-2 from it, twice its own
+  distance is the bound.
+
+next_tokens.json holds, for every golden model and some prompts, the logits and the greedy continuation of transformers
+in fp32. Tests of zeroth-train read it.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+HERE = pathlib.Path(__file__).resolve().parent
+BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load(folder, dtype):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def logits_of(model, ids):
+    """The head in fp32, whatever the model computes in."""
+    hidden = model.model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
+    return hidden.float() @ model.lm_head.weight.float().T
+
+
+def prompts_for(vocab, positions):
+    """Short ones, and one that is longer than windows and than where rotations stretch."""
+    lengths = sorted({1, 2, 7, min(40, positions)})
+    return [[(place * 7 + 3 * length) % vocab for place in range(length)] for length in lengths]
+
+
+def ours(zeroth, folder, ids, precision):
+    command = [zeroth, "generate", "--model", folder, "--prompt-ids", ",".join(map(str, ids)), f"--{precision}"]
+    command += ["--device", "cpu", "--max-new-tokens", "0", "--logits", "--format", "json"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit {run.returncode}\n{run.stderr}")
+    return torch.tensor(json.loads(run.stdout)["logits"])
+
+
+def apart(a, b):
+    return (a - b).abs().max().item()
+
+
+def compare(zeroth, folder, given):
+    worst = 0.0
+    models = {precision: load(folder, dtype) for precision, dtype in TORCH.items()}
+    rounded = load(folder, torch.bfloat16).float()
+    config = models["fp32"].config
+    for ids in [given] if given else prompts_for(config.vocab_size, config.max_position_embeddings):
+        for precision, model in models.items():
+            found, expected = ours(zeroth, folder, ids, precision), logits_of(model, ids)
+            distance, bound, more = apart(found, expected), BOUNDS[precision], ""
+            if precision == "bf16":
+                exact = logits_of(rounded, ids)
+                own = [apart(found, exact), apart(expected, exact)]
+                bound = max(bound, 2 * own[1])
+                more = f"; from fp32 arithmetic: zeroth {own[0]:.2e}, transformers {own[1]:.2e}"
+            line = f"{folder}, {len(ids)} tokens, {precision}: {distance:.2e} of {bound:.1e}"
+            line += f", logits up to {expected.abs().max():.2f}{more}"
+            if found.argmax() != expected.argmax():
+                line += "; ANOTHER LARGEST TOKEN"
+            print(line if distance <= bound else f"{line}: TOO FAR")
+            worst = max(worst, distance / bound)
+    return worst <= 1.0
+
+
+@torch.no_grad()
+def write():
+    models = {}
+    for folder in sorted(path.parent for path in HERE.glob("*/steps.json")):
+        model = load(folder, torch.float32)
+        config, cases = model.config, []
+        for prompt in prompts_for(config.vocab_size, min(24, config.max_position_embeddings - 8)):
+            ids, logits = list(prompt), logits_of(model, prompt)
+            for _ in range(8):
+                # A new model for each prefix: dynamic rotations remember the longest one they met.
+                ids.append(logits_of(load(folder, torch.float32), ids).argmax().item())
+            cases.append({"prompt": prompt, "logits": [float(f"{x:.9g}") for x in logits.tolist()], "greedy": ids[len(prompt):]})
+        models[folder.name] = cases
+    (HERE / "next_tokens.json").write_text(json.dumps(models, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"next_tokens.json: {len(models)} models")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("zeroth", nargs="?")
+    parser.add_argument("folders", nargs="*")
+    parser.add_argument("--prompt-ids", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.write:
+        return write()
+    if not arguments.folders:
+        parser.error("give the binary and at least one folder")
+    good = [compare(arguments.zeroth, folder, arguments.prompt_ids) for folder in arguments.folders]
+    sys.exit(0 if all(good) else 1)
+
+
+main()
