@@ -6,6 +6,7 @@ mod faults;
 mod fit;
 mod golden;
 mod kills;
+mod launchers;
 mod memory;
 mod not_finite;
 mod odd_data;

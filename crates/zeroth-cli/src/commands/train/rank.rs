@@ -147,5 +147,8 @@ fn end(ended: &Ended, signals: &Signals) -> Exit {
 
 fn failed(error: &TrainError) -> Exit {
     output::error(&error.to_string());
+    if let TrainError::Save(_) = error {
+        output::note("once that is mended, --resume auto goes on from the newest checkpoint");
+    }
     Exit::Failed
 }
