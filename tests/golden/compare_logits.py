@@ -79,7 +79,8 @@ def compare(zeroth, folder, given):
                 bound = max(bound, 2 * own[1])
                 more = f"; from fp32 arithmetic: zeroth {own[0]:.2e}, transformers {own[1]:.2e}"
             line = f"{folder}, {len(ids)} tokens, {precision}: {distance:.2e} of {bound:.1e}"
-            line += f", logits up to {expected.abs().max():.2f}{more}"
+            largest = expected.abs().max().item()
+            line += f", {distance / largest:.1e} of the largest logit, {largest:.2f}{more}"
             if found.argmax() != expected.argmax():
                 line += "; ANOTHER LARGEST TOKEN"
             print(line if distance <= bound else f"{line}: TOO FAR")

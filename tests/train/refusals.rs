@@ -98,7 +98,7 @@ fn what_is_not_built_yet_is_refused_and_says_so() {
     for (flags, words) in [
         (&["--train-type", "lora"][..], &["--train-type", "not yet"][..]),
         (&["--report-to", "tensorbaord"], &["--report-to tensorbaord", "did you mean `tensorboard`"]),
-        (&["--columns", "quesiton=query"], &["--columns", "question"]),
+        (&["--columns", "quesiton=problem"], &["--columns", "did you mean `question`"]),
     ] {
         assert_refused(&train("qwen3-tied", &output, flags), &output, 2, words);
     }
