@@ -61,6 +61,12 @@ impl Ground {
     }
 }
 
+/// Whether a save was cut off.
+fn has_unfinished(run: &Path) -> bool {
+    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name()).any(|name| name.as_encoded_bytes().starts_with(b".step-"))
+}
+
 /// Losses and norms of every step, as they are written: each step once, in order.
 fn steps(run: &Path) -> Vec<(u64, String, String)> {
     let lines = metrics(run);
@@ -93,7 +99,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bits() {
     assert_eq!(expected.len(), 40);
 
     let mut chance = Chance(0x9E37_79B9_7F4A_7C15);
-    let (mut killed, mut runs) = (0, 0);
+    let (mut killed, mut in_a_save, mut runs) = (0, 0, 0);
     while killed < kills {
         let run = ground.folder.path().join(format!("run-{runs}"));
         runs += 1;
@@ -119,6 +125,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bits() {
             if status.code() == Some(0) {
                 break;
             }
+            in_a_save += u32::from(has_unfinished(&run));
             let said = running.said();
             assert!(!said.contains("panicked") && !said.contains("was passed over"), "{said}");
         }
@@ -126,5 +133,5 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bits() {
         assert!(left(&run) == bytes, "other bytes after {killed} kills");
         fs::remove_dir_all(run).unwrap();
     }
-    println!("{killed} kills in {runs} runs");
+    println!("{killed} kills in {runs} runs, {in_a_save} of them in the middle of a save");
 }

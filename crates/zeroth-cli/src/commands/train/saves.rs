@@ -5,7 +5,7 @@ use std::path::Path;
 use zeroth::base::{DType, format_bytes};
 use zeroth::step::run::State;
 use zeroth::train::Saves;
-use zeroth::train::checkpoint::{free_bytes, needed_bytes};
+use zeroth::train::checkpoint::{free_bytes, list, needed_bytes};
 
 use super::ask::{Asked, DEFAULT_STEPS};
 use crate::cli::TrainArgs;
@@ -30,8 +30,10 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Res
         0 => 0,
         _ => (job.steps / every).saturating_sub(done / every) + u64::from(!job.steps.is_multiple_of(every)),
     };
-    // A new one is whole before an old one goes.
-    let kept = arguments.save_total_limit.map_or(coming, |limit| coming.min(limit + 1));
+    // A new one is whole before an old one goes; those that are there already take no more.
+    let there = list(&arguments.output.join("checkpoints")).map_or(0, |found| found.len() as u64);
+    let kept =
+        arguments.save_total_limit.map_or(coming, |limit| (there + coming).min(limit + 1).saturating_sub(there));
     let [has_first, has_second] = job.settings.optimizer.moments();
     let moments = job.settings.moments;
     let mut states = vec![(State::Weights, DType::F32)];
@@ -50,10 +52,14 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Res
         return Ok(None);
     }
     let whose = if given < free { "--disk-space gives" } else { "the disk has" };
+    let fewer = match arguments.save_total_limit {
+        Some(1) => "",
+        _ => "keep fewer (--save-total-limit 1), ",
+    };
     let checkpoints = if kept == 1 { "1 checkpoint".to_owned() } else { format!("{kept} checkpoints") };
     Ok(Some(format!(
-        "{} of disk are needed for {checkpoints} of {} and a model of {} in {}, and {whose} {}: {} are missing. Keep fewer \
-         (--save-total-limit 2), save less often (--save-steps {}), or choose another --output",
+        "{} of disk are needed for {checkpoints} of {} and a model of {} in {}, and {whose} {}: {} are missing: \
+         {fewer}save less often (--save-steps {}), or choose another --output",
         format_bytes(needed),
         format_bytes(checkpoint),
         format_bytes(model),
