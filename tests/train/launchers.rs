@@ -20,7 +20,8 @@ fn arguments(output: &Path) -> Vec<String> {
 /// A run of two ranks of our own.
 fn expected(folder: &Path) -> std::path::PathBuf {
     let run = folder.join("own");
-    train("llama-one-kv-head", &run, &[&FLAGS[..], &["--ranks", "2", "--threads-per-rank", "1"]].concat()).assert_done();
+    train("llama-one-kv-head", &run, &[&FLAGS[..], &["--ranks", "2", "--threads-per-rank", "1"]].concat())
+        .assert_done();
     run
 }
 
@@ -75,7 +76,9 @@ fn what_rank_0_refuses_ends_all_ranks_with_its_exit_code() {
 fn ranks_of_mpirun_train_to_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let mut own = None;
-    for (program, more) in [("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"][..]), ("mpiexec.hydra", &[])] {
+    for (program, more) in
+        [("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"][..]), ("mpiexec.hydra", &[])]
+    {
         let run = folder.path().join(program);
         let started = Command::new(program)
             .args(more)

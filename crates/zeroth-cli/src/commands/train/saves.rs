@@ -32,8 +32,9 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Res
     };
     // A new one is whole before an old one goes; those that are there already take no more.
     let there = list(&arguments.output.join("checkpoints")).map_or(0, |found| found.len() as u64);
-    let kept =
-        arguments.save_total_limit.map_or(coming, |limit| (there + coming).min(limit + 1).saturating_sub(there));
+    let kept = arguments
+        .save_total_limit
+        .map_or(coming, |limit| (there + coming).min(limit + 1).saturating_sub(there));
     let [has_first, has_second] = job.settings.optimizer.moments();
     let moments = job.settings.moments;
     let mut states = vec![(State::Weights, DType::F32)];
