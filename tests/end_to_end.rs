@@ -1,6 +1,7 @@
 //! End-to-end tests: they start the real binary and look at what it prints and how it ends.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+#![allow(clippy::print_stdout, reason = "a test that is skipped says so")]
 
 mod checkpoint;
 mod command_line;

@@ -115,7 +115,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bits() {
                 signal(victim, "KILL");
                 killed += 1;
             }
-            let (status, _) = running.end(Duration::from_secs(60));
+            let (status, _) = running.end(Duration::from_mins(1));
             let status = status.unwrap_or_else(|| panic!("it hangs: {}", running.said()));
             let begun = Instant::now();
             while processes.iter().any(|process| is_alive(*process)) {

@@ -174,12 +174,12 @@ pub fn train(
             done(Done::Evaluation(&found, &times))?;
         }
         let begun = Instant::now();
-        let (wish, mut saved) = saver.meet(&engine, line.step, (chores.wish)())?;
+        let (wish, mut there) = saver.meet(&engine, line.step, (chores.wish)())?;
         if wish > Wish::GoOn || chores.saves.is_some_and(|saves| saves.is_due(line.step, job.steps)) {
             done(Done::Saving(line.step))?;
-            saved = saver.save(&mut engine, &line)?.or(saved);
+            there = saver.save(&mut engine, &line)?.or(there);
         }
-        if let Some(step) = saved {
+        if let Some(step) = there {
             done(Done::Saved(step, begun.elapsed()))?;
         }
         last = Some(line);

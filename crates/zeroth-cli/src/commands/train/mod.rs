@@ -86,7 +86,7 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
     for note in &asked.notes {
         output::note(&format!("note: {note}"));
     }
-    if let Some(lack) = saves::lack_of_space(arguments, &asked)? {
+    if let Some(lack) = saves::lack_of_space(arguments, &asked) {
         output::error(&lack);
         return Ok(Err(Exit::DoesNotFit));
     }

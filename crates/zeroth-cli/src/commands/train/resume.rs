@@ -27,13 +27,14 @@ pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Re
                 return Ok(Some(checkpoint));
             }
             let found = newest(folder, notes)?;
-            Ok(Some(found.with_context(|| {
+            let missing = || {
                 format!(
                     "--resume {named}: there is no good checkpoint; give a run's folder, one of its checkpoints/step-N, or \
-                     auto{}",
-                    notes.iter().map(|note| format!("\n  {note}")).collect::<String>()
+                     auto\n  {}",
+                    notes.join("\n  ")
                 )
-            })?))
+            };
+            Ok(Some(found.with_context(missing)?))
         }
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn saves(arguments: &TrainArgs, asked: &Asked) -> Saves {
 }
 
 /// What is missing on the disk for the checkpoints and the model to come, in words.
-pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Result<Option<String>> {
+pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> Option<String> {
     let job = &asked.job;
     let every = arguments.save_steps.unwrap_or(DEFAULT_STEPS);
     let done = asked.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step);
@@ -45,12 +45,10 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Res
     let model =
         if asked.writes_model { needed_bytes(&job.table, &[(State::Weights, run)], &job.folder) } else { 0 };
     let needed = kept * checkpoint + model;
-    let Some(free) = existing(&arguments.output).and_then(|folder| free_bytes(folder).ok()) else {
-        return Ok(None);
-    };
+    let free = existing(&arguments.output).and_then(|folder| free_bytes(folder).ok())?;
     let given = arguments.disk_space.map_or(free, |typed| typed.min(free));
     if needed <= given {
-        return Ok(None);
+        return None;
     }
     let whose = if given < free { "--disk-space gives" } else { "the disk has" };
     let fewer = match arguments.save_total_limit {
@@ -58,7 +56,7 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Res
         _ => "keep fewer (--save-total-limit 1), ",
     };
     let checkpoints = if kept == 1 { "1 checkpoint".to_owned() } else { format!("{kept} checkpoints") };
-    Ok(Some(format!(
+    Some(format!(
         "{} of disk are needed for {checkpoints} of {} and a model of {} in {}, and {whose} {}: {} are missing: \
          {fewer}save less often (--save-steps {}), or choose another --output",
         format_bytes(needed),
@@ -68,7 +66,7 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> anyhow::Res
         format_bytes(given),
         format_bytes(needed - given),
         job.steps
-    )))
+    ))
 }
 
 /// The folder, or the nearest one above it that is there.
