@@ -99,7 +99,7 @@ fn limit_lines(lines: &mut Vec<Line>) {
 #[cfg(not(target_arch = "x86_64"))]
 fn limit_lines(_: &mut Vec<Line>) {}
 
-pub(crate) fn main() {
+fn main() {
     let part = std::env::args().nth(1).unwrap_or_default();
     if part == "serve" {
         serve();
@@ -161,9 +161,10 @@ fn report(lines: &mut [Line]) {
     }
 }
 
-/// Reads lines of `type form m n k threads bursts` and answers with the seconds of each burst.
+/// Reads lines of `type form m n k threads bursts`; then runs once for every line, and answers with the seconds.
 fn serve() {
-    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+    let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);
+    while let Some(line) = lines.next() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [stored, form, numbers @ ..] = &words[..] else { continue };
         let numbers: Vec<usize> = numbers.iter().filter_map(|word| word.parse().ok()).collect();
@@ -173,13 +174,19 @@ fn serve() {
             "dw" => Form::Dw,
             _ => Form::Forward,
         };
-        let seconds: Vec<String> = if *stored == "f32" {
+        let mut burst: Box<dyn FnMut() -> f64> = if *stored == "f32" {
             let mut product = Product::<f32>::new(threads, form, [m, n, k]);
-            (0..bursts).map(|_| product.run().to_string()).collect()
+            Box::new(move || product.run())
         } else {
             let mut product = Product::<bf16>::new(threads, form, [m, n, k]);
-            (0..bursts).map(|_| product.run().to_string()).collect()
+            Box::new(move || product.run())
         };
-        println!("{}", seconds.join(" "));
+        burst();
+        for _ in 0..bursts {
+            if lines.next().is_none() {
+                return;
+            }
+            println!("{}", burst());
+        }
     }
 }

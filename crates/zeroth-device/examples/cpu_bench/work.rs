@@ -1,5 +1,7 @@
-//! The kernels that are measured, with buffers made before.
+//! The kernels that are measured, with buffers made before: on cache lines, as arenas have them.
+#![allow(clippy::many_single_char_names, reason = "names of the formulas")]
 
+use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use zeroth_device::cpu::{
@@ -20,17 +22,46 @@ pub(crate) struct Product<T> {
     pool: Pool,
     form: Form,
     dims: LinearDims,
-    x: Vec<T>,
-    w: Vec<T>,
-    y: Vec<T>,
-    dw: Vec<f32>,
-    scratch: Vec<f32>,
+    x: Buffer<T>,
+    w: Buffer<T>,
+    y: Buffer<T>,
+    dw: Buffer<f32>,
+    scratch: Buffer<f32>,
 }
 
-fn random<T: Element>(pool: &Pool, name: u64, count: usize) -> Vec<T> {
-    let mut values = vec![T::default(); count];
-    normal(pool, 7, name, 0, 1.0, &mut values);
-    values
+/// Numbers that begin on a page.
+struct Buffer<T> {
+    room: Vec<T>,
+    first: usize,
+    count: usize,
+}
+
+impl<T: Element> Buffer<T> {
+    fn zeros(count: usize) -> Self {
+        let room = vec![T::default(); count + 4096];
+        let first = room.as_ptr().align_offset(4096);
+        Self { room, first, count }
+    }
+
+    fn random(pool: &Pool, name: u64, count: usize) -> Self {
+        let mut buffer = Self::zeros(count);
+        normal(pool, 7, name, 0, 1.0, &mut buffer[..]);
+        buffer
+    }
+}
+
+impl<T> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.room[self.first..][..self.count]
+    }
+}
+
+impl<T> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.room[self.first..][..self.count]
+    }
 }
 
 impl<T: Element> Product<T> {
@@ -41,11 +72,13 @@ impl<T: Element> Product<T> {
             Form::Dx => LinearDims { rows: m, inputs: n, outputs: k },
             Form::Dw => LinearDims { rows: k, inputs: n, outputs: m },
         };
-        let (x, w) =
-            (random(&pool, 1, dims.rows * dims.inputs), random(&pool, 2, dims.outputs * dims.inputs));
-        let y = random(&pool, 3, dims.rows * dims.outputs);
-        let dw = vec![0.0; w.len()];
-        let scratch = vec![0.0; linear_scratch(dims, threads)];
+        let (x, w) = (
+            Buffer::random(&pool, 1, dims.rows * dims.inputs),
+            Buffer::random(&pool, 2, dims.outputs * dims.inputs),
+        );
+        let y = Buffer::random(&pool, 3, dims.rows * dims.outputs);
+        let dw = Buffer::zeros(w.len());
+        let scratch = Buffer::zeros(linear_scratch(dims, threads));
         Self { pool, form, dims, x, w, y, dw, scratch }
     }
 
@@ -73,11 +106,11 @@ pub(crate) struct Attention<T> {
     dims: AttentionDims,
     starts: Vec<u32>,
     /// q, k, v, dout.
-    inputs: [Vec<T>; 4],
+    inputs: [Buffer<T>; 4],
     /// out, dq, dk, dv.
-    outputs: [Vec<T>; 4],
-    lse: Vec<f32>,
-    scratch: Vec<f32>,
+    outputs: [Buffer<T>; 4],
+    lse: Buffer<f32>,
+    scratch: Buffer<f32>,
 }
 
 impl<T: Element> Attention<T> {
@@ -91,8 +124,8 @@ impl<T: Element> Attention<T> {
         let (pool, rows, head_dim) = (Pool::new(threads), sequences * length, 64);
         let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale: 0.125 };
         let widths = [heads, kv_heads, kv_heads, heads].map(|heads| rows * heads * head_dim);
-        let inputs = [0, 1, 2, 3].map(|at| random(&pool, at as u64, widths[at]));
-        let outputs = [0, 3, 1, 2].map(|at| vec![T::default(); widths[at]]);
+        let inputs = [0, 1, 2, 3].map(|at| Buffer::random(&pool, at as u64, widths[at]));
+        let outputs = [0, 3, 1, 2].map(|at| Buffer::zeros(widths[at]));
         let scratch = attention_scratch(&dims, threads).max(attention_backward_scratch(&dims, threads));
         let starts = (0..=sequences).map(|at| (at * length) as u32).collect();
         Self {
@@ -101,8 +134,8 @@ impl<T: Element> Attention<T> {
             starts,
             inputs,
             outputs,
-            lse: vec![0.0; heads * rows],
-            scratch: vec![0.0; scratch],
+            lse: Buffer::zeros(heads * rows),
+            scratch: Buffer::zeros(scratch),
         }
     }
 

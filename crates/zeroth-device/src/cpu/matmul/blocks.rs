@@ -1,7 +1,6 @@
 //! The loops around a register kernel, the same for all of them.
 
 use bytemuck::Pod;
-use zeroth_base::DType;
 
 use super::View;
 use super::ahead::{Ahead, Region};
@@ -45,7 +44,8 @@ pub(super) trait Kernel {
     );
 
     /// Writes the product of two panels to the `live` rows and columns of `c`, whose rows are `stride` apart, or adds
-    /// it to what is there. It calls `between` at every step, where a hint to the memory costs nothing.
+    /// it to what is there. It may call `between` at every step, where a hint to the memory
+    /// costs nothing.
     fn multiply(
         &mut self,
         a: Self::Rows<'_>,
@@ -96,6 +96,7 @@ macro_rules! with_kernel {
 /// Whether tiles multiply these types: one factor is bf16, and the other can be rounded to it.
 #[cfg(target_arch = "x86_64")]
 const fn for_tiles<A: Element, B: Element>() -> bool {
+    use zeroth_base::DType;
     matches!((A::DTYPE, B::DTYPE), (DType::Bf16, DType::Bf16 | DType::F32) | (DType::F32, DType::Bf16))
 }
 
@@ -112,7 +113,8 @@ pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
     check_len("out", out.len(), m * n);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
     with_kernel!(pool.path(), A, B, K => {
-        let grid = Grid::new(out, n, K::SIZES.block_rows, K::SIZES.block_columns);
+        let cut = K::SIZES.cut(k);
+        let grid = Grid::new(out, n, cut.rows, cut.columns);
         pool.each_with(grid, scratch, |_, tile, scratch| {
             task(&mut K::start(), k, a, b, tile, scratch, &store);
         });
@@ -169,7 +171,7 @@ fn task<K: Kernel, A: Element, B: Element, O>(
                 }
                 let written = if last { at.region(&mut out) } else { Region::NONE };
                 let mut ahead = Ahead::new(written, [(next_columns, 1), (next_rows, across - panel)], steps);
-                let slot = if k <= sizes.single { 0 } else { down * across + panel };
+                let slot = if k <= sizes.depth(k) { 0 } else { down * across + panel };
                 let sums = &mut sums[slot * tile..][..tile];
                 let live = [at.rows, at.columns];
                 kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut || ahead.step());

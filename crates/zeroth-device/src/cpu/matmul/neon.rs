@@ -53,9 +53,8 @@ impl Kernel for Neon {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl FnMut(),
+        _: &mut impl FnMut(),
     ) {
-        between();
         let [rows, columns] = live;
         assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());
         if live == [ROWS, COLUMNS] {

@@ -76,9 +76,8 @@ impl Kernel for Portable {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl FnMut(),
+        _: &mut impl FnMut(),
     ) {
-        between();
         multiply::<{ cfg!(target_arch = "aarch64") }>(a, b, c, stride, live, add);
     }
 
@@ -138,9 +137,8 @@ mod avx2 {
             stride: usize,
             live: [usize; 2],
             add: bool,
-            between: &mut impl FnMut(),
+            _: &mut impl FnMut(),
         ) {
-            between();
             // SAFETY: a pool takes a path only when `Path::available` has found its instructions.
             unsafe { multiply_avx2(a, b, c, stride, live, add) }
         }

@@ -8,36 +8,41 @@ pub(super) struct Sizes {
     /// Rows and columns of the register tile.
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// Rows and columns that one task computes.
-    pub(super) block_rows: usize,
-    pub(super) block_columns: usize,
-    /// The longest sum that is taken in one block, and the length of blocks above it.
-    pub(super) single: usize,
-    pub(super) depth: usize,
+    /// Tasks, by the length of the sums, the shortest first.
+    cuts: &'static [Cut],
     /// Panels are padded with zeros to a multiple of this depth.
     pub(super) step: usize,
     /// Bytes of a packed element.
-    pub(super) bytes: usize,
+    bytes: usize,
 }
 
-/// A block of b is 1 MiB at most, half of the second-level cache.
+/// What one task computes where sums have `longest` terms at most.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    longest: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Terms that are packed at a time. Longer sums are kept from one block of terms to the next.
+    depth: usize,
+}
+
+/// All columns of a task in packed form take 1 MiB at most, half of the second-level cache.
 pub(super) const TILES: Sizes = Sizes {
     rows: 32,
     columns: 32,
-    block_rows: 1024,
-    block_columns: 512,
-    single: 1024,
-    depth: 512,
+    cuts: &[
+        Cut { longest: 1024, rows: 1024, columns: 512, depth: 1024 },
+        Cut { longest: 2048, rows: 1024, columns: 256, depth: 2048 },
+        Cut { longest: usize::MAX, rows: 512, columns: 512, depth: 512 },
+    ],
     step: 32,
     bytes: 2,
 };
+/// A panel of b of this depth stays in the first-level cache with one of a.
 pub(super) const ZMM: Sizes = Sizes {
     rows: 12,
     columns: 32,
-    block_rows: 192,
-    block_columns: 256,
-    single: 256,
-    depth: 256,
+    cuts: &[Cut { longest: usize::MAX, rows: 768, columns: 512, depth: 192 }],
     step: 1,
     bytes: 4,
 };
@@ -54,9 +59,18 @@ const fn min(a: usize, b: usize) -> usize {
 }
 
 impl Sizes {
+    /// The cut for sums of `k` terms.
+    pub(super) const fn cut(&self, k: usize) -> Cut {
+        let mut at = 0;
+        while self.cuts[at].longest < k {
+            at += 1;
+        }
+        self.cuts[at]
+    }
+
     /// The length of the blocks that a sum of `k` terms is taken in.
     pub(super) const fn depth(&self, k: usize) -> usize {
-        if k <= self.single { k } else { self.depth }
+        min(k, self.cut(k).depth)
     }
 
     /// Packed elements of a panel of `lines` rows or columns.
@@ -64,9 +78,9 @@ impl Sizes {
         lines * depth.next_multiple_of(self.step)
     }
 
-    /// How often a product of panels of this depth can be asked to do something else.
+    /// Steps of a product of panels of this depth.
     pub(super) const fn steps(&self, depth: usize) -> usize {
-        if self.step == 1 { 1 } else { depth.div_ceil(self.step) }
+        depth.div_ceil(self.step)
     }
 
     /// f32 elements of the packed panels: one of a's and all of b's.
@@ -77,7 +91,7 @@ impl Sizes {
 
     /// f32 elements of the sums: one tile where sums are taken in one block, else all of the task's.
     pub(super) const fn sums(&self, m: usize, n: usize, k: usize) -> usize {
-        if k <= self.single {
+        if k <= self.depth(k) {
             self.rows * self.columns
         } else {
             m.next_multiple_of(self.rows) * n.next_multiple_of(self.columns)
@@ -85,7 +99,7 @@ impl Sizes {
     }
 
     const fn thread_scratch(&self, m: usize, n: usize, k: usize) -> usize {
-        let (m, n) = (min(m, self.block_rows), min(n, self.block_columns));
+        let (m, n) = (min(m, self.cut(k).rows), min(n, self.cut(k).columns));
         self.sums(m, n, k) + self.pack(n, k)
     }
 }

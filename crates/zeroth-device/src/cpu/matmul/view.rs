@@ -34,6 +34,7 @@ impl<'a, T> View<'a, T> {
     }
 
     /// The first element, after a check that `rows` by `columns` elements lie within the slice.
+    #[cfg(target_arch = "x86_64")]
     #[track_caller]
     pub(super) fn checked(self, rows: usize, columns: usize) -> *const T {
         let last = rows.saturating_sub(1) * self.row + columns.saturating_sub(1) * self.column;

@@ -2,9 +2,10 @@
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
 
 use std::arch::x86_64::{
-    __m512, _mm256_maskz_loadu_epi16, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32,
+    __m512, _MM_HINT_T0, _mm_prefetch, _mm256_maskz_loadu_epi16, _mm512_add_ps, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_slli_epi32,
 };
 
 use zeroth_base::DType;
@@ -20,6 +21,8 @@ const ROWS: usize = 12;
 const COLUMNS: usize = 32;
 /// Lanes of a register.
 const LANES: usize = 16;
+/// Elements of b that are asked for before they are needed: 8 terms.
+const AHEAD: usize = 8 * COLUMNS;
 
 /// [`finish_rows`] compiled with AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -68,9 +71,8 @@ impl Kernel for Zmm {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl FnMut(),
+        _: &mut impl FnMut(),
     ) {
-        between();
         let [rows, columns] = live;
         assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());
         // SAFETY: `Path::available` has found AVX-512, and the live part of c is within the slice.
@@ -87,8 +89,12 @@ impl Kernel for Zmm {
 unsafe fn multiply(a: &[f32], b: &[f32], c: *mut f32, stride: usize, [rows, columns]: [usize; 2], add: bool) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     for (a, b) in a.as_chunks::<ROWS>().0.iter().zip(b.as_chunks::<COLUMNS>().0) {
-        // SAFETY: b has 32 elements.
-        let (left, right) = unsafe { (_mm512_loadu_ps(b.as_ptr()), _mm512_loadu_ps(b.as_ptr().add(LANES))) };
+        // SAFETY: b has 32 elements; what lies ahead is only asked for, whatever the address is.
+        let (left, right) = unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(b.as_ptr().wrapping_add(AHEAD).cast());
+            _mm_prefetch::<_MM_HINT_T0>(b.as_ptr().wrapping_add(AHEAD + LANES).cast());
+            (_mm512_loadu_ps(b.as_ptr()), _mm512_loadu_ps(b.as_ptr().add(LANES)))
+        };
         for (sums, &a) in sums.iter_mut().zip(a) {
             let a = _mm512_set1_ps(a);
             sums[0] = _mm512_fmadd_ps(a, left, sums[0]);
