@@ -5,81 +5,75 @@
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
+/// Terms of a step.
+const STEP: usize = 32;
 
-/// A part of a matrix, line after line.
-#[derive(Clone, Copy)]
-pub(super) struct Region {
-    row: *const u8,
-    stride: usize,
-    lines: usize,
-    rows: usize,
-    line: usize,
-}
+/// Lines asked for at every step, at most: of what will be read, and of what will be written.
+const READS: usize = 4;
+const WRITES: usize = 2;
 
-impl Region {
-    pub(super) const NONE: Self = Self { row: std::ptr::null(), stride: 0, lines: 0, rows: 0, line: 0 };
+/// A line asked for at each step, and bytes from there to the next one.
+type Stream = (*const u8, usize);
 
-    /// `rows` rows of `width` elements, `stride` elements apart.
-    pub(super) fn new<T>(start: *const T, rows: usize, width: usize, stride: usize) -> Self {
-        let row = start.cast::<u8>();
-        let lines = (row as usize % LINE + width * size_of::<T>()).div_ceil(LINE);
-        Self { row, stride: stride * size_of::<T>(), lines, rows: if width == 0 { 0 } else { rows }, line: 0 }
-    }
-
-    /// Lines that are left.
-    fn left(&self) -> usize {
-        (self.rows * self.lines).saturating_sub(self.line)
-    }
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<*const u8> {
-        if self.rows == 0 {
-            return None;
-        }
-        let at = self.row.wrapping_add(self.line * LINE);
-        self.line += 1;
-        if self.line == self.lines {
-            (self.row, self.line) = (self.row.wrapping_add(self.stride), 0);
-            self.rows -= 1;
-        }
-        Some(at)
-    }
-}
-
-/// What to ask for during one product of two panels.
+/// What to ask for during one product of two panels. Plain enough to cost nothing beside the product.
 pub(super) struct Ahead {
-    /// Where the product will be written.
-    out: (Region, usize),
-    /// What will be read later.
-    read: [(Region, usize); 2],
+    reads: [Stream; READS],
+    reading: usize,
+    writes: [Stream; WRITES],
+    writing: usize,
 }
 
 impl Ahead {
-    /// Spreads all of `out`, and of each region to read its part in so many products, over `steps` steps.
-    pub(super) fn new(out: Region, read: [(Region, usize); 2], steps: usize) -> Self {
-        let pace = |region: Region, products: usize| (region, region.left().div_ceil(products * steps));
-        Self { out: pace(out, 1), read: read.map(|(region, products)| pace(region, products)) }
+    pub(super) const NOTHING: Self = Self {
+        reads: [(std::ptr::null(), 0); READS],
+        reading: 0,
+        writes: [(std::ptr::null(), 0); WRITES],
+        writing: 0,
+    };
+
+    /// Reads part `part` of `parts` of the `lines` lines of a matrix, each `terms` elements long and `row` elements from
+    /// the next, or with `row` 1 side by side and their terms `column` elements apart.
+    pub(super) fn read<T>(
+        &mut self,
+        start: *const T,
+        [row, column]: [usize; 2],
+        [lines, terms]: [usize; 2],
+        [part, parts]: [usize; 2],
+    ) {
+        let (first, last) = if column == 1 {
+            (lines * part / parts, lines * (part + 1) / parts)
+        } else {
+            (0, terms.div_ceil(parts * STEP).min(READS))
+        };
+        self.reading = (last - first).min(READS);
+        for (at, stream) in self.reads.iter_mut().enumerate().take(self.reading) {
+            *stream = if column == 1 {
+                (start.wrapping_add((first + at) * row).cast(), LINE)
+            } else {
+                let each = terms * part / parts + at;
+                (start.wrapping_add(each * column).cast(), self.reading * column * size_of::<T>())
+            };
+        }
     }
 
-    /// What is left to read.
-    pub(super) fn rest(self) -> [Region; 2] {
-        self.read.map(|(region, _)| region)
+    /// Writes rows of `width` elements, `stride` elements apart, one row a step.
+    pub(super) fn write<T>(&mut self, start: *const T, width: usize, stride: usize) {
+        self.writing = (width * size_of::<T>()).div_ceil(LINE).min(WRITES);
+        for (at, stream) in self.writes.iter_mut().enumerate().take(self.writing) {
+            *stream = (start.cast::<u8>().wrapping_add(at * LINE), stride * size_of::<T>());
+        }
     }
 
     /// Asks for the lines of one step.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        for _ in 0..self.out.1 {
-            if let Some(line) = self.out.0.next() {
-                ask_to_write(line);
-            }
+        for (line, next) in &mut self.reads[..self.reading] {
+            ask_to_read(*line);
+            *line = line.wrapping_add(*next);
         }
-        for (region, pace) in &mut self.read {
-            for _ in 0..*pace {
-                if let Some(line) = region.next() {
-                    ask_to_read(line);
-                }
-            }
+        for (line, next) in &mut self.writes[..self.writing] {
+            ask_to_write(*line);
+            *line = line.wrapping_add(*next);
         }
     }
 }

@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 
 use super::View;
-use super::ahead::{Ahead, Region};
+use super::ahead::Ahead;
 use super::plain;
 use super::sizes::{ALIGN, Sizes, scratch};
 use crate::cpu::cut::{Grid, Tile};
@@ -155,27 +155,27 @@ fn task<K: Kernel, A: Element, B: Element, O>(
         let depth = sizes.depth(k).min(k - first);
         let last = first + depth == k;
         let (a_pack, b_pack) = panels::<K>(pack, columns, depth);
-        let (panel_len, steps) = (sizes.panel(sizes.columns, depth), sizes.steps(depth));
+        let panel_len = sizes.panel(sizes.columns, depth);
         for (down, row) in (0..rows).step_by(sizes.rows).enumerate() {
             let below = rows.min(row + sizes.rows);
             let a_panel = kernel.pack_rows(a.from(row, first), below - row, depth, a_pack);
-            let mut next_rows = a.region([below, first], [sizes.rows.min(rows - below), depth]);
             for (panel, b_panel) in b_pack.chunks_exact_mut(panel_len).enumerate() {
                 let at = place(row, panel * sizes.columns);
-                let right = columns.min(at.column + sizes.columns);
-                let mut next_columns = Region::NONE;
-                // Panels of b are packed when they are needed for the first time, and the next one is asked for.
                 if row == 0 {
                     kernel.pack_columns(b.from(at.column, first), at.columns, depth, b_panel);
-                    next_columns = b.region([right, first], [sizes.columns.min(columns - right), depth]);
                 }
-                let written = if last { at.region(&mut out) } else { Region::NONE };
-                let mut ahead = Ahead::new(written, [(next_columns, 1), (next_rows, across - panel)], steps);
+                let mut ahead = Ahead::NOTHING;
+                if below < rows {
+                    a.ask(&mut ahead, [below, first], [sizes.rows.min(rows - below), depth], [panel, across]);
+                }
+                if last {
+                    let start = out.row(row).as_ptr().wrapping_add(at.column);
+                    ahead.write(start, at.columns, out.stride());
+                }
                 let slot = if k <= sizes.depth(k) { 0 } else { down * across + panel };
                 let sums = &mut sums[slot * tile..][..tile];
                 let live = [at.rows, at.columns];
                 kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut || ahead.step());
-                [_, next_rows] = ahead.rest();
                 if last {
                     K::finish(sums, at, &mut out, store);
                 }
@@ -191,14 +191,6 @@ pub(super) struct Place {
     column: usize,
     rows: usize,
     columns: usize,
-}
-
-impl Place {
-    /// The memory that the tile will be written to.
-    fn region<O>(self, out: &mut Tile<O>) -> Region {
-        let start = out.row(self.row).as_ptr().wrapping_add(self.column);
-        Region::new(start, self.rows, self.columns, out.stride())
-    }
 }
 
 /// Gives the rows of a tile of sums, `WIDTH` columns wide where none is missing, to `store`.

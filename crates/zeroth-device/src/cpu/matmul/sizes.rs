@@ -78,11 +78,6 @@ impl Sizes {
         lines * depth.next_multiple_of(self.step)
     }
 
-    /// Steps of a product of panels of this depth.
-    pub(super) const fn steps(&self, depth: usize) -> usize {
-        depth.div_ceil(self.step)
-    }
-
     /// f32 elements of the packed panels: one of a's and all of b's.
     const fn pack(&self, n: usize, k: usize) -> usize {
         let lines = self.rows + n.next_multiple_of(self.columns);

@@ -1,6 +1,6 @@
 //! A matrix in a slice, seen either way round.
 
-use super::ahead::Region;
+use super::ahead::Ahead;
 
 /// A matrix in a slice: element (i, j) at `i * row + j * column`, one of which is 1.
 pub(in crate::cpu) struct View<'a, T> {
@@ -43,13 +43,9 @@ impl<'a, T> View<'a, T> {
         self.data.as_ptr()
     }
 
-    /// `rows` by `columns` elements from row `i`, column `j` on, to be asked for ahead; nothing where they end before.
-    pub(super) fn region(self, [i, j]: [usize; 2], [rows, columns]: [usize; 2]) -> Region {
+    /// Asks, in part `part` of `parts`, for `rows` rows of `columns` elements from row `i`, column `j` on.
+    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], shape: [usize; 2], part: [usize; 2]) {
         let start = self.data.as_ptr().wrapping_add(i * self.row + j * self.column);
-        if self.column == 1 {
-            Region::new(start, rows, columns, self.row)
-        } else {
-            Region::new(start, columns, rows, self.column)
-        }
+        ahead.read(start, [self.row, self.column], shape, part);
     }
 }
