@@ -45,6 +45,9 @@ pub enum DeviceError {
         /// What the system said.
         reason: String,
     },
+    /// `ZEROTH_CPU` asks for what this machine has not.
+    #[error(transparent)]
+    Path(#[from] crate::cpu::PathError),
     /// A place outside of its arena, or two operands that overlap and must not.
     #[error("{what}: {problem}")]
     Operands {

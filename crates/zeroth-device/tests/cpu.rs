@@ -14,5 +14,7 @@ mod everything;
 mod golden;
 #[path = "cpu/gradients.rs"]
 mod gradients;
+#[path = "cpu/products.rs"]
+mod products;
 #[path = "cpu/threads.rs"]
 mod threads;

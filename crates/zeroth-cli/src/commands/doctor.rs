@@ -43,12 +43,22 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// The instructions that kernels were compared with their references on: those that a run uses.
-fn path() -> &'static str {
-    match Path::detect() {
+/// The instructions that kernels were compared with their references on: those that a run uses. What `ZEROTH_CPU` asks
+/// for and cannot have is said beside what was taken.
+fn path() -> String {
+    match Path::chosen() {
+        Ok(path) => title(path).to_owned(),
+        Err(error) => format!("{} ({error})", title(Path::detect())),
+    }
+}
+
+const fn title(path: Path) -> &'static str {
+    match path {
         Path::Portable => "portable",
+        Path::Neon => "NEON",
         Path::Avx2 => "AVX2",
         Path::Avx512 => "AVX-512",
+        Path::Amx => "AMX tiles",
     }
 }
 

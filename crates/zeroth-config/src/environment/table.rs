@@ -42,9 +42,10 @@ const ZEROTH: &[Variable] = &[
     ),
     of(
         "ZEROTH_CPU",
-        "Is to choose the instruction set of the CPU's kernels.",
-        NotYet,
-        "nothing reads it yet; kernels take the best instructions that they have code for, and `doctor` names them",
+        "Chooses the instructions of the CPU's kernels: amx, avx512, avx2, neon or portable.",
+        Honoured,
+        "kernels run on that path, and a path that the machine lacks is refused; without it they take the best one. \
+         `doctor` names it",
     ),
     of(
         "ZEROTH_CUDA_LIBRARIES",

@@ -75,7 +75,7 @@ impl AttentionDims {
     }
 
     const fn thread_scratch(&self) -> usize {
-        let (score, weigh) = (pack_len(QUERIES, KEYS, self.head_dim), pack_len(QUERIES, self.head_dim, KEYS));
+        let (score, weigh) = (pack_len(KEYS, self.head_dim), pack_len(self.head_dim, KEYS));
         QUERIES * (KEYS + self.head_dim + 2) + if score > weigh { score } else { weigh }
     }
 }
@@ -157,16 +157,15 @@ pub fn attention<T: Element>(
             totals.fill(0.0);
             let seen = dims.first_key(sequence.start, queries.start)..queries.end;
             for keys in tiles(sequence.start, seen, KEYS) {
-                scores.fill(0.0);
                 let q = dims.view(q, dims.q_width(), queries.start, head);
                 let k = dims.view(k, dims.kv_width(), keys.start, kv_head).transposed();
-                block(pool.path(), [count, keys.len(), head_dim], q, k, scores, KEYS, pack);
+                block(pool.path(), [count, keys.len(), head_dim], q, k, scores, KEYS, false, pack);
                 let tile =
                     TileAt { sequence: sequence.start, first_query: queries.start, keys: keys.clone() };
                 absorb(pool.path(), dims, tile, scores, peaks, totals, sums);
                 let weights = View::rows(&*scores, KEYS);
                 let v = dims.view(v, dims.kv_width(), keys.start, kv_head);
-                block(pool.path(), [count, head_dim, keys.len()], weights, v, sums, head_dim, pack);
+                block(pool.path(), [count, head_dim, keys.len()], weights, v, sums, head_dim, true, pack);
             }
             for (row, sums) in sums.chunks_exact(head_dim).enumerate() {
                 let place = queries.start - first + row;

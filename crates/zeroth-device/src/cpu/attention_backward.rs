@@ -34,8 +34,7 @@ const fn max(a: usize, b: usize) -> usize {
 
 const fn thread_scratch(dims: &AttentionDims) -> usize {
     let head = dims.head_dim;
-    let pack =
-        max(pack_len(QUERIES, KEYS, head), max(pack_len(QUERIES, head, KEYS), pack_len(KEYS, head, QUERIES)));
+    let pack = max(pack_len(KEYS, head), max(pack_len(head, KEYS), pack_len(head, QUERIES)));
     2 * QUERIES * KEYS + 2 * max(KEYS, QUERIES) * head + pack
 }
 
@@ -92,7 +91,16 @@ pub fn attention_backward<T: Element>(
                 let sums = &mut sums[(queries.start - first) * head_dim..];
                 let k = dims.view(saved.k, kv_width, keys.start, head / dims.group());
                 let grads = View::rows(&*grads, KEYS);
-                block(pool.path(), [queries.len(), head_dim, keys.len()], grads, k, sums, head_dim, pack);
+                block(
+                    pool.path(),
+                    [queries.len(), head_dim, keys.len()],
+                    grads,
+                    k,
+                    sums,
+                    head_dim,
+                    true,
+                    pack,
+                );
             }
         }
         for (row, sums) in sums.chunks_exact(head_dim).take(dq.rows()).enumerate() {
@@ -120,10 +128,10 @@ pub fn attention_backward<T: Element>(
                     let shape = [keys.len(), head_dim, queries.len()];
                     let q = dims.view(saved.q, q_width, queries.start, head);
                     let grads = View::rows(&*grads, KEYS).transposed();
-                    block(pool.path(), shape, grads, q, &mut k_sums[place..], head_dim, pack);
+                    block(pool.path(), shape, grads, q, &mut k_sums[place..], head_dim, true, pack);
                     let dout = dims.view(dout, q_width, queries.start, head);
                     let weights = View::rows(&*weights, KEYS).transposed();
-                    block(pool.path(), shape, weights, dout, &mut v_sums[place..], head_dim, pack);
+                    block(pool.path(), shape, weights, dout, &mut v_sums[place..], head_dim, true, pack);
                 }
             }
         }
@@ -167,12 +175,10 @@ impl<T: Element> Job<'_, T> {
         let shape = [queries.len(), keys.len(), dims.head_dim];
         let q = dims.view(self.saved.q, dims.q_width(), queries.start, head);
         let k = dims.view(self.saved.k, dims.kv_width(), keys.start, kv_head).transposed();
-        weights.fill(0.0);
-        block(path, shape, q, k, weights, KEYS, pack);
+        block(path, shape, q, k, weights, KEYS, false, pack);
         let dout = dims.view(self.dout, dims.q_width(), queries.start, head);
         let v = dims.view(self.saved.v, dims.kv_width(), keys.start, kv_head).transposed();
-        grads.fill(0.0);
-        block(path, shape, dout, v, grads, KEYS, pack);
+        block(path, shape, dout, v, grads, KEYS, false, pack);
         let rows = head * dims.rows + queries.start..head * dims.rows + queries.end;
         let (lse, delta) = (&self.saved.lse[rows.clone()], &self.delta[rows]);
         let tile = TileAt { sequence, first_query: queries.start, keys: keys.clone() };

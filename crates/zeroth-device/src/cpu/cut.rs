@@ -153,6 +153,11 @@ impl<T> Tile<'_, T> {
         self.columns
     }
 
+    /// Elements from one row to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// One row of the tile, counted from the tile's first.
     ///
     /// # Panics

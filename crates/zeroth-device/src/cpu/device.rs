@@ -21,6 +21,7 @@ use super::linear::{linear, linear_db, linear_dw, linear_dx, linear_scratch};
 use super::logits::{logits, logits_scratch};
 use super::norm::{BLOCK, ExactSum, block_squares};
 use super::optimizer::{Moments, optimize};
+use super::path::Path;
 use super::pool::Pool;
 use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 use super::rope::{rope, rope_backward};
@@ -64,6 +65,7 @@ pub struct CpuDevice {
 impl CpuDevice {
     /// A device with a pool of `threads` and arenas of these sizes.
     pub fn new(threads: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        Path::chosen()?;
         Self::on_pool(Pool::new(threads), device_bytes, host_bytes)
     }
 
@@ -420,7 +422,7 @@ fn nothing_at(span: Span) -> DeviceError {
 
 impl Device for CpuDevice {
     fn name(&self) -> String {
-        format!("cpu, {:?}, {} thread(s)", self.pool.path(), self.pool.threads())
+        format!("cpu, {}, {} thread(s)", self.pool.path(), self.pool.threads())
     }
 
     fn enqueue(&mut self, _queue: Queue, launch: &Launch) -> Result<(), DeviceError> {

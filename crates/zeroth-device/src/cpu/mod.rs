@@ -62,7 +62,7 @@ pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dx, linear_scr
 pub use logits::{LogitsDims, logits, logits_scratch};
 pub use norm::{BLOCK, ExactSum, block_squares};
 pub use optimizer::{Moments, optimize};
-pub use path::Path;
+pub use path::{Path, PathError};
 pub use pool::Pool;
 pub use random::{name_key, normal};
 pub use rms_norm::{RmsNormDims, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};

@@ -55,9 +55,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the calling one among them, on the best path of this processor.
+    /// A pool of `threads` threads, the calling one among them, on the path that `ZEROTH_CPU` names, or the best one of
+    /// this processor where it names none that can be had ([`Path::chosen`] says why).
     pub fn new(threads: usize) -> Self {
-        Self::start(threads, Path::detect())
+        Self::start(threads, Path::chosen().unwrap_or_else(|_| Path::detect()))
     }
 
     /// A pool on a chosen path; `None` where this processor cannot run it.

@@ -86,7 +86,7 @@ impl InstructionSets {
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn detect() -> Self {
+    pub(crate) fn detect() -> Self {
         use std::arch::is_x86_feature_detected as has;
         let amx = amx_bf16_in_cpuid();
         let tiles_enabled = xcr0().is_some_and(enables_tiles);
@@ -101,12 +101,12 @@ impl InstructionSets {
     }
 
     #[cfg(target_arch = "aarch64")]
-    fn detect() -> Self {
+    pub(crate) fn detect() -> Self {
         Self { neon: std::arch::is_aarch64_feature_detected!("neon"), ..Self::default() }
     }
 
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    fn detect() -> Self {
+    pub(crate) fn detect() -> Self {
         Self::default()
     }
 }

@@ -26,33 +26,44 @@ const ONE_ROUNDING: f64 = 0.51;
 
 #[test]
 fn results_that_are_rounded_once_are_within_half_a_unit() {
-    let pool = Pool::new(2);
+    for &path in Path::available() {
+        rounded_once(&Pool::on_path(2, path).unwrap());
+    }
+}
+
+fn rounded_once(pool: &Pool) {
     let dims = LinearDims { rows: 33, inputs: 300, outputs: 40 };
     let (x, w, dy) = (random("x", 33 * 300), random("w", 40 * 300), random("dy", 33 * 40));
     let mut scratch = vec![0.0; linear_scratch(dims, 2)];
     let (mut y, mut dx) = (vec![bf16::ZERO; 33 * 40], vec![bf16::ZERO; 33 * 300]);
-    linear(&pool, dims, &x, &w, None, &mut y, &mut scratch);
-    linear_dx(&pool, dims, &dy, &w, &mut dx, false, &mut scratch);
+    linear(pool, dims, &x, &w, None, &mut y, &mut scratch);
+    linear_dx(pool, dims, &dy, &w, &mut dx, false, &mut scratch);
     let linear_y = units(&y, &reference::linear(dims, &wide(&x), &wide(&w), None));
     let linear_dx = units(&dx, &reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy))[0]);
 
     let (gate, up) = (random("gate", 5000), random("up", 5000));
     let mut swished = vec![bf16::ZERO; 5000];
-    swiglu(&pool, &gate, &up, &mut swished);
+    swiglu(pool, &gate, &up, &mut swished);
     let swiglu = units(&swished, &reference::swiglu(&wide(&gate), &wide(&up)));
 
     let dims = AttentionDims { rows: 200, heads: 4, kv_heads: 2, head_dim: 16, window: None, scale: 0.25 };
     let (q, k, v) = (random("q", 200 * 64), random("k", 200 * 32), random("v", 200 * 32));
     let (mut out, mut lse) = (vec![bf16::ZERO; 200 * 64], vec![0.0; 800]);
     let mut scratch = vec![0.0; attention_scratch(&dims, 2)];
-    attention(&pool, &dims, &[0, 60, 200], &q, &k, &v, &mut out, &mut lse, &mut scratch);
+    attention(pool, &dims, &[0, 60, 200], &q, &k, &v, &mut out, &mut lse, &mut scratch);
     let attention =
         units(&out, &reference::attention(&dims, &[0, 60, 200], &wide(&q), &wide(&k), &wide(&v))[0]);
 
-    for (name, units) in
-        [("linear y", linear_y), ("linear dx", linear_dx), ("swiglu", swiglu), ("attention", attention)]
-    {
-        assert!(units <= ONE_ROUNDING, "{name}: {units} units in the last place");
+    // Tiles multiply softmax weights rounded to bf16, as flash attention does: up to half a unit more for each of them,
+    // most of which cancels. Where the terms themselves cancel, it is measured in units of what is left.
+    let weights = if pool.path() == Path::Amx { 64.0 } else { ONE_ROUNDING };
+    for (name, units, bound) in [
+        ("linear y", linear_y, ONE_ROUNDING),
+        ("linear dx", linear_dx, ONE_ROUNDING),
+        ("swiglu", swiglu, ONE_ROUNDING),
+        ("attention", attention, weights),
+    ] {
+        assert!(units <= bound, "{name} on {}: {units} units in the last place", pool.path());
     }
 }
 

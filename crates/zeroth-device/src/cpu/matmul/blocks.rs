@@ -1,0 +1,262 @@
+//! The loops around a register kernel, the same for all of them.
+
+use bytemuck::Pod;
+
+use super::View;
+use super::ahead::Ahead;
+use super::plain;
+use super::sizes::{ALIGN, Sizes, scratch};
+use crate::cpu::cut::{Grid, Tile};
+use crate::cpu::element::Element;
+use crate::cpu::path::Path;
+use crate::cpu::pool::Pool;
+use crate::cpu::{check_len, check_scratch};
+
+/// What a register kernel brings.
+pub(super) trait Kernel {
+    /// What panels hold.
+    type Packed: Pod;
+    /// How it cuts a product.
+    const SIZES: Sizes;
+
+    /// Makes the calling thread ready.
+    fn start() -> Self;
+
+    /// A panel of rows of a.
+    type Rows<'a>: Copy;
+
+    /// Packs a panel of at most `SIZES.rows` rows of a into `out`, or takes it as it stands where that is as good.
+    fn pack_rows<'a, T: Element>(
+        &self,
+        source: View<'a, T>,
+        rows: usize,
+        depth: usize,
+        out: &'a mut [Self::Packed],
+    ) -> Self::Rows<'a>;
+
+    /// Packs a panel of at most `SIZES.columns` columns of b, given as the rows of its transpose.
+    fn pack_columns<T: Element>(
+        &self,
+        source: View<T>,
+        columns: usize,
+        depth: usize,
+        out: &mut [Self::Packed],
+    );
+
+    /// Writes the product of two panels to the `live` rows and columns of `c`, whose rows are `stride` apart, or adds
+    /// it to what is there. It may call `between` at every step, where a hint to the memory
+    /// costs nothing.
+    fn multiply(
+        &mut self,
+        a: Self::Rows<'_>,
+        b: &[Self::Packed],
+        c: &mut [f32],
+        stride: usize,
+        live: [usize; 2],
+        add: bool,
+        between: &mut impl FnMut(),
+    );
+
+    /// Calls [`finish_rows`], compiled with the instructions of the kernel.
+    fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F);
+}
+
+/// Runs an expression with `$kernel` as the register kernel for factors of these types on a path.
+macro_rules! with_kernel {
+    ($path:expr, $a:ty, $b:ty, $kernel:ident => $body:expr) => {
+        match $path {
+            #[cfg(target_arch = "x86_64")]
+            Path::Amx if for_tiles::<$a, $b>() => {
+                type $kernel = super::tiles::Tiles;
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 | Path::Amx => {
+                type $kernel = super::zmm::Zmm;
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => {
+                type $kernel = plain::Avx2;
+                $body
+            }
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon => {
+                type $kernel = super::neon::Neon;
+                $body
+            }
+            _ => {
+                type $kernel = plain::Portable;
+                $body
+            }
+        }
+    };
+}
+
+/// Whether tiles multiply these types: one factor is bf16, and the other can be rounded to it.
+#[cfg(target_arch = "x86_64")]
+const fn for_tiles<A: Element, B: Element>() -> bool {
+    use zeroth_base::DType;
+    matches!((A::DTYPE, B::DTYPE), (DType::Bf16, DType::Bf16 | DType::F32) | (DType::F32, DType::Bf16))
+}
+
+/// Computes a[m, k] · b[k, n] and gives each piece of a row to `store(first column, sums, out)`.
+pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
+    pool: &Pool,
+    [m, n, k]: [usize; 3],
+    a: View<A>,
+    b: View<B>,
+    out: &mut [O],
+    scratch: &mut [f32],
+    store: impl Fn(usize, &[f32], &mut [O]) + Sync,
+) {
+    check_len("out", out.len(), m * n);
+    check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
+    with_kernel!(pool.path(), A, B, K => {
+        let cut = K::SIZES.cut(k);
+        let grid = Grid::new(out, n, cut.rows, cut.columns);
+        pool.each_with(grid, scratch, |_, tile, scratch| {
+            task(&mut K::start(), k, a, b, tile, scratch, &store);
+        });
+    });
+}
+
+/// One task's part of a product.
+fn task<K: Kernel, A: Element, B: Element, O>(
+    kernel: &mut K,
+    k: usize,
+    a: View<A>,
+    b: View<B>,
+    mut out: Tile<O>,
+    scratch: &mut [f32],
+    store: &impl Fn(usize, &[f32], &mut [O]),
+) {
+    let sizes = K::SIZES;
+    let (rows, columns) = (out.rows(), out.columns());
+    let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
+    let (tile, across) = (sizes.rows * sizes.columns, columns.div_ceil(sizes.columns));
+    let place = |row: usize, column: usize| Place {
+        row,
+        column,
+        rows: sizes.rows.min(rows - row),
+        columns: sizes.columns.min(columns - column),
+    };
+    if k == 0 {
+        sums.fill(0.0);
+        for row in (0..rows).step_by(sizes.rows) {
+            for column in (0..columns).step_by(sizes.columns) {
+                K::finish(&sums[..tile], place(row, column), &mut out, store);
+            }
+        }
+        return;
+    }
+    let (a, b) = (a.from(out.first_row(), 0), b.transposed().from(out.first_column(), 0));
+    for first in (0..k).step_by(sizes.depth(k)) {
+        let depth = sizes.depth(k).min(k - first);
+        let last = first + depth == k;
+        let (a_pack, b_pack) = panels::<K>(pack, columns, depth);
+        let panel_len = sizes.panel(sizes.columns, depth);
+        for (down, row) in (0..rows).step_by(sizes.rows).enumerate() {
+            let below = rows.min(row + sizes.rows);
+            let a_panel = kernel.pack_rows(a.from(row, first), below - row, depth, a_pack);
+            for (panel, b_panel) in b_pack.chunks_exact_mut(panel_len).enumerate() {
+                let at = place(row, panel * sizes.columns);
+                if row == 0 {
+                    kernel.pack_columns(b.from(at.column, first), at.columns, depth, b_panel);
+                }
+                let mut ahead = Ahead::NOTHING;
+                if below < rows {
+                    a.ask(&mut ahead, [below, first], [sizes.rows.min(rows - below), depth], [panel, across]);
+                }
+                if last {
+                    let start = out.row(row).as_ptr().wrapping_add(at.column);
+                    ahead.write(start, at.columns, out.stride());
+                }
+                let slot = if k <= sizes.depth(k) { 0 } else { down * across + panel };
+                let sums = &mut sums[slot * tile..][..tile];
+                let live = [at.rows, at.columns];
+                kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut || ahead.step());
+                if last {
+                    K::finish(sums, at, &mut out, store);
+                }
+            }
+        }
+    }
+}
+
+/// The rectangle of a task's part that a tile of sums belongs to.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    row: usize,
+    column: usize,
+    rows: usize,
+    columns: usize,
+}
+
+/// Gives the rows of a tile of sums, `WIDTH` columns wide where none is missing, to `store`.
+#[inline(always)]
+pub(super) fn finish_rows<const WIDTH: usize, O>(
+    sums: &[f32],
+    at: Place,
+    out: &mut Tile<O>,
+    store: &impl Fn(usize, &[f32], &mut [O]),
+) {
+    let Place { row, column, rows, columns } = at;
+    let first = out.first_column() + column;
+    for (i, sums) in sums.as_chunks::<WIDTH>().0.iter().enumerate().take(rows) {
+        let out = &mut out.row(row + i)[column..][..columns];
+        // A length that the compiler knows lets it write the row in straight vector code.
+        match out.as_chunks_mut::<WIDTH>() {
+            ([out], _) => store(first, sums, out),
+            (_, out) => store(first, &sums[..columns], out),
+        }
+    }
+}
+
+/// Writes a[m, k] · b[k, n] to `c`, whose rows are `width` apart, or adds it to what is there, on the calling thread.
+pub(in crate::cpu) fn block<A: Element, B: Element>(
+    path: Path,
+    [m, n, k]: [usize; 3],
+    a: View<A>,
+    b: View<B>,
+    c: &mut [f32],
+    width: usize,
+    add: bool,
+    pack: &mut [f32],
+) {
+    with_kernel!(path, A, B, K => {
+        let (mut kernel, sizes) = (K::start(), K::SIZES);
+        let (b, pack) = (b.transposed(), aligned(pack));
+        for first in (0..k).step_by(sizes.depth(k).max(1)) {
+            let depth = sizes.depth(k).min(k - first);
+            let (a_pack, b_pack) = panels::<K>(pack, n, depth);
+            let panel_len = sizes.panel(sizes.columns, depth);
+            for (panel, out) in b_pack.chunks_exact_mut(panel_len).enumerate() {
+                let column = panel * sizes.columns;
+                kernel.pack_columns(b.from(column, first), sizes.columns.min(n - column), depth, out);
+            }
+            for row in (0..m).step_by(sizes.rows) {
+                let rows = sizes.rows.min(m - row);
+                let a_panel = kernel.pack_rows(a.from(row, first), rows, depth, a_pack);
+                for (panel, b_panel) in b_pack.chunks_exact(panel_len).enumerate() {
+                    let column = panel * sizes.columns;
+                    let live = [rows, sizes.columns.min(n - column)];
+                    kernel.multiply(a_panel, b_panel, &mut c[row * width + column..], width, live, add || first > 0, &mut || ());
+                }
+            }
+        }
+    });
+}
+
+/// The part of a buffer that begins on a cache line.
+fn aligned(buffer: &mut [f32]) -> &mut [f32] {
+    let skip = buffer.as_ptr().align_offset(64).min(ALIGN);
+    &mut buffer[skip..]
+}
+
+/// Room for one panel of a and all panels of b.
+fn panels<K: Kernel>(pack: &mut [f32], columns: usize, depth: usize) -> (&mut [K::Packed], &mut [K::Packed]) {
+    let sizes = K::SIZES;
+    let (a, b) = bytemuck::cast_slice_mut(pack).split_at_mut(sizes.panel(sizes.rows, depth));
+    (a, &mut b[..sizes.panel(columns.next_multiple_of(sizes.columns), depth)])
+}

@@ -1,0 +1,35 @@
+//! The matrix product under `linear`, `attention` and `head_loss`: cut into blocks that stay in the second-level cache,
+//! packed, and multiplied by a register kernel of the path.
+//!
+//! The order of a sum depends on its length alone, so where a tile begins, how large the matrix around it is, and who
+//! computes it change nothing:
+//! - f32 kernels add blocks of 192 in order, and inside a block one multiply-add after another.
+//! - AMX tiles take 32 terms at a time, in order. Within the 32, terms of even and of odd place are summed apart (16
+//!   fused multiply-adds each, rounded to nearest even), the two sums are added, and their sum is added to what stood
+//!   before. Subnormal numbers count as 0. So the processor's manual describes TDPBF16PS, and a test holds it to that.
+//!
+//! AMX is for products in which a factor is bf16. A factor in f32 (softmax weights and score gradients of attention,
+//! gradients of logits) is rounded to bf16 when it is packed, as flash attention and PyTorch's bf16 head do.
+
+mod ahead;
+#[cfg(target_arch = "x86_64")]
+mod bf16_panels;
+mod blocks;
+mod f32_panels;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod plain;
+mod sizes;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
+mod view;
+#[cfg(target_arch = "x86_64")]
+mod zmm;
+
+pub(super) use blocks::{block, matmul};
+pub(super) use sizes::{pack_len, scratch};
+#[cfg(target_arch = "x86_64")]
+pub(super) use tiles::permitted as tiles_permitted;
+pub(super) use view::View;

@@ -1,0 +1,122 @@
+//! How each register kernel cuts a product, and the scratch that follows from it.
+//!
+//! Scratch is the largest need of any kernel, whatever the machine at hand runs: a plan holds everywhere.
+
+/// The cut of one register kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    /// Rows and columns of the register tile.
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Tasks, by the length of the sums, the shortest first.
+    cuts: &'static [Cut],
+    /// Panels are padded with zeros to a multiple of this depth.
+    pub(super) step: usize,
+    /// Bytes of a packed element.
+    bytes: usize,
+}
+
+/// What one task computes where sums have `longest` terms at most.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    longest: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Terms that are packed at a time. Longer sums are kept from one block of terms to the next.
+    depth: usize,
+}
+
+/// All columns of a task in packed form take 1 MiB at most, half of the second-level cache.
+pub(super) const TILES: Sizes = Sizes {
+    rows: 32,
+    columns: 32,
+    cuts: &[
+        Cut { longest: 1024, rows: 1024, columns: 512, depth: 1024 },
+        Cut { longest: 2048, rows: 1024, columns: 256, depth: 2048 },
+        Cut { longest: usize::MAX, rows: 512, columns: 512, depth: 512 },
+    ],
+    step: 32,
+    bytes: 2,
+};
+/// A panel of b of this depth stays in the first-level cache with one of a.
+pub(super) const ZMM: Sizes = Sizes {
+    rows: 12,
+    columns: 32,
+    cuts: &[Cut { longest: usize::MAX, rows: 768, columns: 512, depth: 192 }],
+    step: 1,
+    bytes: 4,
+};
+pub(super) const PLAIN: Sizes = Sizes { rows: 6, columns: 16, ..ZMM };
+pub(super) const NEON: Sizes = Sizes { rows: 8, columns: 12, ..ZMM };
+
+const ALL: [Sizes; 4] = [TILES, ZMM, PLAIN, NEON];
+
+/// f32 elements that bring a buffer to a cache line.
+pub(super) const ALIGN: usize = 16;
+
+const fn min(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
+}
+
+impl Sizes {
+    /// The cut for sums of `k` terms.
+    pub(super) const fn cut(&self, k: usize) -> Cut {
+        let mut at = 0;
+        while self.cuts[at].longest < k {
+            at += 1;
+        }
+        self.cuts[at]
+    }
+
+    /// The length of the blocks that a sum of `k` terms is taken in.
+    pub(super) const fn depth(&self, k: usize) -> usize {
+        min(k, self.cut(k).depth)
+    }
+
+    /// Packed elements of a panel of `lines` rows or columns.
+    pub(super) const fn panel(&self, lines: usize, depth: usize) -> usize {
+        lines * depth.next_multiple_of(self.step)
+    }
+
+    /// f32 elements of the packed panels: one of a's and all of b's.
+    const fn pack(&self, n: usize, k: usize) -> usize {
+        let lines = self.rows + n.next_multiple_of(self.columns);
+        (self.panel(lines, self.depth(k)) * self.bytes).div_ceil(4) + ALIGN
+    }
+
+    /// f32 elements of the sums: one tile where sums are taken in one block, else all of the task's.
+    pub(super) const fn sums(&self, m: usize, n: usize, k: usize) -> usize {
+        if k <= self.depth(k) {
+            self.rows * self.columns
+        } else {
+            m.next_multiple_of(self.rows) * n.next_multiple_of(self.columns)
+        }
+    }
+
+    const fn thread_scratch(&self, m: usize, n: usize, k: usize) -> usize {
+        let (m, n) = (min(m, self.cut(k).rows), min(n, self.cut(k).columns));
+        self.sums(m, n, k) + self.pack(n, k)
+    }
+}
+
+/// f32 elements that [`super::block`] needs for packing b[k, n] and a panel of a.
+pub(in crate::cpu) const fn pack_len(n: usize, k: usize) -> usize {
+    let (mut largest, mut at) = (0, 0);
+    while at < ALL.len() {
+        let found = ALL[at].pack(n, k);
+        largest = if found > largest { found } else { largest };
+        at += 1;
+    }
+    largest
+}
+
+/// f32 elements of scratch that [`super::matmul`] needs.
+pub(in crate::cpu) const fn scratch(m: usize, n: usize, k: usize, threads: usize) -> usize {
+    let (mut largest, mut at) = (0, 0);
+    while at < ALL.len() {
+        let found = ALL[at].thread_scratch(m, n, k);
+        largest = if found > largest { found } else { largest };
+        at += 1;
+    }
+    largest * threads
+}

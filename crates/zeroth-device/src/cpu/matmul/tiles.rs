@@ -1,0 +1,275 @@
+//! The kernel on AMX tiles: 32 by 32 sums in four tiles, 32 terms a step. The instructions are written in assembly,
+//! because the compiler has no stable names for them.
+#![allow(unsafe_code, reason = "tile instructions are assembly and take pointers")]
+
+use std::arch::asm;
+use std::marker::PhantomData;
+
+use zeroth_base::DType;
+
+use super::View;
+use super::bf16_panels::{Side, pack};
+use super::blocks::{Kernel, Place};
+use super::sizes::{self, Sizes};
+use super::zmm::finish_avx512;
+use crate::cpu::cut::Tile;
+use crate::cpu::element::Element;
+
+/// Whether the processor has bf16 tiles and the operating system lets this process use them. Linux wants to be asked.
+pub(in crate::cpu) fn permitted() -> bool {
+    /// `arch_prctl` and its request for a part of the extended state, which tiles' data is.
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XFEATURE_XTILEDATA: i64 = 18;
+    if !cfg!(target_os = "linux") || !crate::InstructionSets::detect().amx_bf16 {
+        return false;
+    }
+    let result: i64;
+    // SAFETY: a system call that changes no memory of ours; the kernel refuses what it does not know.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+/// What `ldtilecfg` reads: palette 1, and rows and bytes a row of each tile.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Rows of a tile, and f32 or pairs of bf16 in a row.
+const SIDE: usize = 16;
+const FULL: [usize; 2] = [2 * SIDE, 2 * SIDE];
+/// Elements of a panel's step: two tiles.
+const STEP: usize = 2 * SIDE * 2 * SIDE;
+
+/// Tiles 0 to 3 hold sums (0 and 1 the upper half), 4 and 5 rows of a, 6 and 7 columns of b.
+pub(super) struct Tiles {
+    /// The rows and columns that the tiles are configured for.
+    live: [usize; 2],
+}
+
+/// Rows of a as tiles read them: where they stand, or packed.
+#[derive(Clone, Copy)]
+pub(super) struct Lines<'a> {
+    start: *const u16,
+    /// Elements from one row to the next, and from one step to the next.
+    row: usize,
+    step: usize,
+    steps: usize,
+    matrix: PhantomData<&'a u16>,
+}
+
+impl Tiles {
+    fn configure(&mut self, live: [usize; 2]) {
+        self.live = live;
+        let mut config =
+            Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        let halves = |live: usize| [live.min(SIDE), live.saturating_sub(SIDE)];
+        let (rows, columns) = (halves(live[0]), halves(live[1]));
+        let mut set = |tile: usize, rows: usize, columns: usize| {
+            // A tile without rows or columns must have neither.
+            if rows > 0 && columns > 0 {
+                (config.rows[tile], config.row_bytes[tile]) = (rows as u8, 4 * columns as u16);
+            }
+        };
+        for half in 0..2 {
+            set(half, rows[0], columns[half]);
+            set(2 + half, rows[1], columns[half]);
+            set(4 + half, rows[half], SIDE);
+            set(6 + half, SIDE, columns[half]);
+        }
+        // SAFETY: `Path::available` has asked for the tiles, and the configuration is within their sizes.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // The thread's state is small again for whoever switches it.
+        // SAFETY: as in `configure`.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) }
+    }
+}
+
+impl Kernel for Tiles {
+    type Packed = u16;
+    const SIZES: Sizes = sizes::TILES;
+
+    fn start() -> Self {
+        let mut tiles = Self { live: FULL };
+        tiles.configure(FULL);
+        tiles
+    }
+
+    type Rows<'a> = Lines<'a>;
+
+    fn pack_rows<'a, T: Element>(
+        &self,
+        source: View<'a, T>,
+        rows: usize,
+        depth: usize,
+        out: &'a mut [u16],
+    ) -> Lines<'a> {
+        let steps = depth.div_ceil(2 * SIDE);
+        let start = source.checked(rows, depth).cast::<u16>();
+        // Rows that lie as a tile wants them, each term's step on a cache line, need no copy.
+        let straight = T::DTYPE == DType::Bf16 && source.column == 1 && depth.is_multiple_of(2 * SIDE);
+        if straight && source.row.is_multiple_of(2 * SIDE) && (start as usize).is_multiple_of(64) {
+            return Lines { start, row: source.row, step: 2 * SIDE, steps, matrix: PhantomData };
+        }
+        pack(Side::Rows, source, rows, depth, out);
+        Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, matrix: PhantomData }
+    }
+
+    fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [u16]) {
+        pack(Side::Columns, source, columns, depth, out);
+    }
+
+    #[inline]
+    fn multiply(
+        &mut self,
+        a: Lines<'_>,
+        b: &[u16],
+        c: &mut [f32],
+        stride: usize,
+        live: [usize; 2],
+        add: bool,
+        between: &mut impl FnMut(),
+    ) {
+        let [rows, columns] = live;
+        assert!(a.steps * STEP == b.len() && (rows - 1) * stride + columns <= c.len());
+        // One by one: an array is compared in a vector register, which waits for both halves to reach the cache.
+        if self.live[0] != rows || self.live[1] != columns {
+            self.configure(live);
+        }
+        let c = c.as_mut_ptr();
+        // SAFETY: the panels hold the same number of steps, and the tiles are configured to the rows and columns that c has.
+        unsafe {
+            match (rows > SIDE, columns > SIDE) {
+                (true, true) => run::<true, true>(a, b.as_ptr(), c, stride, add, between),
+                (true, false) => run::<true, false>(a, b.as_ptr(), c, stride, add, between),
+                (false, true) => run::<false, true>(a, b.as_ptr(), c, stride, add, between),
+                (false, false) => run::<false, false>(a, b.as_ptr(), c, stride, add, between),
+            }
+        }
+    }
+
+    fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F) {
+        // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
+        unsafe { finish_avx512(sums, at, out, store) }
+    }
+}
+
+/// c = or += a · b over the steps of panels; `TALL` with the lower tiles of a, `WIDE` with the right ones of b.
+///
+/// # Safety
+/// Panels have as many steps, c has the configured rows and columns, and tiles are configured accordingly.
+unsafe fn run<const TALL: bool, const WIDE: bool>(
+    a: Lines<'_>,
+    mut b: *const u16,
+    c: *mut f32,
+    stride: usize,
+    add: bool,
+    between: &mut impl FnMut(),
+) {
+    let below = c.wrapping_add(SIDE * stride);
+    let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
+    // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
+    // SAFETY: the caller's promise.
+    unsafe {
+        if add {
+            asm!("tileloadd tmm0, [{} + {}*1]", in(reg) c, in(reg) 4 * stride, options(nostack, readonly));
+            if WIDE {
+                asm!("tileloadd tmm1, [{} + {}*1 + 64]", in(reg) c, in(reg) 4 * stride, options(nostack, readonly));
+            }
+            if TALL {
+                asm!("tileloadd tmm2, [{} + {}*1]", in(reg) below, in(reg) 4 * stride, options(nostack, readonly));
+            }
+            if TALL && WIDE {
+                asm!("tileloadd tmm3, [{} + {}*1 + 64]", in(reg) below, in(reg) 4 * stride, options(nostack, readonly));
+            }
+        } else {
+            asm!("tilezero tmm0", options(nostack, nomem));
+            if WIDE {
+                asm!("tilezero tmm1", options(nostack, nomem));
+            }
+            if TALL {
+                asm!("tilezero tmm2", options(nostack, nomem));
+            }
+            if TALL && WIDE {
+                asm!("tilezero tmm3", options(nostack, nomem));
+            }
+        }
+        for _ in 0..a.steps {
+            if TALL && WIDE {
+                asm!(
+                    "tileloadd tmm4, [{upper} + {row}*1]",
+                    "tileloadd tmm6, [{b} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tileloadd tmm5, [{lower} + {row}*1]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            } else if TALL {
+                asm!(
+                    "tileloadd tmm4, [{upper} + {row}*1]",
+                    "tileloadd tmm6, [{b} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm5, [{lower} + {row}*1]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            } else if WIDE {
+                asm!(
+                    "tileloadd tmm4, [{upper} + {row}*1]",
+                    "tileloadd tmm6, [{b} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    upper = in(reg) upper, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            } else {
+                asm!(
+                    "tileloadd tmm4, [{upper} + {row}*1]",
+                    "tileloadd tmm6, [{b} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    upper = in(reg) upper, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            }
+            between();
+            (upper, lower, b) =
+                (upper.wrapping_add(a.step), lower.wrapping_add(a.step), b.wrapping_add(STEP));
+        }
+        asm!("tilestored [{} + {}*1], tmm0", in(reg) c, in(reg) 4 * stride, options(nostack));
+        if WIDE {
+            asm!("tilestored [{} + {}*1 + 64], tmm1", in(reg) c, in(reg) 4 * stride, options(nostack));
+        }
+        if TALL {
+            asm!("tilestored [{} + {}*1], tmm2", in(reg) below, in(reg) 4 * stride, options(nostack));
+        }
+        if TALL && WIDE {
+            asm!("tilestored [{} + {}*1 + 64], tmm3", in(reg) below, in(reg) 4 * stride, options(nostack));
+        }
+    }
+}
