@@ -57,6 +57,8 @@ pub(super) struct Follower<'a> {
     log: Option<File>,
     shares_memory: bool,
     since: Since,
+    /// Whether a step was followed: the first one, also of a run that goes on, has a line.
+    has_begun: bool,
 }
 
 impl<'a> Follower<'a> {
@@ -89,6 +91,7 @@ impl<'a> Follower<'a> {
             log: None,
             shares_memory: asked.device == DeviceArg::Cpu,
             since: Since::default(),
+            has_begun: false,
         })
     }
 
@@ -149,7 +152,7 @@ impl<'a> Follower<'a> {
         let asked_for = |every: u64| every > 0 && step.step.is_multiple_of(every);
         let due = asked_for(self.every)
             || self.steps_per_print.is_some_and(asked_for)
-            || step.step == 1
+            || !std::mem::replace(&mut self.has_begun, true)
             || step.step == self.total_steps;
         if !due && self.terminal == Terminal::None {
             return;

@@ -43,6 +43,10 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
         Ok(begun) => begun,
         Err(exit) => return Ok(exit),
     };
+    // Asked while rows were read: there is no step to finish and nothing to save.
+    if let Some(asked) = signals.asked() {
+        return Ok(Exit::after(asked));
+    }
     // A rank alone needs no process of its own, unless it is to be started again when it dies.
     let exit = if begun.asked.ranks == 1 && arguments.max_restarts == 0 {
         rank::alone(arguments, &begun, &signals)?
