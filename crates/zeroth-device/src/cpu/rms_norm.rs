@@ -133,7 +133,7 @@ each_path! {
     fn norm_rows<T>(dims: RmsNormDims, h: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
         let width = dims.width;
         for ((h, y), rstd) in h.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
-            let squares = math::sum(width, |i| h[i].to_f32() * h[i].to_f32());
+            let squares = math::sum_of(h, |h| h * h);
             *rstd = 1.0 / (squares / width as f32 + dims.eps).sqrt();
             for ((y, h), w) in y.iter_mut().zip(h).zip(w) {
                 *y = T::from_f32(w.to_f32() * T::from_f32(h.to_f32() * *rstd).to_f32());
@@ -156,7 +156,7 @@ each_path! {
         for (row, (dh, &rstd)) in dh.chunks_exact_mut(width).zip(rstd).enumerate() {
             let (dy, h) = (&dy[row * width..][..width], &h[row * width..][..width]);
             let w = &w[..width];
-            let along = math::sum(width, |i| dy[i].to_f32() * w[i].to_f32() * (h[i].to_f32() * rstd));
+            let along = math::sum_of_three([dy, w, h], |dy, w, h| dy * w * (h * rstd));
             let along = along / width as f32;
             let slope = |i: usize| {
                 rstd * (dy[i].to_f32() * w[i].to_f32() - h[i].to_f32() * rstd * along)
