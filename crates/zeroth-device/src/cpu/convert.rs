@@ -13,6 +13,8 @@ use super::stream::{self, STAGE, staged};
 
 /// Elements that one task moves.
 const PIECE: usize = 16_384;
+/// Bytes that one task copies or fills.
+const COPIED: usize = 256 << 10;
 
 /// to = from, rounded to the nearest, ties to even. A NaN stays a NaN.
 pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
@@ -26,6 +28,7 @@ pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
 each_path! {
     pub(super) fn convert_piece<A, B>(from: &[A], to: &mut [B], past: bool) {
         staged(to, past, |at, to| {
+            stream::ask_ahead(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
                 *to = B::from_f32(from.to_f32());
             }
@@ -53,6 +56,7 @@ each_path! {
         const ENDLESS: u32 = 0x7f80_0000;
         let mut broken = 0u32;
         staged(to, past, |at, to| {
+            stream::ask_ahead(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
                 *to = B::from_f32(from.to_f32());
                 broken |= u32::from(to.to_f32().to_bits() & ENDLESS == ENDLESS);
@@ -65,11 +69,15 @@ each_path! {
 /// to = from.
 pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
     check_len("to", to.len(), from.len());
-    let past = stream::worth(size_of_val(to));
-    pool.each(Chunks::new(to, PIECE), |task, to| {
-        let from = &from[task * PIECE..][..to.len()];
+    let (past, piece) = (stream::worth(size_of_val(to)), COPIED / size_of::<T>().max(1));
+    pool.each(Chunks::new(to, piece), |task, to| {
+        let from = &from[task * piece..][..to.len()];
         if past {
-            stream::store(from, to);
+            let pieces = to.chunks_mut(STAGE).zip(from.chunks(STAGE)).enumerate();
+            for (at, (to, piece)) in pieces {
+                stream::ask_ahead(from, at * STAGE, STAGE);
+                stream::store(piece, to);
+            }
             stream::fence();
         } else {
             to.copy_from_slice(from);
@@ -79,8 +87,15 @@ pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
 
 /// Every element of `to` becomes `value`.
 pub fn fill<T: Pod + Send + Sync>(pool: &Pool, value: T, to: &mut [T]) {
-    let past = stream::worth(size_of_val(to));
-    pool.each(Chunks::new(to, PIECE), |_, to| staged(to, past, |_, to| to.fill(value)));
+    let (past, piece) = (stream::worth(size_of_val(to)), COPIED / size_of::<T>().max(1));
+    pool.each(Chunks::new(to, piece), |_, to| {
+        if past {
+            to.chunks_mut(STAGE).for_each(|to| stream::store(&[value; STAGE][..to.len()], to));
+            stream::fence();
+        } else {
+            to.fill(value);
+        }
+    });
 }
 
 /// The sum over ranks, added in f32 in their order and rounded once; with `add` the sum is added to what `to` holds.

@@ -25,19 +25,18 @@ pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
     pool.each(Chunks::new(sums, TASK_BLOCKS), |task, sums| {
         let values = &values[task * TASK_BLOCKS * BLOCK..];
         for (at, (sum, block)) in sums.iter_mut().zip(values.chunks(BLOCK)).enumerate() {
-            // A block is a page or two, and the processor's own asking ahead ends with a page.
-            if let Some(next) = values.get((at + 1) * BLOCK..(at + 2) * BLOCK) {
-                stream::ask_for(next);
-            }
-            *sum = block_sum(pool.path(), fused, block);
+            let next = values.get((at + 1) * BLOCK..(at + 2) * BLOCK).unwrap_or_default();
+            *sum = block_sum(pool.path(), fused, block, next);
         }
     });
 }
 
 each_path! {
-    fn block_sum<T>(fused: bool, block: &[T]) -> f64 {
+    fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
         let mut lanes = [0.0f64; LANES];
-        for values in block.chunks(LANES) {
+        for (at, values) in block.chunks(LANES).enumerate() {
+            // A block is a page or two, and the processor's own asking ahead ends with a page.
+            stream::ask_for(next.get(at * LANES..(at + 1) * LANES).unwrap_or_default());
             if fused {
                 // The same bits: the square is exact either way.
                 for (lane, value) in lanes.iter_mut().zip(values) {

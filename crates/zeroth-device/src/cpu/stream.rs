@@ -12,6 +12,8 @@ pub(super) const STAGE: usize = 256;
 const LARGE: usize = 4 << 20;
 /// Bytes of a cache line.
 const LINE: usize = 64;
+/// Bytes of a small page.
+const PAGE: usize = 4096;
 
 /// Whether a result of this many bytes is stored past the caches.
 pub(super) const fn worth(bytes: usize) -> bool {
@@ -87,6 +89,16 @@ pub(super) fn ask_for<T>(values: &[T]) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = values;
+}
+
+/// Asks for what a loop over `values` will read a page after the `count` elements at `at`: the processor's own asking
+/// ahead ends with a page.
+#[inline(always)]
+pub(super) fn ask_ahead<T>(values: &[T], at: usize, count: usize) {
+    let first = at + PAGE / size_of::<T>();
+    if let Some(values) = values.get(first..first + count) {
+        ask_for(values);
+    }
 }
 
 /// Everything stored past the caches so far is seen before anything stored later.
