@@ -46,7 +46,6 @@ unsafe fn lines(from: *const u8, to: &mut [u8]) {
     const LINE: usize = 64;
     /// A page: the processor's own asking ahead ends with one.
     const AHEAD: usize = 4096;
-    const STEPS: usize = LINE / size_of::<__m128i>();
     let head = to.as_ptr().align_offset(LINE).min(to.len());
     let whole = (to.len() - head) / LINE * LINE;
     let tail = head + whole;
@@ -56,12 +55,10 @@ unsafe fn lines(from: *const u8, to: &mut [u8]) {
     unsafe {
         std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), head);
         for line in (head..tail).step_by(LINE) {
-            let (from, to) = (from.add(line).cast::<__m128i>(), to.as_mut_ptr().add(line).cast::<__m128i>());
             // Only asked for, so a place beyond the end does no harm.
-            _mm_prefetch::<_MM_HINT_T0>(from.cast::<i8>().wrapping_add(AHEAD));
-            let values: [__m128i; STEPS] = std::array::from_fn(|step| _mm_loadu_si128(from.add(step)));
-            for (step, value) in values.into_iter().enumerate() {
-                _mm_stream_si128(to.add(step), value);
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line + AHEAD).cast());
+            for at in (line..line + LINE).step_by(size_of::<__m128i>()) {
+                _mm_stream_si128(to.as_mut_ptr().add(at).cast(), _mm_loadu_si128(from.add(at).cast()));
             }
         }
         std::ptr::copy_nonoverlapping(from.add(tail), to.as_mut_ptr().add(tail), to.len() - tail);

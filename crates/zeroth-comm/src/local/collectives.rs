@@ -73,37 +73,37 @@ impl LocalComm {
         let piece = self.piece(transfer);
         match transfer {
             Transfer::AllGatherInPlace { buffer, starts, counts } => {
-                let past = past_caches(counts.iter().sum());
+                let around = past_caches(counts.iter().sum());
                 for from in self.others() {
                     let part = starts[from]..starts[from] + counts[from];
                     let into = cut_mut(&mut buffer[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into, past)?;
+                    self.lanes.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::AllGather { recv, counts, .. } => {
-                let past = past_caches(recv.len());
+                let around = past_caches(recv.len());
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into, past)?;
+                    self.lanes.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::Gather { root, recv, counts, .. } if *root == self.rank => {
-                let past = past_caches(recv.len());
+                let around = past_caches(recv.len());
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into, past)?;
+                    self.lanes.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::AllToAll { recv, counts, .. } => {
-                let (count, past) = (counts[self.rank], past_caches(recv.len()));
+                let (count, around) = (counts[self.rank], past_caches(recv.len()));
                 for from in self.others() {
                     let into = cut_mut(&mut recv[from * count..(from + 1) * count], round, piece);
-                    self.lanes.receive(op, signature, from, self.rank * piece, into, past)?;
+                    self.lanes.receive(op, signature, from, self.rank * piece, into, around)?;
                 }
             }
             Transfer::Broadcast { root, buffer } if *root != self.rank => {
-                let past = past_caches(buffer.len());
-                self.lanes.receive(op, signature, *root, 0, cut_mut(buffer, round, piece), past)?;
+                let around = past_caches(buffer.len());
+                self.lanes.receive(op, signature, *root, 0, cut_mut(buffer, round, piece), around)?;
             }
             Transfer::Barrier => {
                 for from in self.others() {
@@ -132,8 +132,8 @@ impl LocalComm {
             | Transfer::Broadcast { .. }
             | Transfer::Barrier => return,
         };
-        let past = past_caches(recv.len());
-        copy(cut(send, round, piece), cut_mut(&mut recv[part], round, piece), past);
+        let around = past_caches(recv.len());
+        copy(cut(send, round, piece), cut_mut(&mut recv[part], round, piece), around);
     }
 
     /// Bytes of the largest piece: a half, or a rank's share of it where a half holds pieces for all.

@@ -49,19 +49,19 @@ const LIMIT: &str = "limit: triad, past the caches";
 
 const LINES: [Line; 18] = [
     (LIMIT, 12 * PARAMETERS, |pool, b| {
-        let (to, [x, y]) = b.to_and_from();
+        let (to, [x, y]) = b.spare_and_two();
         limits::triad(pool, x, y, to, true);
     }),
     ("limit: triad, ordinary stores", 12 * PARAMETERS, |pool, b| {
-        let (to, [x, y]) = b.to_and_from();
+        let (to, [x, y]) = b.spare_and_two();
         limits::triad(pool, x, y, to, false);
     }),
     ("limit: copy, past the caches", 8 * PARAMETERS, |pool, b| {
-        let (to, [from, _]) = b.to_and_from();
+        let (to, [from, _]) = b.spare_and_two();
         limits::copy(pool, from, to, true);
     }),
     ("limit: copy, ordinary stores", 8 * PARAMETERS, |pool, b| {
-        let (to, [from, _]) = b.to_and_from();
+        let (to, [from, _]) = b.spare_and_two();
         limits::copy(pool, from, to, false);
     }),
     ("adamw, bf16 gradient, bf16 weight", 28 * PARAMETERS, |pool, b| adamw(pool, b)),
@@ -93,7 +93,7 @@ const LINES: [Line; 18] = [
         assert!(!convert_and_look(pool, from, to), "random numbers are finite");
     }),
     ("copy", 8 * PARAMETERS, |pool, b| {
-        let (to, [from, _]) = b.to_and_from();
+        let (to, [from, _]) = b.spare_and_two();
         copy(pool, from, to);
     }),
     ("zero", 4 * PARAMETERS, |pool, b| fill(pool, 0u8, bytemuck::cast_slice_mut(b.spare()))),
@@ -208,10 +208,14 @@ impl Buffers {
         for (at, values) in all::<f32, 4>(&mut buffers.floats, PARAMETERS).into_iter().enumerate() {
             // The second moments are the last ones, and positive.
             let (low, scale) = if at == 3 { (0.0, 1e-3) } else { (-0.5, 1.0) };
-            values.iter_mut().for_each(|value| *value = (next() as f32 / 16_777_216.0 + low) * scale);
+            for value in values {
+                *value = (next() as f32 / 16_777_216.0 + low) * scale;
+            }
         }
         for values in all::<bf16, 5>(&mut buffers.halves, PARAMETERS) {
-            values.iter_mut().for_each(|value| *value = bf16::from_f32(next() as f32 / 16_777_216.0 - 0.5));
+            for value in values {
+                *value = bf16::from_f32(next() as f32 / 16_777_216.0 - 0.5);
+            }
         }
         buffers.spare().fill(0.0);
         buffers.ids = (0..ROWS).map(|_| (next() as usize % VOCABULARY) as i32).collect();
@@ -223,7 +227,7 @@ impl Buffers {
     }
 
     /// Floats to write that no other line reads, and floats to read.
-    fn to_and_from(&mut self) -> (&mut [f32], [&mut [f32]; 2]) {
+    fn spare_and_two(&mut self) -> (&mut [f32], [&mut [f32]; 2]) {
         let (read, spare) = self.floats.split_at_mut(SPARE);
         let [spare] = all(spare, PARAMETERS);
         (spare, all(read, PARAMETERS))
