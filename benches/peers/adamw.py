@@ -6,6 +6,7 @@ bf16 or an f32 gradient and writes the bf16 weights in the same pass (28 or 30 b
 weights from f32 gradients (28 bytes); its line "and cast" adds the bf16 copy that training in bf16 needs. Parameters a
 second are compared, because bytes differ. Data is random.
 """
+import os
 import pathlib
 import re
 import statistics
@@ -15,7 +16,7 @@ import time
 
 import torch
 
-OURS = pathlib.Path("target/release/examples/cpu_memory")
+OURS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "release/examples/cpu_memory"
 PARAMETERS = 24 << 20
 TENSORS = 24
 BURSTS = 5

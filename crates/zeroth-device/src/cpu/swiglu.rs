@@ -4,7 +4,7 @@ use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
 use super::pool::Pool;
-use super::{check_len, math, stream};
+use super::{check_len, math};
 
 /// Elements that one task computes.
 const PIECE: usize = 8192;
@@ -13,10 +13,10 @@ const PIECE: usize = 8192;
 pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
     check_len("gate", gate.len(), y.len());
     check_len("up", up.len(), y.len());
-    let (fused, past) = (math::has_fused(pool.path()), stream::worth(size_of_val(y)));
+    let fused = math::has_fused(pool.path());
     pool.each(Chunks::new(y, PIECE), |task, y| {
         let range = task * PIECE..task * PIECE + y.len();
-        forward(pool.path(), fused, past, &gate[range.clone()], &up[range], y);
+        forward(pool.path(), fused, &gate[range.clone()], &up[range], y);
     });
 }
 
@@ -41,23 +41,21 @@ pub fn swiglu_backward<T: Element>(
 }
 
 each_path! {
-    fn forward<T>(fused: bool, past: bool, gate: &[T], up: &[T], y: &mut [T]) {
+    fn forward<T>(fused: bool, gate: &[T], up: &[T], y: &mut [T]) {
         if fused {
-            forward_with::<T, true>(past, gate, up, y);
+            forward_with::<T, true>(gate, up, y);
         } else {
-            forward_with::<T, false>(past, gate, up, y);
+            forward_with::<T, false>(gate, up, y);
         }
     }
 }
 
 #[inline(always)]
-fn forward_with<T: Element, const FUSED: bool>(past: bool, gate: &[T], up: &[T], y: &mut [T]) {
-    stream::staged(y, past, |at, y| {
-        for ((y, gate), up) in y.iter_mut().zip(&gate[at..]).zip(&up[at..]) {
-            let gate = gate.to_f32();
-            *y = T::from_f32(gate * math::sigmoid::<FUSED>(gate) * up.to_f32());
-        }
-    });
+fn forward_with<T: Element, const FUSED: bool>(gate: &[T], up: &[T], y: &mut [T]) {
+    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+        let gate = gate.to_f32();
+        *y = T::from_f32(gate * math::sigmoid::<FUSED>(gate) * up.to_f32());
+    }
 }
 
 each_path! {
