@@ -101,7 +101,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Waits for the current round of `from` and copies a piece of it.
+    /// Waits for the current round of `from` and copies a piece of it, past the caches where `past` says so.
     pub(crate) fn receive(
         &self,
         op: OpName,
@@ -109,6 +109,7 @@ impl Lanes {
         from: usize,
         offset: usize,
         into: &mut [u8],
+        past: bool,
     ) -> Result<(), CommError> {
         let words = &self.segment.slot(from).published.0;
         let round = self.consumed.get();
@@ -120,7 +121,7 @@ impl Lanes {
         }
         // SAFETY: the wait has seen that round n of `from` is written. It writes this half again for round n + 2
         // only after our `consumed` is n + 1, which it becomes in `consume`, after this copy.
-        unsafe { self.segment.read(from, parity, offset, into) };
+        unsafe { self.segment.read(from, parity, offset, into, past) };
         Ok(())
     }
 

@@ -27,6 +27,7 @@
 //! ```
 
 mod comm;
+mod copy;
 pub mod environment;
 mod error;
 mod heartbeat;

@@ -19,6 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::copy;
 use crate::error::{JoinError, Lost};
 use crate::slot::Slot;
 use crate::wait;
@@ -231,14 +232,14 @@ impl Segment {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 
-    /// Copies from a half of a rank's region.
+    /// Copies from a half of a rank's region, past the caches where `past` says so.
     ///
     /// # Safety
     /// It is the caller's turn: no other thread or process writes these bytes meanwhile.
-    pub(crate) unsafe fn read(&self, rank: usize, parity: usize, offset: usize, into: &mut [u8]) {
+    pub(crate) unsafe fn read(&self, rank: usize, parity: usize, offset: usize, into: &mut [u8], past: bool) {
         let from = self.region(rank, parity, offset, into.len());
         // SAFETY: as in `write`.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
+        unsafe { copy::copy_from(from.as_ptr(), into, past) }
     }
 
     /// Ends the job for all ranks: `rank` is lost. Only the first report counts; that one is returned.

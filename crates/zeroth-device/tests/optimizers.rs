@@ -203,3 +203,46 @@ fn sgd_without_momentum_needs_no_velocity_and_leaves_one_alone() {
     assert_eq!(with, without);
     assert!(velocity.iter().all(|v| v.is_nan()));
 }
+
+#[test]
+fn adamw_gives_the_same_bits_on_every_path_also_for_weights_stored_past_the_caches() {
+    // Weights of more than 4 MiB, and a length that ends within a line.
+    let count = (2 << 20) + 1234;
+    let recipe = Recipe {
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: [0.1, 0.0],
+        bias_correction: 1,
+        ..Recipe::default()
+    };
+    let value = |i: usize, factor: f32| (i as f32 * factor).sin();
+    // What is no number, infinite, zero and very small stands among the others.
+    let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30, f32::from_bits(1), f32::MAX];
+    let gradients: Vec<bf16> = (0..count)
+        .map(|i| bf16::from_f32(if i % 97 == 0 { odd[i / 97 % odd.len()] } else { value(i, 0.37) }))
+        .collect();
+    let mut expected = None;
+    for &path in Path::available() {
+        let pool = Pool::on_path(2, path).unwrap();
+        let mut master: Vec<f32> = (0..count).map(|i| value(i, 0.11)).collect();
+        let (mut first, mut second) = (vec![0.0f32; count], vec![0.0f32; count]);
+        let mut weights = vec![bf16::ZERO; count];
+        for t in [1, 2] {
+            let step = StepNumbers::new(&recipe, 0, t, 1e-2, 1.0, 0.7);
+            let moments = Moments { first: Some(&mut first), second: Some(&mut second), rounding: None };
+            optimize(&pool, Optimizer::AdamW, &step, &gradients, &mut master, moments, Some(&mut weights));
+        }
+        let number = |value: &f32| if value.is_nan() { u32::MAX } else { value.to_bits() };
+        let bits: Vec<u32> = [&master, &first, &second].into_iter().flatten().map(number).collect();
+        assert!(
+            master
+                .iter()
+                .zip(&weights)
+                .all(|(p, w)| number(&bf16::from_f32(*p).to_f32()) == number(&w.to_f32()))
+        );
+        assert!(bits.contains(&u32::MAX), "a gradient that is no number reaches the weight");
+        let expected = expected.get_or_insert_with(|| bits.clone());
+        assert!(*expected == bits, "{path:?}");
+    }
+}

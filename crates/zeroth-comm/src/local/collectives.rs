@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::LocalComm;
 use crate::comm::{OpName, Transfer};
+use crate::copy::{copy, past_caches};
 use crate::error::CommError;
 use crate::segment::LINE;
 
@@ -11,12 +12,12 @@ impl LocalComm {
     /// Moves all of a transfer.
     pub(super) fn move_all(&self, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError> {
         let signature = transfer.signature(op);
-        self.keep_own(transfer);
         for round in 0..self.rounds(transfer) {
             // The first piece may be there since the call.
             if !self.lanes.has_published() {
                 self.publish(op, transfer, round)?;
             }
+            self.keep_own(transfer, round);
             self.receive(op, signature, transfer, round)?;
             self.lanes.consume();
         }
@@ -72,37 +73,41 @@ impl LocalComm {
         let piece = self.piece(transfer);
         match transfer {
             Transfer::AllGatherInPlace { buffer, starts, counts } => {
+                let around = past_caches(counts.iter().sum());
                 for from in self.others() {
                     let part = starts[from]..starts[from] + counts[from];
                     let into = cut_mut(&mut buffer[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into)?;
+                    self.lanes.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::AllGather { recv, counts, .. } => {
+                let around = past_caches(recv.len());
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into)?;
+                    self.lanes.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::Gather { root, recv, counts, .. } if *root == self.rank => {
+                let around = past_caches(recv.len());
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into)?;
+                    self.lanes.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::AllToAll { recv, counts, .. } => {
-                let count = counts[self.rank];
+                let (count, around) = (counts[self.rank], past_caches(recv.len()));
                 for from in self.others() {
                     let into = cut_mut(&mut recv[from * count..(from + 1) * count], round, piece);
-                    self.lanes.receive(op, signature, from, self.rank * piece, into)?;
+                    self.lanes.receive(op, signature, from, self.rank * piece, into, around)?;
                 }
             }
             Transfer::Broadcast { root, buffer } if *root != self.rank => {
-                self.lanes.receive(op, signature, *root, 0, cut_mut(buffer, round, piece))?;
+                let around = past_caches(buffer.len());
+                self.lanes.receive(op, signature, *root, 0, cut_mut(buffer, round, piece), around)?;
             }
             Transfer::Barrier => {
                 for from in self.others() {
-                    self.lanes.receive(op, signature, from, 0, &mut [])?;
+                    self.lanes.receive(op, signature, from, 0, &mut [], false)?;
                 }
             }
             Transfer::Gather { .. } | Transfer::Broadcast { .. } => {}
@@ -110,23 +115,25 @@ impl LocalComm {
         Ok(())
     }
 
-    /// This rank's own part goes straight from `send` to `recv`.
-    fn keep_own(&self, transfer: &mut Transfer<'_>) {
-        let rank = self.rank;
-        match transfer {
-            Transfer::AllGather { send, recv, counts } => recv[own_part(counts, rank)].copy_from_slice(send),
+    /// This rank's own part goes straight from `send` to `recv`, in pieces like the others: one that was just published
+    /// is still in the cache.
+    fn keep_own(&self, transfer: &mut Transfer<'_>, round: usize) {
+        let (rank, piece) = (self.rank, self.piece(transfer));
+        let (send, recv, part) = match transfer {
+            Transfer::AllGather { send, recv, counts } => (*send, recv, own_part(counts, rank)),
             Transfer::Gather { root, send, recv, counts } if *root == rank => {
-                recv[own_part(counts, rank)].copy_from_slice(send);
+                (*send, recv, own_part(counts, rank))
             }
             Transfer::AllToAll { send, recv, counts } => {
-                let count = counts[rank];
-                recv[rank * count..(rank + 1) * count].copy_from_slice(&send[own_part(counts, rank)]);
+                (&send[own_part(counts, rank)], recv, rank * counts[rank]..(rank + 1) * counts[rank])
             }
             Transfer::AllGatherInPlace { .. }
             | Transfer::Gather { .. }
             | Transfer::Broadcast { .. }
-            | Transfer::Barrier => {}
-        }
+            | Transfer::Barrier => return,
+        };
+        let around = past_caches(recv.len());
+        copy(cut(send, round, piece), cut_mut(&mut recv[part], round, piece), around);
     }
 
     /// Bytes of the largest piece: a half, or a rank's share of it where a half holds pieces for all.

@@ -3,6 +3,7 @@
 //! Used for the gradients of biases and norm weights. A block's sums are one task's; the second level cuts by columns.
 
 use super::cut::Chunks;
+use super::path::each_path;
 use super::pool::Pool;
 
 /// Rows that one task sums.
@@ -25,10 +26,38 @@ pub(super) fn block_of<T>(matrix: &[T], width: usize, block: usize) -> &[T] {
 pub(super) fn add_partials(pool: &Pool, partials: &[f32], total: &mut [f32]) {
     let width = total.len();
     pool.each(Chunks::new(total, COLUMNS), |task, total| {
-        let first = task * COLUMNS;
-        for (column, total) in total.iter_mut().enumerate() {
-            let sums = partials[first + column..].iter().step_by(width);
-            *total += sums.sum::<f32>();
-        }
+        add_columns(pool.path(), partials, width, task * COLUMNS, total);
     });
+}
+
+each_path! {
+    /// Block by block over neighbouring columns, so that what is read is read in order.
+    fn add_columns(partials: &[f32], width: usize, first: usize, total: &mut [f32]) {
+        let mut sums = [-0.0f32; COLUMNS];
+        for block in partials.chunks_exact(width) {
+            for (sum, value) in sums.iter_mut().zip(&block[first..][..total.len()]) {
+                *sum += value;
+            }
+        }
+        for (total, sum) in total.iter_mut().zip(sums) {
+            *total += sum;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_is_the_sum_of_its_blocks_in_order() {
+        let (blocks, width) = (37, 300);
+        let partials: Vec<f32> = (0..blocks * width).map(|i| (i as f32 * 0.7).sin() * 1e3).collect();
+        let mut total: Vec<f32> = (0..width).map(|i| i as f32).collect();
+        add_partials(&Pool::new(2), &partials, &mut total);
+        for (column, total) in total.into_iter().enumerate() {
+            let sum: f32 = partials[column..].iter().step_by(width).sum();
+            assert_eq!(total, column as f32 + sum, "column {column}");
+        }
+    }
 }

@@ -24,7 +24,7 @@ use super::optimizer::{Moments, optimize};
 use super::path::Path;
 use super::pool::Pool;
 use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
-use super::rope::{rope, rope_backward};
+use super::rope::rope_from;
 use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
 use crate::{
@@ -210,10 +210,8 @@ impl CpuDevice {
                     );
                 }
                 Kernel::Rope { dims, cos, sin, x, y, back } => {
-                    let y: &mut [T] = self.write(y)?;
-                    copy(pool, self.read(x)?, y);
-                    let turn = if back { rope_backward } else { rope };
-                    turn(pool, dims, self.read(cos)?, self.read(sin)?, y);
+                    let (cos, sin) = (self.read(cos)?, self.read(sin)?);
+                    rope_from::<T>(pool, dims, cos, sin, back, self.read(x)?, self.write(y)?);
                 }
                 Kernel::Attention { ref dims, starts, q, k, v, y, lse } => attention::<T>(
                     pool,

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 /// A stored number: read as f32, written rounded to the nearest, ties to even.
-pub trait Element: Copy + Default + Send + Sync + 'static {
+pub trait Element: bytemuck::Pod + Default + Send + Sync {
     /// The name of this type on disk and in a config.
     const DTYPE: DType;
     /// The value, exactly.

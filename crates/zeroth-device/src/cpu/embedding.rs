@@ -6,11 +6,14 @@ use super::check_len;
 use super::cut::{Chunks, Grid};
 use super::element::Element;
 use super::pool::Pool;
+use super::stream;
 
 /// Rows of the output that one task gathers.
 const ROWS: usize = 64;
 /// Columns of the table whose gradient one task owns.
-const COLUMNS: usize = 64;
+const COLUMNS: usize = 128;
+/// Rows of the gradient that are asked for ahead: they lie anywhere in the table.
+const AHEAD: usize = 8;
 
 /// The sizes of an embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +55,10 @@ pub fn embedding_backward<T: Element>(
     check_len("dtable", dtable.len(), dims.vocab * width);
     pool.each(Grid::new(dtable, width, dims.vocab, COLUMNS), |_, mut table| {
         let first = table.first_column();
-        for (&id, dy) in ids.iter().zip(dy.chunks_exact(width)) {
+        for (at, (&id, dy)) in ids.iter().zip(dy.chunks_exact(width)).enumerate() {
+            if let Some(row) = ids.get(at + AHEAD).and_then(|id| row_of(*id, dims.vocab)) {
+                stream::ask_for(table.row(row));
+            }
             if let Some(row) = row_of(id, dims.vocab) {
                 for (sum, dy) in table.row(row).iter_mut().zip(&dy[first..]) {
                     *sum += dy.to_f32();

@@ -45,6 +45,7 @@ pub mod reference;
 mod rms_norm;
 mod rope;
 mod self_test;
+mod stream;
 mod swiglu;
 
 pub use arena::Arena;
@@ -66,7 +67,7 @@ pub use path::{Path, PathError};
 pub use pool::Pool;
 pub use random::{name_key, normal};
 pub use rms_norm::{RmsNormDims, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
-pub use rope::{RopeDims, RopeTable, rope, rope_angles, rope_backward};
+pub use rope::{RopeDims, RopeTable, rope, rope_angles, rope_backward, rope_from};
 pub use self_test::{SelfTest, self_test, self_test_on};
 pub use swiglu::{swiglu, swiglu_backward};
 

@@ -9,6 +9,7 @@ use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
 use super::pool::Pool;
+use super::{math, stream};
 
 /// Elements of a block.
 pub const BLOCK: usize = 2048;
@@ -20,21 +21,33 @@ const TASK_BLOCKS: usize = 32;
 /// `sums[b]` = the sum of squares of block b; not finite exactly when an element of the block is not.
 pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
     check_len("sums", sums.len(), values.len().div_ceil(BLOCK));
+    let fused = math::has_fused(pool.path());
     pool.each(Chunks::new(sums, TASK_BLOCKS), |task, sums| {
         let values = &values[task * TASK_BLOCKS * BLOCK..];
-        for (sum, block) in sums.iter_mut().zip(values.chunks(BLOCK)) {
-            *sum = block_sum(pool.path(), block);
+        for (at, (sum, block)) in sums.iter_mut().zip(values.chunks(BLOCK)).enumerate() {
+            let next = values.get((at + 1) * BLOCK..(at + 2) * BLOCK).unwrap_or_default();
+            *sum = block_sum(pool.path(), fused, block, next);
         }
     });
 }
 
 each_path! {
-    fn block_sum<T>(block: &[T]) -> f64 {
+    fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
         let mut lanes = [0.0f64; LANES];
-        for values in block.chunks(LANES) {
-            for (lane, value) in lanes.iter_mut().zip(values) {
-                let value = f64::from(value.to_f32());
-                *lane += value * value;
+        for (at, values) in block.chunks(LANES).enumerate() {
+            // A block is a page or two, and the processor's own asking ahead ends with a page.
+            stream::ask_for(next.get(at * LANES..(at + 1) * LANES).unwrap_or_default());
+            if fused {
+                // The same bits: the square is exact either way.
+                for (lane, value) in lanes.iter_mut().zip(values) {
+                    let value = f64::from(value.to_f32());
+                    *lane = value.mul_add(value, *lane);
+                }
+            } else {
+                for (lane, value) in lanes.iter_mut().zip(values) {
+                    let value = f64::from(value.to_f32());
+                    *lane += value * value;
+                }
             }
         }
         let mut half = LANES / 2;

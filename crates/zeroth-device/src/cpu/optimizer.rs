@@ -10,10 +10,13 @@ use super::element::Element;
 use super::path::{Path, each_path};
 use super::pool::Pool;
 use super::random::halves;
+use super::{math, stream};
 
 /// Elements that one task updates.
 const PIECE: usize = 8192;
-/// Elements whose chances are drawn together; they divide a task's.
+/// Elements whose weights are stored while their master weights are in the nearest cache; they divide a task's.
+const NEAR: usize = 1024;
+/// Elements whose chances are drawn together; they divide those above.
 const DRAW: usize = 256;
 
 /// Moments of a piece of a flat; an optimizer without one, or SGD without momentum, has `None`.
@@ -51,17 +54,26 @@ pub fn optimize<G: Element, M: Element, T: Element>(
         flat: rounding.flat,
         first: rounding.first,
     });
+    // Master weights and moments were just read and are in the cache; the weights were not.
+    let past = weights.as_ref().is_some_and(|weights| stream::worth(size_of_val(&**weights)));
+    let inverse = exact_inverse(path, step.root_correction);
     let master = Chunks::new(master, PIECE);
     let count = master.count();
     let first = cut("first", first, elements, count);
     let (second, weights) =
         (cut("second", second, elements, count), cut("weights", weights, elements, count));
-    pool.each((master, first, second, weights), |task, (master, first, second, weights)| {
-        let at = task * PIECE;
-        let chance = chance.map(|chance| Chance { first: chance.first + at as u64, ..chance });
-        update(path, optimizer, step, chance, &grads[at..][..master.len()], master, first, second);
-        if let Some(weights) = weights {
-            super::convert::convert_piece(path, master, weights);
+    pool.each((master, first, second, weights), |task, (master, mut first, mut second, mut weights)| {
+        for (near, master) in master.chunks_mut(NEAR).enumerate() {
+            let (at, count) = (near * NEAR, master.len());
+            let place = task * PIECE + at;
+            let chance = chance.map(|chance| Chance { first: chance.first + place as u64, ..chance });
+            let first = first.as_deref_mut().map(|first| &mut first[at..][..count]);
+            let second = second.as_deref_mut().map(|second| &mut second[at..][..count]);
+            let grads = &grads[place..][..count];
+            update(path, optimizer, step, inverse, chance, grads, master, first, second);
+            if let Some(weights) = &mut weights {
+                super::convert::convert_piece(path, master, &mut weights[at..][..count], past);
+            }
         }
     });
 }
@@ -83,6 +95,7 @@ each_path! {
     fn update<G, M>(
         optimizer: Optimizer,
         s: &StepNumbers,
+        inverse: Option<f32>,
         chance: Option<Chance>,
         grads: &[G],
         master: &mut [f32],
@@ -90,11 +103,18 @@ each_path! {
         second: Option<&mut [M]>,
     ) {
         match (optimizer, first, second) {
-            (Optimizer::AdamW, Some(m), Some(v)) => {
-                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| adam(s, s.decay_rate, g, p, mv));
-            }
+            (Optimizer::AdamW, Some(m), Some(v)) => match inverse {
+                Some(inverse) => each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
+                    adam(s, s.decay_rate, g, p, mv, |root| divided(root, s.root_correction, inverse))
+                }),
+                None => each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
+                    adam(s, s.decay_rate, g, p, mv, |root| root / s.root_correction)
+                }),
+            },
             (Optimizer::Adam, Some(m), Some(v)) => {
-                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| adam(s, 0.0, decayed(s, g, p), p, mv));
+                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
+                    adam(s, 0.0, decayed(s, g, p), p, mv, |root| root / s.root_correction)
+                });
             }
             (Optimizer::Sgd, Some(m), _) if s.momentum != 0.0 => {
                 each(s, chance, grads, master, [m], [0], |g, p, m| sgd(s, decayed(s, g, p), p, m));
@@ -123,12 +143,40 @@ fn decayed(s: &StepNumbers, g: f32, p: f32) -> f32 {
 }
 
 /// `decay` is the part of the weight that goes beside the step. Both go in one subtraction: a weight is rounded once.
+/// `corrected` divides by the root of the bias correction.
 #[inline(always)]
-fn adam(s: &StepNumbers, decay: f32, g: f32, p: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
+fn adam(
+    s: &StepNumbers,
+    decay: f32,
+    g: f32,
+    p: f32,
+    [m, v]: [f32; 2],
+    corrected: impl Fn(f32) -> f32,
+) -> (f32, [f32; 2]) {
     let m = s.beta1.mul_add(m, s.beta1_rest * g);
     let v = s.beta2.mul_add(v, s.beta2_rest * (g * g));
-    let denominator = v.sqrt() / s.root_correction + s.eps;
+    let denominator = corrected(v.sqrt()) + s.eps;
     (p - decay.mul_add(p, s.adam_rate * (m / denominator)), [m, v])
+}
+
+/// The inverse of a divisor with which [`divided`] is exact and quick.
+///
+/// A root of an f32 is at least 2^-75, so that with such a divisor nothing below comes near the smallest numbers.
+fn exact_inverse(path: Path, by: f32) -> Option<f32> {
+    (math::has_fused(path) && (1e-6..=1.0).contains(&by)).then(|| 1.0 / by)
+}
+
+/// root / by, rounded to the nearest, from the rounded inverse of `by`: the same bits, without the divider.
+///
+/// The product is within two units. What a step adds is the exact remainder times the inverse: after the first the
+/// quotient is one of the two nearest, and after the second it is the nearest (Markstein's theorem).
+#[inline(always)]
+fn divided(root: f32, by: f32, inverse: f32) -> f32 {
+    let mut quotient = root * inverse;
+    for _ in 0..2 {
+        quotient = (-quotient).mul_add(by, root).mul_add(inverse, quotient);
+    }
+    if root == f32::INFINITY { root } else { quotient }
 }
 
 #[inline(always)]
@@ -247,6 +295,25 @@ fn go<G: Element, M: Element, const N: usize>(
         *p = after;
         for place in 0..N {
             moments[place][i] = M::from_f32(round(new[place], i, place));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn division_by_the_inverse_is_the_division_for_every_fraction() {
+        for by in [1.0, 0.031_622_78, 0.308_7, 0.999_999_94, 0.500_000_06, 1e-6] {
+            for bits in (1.0f32.to_bits()..2.0f32.to_bits()).step_by(3) {
+                let root = f32::from_bits(bits);
+                assert_eq!(divided(root, by, 1.0 / by), root / by, "{root:?} / {by:?}");
+            }
+            for root in [0.0, f32::from_bits(1).sqrt(), 1e-19, f32::MAX.sqrt(), f32::INFINITY] {
+                assert_eq!(divided(root, by, 1.0 / by), root / by, "{root:?} / {by:?}");
+            }
+            assert!(divided(f32::NAN, by, 1.0 / by).is_nan());
         }
     }
 }

@@ -7,6 +7,7 @@ use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
 use super::pool::Pool;
+use super::stream::{self, STAGE};
 use super::{check_len, check_scratch, columns, math};
 
 /// Rows that one task norms.
@@ -57,8 +58,7 @@ pub fn rms_norm_residual<T: Element>(
     pool.each(parts, |block, (h, y, rstd)| {
         let x = columns::block_of(x, dims.width, block);
         let residual = columns::block_of(residual, dims.width, block);
-        add(pool.path(), x, residual, h);
-        norm_rows(pool.path(), dims, h, w, y, rstd);
+        add_norm_rows(pool.path(), dims, x, residual, w, h, y, rstd);
     });
 }
 
@@ -123,21 +123,59 @@ pub fn rms_norm_backward<T: Element>(
 
 each_path! {
     pub(super) fn add<T>(x: &[T], residual: &[T], h: &mut [T]) {
-        for ((h, x), residual) in h.iter_mut().zip(x).zip(residual) {
+        add_row(x, residual, 0, h);
+    }
+}
+
+/// h = residual + x for the elements from `first` on.
+#[inline(always)]
+fn add_row<T: Element>(x: &[T], residual: &[T], first: usize, h: &mut [T]) {
+    for (piece, h) in h.chunks_mut(STAGE).enumerate() {
+        let at = first + piece * STAGE;
+        stream::ask_ahead(x, at, STAGE);
+        stream::ask_ahead(residual, at, STAGE);
+        for ((h, x), residual) in h.iter_mut().zip(&x[at..]).zip(&residual[at..]) {
             *h = T::from_f32(residual.to_f32() + x.to_f32());
         }
     }
+}
+
+/// Norms one row and returns its rstd.
+#[inline(always)]
+fn norm_row<T: Element>(eps: f32, h: &[T], w: &[T], y: &mut [T]) -> f32 {
+    let squares = math::sum_of(h, |h| h * h);
+    let rstd = 1.0 / (squares / h.len() as f32 + eps).sqrt();
+    for ((y, h), w) in y.iter_mut().zip(h).zip(w) {
+        *y = T::from_f32(w.to_f32() * T::from_f32(h.to_f32() * rstd).to_f32());
+    }
+    rstd
 }
 
 each_path! {
     fn norm_rows<T>(dims: RmsNormDims, h: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
         let width = dims.width;
         for ((h, y), rstd) in h.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
-            let squares = math::sum(width, |i| h[i].to_f32() * h[i].to_f32());
-            *rstd = 1.0 / (squares / width as f32 + dims.eps).sqrt();
-            for ((y, h), w) in y.iter_mut().zip(h).zip(w) {
-                *y = T::from_f32(w.to_f32() * T::from_f32(h.to_f32() * *rstd).to_f32());
-            }
+            *rstd = norm_row(dims.eps, h, w, y);
+        }
+    }
+}
+
+each_path! {
+    /// Row by row: the sum is normed while it is in the nearest cache.
+    fn add_norm_rows<T>(
+        dims: RmsNormDims,
+        x: &[T],
+        residual: &[T],
+        w: &[T],
+        h: &mut [T],
+        y: &mut [T],
+        rstd: &mut [f32],
+    ) {
+        let width = dims.width;
+        let rows = h.chunks_exact_mut(width).zip(y.chunks_exact_mut(width)).zip(rstd);
+        for (row, ((h, y), rstd)) in rows.enumerate() {
+            add_row(x, residual, row * width, h);
+            *rstd = norm_row(dims.eps, h, w, y);
         }
     }
 }
@@ -145,8 +183,8 @@ each_path! {
 each_path! {
     fn backward_rows<T>(
         width: usize,
-        dy: &[T],
-        h: &[T],
+        all_dy: &[T],
+        all_h: &[T],
         rstd: &[f32],
         w: &[T],
         residual_grad: Option<&[T]>,
@@ -154,20 +192,26 @@ each_path! {
         dw: &mut [f32],
     ) {
         for (row, (dh, &rstd)) in dh.chunks_exact_mut(width).zip(rstd).enumerate() {
-            let (dy, h) = (&dy[row * width..][..width], &h[row * width..][..width]);
+            let (dy, h) = (&all_dy[row * width..][..width], &all_h[row * width..][..width]);
             let w = &w[..width];
-            let along = math::sum(width, |i| dy[i].to_f32() * w[i].to_f32() * (h[i].to_f32() * rstd));
+            let along = math::sum_of_three([dy, w, h], |dy, w, h| dy * w * (h * rstd));
             let along = along / width as f32;
-            let slope = |i: usize| {
-                rstd * (dy[i].to_f32() * w[i].to_f32() - h[i].to_f32() * rstd * along)
-            };
-            if let Some(grad) = residual_grad {
-                for (i, (dh, grad)) in dh.iter_mut().zip(&grad[row * width..][..width]).enumerate() {
-                    *dh = T::from_f32(slope(i) + grad.to_f32());
+            let slope = |dy: f32, h: f32, w: f32| rstd * (dy * w - h * rstd * along);
+            for (piece, dh) in dh.chunks_mut(STAGE).enumerate() {
+                let (at, place) = (piece * STAGE, row * width + piece * STAGE);
+                // The next row is read while this one is computed.
+                for values in [all_dy, all_h].into_iter().chain(residual_grad) {
+                    stream::ask_for(values.get(place + width..place + width + dh.len()).unwrap_or_default());
                 }
-            } else {
-                for (i, dh) in dh.iter_mut().enumerate() {
-                    *dh = T::from_f32(slope(i));
+                let inputs = dy[at..].iter().zip(&h[at..]).zip(&w[at..]);
+                if let Some(grad) = residual_grad {
+                    for ((dh, ((dy, h), w)), grad) in dh.iter_mut().zip(inputs).zip(&grad[place..]) {
+                        *dh = T::from_f32(slope(dy.to_f32(), h.to_f32(), w.to_f32()) + grad.to_f32());
+                    }
+                } else {
+                    for (dh, ((dy, h), w)) in dh.iter_mut().zip(inputs) {
+                        *dh = T::from_f32(slope(dy.to_f32(), h.to_f32(), w.to_f32()));
+                    }
                 }
             }
             for ((dw, dy), h) in dw.iter_mut().zip(dy).zip(h) {

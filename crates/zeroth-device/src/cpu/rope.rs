@@ -68,6 +68,31 @@ pub fn rope_backward<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: 
     turn(pool, dims, cos, sin, -1.0, dx);
 }
 
+/// y = x turned by each row's angles, or back by them; dimensions that do not turn are copied.
+pub fn rope_from<T: Element>(
+    pool: &Pool,
+    dims: RopeDims,
+    cos: &[f32],
+    sin: &[f32],
+    back: bool,
+    x: &[T],
+    y: &mut [T],
+) {
+    let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
+    check_len("cos", cos.len(), dims.rows * pairs);
+    check_len("sin", sin.len(), dims.rows * pairs);
+    check_len("x", x.len(), dims.rows * width);
+    check_len("y", y.len(), dims.rows * width);
+    if pairs == 0 {
+        return super::convert::copy(pool, x, y);
+    }
+    let sign = if back { -1.0 } else { 1.0 };
+    pool.each(Chunks::new(y, ROWS * width), |task, y| {
+        let (first, x) = (task * ROWS * pairs, &x[task * ROWS * width..]);
+        turn_from(pool.path(), dims, &cos[first..], &sin[first..], sign, x, y);
+    });
+}
+
 fn turn<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
     let pairs = dims.rotated / 2;
     check_len("cos", cos.len(), dims.rows * pairs);
@@ -90,10 +115,56 @@ each_path! {
             for head in row.chunks_exact_mut(dims.head_dim) {
                 let (first, second) = head[..dims.rotated].split_at_mut(pairs);
                 for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-                    let (u, v, sin) = (a.to_f32(), b.to_f32(), sin * sign);
-                    *a = T::from_f32(u * cos - v * sin);
-                    *b = T::from_f32(v * cos + u * sin);
+                    [*a, *b] = turned(*a, *b, *cos, sin * sign);
                 }
+            }
+        }
+    }
+}
+
+each_path! {
+    fn turn_from<T>(dims: RopeDims, cos: &[f32], sin: &[f32], sign: f32, x: &[T], y: &mut [T]) {
+        let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
+        let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
+        for ((y, x), (cos, sin)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(angles) {
+            for (y, x) in y.chunks_exact_mut(dims.head_dim).zip(x.chunks_exact(dims.head_dim)) {
+                let ((y, y_rest), (x, x_rest)) = (y.split_at_mut(dims.rotated), x.split_at(dims.rotated));
+                y_rest.copy_from_slice(x_rest);
+                let ((a, b), (u, v)) = (y.split_at_mut(pairs), x.split_at(pairs));
+                for (((((a, b), u), v), cos), sin) in a.iter_mut().zip(b).zip(u).zip(v).zip(cos).zip(sin) {
+                    [*a, *b] = turned(*u, *v, *cos, sin * sign);
+                }
+            }
+        }
+    }
+}
+
+/// A pair of dimensions after its turn.
+#[inline(always)]
+fn turned<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] {
+    let (u, v) = (u.to_f32(), v.to_f32());
+    [T::from_f32(u * cos - v * sin), T::from_f32(v * cos + u * sin)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_into_another_buffer_is_the_turn_in_place() {
+        for rotated in [0, 6, 8] {
+            let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated };
+            let value = |i: usize| (i as f32 * 0.731).sin();
+            let x: Vec<f32> = (0..70 * 24).map(value).collect();
+            let angles: Vec<f32> = (0..70 * rotated).map(|i| value(i + 9)).collect();
+            let (cos, sin) = angles.split_at(70 * rotated / 2);
+            let pool = Pool::new(2);
+            for back in [false, true] {
+                let (mut place, mut y) = (x.clone(), vec![f32::NAN; x.len()]);
+                let in_place = if back { rope_backward } else { rope };
+                in_place(&pool, dims, cos, sin, &mut place);
+                rope_from(&pool, dims, cos, sin, back, &x, &mut y);
+                assert_eq!(y, place, "{rotated} of 8 turn, back: {back}");
             }
         }
     }

@@ -13,9 +13,10 @@ const PIECE: usize = 8192;
 pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
     check_len("gate", gate.len(), y.len());
     check_len("up", up.len(), y.len());
+    let fused = math::has_fused(pool.path());
     pool.each(Chunks::new(y, PIECE), |task, y| {
         let range = task * PIECE..task * PIECE + y.len();
-        forward(pool.path(), &gate[range.clone()], &up[range], y);
+        forward(pool.path(), fused, &gate[range.clone()], &up[range], y);
     });
 }
 
@@ -32,30 +33,55 @@ pub fn swiglu_backward<T: Element>(
     check_len("up", up.len(), dy.len());
     check_len("dgate", dgate.len(), dy.len());
     check_len("dup", dup.len(), dy.len());
+    let fused = math::has_fused(pool.path());
     pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
         let range = task * PIECE..task * PIECE + dgate.len();
-        backward(pool.path(), &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
+        backward(pool.path(), fused, &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
     });
 }
 
 each_path! {
-    fn forward<T>(gate: &[T], up: &[T], y: &mut [T]) {
-        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-            let gate = gate.to_f32();
-            *y = T::from_f32(gate * math::sigmoid(gate) * up.to_f32());
+    fn forward<T>(fused: bool, gate: &[T], up: &[T], y: &mut [T]) {
+        if fused {
+            forward_with::<T, true>(gate, up, y);
+        } else {
+            forward_with::<T, false>(gate, up, y);
         }
     }
 }
 
+#[inline(always)]
+fn forward_with<T: Element, const FUSED: bool>(gate: &[T], up: &[T], y: &mut [T]) {
+    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+        let gate = gate.to_f32();
+        *y = T::from_f32(gate * math::sigmoid::<FUSED>(gate) * up.to_f32());
+    }
+}
+
 each_path! {
-    fn backward<T>(dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
-        let inputs = dy.iter().zip(gate).zip(up);
-        for ((dgate, dup), ((dy, gate), up)) in dgate.iter_mut().zip(dup).zip(inputs) {
-            let (dy, gate, up) = (dy.to_f32(), gate.to_f32(), up.to_f32());
-            let sigmoid = math::sigmoid(gate);
-            let silu = gate * sigmoid;
-            *dgate = T::from_f32(dy * up * (sigmoid + silu * (1.0 - sigmoid)));
-            *dup = T::from_f32(dy * silu);
+    fn backward<T>(fused: bool, dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
+        if fused {
+            backward_with::<T, true>(dy, gate, up, dgate, dup);
+        } else {
+            backward_with::<T, false>(dy, gate, up, dgate, dup);
         }
+    }
+}
+
+#[inline(always)]
+fn backward_with<T: Element, const FUSED: bool>(
+    dy: &[T],
+    gate: &[T],
+    up: &[T],
+    dgate: &mut [T],
+    dup: &mut [T],
+) {
+    let inputs = dy.iter().zip(gate).zip(up);
+    for ((dgate, dup), ((dy, gate), up)) in dgate.iter_mut().zip(dup).zip(inputs) {
+        let (dy, gate, up) = (dy.to_f32(), gate.to_f32(), up.to_f32());
+        let sigmoid = math::sigmoid::<FUSED>(gate);
+        let silu = gate * sigmoid;
+        *dgate = T::from_f32(dy * up * (sigmoid + silu * (1.0 - sigmoid)));
+        *dup = T::from_f32(dy * silu);
     }
 }

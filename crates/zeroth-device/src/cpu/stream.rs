@@ -1,0 +1,135 @@
+//! Stores that go past the caches, for results too large to be found there when they are read again.
+//!
+//! An ordinary store first reads the line that it writes to; one past the caches does not, which is a third of a copy's
+//! traffic and half of a fill's. It pays where a result is larger than the cache and was not just read itself: moments
+//! updated in place lie in the nearest cache already, and storing them past it halves the speed.
+
+use bytemuck::Pod;
+
+/// Elements that are computed in the nearest cache before they leave for memory.
+pub(super) const STAGE: usize = 256;
+/// Bytes of a result from which on its stores go past the caches: twice the second-level cache of the processors meant.
+const LARGE: usize = 4 << 20;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Bytes of a small page.
+const PAGE: usize = 4096;
+
+/// Whether a result of this many bytes is stored past the caches.
+pub(super) const fn worth(bytes: usize) -> bool {
+    cfg!(target_arch = "x86_64") && bytes >= LARGE
+}
+
+/// A piece of a result on its own cache lines.
+#[repr(C, align(64))]
+struct Stage<T>([T; STAGE]);
+
+/// Fills `to` piece by piece with `compute(first element, piece)`, past the caches where `past` says so.
+///
+/// `compute` must write every element and finds arbitrary ones.
+#[inline(always)]
+pub(super) fn staged<T: Pod>(to: &mut [T], past: bool, mut compute: impl FnMut(usize, &mut [T])) {
+    if !past {
+        compute(0, to);
+        return;
+    }
+    // What stands before the first whole line is stored as usual, so that all pieces after it begin on one.
+    let head = to.as_ptr().align_offset(LINE).min(to.len());
+    let (before, rest) = to.split_at_mut(head);
+    compute(0, before);
+    let mut stage = Stage([T::zeroed(); STAGE]);
+    for (piece, to) in rest.chunks_mut(STAGE).enumerate() {
+        let from = &mut stage.0[..to.len()];
+        compute(head + piece * STAGE, from);
+        store(from, to);
+    }
+    fence();
+}
+
+/// to = from, past the caches where `to` covers whole lines.
+///
+/// [`fence`] comes after the last one and before another thread is told.
+#[inline(always)]
+pub(super) fn store<T: Pod>(from: &[T], to: &mut [T]) {
+    assert!(from.len() == to.len(), "{} elements do not fill {}", from.len(), to.len());
+    #[cfg(target_arch = "x86_64")]
+    if to.as_ptr().addr().is_multiple_of(LINE) {
+        lines(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
+        return;
+    }
+    to.copy_from_slice(from);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "stores past the caches take pointers")]
+#[inline(always)]
+fn lines(from: &[u8], to: &mut [u8]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    let whole = from.len() / LINE * LINE;
+    for at in (0..whole).step_by(size_of::<__m128i>()) {
+        // SAFETY: both are at least `whole` bytes long, and `to` begins on a line, so that each place is aligned. The
+        // instructions are part of every x86-64 processor.
+        unsafe {
+            let value = _mm_loadu_si128(from.as_ptr().add(at).cast());
+            _mm_stream_si128(to.as_mut_ptr().add(at).cast(), value);
+        }
+    }
+    to[whole..].copy_from_slice(&from[whole..]);
+}
+
+/// Asks for the lines of a slice, so that they are there when they are read. Nothing else comes of it.
+#[inline(always)]
+pub(super) fn ask_for<T>(values: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code, reason = "an instruction of the processor")]
+    for at in (0..size_of_val(values)).step_by(LINE) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: part of every x86-64 processor; the place is inside the slice.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().cast::<i8>().add(at)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = values;
+}
+
+/// Asks for what a loop over `values` will read a page after the `count` elements at `at`: the processor's own asking
+/// ahead ends with a page.
+#[inline(always)]
+pub(super) fn ask_ahead<T>(values: &[T], at: usize, count: usize) {
+    let first = at + PAGE / size_of::<T>();
+    if let Some(values) = values.get(first..first + count) {
+        ask_for(values);
+    }
+}
+
+/// Everything stored past the caches so far is seen before anything stored later.
+#[inline(always)]
+pub(super) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code, reason = "an instruction of the processor")]
+    // SAFETY: part of every x86-64 processor.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_the_same_past_the_caches_for_every_place_and_length() {
+        for first in [0, 1, 7, 15, 16, 31] {
+            for count in [0, 1, 15, 16, 255, 256, 257, 1000] {
+                let (mut past, mut plain) = (vec![7u16; 1100], vec![7u16; 1100]);
+                let compute = |at: usize, to: &mut [u16]| {
+                    to.iter_mut().enumerate().for_each(|(i, to)| *to = (3 * (at + i)) as u16);
+                };
+                staged(&mut past[first..first + count], true, compute);
+                staged(&mut plain[first..first + count], false, compute);
+                assert!(past == plain, "{count} elements from {first} on");
+                assert!(past[first..first + count].iter().enumerate().all(|(i, v)| *v == 3 * i as u16));
+                assert!(past[first + count..].iter().chain(&past[..first]).all(|v| *v == 7));
+            }
+        }
+    }
+}
