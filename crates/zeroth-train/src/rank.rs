@@ -175,12 +175,21 @@ pub fn train(
         }
         let begun = Instant::now();
         let (wish, mut there) = saver.meet(&engine, line.step, (chores.wish)())?;
-        if wish > Wish::GoOn || chores.saves.is_some_and(|saves| saves.is_due(line.step, job.steps)) {
-            done(Done::Saving(line.step))?;
-            there = saver.save(&mut engine, &line)?.or(there);
+        let is_due = chores.saves.is_some_and(|saves| saves.is_due(line.step, job.steps));
+        let saves_now = wish > Wish::GoOn || is_due;
+        if saves_now {
+            // One at a time.
+            there = saver.finish(&engine)?.or(there);
         }
         if let Some(step) = there {
             done(Done::Saved(step, begun.elapsed()))?;
+        }
+        if saves_now {
+            let begun = Instant::now();
+            done(Done::Saving(line.step))?;
+            if let Some(step) = saver.save(&mut engine, &line)? {
+                done(Done::Saved(step, begun.elapsed()))?;
+            }
         }
         last = Some(line);
         if wish == Wish::Stop {

@@ -170,13 +170,13 @@ impl<'a> Saver<'a> {
         Ok((told.iter().map(|rank| rank.wish()).max().unwrap_or_default(), appeared))
     }
 
-    /// Saves the state after a step; all ranks call it together. The step is given where the checkpoint is there already.
+    /// Saves the state after a step; all ranks call it together, after [`Self::finish`]. The step is given where the
+    /// checkpoint is there already.
     pub(crate) fn save(
         &mut self,
         engine: &mut Engine<'_>,
         line: &StepLine,
     ) -> Result<Option<u64>, SaveError> {
-        self.finish(engine)?;
         let Some(saves) = self.saves else { return Ok(None) };
         let (step, rank) = (line.step, engine.rank());
         let begun = (rank == 0).then(|| Unfinished::begin(&saves.folder, step)).transpose();
