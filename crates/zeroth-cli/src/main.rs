@@ -8,6 +8,7 @@ mod generate_flags;
 mod output;
 mod signals;
 mod table;
+mod train_args;
 mod train_flags;
 
 use std::process::ExitCode;
