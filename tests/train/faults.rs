@@ -24,9 +24,7 @@ impl Small {
         if mounted.is_ok_and(|output| output.status.success()) {
             return Some(Self { folder });
         }
-        println!(
-            "skipped: mounting a small filesystem needs root (sudo -E cargo nextest run -p zeroth-cli faults)"
-        );
+        println!("skipped: mounting a small filesystem needs root (sudo -E cargo test -p zeroth-cli faults)");
         None
     }
 

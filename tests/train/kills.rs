@@ -1,7 +1,7 @@
 //! kill -9 at any moment, of any process, the save included: what was saved is there, and a run that is gone on with each
 //! time ends with the same bits as one that nobody disturbed.
 //!
-//! `ZEROTH_KILLS=50 cargo nextest run -p zeroth-cli kills` makes 50 of them; 10 are made otherwise.
+//! `ZEROTH_KILLS=50 cargo test -p zeroth-cli --test end_to_end kills` makes 50 of them; 10 are made otherwise.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use crate::train_flags::TrainFlags;
     after_help = "Example: zeroth train --model my-model --data rows.jsonl --deepspeed zero3 --ranks 2 --output run\n\n\
                   A key that the file leaves open or sets to \"auto\" takes the flag's value, else its default. A flag that was \
                   typed and contradicts the file is refused. The run folder holds metrics.jsonl, plan.json, config.json with the \
-                  origin of each value, and the trained model."
+                  origin of each value, checkpoints, and the trained model."
 )]
 pub(crate) struct TrainArgs {
     /// Hugging Face folder, or a name in the local Hugging Face cache; with config.json alone, weights come from --seed
