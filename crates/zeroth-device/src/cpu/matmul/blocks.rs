@@ -44,8 +44,7 @@ pub(super) trait Kernel {
     );
 
     /// Writes the product of two panels to the `live` rows and columns of `c`, whose rows are `stride` apart, or adds
-    /// it to what is there. It may call `between` at every step, where a hint to the memory
-    /// costs nothing.
+    /// it to what is there. It may call `between` once a beat of [`BEAT`] terms, where other work costs little.
     fn multiply(
         &mut self,
         a: Self::Rows<'_>,
@@ -57,9 +56,39 @@ pub(super) trait Kernel {
         between: &mut impl FnMut(),
     );
 
-    /// Calls [`finish_rows`], compiled with the instructions of the kernel.
+    /// Calls [`finish_rows`], compiled with the instructions of the kernel. `sums` begins with the first row of `at`.
     fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F);
+
+    /// Calls [`task`]; a kernel whose loops take in what happens between beats compiles it with its instructions.
+    fn run_task<A: Element, B: Element, O>(
+        job: Job<'_, A, B>,
+        out: Tile<O>,
+        scratch: &mut [f32],
+        store: &impl Fn(usize, &[f32], &mut [O]),
+    ) where
+        Self: Sized,
+    {
+        task::<Self, A, B, O>(job, out, scratch, store);
+    }
 }
+
+/// Terms from one call between steps to the next.
+pub(super) const BEAT: usize = 64;
+
+/// What every task of a product reads.
+pub(super) struct Job<'a, A, B> {
+    k: usize,
+    a: View<'a, A>,
+    b: View<'a, B>,
+}
+
+impl<A, B> Clone for Job<'_, A, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A, B> Copy for Job<'_, A, B> {}
 
 /// Runs an expression with `$kernel` as the register kernel for factors of these types on a path.
 macro_rules! with_kernel {
@@ -112,26 +141,25 @@ pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
 ) {
     check_len("out", out.len(), m * n);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
+    let job = Job { k, a, b };
     with_kernel!(pool.path(), A, B, K => {
-        let cut = K::SIZES.cut(k);
-        let grid = Grid::new(out, n, cut.rows, cut.columns);
-        pool.each_with(grid, scratch, |_, tile, scratch| {
-            task(&mut K::start(), k, a, b, tile, scratch, &store);
+        let [rows, columns] = K::SIZES.task(m, n, k, pool.threads());
+        pool.each_with(Grid::new(out, n, rows, columns), scratch, |_, tile, scratch| {
+            K::run_task(job, tile, scratch, &store);
         });
     });
 }
 
-/// One task's part of a product.
-fn task<K: Kernel, A: Element, B: Element, O>(
-    kernel: &mut K,
-    k: usize,
-    a: View<A>,
-    b: View<B>,
+/// One task's part of a product. The sums of a tile are finished while the next one is multiplied: tile instructions leave
+/// the rest of the processor idle.
+#[inline(always)]
+pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
+    job: Job<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
     store: &impl Fn(usize, &[f32], &mut [O]),
 ) {
-    let sizes = K::SIZES;
+    let (k, sizes) = (job.k, K::SIZES);
     let (rows, columns) = (out.rows(), out.columns());
     let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
     let (tile, across) = (sizes.rows * sizes.columns, columns.div_ceil(sizes.columns));
@@ -150,12 +178,15 @@ fn task<K: Kernel, A: Element, B: Element, O>(
         }
         return;
     }
-    let (a, b) = (a.from(out.first_row(), 0), b.transposed().from(out.first_column(), 0));
+    let mut kernel = K::start();
+    let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
+    let mut waiting = Waiting { at: place(0, 0), slot: 1, done: usize::MAX };
     for first in (0..k).step_by(sizes.depth(k)) {
         let depth = sizes.depth(k).min(k - first);
         let last = first + depth == k;
         let (a_pack, b_pack) = panels::<K>(pack, columns, depth);
         let panel_len = sizes.panel(sizes.columns, depth);
+        let each = sizes.rows.div_ceil(depth.div_ceil(BEAT));
         for (down, row) in (0..rows).step_by(sizes.rows).enumerate() {
             let below = rows.min(row + sizes.rows);
             let a_panel = kernel.pack_rows(a.from(row, first), below - row, depth, a_pack);
@@ -166,20 +197,51 @@ fn task<K: Kernel, A: Element, B: Element, O>(
                 }
                 let mut ahead = Ahead::NOTHING;
                 if below < rows {
-                    a.ask(&mut ahead, [below, first], [sizes.rows.min(rows - below), depth], [panel, across]);
+                    a.ask(&mut ahead, [below, first], sizes.rows.min(rows - below), [panel, across]);
                 }
-                if last {
-                    let start = out.row(row).as_ptr().wrapping_add(at.column);
-                    ahead.write(start, at.columns, out.stride());
-                }
-                let slot = if k <= sizes.depth(k) { 0 } else { down * across + panel };
-                let sums = &mut sums[slot * tile..][..tile];
+                // Two tiles take turns where each is finished at once.
+                let slot = if k <= sizes.depth(k) { 1 - waiting.slot } else { down * across + panel };
+                let other = if waiting.done < waiting.at.rows { waiting.slot } else { (slot == 0).into() };
+                let [sums, earlier] = sums
+                    .get_disjoint_mut([slot * tile..(slot + 1) * tile, other * tile..(other + 1) * tile])
+                    .expect("two tiles of the sums");
                 let live = [at.rows, at.columns];
-                kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut || ahead.step());
+                kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut || {
+                    ahead.step();
+                    waiting.finish::<K, O>(each, earlier, &mut out, store);
+                });
+                waiting.finish::<K, O>(sizes.rows, earlier, &mut out, store);
                 if last {
-                    K::finish(sums, at, &mut out, store);
+                    waiting = Waiting { at, slot, done: 0 };
                 }
             }
+        }
+    }
+    waiting.finish::<K, O>(sizes.rows, &sums[waiting.slot * tile..][..tile], &mut out, store);
+}
+
+/// A tile whose sums are complete, and how many of its rows were stored.
+struct Waiting {
+    at: Place,
+    slot: usize,
+    done: usize,
+}
+
+impl Waiting {
+    /// Stores at most `most` more rows.
+    #[inline(always)]
+    fn finish<K: Kernel, O>(
+        &mut self,
+        most: usize,
+        sums: &[f32],
+        out: &mut Tile<O>,
+        store: &impl Fn(usize, &[f32], &mut [O]),
+    ) {
+        if self.done < self.at.rows {
+            let rows = most.min(self.at.rows - self.done);
+            let part = Place { row: self.at.row + self.done, rows, ..self.at };
+            K::finish(&sums[self.done * K::SIZES.columns..], part, out, store);
+            self.done += rows;
         }
     }
 }

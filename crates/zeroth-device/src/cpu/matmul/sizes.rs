@@ -20,8 +20,8 @@ pub(super) struct Sizes {
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     longest: usize,
-    pub(super) rows: usize,
-    pub(super) columns: usize,
+    rows: usize,
+    columns: usize,
     /// Terms that are packed at a time. Longer sums are kept from one block of terms to the next.
     depth: usize,
 }
@@ -31,8 +31,8 @@ pub(super) const TILES: Sizes = Sizes {
     rows: 32,
     columns: 32,
     cuts: &[
-        Cut { longest: 1024, rows: 1024, columns: 512, depth: 1024 },
-        Cut { longest: 2048, rows: 1024, columns: 256, depth: 2048 },
+        Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
+        Cut { longest: 2048, rows: 4096, columns: 256, depth: 2048 },
         Cut { longest: usize::MAX, rows: 512, columns: 512, depth: 512 },
     ],
     step: 32,
@@ -59,6 +59,18 @@ const fn min(a: usize, b: usize) -> usize {
 }
 
 impl Sizes {
+    /// Rows and columns of a task: bands of rows are cut until the tasks can be shared evenly by `threads`.
+    pub(super) const fn task(&self, m: usize, n: usize, k: usize, threads: usize) -> [usize; 2] {
+        let cut = self.cut(k);
+        let across = n.div_ceil(cut.columns);
+        let mut bands = m.div_ceil(cut.rows);
+        while bands * across % threads != 0 && bands * across < 4 * threads && bands * self.rows < m {
+            bands += 1;
+        }
+        let bands = if bands == 0 { 1 } else { bands };
+        [min(cut.rows, m.div_ceil(bands).next_multiple_of(self.rows)), cut.columns]
+    }
+
     /// The cut for sums of `k` terms.
     pub(super) const fn cut(&self, k: usize) -> Cut {
         let mut at = 0;
@@ -84,13 +96,11 @@ impl Sizes {
         (self.panel(lines, self.depth(k)) * self.bytes).div_ceil(4) + ALIGN
     }
 
-    /// f32 elements of the sums: one tile where sums are taken in one block, else all of the task's.
+    /// f32 elements of the sums: two tiles where sums are taken in one block, else all of the task's.
     pub(super) const fn sums(&self, m: usize, n: usize, k: usize) -> usize {
-        if k <= self.depth(k) {
-            self.rows * self.columns
-        } else {
-            m.next_multiple_of(self.rows) * n.next_multiple_of(self.columns)
-        }
+        let two = 2 * self.rows * self.columns;
+        let all = m.next_multiple_of(self.rows) * n.next_multiple_of(self.columns);
+        if k <= self.depth(k) || all < two { two } else { all }
     }
 
     const fn thread_scratch(&self, m: usize, n: usize, k: usize) -> usize {

@@ -9,7 +9,7 @@ use zeroth_base::DType;
 
 use super::View;
 use super::bf16_panels::{Side, pack};
-use super::blocks::{Kernel, Place};
+use super::blocks::{BEAT, Job, Kernel, Place, task};
 use super::sizes::{self, Sizes};
 use super::zmm::finish_avx512;
 use crate::cpu::cut::Tile;
@@ -139,7 +139,7 @@ impl Kernel for Tiles {
         pack(Side::Columns, source, columns, depth, out);
     }
 
-    #[inline]
+    #[inline(always)]
     fn multiply(
         &mut self,
         a: Lines<'_>,
@@ -168,16 +168,63 @@ impl Kernel for Tiles {
         }
     }
 
+    #[inline(always)]
     fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F) {
         // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
         unsafe { finish_avx512(sums, at, out, store) }
     }
+
+    fn run_task<A: Element, B: Element, O>(
+        job: Job<'_, A, B>,
+        out: Tile<O>,
+        scratch: &mut [f32],
+        store: &impl Fn(usize, &[f32], &mut [O]),
+    ) {
+        // SAFETY: as above.
+        unsafe { task_avx512(job, out, scratch, store) }
+    }
+}
+
+/// [`task`] with what it does between the steps of tiles in vectors.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn task_avx512<A: Element, B: Element, O>(
+    job: Job<'_, A, B>,
+    out: Tile<O>,
+    scratch: &mut [f32],
+    store: &impl Fn(usize, &[f32], &mut [O]),
+) {
+    task::<Tiles, A, B, O>(job, out, scratch, store);
+}
+
+/// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
+macro_rules! step {
+    ($a:literal, $b:literal, $right:literal) => {
+        concat!(
+            "tileloadd tmm4, [{upper} + {row}*1 + ",
+            $a,
+            "]\n",
+            "tileloadd tmm6, [{b} + {line}*1 + ",
+            $b,
+            "]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tileloadd tmm7, [{b} + {line}*1 + ",
+            $right,
+            "]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            "tileloadd tmm5, [{lower} + {row}*1 + ",
+            $a,
+            "]\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tdpbf16ps tmm3, tmm5, tmm7\n",
+        )
+    };
 }
 
 /// c = or += a · b over the steps of panels; `TALL` with the lower tiles of a, `WIDE` with the right ones of b.
 ///
 /// # Safety
 /// Panels have as many steps, c has the configured rows and columns, and tiles are configured accordingly.
+#[inline(always)]
 unsafe fn run<const TALL: bool, const WIDE: bool>(
     a: Lines<'_>,
     mut b: *const u16,
@@ -214,52 +261,33 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                 asm!("tilezero tmm3", options(nostack, nomem));
             }
         }
-        for _ in 0..a.steps {
-            if TALL && WIDE {
+        for at in (0..a.steps).step_by(BEAT / (2 * SIDE)) {
+            let both = at + 1 < a.steps;
+            if TALL && WIDE && both && a.step == STEP {
                 asm!(
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{lower} + {row}*1]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    step!("0", "0", "1024"), step!("2048", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
-            } else if TALL {
+            } else if TALL && WIDE && both {
                 asm!(
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm5, [{lower} + {row}*1]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    step!("0", "0", "1024"), step!("64", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
-                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
-                );
-            } else if WIDE {
-                asm!(
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    upper = in(reg) upper, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
             } else {
-                asm!(
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    upper = in(reg) upper, row = in(reg) row,
-                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
-                );
+                for i in 0..1 + usize::from(both) {
+                    edge::<TALL, WIDE>(
+                        upper.wrapping_add(i * a.step),
+                        lower.wrapping_add(i * a.step),
+                        row,
+                        b.wrapping_add(i * STEP),
+                    );
+                }
             }
             between();
             (upper, lower, b) =
-                (upper.wrapping_add(a.step), lower.wrapping_add(a.step), b.wrapping_add(STEP));
+                (upper.wrapping_add(2 * a.step), lower.wrapping_add(2 * a.step), b.wrapping_add(2 * STEP));
         }
         asm!("tilestored [{} + {}*1], tmm0", in(reg) c, in(reg) 4 * stride, options(nostack));
         if WIDE {
@@ -270,6 +298,57 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         }
         if TALL && WIDE {
             asm!("tilestored [{} + {}*1 + 64], tmm3", in(reg) below, in(reg) 4 * stride, options(nostack));
+        }
+    }
+}
+
+/// One step of tiles that may have rows or columns missing.
+///
+/// # Safety
+/// As for [`run`]; each address has a step of its panel.
+#[inline(always)]
+unsafe fn edge<const TALL: bool, const WIDE: bool>(
+    upper: *const u16,
+    lower: *const u16,
+    row: usize,
+    b: *const u16,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if TALL && WIDE {
+            asm!(
+                step!("0", "0", "1024"),
+                upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+            );
+        } else if TALL {
+            asm!(
+                "tileloadd tmm4, [{upper} + {row}*1]",
+                "tileloadd tmm6, [{b} + {line}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{lower} + {row}*1]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+            );
+        } else if WIDE {
+            asm!(
+                "tileloadd tmm4, [{upper} + {row}*1]",
+                "tileloadd tmm6, [{b} + {line}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                upper = in(reg) upper, row = in(reg) row,
+                b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+            );
+        } else {
+            asm!(
+                "tileloadd tmm4, [{upper} + {row}*1]",
+                "tileloadd tmm6, [{b} + {line}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                upper = in(reg) upper, row = in(reg) row,
+                b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+            );
         }
     }
 }

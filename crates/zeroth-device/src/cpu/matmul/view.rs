@@ -43,9 +43,12 @@ impl<'a, T> View<'a, T> {
         self.data.as_ptr()
     }
 
-    /// Asks, in part `part` of `parts`, for `rows` rows of `columns` elements from row `i`, column `j` on.
-    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], shape: [usize; 2], part: [usize; 2]) {
-        let start = self.data.as_ptr().wrapping_add(i * self.row + j * self.column);
-        ahead.read(start, [self.row, self.column], shape, part);
+    /// Asks, in part `part` of `parts`, for `rows` rows from row `i`, column `j` on. Rows of a matrix that is seen the
+    /// other way round come by themselves: they are packed one after the other.
+    #[inline(always)]
+    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], rows: usize, part: [usize; 2]) {
+        if self.column == 1 {
+            ahead.read(self.data.as_ptr().wrapping_add(i * self.row + j), self.row, rows, part);
+        }
     }
 }

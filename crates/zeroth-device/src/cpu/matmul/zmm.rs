@@ -25,6 +25,7 @@ const LANES: usize = 16;
 const AHEAD: usize = 8 * COLUMNS;
 
 /// [`finish_rows`] compiled with AVX-512.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) fn finish_avx512<O>(
     sums: &[f32],
