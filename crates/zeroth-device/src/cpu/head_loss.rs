@@ -1,17 +1,29 @@
-//! The head: projection to the vocabulary, softmax and cross-entropy in slices of tokens.
+//! The head: projection to the vocabulary, softmax and cross-entropy in slices of tokens and blocks of the vocabulary.
 //!
-//! No [tokens, vocab] tensor exists: a slice's logits live in scratch, in f32, become their own gradient there, and are
-//! used up before the next slice. How many rows a slice has depends on the sizes only.
+//! No [tokens, vocab] tensor of f32 exists. A block's logits live for a band of rows at a time; what is kept of them is
+//! e^(logit - the block's largest) in the type of the gradient, and for each row the block's largest and the sum. When all
+//! blocks of a slice are known, each becomes its own gradient in place and is used up, by dw and by dx, while it is in
+//! the cache.
+//!
+//! How many rows a slice has depends on the sizes and the type only.
 
-use super::cut::Chunks;
+use half::bf16;
+use zeroth_base::DType;
+
+use super::cut::{Chunks, Optional};
 use super::element::Element;
-use super::matmul::{self, View, matmul};
+use super::matmul::{self, View, in_bands, matmul};
 use super::path::each_path;
 use super::pool::Pool;
 use super::{check_len, check_scratch, math};
 
-/// Elements of a slice's logits, about: 64 MiB of f32.
-const SLICE: usize = 16 << 20;
+/// What a slice's exponentials take, about, in elements of f32: 160 MiB.
+const SLICE: usize = 40 << 20;
+/// Rows of a slice of f32 exponentials, at most and at least; of bf16 they are twice as many.
+const MOST: usize = 512;
+const LEAST: usize = 16;
+/// Tokens of the vocabulary of a block.
+const BLOCK: usize = 512;
 
 /// The sizes of the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,21 +36,21 @@ pub struct HeadLossDims {
     pub vocab: usize,
 }
 
+/// What a block knows of a row: its largest logit, the sum of its exponentials, and the label's logit if it has it.
+#[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+struct Mark {
+    peak: f32,
+    sum: f32,
+    chosen: f32,
+}
+
 impl HeadLossDims {
-    /// Rows of a slice.
-    pub const fn slice_rows(self) -> usize {
-        let fitting = match SLICE.checked_div(self.vocab) {
-            Some(rows) => rows,
-            None => 512,
-        };
-        let rows = if fitting < 16 {
-            16
-        } else if fitting > 512 {
-            512
-        } else {
-            fitting
-        };
-        if rows < self.rows { rows } else { self.rows }
+    /// Rows of a slice whose exponentials are of type `E`.
+    pub fn slice_rows<E: Element>(self) -> usize {
+        let more = size_of::<f32>() / size_of::<E>();
+        let fitting = SLICE.checked_div(self.vocab).unwrap_or(MOST).clamp(LEAST, MOST);
+        (more * fitting).min(self.rows)
     }
 
     fn check<T>(self, x: &[T], w: &[T], labels: &[i32]) {
@@ -49,16 +61,28 @@ impl HeadLossDims {
             panic!("label {label} for a vocabulary of {}; the data is checked when it is read", self.vocab);
         }
     }
+
+    /// f32 elements of the exponentials, the marks, the factors and the sums of dx of a slice.
+    fn slice_scratch<E: Element>(self) -> [usize; 4] {
+        let rows = self.slice_rows::<E>();
+        [
+            (rows * self.vocab * size_of::<E>()).div_ceil(size_of::<f32>()),
+            3 * rows * self.vocab.div_ceil(BLOCK),
+            rows,
+            rows * self.hidden,
+        ]
+    }
 }
 
 /// f32 elements of scratch that the functions here need with a pool of `threads`.
 pub fn head_loss_scratch(dims: HeadLossDims, threads: usize) -> usize {
     let HeadLossDims { hidden, vocab, .. } = dims;
-    let rows = dims.slice_rows();
-    let product = matmul::scratch(rows, vocab, hidden, threads)
-        .max(matmul::scratch(rows, hidden, vocab, threads))
-        .max(matmul::scratch(vocab, hidden, rows, threads));
-    rows * vocab + rows + product
+    let (rows, block) = (dims.slice_rows::<bf16>(), BLOCK.min(vocab));
+    let product = (threads * matmul::band_scratch(block, hidden))
+        .max(matmul::scratch(rows, hidden, block, threads))
+        .max(matmul::scratch(block, hidden, rows, threads));
+    let slice = |parts: [usize; 4]| parts.iter().sum::<usize>();
+    slice(dims.slice_scratch::<bf16>()).max(slice(dims.slice_scratch::<f32>())) + product
 }
 
 /// The sum of the losses of trained tokens, without gradients. A negative label (-100) is not trained.
@@ -71,19 +95,13 @@ pub fn head_loss<T: Element>(
     scratch: &mut [f32],
 ) -> f64 {
     dims.check(x, w, labels);
-    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
-    let mut total = 0.0;
-    for first in (0..dims.rows).step_by(dims.slice_rows().max(1)) {
-        let rows = dims.slice_rows().min(dims.rows - first);
-        let labels = &labels[first..first + rows];
-        total += slice_loss(pool, dims, &x[first * dims.hidden..], w, labels, 0.0, scratch);
-    }
-    total
+    run::<T, f32>(pool, dims, x, w, labels, None, scratch)
 }
 
 /// The sum of the losses of trained tokens. Writes dx and adds dw, both times `scale`, in the same pass.
 ///
-/// `scale` is 1 / (trained tokens of the step), times the loss scale. The sum returned is without it.
+/// `scale` is 1 / (trained tokens of the step), times the loss scale. The sum returned is without it. Gradients of logits
+/// are rounded to bf16 where the model is in bf16.
 pub fn head_loss_backward<T: Element>(
     pool: &Pool,
     dims: HeadLossDims,
@@ -95,76 +113,199 @@ pub fn head_loss_backward<T: Element>(
     dw: &mut [f32],
     scratch: &mut [f32],
 ) -> f64 {
-    let HeadLossDims { hidden, vocab, .. } = dims;
     dims.check(x, w, labels);
     check_len("dx", dx.len(), x.len());
     check_len("dw", dw.len(), w.len());
-    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
-    let mut total = 0.0;
-    for first in (0..dims.rows).step_by(dims.slice_rows().max(1)) {
-        let rows = dims.slice_rows().min(dims.rows - first);
-        let place = first * hidden..(first + rows) * hidden;
-        let labels = &labels[first..first + rows];
-        total += slice_loss(pool, dims, &x[place.clone()], w, labels, scale, scratch);
-        let (logits, scratch) = scratch.split_at_mut(rows * vocab);
-        let grads = View::rows(&*logits, vocab);
-        let (dx, x) = (&mut dx[place.clone()], View::rows(&x[place], hidden));
-        matmul(pool, [rows, hidden, vocab], grads, View::rows(w, hidden), dx, scratch, |_, sums, dx| {
-            for (dx, &sum) in dx.iter_mut().zip(sums) {
-                *dx = T::from_f32(sum);
-            }
-        });
-        matmul(pool, [vocab, hidden, rows], grads.transposed(), x, dw, scratch, |_, sums, dw| {
-            for (dw, sum) in dw.iter_mut().zip(sums) {
-                *dw += sum;
-            }
-        });
+    let gradients = Some(Gradients { scale, dx, dw });
+    match T::DTYPE {
+        DType::Bf16 => run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch),
+        DType::F16 | DType::F32 => run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
     }
-    total
 }
 
-/// The losses of one slice, summed in the order of rows; leaves the gradients of its logits at the start of scratch.
-fn slice_loss<T: Element>(
+/// Where gradients go, and what they are multiplied by.
+struct Gradients<'a, T> {
+    scale: f32,
+    dx: &'a mut [T],
+    dw: &'a mut [f32],
+}
+
+/// The rows of one slice.
+struct Slice<'a, T> {
+    pool: &'a Pool,
+    dims: HeadLossDims,
+    x: &'a [T],
+    w: &'a [T],
+    labels: &'a [i32],
+}
+
+fn run<T: Element, E: Element>(
     pool: &Pool,
     dims: HeadLossDims,
     x: &[T],
     w: &[T],
     labels: &[i32],
-    scale: f32,
+    mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
-    let HeadLossDims { hidden, vocab, .. } = dims;
-    let rows = labels.len();
-    let (logits, scratch) = scratch.split_at_mut(rows * vocab);
-    let (losses, scratch) = scratch.split_at_mut(rows);
-    let (x, w) = (View::rows(x, hidden), View::rows(w, hidden).transposed());
-    matmul(pool, [rows, vocab, hidden], x, w, logits, scratch, |_, sums, logits| {
-        logits.copy_from_slice(sums);
-    });
-    pool.each((Chunks::new(logits, vocab), Chunks::new(losses, 1)), |row, (logits, loss)| {
-        loss[0] = row_loss(pool.path(), logits, labels[row], scale);
-    });
-    losses.iter().map(|&loss| f64::from(loss)).sum()
+    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
+    let [exps, marks, factors, sums] = dims.slice_scratch::<E>();
+    let (exps, scratch) = scratch.split_at_mut(exps);
+    let (marks, scratch) = scratch.split_at_mut(marks);
+    let (factors, scratch) = scratch.split_at_mut(factors);
+    let (sums, scratch) = scratch.split_at_mut(sums);
+    let (exps, marks) = (bytemuck::cast_slice_mut::<f32, E>(exps), bytemuck::cast_slice_mut(marks));
+    let mut total = 0.0;
+    for first in (0..dims.rows).step_by(dims.slice_rows::<E>().max(1)) {
+        let rows = dims.slice_rows::<E>().min(dims.rows - first);
+        let place = first * dims.hidden..(first + rows) * dims.hidden;
+        let slice = Slice { pool, dims, x: &x[place.clone()], w, labels: &labels[first..first + rows] };
+        let exps = &mut exps[..rows * dims.vocab];
+        let marks = &mut marks[..rows * dims.vocab.div_ceil(BLOCK)];
+        let exps_parts = gradients.is_some().then(|| Chunks::new(exps, rows * BLOCK));
+        let parts = (Optional::new(exps_parts, dims.vocab.div_ceil(BLOCK)), Chunks::new(marks, rows));
+        pool.each_with(parts, scratch, |block, (mut exps, marks), scratch| {
+            slice.block(block, marks, scratch, |row, sums| {
+                if let Some(exps) = &mut exps {
+                    round(pool.path(), sums, &mut exps[row * sums.len()..][..sums.len()]);
+                }
+            });
+        });
+        for (row, factor) in factors[..rows].iter_mut().enumerate() {
+            let (loss, peak, sum) = slice.loss(row, marks);
+            total += f64::from(loss);
+            // A block's own factor is e^(its peak - the row's) times this one.
+            *factor = gradients.as_ref().map_or(0.0, |gradients| gradients.scale) / sum;
+            marks.iter_mut().skip(row).step_by(rows).for_each(|mark| mark.peak -= peak);
+        }
+        if let Some(Gradients { scale, dx, dw }) = &mut gradients {
+            slice.gradients(exps, marks, factors, *scale, &mut dx[place], dw, sums, scratch);
+        }
+    }
+    total
+}
+
+impl<T: Element> Slice<'_, T> {
+    /// Computes a block's logits, turns each row of them into exponentials, marks what they were, and gives the row to
+    /// `keep(row, exponentials)`.
+    fn block(
+        &self,
+        block: usize,
+        marks: &mut [Mark],
+        scratch: &mut [f32],
+        mut keep: impl FnMut(usize, &[f32]),
+    ) {
+        let HeadLossDims { hidden, vocab, .. } = self.dims;
+        let first = block * BLOCK;
+        let columns = BLOCK.min(vocab - first);
+        let (x, w) = (View::rows(self.x, hidden), View::rows(&self.w[first * hidden..], hidden).transposed());
+        let path = self.pool.path();
+        in_bands(path, [self.labels.len(), columns, hidden], x, w, scratch, |first_row, sums| {
+            for (i, logits) in sums.chunks_exact_mut(columns).enumerate() {
+                let row = first_row + i;
+                let label = usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(first));
+                let chosen = label.and_then(|label| logits.get(label)).copied().unwrap_or(f32::NEG_INFINITY);
+                let (peak, sum) = exponentiate(path, logits);
+                marks[row] = Mark { peak, sum, chosen };
+                keep(row, logits);
+            }
+        });
+    }
+
+    /// A row's loss, its largest logit, and the sum of its exponentials relative to that.
+    fn loss(&self, row: usize, marks: &[Mark]) -> (f32, f32, f32) {
+        let blocks = || marks.iter().skip(row).step_by(self.labels.len());
+        let largest = |value: fn(&Mark) -> f32| blocks().map(value).fold(f32::NEG_INFINITY, f32::max);
+        let (peak, chosen) = (largest(|mark| mark.peak), largest(|mark| mark.chosen));
+        let sum: f32 = blocks().map(|mark| mark.sum * math::exp(mark.peak - peak)).sum();
+        let loss = if self.labels[row] < 0 { 0.0 } else { sum.ln() - (chosen - peak) };
+        (loss, peak, sum)
+    }
+
+    /// Turns exponentials into gradients of logits, block by block, and uses them up.
+    fn gradients<E: Element>(
+        &self,
+        exps: &mut [E],
+        marks: &[Mark],
+        factors: &[f32],
+        weight: f32,
+        dx: &mut [T],
+        dw: &mut [f32],
+        sums: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let HeadLossDims { hidden, .. } = self.dims;
+        let (pool, rows) = (self.pool, self.labels.len());
+        let sums = &mut sums[..rows * hidden];
+        sums.fill(0.0);
+        let blocks = exps.chunks_mut(rows * BLOCK).zip(marks.chunks_exact(rows)).enumerate();
+        let parts = dw.chunks_mut(BLOCK * hidden).zip(self.w.chunks(BLOCK * hidden));
+        for ((block, (exps, marks)), (dw, w)) in blocks.zip(parts) {
+            let columns = exps.len() / rows;
+            pool.each(Chunks::new(exps, columns), |row, exps| {
+                if self.labels[row] < 0 {
+                    return exps.fill(E::default());
+                }
+                let factor = factors[row] * math::exp(marks[row].peak);
+                let label =
+                    usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(block * BLOCK));
+                let chosen =
+                    label.and_then(|label| exps.get(label)).map(|exp| exp.to_f32() * factor - weight);
+                multiply(pool.path(), exps, factor);
+                if let (Some(label), Some(chosen)) = (label, chosen) {
+                    exps[label] = E::from_f32(chosen);
+                }
+            });
+            let grads = View::rows(&*exps, columns);
+            let x = View::rows(self.x, hidden);
+            matmul(pool, [columns, hidden, rows], grads.transposed(), x, dw, scratch, |_, sums, dw| {
+                for (dw, sum) in dw.iter_mut().zip(sums) {
+                    *dw += sum;
+                }
+            });
+            matmul(
+                pool,
+                [rows, hidden, columns],
+                grads,
+                View::rows(w, hidden),
+                sums,
+                scratch,
+                |_, sums, dx| {
+                    for (dx, sum) in dx.iter_mut().zip(sums) {
+                        *dx += sum;
+                    }
+                },
+            );
+        }
+        pool.each((Chunks::new(dx, hidden), Chunks::new(sums, hidden)), |_, (dx, sums)| {
+            round(pool.path(), sums, dx);
+        });
+    }
 }
 
 each_path! {
-    /// Turns a row of logits into their gradient and returns the loss.
-    fn row_loss(logits: &mut [f32], label: i32, scale: f32) -> f32 {
-        let Ok(label) = usize::try_from(label) else {
-            logits.fill(0.0);
-            return 0.0;
-        };
+    /// Turns logits into e^(logit - the largest); returns the largest and the sum.
+    fn exponentiate(logits: &mut [f32]) -> (f32, f32) {
         let peak = math::largest(logits);
-        let chosen = logits[label] - peak;
         for logit in logits.iter_mut() {
             *logit = math::exp(*logit - peak);
         }
-        let total = math::sum(logits.len(), |i| logits[i]);
-        let share = scale / total;
-        for logit in logits.iter_mut() {
-            *logit *= share;
+        (peak, math::sum_of(logits, |exp| exp))
+    }
+}
+
+each_path! {
+    fn multiply<E>(values: &mut [E], factor: f32) {
+        for value in values {
+            *value = E::from_f32(value.to_f32() * factor);
         }
-        logits[label] -= scale;
-        total.ln() - chosen
+    }
+}
+
+each_path! {
+    fn round<E>(values: &[f32], out: &mut [E]) {
+        for (out, &value) in out.iter_mut().zip(values) {
+            *out = E::from_f32(value);
+        }
     }
 }

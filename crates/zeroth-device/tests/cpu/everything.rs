@@ -10,7 +10,7 @@ pub(crate) const MOST_THREADS: usize = 7;
 const ROWS: usize = 330;
 const WIDTH: usize = 280;
 const VOCAB: usize = 300;
-const HEAD_ROWS: usize = 600;
+const HEAD_ROWS: usize = 1_100;
 const FLAT: usize = 40_001;
 
 const LINEAR: LinearDims = LinearDims { rows: ROWS, inputs: WIDTH, outputs: 290 };
@@ -87,7 +87,7 @@ impl<T: Element> Everything<T> {
             FLAT,
             FLAT,
         ];
-        assert!(HEAD.slice_rows() < HEAD_ROWS, "the head must take several slices");
+        assert!(HEAD.slice_rows::<bf16>() < HEAD_ROWS, "the head must take several slices");
         Self {
             x: random("x", ROWS * 290),
             other: random("other", ROWS * 290),
@@ -96,7 +96,7 @@ impl<T: Element> Everything<T> {
             head_x: random("head x", HEAD_ROWS * 8),
             head_w: random("head w", VOCAB * 8),
             ids: (0..ROWS as i32).map(|i| if i % 11 == 10 { -1 } else { i * i % 90 }).collect(),
-            labels: (0..HEAD_ROWS as i32).map(|i| if i % 5 == 0 { -100 } else { i / 2 }).collect(),
+            labels: (0..HEAD_ROWS as i32).map(|i| if i % 5 == 0 { -100 } else { i / 4 }).collect(),
             positions: (0..ROWS as i32).collect(),
             keys: (0..ROWS as u32)
                 .map(|i| RowKey { sample: u64::from(i / 50), position: i % 50, epoch: 2 })

@@ -15,10 +15,12 @@ pub(super) struct Ahead {
     reads: [*const u8; LINES],
     /// Bytes from a line to the one of the next beat.
     on: usize,
+    /// Lines of what will be added to, both ends of two rows.
+    adds: Option<([*const u8; LINES], usize)>,
 }
 
 impl Ahead {
-    pub(super) const NOTHING: Self = Self { reads: [std::ptr::null(); LINES], on: 0 };
+    pub(super) const NOTHING: Self = Self { reads: [std::ptr::null(); LINES], on: 0, adds: None };
 
     /// Reads part `part` of `parts` of `lines` rows, `row` elements from one to the next: two of them, or every other
     /// cache line of four, whose neighbours the processor brings by itself.
@@ -35,12 +37,27 @@ impl Ahead {
         self.on = BEAT * size_of::<T>();
     }
 
+    /// Adds to rows of `width` elements, `stride` elements apart, two of them a beat.
+    #[inline(always)]
+    pub(super) fn add<T>(&mut self, start: *const T, width: usize, stride: usize) {
+        let (row, right) = (start.cast::<u8>(), (width * size_of::<T>()).saturating_sub(1));
+        let next = row.wrapping_add(stride * size_of::<T>());
+        let lines = [row, row.wrapping_add(right), next, next.wrapping_add(right)];
+        self.adds = Some((lines, 2 * stride * size_of::<T>()));
+    }
+
     /// Asks for the lines of one beat.
     #[inline(always)]
     pub(super) fn step(&mut self) {
         for line in &mut self.reads {
             ask_to_read(*line);
             *line = line.wrapping_add(self.on);
+        }
+        if let Some((lines, on)) = &mut self.adds {
+            for line in lines {
+                ask_to_write(*line);
+                *line = line.wrapping_add(*on);
+            }
         }
     }
 }
@@ -57,3 +74,16 @@ fn ask_to_read(line: *const u8) {
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn ask_to_read(_: *const u8) {}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
+#[inline(always)]
+fn ask_to_write(line: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+    // SAFETY: a hint, whatever the address is.
+    unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn ask_to_write(_: *const u8) {}

@@ -5,7 +5,7 @@ use bytemuck::Pod;
 use super::View;
 use super::ahead::Ahead;
 use super::plain;
-use super::sizes::{ALIGN, Sizes, scratch};
+use super::sizes::{ALIGN, BAND, Sizes, band_scratch, scratch};
 use crate::cpu::cut::{Grid, Tile};
 use crate::cpu::element::Element;
 use crate::cpu::path::Path;
@@ -199,6 +199,10 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
                 if below < rows {
                     a.ask(&mut ahead, [below, first], sizes.rows.min(rows - below), [panel, across]);
                 }
+                if last && size_of::<O>() == size_of::<f32>() {
+                    let stride = out.stride();
+                    ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
+                }
                 // Two tiles take turns where each is finished at once.
                 let slot = if k <= sizes.depth(k) { 1 - waiting.slot } else { down * across + panel };
                 let other = if waiting.done < waiting.at.rows { waiting.slot } else { (slot == 0).into() };
@@ -273,6 +277,52 @@ pub(super) fn finish_rows<const WIDTH: usize, O>(
             (_, out) => store(first, &sums[..columns], out),
         }
     }
+}
+
+/// Computes a[m, k] · b[k, n] on the calling thread, b packed once and a band of rows at a time, and gives each band's
+/// sums, [rows, n], to `finish(first row, sums)`.
+pub(in crate::cpu) fn in_bands<A: Element, B: Element>(
+    path: Path,
+    [m, n, k]: [usize; 3],
+    a: View<A>,
+    b: View<B>,
+    scratch: &mut [f32],
+    mut finish: impl FnMut(usize, &mut [f32]),
+) {
+    check_scratch(scratch.len(), band_scratch(n, k));
+    with_kernel!(path, A, B, K => {
+        let (mut kernel, sizes, b) = (K::start(), K::SIZES, b.transposed());
+        let (sums, pack) = aligned(scratch).split_at_mut(BAND * n);
+        let (a_pack, b_pack) = bytemuck::cast_slice_mut(pack).split_at_mut(sizes.panel(sizes.rows, sizes.depth(k)));
+        let columns = n.next_multiple_of(sizes.columns);
+        let blocks = || (0..k).step_by(sizes.depth(k).max(1)).map(|first| (first, sizes.depth(k).min(k - first)));
+        for (first, depth) in blocks() {
+            let b_pack = &mut b_pack[sizes.panel(columns, first)..][..sizes.panel(columns, depth)];
+            for (panel, out) in b_pack.chunks_exact_mut(sizes.panel(sizes.columns, depth)).enumerate() {
+                let column = panel * sizes.columns;
+                kernel.pack_columns(b.from(column, first), sizes.columns.min(n - column), depth, out);
+            }
+        }
+        for first_row in (0..m).step_by(BAND) {
+            let band = BAND.min(m - first_row);
+            if k == 0 {
+                sums.fill(0.0);
+            }
+            for (first, depth) in blocks() {
+                let b_pack = &b_pack[sizes.panel(columns, first)..][..sizes.panel(columns, depth)];
+                for row in (0..band).step_by(sizes.rows) {
+                    let rows = sizes.rows.min(band - row);
+                    let a_panel = kernel.pack_rows(a.from(first_row + row, first), rows, depth, a_pack);
+                    for (panel, b_panel) in b_pack.chunks_exact(sizes.panel(sizes.columns, depth)).enumerate() {
+                        let column = panel * sizes.columns;
+                        let live = [rows, sizes.columns.min(n - column)];
+                        kernel.multiply(a_panel, b_panel, &mut sums[row * n + column..], n, live, first > 0, &mut || ());
+                    }
+                }
+            }
+            finish(first_row, &mut sums[..band * n]);
+        }
+    });
 }
 
 /// Writes a[m, k] · b[k, n] to `c`, whose rows are `width` apart, or adds it to what is there, on the calling thread.

@@ -28,8 +28,8 @@ mod view;
 #[cfg(target_arch = "x86_64")]
 mod zmm;
 
-pub(super) use blocks::{block, matmul};
-pub(super) use sizes::{pack_len, scratch};
+pub(super) use blocks::{block, in_bands, matmul};
+pub(super) use sizes::{band_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
 pub(super) use tiles::permitted as tiles_permitted;
 pub(super) use view::View;

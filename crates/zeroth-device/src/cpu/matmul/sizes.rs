@@ -49,6 +49,9 @@ pub(super) const ZMM: Sizes = Sizes {
 pub(super) const PLAIN: Sizes = Sizes { rows: 6, columns: 16, ..ZMM };
 pub(super) const NEON: Sizes = Sizes { rows: 8, columns: 12, ..ZMM };
 
+/// Rows of a band: a multiple of every kernel's.
+pub(super) const BAND: usize = 96;
+
 const ALL: [Sizes; 4] = [TILES, ZMM, PLAIN, NEON];
 
 /// f32 elements that bring a buffer to a cache line.
@@ -107,6 +110,20 @@ impl Sizes {
         let (m, n) = (min(m, self.cut(k).rows), min(n, self.cut(k).columns));
         self.sums(m, n, k) + self.pack(n, k)
     }
+}
+
+/// f32 elements of scratch that [`super::in_bands`] needs: a band's sums, a panel of a and all of b[k, n] packed.
+pub(in crate::cpu) const fn band_scratch(n: usize, k: usize) -> usize {
+    let (mut largest, mut at) = (0, 0);
+    while at < ALL.len() {
+        let sizes = ALL[at];
+        let elements =
+            sizes.panel(sizes.rows, sizes.depth(k)) + sizes.panel(n.next_multiple_of(sizes.columns), k);
+        let found = (elements * sizes.bytes).div_ceil(4);
+        largest = if found > largest { found } else { largest };
+        at += 1;
+    }
+    BAND * n + largest + ALIGN
 }
 
 /// f32 elements that [`super::block`] needs for packing b[k, n] and a panel of a.
