@@ -306,6 +306,7 @@ impl<T: Element> Bench<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Path;
 
     #[test]
     fn every_kernel_agrees_with_its_reference_on_every_path() {

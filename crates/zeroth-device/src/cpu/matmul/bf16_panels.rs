@@ -10,13 +10,14 @@ use std::arch::x86_64::{
     __m512bh, __m512i, _mm256_maskz_loadu_epi16, _mm512_add_epi16, _mm512_cvtepu16_epi32,
     _mm512_cvtne2ps_pbh, _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_ps,
     _mm512_or_si512, _mm512_permutex2var_epi16, _mm512_permutexvar_epi16, _mm512_set1_epi16,
-    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_storeu_si512,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi16,
+    _mm512_unpacklo_epi16,
 };
 
 use zeroth_base::DType;
 
 use super::View;
-use super::transpose::transpose;
+use super::transpose::{transpose, transpose_from};
 use crate::cpu::element::Element;
 
 /// Which factor a panel belongs to.
@@ -150,6 +151,13 @@ unsafe fn lines_turned<T: Element>(
                 let (from, to) = (start.add(half * stride + first), out.add(step * 2 * TILE + half * TERMS));
                 let mut tile = [_mm512_setzero_si512(); LINES];
                 if lines - half >= LINES && depth - first >= TERMS {
+                    if T::DTYPE == DType::Bf16 {
+                        let turned = transpose_from(from.cast(), stride * size_of::<T>());
+                        for (i, line) in turned.into_iter().enumerate() {
+                            _mm512_storeu_si512(to.add(i * TERMS).cast(), line);
+                        }
+                        continue;
+                    }
                     // Lengths that the compiler knows keep the tile in registers.
                     for (i, tile) in tile.iter_mut().enumerate() {
                         *tile = line(from.add(i * stride), TERMS);
@@ -215,6 +223,10 @@ unsafe fn pairs_turned<T: Element>(
     // SAFETY: the caller has checked all places.
     unsafe {
         for (step, first) in (0..depth).step_by(TERMS).enumerate() {
+            if T::DTYPE == DType::Bf16 && lines == 2 * LINES && depth - first >= TERMS {
+                step_turned(start.add(first * stride).cast(), stride, out.add(step * 2 * TILE));
+                continue;
+            }
             for half in (0..lines).step_by(LINES) {
                 let (from, to) = (start.add(first * stride + half), out.add(step * 2 * TILE + half * TERMS));
                 let row = |term: usize| from.add(term * stride);
@@ -232,6 +244,32 @@ unsafe fn pairs_turned<T: Element>(
                 }
                 store_turned(tile, to);
             }
+        }
+    }
+}
+
+/// A whole step of a that stands the other way round: 32 terms, `stride` elements apart, of 32 rows.
+///
+/// # Safety
+/// 32 elements can be read at every `stride` of the 32 terms, and two tiles written to `out`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn step_turned(start: *const u16, stride: usize, out: *mut u16) {
+    let mut pairs = [[_mm512_setzero_si512(); 2]; LINES];
+    for (i, pair) in pairs.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let row = |term: usize| unsafe { _mm512_loadu_si512(start.add(term * stride).cast()) };
+        let (upper, lower) = (row(2 * i), row(2 * i + 1));
+        *pair = [_mm512_unpacklo_epi16(upper, lower), _mm512_unpackhi_epi16(upper, lower)];
+    }
+    for half in 0..2 {
+        // SAFETY: 16 lines of two registers each.
+        let turned = unsafe { transpose_from(pairs.as_ptr().cast::<u8>().add(64 * half), 128) };
+        for (i, line) in turned.into_iter().enumerate() {
+            // Of each 8 rows, the lower halves of registers held the first 4 and the upper halves the others.
+            let row = i / 4 * 8 + half * 4 + i % 4;
+            // SAFETY: the caller's promise; rows are below 32.
+            unsafe { _mm512_storeu_si512(out.add(row * TERMS).cast(), line) };
         }
     }
 }

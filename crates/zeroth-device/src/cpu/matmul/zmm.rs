@@ -13,7 +13,7 @@ use zeroth_base::DType;
 use super::View;
 use super::blocks::{Kernel, Place, finish_rows};
 use super::sizes::{self, Sizes};
-use super::transpose::transpose;
+use super::transpose::{transpose, transpose_from};
 use crate::cpu::cut::Tile;
 use crate::cpu::element::Element;
 
@@ -168,6 +168,14 @@ unsafe fn pack_turned<T: Element, const PANEL: usize>(
             unsafe {
                 let from = start.wrapping_add(part * stride + first);
                 let live = lines.saturating_sub(part);
+                if T::DTYPE == DType::F32 && live >= LANES && depth - first >= LANES {
+                    let turned = transpose_from(from.cast(), stride * size_of::<T>());
+                    for (i, &line) in turned.iter().enumerate() {
+                        let to = out.add((first + i) * PANEL + part);
+                        _mm512_mask_storeu_ps(to, mask(PANEL - part), _mm512_castsi512_ps(line));
+                    }
+                    continue;
+                }
                 if live >= LANES.min(PANEL - part) && depth - first >= LANES {
                     // Lengths that the compiler knows keep the tile in registers.
                     for (i, tile) in tile.iter_mut().enumerate().take(LANES.min(PANEL - part)) {
