@@ -109,6 +109,13 @@ fn pieces(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = (Range<usi
         })
 }
 
+/// The rows of `rows` that belong to no sequence.
+fn padding(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = usize> {
+    let first = starts.first().map_or(rows.end, |&start| start as usize);
+    let end = starts.last().map_or(rows.end, |&end| end as usize);
+    (rows.start..rows.end.min(first)).chain(rows.start.max(end)..rows.end)
+}
+
 /// Tiles of `size`, counted from `origin`, that cover `range`; the first may begin before it.
 fn tiles_of(origin: usize, range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let first = origin + (range.start - origin) / size * size;
@@ -280,15 +287,6 @@ each_path! {
     fn round<T>(sums: &[f32], factor: f32, out: &mut [T]) {
         for (out, &sum) in out.iter_mut().zip(sums) {
             *out = T::from_f32(sum * factor);
-        }
-    }
-}
-
-each_path! {
-    /// Rounds sums divided by their weights' total.
-    fn divide<T>(sums: &[f32], total: f32, out: &mut [T]) {
-        for (out, &sum) in out.iter_mut().zip(sums) {
-            *out = T::from_f32(sum / total);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::sizes::{KEYS, QUERIES};
-use super::{AttentionDims, SLACK, Scores, divide, pieces, tiles_of};
+use super::{AttentionDims, SLACK, Scores, padding, pieces, round, tiles_of};
 use crate::cpu::cut::Grid;
 use crate::cpu::element::Element;
 use crate::cpu::math;
@@ -33,11 +33,12 @@ pub(super) fn forward<T: Element>(
         let (peaks, scratch) = scratch.split_at_mut(QUERIES);
         let (totals, pack) = scratch.split_at_mut(QUERIES);
         let first = out.first_row();
-        lse.row(0).fill(0.0);
-        for row in 0..out.rows() {
-            out.row(row).fill(T::default());
+        let rows = first..first + out.rows();
+        for row in padding(starts, rows.clone()) {
+            out.row(row - first).fill(T::default());
+            lse.row(0)[row - first] = 0.0;
         }
-        for (sequence, queries) in pieces(starts, first..first + out.rows()) {
+        for (sequence, queries) in pieces(starts, rows) {
             sums[..queries.len() * head_dim].fill(0.0);
             peaks.fill(f32::NEG_INFINITY);
             totals.fill(0.0);
@@ -59,7 +60,7 @@ pub(super) fn forward<T: Element>(
             }
             for (row, sums) in sums.chunks_exact(head_dim.max(1)).enumerate().take(queries.len()) {
                 let place = queries.start - first + row;
-                divide(path, sums, totals[row], out.row(place));
+                round(path, sums, 1.0 / totals[row], out.row(place));
                 lse.row(0)[place] = peaks[row] * std::f32::consts::LN_2 + totals[row].ln();
             }
         }

@@ -45,19 +45,19 @@ pub(super) const fn forward_shared(dims: &AttentionDims) -> usize {
     slots(dims) * dims.kv_heads * panel(dims) + ALIGN
 }
 
-/// What a thread of AMX's forward needs: queries, the sequence's last keys and values in bf16; scores, weights (in bf16),
-/// sums, lanes, peaks.
+/// What a thread of AMX's forward needs: queries, the sequence's last keys and values in bf16; two times scores and
+/// weights (in bf16); sums, lanes, peaks.
 const fn forward_thread(dims: &AttentionDims) -> usize {
     let packed = (PANELS + 2) * panel(dims) / 2;
-    let scores = PANEL * BLOCK + PANEL * BLOCK / 2;
+    let scores = 2 * (PANEL * BLOCK + PANEL * BLOCK / 2);
     packed + scores + BLOCK * (padded(dims) + LANES + 1) + ALIGN
 }
 
-/// What a thread of AMX's backward needs: seven packed forms of the sequence and three sums; lse and delta; two tiles of
-/// scores and a panel of dq in f32, three blocks in bf16.
+/// What a thread of AMX's backward needs: seven packed forms of the sequence and three sums; lse and delta; a panel of
+/// dq; two times two tiles of scores, and three blocks in bf16.
 const fn backward_thread(dims: &AttentionDims) -> usize {
     let sequence = slots(dims) * panel(dims);
-    let tiles = 2 * PANEL * PANEL + 3 * BLOCK * BLOCK / 2;
+    let tiles = 2 * (2 * PANEL * PANEL + 3 * BLOCK * BLOCK / 2);
     7 * sequence / 2 + 3 * sequence + 2 * slots(dims) * PANEL + tiles + panel(dims) + ALIGN
 }
 

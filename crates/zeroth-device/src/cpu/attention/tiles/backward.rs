@@ -9,7 +9,8 @@ use std::ops::Range;
 use super::super::sizes::{BLOCK, LANES, PANEL, PANELS, padded, panel};
 use super::super::{AttentionDims, Task, round};
 use super::differentiate::{Turned, differentiate, query_of};
-use super::{STEP, Steps, Tiles, aligned, product, take, take_bf16};
+use super::queue::{Product, Queue, Steps};
+use super::{STEP, Tiles, aligned, take, take_bf16};
 use crate::cpu::element::Element;
 use crate::cpu::matmul::{Side, View, pack_bf16, transpose};
 
@@ -37,11 +38,13 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
         dv: take(&mut scratch, whole),
         lse: take(&mut scratch, panels * PANEL),
         delta: take(&mut scratch, panels * PANEL),
-        scores: take(&mut scratch, PANEL * PANEL),
-        slopes: take(&mut scratch, PANEL * PANEL),
-        weights: take_bf16(&mut scratch, BLOCK * BLOCK),
-        grads: take_bf16(&mut scratch, BLOCK * BLOCK),
-        columns: take_bf16(&mut scratch, BLOCK * BLOCK),
+        scores: [0; 2].map(|_| [0; 2].map(|_| take(&mut scratch, PANEL * PANEL))),
+        rounded: [0; 2].map(|_| [0; 3].map(|_| take_bf16(&mut scratch, BLOCK * BLOCK))),
+        queue: Queue::new(),
+        later: Queue::new(),
+        tile: None,
+        turn: 0,
+        blocks: 0,
     };
     let turned = take(&mut scratch, panel(dims));
     let k = Source { dims, data: task.saved.k, width: dims.kv_width(), rows: rows.clone(), head: kv_head };
@@ -68,6 +71,7 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
                 work.block(&keys, queries..seeing.min(queries + PANELS));
             }
         }
+        work.later.finish();
         let first = (head - task.heads().start) * dims.head_dim;
         for (number, dq) in work.dq.chunks_exact(panel(dims)).enumerate() {
             turn(dq, turned);
@@ -138,14 +142,18 @@ struct Work<'a> {
     /// Of each query.
     lse: &'a mut [f32],
     delta: &'a mut [f32],
-    /// One tile [32 keys, 32 queries].
-    scores: &'a mut [f32],
-    slopes: &'a mut [f32],
-    /// Of a block: a panel for each panel of keys, in steps of queries.
-    weights: &'a mut [u16],
-    grads: &'a mut [u16],
-    /// Of a block: a panel for each panel of queries, in steps of keys.
-    columns: &'a mut [u16],
+    /// Scores and gradients of weights [32 keys, 32 queries] of two tiles, in turn.
+    scores: [[&'a mut [f32]; 2]; 2],
+    /// Weights and gradients of scores of two blocks, in turn: a panel for each panel of keys, in steps of queries; and
+    /// gradients again, a panel for each panel of queries, in steps of keys.
+    rounded: [[&'a mut [u16]; 3]; 2],
+    /// What is done beside the next tile, and what will be beside later ones.
+    queue: Queue,
+    later: Queue,
+    /// The tile whose scores are there or wait, and in which of the two places; the place of the block.
+    tile: Option<Tile>,
+    turn: usize,
+    blocks: usize,
 }
 
 /// The place of a step in a block's panels, in elements.
@@ -153,23 +161,30 @@ const fn step_of(panel: usize, step: usize) -> usize {
     (panel * PANELS + step) * STEP / 2
 }
 
-impl Work<'_> {
-    /// The panels of queries behind the last one that sees a panel of keys.
-    fn end_panel(&self, keys: usize) -> usize {
-        let last_key = self.rows.min((keys + 1) * PANEL) - 1;
-        self.dims.end_query(self.rows, last_key).div_ceil(PANEL)
-    }
+/// A panel of keys and one of queries, and their places in the block.
+struct Tile {
+    key: usize,
+    query: usize,
+    place: [usize; 2],
+}
 
-    /// Adds what panels `keys` and panels `queries`, four of each at most, bring to all sums.
+impl Work<'_> {
+    /// Takes panels `keys` and panels `queries`, four of each at most: what they bring to the sums waits then.
     fn block(&mut self, keys: &Range<usize>, queries: Range<usize>) {
         let (dims, width) = (self.dims, padded(self.dims));
-        let steps = width / PANEL;
-        let panels = self.rows.div_ceil(PANEL);
+        let (steps, panels) = (width / PANEL, self.rows.div_ceil(PANEL));
+        self.blocks = 1 - self.blocks;
         for key in keys.clone() {
-            let seeing = queries.start.max(key)..queries.end.min(self.end_panel(key));
-            for query in seeing.clone() {
-                self.tile([key, query], [key - keys.start, query - queries.start]);
+            for query in queries.start.max(key)..queries.end.min(self.end_panel(key)) {
+                let place = [key - keys.start, query - queries.start];
+                self.next(Tile { key, query, place });
             }
+        }
+        self.finish();
+        let [weights, grads, columns] = &mut self.rounded[self.blocks];
+        let panel_of = |packed: &[u16], at: usize| Steps::close(packed[at..].as_ptr());
+        for key in keys.clone() {
+            let seeing = queries.start.max(key)..queries.end.min(end_panel(dims, self.rows, key));
             if seeing.is_empty() {
                 continue;
             }
@@ -177,61 +192,96 @@ impl Work<'_> {
             for step in 0..steps {
                 let terms = (step * panels + seeing.start) * STEP / 2;
                 let place = key * PANEL * width + step * PANEL;
-                // SAFETY: tiles are configured, and all panels are whole in scratch.
-                unsafe {
-                    for (rows, terms_of, sums) in
-                        [(&self.weights, &self.dout_terms, &mut self.dv), (&self.grads, &self.q_terms, &mut self.dk)]
-                    {
-                        let a = Steps::close(rows.as_ptr().add(first));
-                        let b = Steps::close(terms_of.as_ptr().add(terms));
-                        product::<true>(a, b, seeing.len(), sums.as_mut_ptr().add(place), width);
+                let both = [(&*weights, &self.dout_terms, &mut self.dv), (&*grads, &self.q_terms, &mut self.dk)];
+                for (rows, terms_of, sums) in both {
+                    let (a, b) = (panel_of(rows, first), panel_of(terms_of, terms));
+                    let c = sums[place..].as_mut_ptr();
+                    // SAFETY: tiles are configured, and panels are whole in scratch. What is read is written again only
+                    // after `later` has become empty, and sums are read after that.
+                    unsafe {
+                        let product = Product { a, b, steps: seeing.len(), c, stride: width, add: true };
+                        self.later.push(product);
                     }
                 }
             }
         }
         for query in queries.clone() {
             let end = keys.end.min(query + 1);
-            let Some(start) = (keys.start..end).find(|&key| query < self.end_panel(key)) else { continue };
-            let b = step_of(query - queries.start, start - keys.start);
+            let seen = (keys.start..end).find(|&key| query < end_panel(dims, self.rows, key));
+            let Some(start) = seen else { continue };
             for step in 0..steps {
-                let place = query * panel(dims) + step * PANEL * PANEL;
+                let a = panel_of(self.k_turned, (step * panels + start) * STEP / 2);
+                let b = panel_of(columns, step_of(query - queries.start, start - keys.start));
+                let c = self.dq[query * panel(dims) + step * PANEL * PANEL..].as_mut_ptr();
                 // SAFETY: as above.
-                unsafe {
-                    let a = Steps::close(self.k_turned.as_ptr().add((step * panels + start) * STEP / 2));
-                    let b = Steps::close(self.columns.as_ptr().add(b));
-                    product::<true>(a, b, end - start, self.dq.as_mut_ptr().add(place), PANEL);
-                }
+                unsafe { self.later.push(Product { a, b, steps: end - start, c, stride: PANEL, add: true }) }
             }
         }
     }
 
-    /// Weights and gradients of scores of one panel of keys and one of queries, written to their places in the block.
-    fn tile(&mut self, [key, query]: [usize; 2], [key_at, query_at]: [usize; 2]) {
+    fn end_panel(&self, key: usize) -> usize {
+        end_panel(self.dims, self.rows, key)
+    }
+
+    /// Lets the scores of a tile and the gradients of its weights wait, and does the tile before it.
+    fn next(&mut self, tile: Tile) {
+        self.turn = 1 - self.turn;
         let (dims, steps) = (self.dims, padded(self.dims) / PANEL);
         let at = |packed: &[u16], number: usize| Steps::close(packed[number * panel(dims)..].as_ptr());
-        // SAFETY: tiles are configured, and all panels are whole in scratch.
-        unsafe {
-            product::<false>(at(self.k, key), at(self.q, query), steps, self.scores.as_mut_ptr(), PANEL);
-            product::<false>(at(self.v, key), at(self.dout, query), steps, self.slopes.as_mut_ptr(), PANEL);
+        let [scores, slopes] = &mut self.scores[self.turn];
+        let both = [(&self.k, &self.q, scores), (&self.v, &self.dout, slopes)];
+        for (rows, columns, out) in both {
+            let (a, b, c) = (at(rows, tile.key), at(columns, tile.query), out.as_mut_ptr());
+            // SAFETY: tiles are configured, and panels are whole in scratch. The tile before has the other scores.
+            unsafe { self.queue.push(Product { a, b, steps, c, stride: PANEL, add: false }) }
         }
+        self.later.hand_over(steps, &mut self.queue);
+        let before = self.tile.replace(tile);
+        self.differentiate(before, 1 - self.turn);
+    }
+
+    /// Does the last tile, and all that waits.
+    fn finish(&mut self) {
+        self.queue.finish();
+        let last = self.tile.take();
+        self.differentiate(last, self.turn);
+        self.later.finish();
+    }
+
+    /// Weights and gradients of the scores of a tile whose products are there, written to their places in the block.
+    fn differentiate(&mut self, tile: Option<Tile>, turn: usize) {
+        let Some(Tile { key, query, place: [key_at, query_at] }) = tile else { return };
+        let dims = self.dims;
         let (first_key, first_query) = (key * PANEL, query * PANEL);
         let behind = first_query + PANEL;
         let all = query > key && behind <= dims.end_query(self.rows, first_key);
         let seen = |row: usize| {
             let key = first_key + row;
-            let end = if key < self.rows { dims.end_query(self.rows, key).clamp(first_query, behind) } else { first_query };
+            if key >= self.rows {
+                return 0..0;
+            }
+            let end = dims.end_query(self.rows, key).clamp(first_query, behind);
             key.clamp(first_query, end) - first_query..end - first_query
         };
         let seen: Option<&dyn Fn(usize) -> Range<usize>> = if all { None } else { Some(&seen) };
         let (by_key, by_query) = (step_of(key_at, query_at), step_of(query_at, key_at));
+        let [weights, grads, columns] = &mut self.rounded[self.blocks];
         let out = Turned {
-            weights: &mut self.weights[by_key..],
-            grads: &mut self.grads[by_key..],
-            columns: &mut self.columns[by_query..],
+            weights: &mut weights[by_key..][..STEP / 2],
+            grads: &mut grads[by_key..][..STEP / 2],
+            columns: &mut columns[by_query..][..STEP / 2],
         };
         let statistics = [&self.lse[first_query..], &self.delta[first_query..]];
-        differentiate([self.scores, self.slopes], statistics, dims.log2_scale(), seen, out);
+        let [scores, slopes] = &self.scores[turn];
+        differentiate([scores, slopes], statistics, dims.log2_scale(), seen, out, &mut self.queue);
+        self.queue.finish();
     }
+}
+
+/// The panel of queries behind the last one that sees a panel of keys.
+fn end_panel(dims: &AttentionDims, rows: usize, keys: usize) -> usize {
+    let last_key = rows.min((keys + 1) * PANEL) - 1;
+    dims.end_query(rows, last_key).div_ceil(PANEL)
 }
 
 /// Turns a panel of dq, [padded, 32] in the order of [`query_of`], to [32, padded].

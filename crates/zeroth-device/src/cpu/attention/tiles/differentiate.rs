@@ -8,6 +8,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::super::sizes::{LANES, PANEL};
+use super::queue::Queue;
 use super::{LINE, STEP, bits, exp2};
 
 /// What becomes of a tile: a step of a panel each.
@@ -27,13 +28,14 @@ pub(super) const fn query_of(column: usize) -> usize {
 }
 
 /// From raw scores and the gradients of weights, both [32 keys, 32 queries]. `seen` says which queries see a key; without
-/// it all do. Others get zeros.
+/// it all do. Others get zeros. Does what waits in `queue` on the way.
 pub(super) fn differentiate(
     [scores, grads]: [&[f32]; 2],
     [lse, delta]: [&[f32]; 2],
     scale: f32,
     seen: Option<&dyn Fn(usize) -> Range<usize>>,
     out: Turned<'_>,
+    queue: &mut Queue,
 ) {
     for input in [scores, grads] {
         assert!(input.len() >= PANEL * PANEL);
@@ -45,9 +47,9 @@ pub(super) fn differentiate(
     // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; all places were checked above.
     unsafe {
         if let Some(seen) = seen {
-            run::<true>([scores, grads], [lse, delta], scale, seen, out);
+            run::<true>([scores, grads], [lse, delta], scale, seen, out, queue);
         } else {
-            run::<false>([scores, grads], [lse, delta], scale, &|_| 0..PANEL, out);
+            run::<false>([scores, grads], [lse, delta], scale, &|_| 0..PANEL, out, queue);
         }
     }
 }
@@ -59,7 +61,9 @@ unsafe fn run<const MASKED: bool>(
     scale: f32,
     seen: &dyn Fn(usize) -> Range<usize>,
     out: Turned<'_>,
+    queue: &mut Queue,
 ) {
+    let each = queue.left().div_ceil(PANEL / 2);
     let scale = _mm512_set1_ps(scale);
     // SAFETY: the caller has checked all places.
     unsafe {
@@ -102,6 +106,7 @@ unsafe fn run<const MASKED: bool>(
                 (_mm512_unpacklo_epi16(lines[0], lines[1]), _mm512_unpackhi_epi16(lines[0], lines[1]));
             _mm512_storeu_si512(columns.cast(), low);
             _mm512_storeu_si512(columns.add(STEP / 4).cast(), high);
+            queue.advance(each);
         }
     }
 }

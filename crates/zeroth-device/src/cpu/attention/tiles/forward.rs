@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::super::sizes::{BLOCK, LANES, PANEL, PANELS, forward_shared, padded, panel, slots};
-use super::super::{AttentionDims, Scores, divide, pieces, tiles_of};
-use super::softmax::{State, absorb};
-use super::{STEP, Steps, Tiles, aligned, product, take, take_bf16};
+use super::super::{AttentionDims, Scores, padding, pieces, round, tiles_of};
+use super::queue::{Product, Queue, Steps};
+use super::softmax::{self, State};
+use super::{STEP, Tiles, aligned, take, take_bf16};
 use crate::cpu::cut::{Chunks, Grid};
 use crate::cpu::element::Element;
 use crate::cpu::math;
@@ -45,18 +46,23 @@ pub(in super::super) fn forward<T: Element>(
             packed: &shared[kv_head * slots(dims) * 2 * panel(dims)..][..slots(dims) * 2 * panel(dims)],
             queries: take_bf16(&mut scratch, PANELS * panel(dims)),
             last: take_bf16(&mut scratch, 2 * panel(dims)),
-            scores: take(&mut scratch, PANEL * BLOCK),
-            weights: take_bf16(&mut scratch, PANEL * BLOCK),
+            scores: [take(&mut scratch, PANEL * BLOCK), take(&mut scratch, PANEL * BLOCK)],
+            weights: [take_bf16(&mut scratch, PANEL * BLOCK), take_bf16(&mut scratch, PANEL * BLOCK)],
             sums: take(&mut scratch, BLOCK * padded(dims)),
             lanes: take(&mut scratch, BLOCK * LANES),
             peaks: take(&mut scratch, BLOCK),
+            queue: Queue::new(),
+            unit: None,
+            turn: 0,
+            adding: None,
         };
         let first = out.first_row();
-        lse.row(0).fill(0.0);
-        for row in 0..out.rows() {
-            out.row(row).fill(T::default());
+        let rows = first..first + out.rows();
+        for row in padding(starts, rows.clone()) {
+            out.row(row - first).fill(T::default());
+            lse.row(0)[row - first] = 0.0;
         }
-        for (sequence, queries) in pieces(starts, first..first + out.rows()) {
+        for (sequence, queries) in pieces(starts, rows) {
             work.start(&queries, q, head);
             let seen = dims.first_key(sequence.start, queries.start)..queries.end;
             for keys in tiles_of(sequence.start, seen, BLOCK) {
@@ -67,11 +73,12 @@ pub(in super::super) fn forward<T: Element>(
                 let tile = Scores { sequence: sequence.start, queries: queries.clone(), keys };
                 work.block(&tile, last);
             }
+            work.finish();
             for row in 0..queries.len() {
                 let place = queries.start - first + row;
                 let total = math::sum_of(&work.lanes[row * LANES..][..LANES], |lane| lane);
                 let sums = &work.sums[row * padded(dims)..][..dims.head_dim];
-                divide(pool.path(), sums, total, out.row(place));
+                round(pool.path(), sums, 1.0 / total, out.row(place));
                 lse.row(0)[place] = work.peaks[row] * std::f32::consts::LN_2 + total.ln();
             }
         }
@@ -106,6 +113,16 @@ fn pack_panel<T: Element>(
     }
 }
 
+/// A panel of queries and a block of keys.
+struct Unit {
+    /// Which of the task's panels of queries.
+    number: usize,
+    tile: Scores,
+    /// The block's panels of keys that are seen, and the first that is not among the sequence's whole ones.
+    panels: Range<usize>,
+    whole: usize,
+}
+
 /// What a task works with. Rows of `sums`, `lanes` and `peaks` are those of its queries.
 struct Work<'a> {
     dims: &'a AttentionDims,
@@ -115,11 +132,18 @@ struct Work<'a> {
     queries: &'a mut [u16],
     /// Keys and values behind the last whole panel of the sequence.
     last: &'a mut [u16],
-    scores: &'a mut [f32],
-    weights: &'a mut [u16],
+    /// Of two units, in turn.
+    scores: [&'a mut [f32]; 2],
+    weights: [&'a mut [u16]; 2],
     sums: &'a mut [f32],
     lanes: &'a mut [f32],
     peaks: &'a mut [f32],
+    queue: Queue,
+    /// The unit whose scores are there or wait, and in which of the two places.
+    unit: Option<Unit>,
+    turn: usize,
+    /// The panel of queries whose sums may wait for a product.
+    adding: Option<usize>,
 }
 
 impl Work<'_> {
@@ -135,11 +159,10 @@ impl Work<'_> {
         self.peaks[..queries.len()].fill(f32::NEG_INFINITY);
     }
 
-    /// Adds a block of keys to what its queries have seen. Panels from key `last` on are not among the whole ones.
+    /// Takes a block of keys for all queries. Panels from key `last` on are not among the whole ones.
     fn block(&mut self, tile: &Scores, last: usize) {
-        let (dims, width) = (self.dims, padded(self.dims));
+        let dims = self.dims;
         let Scores { sequence, ref queries, ref keys } = *tile;
-        let steps = width / PANEL;
         for (number, first) in queries.clone().step_by(PANEL).enumerate() {
             let end = queries.end.min(first + PANEL);
             let from = dims.first_key(sequence, first).max(keys.start);
@@ -148,45 +171,94 @@ impl Work<'_> {
                 continue;
             }
             let panels = (from - keys.start) / PANEL..(to - keys.start).div_ceil(PANEL);
-            let covered = keys.start + panels.start * PANEL..keys.start + panels.end * PANEL;
-            let all = covered.end <= first + 1 && dims.first_key(sequence, end - 1) <= covered.start;
-            let seen = |row: usize| tile.seen(dims, first + row);
-            let whole = panels.end.min((last - keys.start.min(last)) / PANEL);
-            // SAFETY: tiles are configured, and all panels are whole in scratch: 32 rows or columns, and steps for the
-            // head's elements or the block's keys.
+            let whole = panels.end.min(last.saturating_sub(keys.start) / PANEL);
+            let tile = Scores { sequence, queries: first..end, keys: keys.clone() };
+            self.next(Unit { number, tile, panels, whole });
+        }
+    }
+
+    /// Lets the scores of a unit wait, and does the unit before it.
+    fn next(&mut self, unit: Unit) {
+        self.turn = 1 - self.turn;
+        let dims = self.dims;
+        for at in unit.panels.clone() {
+            // SAFETY: tiles are configured, and panels are whole in scratch: 32 rows or columns, and steps for the head's
+            // elements. The scores of the unit before are the other ones.
             unsafe {
-                let q = Steps::close(self.queries.as_ptr().add(number * panel(dims)));
-                let key = |at: usize| {
-                    let slot = (keys.start + at * PANEL) / PANEL;
-                    if at < whole { &self.packed[slot * 2 * panel(dims)..] } else { &*self.last }.as_ptr()
-                };
-                for at in panels.clone() {
-                    let scores = self.scores.as_mut_ptr().add(at * PANEL);
-                    product::<false>(q, Steps::close(key(at)), steps, scores, BLOCK);
+                self.queue.push(Product {
+                    a: Steps::close(self.queries.as_ptr().add(unit.number * panel(dims))),
+                    b: Steps::close(self.keys_of(&unit, at)),
+                    steps: padded(dims) / PANEL,
+                    c: self.scores[self.turn].as_mut_ptr().add(at * PANEL),
+                    stride: BLOCK,
+                    add: false,
+                });
+            }
+        }
+        let before = self.unit.replace(unit);
+        self.absorb(before, 1 - self.turn);
+    }
+
+    /// Does the last unit, and all that waits.
+    fn finish(&mut self) {
+        self.queue.finish();
+        let last = self.unit.take();
+        self.absorb(last, self.turn);
+        self.queue.finish();
+        self.adding = None;
+    }
+
+    /// The packed keys of a unit's panel; values follow them.
+    fn keys_of(&self, unit: &Unit, at: usize) -> *const u16 {
+        if at >= unit.whole {
+            return self.last.as_ptr();
+        }
+        let slot = (unit.tile.keys.start + at * PANEL) / PANEL;
+        self.packed[slot * 2 * panel(self.dims)..].as_ptr()
+    }
+
+    /// Softmax of a unit whose scores are there, beside what waits; its product with the values waits then.
+    fn absorb(&mut self, unit: Option<Unit>, turn: usize) {
+        let Some(unit) = unit else { return };
+        let (dims, width) = (self.dims, padded(self.dims));
+        let Unit { number, ref tile, ref panels, whole } = unit;
+        // A peak that moves scales sums that must be complete.
+        if self.adding == Some(number) {
+            self.queue.finish();
+        }
+        let queries = &tile.queries;
+        let covered = tile.keys.start + panels.start * PANEL..tile.keys.start + panels.end * PANEL;
+        let all = covered.end <= queries.start + 1
+            && dims.first_key(tile.sequence, queries.end - 1) <= covered.start;
+        let seen = |row: usize| tile.seen(dims, queries.start + row);
+        let seen: Option<&dyn Fn(usize) -> Range<usize>> = if all { None } else { Some(&seen) };
+        let row = number * PANEL;
+        let state = State {
+            peaks: &mut self.peaks[row..],
+            lanes: &mut self.lanes[row * LANES..],
+            sums: &mut self.sums[row * width..][..PANEL * width],
+        };
+        let (rows, scale) = (queries.len(), dims.log2_scale());
+        let (scores, weights) = (&*self.scores[turn], &mut *self.weights[turn]);
+        softmax::absorb(scores, weights, panels.clone(), rows, scale, seen, state, &mut self.queue);
+        self.queue.finish();
+        self.adding = Some(number);
+        for step in 0..width / PANEL {
+            for (first, count) in [(panels.start, whole - panels.start), (whole, panels.end - whole)] {
+                if count == 0 {
+                    continue;
                 }
-                let row = number * PANEL;
-                let state = State {
-                    peaks: &mut self.peaks[row..],
-                    lanes: &mut self.lanes[row * LANES..],
-                    sums: &mut self.sums[row * width..][..PANEL * width],
-                };
-                let rows = end - first;
-                let seen: Option<&dyn Fn(usize) -> Range<usize>> = if all { None } else { Some(&seen) };
-                absorb(self.scores, self.weights, panels.clone(), rows, dims.log2_scale(), seen, state);
-                for step in 0..steps {
-                    let sums = self.sums.as_mut_ptr().add(row * width + step * PANEL);
-                    let value = |at: usize| Steps {
-                        start: key(at).add(panel(dims) + step * STEP / 2),
-                        apart: 4 * panel(dims),
-                    };
-                    let weights = |at: usize| Steps::close(self.weights.as_ptr().add(at * STEP / 2));
-                    if panels.start < whole {
-                        let count = whole - panels.start;
-                        product::<true>(weights(panels.start), value(panels.start), count, sums, width);
-                    }
-                    if whole < panels.end {
-                        product::<true>(weights(whole), value(whole), 1, sums, width);
-                    }
+                // SAFETY: as in `next`. Weights are written again after this is done, and sums as well.
+                unsafe {
+                    let values = self.keys_of(&unit, first).add(panel(dims) + step * STEP / 2);
+                    self.queue.push(Product {
+                        a: Steps::close(self.weights[turn].as_ptr().add(first * STEP / 2)),
+                        b: Steps::apart(values, 4 * panel(dims)),
+                        steps: count,
+                        c: self.sums.as_mut_ptr().add(row * width + step * PANEL),
+                        stride: width,
+                        add: true,
+                    });
                 }
             }
         }

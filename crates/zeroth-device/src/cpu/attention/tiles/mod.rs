@@ -9,6 +9,7 @@
 mod backward;
 mod differentiate;
 mod forward;
+mod queue;
 mod softmax;
 
 use std::arch::asm;
@@ -63,71 +64,6 @@ impl Drop for Tiles {
         // The thread's state is small again for whoever switches it.
         // SAFETY: as in `configure`.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
-    }
-}
-
-/// A packed factor: where its first step is, and bytes from one step to the next.
-#[derive(Clone, Copy)]
-struct Steps {
-    start: *const u16,
-    apart: usize,
-}
-
-impl Steps {
-    /// Steps one after the other.
-    fn close(start: *const u16) -> Self {
-        Self { start, apart: STEP }
-    }
-}
-
-/// Writes the product of 32 rows of a and 32 columns of b, `steps` steps of 32 terms (1 at least), to c, whose rows are
-/// `stride` elements apart, or adds it where `ADD`.
-///
-/// # Safety
-/// Tiles are configured, both panels have the steps, and c has 32 rows of 32 elements.
-#[inline]
-unsafe fn product<const ADD: bool>(a: Steps, b: Steps, steps: usize, c: *mut f32, stride: usize) {
-    debug_assert!(steps > 0);
-    let below = c.wrapping_add(16 * stride);
-    // SAFETY: the caller's promise. The compiler has no use for tiles, so what one block of assembly leaves in them the
-    // next one finds.
-    unsafe {
-        if ADD {
-            asm!(
-                "tileloadd tmm0, [{c} + {row}*1]",
-                "tileloadd tmm1, [{c} + {row}*1 + 64]",
-                "tileloadd tmm2, [{below} + {row}*1]",
-                "tileloadd tmm3, [{below} + {row}*1 + 64]",
-                c = in(reg) c, below = in(reg) below, row = in(reg) 4 * stride, options(nostack, readonly),
-            );
-        } else {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
-        }
-        asm!(
-            "2:",
-            "tileloadd tmm4, [{a} + {line}*1]",
-            "tileloadd tmm6, [{b} + {line}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {line}*1 + 1024]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, {a_apart}",
-            "add {b}, {b_apart}",
-            "dec {steps}",
-            "jnz 2b",
-            a = inout(reg) a.start => _, b = inout(reg) b.start => _, line = in(reg) 64usize,
-            a_apart = in(reg) a.apart, b_apart = in(reg) b.apart, steps = inout(reg) steps => _,
-            options(nostack, readonly),
-        );
-        asm!(
-            "tilestored [{c} + {row}*1], tmm0",
-            "tilestored [{c} + {row}*1 + 64], tmm1",
-            "tilestored [{below} + {row}*1], tmm2",
-            "tilestored [{below} + {row}*1 + 64], tmm3",
-            c = in(reg) c, below = in(reg) below, row = in(reg) 4 * stride, options(nostack),
-        );
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::super::SLACK;
 use super::super::sizes::{BLOCK, LANES, PANEL};
+use super::queue::Queue;
 use super::{LINE, STEP, bits, exp2};
 use crate::cpu::math;
 
@@ -24,6 +25,7 @@ pub(super) struct State<'a> {
 
 /// Turns `panels` of raw scores [32, BLOCK] into weights relative to each row's peak, and scales what was summed before
 /// where a peak moves. `seen` says which keys of the block a row sees, for the rows that there are; without it they see all.
+/// Does what waits in `queue` on the way.
 pub(super) fn absorb(
     scores: &[f32],
     weights: &mut [u16],
@@ -32,6 +34,7 @@ pub(super) fn absorb(
     scale: f32,
     seen: Option<&dyn Fn(usize) -> Range<usize>>,
     state: State<'_>,
+    queue: &mut Queue,
 ) {
     assert!(rows <= PANEL && scores.len() >= PANEL * BLOCK && weights.len() >= PANEL * BLOCK);
     assert!(panels.end * PANEL <= BLOCK && state.peaks.len() >= rows && state.lanes.len() >= rows * LANES);
@@ -39,9 +42,9 @@ pub(super) fn absorb(
     // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; all places were checked above.
     unsafe {
         if let Some(seen) = seen {
-            run::<true>(scores, weights, panels, rows, scale, seen, state);
+            run::<true>(scores, weights, panels, rows, scale, seen, state, queue);
         } else {
-            run::<false>(scores, weights, panels, rows, scale, &|_| 0..BLOCK, state);
+            run::<false>(scores, weights, panels, rows, scale, &|_| 0..BLOCK, state, queue);
         }
     }
 }
@@ -55,7 +58,9 @@ unsafe fn run<const MASKED: bool>(
     scale: f32,
     seen: &dyn Fn(usize) -> Range<usize>,
     state: State<'_>,
+    queue: &mut Queue,
 ) {
+    let each = queue.left().div_ceil(rows.max(1));
     let scales = _mm512_set1_ps(scale);
     let width = state.sums.len() / PANEL;
     for row in 0..rows {
@@ -120,5 +125,6 @@ unsafe fn run<const MASKED: bool>(
             }
             _mm512_storeu_ps(lanes, total);
         }
+        queue.advance(each);
     }
 }
