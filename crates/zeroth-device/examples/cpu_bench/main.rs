@@ -29,12 +29,7 @@ fn rates(mut seconds: impl FnMut() -> f64 + 'static, flop: f64) -> Box<dyn FnMut
     Box::new(move || flop / seconds() / 1e9)
 }
 
-fn product<T: Element>(
-    threads: usize,
-    form: Form,
-    shape: [usize; 3],
-    limit: Option<&'static str>,
-) -> Line {
+fn product<T: Element>(threads: usize, form: Form, shape: [usize; 3], limit: Option<&'static str>) -> Line {
     let mut product = Product::<T>::new(threads, form, shape);
     let [m, n, k] = shape;
     let name = format!("{} {form:?} {m}x{n}x{k}, {threads} thread(s)", T::DTYPE);

@@ -49,7 +49,8 @@ mod swiglu;
 
 pub use arena::Arena;
 pub use attention::{
-    AttentionDims, AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
+    AttentionDims, AttentionSaved, attention, attention_backward, attention_backward_scratch,
+    attention_scratch,
 };
 pub use convert::{convert, convert_and_look, copy, fill, sum, sum_ranks};
 pub use cut::{Chunks, Grid, Optional, Parts, Tile};

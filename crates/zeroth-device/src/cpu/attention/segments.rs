@@ -22,11 +22,7 @@ unsafe impl<T: Send> Sync for Segments<'_, T> {}
 
 impl<'a, T> Segments<'a, T> {
     /// Cuts [rows, bands · columns] into bands, and these where sequences begin.
-    pub(super) fn new(
-        slice: &'a mut [T],
-        starts: &'a [u32],
-        [rows, bands, columns]: [usize; 3],
-    ) -> Self {
+    pub(super) fn new(slice: &'a mut [T], starts: &'a [u32], [rows, bands, columns]: [usize; 3]) -> Self {
         assert!(slice.len() == rows * bands * columns, "{} elements cut into {rows} rows", slice.len());
         assert!(starts.is_sorted() && starts.last().is_none_or(|&last| last as usize <= rows), "{starts:?}");
         Self { start: slice.as_mut_ptr(), starts, rows, bands, columns, slice: PhantomData }

@@ -54,10 +54,10 @@ const fn forward_thread(dims: &AttentionDims) -> usize {
 }
 
 /// What a thread of AMX's backward needs: seven packed forms of the sequence and three sums; lse and delta; a panel of
-/// dq; two times two tiles of scores, and three blocks in bf16.
+/// dq; two times two tiles of scores; three blocks in bf16.
 const fn backward_thread(dims: &AttentionDims) -> usize {
     let sequence = slots(dims) * panel(dims);
-    let tiles = 2 * (2 * PANEL * PANEL + 3 * BLOCK * BLOCK / 2);
+    let tiles = 4 * PANEL * PANEL + 3 * BLOCK * BLOCK / 2;
     7 * sequence / 2 + 3 * sequence + 2 * slots(dims) * PANEL + tiles + panel(dims) + ALIGN
 }
 

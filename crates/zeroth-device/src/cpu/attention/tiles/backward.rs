@@ -39,12 +39,10 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
         lse: take(&mut scratch, panels * PANEL),
         delta: take(&mut scratch, panels * PANEL),
         scores: [0; 2].map(|_| [0; 2].map(|_| take(&mut scratch, PANEL * PANEL))),
-        rounded: [0; 2].map(|_| [0; 3].map(|_| take_bf16(&mut scratch, BLOCK * BLOCK))),
+        rounded: [0; 3].map(|_| take_bf16(&mut scratch, BLOCK * BLOCK)),
         queue: Queue::new(),
-        later: Queue::new(),
         tile: None,
         turn: 0,
-        blocks: 0,
     };
     let turned = take(&mut scratch, panel(dims));
     let k = Source { dims, data: task.saved.k, width: dims.kv_width(), rows: rows.clone(), head: kv_head };
@@ -71,7 +69,6 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
                 work.block(&keys, queries..seeing.min(queries + PANELS));
             }
         }
-        work.later.finish();
         let first = (head - task.heads().start) * dims.head_dim;
         for (number, dq) in work.dq.chunks_exact(panel(dims)).enumerate() {
             turn(dq, turned);
@@ -144,16 +141,14 @@ struct Work<'a> {
     delta: &'a mut [f32],
     /// Scores and gradients of weights [32 keys, 32 queries] of two tiles, in turn.
     scores: [[&'a mut [f32]; 2]; 2],
-    /// Weights and gradients of scores of two blocks, in turn: a panel for each panel of keys, in steps of queries; and
-    /// gradients again, a panel for each panel of queries, in steps of keys.
-    rounded: [[&'a mut [u16]; 3]; 2],
-    /// What is done beside the next tile, and what will be beside later ones.
+    /// Weights and gradients of scores of a block: a panel for each panel of keys, in steps of queries; and gradients
+    /// again, a panel for each panel of queries, in steps of keys.
+    rounded: [&'a mut [u16]; 3],
+    /// What is done beside the tile before.
     queue: Queue,
-    later: Queue,
-    /// The tile whose scores are there or wait, and in which of the two places; the place of the block.
+    /// The tile whose scores are there or wait, and in which of the two places.
     tile: Option<Tile>,
     turn: usize,
-    blocks: usize,
 }
 
 /// The place of a step in a block's panels, in elements.
@@ -169,11 +164,10 @@ struct Tile {
 }
 
 impl Work<'_> {
-    /// Takes panels `keys` and panels `queries`, four of each at most: what they bring to the sums waits then.
+    /// Adds what panels `keys` and panels `queries`, four of each at most, bring to all sums.
     fn block(&mut self, keys: &Range<usize>, queries: Range<usize>) {
         let (dims, width) = (self.dims, padded(self.dims));
         let (steps, panels) = (width / PANEL, self.rows.div_ceil(PANEL));
-        self.blocks = 1 - self.blocks;
         for key in keys.clone() {
             for query in queries.start.max(key)..queries.end.min(self.end_panel(key)) {
                 let place = [key - keys.start, query - queries.start];
@@ -181,7 +175,7 @@ impl Work<'_> {
             }
         }
         self.finish();
-        let [weights, grads, columns] = &mut self.rounded[self.blocks];
+        let [weights, grads, columns] = &mut self.rounded;
         let panel_of = |packed: &[u16], at: usize| Steps::close(packed[at..].as_ptr());
         for key in keys.clone() {
             let seeing = queries.start.max(key)..queries.end.min(end_panel(dims, self.rows, key));
@@ -192,15 +186,16 @@ impl Work<'_> {
             for step in 0..steps {
                 let terms = (step * panels + seeing.start) * STEP / 2;
                 let place = key * PANEL * width + step * PANEL;
-                let both = [(&*weights, &self.dout_terms, &mut self.dv), (&*grads, &self.q_terms, &mut self.dk)];
+                let both =
+                    [(&*weights, &self.dout_terms, &mut self.dv), (&*grads, &self.q_terms, &mut self.dk)];
                 for (rows, terms_of, sums) in both {
                     let (a, b) = (panel_of(rows, first), panel_of(terms_of, terms));
                     let c = sums[place..].as_mut_ptr();
-                    // SAFETY: tiles are configured, and panels are whole in scratch. What is read is written again only
-                    // after `later` has become empty, and sums are read after that.
+                    // SAFETY: tiles are configured, and panels are whole in scratch. What is read is written again, and
+                    // sums are read, only after all of it is done below.
                     unsafe {
                         let product = Product { a, b, steps: seeing.len(), c, stride: width, add: true };
-                        self.later.push(product);
+                        self.queue.push(product);
                     }
                 }
             }
@@ -214,9 +209,10 @@ impl Work<'_> {
                 let b = panel_of(columns, step_of(query - queries.start, start - keys.start));
                 let c = self.dq[query * panel(dims) + step * PANEL * PANEL..].as_mut_ptr();
                 // SAFETY: as above.
-                unsafe { self.later.push(Product { a, b, steps: end - start, c, stride: PANEL, add: true }) }
+                unsafe { self.queue.push(Product { a, b, steps: end - start, c, stride: PANEL, add: true }) }
             }
         }
+        self.queue.finish();
     }
 
     fn end_panel(&self, key: usize) -> usize {
@@ -235,7 +231,6 @@ impl Work<'_> {
             // SAFETY: tiles are configured, and panels are whole in scratch. The tile before has the other scores.
             unsafe { self.queue.push(Product { a, b, steps, c, stride: PANEL, add: false }) }
         }
-        self.later.hand_over(steps, &mut self.queue);
         let before = self.tile.replace(tile);
         self.differentiate(before, 1 - self.turn);
     }
@@ -245,7 +240,6 @@ impl Work<'_> {
         self.queue.finish();
         let last = self.tile.take();
         self.differentiate(last, self.turn);
-        self.later.finish();
     }
 
     /// Weights and gradients of the scores of a tile whose products are there, written to their places in the block.
@@ -265,7 +259,7 @@ impl Work<'_> {
         };
         let seen: Option<&dyn Fn(usize) -> Range<usize>> = if all { None } else { Some(&seen) };
         let (by_key, by_query) = (step_of(key_at, query_at), step_of(query_at, key_at));
-        let [weights, grads, columns] = &mut self.rounded[self.blocks];
+        let [weights, grads, columns] = &mut self.rounded;
         let out = Turned {
             weights: &mut weights[by_key..][..STEP / 2],
             grads: &mut grads[by_key..][..STEP / 2],

@@ -67,9 +67,7 @@ unsafe fn run<const MASKED: bool>(
     let scale = _mm512_set1_ps(scale);
     // SAFETY: the caller has checked all places.
     unsafe {
-        let both = |from: &[f32]| {
-            [_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from.as_ptr().add(LANES))]
-        };
+        let both = |from: &[f32]| [_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from.as_ptr().add(LANES))];
         let (lse, delta) = (both(lse), both(delta));
         for pair in 0..PANEL / 2 {
             let mut lines = [_mm512_setzero_si512(); 2];

@@ -136,6 +136,9 @@ mod tests {
 
     #[test]
     fn bits_are_those_between() {
-        assert_eq!([bits(0, 32), bits(0, 40), bits(3, 5), bits(5, 5), bits(40, 50)], [u32::MAX, u32::MAX, 24, 0, 0]);
+        assert_eq!(
+            [bits(0, 32), bits(0, 40), bits(3, 5), bits(5, 5), bits(40, 50)],
+            [u32::MAX, u32::MAX, 24, 0, 0]
+        );
     }
 }

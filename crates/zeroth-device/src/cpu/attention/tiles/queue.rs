@@ -74,19 +74,6 @@ impl Queue {
         self.left += product.steps;
     }
 
-    /// Moves the first `count` products, or all that there are, to another queue.
-    pub(super) fn hand_over(&mut self, count: usize, to: &mut Self) {
-        for _ in 0..count.min(self.count) {
-            if let Some(product) = self.products[self.first] {
-                // SAFETY: the promise of who pushed it here.
-                unsafe { to.push(product) };
-                self.left -= product.steps;
-            }
-            self.first = (self.first + 1) % ROOM;
-            self.count -= 1;
-        }
-    }
-
     /// Steps that are left.
     pub(super) fn left(&self) -> usize {
         self.left

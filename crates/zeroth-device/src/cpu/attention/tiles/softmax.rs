@@ -107,7 +107,10 @@ unsafe fn run<const MASKED: bool>(
                 *peak = new;
                 total = _mm512_mul_ps(total, shrink);
                 for sums in state.sums[row * width..][..width].as_chunks_mut::<LANES>().0 {
-                    _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_mul_ps(_mm512_loadu_ps(sums.as_ptr()), shrink));
+                    _mm512_storeu_ps(
+                        sums.as_mut_ptr(),
+                        _mm512_mul_ps(_mm512_loadu_ps(sums.as_ptr()), shrink),
+                    );
                 }
             }
             let peak = _mm512_set1_ps(*peak);
