@@ -244,7 +244,11 @@ impl Work<'_> {
 
     /// Weights and gradients of the scores of a tile whose products are there, written to their places in the block.
     fn differentiate(&mut self, tile: Option<Tile>, turn: usize) {
-        let Some(Tile { key, query, place: [key_at, query_at] }) = tile else { return };
+        let Some(Tile { key, query, place: [key_at, query_at] }) = tile else {
+            // The first tile of a block has none beside which its scores could be done.
+            self.queue.finish();
+            return;
+        };
         let dims = self.dims;
         let (first_key, first_query) = (key * PANEL, query * PANEL);
         let behind = first_query + PANEL;

@@ -219,7 +219,11 @@ impl Work<'_> {
 
     /// Softmax of a unit whose scores are there, beside what waits; its product with the values waits then.
     fn absorb(&mut self, unit: Option<Unit>, turn: usize) {
-        let Some(unit) = unit else { return };
+        let Some(unit) = unit else {
+            // The first unit has none beside which its scores could be done.
+            self.queue.finish();
+            return;
+        };
         let (dims, width) = (self.dims, padded(self.dims));
         let Unit { number, ref tile, ref panels, whole } = unit;
         // A peak that moves scales sums that must be complete.
