@@ -15,7 +15,7 @@ use std::io::BufRead;
 
 use half::bf16;
 use work::{Attention, Form, Product};
-use zeroth_device::cpu::Path;
+use zeroth_device::cpu::{Element, Path};
 
 /// One line of the table: what it is, the line that limits it, and the rates of its bursts in GFLOP/s.
 struct Line {
@@ -29,12 +29,7 @@ fn rates(mut seconds: impl FnMut() -> f64 + 'static, flop: f64) -> Box<dyn FnMut
     Box::new(move || flop / seconds() / 1e9)
 }
 
-fn product<T: zeroth_device::cpu::Element>(
-    threads: usize,
-    form: Form,
-    shape: [usize; 3],
-    limit: Option<&'static str>,
-) -> Line {
+fn product<T: Element>(threads: usize, form: Form, shape: [usize; 3], limit: Option<&'static str>) -> Line {
     let mut product = Product::<T>::new(threads, form, shape);
     let [m, n, k] = shape;
     let name = format!("{} {form:?} {m}x{n}x{k}, {threads} thread(s)", T::DTYPE);
@@ -42,15 +37,23 @@ fn product<T: zeroth_device::cpu::Element>(
     Line { name, limit, burst: rates(move || product.run(), flop), rates: Vec::new() }
 }
 
-fn attention_lines(lines: &mut Vec<Line>, sequences: usize, length: usize, kv_heads: usize) {
+fn attention_lines<T: Element>(
+    lines: &mut Vec<Line>,
+    sequences: usize,
+    length: usize,
+    kv_heads: usize,
+    limit: &'static str,
+) {
     for backward in [false, true] {
-        let mut attention = Attention::<bf16>::new(1, sequences, length, 8, kv_heads);
+        let mut attention = Attention::<T>::new(1, sequences, length, 8, kv_heads);
         let flop = attention.flop()[usize::from(backward)];
         let what = if backward { "backward" } else { "forward" };
-        let name =
-            format!("bf16 attention {what} {sequences}x{length}, 8 heads of 64, {kv_heads} kv, 1 thread(s)");
+        let name = format!(
+            "{} attention {what} {sequences}x{length}, 8 heads of 64, {kv_heads} kv, 1 thread(s)",
+            T::DTYPE
+        );
         let burst = rates(move || attention.run()[usize::from(backward)], flop);
-        lines.push(Line { name, limit: Some(REGISTERS), burst, rates: Vec::new() });
+        lines.push(Line { name, limit: Some(limit), burst, rates: Vec::new() });
     }
 }
 
@@ -125,8 +128,10 @@ fn main() {
         lines.push(product::<f32>(1, Form::Dw, [1024; 3], Some(F32)));
     }
     if part != "gemm" {
-        attention_lines(&mut lines, 2, 512, 4);
-        attention_lines(&mut lines, 1, 2048, 8);
+        for (sequences, length, kv_heads) in [(2, 512, 4), (1, 2048, 8)] {
+            attention_lines::<bf16>(&mut lines, sequences, length, kv_heads, REGISTERS);
+            attention_lines::<f32>(&mut lines, sequences, length, kv_heads, F32);
+        }
     }
     let rounds = std::env::args().nth(2).and_then(|rounds| rounds.parse().ok()).unwrap_or(40);
     for _ in 0..rounds {

@@ -10,8 +10,9 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::Arena;
-use super::attention::{attention, attention_scratch};
-use super::attention_backward::{AttentionSaved, attention_backward, attention_backward_scratch};
+use super::attention::{
+    AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
+};
 use super::convert::{convert, convert_and_look, copy, fill, sum, sum_ranks};
 use super::dropout::{Dropout, RowKey, dropout};
 use super::element::Element;

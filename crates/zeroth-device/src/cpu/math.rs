@@ -10,7 +10,7 @@ const LANES: usize = 16;
 const HIGH: f32 = 0.693_359_4;
 const LOW: f32 = -2.121_944_4e-4;
 /// Adding it leaves the nearest integer in the lowest bits.
-const ROUND: f32 = 12_582_912.0;
+pub(super) const ROUND: f32 = 12_582_912.0;
 /// The series of (e^r - 1 - r) / r², highest first.
 const SERIES: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
@@ -69,6 +69,25 @@ pub(super) fn sigmoid<const FUSED: bool>(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { 1.0 / (1.0 + power) }
 }
 
+/// The series of (2^t - 1) / t for t within half of 0, highest first; relative error of 2^t below 1e-7.
+pub(super) const POWERS: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 0.240_222_42, 0.693_147];
+
+/// 2 to the power x, for x up to 126, within 2 units in the last place; below -126 it stays 2^-126.
+///
+/// For softmax, where such a weight beside a largest one of 1 or more is nothing.
+#[inline(always)]
+pub(super) fn exp2<const FUSED: bool>(x: f32) -> f32 {
+    let near = if x < -126.0 { -126.0 } else { x };
+    let shifted = near + ROUND;
+    let t = near - (shifted - ROUND);
+    let mut p = POWERS[0];
+    for coefficient in &POWERS[1..] {
+        p = multiply_add::<FUSED>(p, t, *coefficient);
+    }
+    let value = multiply_add::<FUSED>(p, t, 1.0);
+    f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23))
+}
+
 /// Adds `term(i)` for i below `count` in 16 lanes.
 #[inline(always)]
 pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
@@ -99,6 +118,22 @@ pub(super) fn sum_of<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
     }
     for (total, a) in lanes.iter_mut().zip(rest) {
         *total += term(a.to_f32());
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// As [`sum_of`] over two slices of one length.
+#[inline(always)]
+pub(super) fn sum_of_two<T: Element>([a, b]: [&[T]; 2], term: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            lanes[lane] += term(a[lane].to_f32(), b[lane].to_f32());
+        }
+    }
+    for ((total, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+        *total += term(a.to_f32(), b.to_f32());
     }
     fold(lanes, |a, b| a + b)
 }
@@ -198,10 +233,29 @@ mod tests {
     }
 
     #[test]
+    fn exp2_is_within_two_units_in_the_last_place_and_keeps_nan() {
+        for step in -1_260_000..=1_260_000 {
+            let x = step as f32 * 1e-4;
+            let exact = f64::from(x).exp2();
+            for found in [exp2::<true>(x), exp2::<false>(x)] {
+                let error = (f64::from(found) - exact).abs() / (f64::from(f32::EPSILON) * exact);
+                assert!(error < 2.0, "{x}: {error} units");
+            }
+        }
+        for x in [-126.0, -126.5, -1e30, f32::NEG_INFINITY] {
+            assert_eq!([exp2::<true>(x), exp2::<false>(x)], [f32::MIN_POSITIVE; 2], "{x}");
+        }
+        assert!(exp2::<true>(f32::NAN).is_nan() && exp2::<false>(f32::NAN).is_nan());
+        assert_eq!(exp2::<true>(0.0), 1.0);
+    }
+
+    #[test]
     fn sums_take_every_element_for_any_length() {
         for count in [0, 1, 15, 16, 17, 33] {
             let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
             assert_eq!(sum_of(&values, |value| value), sum(count, |i| values[i]));
+            let squares = sum_of_two([&values, &values], |a, b| a * b);
+            assert_eq!(squares, sum(count, |i| values[i] * values[i]));
             let products = sum_of_three([&values, &values, &values], |a, b, c| a * b + c);
             assert_eq!(products, sum(count, |i| values[i] * values[i] + values[i]));
             assert_eq!(sum(count, |i| values[i]), (count * count.saturating_sub(1)) as f32 / 2.0);

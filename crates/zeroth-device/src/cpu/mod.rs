@@ -23,7 +23,6 @@
 
 mod arena;
 mod attention;
-mod attention_backward;
 mod columns;
 mod convert;
 mod cut;
@@ -49,8 +48,10 @@ mod stream;
 mod swiglu;
 
 pub use arena::Arena;
-pub use attention::{AttentionDims, attention, attention_scratch};
-pub use attention_backward::{AttentionSaved, attention_backward, attention_backward_scratch};
+pub use attention::{
+    AttentionDims, AttentionSaved, attention, attention_backward, attention_backward_scratch,
+    attention_scratch,
+};
 pub use convert::{convert, convert_and_look, copy, fill, sum, sum_ranks};
 pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;

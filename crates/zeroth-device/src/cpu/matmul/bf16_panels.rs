@@ -22,7 +22,7 @@ use crate::cpu::element::Element;
 
 /// Which factor a panel belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(in crate::cpu) enum Side {
     /// Rows of a.
     Rows,
     /// Columns of b.
@@ -38,7 +38,13 @@ const TILE: usize = LINES * TERMS;
 
 /// Packs `lines` rows or columns (32 at most) of `depth` terms. Terms up to the next multiple of 32 become zeros; lines
 /// that are not there are left as they were, because the tiles are configured without them.
-pub(super) fn pack<T: Element>(side: Side, source: View<T>, lines: usize, depth: usize, out: &mut [u16]) {
+pub(in crate::cpu) fn pack<T: Element>(
+    side: Side,
+    source: View<T>,
+    lines: usize,
+    depth: usize,
+    out: &mut [u16],
+) {
     let start = source.checked(lines, depth);
     assert!(lines <= 2 * LINES && out.len() >= depth.next_multiple_of(TERMS) * 2 * LINES);
     assert!(T::DTYPE != DType::F16, "tiles multiply bf16");

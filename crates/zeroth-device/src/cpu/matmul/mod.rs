@@ -28,8 +28,12 @@ mod view;
 #[cfg(target_arch = "x86_64")]
 mod zmm;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use bf16_panels::{Side, pack as pack_bf16};
 pub(super) use blocks::{block, in_bands, matmul};
 pub(super) use sizes::{band_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
 pub(super) use tiles::permitted as tiles_permitted;
+#[cfg(target_arch = "x86_64")]
+pub(super) use transpose::transpose;
 pub(super) use view::View;

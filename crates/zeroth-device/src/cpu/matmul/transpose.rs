@@ -41,7 +41,7 @@ pub(super) unsafe fn transpose_from(start: *const u8, stride: usize) -> [__m512i
 /// Element j of result i is element i of line j.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn transpose(lines: [__m512i; 16]) -> [__m512i; 16] {
+pub(in crate::cpu) fn transpose(lines: [__m512i; 16]) -> [__m512i; 16] {
     let mut pairs = lines;
     for i in (0..16).step_by(2) {
         pairs[i] = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);

@@ -1,0 +1,292 @@
+//! Causal attention over packed sequences: grouped heads, an optional window, softmax streamed over tiles of keys; and
+//! its gradient, for which scores are computed again from q, k and the saved lse.
+//!
+//! No [sequence, sequence] tensor exists. Tiles of keys are counted from the beginning of the sequence, so a row's result
+//! does not depend on where in the pack its sequence stands. Scores, softmax and all sums are in f32; results are rounded
+//! once. With AMX, softmax weights and gradients of scores are rounded to bf16 before they are multiplied.
+//!
+//! Powers are of 2: scores are multiplied by scale · log2 e, so that an exponential needs one multiplication less.
+
+mod plain;
+mod plain_backward;
+mod segments;
+mod sizes;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+
+use segments::{Segment, Segments};
+pub use sizes::{attention_backward_scratch, attention_scratch};
+
+use super::element::Element;
+use super::matmul::View;
+use super::path::{Path, each_path};
+use super::pool::Pool;
+use super::{check_len, check_scratch, math};
+
+/// A row's weights are relative to a peak that its scores may pass by this many powers of 2 before it moves: moving it
+/// means scaling what was summed before.
+const SLACK: f32 = 8.0;
+
+/// The sizes of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionDims {
+    /// Tokens, padding included.
+    pub rows: usize,
+    /// Heads of q.
+    pub heads: usize,
+    /// Heads of k and v; a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// A query sees this many keys, its own among them; `None`: all before it.
+    pub window: Option<usize>,
+    /// Multiplies the scores.
+    pub scale: f32,
+}
+
+impl AttentionDims {
+    const fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    const fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Heads of q that share a head of k and v.
+    const fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// What turns a raw score into an exponent of 2.
+    fn log2_scale(&self) -> f32 {
+        self.scale * LOG2_E
+    }
+
+    /// The first key that a query of a sequence sees.
+    fn first_key(&self, sequence: usize, query: usize) -> usize {
+        self.window.map_or(sequence, |window| sequence.max((query + 1).saturating_sub(window)))
+    }
+
+    /// The query behind the last one that sees a key, in a sequence that ends at `end`.
+    fn end_query(&self, end: usize, key: usize) -> usize {
+        self.window.map_or(end, |window| end.min(key.saturating_add(window)))
+    }
+
+    /// Head `head` of rows from `row` on, of a matrix of `width` columns.
+    fn view<'a, T>(&self, data: &'a [T], width: usize, row: usize, head: usize) -> View<'a, T> {
+        View::rows(&data[row * width + head * self.head_dim..], width)
+    }
+
+    fn check(&self, starts: &[u32]) {
+        assert!(
+            self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
+            "{} heads cannot share {} kv heads",
+            self.heads,
+            self.kv_heads
+        );
+        assert!(self.window != Some(0), "a window of 0 keys leaves nothing to attend to");
+        assert!(
+            starts.is_sorted() && starts.last().is_none_or(|&end| end as usize <= self.rows),
+            "starts of sequences must rise and end within {} rows: {starts:?}",
+            self.rows
+        );
+    }
+}
+
+/// The pieces of sequences that lie in `rows`: where the sequence is, and which of its rows.
+fn pieces(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let first = starts.partition_point(|&start| start as usize <= rows.start).saturating_sub(1);
+    let near = starts[first.min(starts.len())..].windows(2);
+    near.map(|pair| pair[0] as usize..pair[1] as usize)
+        .take_while(move |sequence| sequence.start < rows.end)
+        .filter_map(move |sequence| {
+            let piece = sequence.start.max(rows.start)..sequence.end.min(rows.end);
+            (!piece.is_empty()).then_some((sequence, piece))
+        })
+}
+
+/// The rows of `rows` that belong to no sequence.
+fn padding(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = usize> {
+    let first = starts.first().map_or(rows.end, |&start| start as usize);
+    let end = starts.last().map_or(rows.end, |&end| end as usize);
+    (rows.start..rows.end.min(first)).chain(rows.start.max(end)..rows.end)
+}
+
+/// Tiles of `size`, counted from `origin`, that cover `range`; the first may begin before it.
+fn tiles_of(origin: usize, range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let first = origin + (range.start - origin) / size * size;
+    (first..range.end).step_by(size).map(move |start| start..range.end.min(start + size))
+}
+
+/// out = softmax(scale · q · kᵀ) · v within each sequence.
+///
+/// `starts` holds where each sequence begins and, last, where the last one ends; rows beyond it are padding and give
+/// zeros. `lse` [heads, rows] receives the logarithm of each softmax's denominator, which backward needs.
+pub fn attention<T: Element>(
+    pool: &Pool,
+    dims: &AttentionDims,
+    starts: &[u32],
+    q: &[T],
+    k: &[T],
+    v: &[T],
+    out: &mut [T],
+    lse: &mut [f32],
+    scratch: &mut [f32],
+) {
+    dims.check(starts);
+    check_len("q", q.len(), dims.rows * dims.q_width());
+    check_len("k", k.len(), dims.rows * dims.kv_width());
+    check_len("v", v.len(), dims.rows * dims.kv_width());
+    check_len("out", out.len(), dims.rows * dims.q_width());
+    check_len("lse", lse.len(), dims.heads * dims.rows);
+    check_scratch(scratch.len(), attention_scratch(dims, pool.threads()));
+    #[cfg(target_arch = "x86_64")]
+    if tiles::fit::<T>(pool.path()) {
+        tiles::forward(pool, dims, starts, [q, k, v], out, lse, scratch);
+        return;
+    }
+    plain::forward(pool, dims, starts, [q, k, v], out, lse, scratch);
+}
+
+/// What forward read and wrote, and backward reads again.
+#[derive(Clone, Copy)]
+pub struct AttentionSaved<'a, T> {
+    /// [rows, heads · head_dim].
+    pub q: &'a [T],
+    /// [rows, kv_heads · head_dim].
+    pub k: &'a [T],
+    /// [rows, kv_heads · head_dim].
+    pub v: &'a [T],
+    /// [rows, heads · head_dim].
+    pub out: &'a [T],
+    /// [heads, rows].
+    pub lse: &'a [f32],
+}
+
+/// Writes dq, dk and dv from dout. Rows of padding get zeros.
+///
+/// A task is one head of k and v of one sequence: it has all that adds to its part of dk and dv, and to the parts of dq of
+/// the heads that share it.
+pub fn attention_backward<T: Element>(
+    pool: &Pool,
+    dims: &AttentionDims,
+    starts: &[u32],
+    saved: AttentionSaved<T>,
+    dout: &[T],
+    dq: &mut [T],
+    dk: &mut [T],
+    dv: &mut [T],
+    scratch: &mut [f32],
+) {
+    let (rows, q_width, kv_width) = (dims.rows, dims.q_width(), dims.kv_width());
+    dims.check(starts);
+    check_len("q", saved.q.len(), rows * q_width);
+    check_len("k", saved.k.len(), rows * kv_width);
+    check_len("v", saved.v.len(), rows * kv_width);
+    check_len("out", saved.out.len(), rows * q_width);
+    check_len("lse", saved.lse.len(), dims.heads * rows);
+    check_len("dout", dout.len(), rows * q_width);
+    check_len("dq", dq.len(), rows * q_width);
+    check_len("dk", dk.len(), rows * kv_width);
+    check_len("dv", dv.len(), rows * kv_width);
+    check_scratch(scratch.len(), attention_backward_scratch(dims, pool.threads()));
+    let parts = (
+        Segments::new(dq, starts, [rows, dims.kv_heads, dims.group() * dims.head_dim]),
+        Segments::new(dk, starts, [rows, dims.kv_heads, dims.head_dim]),
+        Segments::new(dv, starts, [rows, dims.kv_heads, dims.head_dim]),
+    );
+    pool.each_with(parts, scratch, |_, (mut dq, mut dk, mut dv), scratch| {
+        if !dk.is_sequence() {
+            for part in [&mut dq, &mut dk, &mut dv] {
+                part.clear();
+            }
+            return;
+        }
+        let task = Task { path: pool.path(), dims, saved, dout, grads: [dq, dk, dv] };
+        #[cfg(target_arch = "x86_64")]
+        if tiles::fit::<T>(pool.path()) {
+            tiles::backward(task, scratch);
+            return;
+        }
+        plain_backward::backward(task, scratch);
+    });
+}
+
+/// Where a tile of scores stands.
+struct Scores {
+    /// The first row of the sequence.
+    sequence: usize,
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl Scores {
+    /// The keys that a query sees, counted from the tile's first.
+    #[inline(always)]
+    fn seen(&self, dims: &AttentionDims, query: usize) -> Range<usize> {
+        let Range { start, end } = self.keys;
+        let to = (query + 1).clamp(start, end);
+        let from = dims.first_key(self.sequence, query).clamp(start, to);
+        from - start..to - start
+    }
+}
+
+/// The gradient of one head of k and v of one sequence.
+struct Task<'a, T> {
+    path: Path,
+    dims: &'a AttentionDims,
+    saved: AttentionSaved<'a, T>,
+    dout: &'a [T],
+    /// dq of all heads that share it, dk, dv.
+    grads: [Segment<'a, T>; 3],
+}
+
+impl<T: Element> Task<'_, T> {
+    /// The rows of the sequence.
+    fn rows(&self) -> Range<usize> {
+        self.grads[1].rows()
+    }
+
+    fn kv_head(&self) -> usize {
+        self.grads[1].band()
+    }
+
+    /// The heads of q that share it.
+    fn heads(&self) -> Range<usize> {
+        self.kv_head() * self.dims.group()..(self.kv_head() + 1) * self.dims.group()
+    }
+
+    /// What one head's queries bring to their scores: the saved lse as a power of 2, and the sum over dout · out.
+    fn statistics(&self, head: usize, lse: &mut [f32], delta: &mut [f32]) {
+        let (dims, rows) = (self.dims, self.rows());
+        let saved = &self.saved.lse[head * dims.rows..][rows.clone()];
+        for (lse, saved) in lse.iter_mut().zip(saved) {
+            *lse = saved * LOG2_E;
+        }
+        let place = rows.start * dims.q_width() + head * dims.head_dim;
+        let (out, dout) = (&self.saved.out[place..], &self.dout[place..]);
+        products(self.path, out, dout, dims.q_width(), dims.head_dim, &mut delta[..rows.len()]);
+    }
+}
+
+each_path! {
+    /// sums[i] = the dot product of rows i of a and b, of `width` elements each, `stride` apart.
+    fn products<T>(a: &[T], b: &[T], stride: usize, width: usize, sums: &mut [f32]) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.chunks(stride).zip(b.chunks(stride))) {
+            *sum = math::sum_of_two([&a[..width], &b[..width]], |a, b| a * b);
+        }
+    }
+}
+
+each_path! {
+    /// Rounds sums times a factor.
+    fn round<T>(sums: &[f32], factor: f32, out: &mut [T]) {
+        for (out, &sum) in out.iter_mut().zip(sums) {
+            *out = T::from_f32(sum * factor);
+        }
+    }
+}
