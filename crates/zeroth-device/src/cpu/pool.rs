@@ -11,6 +11,8 @@ use std::thread::JoinHandle;
 
 use super::cut::{Chunks, Parts};
 use super::path::Path;
+use super::processors::{Pinned, Processors};
+use crate::Seat;
 
 type Work = dyn Fn(usize) + Sync;
 
@@ -52,6 +54,8 @@ pub struct Pool {
     /// Held by the caller whose job the workers run.
     caller: Mutex<()>,
     path: Path,
+    /// The thread that had the pool pinned, and what it was allowed before.
+    pinned: Option<Pinned>,
 }
 
 impl Pool {
@@ -77,7 +81,18 @@ impl Pool {
                     .expect("the system gives a thread")
             })
             .collect();
-        Self { shared, workers, caller: Mutex::new(()), path }
+        Self { shared, workers, caller: Mutex::new(()), path, pinned: None }
+    }
+
+    /// Gives every thread, the calling one included, processors of its own among those this process may use: the part of
+    /// them that is this rank's, cut evenly. Where ranks × threads exceed the processors, nothing happens.
+    ///
+    /// The calling thread gets back what it was allowed when it drops the pool.
+    pub fn pin(&mut self, seat: Seat) {
+        let allowed = Processors::allowed();
+        let Some(shares) = allowed.shares(seat, self.threads()) else { return };
+        self.pinned.get_or_insert_with(|| Pinned::new(allowed));
+        self.on_all(&|thread| shares[thread].take());
     }
 
     /// Threads that take tasks, the caller's among them.
@@ -176,6 +191,9 @@ impl Drop for Pool {
         for worker in self.workers.drain(..) {
             // A worker catches the panics of tasks, so that joining it has nothing to report.
             let _ = worker.join();
+        }
+        if let Some(pinned) = self.pinned.take() {
+            pinned.undo();
         }
     }
 }
