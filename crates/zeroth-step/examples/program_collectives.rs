@@ -78,7 +78,7 @@ fn rank(compiled: &Compiled, comm: Box<dyn Comm>, part: usize, steps: usize, tog
     };
     engine
         .load(&mut |_, _, elements| {
-            elements.iter_mut().for_each(|element| *element = 0.05 * random());
+            elements.fill_with(|| 0.05 * random());
             Ok(())
         })
         .unwrap();

@@ -41,8 +41,10 @@ type Lowered = Vec<Work>;
 /// One rank of a run.
 pub struct Engine<'c> {
     pub(super) compiled: &'c Compiled,
-    pub(super) device: Box<dyn Device>,
+    /// Dropped before the device: what others see of its memory is given back before it leaves the arena, and is counted as
+    /// nobody else's for a moment.
     comm: Option<Box<dyn Comm>>,
+    pub(super) device: Box<dyn Device>,
     pub(super) rank: u64,
     /// By size of rows, by section.
     lowered: Vec<Vec<Lowered>>,
