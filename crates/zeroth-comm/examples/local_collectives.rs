@@ -5,8 +5,9 @@
 //! Two ranks, a thread each, take turns with collectives and copies. A line: the bytes of a rank's part, and GB/s of what
 //! a rank ends up with that it did not have in place (a copy of n bytes counts n; `all_gather` and `all_to_all` give two
 //! parts, in place it is the other's one), best and median of the slower rank, in percent of a copy past the caches by
-//! both threads at the same time. Memory is on huge pages where the system gives them, as arenas
-//! are. Data is random.
+//! both threads at the same time. The first three collectives go through the regions; those "read" are read in the other's
+//! window. Memory is on huge pages where the system gives them, as arenas are, but for windows. Data is random.
+//! `program_collectives` of zeroth-step measures the same as a program does it, sums included.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(clippy::unwrap_used, reason = "a program that is run by hand stops where something fails")]
 #![allow(unsafe_code, reason = "maps memory, and stores past the caches take pointers")]
@@ -14,20 +15,22 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use zeroth_comm::local::{Job, LocalComm, Options};
-use zeroth_comm::{Comm, OpName};
+use zeroth_comm::{Comm, OpName, Windows};
 
 const RANKS: usize = 2;
 /// Bytes of a rank's part.
 const SIZES: [usize; 4] = [1 << 20, 4 << 20, 16 << 20, 64 << 20];
 /// What is measured, and the parts that it writes.
-const KINDS: [(&str, usize); 5] = [
+const KINDS: [(&str, usize); 7] = [
     ("copy, past the caches", 1),
     ("copy", 1),
     ("all_gather", RANKS),
     ("all_gather in place", RANKS - 1),
     ("all_to_all", RANKS),
+    ("all_gather, read", RANKS),
+    ("in place, read", RANKS - 1),
 ];
 
 /// Private memory, as an arena has it; freed with the process.
@@ -39,22 +42,43 @@ fn memory(bytes: usize, seed: u64) -> &'static mut [u8] {
         let _ = madvise(start, bytes, Advice::LinuxHugepage);
         std::slice::from_raw_parts_mut(start.cast::<u8>(), bytes)
     };
+    fill(memory, seed);
+    memory
+}
+
+/// This rank's window.
+fn window(comm: &LocalComm, bytes: usize, seed: u64) -> &'static mut [u8] {
+    let (file, at) = comm.own();
+    // SAFETY: as above.
+    let memory = unsafe {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        let start = mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, at).unwrap();
+        std::slice::from_raw_parts_mut(start.cast::<u8>(), bytes)
+    };
+    fill(memory, seed);
+    assert!(comm.open(OpName::new(0, "open windows", 0), bytes, true).unwrap());
+    memory
+}
+
+fn fill(memory: &mut [u8], seed: u64) {
     let mut state = seed;
     for bytes in memory.as_chunks_mut::<8>().0 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         *bytes = (state ^ state >> 33).to_le_bytes();
     }
-    memory
 }
 
 fn copy_past(from: &[u8], to: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128};
         assert!(to.as_ptr().addr().is_multiple_of(64) && to.len() == from.len());
         for at in (0..to.len() / 16 * 16).step_by(16) {
-            // SAFETY: inside both, and aligned where it is written.
+            // SAFETY: inside both, and aligned where it is written; a place a page ahead is only asked for.
             unsafe {
+                if at % 64 == 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(at + 4096).cast());
+                }
                 let value = _mm_loadu_si128(from.as_ptr().add(at).cast());
                 _mm_stream_si128(to.as_mut_ptr().add(at).cast(), value);
             }
@@ -67,7 +91,7 @@ fn copy_past(from: &[u8], to: &mut [u8]) {
 }
 
 /// One burst.
-fn run(kind: usize, comm: &LocalComm, index: u32, own: &mut [u8], all: &mut [u8], bytes: usize) {
+fn run(kind: usize, comm: &LocalComm, index: u32, own: &[u8], shown: &[u8], all: &mut [u8], bytes: usize) {
     let counts = [bytes; RANKS];
     let op = OpName::new(1, KINDS[kind].0, index);
     match kind {
@@ -77,6 +101,14 @@ fn run(kind: usize, comm: &LocalComm, index: u32, own: &mut [u8], all: &mut [u8]
         3 => {
             let all = &mut all[..RANKS * bytes];
             comm.all_gather_in_place(op, all, &[0, bytes], &counts).unwrap().wait().unwrap();
+        }
+        5 | 6 => {
+            let (rank, other) = (comm.rank(), 1 - comm.rank());
+            if kind == 5 {
+                copy_past(&shown[..bytes], &mut all[rank * bytes..(rank + 1) * bytes]);
+            }
+            let to = &mut all[other * bytes..(other + 1) * bytes];
+            comm.read(op, &[0..bytes, 0..bytes], &mut |peers| copy_past(peers.of(other), to)).unwrap();
         }
         _ => {
             let (send, receive) = (&own[..RANKS * bytes], &mut all[..RANKS * bytes]);
@@ -95,6 +127,7 @@ fn main() {
         let comm = job.join(rank, &Options::default()).unwrap();
         let largest = RANKS * SIZES[SIZES.len() - 1];
         let (own, all) = (memory(largest, rank as u64 + 1), memory(largest, rank as u64 + 77));
+        let shown = window(&comm, largest, rank as u64 + 5);
         let mut seconds = vec![vec![Vec::new(); KINDS.len()]; SIZES.len()];
         let mut index = 0;
         for _ in 0..bursts {
@@ -102,7 +135,7 @@ fn main() {
                 for (kind, seconds) in seconds.iter_mut().enumerate() {
                     together.wait();
                     let begin = Instant::now();
-                    run(kind, &comm, index, own, all, bytes);
+                    run(kind, &comm, index, own, shown, all, bytes);
                     seconds.push(begin.elapsed().as_secs_f64());
                     index += 1;
                 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::error::CommError;
+use crate::windows::Windows;
 
 /// Names a collective in messages: the step it belongs to, what it is, and its place in the program's list.
 ///
@@ -240,6 +241,11 @@ pub trait Comm: Send {
 
     /// Starts a collective. The six calls below are this one with their operands.
     fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError>;
+
+    /// Memory that ranks read in each other's hands; none where they cannot.
+    fn windows(&self) -> Option<&dyn Windows> {
+        None
+    }
 
     /// Every rank's part to every rank: [`Transfer::AllGather`].
     fn all_gather<'a>(

@@ -136,6 +136,12 @@ impl Lanes {
         wait::wake(word);
     }
 
+    /// Waits until every peer has consumed all that this rank has published.
+    pub(crate) fn settle(&self, op: OpName) -> Result<(), CommError> {
+        let all = self.published.get() as u32;
+        self.peers().try_for_each(|peer| self.wait(&self.segment.slot(peer).consumed.0, all, peer, op))
+    }
+
     /// The error that ended the job, if one did.
     pub(crate) fn alive(&self, op: OpName) -> Result<(), CommError> {
         match self.segment.ended() {
@@ -156,7 +162,7 @@ impl Lanes {
         self.segment.wake_all();
     }
 
-    fn peers(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
         (0..self.segment.layout.world).filter(|peer| *peer != self.rank)
     }
 

@@ -1,6 +1,7 @@
 //! How ranks talk: one trait whose collectives move bytes and never add, and ranks of one machine over shared memory.
 //!
 //! - [`Comm`] is what a program runs on; [`Transfer`] says exactly what each collective moves.
+//! - [`Windows`] are memory that ranks of one machine read in each other's hands: one pass instead of two.
 //! - [`local`] joins processes (or threads, for tests) over one shared segment.
 //! - [`launch`] starts the processes of a job and says how each of them ended.
 //! - [`environment`] finds the place of a process that another launcher started, and [`rendezvous`] brings those together.
@@ -39,8 +40,10 @@ mod segment;
 mod slot;
 mod wait;
 mod watch;
+mod windows;
 
 pub use comm::{Comm, Finish, Handle, OpName, Transfer};
 pub use error::{CommError, JoinError, Lost, OpSeen, RankLost};
 pub use segment::Token;
 pub use watch::{Slow, Timing};
+pub use windows::{Peers, Windows};

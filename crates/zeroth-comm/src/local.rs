@@ -1,8 +1,9 @@
 //! Ranks on one machine over one shared segment: processes, or threads that each map it.
 
 mod collectives;
+mod windows;
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
@@ -18,6 +19,7 @@ use crate::segment::{Layout, Segment, Token};
 use crate::slot::{FREE, LEFT};
 use crate::wait;
 use crate::watch::{Slow, Timing, Watch};
+use crate::windows::{Mapped, Windows};
 
 /// The variable with this process's rank.
 pub const RANK: &str = "ZEROTH_RANK";
@@ -166,6 +168,8 @@ fn take_part(segment: Segment, rank: usize, options: &Options) -> Result<LocalCo
     );
     let layout = segment.layout;
     Ok(LocalComm {
+        segment,
+        windows: OnceCell::new(),
         lanes,
         layout,
         rank,
@@ -214,6 +218,9 @@ fn variable<T: FromStr>(name: &'static str, problem: &'static str) -> Result<T, 
 /// Bytes move on the calling thread: a call publishes its first piece if the region is free, and `wait` does the
 /// rest. After an error the job has ended, and every call returns that error.
 pub struct LocalComm {
+    segment: Arc<Segment>,
+    /// The ranks' windows once they are open; none at this rank's own place.
+    windows: OnceCell<Vec<Option<Mapped>>>,
     lanes: Lanes,
     layout: Layout,
     rank: usize,
@@ -244,6 +251,10 @@ impl Comm for LocalComm {
         }
         Ok(Handle::new(self, ticket, op, transfer))
     }
+
+    fn windows(&self) -> Option<&dyn Windows> {
+        self.segment.window(self.rank).map(|_| self as &dyn Windows)
+    }
 }
 
 impl Finish for LocalComm {
@@ -268,6 +279,7 @@ impl Finish for LocalComm {
 
 impl Drop for LocalComm {
     fn drop(&mut self) {
+        self.close_window();
         self.lanes.leave();
     }
 }

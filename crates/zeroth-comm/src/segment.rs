@@ -1,22 +1,25 @@
 //! The shared segment of a job: a memory file that every rank maps, its layout, and the one word that ends a job.
 //!
 //! ```text
-//! header | slot of rank 0 | slot of rank 1 | … | to a page | region of rank 0 | region of rank 1 | …
+//! header | slot of rank 0 | slot of rank 1 | … | to a page | region of rank 0 | region of rank 1 | … | to a huge page
+//!        | window of rank 0 | window of rank 1 | …
 //! ```
 //!
-//! A region has two halves, used in turn. The file has no name in any folder: it is gone with the last process that
-//! holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
+//! A region has two halves, used in turn. Windows (`windows.rs`) are places for more than any rank has: only what is
+//! touched takes memory, and each is mapped apart. The file has no name in any folder: it is gone with the last process
+//! that holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
 #![allow(unsafe_code, reason = "maps memory that other processes map too; each block says why it is sound")]
 
 use std::fmt;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::copy;
@@ -29,8 +32,12 @@ pub(crate) const MOST_RANKS: usize = 1024;
 /// Parts that different ranks write begin on cache lines.
 pub(crate) const LINE: usize = 64;
 const PAGE: usize = 4096;
+/// Windows begin on huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+/// Bytes of the file that a rank's window may take.
+pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that belong to one job. A rank that has another job's token is refused.
@@ -113,12 +120,24 @@ impl Layout {
         isize::try_from(len).ok()?;
         Some(Self { world, half, control, len })
     }
+
+    /// Where a rank's window begins in the file.
+    fn window(self, rank: usize) -> u64 {
+        (self.len as u64).next_multiple_of(HUGE_PAGE) + rank as u64 * WINDOW
+    }
+
+    /// Bytes of the file, with windows behind the regions or without.
+    fn file(self, windows: bool) -> u64 {
+        if windows { self.window(self.world) } else { self.len as u64 }
+    }
 }
 
 /// A mapping of a job's segment.
 pub(crate) struct Segment {
     base: NonNull<u8>,
     pub(crate) layout: Layout,
+    file: OwnedFd,
+    has_windows: bool,
 }
 
 // SAFETY: the mapping belongs to no thread; control pages are atomics, regions are reached through `write` and
@@ -135,10 +154,13 @@ impl Segment {
             // Kernels before 6.3 do not know that flag.
             .or_else(|_| rustix::fs::memfd_create("zeroth-job", flags))
             .map_err(JoinError::system("make the shared segment"))?;
-        rustix::fs::ftruncate(&file, layout.len as u64)
+        // A user who may write small files only gets no windows: to ask for them would be a signal that kills.
+        let most = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+        let has_windows = layout.file(true) <= most;
+        rustix::fs::ftruncate(&file, layout.file(has_windows))
             .map_err(JoinError::system("give the shared segment its size"))?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(JoinError::system("seal the shared segment"))?;
-        let segment = Self::map(&file, layout)?;
+        let segment = Self::map(file.as_fd(), layout, has_windows)?;
         // Relaxed: the file is handed over by starting a thread or a process, which orders these stores before
         // everything the new rank does.
         let header = segment.header();
@@ -161,14 +183,14 @@ impl Segment {
             return Err(not("its size is not sealed".to_owned()));
         }
         let size = rustix::fs::fstat(file).map_err(JoinError::system("look at the shared segment"))?.st_size;
-        let size = usize::try_from(size).unwrap_or(0);
+        let size = u64::try_from(size).unwrap_or(0);
         let smallest = Layout::new(1, 0)?;
-        if size < smallest.len {
+        if size < smallest.len as u64 {
             return Err(not(format!("it has {size} bytes, the smallest has {}", smallest.len)));
         }
         // The header alone, through the smallest layout, says how much there is to map.
         let layout = {
-            let start = Self::map(file, smallest)?;
+            let start = Self::map(file, smallest, false)?;
             let header = start.header();
             let (magic, version) =
                 (header.magic.load(Ordering::Relaxed), header.version.load(Ordering::Relaxed));
@@ -181,14 +203,17 @@ impl Segment {
                 return Err(JoinError::Token);
             }
             let (world, half) = (header.world.load(Ordering::Relaxed), header.half.load(Ordering::Relaxed));
-            Layout::of(world as usize, half as usize).filter(|layout| layout.len == size).ok_or_else(
-                || not(format!("{size} bytes do not fit {world} rank(s) with 2 × {half} bytes")),
-            )?
+            let fits = |layout: &Layout| [false, true].map(|windows| layout.file(windows)).contains(&size);
+            Layout::of(world as usize, half as usize).filter(fits).ok_or_else(|| {
+                not(format!("{size} bytes do not fit {world} rank(s) with 2 × {half} bytes"))
+            })?
         };
-        Self::map(file, layout)
+        Self::map(file, layout, size > layout.len as u64)
     }
 
-    fn map(file: impl std::os::fd::AsFd, layout: Layout) -> Result<Self, JoinError> {
+    fn map(file: BorrowedFd<'_>, layout: Layout, has_windows: bool) -> Result<Self, JoinError> {
+        let own =
+            rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(JoinError::system("keep the shared segment"))?;
         // SAFETY: a new mapping at an address of the system's choice touches no memory of ours. Both callers know
         // that the file is sealed and has at least `len` bytes, so every byte stays backed.
         let base = unsafe {
@@ -197,13 +222,18 @@ impl Segment {
         }
         .map_err(JoinError::system("map the shared segment"))?;
         let base = NonNull::new(base.cast()).expect("a mapping the system chooses is not at address 0");
-        Ok(Self { base, layout })
+        Ok(Self { base, layout, file: own, has_windows })
     }
 
     fn header(&self) -> &Header {
         // SAFETY: the mapping begins with the header (page-aligned, long enough, any bytes are valid atomics) and
         // lives as long as `self`.
         unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    /// The file, and where a rank's window begins in it; none where the file is too small for windows.
+    pub(crate) fn window(&self, rank: usize) -> Option<(BorrowedFd<'_>, u64)> {
+        self.has_windows.then(|| (self.file.as_fd(), self.layout.window(rank)))
     }
 
     /// A rank's slot. Panics where there is no such rank: callers compare with the world first.
@@ -337,7 +367,7 @@ mod tests {
         let zeros = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&zeros, 1 << 16).unwrap();
         rustix::fs::fcntl_add_seals(&zeros, SEALS).unwrap();
-        assert!(refused(&zeros).contains("version 1 is expected"));
+        assert!(refused(&zeros).contains("version 2 is expected"));
     }
 
     #[test]

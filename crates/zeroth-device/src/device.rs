@@ -1,5 +1,9 @@
 //! The interface that every device implements: arenas, queues, and kernels that are enqueued and never waited for.
 
+use std::os::fd::BorrowedFd;
+
+use zeroth_base::DType;
+
 use crate::{Launch, Span, Tier};
 
 /// A line of work that a device does in order. Work of two queues may run at the same time; what must wait says so.
@@ -71,6 +75,45 @@ pub enum DeviceError {
 /// Bytes to read and bytes to write.
 pub type ReadWrite<'a> = (&'a [u8], &'a mut [u8]);
 
+/// A file's part that a device's arena is put into where other ranks read it.
+#[derive(Debug, Clone, Copy)]
+pub struct Shared<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// Where in it the arena's first byte would lie.
+    pub at: u64,
+    /// The places of the device's arena that others read.
+    pub spans: &'a [Span],
+}
+
+/// Which of the processors that several ranks may use are a rank's: the `number`th of `of` equal parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seat {
+    /// Which part, from 0.
+    pub number: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+/// A sum over ranks, in their order, of parts that lie in their own memory.
+#[derive(Clone, Copy)]
+pub struct RankSum<'a> {
+    /// The number of ranks.
+    pub ranks: usize,
+    /// This rank.
+    pub rank: usize,
+    /// Its part.
+    pub own: Span,
+    /// The part of another rank, as long as its own.
+    pub other: &'a (dyn Fn(usize) -> &'a [u8] + Sync),
+    /// The type of all parts.
+    pub from_type: DType,
+    /// The sums, in f32.
+    pub to: Span,
+    /// Whether the sum is added to what is there.
+    pub add: bool,
+}
+
 /// A device with its arenas. All functions but `synchronise` may return before the work is done.
 pub trait Device: Send {
     /// What it is, in words.
@@ -106,6 +149,21 @@ pub trait Device: Send {
 
     /// Bytes of an arena.
     fn capacity(&self, tier: Tier) -> u64;
+
+    /// Puts places of the arena where other ranks can read them, before anything lies there. False where the device's
+    /// memory cannot be there.
+    fn share(&mut self, _shared: &Shared<'_>) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// Takes its processors, where it has some of its own, and all memory of its arenas: no launch waits for memory later.
+    fn settle(&mut self, _seat: Option<Seat>) {}
+
+    /// Enqueues a sum over ranks that reads the others' memory. Only where [`Device::direct`] sees the arena.
+    fn sum_ranks(&mut self, _queue: Queue, _sum: &RankSum<'_>) -> Result<(), DeviceError> {
+        let problem = "the memory of other ranks is not seen from this device".to_owned();
+        Err(DeviceError::Operands { what: "sum over ranks", problem })
+    }
 }
 
 /// A kind of device, for questions that need none at hand.
@@ -122,7 +180,7 @@ pub enum Target {
 
 impl Target {
     /// Bytes of scratch that a kernel needs on such a device.
-    pub fn scratch(self, kernel: &crate::Kernel, dtype: zeroth_base::DType) -> u64 {
+    pub fn scratch(self, kernel: &crate::Kernel, dtype: DType) -> u64 {
         match self {
             Self::Cpu { threads } => crate::cpu::scratch_bytes(kernel, threads),
             Self::Cuda => crate::cuda::scratch_bytes(kernel, dtype),

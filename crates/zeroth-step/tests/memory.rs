@@ -10,7 +10,7 @@ use zeroth_base::{DType, format_bytes, grouped};
 use zeroth_device::{Optimizer, Target, Tier};
 use zeroth_graph::{Backward, Graph};
 use zeroth_model::{Batch, ModelConfig, forward, table};
-use zeroth_step::program::{Category, Memory, Offload, Recompute, Settings, Types, bytes, compile};
+use zeroth_step::program::{Category, Memory, Offload, Recompute, Settings, Types, bytes, compile, in_place};
 
 const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
 const SETTINGS: Settings = Settings {
@@ -48,9 +48,10 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
 }
 
 fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) -> Memory {
-    let program = compile(graph, backward, ranks, &settings).unwrap();
+    let target = Target::Cpu { threads: 2 };
+    let program = in_place(compile(graph, backward, ranks, &settings).unwrap(), target);
     let rows = graph.info(graph.inputs[0]).rows;
-    bytes(&program, graph, backward, Target::Cpu { threads: 2 }, &[rows])
+    bytes(&program, graph, backward, target, &[rows])
 }
 
 fn elements(graph: &Graph) -> u64 {

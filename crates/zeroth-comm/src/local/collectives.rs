@@ -159,7 +159,7 @@ impl LocalComm {
     }
 
     /// The other ranks, from the next one on: not all read from rank 0 first.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, world) = (self.rank, self.layout.world);
         (rank + 1..world).chain(0..rank)
     }

@@ -1,4 +1,7 @@
 //! An arena: one piece of the machine's memory, taken once, in which every buffer of a program has its place.
+//!
+//! It is private and on huge pages, where the system gives them. Places that other ranks read lie in a file that they map,
+//! too: the file's pages take the place of private ones, so that addresses stay one piece.
 #![allow(unsafe_code, reason = "maps memory and sees its bytes as slices of numbers")]
 
 use std::ptr::NonNull;
@@ -6,13 +9,21 @@ use std::ptr::NonNull;
 use bytemuck::Pod;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::{DeviceError, Span};
+use super::pool::Pool;
+use crate::{DeviceError, Shared, Span};
 
-/// Private memory of the system, zero at first; pages are taken as they are touched.
+/// What arenas and shared places are rounded to: a page, or several, of every system meant (4 to 64 KiB).
+const PAGE: u64 = 64 << 10;
+/// Bytes that one task takes from the system.
+const TOUCHED: usize = 32 << 20;
+
+/// Memory of the system, zero at first; pages are taken as they are touched.
 #[derive(Debug)]
 pub struct Arena {
     start: NonNull<u8>,
     bytes: usize,
+    /// Bytes of the mapping; those behind the arena are never touched.
+    length: usize,
 }
 
 // SAFETY: it owns its mapping, and nothing of it is bound to a thread.
@@ -23,9 +34,10 @@ impl Arena {
     pub fn new(tier: &'static str, bytes: u64) -> Result<Self, DeviceError> {
         let refused = |reason: String| DeviceError::Memory { device: "cpu".to_owned(), tier, bytes, reason };
         if bytes == 0 {
-            return Ok(Self { start: NonNull::dangling(), bytes: 0 });
+            return Ok(Self { start: NonNull::dangling(), bytes: 0, length: 0 });
         }
-        let length = usize::try_from(bytes).map_err(|error| refused(error.to_string()))?;
+        let size = |bytes: u64| usize::try_from(bytes).map_err(|error| refused(error.to_string()));
+        let (bytes, length) = (size(bytes)?, size(bytes.next_multiple_of(PAGE))?);
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists.
@@ -34,7 +46,54 @@ impl Arena {
         // SAFETY: the mapping just made. Only advice: small pages work as well, only slower.
         let _ = unsafe { rustix::mm::madvise(start, length, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or_else(|| refused("mapped at address 0".to_owned()))?;
-        Ok(Self { start, bytes: length })
+        Ok(Self { start, bytes, length })
+    }
+
+    /// Puts places of the arena into a file that other ranks map. What lay there is forgotten.
+    pub fn share(&mut self, shared: &Shared<'_>) -> Result<(), DeviceError> {
+        for span in shared.spans {
+            self.check::<u8>(*span)?;
+            if span.bytes == 0 {
+                continue;
+            }
+            // Whole pages: neighbours on the first and the last one come along.
+            let (first, end) = (span.at / PAGE * PAGE, span.end().next_multiple_of(PAGE));
+            let (protection, flags) =
+                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+            // SAFETY: the pages lie inside the mapping made in `new` (it ends with a page), and the arena is borrowed
+            // alone: no slice of them lives. The new mapping is as long and may be read and written as well.
+            let mapped = unsafe {
+                let to = self.start.as_ptr().add(first as usize).cast();
+                rustix::mm::mmap(
+                    to,
+                    (end - first) as usize,
+                    protection,
+                    flags,
+                    shared.file,
+                    shared.at + first,
+                )
+            };
+            mapped.map_err(|error| DeviceError::Memory {
+                device: "cpu".to_owned(),
+                tier: "shared",
+                bytes: end - first,
+                reason: error.to_string(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes all its pages now, on the threads that will use them: they lie near those, and nobody waits for them later.
+    pub fn touch(&mut self, pool: &Pool) {
+        let (start, bytes) = (self.start.as_ptr().addr(), self.bytes);
+        pool.run(bytes.div_ceil(TOUCHED), |piece, _| {
+            let first = piece * TOUCHED;
+            let place = std::ptr::with_exposed_provenance_mut(start + first);
+            // SAFETY: inside the mapping, whose pages come as if each had been written to: nothing changes. A system that
+            // does not know how takes them when they are first written to, as ever.
+            let _ =
+                unsafe { rustix::mm::madvise(place, TOUCHED.min(bytes - first), Advice::LinuxPopulateWrite) };
+        });
     }
 
     /// Its bytes.
@@ -85,9 +144,50 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if self.bytes > 0 {
+        if self.length > 0 {
             // SAFETY: the mapping made in `new`; slices of it do not outlive a call into the device that owns it.
-            let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+            let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_shared_lies_in_the_file_and_all_else_does_not() {
+        let file = rustix::fs::memfd_create("arena", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let at = 8 * PAGE;
+        rustix::fs::ftruncate(&file, at + 16 * PAGE).unwrap();
+        let mut arena = Arena::new("device", 10 * PAGE + 100).unwrap();
+        let (first, last) = (Span::device(2 * PAGE + 64, 100), Span::device(10 * PAGE, 100));
+        arena.share(&Shared { file: file.as_fd(), at, spans: &[first, Span::device(0, 0), last] }).unwrap();
+        arena.touch(&Pool::new(2));
+        let whole = Span::device(0, 10 * PAGE + 100);
+        arena
+            .bytes_mut(whole)
+            .unwrap()
+            .iter_mut()
+            .enumerate()
+            .for_each(|(at, byte)| *byte = (at % 251) as u8);
+        let mut seen = vec![0; 16 * PAGE as usize];
+        rustix::io::pread(&file, &mut seen, at).unwrap();
+        let shared = |at: usize| [2, 10].contains(&(at as u64 / PAGE));
+        let expected = |at: usize| if shared(at) && (at as u64) < whole.bytes { (at % 251) as u8 } else { 0 };
+        assert!(seen.iter().enumerate().all(|(at, byte)| *byte == expected(at)));
+        assert!(
+            arena.bytes_mut(whole).unwrap().iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8)
+        );
+    }
+
+    #[test]
+    fn a_place_outside_is_not_shared() {
+        let file = rustix::fs::memfd_create("arena", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let mut arena = Arena::new("device", PAGE).unwrap();
+        let spans = [Span::device(PAGE, 1)];
+        assert!(arena.share(&Shared { file: file.as_fd(), at: 0, spans: &spans }).is_err());
     }
 }

@@ -24,13 +24,14 @@ use super::norm::{BLOCK, ExactSum, block_squares};
 use super::optimizer::{Moments, optimize};
 use super::path::Path;
 use super::pool::Pool;
+use super::rank_sum::sum_parts;
 use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 use super::rope::rope_from;
 use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
 use crate::{
-    Access, Control, Device, DeviceError, Kernel, Launch, Optimizer, Queue, ReadWrite, Recipe, Record,
-    Report, Span, StepInput, Tier,
+    Access, Control, Device, DeviceError, Kernel, Launch, Optimizer, Queue, RankSum, ReadWrite, Recipe,
+    Record, Report, Seat, Shared, Span, StepInput, Tier,
 };
 
 /// The most operands a kernel has, scratch included.
@@ -431,9 +432,10 @@ impl Device for CpuDevice {
     }
 
     fn upload(&mut self, _queue: Queue, from: &[u8], to: Span) -> Result<(), DeviceError> {
-        let bytes = self.arena_mut(to.tier).bytes_mut(to)?;
+        // SAFETY: the arena is borrowed for as long as the slice is.
+        let bytes = unsafe { self.arena(to.tier).slice_mut::<u8>(to)? };
         same_length("upload", from.len(), bytes.len())?;
-        bytes.copy_from_slice(from);
+        copy(&self.pool, from, bytes);
         Ok(())
     }
 
@@ -475,6 +477,34 @@ impl Device for CpuDevice {
 
     fn capacity(&self, tier: Tier) -> u64 {
         self.arena(tier).capacity()
+    }
+
+    fn share(&mut self, shared: &Shared<'_>) -> Result<bool, DeviceError> {
+        self.device.share(shared).map(|()| true)
+    }
+
+    fn settle(&mut self, seat: Option<Seat>) {
+        if let Some(seat) = seat {
+            self.pool.pin(seat);
+        }
+        self.device.touch(&self.pool);
+        self.host.touch(&self.pool);
+    }
+
+    fn sum_ranks(&mut self, _queue: Queue, sum: &RankSum<'_>) -> Result<(), DeviceError> {
+        if sum.own.meets(sum.to) {
+            let problem = format!("{:?} and {:?} overlap, and one of them is written", sum.own, sum.to);
+            return Err(DeviceError::Operands { what: "sum over ranks", problem });
+        }
+        typed!(sum.from_type, A => {
+            // SAFETY: they do not overlap, and this call borrows the arenas alone.
+            let (own, to) = unsafe { (self.read::<A>(sum.own)?, self.write::<f32>(sum.to)?) };
+            let part = |rank: usize| {
+                if rank == sum.rank { own } else { bytemuck::cast_slice((sum.other)(rank)) }
+            };
+            sum_parts(&self.pool, sum.ranks, part, to, sum.add);
+        });
+        Ok(())
     }
 }
 

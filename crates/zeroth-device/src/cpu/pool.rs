@@ -1,18 +1,24 @@
-//! The threads that kernels run on: started once, parked on a futex between kernels.
+//! The threads that kernels run on: started once, parked on a futex between kernels. Those with processors of their own look
+//! around for a while before they park: the next kernel is mostly there sooner than a sleep and a wake would take.
 //!
 //! A kernel cuts its work into tasks by shape; threads take tasks in turn. Which thread takes which task is left to
 //! chance, so no result may depend on it: a task writes only its own part, and sums have a fixed order inside a task.
 #![allow(unsafe_code, reason = "a closure on the caller's stack is run by threads that outlive it")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::cut::{Chunks, Parts};
 use super::path::Path;
+use super::processors::{Pinned, Processors};
+use crate::Seat;
 
 type Work = dyn Fn(usize) + Sync;
+
+/// Looks before a thread with a processor of its own parks: some tens of microseconds.
+const SPINS: u32 = 2_000;
 
 /// A closure lent to the workers.
 #[derive(Clone, Copy)]
@@ -37,11 +43,28 @@ struct Shared {
     state: Mutex<State>,
     begin: Condvar,
     done: Condvar,
+    /// `State::job`, or the largest number at the end, for those who look without the lock: what counts is in the state.
+    job: AtomicU64,
+    /// `State::busy`, the same.
+    busy: AtomicUsize,
+    /// Looks before parking.
+    spins: AtomicU32,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks until `is_there`, for a while.
+    fn look(&self, is_there: impl Fn() -> bool) {
+        // Relaxed, here and in what is looked at: nothing is read on the strength of it but the state, under its lock.
+        for _ in 0..self.spins.load(Ordering::Relaxed) {
+            if is_there() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
     }
 }
 
@@ -52,6 +75,8 @@ pub struct Pool {
     /// Held by the caller whose job the workers run.
     caller: Mutex<()>,
     path: Path,
+    /// The thread that had the pool pinned, and what it was allowed before.
+    pinned: Option<Pinned>,
 }
 
 impl Pool {
@@ -77,7 +102,19 @@ impl Pool {
                     .expect("the system gives a thread")
             })
             .collect();
-        Self { shared, workers, caller: Mutex::new(()), path }
+        Self { shared, workers, caller: Mutex::new(()), path, pinned: None }
+    }
+
+    /// Gives every thread, the calling one included, processors of its own among those this process may use: the part of
+    /// them that is this rank's, cut evenly. Where ranks × threads exceed the processors, nothing happens.
+    ///
+    /// The calling thread gets back what it was allowed when it drops the pool.
+    pub fn pin(&mut self, seat: Seat) {
+        let allowed = Processors::allowed();
+        let Some(shares) = allowed.shares(seat, self.threads()) else { return };
+        self.pinned.get_or_insert_with(|| Pinned::new(allowed));
+        self.shared.spins.store(SPINS, Ordering::Relaxed);
+        self.on_all(&|thread| shares[thread].take());
     }
 
     /// Threads that take tasks, the caller's among them.
@@ -125,9 +162,12 @@ impl Pool {
             state.job += 1;
             state.work = Some(lent);
             state.busy = self.workers.len();
+            self.shared.busy.store(state.busy, Ordering::Relaxed);
+            self.shared.job.store(state.job, Ordering::Relaxed);
             self.shared.begin.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(|| work(0)));
+        self.shared.look(|| self.shared.busy.load(Ordering::Relaxed) == 0);
         let mut state = self.shared.lock();
         while state.busy > 0 {
             state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -172,10 +212,14 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
+        self.shared.job.store(u64::MAX, Ordering::Relaxed);
         self.shared.begin.notify_all();
         for worker in self.workers.drain(..) {
             // A worker catches the panics of tasks, so that joining it has nothing to report.
             let _ = worker.join();
+        }
+        if let Some(pinned) = self.pinned.take() {
+            pinned.undo();
         }
     }
 }
@@ -184,6 +228,7 @@ impl Drop for Pool {
 fn serve(shared: &Shared, number: usize) {
     let mut seen = 0;
     loop {
+        shared.look(|| shared.job.load(Ordering::Relaxed) != seen);
         let work = {
             let mut state = shared.lock();
             while !state.stop && state.job == seen {
@@ -200,6 +245,7 @@ fn serve(shared: &Shared, number: usize) {
         let mut state = shared.lock();
         state.panicked |= outcome.is_err();
         state.busy -= 1;
+        shared.busy.store(state.busy, Ordering::Relaxed);
         if state.busy == 0 {
             shared.done.notify_one();
         }
@@ -249,5 +295,23 @@ mod tests {
             total.fetch_add(index, Ordering::Relaxed);
         });
         assert_eq!(total.into_inner(), 45);
+    }
+
+    #[test]
+    fn threads_with_processors_of_their_own_run_every_task_once() {
+        let threads = std::thread::available_parallelism().unwrap().get().min(2);
+        let mut pool = Pool::new(threads);
+        pool.pin(Seat { number: 0, of: 1 });
+        let total = AtomicUsize::new(0);
+        for round in 0..2_000 {
+            pool.run(3, |index, _| {
+                total.fetch_add(index, Ordering::Relaxed);
+            });
+            if round % 500 == 0 {
+                // Long enough to park.
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        }
+        assert_eq!(total.into_inner(), 6_000);
     }
 }

@@ -140,13 +140,14 @@ impl Source<'_> {
         let mut all = Vec::new();
         let mut push_to =
             |tier, content, category, bytes| all.push(Buffer { content, category, tier, bytes });
+        // Parameters lie together: other ranks may read them in place, from pages that are not private.
         for (flat, laid) in layout.flats.iter().enumerate() {
-            let (shard, held) = (laid.shard_capacity(layout.ranks), program.held[flat]);
+            let shard = laid.shard_capacity(layout.ranks);
             let weights = if program.stays_gathered(flat) { laid.padded() } else { shard };
-            push_to(held.weights, Content::Weights(flat), Category::Parameters, run * weights);
-            if !program.is_trained(flat) {
-                continue;
-            }
+            push_to(program.held[flat].weights, Content::Weights(flat), Category::Parameters, run * weights);
+        }
+        for (flat, laid) in layout.flats.iter().enumerate().filter(|(flat, _)| program.is_trained(*flat)) {
+            let (shard, held) = (laid.shard_capacity(layout.ranks), program.held[flat]);
             let updated = program.updated_capacity(flat);
             if home == GradientHome::Landed {
                 push_to(Tier::Device, Content::Gradient(flat), Category::Gradients, 4 * laid.padded());
@@ -208,6 +209,7 @@ impl Source<'_> {
             Action::Round(chunk)
             | Action::Exchange(chunk)
             | Action::Add(chunk, _)
+            | Action::Reduce(chunk, _)
             | Action::Stage(chunk)
             | Action::Update(chunk) => chunk.range.end - chunk.range.start,
             other => unreachable!("{other:?} moves no chunk"),
@@ -292,7 +294,7 @@ impl Source<'_> {
             Action::Release(flat) => way.stays[*flat] += 1,
             Action::Round(chunk) => way.put(chunk, Content::Sent(at)),
             Action::Exchange(chunk) => way.put(chunk, Content::Received(at)),
-            Action::Add(chunk, _) => way.put(chunk, Content::Summed(at)),
+            Action::Add(chunk, _) | Action::Reduce(chunk, _) => way.put(chunk, Content::Summed(at)),
             Action::Keep(flat) => {
                 let whole = Chunk { flat: *flat, range: 0..self.program.layout.flats[*flat].padded() };
                 way.put(&whole, Content::Summed(at));
@@ -391,7 +393,7 @@ impl Source<'_> {
                 ]
             }
             Action::Exchange(chunk) => vec![(of(chunk), Read), (Content::Received(at), Write)],
-            Action::Add(chunk, _) => {
+            Action::Add(chunk, _) | Action::Reduce(chunk, _) => {
                 let sums = match (program.gradient_home(), on_host(chunk.flat)) {
                     (GradientHome::Landed, _) => Content::Gradient(chunk.flat),
                     (_, true) => Content::Summed(at),

@@ -121,7 +121,9 @@ impl Program {
                 .instructions
                 .iter()
                 .map(|instruction| match &instruction.action {
-                    Action::Add(chunk, _) if chunk.flat == flat => chunk.range.end - chunk.range.start,
+                    Action::Add(chunk, _) | Action::Reduce(chunk, _) if chunk.flat == flat => {
+                        chunk.range.end - chunk.range.start
+                    }
                     Action::Keep(kept) if *kept == flat => capacity,
                     _ => 0,
                 })

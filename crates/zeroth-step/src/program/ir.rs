@@ -126,6 +126,8 @@ pub enum Action {
     Exchange(Chunk),
     /// Adds the ranks' parts of a chunk, in rank order, in f32.
     Add(Chunk, Addition),
+    /// Both at once: adds the ranks' parts of a chunk as it reads them in their memory, in rank order, in f32.
+    Reduce(Chunk, Addition),
     /// Brings the sums of all shards of a flat's gradient together (stage 0, where every rank updates all).
     GatherGradient(usize),
     /// The sum of squares of what this rank reduced of a flat's gradient.
@@ -202,6 +204,7 @@ impl Action {
             Self::Round(_) => "round",
             Self::Exchange(_) => "exchange",
             Self::Add(..) => "add",
+            Self::Reduce(..) => "reduce",
             Self::GatherGradient(_) => "gather gradient",
             Self::Squares(_) => "squares",
             Self::Reports => "reports",
@@ -222,6 +225,7 @@ impl Action {
             self,
             Self::Gather(_)
                 | Self::Exchange(_)
+                | Self::Reduce(..)
                 | Self::GatherGradient(_)
                 | Self::Reports
                 | Self::GatherWeights(_)
@@ -242,6 +246,7 @@ impl Action {
             Self::Round(chunk)
             | Self::Exchange(chunk)
             | Self::Add(chunk, _)
+            | Self::Reduce(chunk, _)
             | Self::SaveGradient(chunk, _)
             | Self::Stage(chunk)
             | Self::Bring(chunk)

@@ -26,6 +26,7 @@ pub use bytes::{Memory, Placed, SectionMemory, bytes};
 pub use check::{ProgramError, Residency};
 pub use ir::{Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind};
 pub(crate) use launches::{Binding, Collective, Lowering, Work};
+pub use passes::in_place;
 
 use crate::Layout;
 

@@ -8,7 +8,7 @@ use zeroth_graph::{Backward, Graph, GraphError, Op};
 
 use crate::program::{
     Action, Content, Instruction, Memory, Placed, Program, ProgramError, Settings, bytes, compile,
-    compile_inference, guarded_bytes,
+    compile_inference, guarded_bytes, in_place,
 };
 
 /// A program that can be run.
@@ -70,7 +70,7 @@ impl Compiled {
     ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
-        let program = compile(&graph, &backward, ranks, settings)?;
+        let program = in_place(compile(&graph, &backward, ranks, settings)?, target);
         let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
         Ok(Self { graph, backward, program, memory, row_sizes, target })
     }

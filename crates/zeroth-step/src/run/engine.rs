@@ -7,7 +7,8 @@ use zeroth_graph::ParamId;
 
 use super::chaos::Chaos;
 use super::feed::Feed;
-use super::meet::{Meeting, Staging};
+use super::meet::{Meeting, Meetings};
+use super::seat::seat;
 use super::{Compiled, MicroBatch, RunError, Timed, Trace};
 use crate::program::{Binding, Content, Lowering, Work, vocabulary};
 
@@ -40,8 +41,10 @@ type Lowered = Vec<Work>;
 /// One rank of a run.
 pub struct Engine<'c> {
     pub(super) compiled: &'c Compiled,
-    pub(super) device: Box<dyn Device>,
+    /// Dropped before the device: what others see of its memory is given back before it leaves the arena, and is counted as
+    /// nobody else's for a moment.
     comm: Option<Box<dyn Comm>>,
+    pub(super) device: Box<dyn Device>,
     pub(super) rank: u64,
     /// By size of rows, by section.
     lowered: Vec<Vec<Lowered>>,
@@ -50,7 +53,7 @@ pub struct Engine<'c> {
     /// The number of the first mark of each section.
     first_mark: Vec<usize>,
     feed: Feed,
-    staging: Staging,
+    meetings: Meetings,
     pub(super) step: u64,
     pub(super) recipe: Recipe,
     pub(super) chaos: Option<Chaos>,
@@ -86,6 +89,15 @@ impl<'c> Engine<'c> {
             first_mark.push(marks);
             marks += section.instructions.len();
         }
+        let failed = |error: Meeting| match error {
+            Meeting::Device(source) => RunError::device(0, "start")(source),
+            Meeting::Comm(source) => RunError::Comm { step: 0, op: "start".to_owned(), source },
+        };
+        // Before anything lies in the arena: parts of it move to where other ranks see them.
+        let works = lowered.iter().flatten().flatten();
+        let meetings = Meetings::new(works, device.as_mut(), comm.as_deref()).map_err(failed)?;
+        let seat = seat(comm.as_deref()).map_err(|source| failed(Meeting::Comm(source)))?;
+        device.settle(seat);
         let started = RunError::device(0, "start");
         (|| {
             device.marks(marks)?;
@@ -100,7 +112,6 @@ impl<'c> Engine<'c> {
             device.upload(Queue::Compute, bytes_of(&Control::start(&recipe)), control)
         })()
         .map_err(started)?;
-        let staging = Staging::new(lowered.iter().flatten().flatten(), device.as_mut());
         Ok(Self {
             feed: Feed::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
             awaited: awaited(compiled),
@@ -110,7 +121,7 @@ impl<'c> Engine<'c> {
             rank: number,
             lowered,
             first_mark,
-            staging,
+            meetings,
             step: 0,
             recipe,
             chaos: None,
@@ -321,7 +332,7 @@ impl<'c> Engine<'c> {
                 let index = (self.first_mark[section] + at) as u32;
                 let name = OpName::new(step, instruction.action.name(), index);
                 let comm = self.comm.as_deref().expect("collectives are compiled for several ranks");
-                self.staging.meet(comm, name, collective, self.device.as_mut(), queue).map_err(|error| {
+                self.meetings.meet(comm, name, collective, self.device.as_mut(), queue).map_err(|error| {
                     match error {
                         Meeting::Device(source) => failed(source),
                         Meeting::Comm(source) => {

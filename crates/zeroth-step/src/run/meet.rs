@@ -1,9 +1,20 @@
-//! Collectives over places in an arena: in the arena itself where the host sees it, else through host memory.
+//! Collectives over places in an arena.
+//!
+//! Ranks whose arenas the host sees read each other's in place where they can ([`Windows`]): what is gathered and what is
+//! summed comes straight from where it lies, on all threads of a rank. Without windows bytes go through the ranks' regions,
+//! and where the host does not see the arena, through host memory.
 
-use zeroth_comm::{Comm, CommError, OpName, Transfer};
-use zeroth_device::{Device, DeviceError, Queue, Span, Tier};
+use std::ops::Range;
+
+use zeroth_base::DType;
+use zeroth_comm::{Comm, CommError, OpName, Peers, Transfer, Windows};
+use zeroth_device::{Device, DeviceError, Kernel, Launch, Queue, RankSum, Shared, Span, Tier};
 
 use crate::program::{Collective, Work};
+
+/// Bytes of a rank's largest part from which on it is read in place. Smaller ones are sooner sent: that takes one meeting
+/// instead of two.
+const IN_PLACE: usize = 4096;
 
 /// Why a collective failed.
 pub(super) enum Meeting {
@@ -11,30 +22,60 @@ pub(super) enum Meeting {
     Comm(CommError),
 }
 
-/// Host memory that the largest collective goes through; none where the host sees the arena.
-pub(super) struct Staging {
+/// How collectives are carried out.
+pub(super) struct Meetings {
+    /// Whether the ranks' windows are open.
+    in_place: bool,
+    /// Where the part of each rank lies in its window; written for each meeting.
+    from: Vec<Range<usize>>,
+    /// Host memory that the largest collective goes through, where it must go through any.
     send: Vec<u8>,
     receive: Vec<u8>,
 }
 
-impl Staging {
-    pub(super) fn new<'w>(all: impl Iterator<Item = &'w Work>, device: &mut dyn Device) -> Self {
-        if matches!(device.direct_mut(Span { tier: Tier::Device, at: 0, bytes: 0 }), Ok(Some(_))) {
-            return Self { send: Vec::new(), receive: Vec::new() };
+impl Meetings {
+    /// Opens the windows where there are any. The arena holds nothing yet.
+    pub(super) fn new<'w>(
+        all: impl Iterator<Item = &'w Work> + Clone,
+        device: &mut dyn Device,
+        comm: Option<&dyn Comm>,
+    ) -> Result<Self, Meeting> {
+        let none = Self { in_place: false, from: Vec::new(), send: Vec::new(), receive: Vec::new() };
+        let Some(comm) = comm else { return Ok(none) };
+        let seen = matches!(device.direct_mut(Span::device(0, 0)), Ok(Some(_)));
+        let collectives = all.filter_map(|work| match work {
+            Work::Collective(collective) => Some(collective),
+            Work::Nothing | Work::Launches(_) => None,
+        });
+        let mut in_place = false;
+        if let Some(windows) = comm.windows().filter(|_| seen) {
+            let spans = joined(collectives.clone().filter_map(|collective| shown(collective, comm.rank())));
+            let (file, at) = windows.own();
+            let ready = device.share(&Shared { file, at, spans: &spans }).map_err(Meeting::Device)?;
+            let op = OpName::new(0, "open windows", 0);
+            let bytes = device.capacity(Tier::Device) as usize;
+            in_place = windows.open(op, bytes, ready).map_err(Meeting::Comm)?;
         }
         let (mut send, mut receive) = (0, 0);
-        for work in all {
-            match work {
-                Work::Collective(
-                    Collective::AllGather { send: s, recv, .. } | Collective::AllToAll { send: s, recv, .. },
-                ) => (send, receive) = (send.max(s.bytes), receive.max(recv.bytes)),
-                Work::Collective(
-                    Collective::InPlace { buffer, .. } | Collective::Broadcast { buffer, .. },
-                ) => receive = receive.max(buffer.bytes),
-                Work::Nothing | Work::Launches(_) => {}
+        for collective in collectives {
+            match collective {
+                Collective::AllGather { send: from, recv, .. }
+                | Collective::AllToAll { send: from, recv, .. }
+                    if !seen =>
+                {
+                    (send, receive) = (send.max(from.bytes), receive.max(recv.bytes));
+                }
+                Collective::InPlace { buffer, .. } | Collective::Broadcast { buffer, .. } if !seen => {
+                    receive = receive.max(buffer.bytes);
+                }
+                Collective::Reduce { counts, .. } if !in_place => {
+                    receive = receive.max((counts.len() * counts[comm.rank()]) as u64);
+                }
+                _ => {}
             }
         }
-        Self { send: vec![0; send as usize], receive: vec![0; receive as usize] }
+        let (send, receive) = (vec![0; send as usize], vec![0; receive as usize]);
+        Ok(Self { in_place, from: vec![0..0; comm.world()], send, receive })
     }
 
     /// Carries a collective out.
@@ -46,6 +87,9 @@ impl Staging {
         device: &mut dyn Device,
         queue: Queue,
     ) -> Result<(), Meeting> {
+        if let Some(windows) = comm.windows().filter(|_| self.in_place && is_read(collective)) {
+            return self.read(windows, comm.rank(), name, collective, device, queue);
+        }
         let go = |transfer: Transfer<'_>| {
             comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)
         };
@@ -80,7 +124,176 @@ impl Staging {
                 go(Transfer::Broadcast { root: *root, buffer: all })?;
                 device.upload(queue, all, *buffer).map_err(on_device)
             }
+            Collective::Reduce { send, counts, .. } => {
+                let count = counts[comm.rank()];
+                let received = &mut self.receive[..counts.len() * count];
+                let own = device.direct_mut(*send).map_err(on_device)?;
+                let send = own.expect("sums over ranks are compiled for devices whose arena the host sees");
+                go(Transfer::AllToAll { send, recv: received, counts })?;
+                let other = |rank: usize| &received[rank * count..(rank + 1) * count];
+                device.sum_ranks(queue, &sum(collective, comm.rank(), &other)).map_err(on_device)
+            }
         }
+    }
+
+    /// Carries a collective out in the windows.
+    fn read(
+        &mut self,
+        windows: &dyn Windows,
+        rank: usize,
+        name: OpName,
+        collective: &Collective,
+        device: &mut dyn Device,
+        queue: Queue,
+    ) -> Result<(), Meeting> {
+        let from = &mut self.from;
+        match collective {
+            Collective::AllGather { send, recv, counts } => {
+                from.iter_mut().zip(counts).for_each(|(from, count)| *from = part(*send, 0, *count));
+                let start = counts[..rank].iter().sum::<usize>();
+                let to = recv.part(start as u64, send.bytes, 1);
+                device.enqueue(queue, &copy(*send, to)).map_err(Meeting::Device)?;
+            }
+            Collective::InPlace { buffer, starts, counts } => {
+                let parts = starts.iter().zip(counts);
+                let parts = parts.map(|(start, count)| part(*buffer, *start, *count));
+                from.iter_mut().zip(parts).for_each(|(from, part)| *from = part);
+            }
+            Collective::Broadcast { root, buffer } => {
+                from.fill(0..0);
+                from[*root] = part(*buffer, 0, buffer.bytes as usize);
+            }
+            Collective::AllToAll { send, recv, counts } => {
+                let own = own_part(*send, counts, rank);
+                from.fill(part(own, 0, own.bytes as usize));
+                let to = recv.part(rank as u64 * own.bytes, own.bytes, 1);
+                device.enqueue(queue, &copy(own, to)).map_err(Meeting::Device)?;
+            }
+            Collective::Reduce { send, counts, .. } => {
+                let own = own_part(*send, counts, rank);
+                from.fill(part(own, 0, own.bytes as usize));
+            }
+        }
+        let mut outcome = Ok(());
+        let met =
+            windows.read(name, from, &mut |peers| outcome = take(peers, rank, collective, device, queue));
+        met.map_err(Meeting::Comm)?;
+        outcome.map_err(Meeting::Device)
+    }
+}
+
+/// Takes what a collective gives this rank from the others' windows.
+fn take(
+    peers: &Peers<'_>,
+    rank: usize,
+    collective: &Collective,
+    device: &mut dyn Device,
+    queue: Queue,
+) -> Result<(), DeviceError> {
+    let mut put = |from: usize, to: Span, start: usize, count: usize| {
+        if from == rank {
+            return Ok(());
+        }
+        device.upload(queue, peers.of(from), to.part(start as u64, count as u64, 1))
+    };
+    match collective {
+        Collective::AllGather { recv, counts, .. } => {
+            let mut start = 0;
+            for (from, count) in counts.iter().enumerate() {
+                put(from, *recv, start, *count)?;
+                start += count;
+            }
+            Ok(())
+        }
+        Collective::InPlace { buffer, starts, counts } => {
+            let mut parts = starts.iter().zip(counts).enumerate();
+            parts.try_for_each(|(from, (start, count))| put(from, *buffer, *start, *count))
+        }
+        Collective::Broadcast { root, buffer } => put(*root, *buffer, 0, buffer.bytes as usize),
+        Collective::AllToAll { recv, counts, .. } => {
+            let count = counts[rank];
+            (0..counts.len()).try_for_each(|from| put(from, *recv, from * count, count))
+        }
+        Collective::Reduce { .. } => {
+            device.sum_ranks(queue, &sum(collective, rank, &|other| peers.of(other)))
+        }
+    }
+}
+
+/// What a reduction adds up.
+fn sum<'a>(
+    collective: &Collective,
+    rank: usize,
+    other: &'a (dyn Fn(usize) -> &'a [u8] + Sync),
+) -> RankSum<'a> {
+    let Collective::Reduce { send, counts, from_type, to, add } = collective else {
+        unreachable!("{collective:?} adds nothing")
+    };
+    let own = own_part(*send, counts, rank);
+    RankSum { ranks: counts.len(), rank, own, other, from_type: *from_type, to: *to, add: *add }
+}
+
+/// Whether a collective is read in place where windows are open: the same on all ranks.
+fn is_read(collective: &Collective) -> bool {
+    let most = |counts: &[usize]| counts.iter().copied().max().unwrap_or(0) >= IN_PLACE;
+    match collective {
+        Collective::AllGather { send, counts, .. } | Collective::AllToAll { send, counts, .. } => {
+            send.tier == Tier::Device && most(counts)
+        }
+        Collective::InPlace { buffer, counts, .. } => buffer.tier == Tier::Device && most(counts),
+        Collective::Broadcast { buffer, .. } => {
+            buffer.tier == Tier::Device && buffer.bytes >= IN_PLACE as u64
+        }
+        Collective::Reduce { .. } => true,
+    }
+}
+
+/// What others read of this rank's arena in a collective.
+fn shown(collective: &Collective, rank: usize) -> Option<Span> {
+    if !is_read(collective) {
+        return None;
+    }
+    match collective {
+        Collective::AllGather { send, .. }
+        | Collective::AllToAll { send, .. }
+        | Collective::Reduce { send, .. } => Some(*send),
+        Collective::InPlace { buffer, starts, counts } => {
+            Some(buffer.part(starts[rank] as u64, counts[rank] as u64, 1))
+        }
+        Collective::Broadcast { root, buffer } => (*root == rank).then_some(*buffer),
+    }
+}
+
+/// Places in their order, those that touch or overlap as one.
+fn joined(spans: impl Iterator<Item = Span>) -> Vec<Span> {
+    let mut spans: Vec<Span> = spans.filter(|span| span.bytes > 0).collect();
+    spans.sort_unstable_by_key(|span| span.at);
+    spans.dedup_by(|next, before| {
+        let touches = next.at <= before.end();
+        if touches {
+            before.bytes = next.end().max(before.end()) - before.at;
+        }
+        touches
+    });
+    spans
+}
+
+fn own_part(send: Span, counts: &[usize], rank: usize) -> Span {
+    send.part(counts[..rank].iter().sum::<usize>() as u64, counts[rank] as u64, 1)
+}
+
+/// A part of a place, as a range of the arena and so of the window.
+fn part(span: Span, start: usize, count: usize) -> Range<usize> {
+    let first = span.at as usize + start;
+    first..first + count
+}
+
+fn copy(from: Span, to: Span) -> Launch {
+    let (dtype, scratch) = (DType::F32, Span::device(0, 0));
+    Launch {
+        kernel: Kernel::Convert { from, from_type: dtype, to, to_type: dtype, broken: None },
+        dtype,
+        scratch,
     }
 }
 

@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod feed;
 mod meet;
+mod seat;
 mod states;
 mod trace;
 

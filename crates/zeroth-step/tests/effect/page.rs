@@ -102,6 +102,7 @@ fn in_words(action: &Action) -> String {
         Action::Round(of)
         | Action::Exchange(of)
         | Action::Add(of, _)
+        | Action::Reduce(of, _)
         | Action::SaveGradient(of, _)
         | Action::Stage(of)
         | Action::Bring(of)

@@ -79,6 +79,7 @@ impl Part {
             | Action::Round(_)
             | Action::Exchange(_)
             | Action::Add(..)
+            | Action::Reduce(..)
             | Action::GatherGradient(_) => Self::Reduce,
             Action::Squares(_)
             | Action::Reports

@@ -62,20 +62,28 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
+        let (to, add) = self.sums(chunk, addition);
+        let (mut kernels, parts) = self.parts(chunk, count);
+        kernels.push(Kernel::SumRanks { ranks: ranks as usize, parts, from_type, to, add });
+        kernels
+    }
+
+    /// Where the sums of what this rank owns of a chunk go, and whether they are added to what is there.
+    fn sums(&self, chunk: &Chunk, addition: Addition) -> (Span, bool) {
+        let owned = self.owned(chunk, self.binding.rank);
+        let count = owned.end - owned.start;
         let to = match self.written(&[
             Content::Gradient(chunk.flat),
             Content::Kept(chunk.flat),
             Content::Summed(self.index),
         ]) {
             content @ Content::Gradient(_) => self.part(content, owned.start, count, 4),
-            content @ Content::Kept(_) => self.part(content, chunk.range.start, count, 4),
+            // A rank that owns nothing of the chunk may have its end before the chunk begins.
+            content @ Content::Kept(_) if count > 0 => self.part(content, chunk.range.start, count, 4),
             content => self.part(content, 0, count, 4),
         };
         // On its way to host memory a sum is added there.
-        let adds = addition == Addition::Add && program.held[chunk.flat].states == Tier::Device;
-        let (mut kernels, parts) = self.parts(chunk, count);
-        kernels.push(Kernel::SumRanks { ranks: ranks as usize, parts, from_type, to, add: adds });
-        kernels
+        (to, addition == Addition::Add && self.program().held[chunk.flat].states == Tier::Device)
     }
 
     /// The ranks' parts of what this rank owns of a chunk, end to end; cut out of all there is where every rank got
@@ -346,6 +354,12 @@ impl At<'_> {
                     recv: self.whole(self.chunk_buffer(Access::Write), own),
                     counts,
                 }
+            }
+            Action::Reduce(chunk, addition) => {
+                let counts = self.chunk_counts(chunk);
+                let send = self.whole(self.chunk_buffer(Access::Read), counts.iter().sum::<usize>() as u64);
+                let (to, add) = self.sums(chunk, *addition);
+                Collective::Reduce { send, counts, from_type: program.types.communication, to, add }
             }
             Action::Reports => {
                 let (ranks, bytes) = (program.layout.ranks, report_bytes(program.layout.flats.len()));

@@ -28,10 +28,33 @@ pub(crate) enum Work {
 /// A collective over places in the arena. Counts are bytes, one entry a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Collective {
-    AllGather { send: Span, recv: Span, counts: Vec<usize> },
-    InPlace { buffer: Span, starts: Vec<usize>, counts: Vec<usize> },
-    Broadcast { root: usize, buffer: Span },
-    AllToAll { send: Span, recv: Span, counts: Vec<usize> },
+    AllGather {
+        send: Span,
+        recv: Span,
+        counts: Vec<usize>,
+    },
+    InPlace {
+        buffer: Span,
+        starts: Vec<usize>,
+        counts: Vec<usize>,
+    },
+    Broadcast {
+        root: usize,
+        buffer: Span,
+    },
+    AllToAll {
+        send: Span,
+        recv: Span,
+        counts: Vec<usize>,
+    },
+    /// The sum over ranks of the parts that they `send` to this one.
+    Reduce {
+        send: Span,
+        counts: Vec<usize>,
+        from_type: DType,
+        to: Span,
+        add: bool,
+    },
 }
 
 /// What a lowered program depends on beside the program itself.

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod gather;
+mod in_place;
 mod lower;
 mod offload;
 mod overlap;
@@ -10,6 +11,7 @@ mod update;
 
 pub(super) use checkpoint::checkpoint;
 pub(super) use gather::gather;
+pub use in_place::in_place;
 pub(super) use lower::{lower, lower_inference};
 pub(super) use offload::{hold, offload};
 pub(super) use overlap::overlap;

@@ -1,0 +1,89 @@
+//! The windows of local ranks: mapped once, and read in rounds that move nothing through the regions.
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::FallocateFlags;
+
+use super::LocalComm;
+use crate::comm::{Comm, OpName, Transfer};
+use crate::error::{CommError, Lost};
+use crate::segment::WINDOW;
+use crate::windows::{Mapped, Peers, Windows};
+
+impl Windows for LocalComm {
+    fn own(&self) -> (BorrowedFd<'_>, u64) {
+        self.segment.window(self.rank).expect("`Comm::windows` gives none where the file has none")
+    }
+
+    fn open(&self, op: OpName, bytes: usize, ready: bool) -> Result<bool, CommError> {
+        let map = |rank: usize| {
+            let (file, at) = self.segment.window(rank)?;
+            Mapped::new(file, at, bytes)
+        };
+        let fits = ready && bytes as u64 <= WINDOW && self.windows.get().is_none();
+        let mapped: Option<Vec<Option<Mapped>>> = fits.then_some(()).and_then(|()| {
+            (0..self.layout.world)
+                .map(|rank| if rank == self.rank { Some(None) } else { map(rank).map(Some) })
+                .collect()
+        });
+        // What one rank cannot see, all do without: they must meet in the same way.
+        let mut all = vec![0; self.layout.world];
+        let counts = vec![1; self.layout.world];
+        self.all_gather(op, &[u8::from(mapped.is_some())], &mut all, &counts)?.wait()?;
+        let open = all.iter().all(|can| *can == 1);
+        if let (true, Some(mapped)) = (open, mapped) {
+            let first = self.windows.set(mapped);
+            debug_assert!(first.is_ok(), "windows that are open are not ready a second time");
+        }
+        Ok(open)
+    }
+
+    fn read(
+        &self,
+        op: OpName,
+        from: &[Range<usize>],
+        visit: &mut dyn FnMut(&Peers<'_>),
+    ) -> Result<(), CommError> {
+        let windows = self.windows.get().map_or(&[][..], Vec::as_slice);
+        let needs = |what, given, needed| CommError::Operands { op, kind: "read", what, given, needed };
+        if from.len() != windows.len() {
+            return Err(needs("windows to read, of those that are open", from.len(), windows.len()));
+        }
+        for (range, window) in from.iter().zip(windows) {
+            let end = range.start.max(range.end);
+            if let Some(window) = window.as_ref().filter(|window| end > window.len()) {
+                return Err(needs("bytes to the end of what is read of a window", end, window.len()));
+            }
+        }
+        self.lanes.alive(op)?;
+        if self.started.get() != self.finished.get() {
+            let _ = self.lanes.end(self.rank, Lost::GaveUp, op);
+            return Err(CommError::OutOfOrder { op });
+        }
+        self.lanes.slot().enter(op);
+        // Another collective by the same name is told apart.
+        let signature = !Transfer::Barrier.signature(op);
+        self.lanes.publish(op, signature, std::iter::empty())?;
+        for peer in self.others() {
+            self.lanes.receive(op, signature, peer, 0, &mut [], false)?;
+        }
+        visit(&Peers::new(windows, from));
+        self.lanes.consume();
+        self.lanes.settle(op)?;
+        self.lanes.slot().exit();
+        Ok(())
+    }
+}
+
+impl LocalComm {
+    /// Gives back what this rank's window has taken, also where others have it mapped: memory of a rank that has left is
+    /// nobody's.
+    pub(super) fn close_window(&self) {
+        let Some(window) = self.windows.get().and_then(|all| all.iter().flatten().next()) else { return };
+        let (file, at) = self.own();
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Where the system cannot, the memory goes with the last rank.
+        let _ = rustix::fs::fallocate(file, hole, at, window.len() as u64);
+    }
+}

@@ -1,0 +1,36 @@
+//! `in_place`: ranks that see each other's memory read it where it lies.
+//!
+//! Keys: none; the device decides, and `zero_optimization.reduce_scatter`.
+//!
+//! Ranks that compute on the processor add up a chunk straight from what each of them has rounded: the exchange and the
+//! sum are one instruction, in the exchange's place, and nothing is received first. The same values are added in the same
+//! order. Without reduce_scatter an exchange is asked to give every rank everything, and stays what it is.
+
+use zeroth_device::Target;
+
+use super::super::{Action, Addition, Chunk, Program, Section};
+
+/// The program as a device of this kind runs it.
+pub fn in_place(mut program: Program, target: Target) -> Program {
+    if matches!(target, Target::Cpu { .. }) && program.reduce_scatter && program.layout.ranks > 1 {
+        program.sections.iter_mut().for_each(reduce_in_place);
+    }
+    program
+}
+
+fn reduce_in_place(section: &mut Section) {
+    let sums: Vec<(Chunk, Addition)> = section
+        .instructions
+        .iter()
+        .filter_map(|instruction| match &instruction.action {
+            Action::Add(chunk, addition) => Some((chunk.clone(), *addition)),
+            _ => None,
+        })
+        .collect();
+    for instruction in &mut section.instructions {
+        let Action::Exchange(chunk) = &instruction.action else { continue };
+        let sum = sums.iter().find(|(summed, _)| summed == chunk).expect("what is exchanged is added");
+        instruction.action = Action::Reduce(sum.0.clone(), sum.1);
+    }
+    section.instructions.retain(|instruction| !matches!(instruction.action, Action::Add(..)));
+}
