@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{BenchError, Form, Line, Unit};
-use crate::cpu::{LinearDims, Pool, normal};
+use super::{BenchError, Form, Line, Unit, fill_random};
+use crate::cpu::LinearDims;
 use crate::cuda::CudaDevice;
 use crate::{Device, DeviceError, Gpus, Kernel, Launch, Machine, Queue, Span, Target, card};
 
@@ -73,10 +73,9 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
 
 /// Random numbers in x, w and y. What is uploaded as bf16 is read as f32, too: finite, and not zero.
 fn fill(device: &mut CudaDevice, elements: usize) -> Result<(), DeviceError> {
-    let pool = Pool::new(1);
     let mut numbers = vec![half::bf16::ZERO; 2 * elements];
     for at in 0..3 {
-        normal(&pool, 7, at, 0, 1.0, &mut numbers);
+        fill_random(at, &mut numbers);
         let to = Span::device(at * 4 * elements as u64, 4 * elements as u64);
         device.upload(Queue::Compute, bytemuck::cast_slice(&numbers), to)?;
     }

@@ -12,7 +12,6 @@ use rustix::fs::{Advice, OFlags, fadvise};
 
 use super::room::{Room, random};
 use super::{BenchError, Line, Unit};
-use crate::cpu::Pool;
 use crate::disk;
 
 /// Bytes of one read or write without the cache, and how many threads have one under way.
@@ -154,7 +153,7 @@ pub fn disk_lines(folder: &Path, bytes: usize) -> Result<Vec<Line>, BenchError> 
 fn block_room<const N: usize>(bytes: usize) -> Result<Room<N>, BenchError> {
     let mut room = Room::new([bytes; N])?;
     for (name, block) in room.operands().into_iter().enumerate() {
-        random::<f32>(&Pool::new(1), name as u64, block);
+        random::<f32>(name as u64, block);
     }
     Ok(room)
 }

@@ -23,3 +23,4 @@ pub use moving::{MovingSizes, moving_lines, optimizer_lines};
 pub use processor::{F32, TILES, TILES_FROM_L2, matrix_limit, processor_flop, processor_lines};
 pub use products::{Form, Product, attention_lines, head_lines, product_lines};
 pub use profile::{Identity, Part, Profile, ProfileError, ProfilePart};
+pub use room::fill_random;

@@ -11,7 +11,7 @@ use super::room::{Room, of, random};
 use super::{COPY, Line, TRIAD, Unit};
 use crate::cpu::{
     BLOCK, EmbeddingDims, Moments, Pool, RmsNormDims, RopeDims, block_squares, convert, convert_and_look,
-    copy, embedding_backward, fill, normal, optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch,
+    copy, embedding_backward, fill, optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch,
     rope_from, sum_ranks, swiglu, swiglu_backward,
 };
 use crate::{DeviceError, Optimizer, Recipe, StepNumbers};
@@ -60,27 +60,26 @@ struct Buffers {
 
 impl Buffers {
     fn new(sizes: MovingSizes) -> Result<Self, DeviceError> {
-        // All of them hold the largest operand: the table of the embedding's gradient, or a block of activations.
-        let floats = sizes.parameters.max(VOCABULARY * EMBEDDING).max(rms_norm_scratch(sizes.norm()));
-        let halves = sizes.parameters.max(sizes.activations());
+        // The spare one holds the table of the embedding's gradient and the norm's scratch, too.
+        let spare = sizes.parameters.max(VOCABULARY * EMBEDDING).max(rms_norm_scratch(sizes.norm()));
+        let [one, spare] = [sizes.parameters.max(sizes.rows * HEAD), spare].map(|count| 4 * count);
+        let halves = 2 * sizes.parameters.max(sizes.activations());
         let mut buffers = Self {
             sizes,
-            floats: Room::new([4 * floats; 5])?,
-            halves: Room::new([2 * halves; 5])?,
+            floats: Room::new([one, one, one, one, spare])?,
+            halves: Room::new([halves; 5])?,
             ids: Vec::new(),
         };
-        let pool = Pool::new(1);
         for (name, values) in buffers.floats.operands().into_iter().take(4).enumerate() {
-            let values = of::<f32>(values);
-            normal(&pool, 7, name as u64, 0, 0.3, values);
+            random::<f32>(name as u64, values);
             if name == 3 {
-                for value in values {
+                for value in of::<f32>(values) {
                     *value = 1e-3 * value.abs();
                 }
             }
         }
         for (name, values) in buffers.halves.operands().into_iter().enumerate() {
-            random::<bf16>(&pool, 8 + name as u64, values);
+            random::<bf16>(8 + name as u64, values);
         }
         of::<f32>(buffers.floats.operands()[4]).fill(0.0);
         buffers.ids = (0..sizes.rows).map(|row| (row * 7919 % VOCABULARY) as i32).collect();

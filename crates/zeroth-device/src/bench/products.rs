@@ -70,7 +70,7 @@ impl<T: Element> Product<T> {
         ])?;
         let [x, w, y, ..] = room.operands();
         for (name, operand) in [x, w, y].into_iter().enumerate() {
-            random::<T>(&pool, name as u64, operand);
+            random::<T>(name as u64, operand);
         }
         Ok(Self { pool, form, dims, room, stored: std::marker::PhantomData })
     }
@@ -155,7 +155,7 @@ impl Attention {
             4 * scratch,
         ])?;
         for (name, operand) in room.operands().into_iter().take(4).enumerate() {
-            random::<bf16>(&pool, name as u64, operand);
+            random::<bf16>(name as u64, operand);
         }
         let starts = (0..=sequences).map(|at| (at * length) as u32).collect();
         Ok(Self { pool, dims, starts, room })
@@ -215,8 +215,8 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         4 * head_loss_scratch(dims, threads),
     ])?;
     let [x, w, ..] = room.operands();
-    random::<bf16>(&pool, 1, x);
-    random::<bf16>(&pool, 2, w);
+    random::<bf16>(1, x);
+    random::<bf16>(2, w);
     let labels: Vec<i32> = (0..rows).map(|row| (row * 7919 % vocab) as i32).collect();
     let limit = matrix_limit(Path::chosen()?, DType::Bf16);
     // Logits, and the gradients of both operands.

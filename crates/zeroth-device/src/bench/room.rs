@@ -37,9 +37,21 @@ pub(super) fn of<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes)
 }
 
+/// Random numbers that are made; what is longer repeats them. Making them all would take longer than a quick look.
+const FRESH: usize = 1 << 16;
+
 /// Fills an operand with normal numbers of standard deviation 1; `name` tells operands apart.
-pub(super) fn random<T: Element>(pool: &Pool, name: u64, bytes: &mut [u8]) {
-    normal::<T>(pool, 7, name, 0, 1.0, of(bytes));
+pub(super) fn random<T: Element>(name: u64, bytes: &mut [u8]) {
+    fill_random::<T>(name, of(bytes));
+}
+
+/// Fills memory that is to be measured with normal numbers of standard deviation 1; `name` tells operands apart.
+pub fn fill_random<T: Element>(name: u64, numbers: &mut [T]) {
+    let (fresh, rest) = numbers.split_at_mut(FRESH.min(numbers.len()));
+    normal::<T>(&Pool::new(1), 7, name, 0, 1.0, fresh);
+    for piece in rest.chunks_mut(FRESH) {
+        piece.copy_from_slice(&fresh[..piece.len()]);
+    }
 }
 
 #[cfg(test)]
@@ -55,5 +67,16 @@ mod tests {
         }
         let found = room.operands().map(|operand| (operand.len(), operand.first().copied()));
         assert_eq!(found, [(10, Some(1)), (0, None), (5000, Some(3)), (4096, Some(4))]);
+    }
+
+    #[test]
+    fn random_numbers_fill_all_of_an_operand() {
+        let mut numbers = vec![0.0f32; 2 * FRESH + 5];
+        fill_random(1, &mut numbers);
+        let zeros = numbers.iter().filter(|number| **number == 0.0).count();
+        assert!(zeros < 10, "{zeros} zeros");
+        let mut other = vec![0.0f32; 9];
+        fill_random(2, &mut other);
+        assert_ne!(other, numbers[..9]);
     }
 }

@@ -11,8 +11,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
 use zeroth_comm::local::{Job, LocalComm, Options};
 use zeroth_comm::{Comm, CommError, JoinError, OpName};
-use zeroth_device::bench::{COPY, Measured, Rate, Unit, copy};
-use zeroth_device::cpu::{Arena, Pool, normal, sum_ranks};
+use zeroth_device::bench::{COPY, Measured, Rate, Unit, copy, fill_random};
+use zeroth_device::cpu::{Arena, Pool, sum_ranks};
 use zeroth_device::{DeviceError, Span};
 
 /// Bytes of a rank's region in the shared segment, as runs have it.
@@ -87,7 +87,7 @@ impl Member {
         let (mut own, mut all, sums) = (arena(all_parts)?, arena(all_parts)?, arena(2 * largest)?);
         for (name, arena) in [&mut own, &mut all].into_iter().enumerate() {
             let numbers = cast_slice_mut::<u8, bf16>(first(arena, all_parts)?);
-            normal(&pool, 7 + rank, name as u64, 0, 1.0, numbers);
+            fill_random(2 * rank + name as u64, numbers);
         }
         Ok(Self { comm, pool, own, all, sums, index: 0 })
     }

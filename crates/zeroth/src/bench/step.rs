@@ -336,7 +336,7 @@ mod tests {
                 length: Some(8),
             };
             let report = whole_step(&ask, &|_| {}).unwrap();
-            assert_eq!((report.tokens, report.params), (2 * 2 * 8, 41_627_648));
+            assert_eq!((report.tokens, report.params), (2 * 2 * 8, 41_559_552));
             let StepShares { products, attention, around, gather, reduce, update, rest } = report.shares;
             let whole = products + attention + around + gather + reduce + update + rest;
             assert!((whole - 100.0).abs() < 1e-6 && rest >= 0.0, "{report:?}");
