@@ -77,6 +77,7 @@ def peers():
     found = [Peer("pytorch fused", lambda weights: torch.optim.AdamW(weights, fused=True, **options))]
     try:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # where ninja is
         from deepspeed.ops.adam import DeepSpeedCPUAdam
         found.append(Peer("deepspeed cpu adam", lambda weights: DeepSpeedCPUAdam(weights, adamw_mode=True, **options)))
     except Exception as error:  # What a failed build raises depends on the compiler and on the version.

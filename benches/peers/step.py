@@ -139,6 +139,8 @@ class Peer:
                 "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks,
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": RANKS // ranks,
                 "DS_ACCELERATOR": "cpu",
+                # DeepSpeed compiles its collectives over shared memory with the ninja of its environment.
+                "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
             }
             command = [sys.executable, __file__, "--worker", self.name, "--size", self.options.size,
                        "--dtype", self.options.dtype]
