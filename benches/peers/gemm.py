@@ -12,7 +12,7 @@ import time
 
 import torch
 
-SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 3072, 1024)]  # rows, outputs, inputs
+SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use zeroth::base::{DType, parse_bytes, parse_count};
 use zeroth::model::Family;
 
+use crate::bench_args::BenchArgs;
 use crate::generate_flags::GenerateArgs;
 pub(crate) use crate::train_args::{DataCommand, PreviewArgs, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArgs>),
     /// A new model folder from a family and sizes: config.json and weights from a seed
     Init(Box<InitArgs>),
+    /// How near this machine comes to its limits: kernels, optimizer, collectives, disk, whole step
+    Bench(Box<BenchArgs>),
     /// What this machine offers, and what its environment variables do here
     #[command(after_help = "Example: zeroth doctor --format json")]
     Doctor,

@@ -1,6 +1,7 @@
 //! What a machine can do: processors, memory, accelerators, disks and libraries as found on it, and the
 //! figures of known cards for planning a machine that is not there.
 
+pub mod bench;
 mod cards;
 mod control;
 pub mod cpu;

@@ -2,6 +2,7 @@
 //!
 //! A facade: each part is its own crate, named here once, and what joins two of them lives here.
 
+pub mod bench;
 pub mod planning;
 mod session;
 

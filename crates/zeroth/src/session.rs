@@ -16,7 +16,7 @@ use zeroth_device::{DeviceError, RATES, Recipe, Record, Target, Tier};
 use zeroth_graph::{Graph, ParamId};
 use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
 use zeroth_step::program::Settings;
-use zeroth_step::run::{CompileError, Compiled, Engine, MicroBatch, Rank, RunError};
+use zeroth_step::run::{CompileError, Compiled, Engine, MicroBatch, Rank, RunError, Timed};
 use zeroth_train::{Schedule, ScheduleError, from_config};
 
 /// A model compiled under a config.
@@ -62,8 +62,22 @@ pub struct RankSession<'s> {
 }
 
 impl Session {
-    /// Compiles a model for `ranks` ranks and a run of `steps` steps. `config` is a preset's name, a file, or JSON.
+    /// Compiles a model for `ranks` ranks and a run of `steps` steps. `config` is a preset's name, a file, or JSON. Ranks
+    /// share the processors.
     pub fn new(graph: Graph, config: &str, ranks: u64, steps: NonZeroU64) -> Result<Self, SessionError> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (processors / ranks.max(1) as usize).max(1);
+        Self::with_threads(graph, config, ranks, threads, steps)
+    }
+
+    /// As [`Self::new`], with so many threads a rank.
+    pub fn with_threads(
+        graph: Graph,
+        config: &str,
+        ranks: u64,
+        threads: usize,
+        steps: NonZeroU64,
+    ) -> Result<Self, SessionError> {
         let wrong = |error: &dyn std::fmt::Display| SessionError::Config(error.to_string());
         let source = match zeroth_config::preset::Preset::find(config) {
             Ok(preset) => Ok(preset.source()),
@@ -91,8 +105,7 @@ impl Session {
             return Err(wrong(lack));
         }
         let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let target = Target::Cpu { threads: (processors / ranks.max(1) as usize).max(1) };
+        let target = Target::Cpu { threads };
         let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, vec![rows])?;
         let (recipe, schedule) =
             (from_config::recipe(&config, 0), from_config::schedule(&config, steps.get())?);
@@ -170,6 +183,16 @@ impl RankSession<'_> {
     /// This rank's number.
     pub fn rank(&self) -> u64 {
         self.engine.rank()
+    }
+
+    /// From now on every instruction is timed.
+    pub fn record_times(&mut self) {
+        self.engine.record_trace();
+    }
+
+    /// The times of the instructions since the last call; none where nothing is recorded.
+    pub fn take_times(&mut self) -> Vec<Timed> {
+        self.engine.take_times(false)
     }
 
     /// The sum of the losses of a micro-batch's trained tokens on this rank; all ranks call it together.

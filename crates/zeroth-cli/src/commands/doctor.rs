@@ -1,8 +1,11 @@
 //! `doctor`: what this machine offers, whether kernels compute right on it, and what its environment variables do here.
 
+use std::path::PathBuf;
+
 use serde_json::json;
 use zeroth::base::format_bytes;
 use zeroth::config::environment::{Judgement, judge_all};
+use zeroth::device::bench::{Identity, Measured, Part, Profile, ProfileError};
 use zeroth::device::cpu::{Path, SelfTest, self_test};
 use zeroth::device::{Gpus, LibraryState, Limit, Machine, probe};
 
@@ -16,16 +19,21 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     let environment = judge_all(variables);
     let tests = self_test();
+    let kept = super::bench::profile::kept(&Identity::of(&machine));
     // A processor on which a kernel computes something else must not train.
     let exit = if tests.iter().all(|test| test.ok) { Exit::Done } else { Exit::Problems };
     if output.is_json() {
         let environment: Vec<serde_json::Value> = environment.iter().map(Judgement::to_json).collect();
         let kernels = kernels_json(&tests);
-        output::json(&json!({"machine": machine, "kernels": kernels, "environment": environment}))?;
+        let profile = profile_json(&kept);
+        output::json(&json!({
+            "machine": machine, "kernels": kernels, "profile": profile, "environment": environment,
+        }))?;
         return Ok(exit);
     }
     output::text(&machine_text(&machine));
     output::text(&format!("\n{}\n{}\n", kernels_text(&tests), device_text(&machine)));
+    output::text(&format!("\n{}", profile_text(&kept)));
     if environment.is_empty() {
         output::text("\nenvironment: no variable that DeepSpeed, PyTorch, CUDA or zeroth reads is set\n");
         return Ok(exit);
@@ -41,6 +49,40 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     }
     output::text(&format!("\n{}", table.lines().concat()));
     Ok(exit)
+}
+
+type Kept = Result<Option<(PathBuf, Profile)>, ProfileError>;
+
+fn profile_json(kept: &Kept) -> serde_json::Value {
+    match kept {
+        Ok(None) => serde_json::Value::Null,
+        Ok(Some((path, profile))) => json!({"path": path, "parts": profile.parts}),
+        Err(error) => json!({"problem": error.to_string()}),
+    }
+}
+
+/// What `zeroth bench` has found here: the limits, and whole steps.
+fn profile_text(kept: &Kept) -> String {
+    let (path, profile) = match kept {
+        Ok(Some(kept)) => kept,
+        Ok(None) => return "speed: not measured yet; `zeroth bench` does, and keeps it\n".to_owned(),
+        Err(error) => return format!("speed: {error}\n"),
+    };
+    let mut table = Table::new(&["speed, as measured", "threads", "best", "median", "unit"], &[1, 2, 3]);
+    for (part, kept) in &profile.parts {
+        let look = if kept.quick { ", quick look" } else { "" };
+        let shown = |line: &&Measured| line.limit.is_none() || *part == Part::Step;
+        for line in kept.lines.iter().filter(shown) {
+            table.row([
+                format!("{}{look}: {}", part.name(), line.name),
+                line.threads.to_string(),
+                format!("{:.1}", line.best),
+                format!("{:.1}", line.median),
+                line.unit.name().to_owned(),
+            ]);
+        }
+    }
+    format!("{}({})\n", table.lines().concat(), path.display())
 }
 
 /// The instructions that kernels were compared with their references on: those that a run uses. What `ZEROTH_CPU` asks

@@ -1,5 +1,6 @@
 //! One file a command: each takes what was typed and prints its result.
 
+mod bench;
 mod check;
 mod checkpoint;
 mod config_file;
@@ -42,6 +43,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
         Command::Data(command) => data::run(&command, output),
         Command::Generate(arguments) => generate_text::run(&arguments, output),
         Command::Init(arguments) => init::run(&arguments, output),
+        Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -36,9 +36,9 @@ const ZEROTH: &[Variable] = &[
     of("NO_COLOR", "Asks programs for no colours.", Honoured, "output has no colours, on a terminal too"),
     of(
         "ZEROTH_CACHE",
-        "The folder of the token cache.",
+        "The folder of token caches and of the machine's profile.",
         Honoured,
-        "tokenised data is kept in its `tokens` folder; without it in `zeroth/tokens` below XDG_CACHE_HOME or ~/.cache",
+        "tokenised data is kept in its `tokens` folder, what `bench` measures in `machines`; without it in `zeroth` below XDG_CACHE_HOME or ~/.cache",
     ),
     of(
         "ZEROTH_CPU",

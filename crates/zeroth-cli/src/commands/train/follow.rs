@@ -5,7 +5,8 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use zeroth::device::{Gpus, probe};
+use zeroth::device::bench::Identity;
+use zeroth::device::{Gpus, Target, probe};
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::progress::{Progress, bar_line, line};
@@ -17,6 +18,7 @@ use zeroth::train::{Done, Job, Report, ReportPlan, Reporters, StepLine, TrainErr
 use super::ask::Asked;
 use super::resume::is_inside;
 use crate::cli::{DeviceArg, TrainArgs};
+use crate::commands::bench::profile;
 use crate::output;
 
 /// Begins a line from a rank that takes the place of the last one on the launcher's terminal.
@@ -79,7 +81,7 @@ impl<'a> Follower<'a> {
             reporters: Reporters::open(&plan, folder, after)?,
             timing: Timing::from_config(&asked.resolved),
             work: Work::of(&asked.job.model, &asked.job.table),
-            peak: peak(asked),
+            peak: peak(asked, compiled.target),
             total_steps: asked.job.steps,
             every: asked.logging_steps,
             steps_per_print: asked.steps_per_print,
@@ -206,12 +208,17 @@ pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
     Ok(Report::parse(arguments.report_to.iter().map(String::as_str))?)
 }
 
-/// The peak of all cards that ranks run on, where a datasheet tells it. On a processor there is none.
-fn peak(asked: &Asked) -> Option<f64> {
-    if asked.device == DeviceArg::Cpu {
-        return None;
+/// The peak of all cards that ranks run on, where a datasheet tells it; on a processor what `zeroth bench` has measured
+/// there, if it has.
+fn peak(asked: &Asked, target: Target) -> Option<f64> {
+    let dtype = asked.job.settings.types.run;
+    if let Target::Cpu { threads } = target {
+        let machine = Identity::of(&probe());
+        let (_, profile) = profile::kept(&machine).ok()??;
+        let threads = (asked.ranks as usize * threads).min(machine.threads as usize);
+        return profile.peak_flops(dtype, threads);
     }
     let Gpus::Found { devices, .. } = probe().gpus else { return None };
     let used = devices.iter().take(asked.ranks as usize);
-    used.map(|gpu| Peak::of(&gpu.name, asked.job.settings.types.run).map(|peak| peak.flops)).sum()
+    used.map(|gpu| Peak::of(&gpu.name, dtype).map(|peak| peak.flops)).sum()
 }

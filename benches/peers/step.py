@@ -1,0 +1,337 @@
+"""Whole training steps of ours beside DeepSpeed's and PyTorch's, on the same model and the same kind of tokens, in turns.
+
+    cargo build --release
+    python benches/peers/step.py --size m50 --dtype bf16                      # everything
+    python benches/peers/step.py --size 0.6b --sides zeroth-3,deepspeed-3 --rounds 3
+
+Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1 to zeroth-3 and deepspeed-1 to deepspeed-3
+(ZeRO stages, 2 ranks of 1 thread each over shared memory and gloo) and torch (1 process of 2 threads, which takes the
+batch of both ranks in two micro-batches). Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
+(--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
+each time, whose first step does not count. Memory is the peak of a rank: PSS as sampled, and the system's peak RSS.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+LENGTH = 512
+RANKS = 2
+# hidden, feed-forward, layers, heads, kv heads, head_dim, vocabulary, sequences of a rank
+SIZES = {
+    "m50": (512, 1536, 8, 8, 4, 64, 32_000, 2),
+    "m125": (768, 2304, 12, 12, 4, 64, 32_000, 2),
+    "0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 1),
+}
+SIDES = ["zeroth-1", "deepspeed-1", "zeroth-2", "deepspeed-2", "zeroth-3", "deepspeed-3", "torch"]
+
+
+def model_config(size):
+    hidden, ffn, layers, heads, kv_heads, head_dim, vocab, _ = SIZES[size]
+    return {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden,
+        "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocab, "tie_word_embeddings": True,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu",
+        "attention_bias": False, "use_cache": False,
+    }
+
+
+# ---- memory of a side's ranks ----
+
+
+class Memory(threading.Thread):
+    """Looks at processes while they work; keeps the largest PSS and the largest peak RSS of one, in MiB."""
+
+    def __init__(self, pids):
+        super().__init__(daemon=True)
+        self.pids, self.pss, self.rss, self.done = pids, 0.0, 0.0, threading.Event()
+        self.start()
+
+    def run(self):
+        while not self.done.wait(0.3):
+            for pid in self.pids():
+                try:
+                    self.pss = max(self.pss, field(f"/proc/{pid}/smaps_rollup", "Pss:"))
+                    self.rss = max(self.rss, field(f"/proc/{pid}/status", "VmHWM:"))
+                except OSError:
+                    pass  # It ended meanwhile.
+
+    def stop(self):
+        self.done.set()
+        self.join()
+        return self.pss, self.rss
+
+
+def field(path, name):
+    for line in pathlib.Path(path).read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def children(pid):
+    try:
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+# ---- the two kinds of sides ----
+
+
+class Ours:
+    """A new `zeroth train` for every turn; step times come from its metrics."""
+
+    def __init__(self, name, options, folder):
+        self.stage, self.options, self.folder = int(name[-1]), options, folder
+
+    def run(self, steps):
+        options, output = self.options, self.folder / "run"
+        config = {
+            "zero_optimization": {
+                "stage": self.stage, "overlap_comm": True, "stage3_gather_16bit_weights_on_model_save": False,
+            },
+            "gradient_clipping": 1.0,
+        }
+        command = [
+            options.zeroth, "train", "--model", self.folder / "model", "--data", self.folder / "tokens.jsonl",
+            "--deepspeed", json.dumps(config), "--device", "cpu", "--ranks", RANKS, "--threads-per-rank", 1,
+            "--per-device-train-batch-size", SIZES[options.size][7], "--max-length", LENGTH,
+            "--max-steps", steps + 1, "--learning-rate", 1e-4, "--lr-scheduler-type", "constant",
+            "--save-steps", 0, "--output", output, "--overwrite-output-dir", f"--{options.dtype}",
+        ]
+        process = subprocess.Popen(
+            [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "ZEROTH_CACHE": str(self.folder / "cache")},
+        )
+        memory = Memory(lambda: children(process.pid))
+        said, _ = process.communicate()
+        found = memory.stop()
+        if process.returncode != 0:
+            sys.exit(f"zeroth train ended with {process.returncode}:\n{said}")
+        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        return [line["step_ms"] / 1e3 for line in lines[1:]], found
+
+    def stop(self):
+        pass
+
+
+class Peer:
+    """Worker processes of this script, one a rank, that run steps when they are told to."""
+
+    def __init__(self, name, options, _):
+        self.name, self.options, self.workers = name, options, []
+
+    def start(self):
+        ranks = 1 if self.name == "torch" else RANKS
+        port = str(random.randrange(20_000, 60_000))
+        for rank in range(ranks):
+            places = {
+                "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks,
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": RANKS // ranks,
+                "DS_ACCELERATOR": "cpu",
+                # DeepSpeed compiles its collectives over shared memory with the ninja of its environment.
+                "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+            }
+            command = [sys.executable, __file__, "--worker", self.name, "--size", self.options.size,
+                       "--dtype", self.options.dtype]
+            self.workers.append(subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, **{key: str(value) for key, value in places.items()}},
+            ))
+        for worker in self.workers:
+            threading.Thread(target=self.drain, args=(worker,), daemon=True).start()
+        self.answers()
+
+    def drain(self, worker):
+        worker.said = []
+        for line in worker.stderr:
+            worker.said = worker.said[-20:] + [line]
+
+    def answers(self):
+        answers = []
+        for worker in self.workers:
+            line = worker.stdout.readline()
+            if not line:
+                time.sleep(0.5)
+                sys.exit(f"{self.name} ended:\n{''.join(worker.said)}")
+            answers.append(json.loads(line))
+        return answers
+
+    def run(self, steps):
+        memory = Memory(lambda: [worker.pid for worker in self.workers])
+        if not self.workers:
+            self.start()
+        for worker in self.workers:
+            worker.stdin.write(f"{steps}\n")
+            worker.stdin.flush()
+        answers = self.answers()
+        # Ranks meet in every step: the slowest one's time is the step's.
+        return [max(times) for times in zip(*(answer["seconds"] for answer in answers))], memory.stop()
+
+    def stop(self):
+        for worker in self.workers:
+            worker.stdin.close()
+        for worker in self.workers:
+            worker.wait()
+        self.workers = []
+
+
+# ---- a worker: one rank of a peer ----
+
+
+def worker(name, size, dtype):
+    # What libraries print must not come between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    def answer(**fields):
+        print(json.dumps(fields), file=answers, flush=True)
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    stored = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    fields = {key: value for key, value in model_config(size).items() if key not in ("model_type", "architectures")}
+    torch.manual_seed(0)
+    torch.set_default_dtype(stored)
+    model = Qwen3ForCausalLM(Qwen3Config(**fields, attn_implementation="sdpa"))
+    torch.set_default_dtype(torch.float32)
+    model.train()
+    torch.manual_seed(1 + int(os.environ["RANK"]))
+    sequences, vocab = SIZES[size][7], SIZES[size][6]
+
+    def tokens():
+        return torch.randint(0, vocab, (sequences, LENGTH))
+
+    step = torch_step(torch, model, tokens) if name == "torch" else deepspeed_step(model, tokens, name, dtype, sequences)
+    for _ in range(2):
+        step()
+    answer(parameters=sum(parameter.numel() for parameter in model.parameters()))
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            begin = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - begin)
+        answer(seconds=seconds)
+
+
+def torch_step(torch, model, tokens):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+
+    def step():
+        for _ in range(RANKS):
+            x = tokens()
+            (model(input_ids=x, labels=x).loss / RANKS).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def deepspeed_step(model, tokens, name, dtype, sequences):
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    config = {
+        "train_micro_batch_size_per_gpu": sequences,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": dtype == "bf16"},
+        "zero_optimization": {"stage": int(name[-1]), "overlap_comm": True, "contiguous_gradients": True},
+        # Its own Adam is compiled for the machine when it is first used, which not every machine can.
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1, "torch_adam": True}},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+
+    def step():
+        x = tokens()
+        engine.backward(engine(input_ids=x, labels=x).loss)
+        engine.step()
+
+    return step
+
+
+# ---- rounds and the report ----
+
+
+def prepare(folder, size):
+    """A model folder and rows of random tokens, for ours."""
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(model_config(size)))
+    chance = random.Random(7)
+    vocab = SIZES[size][6]
+    with open(folder / "tokens.jsonl", "w") as file:
+        for _ in range(64):
+            print(json.dumps({"input_ids": [chance.randrange(vocab) for _ in range(LENGTH)]}), file=file)
+
+
+def report(found, tokens):
+    print(f"\n{'side':<14} {'best tok/s':>11} {'median':>9} {'best ms':>9} {'PSS MiB':>9} {'peak RSS':>9}")
+    for side, (seconds, pss, rss) in found.items():
+        best, median = min(seconds), statistics.median(seconds)
+        print(f"{side:<14} {tokens / best:>11.0f} {tokens / median:>9.0f} {best * 1e3:>9.0f} {pss:>9.0f} {rss:>9.0f}")
+    print("\nratios of tokens/s: best, median; of a rank's PSS")
+    for ours in (side for side in found if side.startswith("zeroth")):
+        for peer in (f"deepspeed-{ours[-1]}", "torch"):
+            if peer not in found:
+                continue
+            (a, our_pss, _), (b, peer_pss, _) = found[ours], found[peer]
+            print(f"{ours} / {peer:<14} {min(b) / min(a):6.2f} {statistics.median(b) / statistics.median(a):6.2f}"
+                  f"   {our_pss / peer_pss:6.2f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="m50")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--sides", default=",".join(SIDES), help="what takes turns, with commas between")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="steps of a turn that count")
+    parser.add_argument("--fresh", action="store_true", help="start peers anew for every turn")
+    target = os.environ.get("CARGO_TARGET_DIR", "target")
+    parser.add_argument("--zeroth", default=f"{target}/release/zeroth", help="the binary of ours")
+    parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return worker(options.worker, options.size, options.dtype)
+    names = options.sides.split(",")
+    if unknown := [name for name in names if name not in SIDES]:
+        parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES)}")
+    fresh = options.fresh or options.size == "0.6b"
+    tokens = RANKS * SIZES[options.size][7] * LENGTH
+    found = {name: [[], 0.0, 0.0] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        prepare(folder, options.size)
+        sides = {name: (Ours if name.startswith("zeroth") else Peer)(name, options, folder) for name in names}
+        for number in range(1, options.rounds + 1):
+            for name, side in sides.items():
+                seconds, (pss, rss) = side.run(options.steps)
+                if fresh:
+                    side.stop()
+                of_side = found[name]
+                of_side[0] += seconds
+                of_side[1:] = [max(of_side[1], pss), max(of_side[2], rss)]
+                print(f"round {number}, {name}: {tokens / min(seconds):.0f} tokens/s", file=sys.stderr, flush=True)
+        for side in sides.values():
+            side.stop()
+    print(f"{options.size} {options.dtype}, {RANKS} ranks x 1 thread (torch: 1 x {RANKS}), {tokens} tokens a step")
+    report(found, tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+//! Measures one part after the other, with a word of progress on a terminal.
+
+use std::io::IsTerminal;
+
+use zeroth::base::DType;
+use zeroth::bench::{CollectivesError, StepAsk, StepBenchError, StepReport, collectives, whole_step};
+use zeroth::device::bench::{
+    BenchError, Line, Measured, MovingSizes, Part, attention_lines, card_lines, disk_lines, head_lines,
+    measure, moving_lines, optimizer_lines, processor_lines, product_lines,
+};
+use zeroth::device::cpu::HeadLossDims;
+
+use super::Asked;
+use crate::exit::Exit;
+use crate::output;
+
+/// Why a measurement ended before its time.
+pub(super) struct Stopped {
+    pub(super) exit: Exit,
+    pub(super) message: String,
+}
+
+impl From<BenchError> for Stopped {
+    fn from(error: BenchError) -> Self {
+        let exit = match error {
+            BenchError::Device(_) => Exit::Failed,
+            BenchError::File { .. } | BenchError::NoRoom { .. } => Exit::Wrong,
+        };
+        Self { exit, message: error.to_string() }
+    }
+}
+
+impl From<zeroth::device::DeviceError> for Stopped {
+    fn from(error: zeroth::device::DeviceError) -> Self {
+        BenchError::from(error).into()
+    }
+}
+
+impl From<CollectivesError> for Stopped {
+    fn from(error: CollectivesError) -> Self {
+        Self { exit: Exit::Failed, message: error.to_string() }
+    }
+}
+
+impl From<StepBenchError> for Stopped {
+    fn from(error: StepBenchError) -> Self {
+        let exit =
+            if matches!(error, StepBenchError::Memory { .. }) { Exit::DoesNotFit } else { Exit::Failed };
+        Self { exit, message: error.to_string() }
+    }
+}
+
+/// The lines of a part; of a step the whole report, too.
+pub(super) fn part(
+    asked: &Asked<'_>,
+    part: Part,
+    step: &mut Option<StepReport>,
+) -> Result<Vec<Measured>, Stopped> {
+    let arguments = asked.arguments;
+    let sizes = if arguments.quick { MovingSizes::QUICK } else { MovingSizes::FULL };
+    let mut counts = vec![1, asked.threads];
+    counts.dedup();
+    let rounds = asked.rounds;
+    match part {
+        Part::Kernels => {
+            let mut lines =
+                run(computing(&counts, arguments.quick)?, rounds, "products, attention and head")?;
+            lines.extend(run(moving_lines(&counts, sizes)?, rounds, "norms, casts and copies")?);
+            let size = if arguments.quick { 2048 } else { 4096 };
+            lines.extend(run(card_lines(&asked.machine, size)?, rounds, "the card's products")?);
+            Ok(lines)
+        }
+        Part::Optimizer => Ok(run(optimizer_lines(&counts, sizes)?, rounds, "optimizer")?),
+        Part::Collectives => {
+            let parts: &[usize] = if arguments.quick { &[16 << 20] } else { &[16 << 20, 64 << 20] };
+            let progress = Progress::new("collectives", rounds);
+            Ok(collectives(arguments.ranks as usize, parts, rounds, &|round| progress.tell(round))?)
+        }
+        Part::Disk => {
+            let bytes = if arguments.quick { 64 << 20 } else { 1 << 30 };
+            // A round writes and reads twice as much; more rounds tell little more of a disk.
+            Ok(run(disk_lines(&arguments.dir, bytes)?, rounds.min(5), "disk")?)
+        }
+        Part::Step => {
+            let ranks = arguments.ranks as usize;
+            let ask = StepAsk {
+                size: arguments.size.into(),
+                stage: arguments.stage,
+                dtype: arguments.dtype.into(),
+                ranks,
+                threads: (asked.threads / ranks).max(1),
+                steps: rounds,
+                length: arguments.quick.then_some(128),
+            };
+            let progress = Progress::new("step", rounds + 1);
+            let report = whole_step(&ask, &|step| progress.tell(step))?;
+            let lines = report.lines.to_vec();
+            *step = Some(report);
+            Ok(lines)
+        }
+    }
+}
+
+/// Kernels that compute, and the processor's limits.
+fn computing(counts: &[usize], quick: bool) -> Result<Vec<Line>, Stopped> {
+    let shapes: &[[usize; 3]] =
+        if quick { &[[1024; 3]] } else { &[[1024; 3], [2048; 3], [4096, 1024, 3072]] };
+    let attention: &[(usize, usize, usize)] =
+        if quick { &[(2, 512, 4)] } else { &[(2, 512, 4), (1, 2048, 8)] };
+    let rows = if quick { 128 } else { 1024 };
+    let mut lines = Vec::new();
+    for &threads in counts {
+        lines.extend(processor_lines(threads)?);
+    }
+    for &threads in counts {
+        lines.extend(product_lines(threads, DType::Bf16, shapes)?);
+        lines.extend(product_lines(threads, DType::F32, shapes)?);
+        lines.extend(attention_lines(threads, attention)?);
+        lines.extend(head_lines(threads, HeadLossDims { rows, hidden: 512, vocab: 32_000 })?);
+    }
+    Ok(lines)
+}
+
+fn run(lines: Vec<Line>, rounds: usize, what: &'static str) -> Result<Vec<Measured>, BenchError> {
+    let progress = Progress::new(what, rounds);
+    measure(lines, rounds, &mut |round| progress.tell(round))
+}
+
+/// One line on a terminal that says how far it is; gone when it is done.
+struct Progress {
+    what: &'static str,
+    rounds: usize,
+    terminal: bool,
+}
+
+impl Progress {
+    fn new(what: &'static str, rounds: usize) -> Self {
+        Self { what, rounds, terminal: std::io::stderr().is_terminal() }
+    }
+
+    fn tell(&self, round: usize) {
+        if self.terminal {
+            output::over(&format!("{}: {round} of {}", self.what, self.rounds));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.terminal {
+            output::over("");
+        }
+    }
+}

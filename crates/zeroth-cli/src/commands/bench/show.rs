@@ -1,0 +1,102 @@
+//! What was measured, as tables for people and as one object for programs.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use zeroth::base::{format_bytes, grouped};
+use zeroth::bench::{StepReport, StepShares};
+use zeroth::device::bench::{Measured, Part};
+
+use super::Found;
+use crate::output::Output;
+use crate::table::Table;
+
+/// A part's table; a blank line before it unless it is the first.
+pub(super) fn part(part: Part, lines: &[Measured], first: bool, output: &Output) -> String {
+    let across = if part == Part::Collectives { "ranks" } else { "threads" };
+    let head =
+        [part.name(), across, "best", "median", "unit", "best %", "median %", "of the limit, in this run"];
+    let mut table = Table::new(&head, &[1, 2, 3, 5, 6]);
+    for line in lines {
+        let percent = |of: fn(&Measured) -> Option<f64>| {
+            of(line).map_or_else(String::new, |value| format!("{value:.1}"))
+        };
+        table.row([
+            line.name.clone(),
+            line.threads.to_string(),
+            figure(line.best),
+            figure(line.median),
+            line.unit.name().to_owned(),
+            percent(|line| line.percent.map(|percent| percent.best)),
+            percent(|line| line.percent.map(|percent| percent.median)),
+            line.limit.as_ref().map_or_else(|| "–".to_owned(), |limit| limit.name.clone()),
+        ]);
+    }
+    let mut rows = table.lines();
+    rows[0] = output.bold(rows[0].trim_end()) + "\n";
+    format!("{}{}", if first { "" } else { "\n" }, rows.concat())
+}
+
+/// Enough digits to compare, and no more.
+fn figure(value: f64) -> String {
+    match value {
+        100.0.. => grouped(value.round() as u64),
+        10.0.. => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// What stands below the tables: where a step's time goes, and where the profile is.
+pub(super) fn end(found: &Found, profile: Option<&Path>) -> String {
+    let step = found.step.as_ref().map_or_else(String::new, step_text);
+    let kept = profile
+        .map_or_else(String::new, |path| format!("\nkept as this machine's profile: {}\n", path.display()));
+    format!("{step}{kept}")
+}
+
+fn step_text(step: &StepReport) -> String {
+    let StepShares { products, attention, around, gather, reduce, update, rest } = step.shares;
+    format!(
+        "\nof a step's time {:.0}% is matrix work (products {products:.0}%, attention {attention:.0}%), other ops \
+         {around:.0}%, gather {gather:.0}%, reduce {reduce:.0}%, update {update:.0}%, rest {rest:.0}%\n{} parameters, {} \
+         tokens a step, {} planned a rank, loss {:.3}\n",
+        step.shares.matrix(),
+        grouped(step.params),
+        grouped(step.tokens as u64),
+        format_bytes(step.planned_bytes),
+        step.loss
+    )
+}
+
+/// All of it as one object.
+pub(super) fn json(found: &Found, profile: Option<&Path>) -> Value {
+    let parts: serde_json::Map<String, Value> =
+        found.parts.iter().map(|(part, lines)| (part.name().to_owned(), json!(lines))).collect();
+    json!({
+        "machine": found.machine,
+        "quick": found.quick,
+        "rounds": found.rounds,
+        "parts": parts,
+        "step": found.step.as_ref().map(step_json),
+        "profile": profile,
+    })
+}
+
+fn step_json(step: &StepReport) -> Value {
+    let StepShares { products, attention, around, gather, reduce, update, rest } = step.shares;
+    let [flops, tokens] = step.lines.each_ref().map(|line| json!({"best": line.best, "median": line.median}));
+    json!({
+        "name": step.lines[0].name,
+        "params": step.params,
+        "tokens": step.tokens,
+        "tokens_per_second": tokens,
+        "gflops": flops,
+        "matrix_percent": step.shares.matrix(),
+        "percent_of_time": {
+            "products": products, "attention": attention, "other_ops": around, "gather": gather, "reduce": reduce,
+            "update": update, "rest": rest,
+        },
+        "planned_bytes": step.planned_bytes,
+        "loss": step.loss,
+    })
+}

@@ -1,0 +1,183 @@
+//! The disk of a folder: a file written and read as checkpoints are, beside what the disk gives when nothing stands between.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Instant;
+
+use rustix::fs::{Advice, OFlags, fadvise};
+
+use super::room::{Room, random};
+use super::{BenchError, Line, Unit};
+use crate::disk;
+
+/// Bytes of one read or write without the cache, and how many threads have one under way.
+const BLOCK: usize = 4 << 20;
+const THREADS: usize = 4;
+/// Bytes that a checkpoint's writer hands over at a time.
+const PIECE: usize = 4 << 20;
+
+/// The file; gone when the last line is.
+struct Scratch {
+    path: PathBuf,
+    bytes: usize,
+    /// Whether reads and writes can go past the system's cache.
+    direct: bool,
+    /// Whether the file holds all its bytes.
+    whole: Cell<bool>,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It may be gone already; nothing depends on it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Scratch {
+    fn failed(&self, source: io::Error) -> BenchError {
+        BenchError::File { path: self.path.clone(), source }
+    }
+
+    /// Opens the file past the cache, where that can be had.
+    fn open_raw(&self, write: bool) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(!write).write(write);
+        if self.direct {
+            options.custom_flags(OFlags::DIRECT.bits() as i32);
+        }
+        options.open(&self.path)
+    }
+
+    /// Every thread writes or reads its own part, block by block; gives the seconds.
+    fn raw(&self, write: bool, blocks: &mut [&mut [u8]; THREADS]) -> io::Result<f64> {
+        let file = self.open_raw(write)?;
+        let part = self.bytes / THREADS;
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = blocks
+                .iter_mut()
+                .enumerate()
+                .map(|(thread, block)| {
+                    let file = &file;
+                    scope.spawn(move || {
+                        for at in (thread * part..(thread + 1) * part).step_by(BLOCK) {
+                            if write {
+                                file.write_all_at(block, at as u64)?;
+                            } else {
+                                file.read_exact_at(block, at as u64)?;
+                            }
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+            })
+        })?;
+        if write {
+            file.sync_data()?;
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// A new file, piece by piece through the cache, on the disk when it is done.
+    fn write(&self, piece: &[u8]) -> io::Result<f64> {
+        self.whole.set(false);
+        let start = Instant::now();
+        let mut file = File::create(&self.path)?;
+        for _ in 0..self.bytes / piece.len() {
+            file.write_all(piece)?;
+        }
+        file.sync_all()?;
+        self.whole.set(true);
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// The file from its beginning, after the system was asked to forget it.
+    fn read(&self, piece: &mut [u8]) -> io::Result<f64> {
+        let mut file = File::open(&self.path)?;
+        fadvise(&file, 0, None, Advice::DontNeed)?;
+        let start = Instant::now();
+        for _ in 0..self.bytes / piece.len() {
+            file.read_exact(piece)?;
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+/// Writing and reading a file of `bytes`, rounded up to whole blocks of every thread, in a folder that exists.
+pub fn disk_lines(folder: &Path, bytes: usize) -> Result<Vec<Line>, BenchError> {
+    let bytes = bytes.next_multiple_of(BLOCK * THREADS);
+    let path = folder.join(format!(".zeroth-bench-{}", std::process::id()));
+    let failed = |source| BenchError::File { path: path.clone(), source };
+    let free = disk(folder).map_err(|error| failed(error.source))?.free;
+    if free < bytes as u64 {
+        return Err(BenchError::NoRoom { folder: folder.to_owned(), free, needed: bytes as u64 });
+    }
+    File::create(&path).map_err(failed)?;
+    let mut scratch = Scratch { path, bytes, direct: true, whole: Cell::new(false) };
+    scratch.direct = scratch.open_raw(true).is_ok();
+    let past = if scratch.direct { "O_DIRECT" } else { "no O_DIRECT here" };
+    let scratch = Rc::new(scratch);
+    let limit = |what: &str| format!("raw {what} ({past}, {THREADS} threads)");
+    let mut lines = Vec::new();
+    for write in [true, false] {
+        let name = if write { "write" } else { "read" };
+        let (own, mut room) = (Rc::clone(&scratch), block_room::<THREADS>(BLOCK)?);
+        // Written once before anything is measured, so that raw writes find the file's blocks allocated.
+        lines.push(Line::of_seconds(limit(name), 1, Unit::Gigabytes, bytes as f64, move || {
+            let mut blocks = room.operands();
+            if !own.whole.get() {
+                own.write(blocks[0]).map_err(|error| own.failed(error))?;
+            }
+            own.raw(write, &mut blocks).map_err(|error| own.failed(error))
+        }));
+        let (own, mut room) = (Rc::clone(&scratch), block_room::<1>(PIECE)?);
+        let title = if write { "write a new file, synced" } else { "read a file, not cached" };
+        let run = move || {
+            let [piece] = room.operands();
+            let done = if write { own.write(piece) } else { own.read(piece) };
+            done.map_err(|error| own.failed(error))
+        };
+        let line = Line::of_seconds(title, 1, Unit::Gigabytes, bytes as f64, run);
+        lines.push(line.limited_by(limit(name)));
+    }
+    Ok(lines)
+}
+
+fn block_room<const N: usize>(bytes: usize) -> Result<Room<N>, BenchError> {
+    let mut room = Room::new([bytes; N])?;
+    for (name, block) in room.operands().into_iter().enumerate() {
+        random::<f32>(name as u64, block);
+    }
+    Ok(room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure;
+    use super::*;
+
+    #[test]
+    fn a_folder_is_measured_and_left_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let measured = measure(disk_lines(folder.path(), 1).unwrap(), 1, &mut |_| {}).unwrap();
+        assert_eq!(measured.len(), 4);
+        assert!(measured.iter().filter(|line| line.percent.is_some()).count() == 2, "{measured:?}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_is_missing_or_too_small_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let gone = disk_lines(&folder.path().join("gone"), 1).err().expect("no such folder").to_string();
+        assert!(gone.contains("gone") && gone.contains("--dir"), "{gone}");
+        let full = disk_lines(folder.path(), usize::MAX / 4).err().expect("no such disk").to_string();
+        assert!(full.contains("bytes free") && full.contains("--dir"), "{full}");
+    }
+}
