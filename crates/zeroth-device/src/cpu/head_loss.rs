@@ -165,11 +165,7 @@ fn run<T: Element, E: Element>(
         let exps_parts = gradients.is_some().then(|| Chunks::new(exps, rows * BLOCK));
         let parts = (Optional::new(exps_parts, dims.vocab.div_ceil(BLOCK)), Chunks::new(marks, rows));
         pool.each_with(parts, scratch, |block, (mut exps, marks), scratch| {
-            slice.block(block, marks, scratch, |row, sums| {
-                if let Some(exps) = &mut exps {
-                    round(pool.path(), sums, &mut exps[row * sums.len()..][..sums.len()]);
-                }
-            });
+            slice.block(block, marks, exps.as_deref_mut(), scratch);
         });
         for (row, factor) in factors[..rows].iter_mut().enumerate() {
             let (loss, peak, sum) = slice.loss(row, marks);
@@ -186,28 +182,28 @@ fn run<T: Element, E: Element>(
 }
 
 impl<T: Element> Slice<'_, T> {
-    /// Computes a block's logits, turns each row of them into exponentials, marks what they were, and gives the row to
-    /// `keep(row, exponentials)`.
-    fn block(
+    /// Computes a block's logits, marks what they were, and keeps their exponentials where there is room for them.
+    fn block<E: Element>(
         &self,
         block: usize,
         marks: &mut [Mark],
+        mut exps: Option<&mut [E]>,
         scratch: &mut [f32],
-        mut keep: impl FnMut(usize, &[f32]),
     ) {
         let HeadLossDims { hidden, vocab, .. } = self.dims;
         let first = block * BLOCK;
         let columns = BLOCK.min(vocab - first);
         let (x, w) = (View::rows(self.x, hidden), View::rows(&self.w[first * hidden..], hidden).transposed());
         let path = self.pool.path();
+        let fused = math::has_fused(path);
         in_bands(path, [self.labels.len(), columns, hidden], x, w, scratch, |first_row, sums| {
             for (i, logits) in sums.chunks_exact_mut(columns).enumerate() {
                 let row = first_row + i;
                 let label = usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(first));
                 let chosen = label.and_then(|label| logits.get(label)).copied().unwrap_or(f32::NEG_INFINITY);
-                let (peak, sum) = exponentiate(path, logits);
+                let exps = exps.as_deref_mut().map(|exps| &mut exps[row * columns..][..columns]);
+                let (peak, sum) = exponentiate(path, fused, logits, exps);
                 marks[row] = Mark { peak, sum, chosen };
-                keep(row, logits);
             }
         });
     }
@@ -284,14 +280,31 @@ impl<T: Element> Slice<'_, T> {
 }
 
 each_path! {
-    /// Turns logits into e^(logit - the largest); returns the largest and the sum.
-    fn exponentiate(logits: &mut [f32]) -> (f32, f32) {
-        let peak = math::largest(logits);
-        for logit in logits.iter_mut() {
-            *logit = math::exp(*logit - peak);
+    /// Writes e^(logit - the largest) to `exps`, or nowhere; returns the largest and the sum.
+    fn exponentiate<E>(fused: bool, logits: &mut [f32], exps: Option<&mut [E]>) -> (f32, f32) {
+        if fused {
+            exponentiate_with::<E, true>(logits, exps)
+        } else {
+            exponentiate_with::<E, false>(logits, exps)
         }
-        (peak, math::sum_of(logits, |exp| exp))
     }
+}
+
+#[inline(always)]
+fn exponentiate_with<E: Element, const FUSED: bool>(
+    logits: &mut [f32],
+    exps: Option<&mut [E]>,
+) -> (f32, f32) {
+    let peak = math::largest(logits);
+    for logit in logits.iter_mut() {
+        *logit = math::exp2::<FUSED>((*logit - peak) * std::f32::consts::LOG2_E);
+    }
+    if let Some(exps) = exps {
+        for (exp, &logit) in exps.iter_mut().zip(&*logits) {
+            *exp = E::from_f32(logit);
+        }
+    }
+    (peak, math::sum_of(logits, |exp| exp))
 }
 
 each_path! {
