@@ -10,7 +10,7 @@ use super::super::sizes::{BLOCK, LANES, PANEL, PANELS, padded, panel};
 use super::super::{AttentionDims, Task, round};
 use super::differentiate::{Turned, differentiate, query_of};
 use super::queue::{Product, Queue, Steps};
-use super::{STEP, Tiles, aligned, take, take_bf16};
+use super::{Room, STEP, Tiles};
 use crate::cpu::element::Element;
 use crate::cpu::matmul::{Side, View, pack_bf16, transpose};
 
@@ -22,29 +22,29 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
     }
     let (panels, width) = (rows.len().div_ceil(PANEL), padded(dims));
     let whole = panels * panel(dims);
-    let mut scratch = aligned(scratch);
+    let mut scratch = Room::new(scratch);
     let mut work = Work {
         dims,
         rows: rows.len(),
-        k: take_bf16(&mut scratch, whole),
-        v: take_bf16(&mut scratch, whole),
-        k_turned: take_bf16(&mut scratch, whole),
-        q: take_bf16(&mut scratch, whole),
-        q_terms: take_bf16(&mut scratch, whole),
-        dout: take_bf16(&mut scratch, whole),
-        dout_terms: take_bf16(&mut scratch, whole),
-        dq: take(&mut scratch, whole),
-        dk: take(&mut scratch, whole),
-        dv: take(&mut scratch, whole),
-        lse: take(&mut scratch, panels * PANEL),
-        delta: take(&mut scratch, panels * PANEL),
-        scores: [0; 2].map(|_| [0; 2].map(|_| take(&mut scratch, PANEL * PANEL))),
-        rounded: [0; 3].map(|_| take_bf16(&mut scratch, BLOCK * BLOCK)),
+        k: scratch.bf16(whole),
+        v: scratch.bf16(whole),
+        k_turned: scratch.bf16(whole),
+        q: scratch.bf16(whole),
+        q_terms: scratch.bf16(whole),
+        dout: scratch.bf16(whole),
+        dout_terms: scratch.bf16(whole),
+        dq: scratch.f32(whole),
+        dk: scratch.f32(whole),
+        dv: scratch.f32(whole),
+        lse: scratch.f32(panels * PANEL),
+        delta: scratch.f32(panels * PANEL),
+        scores: [0; 2].map(|_| [0; 2].map(|_| scratch.f32(PANEL * PANEL))),
+        rounded: [0; 3].map(|_| scratch.bf16(BLOCK * BLOCK)),
         queue: Queue::new(),
         tile: None,
         turn: 0,
     };
-    let turned = take(&mut scratch, panel(dims));
+    let turned = scratch.f32(panel(dims));
     let k = Source { dims, data: task.saved.k, width: dims.kv_width(), rows: rows.clone(), head: kv_head };
     let v = Source { data: task.saved.v, ..k.clone() };
     k.panels(Side::Rows, work.k);
@@ -157,6 +157,7 @@ const fn step_of(panel: usize, step: usize) -> usize {
 }
 
 /// A panel of keys and one of queries, and their places in the block.
+#[derive(Clone, Copy)]
 struct Tile {
     key: usize,
     query: usize,

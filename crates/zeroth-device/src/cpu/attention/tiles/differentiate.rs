@@ -34,7 +34,7 @@ pub(super) fn differentiate(
     [lse, delta]: [&[f32]; 2],
     scale: f32,
     seen: Option<&dyn Fn(usize) -> Range<usize>>,
-    out: Turned<'_>,
+    mut out: Turned<'_>,
     queue: &mut Queue,
 ) {
     for input in [scores, grads] {
@@ -47,9 +47,9 @@ pub(super) fn differentiate(
     // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; all places were checked above.
     unsafe {
         if let Some(seen) = seen {
-            run::<true>([scores, grads], [lse, delta], scale, seen, out, queue);
+            run::<true>([scores, grads], [lse, delta], scale, seen, &mut out, queue);
         } else {
-            run::<false>([scores, grads], [lse, delta], scale, &|_| 0..PANEL, out, queue);
+            run::<false>([scores, grads], [lse, delta], scale, &|_| 0..PANEL, &mut out, queue);
         }
     }
 }
@@ -60,7 +60,7 @@ unsafe fn run<const MASKED: bool>(
     [lse, delta]: [&[f32]; 2],
     scale: f32,
     seen: &dyn Fn(usize) -> Range<usize>,
-    out: Turned<'_>,
+    out: &mut Turned<'_>,
     queue: &mut Queue,
 ) {
     let each = queue.left().div_ceil(PANEL / 2);

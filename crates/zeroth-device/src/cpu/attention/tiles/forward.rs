@@ -6,7 +6,7 @@ use super::super::sizes::{BLOCK, LANES, PANEL, PANELS, forward_shared, padded, p
 use super::super::{AttentionDims, Scores, padding, pieces, round, tiles_of};
 use super::queue::{Product, Queue, Steps};
 use super::softmax::{self, State};
-use super::{STEP, Tiles, aligned, take, take_bf16};
+use super::{Room, STEP, Tiles};
 use crate::cpu::cut::{Chunks, Grid};
 use crate::cpu::element::Element;
 use crate::cpu::math;
@@ -23,8 +23,7 @@ pub(in super::super) fn forward<T: Element>(
     scratch: &mut [f32],
 ) {
     let (shared, scratch) = scratch.split_at_mut(forward_shared(dims));
-    let shared: &mut [u16] = bytemuck::cast_slice_mut(aligned(shared));
-    let shared = &mut shared[..slots(dims) * dims.kv_heads * 2 * panel(dims)];
+    let shared = Room::new(shared).bf16(slots(dims) * dims.kv_heads * 2 * panel(dims));
     pool.each(Chunks::new(shared, 2 * panel(dims)), |task, slot| {
         let (kv_head, first) = (task / slots(dims), task % slots(dims) * PANEL);
         if let Some(keys) = whole_panel(starts, first) {
@@ -40,17 +39,17 @@ pub(in super::super) fn forward<T: Element>(
         let _tiles = Tiles::configure();
         let head = task % dims.heads;
         let kv_head = head / dims.group();
-        let mut scratch = aligned(scratch);
+        let mut scratch = Room::new(scratch);
         let mut work = Work {
             dims,
             packed: &shared[kv_head * slots(dims) * 2 * panel(dims)..][..slots(dims) * 2 * panel(dims)],
-            queries: take_bf16(&mut scratch, PANELS * panel(dims)),
-            last: take_bf16(&mut scratch, 2 * panel(dims)),
-            scores: [take(&mut scratch, PANEL * BLOCK), take(&mut scratch, PANEL * BLOCK)],
-            weights: [take_bf16(&mut scratch, PANEL * BLOCK), take_bf16(&mut scratch, PANEL * BLOCK)],
-            sums: take(&mut scratch, BLOCK * padded(dims)),
-            lanes: take(&mut scratch, BLOCK * LANES),
-            peaks: take(&mut scratch, BLOCK),
+            queries: scratch.bf16(PANELS * panel(dims)),
+            last: scratch.bf16(2 * panel(dims)),
+            scores: [scratch.f32(PANEL * BLOCK), scratch.f32(PANEL * BLOCK)],
+            weights: [scratch.bf16(PANEL * BLOCK), scratch.bf16(PANEL * BLOCK)],
+            sums: scratch.f32(BLOCK * padded(dims)),
+            lanes: scratch.f32(BLOCK * LANES),
+            peaks: scratch.f32(BLOCK),
             queue: Queue::new(),
             unit: None,
             turn: 0,

@@ -91,22 +91,26 @@ fn bits(from: usize, to: usize) -> u32 {
     below(to) & !below(from)
 }
 
-/// The part of a buffer that begins on a cache line.
-fn aligned(buffer: &mut [f32]) -> &mut [f32] {
-    let skip = buffer.as_ptr().align_offset(64).min(ALIGN);
-    &mut buffer[skip..]
-}
+/// What is left of a buffer that is cut up, from a cache line on.
+struct Room<'a>(&'a mut [f32]);
 
-/// Cuts `count` bf16 elements, an even number, off the front of a buffer.
-fn take_bf16<'a>(buffer: &mut &'a mut [f32], count: usize) -> &'a mut [u16] {
-    bytemuck::cast_slice_mut(take(buffer, count / 2))
-}
+impl<'a> Room<'a> {
+    fn new(buffer: &'a mut [f32]) -> Self {
+        let skip = buffer.as_ptr().align_offset(64).min(ALIGN);
+        Self(&mut buffer[skip..])
+    }
 
-/// Cuts `count` elements off the front of a buffer.
-fn take<'a>(buffer: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    let (front, rest) = std::mem::take(buffer).split_at_mut(count);
-    *buffer = rest;
-    front
+    /// Cuts off `count` f32 elements.
+    fn f32(&mut self, count: usize) -> &'a mut [f32] {
+        let (front, rest) = std::mem::take(&mut self.0).split_at_mut(count);
+        self.0 = rest;
+        front
+    }
+
+    /// Cuts off `count` bf16 elements, an even number.
+    fn bf16(&mut self, count: usize) -> &'a mut [u16] {
+        bytemuck::cast_slice_mut(self.f32(count / 2))
+    }
 }
 
 #[cfg(test)]

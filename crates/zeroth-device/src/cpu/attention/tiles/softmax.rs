@@ -33,7 +33,7 @@ pub(super) fn absorb(
     rows: usize,
     scale: f32,
     seen: Option<&dyn Fn(usize) -> Range<usize>>,
-    state: State<'_>,
+    mut state: State<'_>,
     queue: &mut Queue,
 ) {
     assert!(rows <= PANEL && scores.len() >= PANEL * BLOCK && weights.len() >= PANEL * BLOCK);
@@ -42,9 +42,9 @@ pub(super) fn absorb(
     // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; all places were checked above.
     unsafe {
         if let Some(seen) = seen {
-            run::<true>(scores, weights, panels, rows, scale, seen, state, queue);
+            run::<true>(scores, weights, panels, rows, scale, seen, &mut state, queue);
         } else {
-            run::<false>(scores, weights, panels, rows, scale, &|_| 0..BLOCK, state, queue);
+            run::<false>(scores, weights, panels, rows, scale, &|_| 0..BLOCK, &mut state, queue);
         }
     }
 }
@@ -57,7 +57,7 @@ unsafe fn run<const MASKED: bool>(
     rows: usize,
     scale: f32,
     seen: &dyn Fn(usize) -> Range<usize>,
-    state: State<'_>,
+    state: &mut State<'_>,
     queue: &mut Queue,
 ) {
     let each = queue.left().div_ceil(rows.max(1));
