@@ -1,6 +1,7 @@
 // Causal attention over packed sequences, forward and backward, in tiles of 64 queries and 64 keys.
 //
-// A block has a tile of rows of one head, and at most 128 elements of its result. Tiles of the other side are counted from the beginning of the sequence, so a
+// In plain f32 arithmetic: for fp32, and for heads and cards that flash.cu is not for. A block has a tile of rows of one
+// head, and at most 128 elements of its result. Tiles of the other side are counted from the beginning of the sequence, so a
 // row's result does not depend on where in the pack its sequence stands. Every sum runs in one order; there are no
 // atomics: dq is summed by query, dk and dv by key, heads of a group one after another.
 
@@ -11,48 +12,6 @@
 #define PITCH (PART + 1)
 // Parts of its result that a block has.
 #define PARTS 4
-
-// Where sequences begin: `count` entries, the last one where the last sequence ends.
-struct Starts {
-    const u32 *at;
-    u64 count;
-};
-
-struct Shape {
-    i64 rows, heads, kv_heads, head_dim;
-    // 0: a query sees all keys before it.
-    i64 window;
-    float scale;
-};
-
-__device__ Starts starts_of(const u32 *starts, u64 room) {
-    Starts found;
-    found.at = starts + 1;
-    found.count = starts[0] < room ? starts[0] : room;
-    return found;
-}
-
-// The first sequence that ends behind `row`.
-__device__ u64 sequence_at(Starts starts, i64 row) {
-    u64 low = 0, high = starts.count > 0 ? starts.count - 1 : 0;
-    while (low < high) {
-        u64 middle = (low + high) / 2;
-        if ((i64)starts.at[middle + 1] > row) high = middle;
-        else low = middle + 1;
-    }
-    return low;
-}
-
-__device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
-__device__ __forceinline__ i64 larger(i64 a, i64 b) { return a > b ? a : b; }
-
-__device__ __forceinline__ i64 first_key(const Shape &shape, i64 sequence, i64 query) {
-    return shape.window ? larger(sequence, query + 1 - shape.window) : sequence;
-}
-
-__device__ __forceinline__ bool sees(const Shape &shape, i64 sequence, i64 query, i64 key) {
-    return key <= query && key >= first_key(shape, sequence, query);
-}
 
 // A tile's rows from `first` on, of one part of a head, as f32. What is beyond `end` or the head is 0.
 template <typename T>
