@@ -1,6 +1,10 @@
-//! Attention on a card: a block for every tile of 64 rows, head, and 128 elements of a head.
+//! Attention on a card: on the tensor cores where the type has 16 bits and the head is a multiple of 16 bytes, else in
+//! plain f32 arithmetic, with a block for every tile of 64 rows, head, and 128 elements of a head.
+
+use zeroth_base::DType;
 
 use super::driver::Address;
+use super::flash::{Cuts, program_head};
 use super::line::{Line, THREADS, float};
 use super::programs::Entry;
 use super::scratch::deltas;
@@ -40,6 +44,18 @@ fn shape(dims: &AttentionDims) -> [u64; 6] {
     [rows, heads, kv_heads, head_dim, window, float(scale)]
 }
 
+/// How the tensor cores do it; `None` where the plain kernels are to. `operands` are addresses of tensors.
+fn tensor_cores(line: &Line, dims: &AttentionDims, operands: &[Address]) -> Option<Cuts> {
+    let aligned = operands.iter().all(|at| at.is_multiple_of(16));
+    let within = [dims.rows, dims.heads * dims.head_dim].iter().all(|&size| i32::try_from(size).is_ok());
+    if line.dtype == DType::F32 || !aligned || !within || dims.scale <= 0.0 {
+        return None;
+    }
+    let cuts = line.functions.cuts(program_head(dims.head_dim)?);
+    let there = cuts.functions().iter().all(|&(entry, ..)| line.functions.has(entry, &[line.dtype]));
+    there.then_some(cuts)
+}
+
 pub(super) fn forward(
     line: &Line,
     dims: &AttentionDims,
@@ -57,6 +73,11 @@ pub(super) fn forward(
     let (y, lse) = (line.typed("y", y, q_elements)?, line.words("lse", lse, deltas(dims))?);
     let [rows, heads, kv_heads, head_dim, window, scale] = shape(dims);
     let arguments = [starts, room, q, k, v, y, lse, rows, heads, kv_heads, head_dim, window, scale];
+    if let Some(cuts) = tensor_cores(line, dims, &[q, k, v, y]) {
+        let [(entry, cut, shared), ..] = cuts.functions();
+        let grid = [dims.heads, dims.rows.div_ceil(cut.rows()), 1];
+        return line.run_with(entry, &[line.dtype], grid, cut.threads(), shared as u32, &arguments);
+    }
     let grid = [dims.rows.div_ceil(TILE), dims.heads, dims.head_dim.div_ceil(ELEMENTS)];
     line.run(Entry::Attention, &[line.dtype], grid, THREADS, &arguments)
 }
@@ -81,11 +102,19 @@ pub(super) fn backward(
     let delta = line.scratch.take(4 * deltas(dims) as u64)?;
     let [rows, heads, kv_heads, head_dim, window, scale] = shape(dims);
     line.warps(Entry::AttentionDelta, deltas(dims), &[y, dy, delta, rows, heads, head_dim])?;
-    let (tiles, parts) = (dims.rows.div_ceil(TILE), dims.head_dim.div_ceil(ELEMENTS));
-    let arguments =
-        [starts, room, q, k, v, lse, dy, delta, dq, rows, heads, kv_heads, head_dim, window, scale];
-    line.run(Entry::AttentionDq, &[line.dtype], [tiles, dims.heads, parts], THREADS, &arguments)?;
-    let arguments =
+    let to_q = [starts, room, q, k, v, lse, dy, delta, dq, rows, heads, kv_heads, head_dim, window, scale];
+    let to_kv =
         [starts, room, q, k, v, lse, dy, delta, dk, dv, rows, heads, kv_heads, head_dim, window, scale];
-    line.run(Entry::AttentionDkv, &[line.dtype], [tiles, dims.kv_heads, parts], THREADS, &arguments)
+    let types = [line.dtype];
+    if let Some(cuts) = tensor_cores(line, dims, &[q, k, v, y, dy, dq, dk, dv]) {
+        let [_, (entry, cut, shared), to_keys] = cuts.functions();
+        let grid = [dims.heads, dims.rows.div_ceil(cut.rows()), 1];
+        line.run_with(entry, &types, grid, cut.threads(), shared as u32, &to_q)?;
+        let (entry, cut, shared) = to_keys;
+        let grid = [dims.kv_heads, dims.rows.div_ceil(cut.rows()), cuts.parts()];
+        return line.run_with(entry, &types, grid, cut.threads(), shared as u32, &to_kv);
+    }
+    let (tiles, parts) = (dims.rows.div_ceil(TILE), dims.head_dim.div_ceil(ELEMENTS));
+    line.run(Entry::AttentionDq, &types, [tiles, dims.heads, parts], THREADS, &to_q)?;
+    line.run(Entry::AttentionDkv, &types, [tiles, dims.kv_heads, parts], THREADS, &to_kv)
 }

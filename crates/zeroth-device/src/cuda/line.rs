@@ -136,13 +136,26 @@ impl<'a> Line<'a> {
     }
 
     /// Enqueues a function; a grid of nothing is nothing to do.
-    #[allow(unsafe_code, reason = "what a kernel touches is checked by whoever asks for it")]
     pub(super) fn run(
         &self,
         entry: Entry,
         types: &[DType],
         grid: [usize; 3],
         threads: u32,
+        arguments: &[u64],
+    ) -> Result<(), DeviceError> {
+        self.run_with(entry, types, grid, threads, 0, arguments)
+    }
+
+    /// As `run`, with so many bytes of shared memory for each block beside what the function declares.
+    #[allow(unsafe_code, reason = "what a kernel touches is checked by whoever asks for it")]
+    pub(super) fn run_with(
+        &self,
+        entry: Entry,
+        types: &[DType],
+        grid: [usize; 3],
+        threads: u32,
+        shared: u32,
         arguments: &[u64],
     ) -> Result<(), DeviceError> {
         if grid.contains(&0) {
@@ -155,7 +168,8 @@ impl<'a> Line<'a> {
         let function = self.functions.get(entry, types);
         // SAFETY: callers pass addresses of operands whose lengths they have checked against the sizes that they pass.
         unsafe {
-            self.driver.launch(function, [x as u32, y as u32, z as u32], threads, arguments, self.stream)
+            let grid = [x as u32, y as u32, z as u32];
+            self.driver.launch(function, grid, threads, shared, arguments, self.stream)
         }
     }
 

@@ -10,6 +10,7 @@ mod compiler;
 mod cublaslt;
 mod device;
 mod driver;
+mod flash;
 mod head;
 mod library;
 mod line;

@@ -7,24 +7,45 @@ use zeroth_base::{DType, publish};
 
 use super::compiler::Compiler;
 use super::driver::{Driver, Handle};
+use super::flash::{Cuts, HEADS, is_hopper};
 use crate::DeviceError;
 use crate::cpu::name_key;
 
 const PRELUDE: &str = include_str!("kernels/prelude.cu");
 
-/// A file of kernels. Each is compiled on its own, all at the same time.
-struct Program {
-    name: &'static str,
-    source: &'static str,
+/// A file's name, and what it holds.
+type File = (&'static str, &'static str);
+
+macro_rules! files {
+    ($($name:literal),*) => { &[$(($name, include_str!(concat!("kernels/", $name)))),*] };
 }
 
-const PROGRAMS: [Program; 6] = [
-    Program { name: "attention.cu", source: include_str!("kernels/attention.cu") },
-    Program { name: "elements.cu", source: include_str!("kernels/elements.cu") },
-    Program { name: "head.cu", source: include_str!("kernels/head.cu") },
-    Program { name: "product.cu", source: include_str!("kernels/product.cu") },
-    Program { name: "rows.cu", source: include_str!("kernels/rows.cu") },
-    Program { name: "step.cu", source: include_str!("kernels/step.cu") },
+/// Kernels that are compiled together; programs are compiled at the same time.
+struct Program {
+    name: &'static str,
+    files: &'static [File],
+    /// The longest head, where the program is made for some.
+    head: Option<usize>,
+}
+
+const fn program(name: &'static str, files: &'static [File]) -> Program {
+    Program { name, files, head: None }
+}
+
+const fn flash(name: &'static str, head: usize) -> Program {
+    Program { name, files: files!("sequences.cu", "tiles.cu", "flash.cu"), head: Some(head) }
+}
+
+const PROGRAMS: [Program; 9] = [
+    program("attention.cu", files!("sequences.cu", "attention.cu")),
+    program("elements.cu", files!("elements.cu")),
+    program("head.cu", files!("head.cu")),
+    program("product.cu", files!("product.cu")),
+    program("rows.cu", files!("rows.cu")),
+    program("step.cu", files!("step.cu")),
+    flash("flash_64.cu", 64),
+    flash("flash_128.cu", 128),
+    flash("flash_256.cu", 256),
 ];
 
 /// For which number types a function exists.
@@ -34,6 +55,8 @@ enum Types {
     None,
     /// Each.
     One,
+    /// Each of 16 bits.
+    Narrow,
     /// Each with each.
     Two,
     /// Each with itself, and each with f32 as the second.
@@ -56,6 +79,15 @@ entries! {
     AttentionDelta: "attention.cu", "attention_delta", One;
     AttentionDq: "attention.cu", "attention_dq", One;
     AttentionDkv: "attention.cu", "attention_dkv", One;
+    Flash64: "flash_64.cu", "flash", Narrow;
+    FlashDq64: "flash_64.cu", "flash_dq", Narrow;
+    FlashDkv64: "flash_64.cu", "flash_dkv", Narrow;
+    Flash128: "flash_128.cu", "flash", Narrow;
+    FlashDq128: "flash_128.cu", "flash_dq", Narrow;
+    FlashDkv128: "flash_128.cu", "flash_dkv", Narrow;
+    Flash256: "flash_256.cu", "flash", Narrow;
+    FlashDq256: "flash_256.cu", "flash_dq", Narrow;
+    FlashDkv256: "flash_256.cu", "flash_dkv", Narrow;
     SwiGlu: "elements.cu", "swiglu", One;
     SwiGluBackward: "elements.cu", "swiglu_backward", One;
     Sum: "elements.cu", "sum", One;
@@ -100,13 +132,15 @@ pub(super) struct Functions {
     modules: Vec<Handle>,
     /// By [`slot`]; 0 where there is none.
     handles: Vec<Handle>,
+    hopper: bool,
 }
 
 impl Functions {
     /// Compiles what is not kept on disk, and loads everything.
     pub(super) fn load(driver: &Driver, arch: &str) -> Result<Self, DeviceError> {
         let compiler = Compiler::open()?;
-        let mut functions = Self { modules: Vec::new(), handles: vec![0; ENTRIES.len() * 9] };
+        let (handles, hopper) = (vec![0; ENTRIES.len() * 9], is_hopper(arch));
+        let mut functions = Self { modules: Vec::new(), handles, hopper };
         let loaded = functions.fill(driver, &compiler, arch);
         if loaded.is_err() {
             functions.unload(driver);
@@ -146,7 +180,27 @@ impl Functions {
                 self.handles[slot(entry, &types)] = driver.function(module, &symbol)?;
             }
         }
+        let hopper = self.hopper;
+        for (entry, _, bytes) in HEADS.into_iter().flat_map(|head| Cuts::of(head, hopper).functions()) {
+            for dtype in [DType::Bf16, DType::F16] {
+                let handle = &mut self.handles[slot(entry, &[dtype])];
+                // A card with too little shared memory goes without.
+                if driver.allow_shared(*handle, bytes as u32).is_err() {
+                    *handle = 0;
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// How attention on the tensor cores is cut on this card.
+    pub(super) fn cuts(&self, head: usize) -> Cuts {
+        Cuts::of(head, self.hopper)
+    }
+
+    /// Whether this card has a function for these types.
+    pub(super) fn has(&self, entry: Entry, types: &[DType]) -> bool {
+        self.handles[slot(entry, types)] != 0
     }
 
     /// The function for these types.
@@ -167,6 +221,7 @@ impl Types {
         match self {
             Self::None => vec![(None, None)],
             Self::One => each().map(|dtype| (dtype, None)).collect(),
+            Self::Narrow => each().skip(1).map(|dtype| (dtype, None)).collect(),
             Self::Two => each().flat_map(|first| each().map(move |second| (first, second))).collect(),
             Self::Widening => {
                 let wide = each().map(|dtype| (dtype, Some(DType::F32)));
@@ -178,7 +233,7 @@ impl Types {
 
 impl Program {
     fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
-        compiler.compile(self.name, &self.text(), &options(arch).each_ref().map(String::as_str))
+        compiler.compile(self.name, &self.text(arch), &options(arch).each_ref().map(String::as_str))
     }
 
     /// Writes machine code where the next start finds it. A cache that cannot be written costs seconds then, and nothing
@@ -190,16 +245,18 @@ impl Program {
         }
     }
 
-    /// The prelude, and the file with its own line numbers.
-    fn text(&self) -> String {
-        format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.name, self.source)
+    /// The prelude, and the files with their own line numbers.
+    fn text(&self, arch: &str) -> String {
+        let cuts = self.head.map(|head| Cuts::of(head, is_hopper(arch)).text()).unwrap_or_default();
+        let files = self.files.iter().map(|(name, source)| format!("\n#line 1 \"{name}\"\n{source}"));
+        [PRELUDE.to_owned(), cuts].into_iter().chain(files).collect()
     }
 
     /// Where its machine code is kept: the name says the card, the compiler and the sources.
     fn path(&self, compiler: &Compiler, arch: &str) -> Option<PathBuf> {
         let given = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let folder = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?;
-        let key = name_key(&(options(arch).concat() + &self.text()));
+        let key = name_key(&(options(arch).concat() + &self.text(arch)));
         let name = self.name.trim_end_matches(".cu");
         Some(
             folder.join("zeroth").join(format!("{name}-{arch}-nvrtc{}-{key:016x}.cubin", compiler.version())),
@@ -246,10 +303,8 @@ mod tests {
         for (number, &(entry, program, name, _)) in ENTRIES.iter().enumerate() {
             assert_eq!(entry as usize, number);
             let program = PROGRAMS.iter().find(|known| known.name == program).unwrap();
-            assert!(
-                program.source.contains(&format!("void {name}"))
-                    || program.source.contains(&format!("{name}_##NAME"))
-            );
+            let text = program.text("sm_90a");
+            assert!(text.contains(&format!("void {name}")) || text.contains(&format!("{name}_##NAME")));
         }
     }
 
