@@ -5,7 +5,7 @@ use zeroth_base::DType;
 
 use super::driver::Address;
 use super::flash::{Cuts, program_head};
-use super::line::{Line, THREADS, float};
+use super::line::{LOT, Line, THREADS, WARP, float, in_sixteens};
 use super::programs::Entry;
 use super::scratch::deltas;
 use crate::cpu::AttentionDims;
@@ -46,9 +46,8 @@ fn shape(dims: &AttentionDims) -> [u64; 6] {
 
 /// How the tensor cores do it; `None` where the plain kernels are to. `operands` are addresses of tensors.
 fn tensor_cores(line: &Line, dims: &AttentionDims, operands: &[Address]) -> Option<Cuts> {
-    let aligned = operands.iter().all(|at| at.is_multiple_of(16));
     let within = [dims.rows, dims.heads * dims.head_dim].iter().all(|&size| i32::try_from(size).is_ok());
-    if line.dtype == DType::F32 || !aligned || !within || dims.scale <= 0.0 {
+    if line.dtype == DType::F32 || !in_sixteens(operands) || !within || dims.scale <= 0.0 {
         return None;
     }
     let cuts = line.functions.cuts(program_head(dims.head_dim)?);
@@ -101,7 +100,12 @@ pub(super) fn backward(
     let (dk, dv) = (line.typed("dk", dk, kv_elements)?, line.typed("dv", dv, kv_elements)?);
     let delta = line.scratch.take(4 * deltas(dims) as u64)?;
     let [rows, heads, kv_heads, head_dim, window, scale] = shape(dims);
-    line.warps(Entry::AttentionDelta, deltas(dims), &[y, dy, delta, rows, heads, head_dim])?;
+    let lots = dims.head_dim.is_multiple_of(LOT) && in_sixteens(&[y, dy]);
+    let span = if lots { (dims.head_dim / LOT).next_power_of_two().min(WARP as usize) } else { 0 };
+    let at_once = THREADS as usize / if lots { span } else { WARP as usize };
+    let arguments = [y, dy, delta, rows, heads, head_dim, span as u64];
+    let grid = [deltas(dims).div_ceil(at_once), 1, 1];
+    line.run(Entry::AttentionDelta, &[line.dtype], grid, THREADS, &arguments)?;
     let to_q = [starts, room, q, k, v, lse, dy, delta, dq, rows, heads, kv_heads, head_dim, window, scale];
     let to_kv =
         [starts, room, q, k, v, lse, dy, delta, dk, dv, rows, heads, kv_heads, head_dim, window, scale];

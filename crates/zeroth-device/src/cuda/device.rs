@@ -36,6 +36,20 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// Opens card number `ordinal` of those that this process may use, with arenas of so many bytes.
     pub fn open(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        Self::open_for(ordinal, device_bytes, host_bytes, arch)
+    }
+
+    /// As `open`, with kernels that leave out what only this generation of cards has: for tests of what others run.
+    pub fn open_portable(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        Self::open_for(ordinal, device_bytes, host_bytes, |major, minor| format!("sm_{major}{minor}"))
+    }
+
+    fn open_for(
+        ordinal: usize,
+        device_bytes: u64,
+        host_bytes: u64,
+        arch: fn(u32, u32) -> String,
+    ) -> Result<Self, DeviceError> {
         let driver = Driver::open(ordinal)?;
         let device = driver.get(ordinal)?;
         let name = format!("{} (cuda:{ordinal})", driver.name(device)?);

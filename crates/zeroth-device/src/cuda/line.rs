@@ -11,6 +11,8 @@ use crate::{Access, DeviceError, Kernel, Launch, Span, Tier};
 pub(super) const THREADS: u32 = 256;
 /// Lanes of a warp.
 pub(super) const WARP: u32 = 32;
+/// Elements that a thread has at a time where memory is what counts.
+pub(super) const LOT: usize = 8;
 
 /// Where the arenas are.
 #[derive(Debug, Clone, Copy, Default)]
@@ -173,6 +175,17 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// Enqueues a function with a thread for every eight elements.
+    pub(super) fn lots(
+        &self,
+        entry: Entry,
+        types: &[DType],
+        elements: usize,
+        arguments: &[u64],
+    ) -> Result<(), DeviceError> {
+        self.each(entry, types, elements.div_ceil(LOT), arguments)
+    }
+
     /// Enqueues a function with a thread an element.
     pub(super) fn each(
         &self,
@@ -189,6 +202,11 @@ impl<'a> Line<'a> {
         let rows_of_block = (THREADS / WARP) as usize;
         self.run(entry, &[self.dtype], [rows.div_ceil(rows_of_block), 1, 1], THREADS, arguments)
     }
+}
+
+/// Whether all addresses are multiples of 16 bytes, which is what a thread moves at once.
+pub(super) fn in_sixteens(addresses: &[Address]) -> bool {
+    addresses.iter().all(|at| at.is_multiple_of(16))
 }
 
 /// An argument that is a number in f32.

@@ -16,6 +16,7 @@ mod library;
 mod line;
 mod products;
 mod programs;
+mod rows;
 mod run;
 mod scratch;
 

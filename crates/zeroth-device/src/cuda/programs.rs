@@ -100,9 +100,12 @@ entries! {
     Product: "product.cu", "product", Widening;
     Embedding: "rows.cu", "embedding", One;
     EmbeddingBackward: "rows.cu", "embedding_backward", One;
+    EmbeddingBackwardLots: "rows.cu", "embedding_backward_lots", One;
     LastRows: "rows.cu", "last_rows", One;
     RmsNorm: "rows.cu", "rms_norm", One;
     RmsNormBackward: "rows.cu", "rms_norm_backward", One;
+    RmsNormLots: "rows.cu", "rms_norm_lots", One;
+    RmsNormBackwardLots: "rows.cu", "rms_norm_backward_lots", One;
     ColumnSums: "rows.cu", "column_sums", One;
     AddColumnSums: "rows.cu", "add_column_sums", None;
     BlockSquares: "step.cu", "block_squares", One;

@@ -3,12 +3,13 @@
 use zeroth_base::DType;
 
 use super::driver::Address;
+use super::rows::Spans;
 use crate::cpu::{AttentionDims, BLOCK, HeadLossDims};
 use crate::{DeviceError, Kernel};
 
 /// The workspace of a matrix product: what the library's makers advise for Hopper.
 pub(super) const WORKSPACE: u64 = 32 << 20;
-/// Rows whose columns one thread sums.
+/// Rows whose columns one thread sums where rows are no whole lots.
 pub(super) const COLUMN_ROWS: usize = 64;
 
 /// Every piece of scratch begins at a multiple of this.
@@ -28,9 +29,10 @@ pub(super) fn slice_rows(dims: HeadLossDims) -> usize {
     fitting.min(dims.rows)
 }
 
-/// f32 elements of the first level of column sums.
-pub(super) const fn column_sums(rows: usize, width: usize) -> usize {
-    rows.div_ceil(COLUMN_ROWS) * width
+/// Bytes of the first level of column sums, whichever form runs.
+pub(super) fn column_sums(rows: usize, width: usize) -> u64 {
+    let of_lots = Spans::of(width).map_or(0, |spans| spans.gradient(rows).1);
+    4 * (of_lots.max(rows.div_ceil(COLUMN_ROWS)) * width) as u64
 }
 
 /// Row sums of y · dy, in f32.
@@ -47,8 +49,8 @@ pub(super) const fn blocks(elements: u64) -> u64 {
 pub(crate) fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
     let pieces = match *kernel {
         Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
-        Kernel::LinearDb { dims, .. } => [4 * column_sums(dims.rows, dims.outputs) as u64, 0, 0],
-        Kernel::RmsNormBackward { dims, .. } => [4 * column_sums(dims.rows, dims.width) as u64, 0, 0],
+        Kernel::LinearDb { dims, .. } => [column_sums(dims.rows, dims.outputs), 0, 0],
+        Kernel::RmsNormBackward { dims, .. } => [column_sums(dims.rows, dims.width), 0, 0],
         Kernel::AttentionBackward { dims, .. } => [4 * deltas(&dims) as u64, 0, 0],
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => [
             WORKSPACE,

@@ -184,16 +184,26 @@ __device__ void attention(Starts starts, const T *q, const T *k, const T *v, T *
     }
 }
 
-// delta [heads, rows] = the row sums of y · dy: a warp has one row of one head.
+// delta [heads, rows] = the row sums of y · dy. A warp has one row of one head, or, where heads are whole lots, `span`
+// threads do, a power of two.
 template <typename T>
-__device__ void attention_delta(const T *y, const T *dy, float *delta, u64 rows, u64 heads, u64 head_dim) {
-    u64 item = (u64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (item >= rows * heads) return;
-    u64 lane = threadIdx.x % WARP, at = item * head_dim;
+__device__ void attention_delta(const T *y, const T *dy, float *delta, u64 rows, u64 heads, u64 head_dim, u64 span) {
+    u32 threads = span ? (u32)span : WARP, lane = threadIdx.x % threads;
+    u64 item = (u64)blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads, at = item * head_dim;
     float sum = 0.0f;
-    for (u64 i = lane; i < head_dim; i += WARP) sum = fmaf(to_f32(y[at + i]), to_f32(dy[at + i]), sum);
-    sum = warp_sum(sum);
-    if (lane == 0) delta[item % heads * rows + item / heads] = sum;
+    if (item < rows * heads && span) {
+        for (u64 i = lane * LOT; i < head_dim; i += threads * LOT) {
+            float one[LOT], other[LOT];
+            read_lot(one, y + at + i);
+            read_lot(other, dy + at + i);
+#pragma unroll
+            for (int j = 0; j < LOT; j++) sum = fmaf(one[j], other[j], sum);
+        }
+    } else if (item < rows * heads) {
+        for (u64 i = lane; i < head_dim; i += WARP) sum = fmaf(to_f32(y[at + i]), to_f32(dy[at + i]), sum);
+    }
+    for (u32 step = threads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    if (lane == 0 && item < rows * heads) delta[item % heads * rows + item / heads] = sum;
 }
 
 // The softmax's weight of a score, and the gradient of the raw score.
@@ -309,8 +319,8 @@ __device__ void attention_dkv(Starts starts, const T *q, const T *k, const T *v,
         attention(starts_of(starts, room), q, k, v, y, lse, shape);                                               \
     }                                                                                                             \
     extern "C" __global__ void attention_delta_##NAME(const T *y, const T *dy, float *delta, u64 rows, u64 heads, \
-                                                      u64 head_dim) {                                             \
-        attention_delta(y, dy, delta, rows, heads, head_dim);                                                     \
+                                                      u64 head_dim, u64 span) {                                   \
+        attention_delta(y, dy, delta, rows, heads, head_dim, span);                                               \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
         attention_dq_##NAME(const u32 *starts, u64 room, const T *q, const T *k, const T *v, const float *lse,    \

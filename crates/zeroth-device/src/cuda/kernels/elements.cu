@@ -81,13 +81,12 @@ __device__ void sum_ranks(const T *parts, u64 ranks, float *to, u64 count, u64 a
     put(to, first, count, whole, total);
 }
 
-// A thread turns one pair of a head or copies one element behind the rotated ones, so x and y may be one buffer. Where
-// rows are cut into whole lots, it has a lot of pairs or of copies.
+// A thread turns one pair of a head or copies one element behind the rotated ones, so x and y may be one buffer. With
+// `lots` it has a lot of pairs or of copies: both sides of the turn are whole lots at multiples of 16 bytes.
 template <typename T>
 __device__ void rope(const float *cosines, const float *sines, const T *x, T *y, u64 rows, u64 heads,
-                     u64 head_dim, u64 rotated, float sign) {
+                     u64 head_dim, u64 rotated, float sign, u64 lots) {
     u64 pairs = rotated / 2, items = head_dim - pairs, i = thread_of_grid();
-    bool lots = pairs % LOT == 0 && head_dim % LOT == 0 && in_sixteens(cosines, sines, x, y);
     if (lots) items /= LOT;
     if (i >= rows * heads * items) return;
     // 32 bits divide faster.
@@ -157,8 +156,8 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
         sum_ranks(parts, ranks, to, count, add);                                                                  \
     }                                                                                                             \
     extern "C" __global__ void rope_##NAME(const float *cosines, const float *sines, const T *x, T *y, u64 rows,  \
-                                           u64 heads, u64 head_dim, u64 rotated, float sign) {                    \
-        rope(cosines, sines, x, y, rows, heads, head_dim, rotated, sign);                                         \
+                                           u64 heads, u64 head_dim, u64 rotated, float sign, u64 lots) {          \
+        rope(cosines, sines, x, y, rows, heads, head_dim, rotated, sign, lots);                                   \
     }                                                                                                             \
     extern "C" __global__ void dropout_##NAME(const RowKey *keys, const T *x, T *y, u64 rows, u64 width,          \
                                               u64 threshold, float scale, u64 seed, u64 op) {                     \

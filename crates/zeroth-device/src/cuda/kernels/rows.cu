@@ -1,38 +1,84 @@
 // By rows and by columns: embedding, last rows of sequences, root-mean-square norm, and sums of columns in two levels.
 
+// Threads of a block that works on rows in lots, where rows are not wider than that many lots.
+#define THREADS 256
+// The most threads of a row, and lots of a thread.
+#define WIDEST 512
+#define LOTS 2
+
 // A block copies one row; an id that is no row of the table gives zeros.
 template <typename T>
 __device__ void embedding(const i32 *ids, const T *table, T *y, u64 vocab, u64 width) {
-    u64 row = blockIdx.x;
+    u64 row = blockIdx.x, pieces = width * sizeof(T) / 16;
     i32 id = ids[row];
     bool known = id >= 0 && (u64)id < vocab;
+    if (width * sizeof(T) % 16 == 0 && in_sixteens(table, y)) {
+        const uint4 *from = (const uint4 *)table + (u64)id * pieces;
+        uint4 *to = (uint4 *)y + row * pieces;
+        for (u64 i = threadIdx.x; i < pieces; i += blockDim.x) to[i] = known ? from[i] : make_uint4(0, 0, 0, 0);
+        return;
+    }
     for (u64 column = threadIdx.x; column < width; column += blockDim.x) {
         y[row * width + column] = known ? table[(u64)id * width + column] : from_f32<T>(0.0f);
     }
 }
 
-// The block of an id's first row adds all rows of that id, in order. The others find an earlier one and leave.
-template <typename T>
+// A thread has a lot of columns, or one where they are not whole lots; blocks in y share the columns. The block of an id's
+// first row adds all rows of that id, in order; the others find an earlier one and leave. A thread looks at 4 ids at a
+// time, and the block lists those of 1,024 that are the same before it adds them.
+template <typename T, int COLUMNS>
 __device__ void embedding_backward(const i32 *ids, const T *dy, float *dtable, u64 rows, u64 vocab, u64 width) {
-    __shared__ u32 same[256];
-    u64 row = blockIdx.x;
+    __shared__ u32 listed[4 * THREADS], of_warp[THREADS / WARP];
+    u64 row = blockIdx.x, column = ((u64)blockIdx.y * THREADS + threadIdx.x) * COLUMNS;
     i32 id = ids[row];
     if (id < 0 || (u64)id >= vocab) return;
-    int earlier = 0;
-    for (u64 other = threadIdx.x; other < row; other += blockDim.x) earlier |= ids[other] == id;
-    if (__syncthreads_or(earlier)) return;
-    float *sums = dtable + (u64)id * width;
-    for (u64 first = row; first < rows; first += blockDim.x) {
-        u64 mine = first + threadIdx.x;
-        same[threadIdx.x] = mine < rows && ids[mine] == id;
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    bool mine = column < width;
+    float sums[COLUMNS];
+    float *to = dtable + (u64)id * width + column;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++) sums[i] = mine ? to[i] : 0.0f;
+    for (u64 first = 0; first < rows; first += 4 * THREADS) {
+        u64 at = first + 4 * threadIdx.x;
+        u32 same = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) same |= (at + i < rows && ids[at + i] == id ? 1u : 0u) << i;
+        bool earlier = same != 0 && at + __ffs(same) - 1 < row;
+        if (__syncthreads_or(earlier)) return;
+        // Where this thread's ids stand among those of its warp, and its warp among the warps.
+        u32 before = 0, count = __popc(same);
+        for (u32 step = 1; step < WARP; step *= 2) {
+            u32 other = __shfl_up_sync(ALL_LANES, count, step);
+            if (lane >= step) count += other;
+        }
+        if (lane == WARP - 1) of_warp[warp] = count;
         __syncthreads();
-        for (u64 other = 0; other < blockDim.x; other++) {
-            if (!same[other]) continue;
-            const T *from = dy + (first + other) * width;
-            for (u64 column = threadIdx.x; column < width; column += blockDim.x) sums[column] += to_f32(from[column]);
+        u32 all = 0;
+        for (u32 i = 0; i < THREADS / WARP; i++) {
+            if (i == warp) before = all;
+            all += of_warp[i];
+        }
+        u32 place = before + count - __popc(same);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (same >> i & 1) listed[place++] = (u32)(at + i - first);
+        __syncthreads();
+        if (mine) {
+#pragma unroll 4
+            for (u32 i = 0; i < all; i++) {
+                const T *from = dy + (first + listed[i]) * width + column;
+                float lot[LOT];
+                if constexpr (COLUMNS == LOT) read_lot(lot, from);
+                else lot[0] = to_f32(from[0]);
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) sums[j] += lot[j];
+            }
         }
         __syncthreads();
     }
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++)
+        if (mine) to[i] = sums[i];
 }
 
 // A block copies the last row of one sequence; one that is not there, empty or beyond the rows gives zeros. `starts` holds
@@ -92,6 +138,115 @@ __device__ void rms_norm_backward(const T *dy, const T *h, const float *rstds, c
     }
 }
 
+// The sum over the threads of a row, `span` of them next to each other, the same in each. A power of two.
+__device__ __forceinline__ float over_span(float value, u32 span) {
+    __shared__ float of_warp[WIDEST / WARP];
+    for (u32 step = (span < WARP ? span : WARP) / 2; step > 0; step /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, step);
+    }
+    if (span <= WARP) return value;
+    u32 warps = span / WARP, first = threadIdx.x / span * warps;
+    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = value;
+    __syncthreads();
+    float total = of_warp[first];
+    for (u32 i = 1; i < warps; i++) total += of_warp[first + i];
+    __syncthreads();
+    return total;
+}
+
+// As `rms_norm`, for rows of whole lots: `span` threads have a row, in registers.
+template <typename T>
+__device__ void rms_norm_lots(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds, u64 rows,
+                              u64 width, float eps, u32 span) {
+    u64 row = (u64)blockIdx.x * (blockDim.x / span) + threadIdx.x / span, lane = threadIdx.x % span;
+    float lots[LOTS][LOT], squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LOTS; i++) {
+        u64 column = (i * span + lane) * LOT, at = row * width + column;
+        bool there = row < rows && column < width;
+        if (there) read_lot(lots[i], x + at);
+        if (there && residual) {
+            float other[LOT];
+            read_lot(other, residual + at);
+#pragma unroll
+            for (int j = 0; j < LOT; j++) lots[i][j] = rounded<T>(other[j] + lots[i][j]);
+            write_lot(h + at, lots[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < LOT; j++) squares += there ? lots[i][j] * lots[i][j] : 0.0f;
+    }
+    float rstd = 1.0f / sqrtf(over_span(squares, span) / (float)width + eps);
+    if (row >= rows) return;
+#pragma unroll
+    for (int i = 0; i < LOTS; i++) {
+        u64 column = (i * span + lane) * LOT, at = row * width + column;
+        if (column >= width) continue;
+        float weights[LOT];
+        read_lot(weights, w + column);
+#pragma unroll
+        for (int j = 0; j < LOT; j++) weights[j] = weights[j] * rounded<T>(lots[i][j] * rstd);
+        write_lot(y + at, weights);
+    }
+    if (lane == 0) rstds[row] = rstd;
+}
+
+// As `rms_norm_backward` and the first level of `column_sums` in one: a block has `block_rows` rows, and adds up its part of
+// the gradient of w on the way.
+template <typename T>
+__device__ void rms_norm_backward_lots(const T *dy, const T *h, const float *rstds, const T *w, const T *residual,
+                                       T *dh, float *partials, u64 rows, u64 width, u32 span, u64 block_rows) {
+    __shared__ float shared[WIDEST * LOTS * LOT];
+    u32 slots = blockDim.x / span, slot = threadIdx.x / span, lane = threadIdx.x % span;
+    u64 begin = (u64)blockIdx.x * block_rows, end = begin + block_rows < rows ? begin + block_rows : rows;
+    float sums[LOTS][LOT] = {};
+    for (u64 first = begin; first < end; first += slots) {
+        u64 row = first + slot;
+        float grads[LOTS][LOT], normed[LOTS][LOT], along = 0.0f;
+        float rstd = row < end ? rstds[row] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < LOTS; i++) {
+            u64 column = (i * span + lane) * LOT, at = row * width + column;
+            if (row >= end || column >= width) continue;
+            float weights[LOT];
+            read_lot(grads[i], dy + at);
+            read_lot(normed[i], h + at);
+            read_lot(weights, w + column);
+#pragma unroll
+            for (int j = 0; j < LOT; j++) {
+                normed[i][j] *= rstd;
+                sums[i][j] += grads[i][j] * normed[i][j];
+                grads[i][j] *= weights[j];
+                along += grads[i][j] * normed[i][j];
+            }
+        }
+        along = over_span(along, span) / (float)width;
+#pragma unroll
+        for (int i = 0; i < LOTS; i++) {
+            u64 column = (i * span + lane) * LOT, at = row * width + column;
+            if (row >= end || column >= width) continue;
+            float past[LOT];
+            if (residual) read_lot(past, residual + at);
+#pragma unroll
+            for (int j = 0; j < LOT; j++) {
+                float slope = rstd * (grads[i][j] - normed[i][j] * along);
+                grads[i][j] = residual ? slope + past[j] : slope;
+            }
+            write_lot(dh + at, grads[i]);
+        }
+    }
+    // The rows that ran beside each other, in order.
+#pragma unroll
+    for (int i = 0; i < LOTS; i++)
+#pragma unroll
+        for (int j = 0; j < LOT; j++) shared[slot * (span * LOTS * LOT) + (i * span + lane) * LOT + j] = sums[i][j];
+    __syncthreads();
+    for (u64 column = threadIdx.x; column < width; column += blockDim.x) {
+        float total = shared[column];
+        for (u32 i = 1; i < slots; i++) total += shared[i * (span * LOTS * LOT) + column];
+        partials[blockIdx.x * width + column] = total;
+    }
+}
+
 #define BLOCK_ROWS 64
 
 // First level: a thread sums one column of 64 rows. With h, the terms are dy · (h · rstd).
@@ -108,12 +263,17 @@ __device__ void column_sums(const T *dy, const T *h, const float *rstds, float *
     partials[blockIdx.x * width + column] = total;
 }
 
-// Second level: the blocks in order, then to what is there.
+// Second level: 8 threads have a column, each every eighth block in order; then the 8, and then what is there.
 extern "C" __global__ void add_column_sums(const float *partials, float *total, u64 blocks, u64 width) {
-    u64 column = thread_of_grid();
-    if (column >= width) return;
+    __shared__ float parts[8][WARP];
+    u64 column = (u64)blockIdx.x * WARP + threadIdx.x % WARP, part = threadIdx.x / WARP;
     float sum = 0.0f;
-    for (u64 block = 0; block < blocks; block++) sum += partials[block * width + column];
+#pragma unroll 8
+    for (u64 block = part; block < blocks; block += 8) sum += column < width ? partials[block * width + column] : 0.0f;
+    parts[part][threadIdx.x % WARP] = sum;
+    __syncthreads();
+    if (part > 0 || column >= width) return;
+    for (int i = 1; i < 8; i++) sum += parts[i][threadIdx.x];
     total[column] += sum;
 }
 
@@ -123,7 +283,11 @@ extern "C" __global__ void add_column_sums(const float *partials, float *total, 
     }                                                                                                             \
     extern "C" __global__ void embedding_backward_##NAME(const i32 *ids, const T *dy, float *dtable, u64 rows,    \
                                                          u64 vocab, u64 width) {                                  \
-        embedding_backward(ids, dy, dtable, rows, vocab, width);                                                  \
+        embedding_backward<T, 1>(ids, dy, dtable, rows, vocab, width);                                            \
+    }                                                                                                             \
+    extern "C" __global__ void embedding_backward_lots_##NAME(const i32 *ids, const T *dy, float *dtable,         \
+                                                              u64 rows, u64 vocab, u64 width) {                   \
+        embedding_backward<T, LOT>(ids, dy, dtable, rows, vocab, width);                                          \
     }                                                                                                             \
     extern "C" __global__ void last_rows_##NAME(const u32 *starts, u64 room, const T *x, T *last, u64 rows,       \
                                                 u64 width) {                                                      \
@@ -136,6 +300,16 @@ extern "C" __global__ void add_column_sums(const float *partials, float *total, 
     extern "C" __global__ void rms_norm_backward_##NAME(const T *dy, const T *h, const float *rstds, const T *w,  \
                                                         const T *residual, T *dh, u64 rows, u64 width) {          \
         rms_norm_backward(dy, h, rstds, w, residual, dh, rows, width);                                            \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(WIDEST)                                                          \
+        rms_norm_lots_##NAME(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds, u64 rows,       \
+                             u64 width, float eps, u64 span) {                                                    \
+        rms_norm_lots(x, residual, w, h, y, rstds, rows, width, eps, (u32)span);                                  \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(WIDEST)                                                          \
+        rms_norm_backward_lots_##NAME(const T *dy, const T *h, const float *rstds, const T *w, const T *residual, \
+                                      T *dh, float *partials, u64 rows, u64 width, u64 span, u64 block_rows) {    \
+        rms_norm_backward_lots(dy, h, rstds, w, residual, dh, partials, rows, width, (u32)span, block_rows);      \
     }                                                                                                             \
     extern "C" __global__ void column_sums_##NAME(const T *dy, const T *h, const float *rstds, float *partials,   \
                                                   u64 rows, u64 width) {                                          \
