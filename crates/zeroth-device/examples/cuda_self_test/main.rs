@@ -68,7 +68,7 @@ impl Bench {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             self.dtype = dtype;
             for (rows, inputs, outputs) in
-                [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256)]
+                [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256), (4200, 72, 64)]
             {
                 for own in [false, true] {
                     self.device.own_products(own);
@@ -98,9 +98,11 @@ impl Bench {
             self.step()?;
         }
         self.controls()?;
-        // Two slices.
+        // Large enough for a trial of the library's algorithms.
         self.dtype = DType::Bf16;
-        self.head(HeadLossDims { rows: 300, hidden: 8, vocab: 200_003 })
+        self.linear(LinearDims { rows: 640, inputs: 1032, outputs: 2056 }, "library")?;
+        // Two slices.
+        self.head(HeadLossDims { rows: 900, hidden: 8, vocab: 200_003 })
     }
 
     /// Up on one queue, over to the host's arena on another, and down on a third; each waits for the one before.

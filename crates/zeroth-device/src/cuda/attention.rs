@@ -3,8 +3,8 @@
 
 use zeroth_base::DType;
 
-use super::driver::Address;
-use super::flash::{Cuts, program_head};
+use super::driver::{Address, Handle};
+use super::flash::{Cuts, Part, program_head};
 use super::line::{LOT, Line, THREADS, WARP, float, in_sixteens};
 use super::programs::Entry;
 use super::scratch::deltas;
@@ -14,6 +14,8 @@ use crate::{DeviceError, Span};
 const TILE: usize = 64;
 /// Elements of a head that a block has.
 const ELEMENTS: usize = 128;
+/// Rows whose places fit into the numbers that the tensor cores' kernels count with.
+const MOST_ROWS: usize = 1 << 30;
 
 fn check(line: &Line, dims: &AttentionDims) -> Result<(), DeviceError> {
     let AttentionDims { heads, kv_heads, window, .. } = *dims;
@@ -44,15 +46,23 @@ fn shape(dims: &AttentionDims) -> [u64; 6] {
     [rows, heads, kv_heads, head_dim, window, float(scale)]
 }
 
-/// How the tensor cores do it; `None` where the plain kernels are to. `operands` are addresses of tensors.
-fn tensor_cores(line: &Line, dims: &AttentionDims, operands: &[Address]) -> Option<Cuts> {
-    let within = [dims.rows, dims.heads * dims.head_dim].iter().all(|&size| i32::try_from(size).is_ok());
-    if line.dtype == DType::F32 || !in_sixteens(operands) || !within || dims.scale <= 0.0 {
-        return None;
-    }
-    let cuts = line.functions.cuts(program_head(dims.head_dim)?);
-    let there = cuts.functions().iter().all(|&(entry, ..)| line.functions.has(entry, &[line.dtype]));
-    there.then_some(cuts)
+/// The functions of the tensor cores, and how they are cut; `None` where the plain kernels are to do it. `operands` are
+/// addresses of tensors.
+fn tensor_cores(
+    line: &Line,
+    dims: &AttentionDims,
+    operands: &[Address],
+) -> Result<Option<(Cuts, [Handle; 3])>, DeviceError> {
+    let within = dims.rows <= MOST_ROWS && i32::try_from(dims.heads * dims.head_dim).is_ok();
+    let fitting = line.dtype != DType::F32 && in_sixteens(operands) && within && dims.scale > 0.0;
+    let Some(head) = program_head(dims.head_dim).filter(|_| fitting) else { return Ok(None) };
+    let functions = line.functions.flash(line.driver, head, line.dtype)?;
+    Ok(functions.map(|functions| (line.functions.cuts(head), functions)))
+}
+
+/// A block for every item, a tile of one head, or as many as there may be.
+fn items(part: Part, rows: usize, heads: usize) -> usize {
+    (rows.div_ceil(part.rows) * heads).min(part.blocks)
 }
 
 pub(super) fn forward(
@@ -72,10 +82,10 @@ pub(super) fn forward(
     let (y, lse) = (line.typed("y", y, q_elements)?, line.words("lse", lse, deltas(dims))?);
     let [rows, heads, kv_heads, head_dim, window, scale] = shape(dims);
     let arguments = [starts, room, q, k, v, y, lse, rows, heads, kv_heads, head_dim, window, scale];
-    if let Some(cuts) = tensor_cores(line, dims, &[q, k, v, y]) {
-        let [(entry, cut, shared), ..] = cuts.functions();
-        let grid = [dims.heads, dims.rows.div_ceil(cut.rows()), 1];
-        return line.run_with(entry, &[line.dtype], grid, cut.threads(), shared as u32, &arguments);
+    if let Some((cuts, [function, ..])) = tensor_cores(line, dims, &[q, k, v, y])? {
+        let [part, ..] = cuts.parts();
+        let grid = [items(part, dims.rows, dims.heads), 1, 1];
+        return line.launch(function, grid, part.threads, part.shared, &arguments);
     }
     let grid = [dims.rows.div_ceil(TILE), dims.heads, dims.head_dim.div_ceil(ELEMENTS)];
     line.run(Entry::Attention, &[line.dtype], grid, THREADS, &arguments)
@@ -110,13 +120,12 @@ pub(super) fn backward(
     let to_kv =
         [starts, room, q, k, v, lse, dy, delta, dk, dv, rows, heads, kv_heads, head_dim, window, scale];
     let types = [line.dtype];
-    if let Some(cuts) = tensor_cores(line, dims, &[q, k, v, y, dy, dq, dk, dv]) {
-        let [_, (entry, cut, shared), to_keys] = cuts.functions();
-        let grid = [dims.heads, dims.rows.div_ceil(cut.rows()), 1];
-        line.run_with(entry, &types, grid, cut.threads(), shared as u32, &to_q)?;
-        let (entry, cut, shared) = to_keys;
-        let grid = [dims.kv_heads, dims.rows.div_ceil(cut.rows()), cuts.parts()];
-        return line.run_with(entry, &types, grid, cut.threads(), shared as u32, &to_kv);
+    if let Some((cuts, [_, queries, keys])) = tensor_cores(line, dims, &[q, k, v, y, dy, dq, dk, dv])? {
+        let [_, part, of_keys] = cuts.parts();
+        let grid = [items(part, dims.rows, dims.heads), 1, 1];
+        line.launch(queries, grid, part.threads, part.shared, &to_q)?;
+        let grid = [items(of_keys, dims.rows, dims.kv_heads), 1, cuts.shares()];
+        return line.launch(keys, grid, of_keys.threads, of_keys.shared, &to_kv);
     }
     let (tiles, parts) = (dims.rows.div_ceil(TILE), dims.head_dim.div_ceil(ELEMENTS));
     line.run(Entry::AttentionDq, &types, [tiles, dims.heads, parts], THREADS, &to_q)?;

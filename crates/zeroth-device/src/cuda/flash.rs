@@ -1,13 +1,15 @@
 //! Attention on the tensor cores: for which heads there is a program, how its tiles are cut, and how much shared memory a
 //! block needs. The kernels get these numbers from here.
 
-use super::programs::Entry;
-
 /// Threads of a warpgroup, and its rows of a tile.
 const GROUP: usize = 128;
 const GROUP_ROWS: usize = 64;
 /// Panels of tiles begin at multiples of it.
 const ALIGNMENT: usize = 1024;
+/// Bytes of the places where threads that copy and threads that compute meet.
+const MEETINGS: usize = 128;
+/// Processors of the largest Hopper card; on a smaller one some blocks wait for others.
+const PROCESSORS: usize = 132;
 /// Elements of a head whose gradients of keys and values a block has.
 const WIDTH: usize = 128;
 
@@ -16,22 +18,11 @@ pub(super) const HEADS: [usize; 3] = [64, 128, 256];
 
 /// A kernel's tiles.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cut {
-    /// Warpgroups of a block.
+struct Cut {
+    /// Warpgroups that compute in a block.
     groups: usize,
     /// Rows of the other side that are in shared memory at a time, twice.
     others: usize,
-}
-
-impl Cut {
-    /// Rows of the block's own side.
-    pub(super) const fn rows(self) -> usize {
-        self.groups * GROUP_ROWS
-    }
-
-    pub(super) const fn threads(self) -> u32 {
-        (self.groups * GROUP) as u32
-    }
 }
 
 const fn cut(groups: usize, others: usize) -> Cut {
@@ -40,8 +31,8 @@ const fn cut(groups: usize, others: usize) -> Cut {
 
 /// By the program's head: forward, dq, and dk with dv. A block has up to 227 KiB of shared memory.
 const HOPPER: [[Cut; 3]; 3] = [
-    [cut(2, 128), cut(2, 128), cut(2, 64)],
-    [cut(2, 128), cut(2, 64), cut(2, 64)],
+    [cut(2, 128), cut(2, 128), cut(2, 128)],
+    [cut(2, 128), cut(1, 64), cut(2, 64)],
     [cut(2, 64), cut(1, 64), cut(1, 64)],
 ];
 
@@ -57,9 +48,22 @@ const OTHERS: [[Cut; 3]; 3] = [
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cuts {
     head: usize,
-    pub(super) forward: Cut,
-    pub(super) dq: Cut,
-    pub(super) dkv: Cut,
+    hopper: bool,
+    forward: Cut,
+    dq: Cut,
+    dkv: Cut,
+}
+
+/// How a kernel is launched.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part {
+    /// Rows of a block's own side.
+    pub(super) rows: usize,
+    pub(super) threads: u32,
+    /// Bytes of shared memory.
+    pub(super) shared: u32,
+    /// The most blocks: as many as the card runs at a time where blocks take one item after another.
+    pub(super) blocks: usize,
 }
 
 /// The program's head for a head of `head_dim` elements; `None` where it is too long or not a multiple of 16 bytes.
@@ -77,12 +81,12 @@ impl Cuts {
     pub(super) fn of(head: usize, hopper: bool) -> Self {
         let place = HEADS.into_iter().position(|known| known == head).expect("one of the programs' heads");
         let [forward, dq, dkv] = if hopper { HOPPER[place] } else { OTHERS[place] };
-        Self { head, forward, dq, dkv }
+        Self { head, hopper, forward, dq, dkv }
     }
 
     /// What the program begins with.
     pub(super) fn text(&self) -> String {
-        let Self { head, forward, dq, dkv } = self;
+        let Self { head, forward, dq, dkv, .. } = self;
         let numbers = [
             ("HEAD", *head),
             ("FORWARD_GROUPS", forward.groups),
@@ -95,24 +99,27 @@ impl Cuts {
         numbers.map(|(name, number)| format!("#define {name} {number}\n")).concat()
     }
 
-    /// Its functions, each with its cut and its bytes of shared memory: forward, dq, and dk with dv.
-    pub(super) fn functions(&self) -> [(Entry, Cut, usize); 3] {
-        let [forward, dq, dkv] = match self.head {
-            64 => [Entry::Flash64, Entry::FlashDq64, Entry::FlashDkv64],
-            128 => [Entry::Flash128, Entry::FlashDq128, Entry::FlashDkv128],
-            _ => [Entry::Flash256, Entry::FlashDq256, Entry::FlashDkv256],
+    /// Its functions: forward, dq, and dk with dv.
+    pub(super) fn parts(&self) -> [Part; 3] {
+        // A tile of the own side or two; keys and values, or queries and gradients, twice; where threads meet.
+        let part = |cut: Cut, own: usize, more: usize| {
+            let rows = cut.groups * GROUP_ROWS;
+            let copying = if self.hopper { GROUP } else { 0 };
+            let at_once = if cut.groups == 1 { 2 } else { 1 };
+            let tiles = 2 * self.head * (own * rows + 4 * cut.others);
+            Part {
+                rows,
+                threads: (cut.groups * GROUP + copying) as u32,
+                shared: (ALIGNMENT + tiles + more + MEETINGS) as u32,
+                blocks: if self.hopper { PROCESSORS * at_once } else { usize::MAX },
+            }
         };
-        // A tile of the own side or two; keys and values, or queries and gradients, twice; two statistics a query, twice.
-        let bytes = |cut: Cut, own: usize| ALIGNMENT + 2 * self.head * (own * cut.rows() + 4 * cut.others);
-        [
-            (forward, self.forward, bytes(self.forward, 1)),
-            (dq, self.dq, bytes(self.dq, 2)),
-            (dkv, self.dkv, bytes(self.dkv, 2) + 16 * self.dkv.others),
-        ]
+        // Two statistics a query, twice.
+        [part(self.forward, 1, 0), part(self.dq, 2, 0), part(self.dkv, 2, 16 * self.dkv.others)]
     }
 
     /// Blocks that share the columns of dk and dv.
-    pub(super) const fn parts(&self) -> usize {
+    pub(super) const fn shares(&self) -> usize {
         self.head.div_ceil(WIDTH)
     }
 }
@@ -132,8 +139,8 @@ mod tests {
     fn tiles_fit_into_the_shared_memory_of_their_cards() {
         for head in HEADS {
             let most = |hopper: bool| {
-                let functions = Cuts::of(head, hopper).functions();
-                functions.into_iter().map(|(.., bytes)| bytes).max().unwrap()
+                let parts = Cuts::of(head, hopper).parts();
+                parts.into_iter().map(|part| part.shared).max().unwrap()
             };
             assert!(most(true) <= 227 << 10, "{head}: {}", most(true));
             // An A100 has 163 KiB, smaller cards of its generation 99.

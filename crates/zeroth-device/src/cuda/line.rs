@@ -146,15 +146,14 @@ impl<'a> Line<'a> {
         threads: u32,
         arguments: &[u64],
     ) -> Result<(), DeviceError> {
-        self.run_with(entry, types, grid, threads, 0, arguments)
+        self.launch(self.functions.get(entry, types), grid, threads, 0, arguments)
     }
 
-    /// As `run`, with so many bytes of shared memory for each block beside what the function declares.
+    /// As `run`, of a function at hand, with so many bytes of shared memory for each block beside what it declares.
     #[allow(unsafe_code, reason = "what a kernel touches is checked by whoever asks for it")]
-    pub(super) fn run_with(
+    pub(super) fn launch(
         &self,
-        entry: Entry,
-        types: &[DType],
+        function: Handle,
         grid: [usize; 3],
         threads: u32,
         shared: u32,
@@ -167,7 +166,6 @@ impl<'a> Line<'a> {
         if x > i32::MAX as usize || y > 65_535 || z > 65_535 {
             return Err(self.refuse(format!("the sizes given need a grid of {x} × {y} × {z} blocks")));
         }
-        let function = self.functions.get(entry, types);
         // SAFETY: callers pass addresses of operands whose lengths they have checked against the sizes that they pass.
         unsafe {
             let grid = [x as u32, y as u32, z as u32];

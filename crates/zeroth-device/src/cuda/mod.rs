@@ -6,6 +6,7 @@
 #![allow(clippy::similar_names, reason = "names of the formulas: dx and dw; cos and sin")]
 
 mod attention;
+mod choice;
 mod compiler;
 mod cublaslt;
 mod device;

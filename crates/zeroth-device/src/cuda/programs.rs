@@ -1,6 +1,8 @@
 //! The sources of the kernels, their compiled form kept on disk, and the functions in them.
 
-use std::ffi::CString;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 
 use zeroth_base::{DType, publish};
@@ -22,31 +24,45 @@ macro_rules! files {
 
 /// Kernels that are compiled together; programs are compiled at the same time.
 struct Program {
-    name: &'static str,
+    name: String,
+    /// What stands before the files.
+    begin: String,
     files: &'static [File],
-    /// The longest head, where the program is made for some.
-    head: Option<usize>,
 }
 
-const fn program(name: &'static str, files: &'static [File]) -> Program {
-    Program { name, files, head: None }
+/// What every device loads when it is opened.
+fn programs() -> [Program; 6] {
+    let program = |name: &str, files| Program { name: name.to_owned(), begin: String::new(), files };
+    [
+        program("attention.cu", files!("sequences.cu", "attention.cu")),
+        program("elements.cu", files!("elements.cu")),
+        program("head.cu", files!("head.cu")),
+        program("product.cu", files!("product.cu")),
+        program("rows.cu", files!("rows.cu")),
+        program("step.cu", files!("step.cu")),
+    ]
 }
 
-const fn flash(name: &'static str, head: usize) -> Program {
-    Program { name, files: files!("sequences.cu", "tiles.cu", "flash.cu"), head: Some(head) }
+/// Attention on the tensor cores, for heads of up to so many elements of a type: loaded at its first use, since compiling
+/// it takes seconds.
+fn flash_program(head: usize, dtype: DType, arch: &str) -> Program {
+    let hopper = is_hopper(arch);
+    let files = if hopper {
+        files!(
+            "sequences.cu",
+            "tiles.cu",
+            "wgmma.cu",
+            "flash_parts.cu",
+            "flash_hopper.cu",
+            "flash_entries.cu"
+        )
+    } else {
+        files!("sequences.cu", "tiles.cu", "mma.cu", "flash_parts.cu", "flash.cu", "flash_entries.cu")
+    };
+    let (name, number) = if dtype == DType::Bf16 { ("bf16", "Bf16") } else { ("f16", "F16") };
+    let begin = format!("#define NUMBER {number}\n{}", Cuts::of(head, hopper).text());
+    Program { name: format!("flash_{head}_{name}.cu"), begin, files }
 }
-
-const PROGRAMS: [Program; 9] = [
-    program("attention.cu", files!("sequences.cu", "attention.cu")),
-    program("elements.cu", files!("elements.cu")),
-    program("head.cu", files!("head.cu")),
-    program("product.cu", files!("product.cu")),
-    program("rows.cu", files!("rows.cu")),
-    program("step.cu", files!("step.cu")),
-    flash("flash_64.cu", 64),
-    flash("flash_128.cu", 128),
-    flash("flash_256.cu", 256),
-];
 
 /// For which number types a function exists.
 #[derive(Clone, Copy)]
@@ -55,8 +71,6 @@ enum Types {
     None,
     /// Each.
     One,
-    /// Each of 16 bits.
-    Narrow,
     /// Each with each.
     Two,
     /// Each with itself, and each with f32 as the second.
@@ -79,15 +93,6 @@ entries! {
     AttentionDelta: "attention.cu", "attention_delta", One;
     AttentionDq: "attention.cu", "attention_dq", One;
     AttentionDkv: "attention.cu", "attention_dkv", One;
-    Flash64: "flash_64.cu", "flash", Narrow;
-    FlashDq64: "flash_64.cu", "flash_dq", Narrow;
-    FlashDkv64: "flash_64.cu", "flash_dkv", Narrow;
-    Flash128: "flash_128.cu", "flash", Narrow;
-    FlashDq128: "flash_128.cu", "flash_dq", Narrow;
-    FlashDkv128: "flash_128.cu", "flash_dkv", Narrow;
-    Flash256: "flash_256.cu", "flash", Narrow;
-    FlashDq256: "flash_256.cu", "flash_dq", Narrow;
-    FlashDkv256: "flash_256.cu", "flash_dkv", Narrow;
     SwiGlu: "elements.cu", "swiglu", One;
     SwiGluBackward: "elements.cu", "swiglu_backward", One;
     Sum: "elements.cu", "sum", One;
@@ -98,6 +103,8 @@ entries! {
     SoftmaxLoss: "head.cu", "softmax_loss", One;
     SumLosses: "head.cu", "sum_losses", None;
     Product: "product.cu", "product", Widening;
+    Noise: "product.cu", "noise", One;
+    Differ: "product.cu", "differ", None;
     Embedding: "rows.cu", "embedding", One;
     EmbeddingBackward: "rows.cu", "embedding_backward", One;
     EmbeddingBackwardLots: "rows.cu", "embedding_backward_lots", One;
@@ -130,48 +137,43 @@ fn slot(entry: Entry, types: &[DType]) -> usize {
     entry as usize * 9 + at(0) * 3 + at(1)
 }
 
+/// Functions of attention on the tensor cores: forward, dq, and dk with dv. `None` where a card has too little shared memory.
+type Flash = Option<[Handle; 3]>;
+
 /// All kernels, loaded into a device's context.
 pub(super) struct Functions {
-    modules: Vec<Handle>,
+    compiler: Compiler,
+    arch: String,
+    modules: RefCell<Vec<Handle>>,
     /// By [`slot`]; 0 where there is none.
     handles: Vec<Handle>,
-    hopper: bool,
+    /// By head and place of the type.
+    flash: RefCell<BTreeMap<(usize, usize), Flash>>,
 }
 
 impl Functions {
-    /// Compiles what is not kept on disk, and loads everything.
+    /// Compiles what is not kept on disk, and loads everything but what is loaded at its first use.
     pub(super) fn load(driver: &Driver, arch: &str) -> Result<Self, DeviceError> {
-        let compiler = Compiler::open()?;
-        let (handles, hopper) = (vec![0; ENTRIES.len() * 9], is_hopper(arch));
-        let mut functions = Self { modules: Vec::new(), handles, hopper };
-        let loaded = functions.fill(driver, &compiler, arch);
+        let mut functions = Self {
+            compiler: Compiler::open()?,
+            arch: arch.to_owned(),
+            modules: RefCell::default(),
+            handles: vec![0; ENTRIES.len() * 9],
+            flash: RefCell::default(),
+        };
+        let loaded = functions.fill(driver);
         if loaded.is_err() {
             functions.unload(driver);
         }
         loaded.map(|()| functions)
     }
 
-    fn fill(&mut self, driver: &Driver, compiler: &Compiler, arch: &str) -> Result<(), DeviceError> {
-        let kept: Vec<Option<Vec<u8>>> =
-            PROGRAMS.iter().map(|program| kept(program, compiler, arch)).collect();
-        let missing: Vec<bool> = kept.iter().map(Option::is_none).collect();
-        let mut compiled = compile(compiler, arch, &missing)?.into_iter();
-        for (program, kept) in PROGRAMS.iter().zip(kept) {
-            let made = |image: Vec<u8>| {
-                program.keep(compiler, arch, &image);
-                driver.module(&image)
-            };
-            let module = if let Some(image) = kept {
-                // A file that the driver refuses is no reason to stop: it is made anew.
-                driver.module(&image).or_else(|_| made(program.compile(compiler, arch)?))?
-            } else {
-                made(compiled.next().expect("what is missing was compiled"))?
-            };
-            self.modules.push(module);
-        }
+    fn fill(&mut self, driver: &Driver) -> Result<(), DeviceError> {
+        let programs = programs();
+        let modules = self.modules(driver, &programs)?;
         for &(entry, program, name, types) in ENTRIES {
-            let file = PROGRAMS.iter().position(|known| known.name == program);
-            let module = self.modules[file.expect("an entry names one of the files")];
+            let file = programs.iter().position(|known| known.name == program);
+            let module = modules[file.expect("an entry names one of the files")];
             for (first, second) in types.all() {
                 let mut symbol = name.to_owned();
                 for dtype in [first, second].into_iter().flatten() {
@@ -183,27 +185,56 @@ impl Functions {
                 self.handles[slot(entry, &types)] = driver.function(module, &symbol)?;
             }
         }
-        let hopper = self.hopper;
-        for (entry, _, bytes) in HEADS.into_iter().flat_map(|head| Cuts::of(head, hopper).functions()) {
-            for dtype in [DType::Bf16, DType::F16] {
-                let handle = &mut self.handles[slot(entry, &[dtype])];
-                // A card with too little shared memory goes without.
-                if driver.allow_shared(*handle, bytes as u32).is_err() {
-                    *handle = 0;
-                }
-            }
-        }
         Ok(())
+    }
+
+    /// Programs in the device's context, in their order.
+    fn modules(&self, driver: &Driver, programs: &[Program]) -> Result<Vec<Handle>, DeviceError> {
+        let (compiler, arch) = (&self.compiler, self.arch.as_str());
+        let kept: Vec<Option<Vec<u8>>> =
+            programs.iter().map(|program| kept(program, compiler, arch)).collect();
+        let missing = programs.iter().zip(&kept).filter(|(_, kept)| kept.is_none());
+        let mut compiled = compile(compiler, arch, missing.map(|(program, _)| program))?.into_iter();
+        let mut modules = Vec::new();
+        for (program, kept) in programs.iter().zip(kept) {
+            let made = |image: Vec<u8>| {
+                program.keep(compiler, arch, &image);
+                driver.module(&image)
+            };
+            let module = if let Some(image) = kept {
+                // A file that the driver refuses is no reason to stop: it is made anew.
+                driver.module(&image).or_else(|_| made(program.compile(compiler, arch)?))?
+            } else {
+                made(compiled.next().expect("what is missing was compiled"))?
+            };
+            self.modules.borrow_mut().push(module);
+            modules.push(module);
+        }
+        Ok(modules)
     }
 
     /// How attention on the tensor cores is cut on this card.
     pub(super) fn cuts(&self, head: usize) -> Cuts {
-        Cuts::of(head, self.hopper)
+        Cuts::of(head, is_hopper(&self.arch))
     }
 
-    /// Whether this card has a function for these types.
-    pub(super) fn has(&self, entry: Entry, types: &[DType]) -> bool {
-        self.handles[slot(entry, types)] != 0
+    /// Attention on the tensor cores for a head and a type of 16 bits; compiled and loaded where it is not yet.
+    pub(super) fn flash(&self, driver: &Driver, head: usize, dtype: DType) -> Result<Flash, DeviceError> {
+        let key = (head, place(dtype));
+        if let Some(&known) = self.flash.borrow().get(&key) {
+            return Ok(known);
+        }
+        let module = self.modules(driver, &[flash_program(head, dtype, &self.arch)])?[0];
+        let mut functions = [0; 3];
+        let mut fits = true;
+        let parts = self.cuts(head).parts();
+        for ((function, name), part) in functions.iter_mut().zip(FLASH).zip(parts) {
+            *function = driver.function(module, name)?;
+            fits &= driver.allow_shared(*function, part.shared).is_ok();
+        }
+        let found = fits.then_some(functions);
+        self.flash.borrow_mut().insert(key, found);
+        Ok(found)
     }
 
     /// The function for these types.
@@ -214,9 +245,12 @@ impl Functions {
     }
 
     pub(super) fn unload(&self, driver: &Driver) {
-        self.modules.iter().for_each(|&module| driver.unload(module));
+        self.modules.borrow().iter().for_each(|&module| driver.unload(module));
     }
 }
+
+/// Names of the functions of attention on the tensor cores.
+const FLASH: [&CStr; 3] = [c"flash_forward", c"flash_to_queries", c"flash_to_keys"];
 
 impl Types {
     fn all(self) -> Vec<(Option<DType>, Option<DType>)> {
@@ -224,7 +258,6 @@ impl Types {
         match self {
             Self::None => vec![(None, None)],
             Self::One => each().map(|dtype| (dtype, None)).collect(),
-            Self::Narrow => each().skip(1).map(|dtype| (dtype, None)).collect(),
             Self::Two => each().flat_map(|first| each().map(move |second| (first, second))).collect(),
             Self::Widening => {
                 let wide = each().map(|dtype| (dtype, Some(DType::F32)));
@@ -236,7 +269,7 @@ impl Types {
 
 impl Program {
     fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
-        compiler.compile(self.name, &self.text(arch), &options(arch).each_ref().map(String::as_str))
+        compiler.compile(&self.name, &self.text(), &options(arch).each_ref().map(String::as_str))
     }
 
     /// Writes machine code where the next start finds it. A cache that cannot be written costs seconds then, and nothing
@@ -249,17 +282,16 @@ impl Program {
     }
 
     /// The prelude, and the files with their own line numbers.
-    fn text(&self, arch: &str) -> String {
-        let cuts = self.head.map(|head| Cuts::of(head, is_hopper(arch)).text()).unwrap_or_default();
+    fn text(&self) -> String {
         let files = self.files.iter().map(|(name, source)| format!("\n#line 1 \"{name}\"\n{source}"));
-        [PRELUDE.to_owned(), cuts].into_iter().chain(files).collect()
+        [PRELUDE, &self.begin].map(str::to_owned).into_iter().chain(files).collect()
     }
 
     /// Where its machine code is kept: the name says the card, the compiler and the sources.
     fn path(&self, compiler: &Compiler, arch: &str) -> Option<PathBuf> {
         let given = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let folder = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?;
-        let key = name_key(&(options(arch).concat() + &self.text(arch)));
+        let key = name_key(&(options(arch).concat() + &self.text()));
         let name = self.name.trim_end_matches(".cu");
         Some(
             folder.join("zeroth").join(format!("{name}-{arch}-nvrtc{}-{key:016x}.cubin", compiler.version())),
@@ -278,12 +310,15 @@ fn kept(program: &Program, compiler: &Compiler, arch: &str) -> Option<Vec<u8>> {
     image.starts_with(b"\x7fELF").then_some(image)
 }
 
-/// Compiles the programs that are wanted, at the same time.
-fn compile(compiler: &Compiler, arch: &str, wanted: &[bool]) -> Result<Vec<Vec<u8>>, DeviceError> {
+/// Compiles programs at the same time.
+fn compile<'a>(
+    compiler: &Compiler,
+    arch: &str,
+    programs: impl Iterator<Item = &'a Program>,
+) -> Result<Vec<Vec<u8>>, DeviceError> {
     std::thread::scope(|scope| {
-        let wanted = PROGRAMS.iter().zip(wanted).filter(|(_, wanted)| **wanted);
         let threads: Vec<_> =
-            wanted.map(|(program, _)| scope.spawn(move || program.compile(compiler, arch))).collect();
+            programs.map(|program| scope.spawn(move || program.compile(compiler, arch))).collect();
         let join =
             |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().expect("compiling does not panic");
         threads.into_iter().map(join).collect()
@@ -293,7 +328,10 @@ fn compile(compiler: &Compiler, arch: &str, wanted: &[bool]) -> Result<Vec<Vec<u
 /// Compiles all kernels for an architecture such as `sm_90a`, without a card. Returns the bytes of machine code.
 pub fn compile_all(arch: &str) -> Result<usize, DeviceError> {
     let compiler = Compiler::open()?;
-    let images = compile(&compiler, arch, &[true; PROGRAMS.len()])?;
+    let types = [DType::Bf16, DType::F16];
+    let flash = HEADS.iter().flat_map(|&head| types.map(|dtype| flash_program(head, dtype, arch)));
+    let all: Vec<Program> = programs().into_iter().chain(flash).collect();
+    let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
 }
 
@@ -305,9 +343,17 @@ mod tests {
     fn entries_stand_in_the_order_of_their_numbers_and_in_files_that_define_them() {
         for (number, &(entry, program, name, _)) in ENTRIES.iter().enumerate() {
             assert_eq!(entry as usize, number);
-            let program = PROGRAMS.iter().find(|known| known.name == program).unwrap();
-            let text = program.text("sm_90a");
+            let text = programs().iter().find(|known| known.name == program).unwrap().text();
             assert!(text.contains(&format!("void {name}")) || text.contains(&format!("{name}_##NAME")));
+        }
+    }
+
+    #[test]
+    fn attention_has_its_functions_on_every_card() {
+        for arch in ["sm_80", "sm_90a"] {
+            let text = flash_program(128, DType::F16, arch).text();
+            let named = |name: &&CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
+            assert!(FLASH.iter().all(named) && text.contains("#define HEAD 128\n"));
         }
     }
 

@@ -8,32 +8,29 @@ use super::scratch::{COLUMN_ROWS, column_sums};
 use crate::cpu::{EmbeddingDims, RmsNormDims};
 use crate::{DeviceError, Span};
 
-/// The most threads of a row, and lots of a thread; the kernels count on it.
-const WIDEST: usize = 512;
-const LOTS: usize = 2;
+/// Lots of a row that a thread has; the kernels count on it.
+const LOTS: usize = 4;
 /// The most blocks that share the rows of a norm's gradient.
-const BLOCKS: usize = 1024;
+const BLOCKS: usize = 512;
 
 /// How rows of whole lots are shared out. It depends on sizes alone, and so do the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spans {
     /// Threads of a row.
     span: usize,
-    /// Threads of a block.
-    threads: usize,
 }
 
 impl Spans {
     /// `None` where rows are no whole lots, or too wide.
     pub(super) fn of(width: usize) -> Option<Self> {
         let span = (width / LOT).div_ceil(LOTS).next_power_of_two();
-        let fits = width > 0 && width.is_multiple_of(LOT) && span <= WIDEST;
-        fits.then(|| Self { span, threads: span.max(THREADS as usize) })
+        let fits = width > 0 && width.is_multiple_of(LOT) && span <= THREADS as usize;
+        fits.then_some(Self { span })
     }
 
     /// Rows that a block has beside each other.
     const fn slots(self) -> usize {
-        self.threads / self.span
+        THREADS as usize / self.span
     }
 
     /// Rows of a block of the gradient, and blocks.
@@ -126,7 +123,7 @@ pub(super) fn norm(
         Some(spans) => {
             let arguments = [x, residual, w, h, y, rstd, rows, width, eps, spans.span as u64];
             let grid = [dims.rows.div_ceil(spans.slots()), 1, 1];
-            line.run(Entry::RmsNormLots, &[line.dtype], grid, spans.threads as u32, &arguments)
+            line.run(Entry::RmsNormLots, &[line.dtype], grid, THREADS, &arguments)
         }
         None => line.warps(Entry::RmsNorm, dims.rows, &[x, residual, w, h, y, rstd, rows, width, eps]),
     }
@@ -155,8 +152,7 @@ pub(super) fn norm_backward(
     let partials = line.scratch.take(column_sums(dims.rows, dims.width))?;
     let ((of_block, blocks), span) = (spans.gradient(dims.rows), spans.span as u64);
     let arguments = [dy, h, rstd, w, residual, dh, partials, rows, width, span, of_block as u64];
-    let (types, threads) = ([line.dtype], spans.threads as u32);
-    line.run(Entry::RmsNormBackwardLots, &types, [blocks, 1, 1], threads, &arguments)?;
+    line.run(Entry::RmsNormBackwardLots, &[line.dtype], [blocks, 1, 1], THREADS, &arguments)?;
     add_column_sums(line, partials, dw, [blocks, dims.width])
 }
 
@@ -166,12 +162,12 @@ mod tests {
 
     #[test]
     fn a_row_has_as_many_threads_as_its_lots_need() {
-        let spans = |width| Spans::of(width).map(|spans| [spans.span, spans.threads, spans.slots()]);
-        assert_eq!(spans(8), Some([1, 256, 256]));
-        assert_eq!(spans(128), Some([8, 256, 32]));
-        assert_eq!(spans(1024), Some([64, 256, 4]));
-        assert_eq!(spans(5120), Some([512, 512, 1]));
-        assert_eq!(spans(8192), Some([512, 512, 1]));
+        let spans = |width| Spans::of(width).map(|spans| [spans.span, spans.slots()]);
+        assert_eq!(spans(8), Some([1, 256]));
+        assert_eq!(spans(128), Some([4, 64]));
+        assert_eq!(spans(1024), Some([32, 8]));
+        assert_eq!(spans(5120), Some([256, 1]));
+        assert_eq!(spans(8192), Some([256, 1]));
         assert_eq!((spans(0), spans(20), spans(8200)), (None, None, None));
     }
 

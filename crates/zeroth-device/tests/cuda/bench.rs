@@ -253,6 +253,7 @@ impl Bench {
 }
 
 /// What a kernel must do.
+#[derive(Clone, Copy)]
 pub(crate) enum Work {
     /// So many operations.
     Flops(f64),

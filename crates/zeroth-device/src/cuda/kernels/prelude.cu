@@ -74,11 +74,21 @@ template <> __device__ __forceinline__ u32 pair_of<Bf16>(float low, float high) 
 // What a thread has at a time where memory is what counts: eight numbers, moved in pieces of 16 bytes.
 #define LOT 8
 
+// A lot as it is stored: fewer registers than the numbers.
+template <typename T> struct Packed { uint4 pieces[LOT * sizeof(T) / 16]; };
+
 // From a place that is a multiple of 16 bytes.
-template <typename T> __device__ __forceinline__ void read_lot(float (&lot)[LOT], const T *from) {
+template <typename T> __device__ __forceinline__ Packed<T> read_packed(const T *from) {
+    Packed<T> lot;
+#pragma unroll
+    for (int i = 0; i < LOT * (int)sizeof(T) / 16; i++) lot.pieces[i] = ((const uint4 *)from)[i];
+    return lot;
+}
+
+template <typename T> __device__ __forceinline__ void unpack(float (&lot)[LOT], const Packed<T> &packed) {
 #pragma unroll
     for (int piece = 0; piece < LOT * (int)sizeof(T) / 16; piece++) {
-        uint4 words = ((const uint4 *)from)[piece];
+        uint4 words = packed.pieces[piece];
         u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -92,7 +102,12 @@ template <typename T> __device__ __forceinline__ void read_lot(float (&lot)[LOT]
     }
 }
 
-template <typename T> __device__ __forceinline__ void write_lot(T *to, const float (&lot)[LOT]) {
+template <typename T> __device__ __forceinline__ void read_lot(float (&lot)[LOT], const T *from) {
+    unpack(lot, read_packed(from));
+}
+
+template <typename T> __device__ __forceinline__ Packed<T> pack(const float (&lot)[LOT]) {
+    Packed<T> packed;
 #pragma unroll
     for (int piece = 0; piece < LOT * (int)sizeof(T) / 16; piece++) {
         u32 word[4];
@@ -101,8 +116,18 @@ template <typename T> __device__ __forceinline__ void write_lot(T *to, const flo
             if constexpr (sizeof(T) == 4) word[i] = __float_as_uint(lot[4 * piece + i]);
             else word[i] = pair_of<T>(lot[2 * i], lot[2 * i + 1]);
         }
-        ((uint4 *)to)[piece] = make_uint4(word[0], word[1], word[2], word[3]);
+        packed.pieces[piece] = make_uint4(word[0], word[1], word[2], word[3]);
     }
+    return packed;
+}
+
+template <typename T> __device__ __forceinline__ void write_packed(T *to, const Packed<T> &packed) {
+#pragma unroll
+    for (int i = 0; i < LOT * (int)sizeof(T) / 16; i++) ((uint4 *)to)[i] = packed.pieces[i];
+}
+
+template <typename T> __device__ __forceinline__ void write_lot(T *to, const float (&lot)[LOT]) {
+    write_packed(to, pack<T>(lot));
 }
 
 // Eight of `count` numbers from `first` on; those behind the last are 0 or not written. `whole`: all eight are there, at a

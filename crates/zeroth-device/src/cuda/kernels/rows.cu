@@ -1,10 +1,8 @@
 // By rows and by columns: embedding, last rows of sequences, root-mean-square norm, and sums of columns in two levels.
 
-// Threads of a block that works on rows in lots, where rows are not wider than that many lots.
+// Threads of a block that works on rows in lots, and a thread's lots of a row.
 #define THREADS 256
-// The most threads of a row, and lots of a thread.
-#define WIDEST 512
-#define LOTS 2
+#define LOTS 4
 
 // A block copies one row; an id that is no row of the table gives zeros.
 template <typename T>
@@ -140,7 +138,7 @@ __device__ void rms_norm_backward(const T *dy, const T *h, const float *rstds, c
 
 // The sum over the threads of a row, `span` of them next to each other, the same in each. A power of two.
 __device__ __forceinline__ float over_span(float value, u32 span) {
-    __shared__ float of_warp[WIDEST / WARP];
+    __shared__ float of_warp[THREADS / WARP];
     for (u32 step = (span < WARP ? span : WARP) / 2; step > 0; step /= 2) {
         value += __shfl_xor_sync(ALL_LANES, value, step);
     }
@@ -157,35 +155,51 @@ __device__ __forceinline__ float over_span(float value, u32 span) {
 // As `rms_norm`, for rows of whole lots: `span` threads have a row, in registers.
 template <typename T>
 __device__ void rms_norm_lots(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds, u64 rows,
-                              u64 width, float eps, u32 span) {
-    u64 row = (u64)blockIdx.x * (blockDim.x / span) + threadIdx.x / span, lane = threadIdx.x % span;
-    float lots[LOTS][LOT], squares = 0.0f;
+                              u32 width, float eps, u32 span) {
+    u64 row = (u64)blockIdx.x * (THREADS / span) + threadIdx.x / span, at = row * width;
+    u32 lane = threadIdx.x % span;
+    Packed<T> kept[LOTS], others[LOTS];
+    float squares = 0.0f, lot[LOT];
 #pragma unroll
     for (int i = 0; i < LOTS; i++) {
-        u64 column = (i * span + lane) * LOT, at = row * width + column;
+        u32 column = (i * span + lane) * LOT;
         bool there = row < rows && column < width;
-        if (there) read_lot(lots[i], x + at);
-        if (there && residual) {
-            float other[LOT];
-            read_lot(other, residual + at);
+        if (there) kept[i] = read_packed(x + at + column);
+        if (there && residual) others[i] = read_packed(residual + at + column);
+    }
 #pragma unroll
-            for (int j = 0; j < LOT; j++) lots[i][j] = rounded<T>(other[j] + lots[i][j]);
-            write_lot(h + at, lots[i]);
+    for (int i = 0; i < LOTS; i++) {
+        u32 column = (i * span + lane) * LOT;
+        if (row >= rows || column >= width) continue;
+        unpack(lot, kept[i]);
+        if (residual) {
+            float other[LOT];
+            unpack(other, others[i]);
+#pragma unroll
+            for (int j = 0; j < LOT; j++) lot[j] = other[j] + lot[j];
+            kept[i] = pack<T>(lot);
+            write_packed(h + at + column, kept[i]);
+            unpack(lot, kept[i]);
         }
 #pragma unroll
-        for (int j = 0; j < LOT; j++) squares += there ? lots[i][j] * lots[i][j] : 0.0f;
+        for (int j = 0; j < LOT; j++) squares = fmaf(lot[j], lot[j], squares);
     }
     float rstd = 1.0f / sqrtf(over_span(squares, span) / (float)width + eps);
     if (row >= rows) return;
 #pragma unroll
     for (int i = 0; i < LOTS; i++) {
-        u64 column = (i * span + lane) * LOT, at = row * width + column;
+        u32 column = (i * span + lane) * LOT;
         if (column >= width) continue;
         float weights[LOT];
         read_lot(weights, w + column);
+        unpack(lot, kept[i]);
 #pragma unroll
-        for (int j = 0; j < LOT; j++) weights[j] = weights[j] * rounded<T>(lots[i][j] * rstd);
-        write_lot(y + at, weights);
+        for (int j = 0; j < LOT; j++) lot[j] = lot[j] * rstd;
+        // What is normed is rounded before it meets its weight.
+        unpack(lot, pack<T>(lot));
+#pragma unroll
+        for (int j = 0; j < LOT; j++) lot[j] = weights[j] * lot[j];
+        write_lot(y + at + column, lot);
     }
     if (lane == 0) rstds[row] = rstd;
 }
@@ -194,44 +208,53 @@ __device__ void rms_norm_lots(const T *x, const T *residual, const T *w, T *h, T
 // the gradient of w on the way.
 template <typename T>
 __device__ void rms_norm_backward_lots(const T *dy, const T *h, const float *rstds, const T *w, const T *residual,
-                                       T *dh, float *partials, u64 rows, u64 width, u32 span, u64 block_rows) {
-    __shared__ float shared[WIDEST * LOTS * LOT];
-    u32 slots = blockDim.x / span, slot = threadIdx.x / span, lane = threadIdx.x % span;
+                                       T *dh, float *partials, u64 rows, u32 width, u32 span, u64 block_rows) {
+    __shared__ float shared[THREADS * LOTS * LOT];
+    u32 slots = THREADS / span, slot = threadIdx.x / span, lane = threadIdx.x % span;
     u64 begin = (u64)blockIdx.x * block_rows, end = begin + block_rows < rows ? begin + block_rows : rows;
     float sums[LOTS][LOT] = {};
     for (u64 first = begin; first < end; first += slots) {
-        u64 row = first + slot;
-        float grads[LOTS][LOT], normed[LOTS][LOT], along = 0.0f;
-        float rstd = row < end ? rstds[row] : 0.0f;
+        u64 row = first + slot, at = row * width;
+        Packed<T> grads[LOTS], normed[LOTS], past[LOTS];
+        float grad[LOT], norm[LOT], weight[LOT], along = 0.0f, rstd = row < end ? rstds[row] : 0.0f;
 #pragma unroll
         for (int i = 0; i < LOTS; i++) {
-            u64 column = (i * span + lane) * LOT, at = row * width + column;
+            u32 column = (i * span + lane) * LOT;
             if (row >= end || column >= width) continue;
-            float weights[LOT];
-            read_lot(grads[i], dy + at);
-            read_lot(normed[i], h + at);
-            read_lot(weights, w + column);
+            grads[i] = read_packed(dy + at + column);
+            normed[i] = read_packed(h + at + column);
+            if (residual) past[i] = read_packed(residual + at + column);
+        }
+#pragma unroll
+        for (int i = 0; i < LOTS; i++) {
+            u32 column = (i * span + lane) * LOT;
+            if (row >= end || column >= width) continue;
+            unpack(grad, grads[i]);
+            unpack(norm, normed[i]);
+            read_lot(weight, w + column);
 #pragma unroll
             for (int j = 0; j < LOT; j++) {
-                normed[i][j] *= rstd;
-                sums[i][j] += grads[i][j] * normed[i][j];
-                grads[i][j] *= weights[j];
-                along += grads[i][j] * normed[i][j];
+                norm[j] *= rstd;
+                sums[i][j] = fmaf(grad[j], norm[j], sums[i][j]);
+                along = fmaf(grad[j] * weight[j], norm[j], along);
             }
         }
         along = over_span(along, span) / (float)width;
 #pragma unroll
         for (int i = 0; i < LOTS; i++) {
-            u64 column = (i * span + lane) * LOT, at = row * width + column;
+            u32 column = (i * span + lane) * LOT;
             if (row >= end || column >= width) continue;
-            float past[LOT];
-            if (residual) read_lot(past, residual + at);
+            unpack(grad, grads[i]);
+            unpack(norm, normed[i]);
+            read_lot(weight, w + column);
 #pragma unroll
-            for (int j = 0; j < LOT; j++) {
-                float slope = rstd * (grads[i][j] - normed[i][j] * along);
-                grads[i][j] = residual ? slope + past[j] : slope;
+            for (int j = 0; j < LOT; j++) grad[j] = rstd * fmaf(grad[j], weight[j], -(norm[j] * rstd * along));
+            if (residual) {
+                unpack(norm, past[i]);
+#pragma unroll
+                for (int j = 0; j < LOT; j++) grad[j] += norm[j];
             }
-            write_lot(dh + at, grads[i]);
+            write_lot(dh + at + column, grad);
         }
     }
     // The rows that ran beside each other, in order.
@@ -240,10 +263,10 @@ __device__ void rms_norm_backward_lots(const T *dy, const T *h, const float *rst
 #pragma unroll
         for (int j = 0; j < LOT; j++) shared[slot * (span * LOTS * LOT) + (i * span + lane) * LOT + j] = sums[i][j];
     __syncthreads();
-    for (u64 column = threadIdx.x; column < width; column += blockDim.x) {
+    for (u32 column = threadIdx.x; column < width; column += THREADS) {
         float total = shared[column];
         for (u32 i = 1; i < slots; i++) total += shared[i * (span * LOTS * LOT) + column];
-        partials[blockIdx.x * width + column] = total;
+        partials[(u64)blockIdx.x * width + column] = total;
     }
 }
 
@@ -301,15 +324,15 @@ extern "C" __global__ void add_column_sums(const float *partials, float *total, 
                                                         const T *residual, T *dh, u64 rows, u64 width) {          \
         rms_norm_backward(dy, h, rstds, w, residual, dh, rows, width);                                            \
     }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(WIDEST)                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
         rms_norm_lots_##NAME(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds, u64 rows,       \
                              u64 width, float eps, u64 span) {                                                    \
-        rms_norm_lots(x, residual, w, h, y, rstds, rows, width, eps, (u32)span);                                  \
+        rms_norm_lots(x, residual, w, h, y, rstds, rows, (u32)width, eps, (u32)span);                             \
     }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(WIDEST)                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                      \
         rms_norm_backward_lots_##NAME(const T *dy, const T *h, const float *rstds, const T *w, const T *residual, \
                                       T *dh, float *partials, u64 rows, u64 width, u64 span, u64 block_rows) {    \
-        rms_norm_backward_lots(dy, h, rstds, w, residual, dh, partials, rows, width, (u32)span, block_rows);      \
+        rms_norm_backward_lots(dy, h, rstds, w, residual, dh, partials, rows, (u32)width, (u32)span, block_rows); \
     }                                                                                                             \
     extern "C" __global__ void column_sums_##NAME(const T *dy, const T *h, const float *rstds, float *partials,   \
                                                   u64 rows, u64 width) {                                          \
