@@ -6,7 +6,7 @@ use zeroth_base::DType;
 use super::driver::{Address, Handle};
 use super::flash::{Cuts, Part, program_head};
 use super::line::{LOT, Line, THREADS, WARP, float, in_sixteens};
-use super::programs::Entry;
+use super::programs::{Attention, Entry};
 use super::scratch::deltas;
 use crate::cpu::AttentionDims;
 use crate::{DeviceError, Span};
@@ -56,13 +56,18 @@ fn tensor_cores(
     let within = dims.rows <= MOST_ROWS && i32::try_from(dims.heads * dims.head_dim).is_ok();
     let fitting = line.dtype != DType::F32 && in_sixteens(operands) && within && dims.scale > 0.0;
     let Some(head) = program_head(dims.head_dim).filter(|_| fitting) else { return Ok(None) };
-    let functions = line.functions.flash(line.driver, head, line.dtype)?;
+    let functions = line.functions.attention(line.driver, Attention::TensorCores(head), line.dtype)?;
     Ok(functions.map(|functions| (line.functions.cuts(head), functions)))
 }
 
-/// A block for every item, a tile of one head, or as many as there may be.
+fn plain(line: &Line) -> Result<[Handle; 3], DeviceError> {
+    let functions = line.functions.attention(line.driver, Attention::Plain, line.dtype)?;
+    Ok(functions.expect("the plain kernels ask for no shared memory"))
+}
+
+/// A block for every tile of every head.
 fn items(part: Part, rows: usize, heads: usize) -> usize {
-    (rows.div_ceil(part.rows) * heads).min(part.blocks)
+    rows.div_ceil(part.rows) * heads
 }
 
 pub(super) fn forward(
@@ -88,7 +93,7 @@ pub(super) fn forward(
         return line.launch(function, grid, part.threads, part.shared, &arguments);
     }
     let grid = [dims.rows.div_ceil(TILE), dims.heads, dims.head_dim.div_ceil(ELEMENTS)];
-    line.run(Entry::Attention, &[line.dtype], grid, THREADS, &arguments)
+    line.launch(plain(line)?[0], grid, THREADS, 0, &arguments)
 }
 
 pub(super) fn backward(
@@ -119,7 +124,6 @@ pub(super) fn backward(
     let to_q = [starts, room, q, k, v, lse, dy, delta, dq, rows, heads, kv_heads, head_dim, window, scale];
     let to_kv =
         [starts, room, q, k, v, lse, dy, delta, dk, dv, rows, heads, kv_heads, head_dim, window, scale];
-    let types = [line.dtype];
     if let Some((cuts, [_, queries, keys])) = tensor_cores(line, dims, &[q, k, v, y, dy, dq, dk, dv])? {
         let [_, part, of_keys] = cuts.parts();
         let grid = [items(part, dims.rows, dims.heads), 1, 1];
@@ -128,6 +132,7 @@ pub(super) fn backward(
         return line.launch(keys, grid, of_keys.threads, of_keys.shared, &to_kv);
     }
     let (tiles, parts) = (dims.rows.div_ceil(TILE), dims.head_dim.div_ceil(ELEMENTS));
-    line.run(Entry::AttentionDq, &types, [tiles, dims.heads, parts], THREADS, &to_q)?;
-    line.run(Entry::AttentionDkv, &types, [tiles, dims.kv_heads, parts], THREADS, &to_kv)
+    let [_, queries, keys] = plain(line)?;
+    line.launch(queries, [tiles, dims.heads, parts], THREADS, 0, &to_q)?;
+    line.launch(keys, [tiles, dims.kv_heads, parts], THREADS, 0, &to_kv)
 }

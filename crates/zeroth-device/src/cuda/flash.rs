@@ -8,8 +8,6 @@ const GROUP_ROWS: usize = 64;
 const ALIGNMENT: usize = 1024;
 /// Bytes of the places where threads that copy and threads that compute meet.
 const MEETINGS: usize = 128;
-/// Processors of the largest Hopper card; on a smaller one some blocks wait for others.
-const PROCESSORS: usize = 132;
 /// Elements of a head whose gradients of keys and values a block has.
 const WIDTH: usize = 128;
 
@@ -62,8 +60,6 @@ pub(super) struct Part {
     pub(super) threads: u32,
     /// Bytes of shared memory.
     pub(super) shared: u32,
-    /// The most blocks: as many as the card runs at a time where blocks take one item after another.
-    pub(super) blocks: usize,
 }
 
 /// The program's head for a head of `head_dim` elements; `None` where it is too long or not a multiple of 16 bytes.
@@ -105,13 +101,11 @@ impl Cuts {
         let part = |cut: Cut, own: usize, more: usize| {
             let rows = cut.groups * GROUP_ROWS;
             let copying = if self.hopper { GROUP } else { 0 };
-            let at_once = if cut.groups == 1 { 2 } else { 1 };
             let tiles = 2 * self.head * (own * rows + 4 * cut.others);
             Part {
                 rows,
                 threads: (cut.groups * GROUP + copying) as u32,
                 shared: (ALIGNMENT + tiles + more + MEETINGS) as u32,
-                blocks: if self.hopper { PROCESSORS * at_once } else { usize::MAX },
             }
         };
         // Two statistics a query, twice.

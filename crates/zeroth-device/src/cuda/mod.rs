@@ -1,8 +1,8 @@
 //! NVIDIA's cards: the same kernels as CUDA C++, compiled by NVRTC for the card found.
 //!
 //! The driver, NVRTC and cuBLASLt are opened at run time. Kernels are in `kernels/`; each is the function of the same
-//! name in [`crate::cpu`], with the same rounding. Matrix products are cuBLASLt's, without a sum that is cut along its
-//! length. There are no atomics: a kernel gives the same bits at every run.
+//! name in [`crate::cpu`], with the same rounding. Matrix products are cuBLASLt's; a sum that is cut along its length is added
+//! in one order. There are no atomics: a kernel gives the same bits at every run.
 #![allow(clippy::similar_names, reason = "names of the formulas: dx and dw; cos and sin")]
 
 mod attention;

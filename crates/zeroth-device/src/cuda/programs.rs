@@ -31,10 +31,9 @@ struct Program {
 }
 
 /// What every device loads when it is opened.
-fn programs() -> [Program; 6] {
+fn programs() -> [Program; 5] {
     let program = |name: &str, files| Program { name: name.to_owned(), begin: String::new(), files };
     [
-        program("attention.cu", files!("sequences.cu", "attention.cu")),
         program("elements.cu", files!("elements.cu")),
         program("head.cu", files!("head.cu")),
         program("product.cu", files!("product.cu")),
@@ -43,25 +42,58 @@ fn programs() -> [Program; 6] {
     ]
 }
 
-/// Attention on the tensor cores, for heads of up to so many elements of a type: loaded at its first use, since compiling
-/// it takes seconds.
-fn flash_program(head: usize, dtype: DType, arch: &str) -> Program {
-    let hopper = is_hopper(arch);
-    let files = if hopper {
-        files!(
-            "sequences.cu",
-            "tiles.cu",
-            "wgmma.cu",
-            "flash_parts.cu",
-            "flash_hopper.cu",
-            "flash_entries.cu"
-        )
-    } else {
-        files!("sequences.cu", "tiles.cu", "mma.cu", "flash_parts.cu", "flash.cu", "flash_entries.cu")
-    };
-    let (name, number) = if dtype == DType::Bf16 { ("bf16", "Bf16") } else { ("f16", "F16") };
-    let begin = format!("#define NUMBER {number}\n{}", Cuts::of(head, hopper).text());
-    Program { name: format!("flash_{head}_{name}.cu"), begin, files }
+/// Attention, which is loaded at its first use: compiling it takes seconds, and a run needs one of many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Attention {
+    /// In plain f32 arithmetic.
+    Plain,
+    /// On the tensor cores, for heads of up to so many elements.
+    TensorCores(usize),
+}
+
+impl Attention {
+    fn program(self, dtype: DType, arch: &str) -> Program {
+        let hopper = is_hopper(arch);
+        let (name, cuts, files): (_, _, &[File]) = match self {
+            Self::Plain => ("attention".to_owned(), String::new(), files!("sequences.cu", "attention.cu")),
+            Self::TensorCores(head) => {
+                let files: &[File] = if hopper {
+                    files!(
+                        "sequences.cu",
+                        "tiles.cu",
+                        "wgmma.cu",
+                        "flash_parts.cu",
+                        "flash_hopper.cu",
+                        "flash_entries.cu"
+                    )
+                } else {
+                    files!(
+                        "sequences.cu",
+                        "tiles.cu",
+                        "mma.cu",
+                        "flash_parts.cu",
+                        "flash.cu",
+                        "flash_entries.cu"
+                    )
+                };
+                (format!("flash_{head}"), Cuts::of(head, hopper).text(), files)
+            }
+        };
+        let (_, of_type, number) = TYPES[place(dtype)];
+        Program {
+            name: format!("{name}_{of_type}.cu"),
+            begin: format!("#define NUMBER {number}\n{cuts}"),
+            files,
+        }
+    }
+
+    /// Forward, dq, and dk with dv.
+    const fn names(self) -> [&'static CStr; 3] {
+        match self {
+            Self::Plain => [c"plain_forward", c"plain_to_queries", c"plain_to_keys"],
+            Self::TensorCores(_) => [c"flash_forward", c"flash_to_queries", c"flash_to_keys"],
+        }
+    }
 }
 
 /// For which number types a function exists.
@@ -89,10 +121,6 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention: "attention.cu", "attention", One;
-    AttentionDelta: "attention.cu", "attention_delta", One;
-    AttentionDq: "attention.cu", "attention_dq", One;
-    AttentionDkv: "attention.cu", "attention_dkv", One;
     SwiGlu: "elements.cu", "swiglu", One;
     SwiGluBackward: "elements.cu", "swiglu_backward", One;
     Sum: "elements.cu", "sum", One;
@@ -113,15 +141,19 @@ entries! {
     RmsNormBackward: "rows.cu", "rms_norm_backward", One;
     RmsNormLots: "rows.cu", "rms_norm_lots", One;
     RmsNormBackwardLots: "rows.cu", "rms_norm_backward_lots", One;
+    AttentionDelta: "rows.cu", "attention_delta", One;
     ColumnSums: "rows.cu", "column_sums", One;
     AddColumnSums: "rows.cu", "add_column_sums", None;
     BlockSquares: "step.cu", "block_squares", One;
-    ExactSum: "step.cu", "exact_sum", None;
+    ExactSums: "step.cu", "exact_sums", None;
+    MergeSums: "step.cu", "merge_sums", None;
     Control: "step.cu", "control", None;
-    Optimize: "step.cu", "optimize", Two;
+    Optimize: "step.cu", "optimize", None;
 }
 
-const TYPES: [(DType, &str); 3] = [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16")];
+/// A type with its name in names, and in the kernels.
+const TYPES: [(DType, &str, &str); 3] =
+    [(DType::F32, "f32", "float"), (DType::Bf16, "bf16", "Bf16"), (DType::F16, "f16", "F16")];
 
 const fn place(dtype: DType) -> usize {
     match dtype {
@@ -137,8 +169,8 @@ fn slot(entry: Entry, types: &[DType]) -> usize {
     entry as usize * 9 + at(0) * 3 + at(1)
 }
 
-/// Functions of attention on the tensor cores: forward, dq, and dk with dv. `None` where a card has too little shared memory.
-type Flash = Option<[Handle; 3]>;
+/// Functions of attention: forward, dq, and dk with dv. `None` where a card has too little shared memory for them.
+type AttentionFunctions = Option<[Handle; 3]>;
 
 /// All kernels, loaded into a device's context.
 pub(super) struct Functions {
@@ -147,8 +179,8 @@ pub(super) struct Functions {
     modules: RefCell<Vec<Handle>>,
     /// By [`slot`]; 0 where there is none.
     handles: Vec<Handle>,
-    /// By head and place of the type.
-    flash: RefCell<BTreeMap<(usize, usize), Flash>>,
+    /// By place of the type.
+    attention: RefCell<BTreeMap<(Attention, usize), AttentionFunctions>>,
 }
 
 impl Functions {
@@ -159,7 +191,7 @@ impl Functions {
             arch: arch.to_owned(),
             modules: RefCell::default(),
             handles: vec![0; ENTRIES.len() * 9],
-            flash: RefCell::default(),
+            attention: RefCell::default(),
         };
         let loaded = functions.fill(driver);
         if loaded.is_err() {
@@ -218,22 +250,31 @@ impl Functions {
         Cuts::of(head, is_hopper(&self.arch))
     }
 
-    /// Attention on the tensor cores for a head and a type of 16 bits; compiled and loaded where it is not yet.
-    pub(super) fn flash(&self, driver: &Driver, head: usize, dtype: DType) -> Result<Flash, DeviceError> {
-        let key = (head, place(dtype));
-        if let Some(&known) = self.flash.borrow().get(&key) {
+    /// Attention for a type; compiled and loaded where it is not yet.
+    pub(super) fn attention(
+        &self,
+        driver: &Driver,
+        attention: Attention,
+        dtype: DType,
+    ) -> Result<AttentionFunctions, DeviceError> {
+        let key = (attention, place(dtype));
+        if let Some(&known) = self.attention.borrow().get(&key) {
             return Ok(known);
         }
-        let module = self.modules(driver, &[flash_program(head, dtype, &self.arch)])?[0];
+        let module = self.modules(driver, &[attention.program(dtype, &self.arch)])?[0];
         let mut functions = [0; 3];
-        let mut fits = true;
-        let parts = self.cuts(head).parts();
-        for ((function, name), part) in functions.iter_mut().zip(FLASH).zip(parts) {
+        for (function, name) in functions.iter_mut().zip(attention.names()) {
             *function = driver.function(module, name)?;
-            fits &= driver.allow_shared(*function, part.shared).is_ok();
         }
+        let fits = match attention {
+            Attention::Plain => true,
+            Attention::TensorCores(head) => {
+                let mut parts = functions.iter().zip(self.cuts(head).parts());
+                parts.all(|(&function, part)| driver.allow_shared(function, part.shared).is_ok())
+            }
+        };
         let found = fits.then_some(functions);
-        self.flash.borrow_mut().insert(key, found);
+        self.attention.borrow_mut().insert(key, found);
         Ok(found)
     }
 
@@ -249,12 +290,9 @@ impl Functions {
     }
 }
 
-/// Names of the functions of attention on the tensor cores.
-const FLASH: [&CStr; 3] = [c"flash_forward", c"flash_to_queries", c"flash_to_keys"];
-
 impl Types {
     fn all(self) -> Vec<(Option<DType>, Option<DType>)> {
-        let each = || TYPES.iter().map(|&(dtype, _)| Some(dtype));
+        let each = || TYPES.iter().map(|&(dtype, ..)| Some(dtype));
         match self {
             Self::None => vec![(None, None)],
             Self::One => each().map(|dtype| (dtype, None)).collect(),
@@ -328,9 +366,11 @@ fn compile<'a>(
 /// Compiles all kernels for an architecture such as `sm_90a`, without a card. Returns the bytes of machine code.
 pub fn compile_all(arch: &str) -> Result<usize, DeviceError> {
     let compiler = Compiler::open()?;
-    let types = [DType::Bf16, DType::F16];
-    let flash = HEADS.iter().flat_map(|&head| types.map(|dtype| flash_program(head, dtype, arch)));
-    let all: Vec<Program> = programs().into_iter().chain(flash).collect();
+    let plain = TYPES.map(|(dtype, ..)| Attention::Plain.program(dtype, arch));
+    let narrow = [DType::Bf16, DType::F16];
+    let tensor_cores =
+        HEADS.iter().flat_map(|&head| narrow.map(|dtype| Attention::TensorCores(head).program(dtype, arch)));
+    let all: Vec<Program> = programs().into_iter().chain(plain).chain(tensor_cores).collect();
     let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
 }
@@ -350,10 +390,12 @@ mod tests {
 
     #[test]
     fn attention_has_its_functions_on_every_card() {
-        for arch in ["sm_80", "sm_90a"] {
-            let text = flash_program(128, DType::F16, arch).text();
-            let named = |name: &&CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
-            assert!(FLASH.iter().all(named) && text.contains("#define HEAD 128\n"));
+        for (attention, arch) in
+            [Attention::Plain, Attention::TensorCores(128)].into_iter().zip(["sm_80", "sm_90a"])
+        {
+            let text = attention.program(DType::F16, arch).text();
+            let named = |name: &CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
+            assert!(attention.names().into_iter().all(named) && text.contains("#define NUMBER F16\n"));
         }
     }
 

@@ -100,7 +100,7 @@ fn add_column_sums(
     [blocks, width]: [usize; 2],
 ) -> Result<(), DeviceError> {
     let grid = [width.div_ceil(WARP as usize), 1, 1];
-    line.run(Entry::AddColumnSums, &[], grid, THREADS, &[partials, total, blocks as u64, width as u64])
+    line.run(Entry::AddColumnSums, &[], grid, WARP * WARP, &[partials, total, blocks as u64, width as u64])
 }
 
 pub(super) fn norm(

@@ -2,10 +2,11 @@
 
 use zeroth_base::DType;
 
+use super::cublaslt::place;
 use super::line::{LOT, Line, THREADS, float, in_sixteens};
 use super::products::{Matrix, Products, Task};
 use super::programs::Entry;
-use super::scratch::{WORKSPACE, blocks};
+use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, head, rows};
 use crate::cpu::{ExactSum, LinearDims, RowKey};
 use crate::{
@@ -176,9 +177,13 @@ fn squares(line: &mut Line, values: Span, value_type: DType, sum: Span) -> Resul
     let sum = line.one::<ExactSum>("sum", sum)?;
     let blocks = blocks(count as u64);
     let sums = line.scratch.take(8 * blocks)?;
+    let exact = line.scratch.take(exact_sums(blocks) * size_of::<ExactSum>() as u64)?;
     let grid = [blocks as usize, 1, 1];
     line.run(Entry::BlockSquares, &[value_type], grid, THREADS, &[values, count as u64, sums])?;
-    line.run(Entry::ExactSum, &[], [1; 3], THREADS, &[sums, blocks, sum])
+    // Without elements there are no blocks, and their sum is 0 all the same.
+    let parts = exact_sums(blocks);
+    line.run(Entry::ExactSums, &[], [parts as usize, 1, 1], THREADS, &[sums, blocks, exact])?;
+    line.run(Entry::MergeSums, &[], [1; 3], THREADS, &[exact, parts, sum])
 }
 
 fn control(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
@@ -245,6 +250,7 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
         group,
         control,
         grads,
+        u64::from(place(grad_type)),
         master,
         first,
         second,
@@ -254,9 +260,10 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
         flat,
         at,
         weights,
+        u64::from(place(line.dtype)),
         count as u64,
     ];
-    line.lots(Entry::Optimize, &[grad_type, line.dtype], count, &arguments)
+    line.lots(Entry::Optimize, &[], count, &arguments)
 }
 
 // What the kernels declare on their side.

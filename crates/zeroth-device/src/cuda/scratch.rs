@@ -4,13 +4,16 @@ use zeroth_base::DType;
 
 use super::driver::Address;
 use super::rows::Spans;
-use crate::cpu::{AttentionDims, BLOCK, HeadLossDims};
+use crate::cpu::{AttentionDims, BLOCK, ExactSum, HeadLossDims};
 use crate::{DeviceError, Kernel};
 
 /// The workspace of a matrix product: what the library's makers advise for Hopper.
 pub(super) const WORKSPACE: u64 = 32 << 20;
 /// Rows whose columns one thread sums where rows are no whole lots.
 pub(super) const COLUMN_ROWS: usize = 64;
+
+/// Sums of blocks that a block of threads makes exact at a time, and the most exact sums.
+const EXACT_SUMS: u64 = 256;
 
 /// Every piece of scratch begins at a multiple of this.
 const ALIGNMENT: u64 = 256;
@@ -47,6 +50,11 @@ pub(super) const fn blocks(elements: u64) -> u64 {
     elements.div_ceil(BLOCK as u64)
 }
 
+/// Exact sums that the sums of blocks become before they become one.
+pub(super) fn exact_sums(blocks: u64) -> u64 {
+    blocks.div_ceil(EXACT_SUMS).min(EXACT_SUMS)
+}
+
 /// Bytes of scratch that a kernel needs.
 pub(crate) fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
     let pieces = match *kernel {
@@ -61,7 +69,10 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
             4 * dims.rows as u64,
         ],
         Kernel::Logits { dims, .. } => [WORKSPACE, (dims.sequences * dims.hidden) as u64 * dtype.bytes(), 0],
-        Kernel::Squares { values, value_type, .. } => [8 * blocks(values.bytes / value_type.bytes()), 0, 0],
+        Kernel::Squares { values, value_type, .. } => {
+            let blocks = blocks(values.bytes / value_type.bytes());
+            [8 * blocks, exact_sums(blocks) * size_of::<ExactSum>() as u64, 0]
+        }
         _ => [0; 3],
     };
     let total: u64 = pieces.iter().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum();

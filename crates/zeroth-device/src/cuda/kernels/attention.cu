@@ -184,28 +184,6 @@ __device__ void attention(Starts starts, const T *q, const T *k, const T *v, T *
     }
 }
 
-// delta [heads, rows] = the row sums of y · dy. A warp has one row of one head, or, where heads are whole lots, `span`
-// threads do, a power of two.
-template <typename T>
-__device__ void attention_delta(const T *y, const T *dy, float *delta, u64 rows, u64 heads, u64 head_dim, u64 span) {
-    u32 threads = span ? (u32)span : WARP, lane = threadIdx.x % threads;
-    u64 item = (u64)blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads, at = item * head_dim;
-    float sum = 0.0f;
-    if (item < rows * heads && span) {
-        for (u64 i = lane * LOT; i < head_dim; i += threads * LOT) {
-            float one[LOT], other[LOT];
-            read_lot(one, y + at + i);
-            read_lot(other, dy + at + i);
-#pragma unroll
-            for (int j = 0; j < LOT; j++) sum = fmaf(one[j], other[j], sum);
-        }
-    } else if (item < rows * heads) {
-        for (u64 i = lane; i < head_dim; i += WARP) sum = fmaf(to_f32(y[at + i]), to_f32(dy[at + i]), sum);
-    }
-    for (u32 step = threads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-    if (lane == 0 && item < rows * heads) delta[item % heads * rows + item / heads] = sum;
-}
-
 // The softmax's weight of a score, and the gradient of the raw score.
 __device__ __forceinline__ void differentiate(const Shape &shape, bool seen, float lse, float delta, float &score,
                                               float &grad) {
@@ -311,30 +289,24 @@ __device__ void attention_dkv(Starts starts, const T *q, const T *k, const T *v,
     }
 }
 
-#define ATTENTION(NAME, T)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        attention_##NAME(const u32 *starts, u64 room, const T *q, const T *k, const T *v, T *y, float *lse,       \
-                         i64 rows, i64 heads, i64 kv_heads, i64 head_dim, i64 window, float scale) {              \
-        Shape shape = {rows, heads, kv_heads, head_dim, window, scale};                                           \
-        attention(starts_of(starts, room), q, k, v, y, lse, shape);                                               \
-    }                                                                                                             \
-    extern "C" __global__ void attention_delta_##NAME(const T *y, const T *dy, float *delta, u64 rows, u64 heads, \
-                                                      u64 head_dim, u64 span) {                                   \
-        attention_delta(y, dy, delta, rows, heads, head_dim, span);                                               \
-    }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        attention_dq_##NAME(const u32 *starts, u64 room, const T *q, const T *k, const T *v, const float *lse,    \
-                            const T *dy, const float *delta, T *dq, i64 rows, i64 heads, i64 kv_heads,            \
-                            i64 head_dim, i64 window, float scale) {                                              \
-        Shape shape = {rows, heads, kv_heads, head_dim, window, scale};                                           \
-        attention_dq(starts_of(starts, room), q, k, v, lse, dy, delta, dq, shape);                                \
-    }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        attention_dkv_##NAME(const u32 *starts, u64 room, const T *q, const T *k, const T *v, const float *lse,   \
-                             const T *dy, const float *delta, T *dk, T *dv, i64 rows, i64 heads, i64 kv_heads,    \
-                             i64 head_dim, i64 window, float scale) {                                             \
-        Shape shape = {rows, heads, kv_heads, head_dim, window, scale};                                           \
-        attention_dkv(starts_of(starts, room), q, k, v, lse, dy, delta, dk, dv, shape);                           \
-    }
+#define SHAPE i64 rows, i64 heads, i64 kv_heads, i64 head_dim, i64 window, float scale
 
-EACH_TYPE(ATTENTION)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    plain_forward(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, NUMBER *y, float *lse,
+                  SHAPE) {
+    attention(starts_of(starts, room), q, k, v, y, lse, Shape{rows, heads, kv_heads, head_dim, window, scale});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    plain_to_queries(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, const float *lse,
+                     const NUMBER *dy, const float *delta, NUMBER *dq, SHAPE) {
+    attention_dq(starts_of(starts, room), q, k, v, lse, dy, delta, dq,
+                 Shape{rows, heads, kv_heads, head_dim, window, scale});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    plain_to_keys(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, const float *lse,
+                  const NUMBER *dy, const float *delta, NUMBER *dk, NUMBER *dv, SHAPE) {
+    attention_dkv(starts_of(starts, room), q, k, v, lse, dy, delta, dk, dv,
+                  Shape{rows, heads, kv_heads, head_dim, window, scale});
+}

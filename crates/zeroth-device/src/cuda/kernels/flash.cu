@@ -102,8 +102,9 @@ INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const fl
         auto copy_keys = [&](int tile) {
             int row = key + tile * KEYS, there = min_of(end - row, KEYS);
             u32 stage = tile % 2 * tile_bytes(KEYS);
-            copy_tile<KEYS, THREADS>(k_tiles + stage, k + (i64)row * at.kv_pitch, at.kv_pitch, there, at.head_dim, me);
-            copy_tile<KEYS, THREADS>(v_tiles + stage, v + (i64)row * at.kv_pitch, at.kv_pitch, there, at.head_dim, me);
+            i64 from = (i64)row * at.kv_pitch;
+            copy_tile<KEYS, THREADS>(k_tiles + stage, k + from, at.kv_pitch, there, at.head_dim, me);
+            copy_tile<KEYS, THREADS>(v_tiles + stage, v + from, at.kv_pitch, there, at.head_dim, me);
             end_of_copies();
         };
         __syncthreads();

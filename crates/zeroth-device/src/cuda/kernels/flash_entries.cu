@@ -5,7 +5,8 @@
 #define BOUNDS(GROUPS) __launch_bounds__(GROUPS *GROUP + COPYING, GROUPS == 1 ? 2 : 1)
 
 extern "C" __global__ void BOUNDS(FORWARD_GROUPS)
-    flash_forward(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, NUMBER *y, float *lse, SHAPE) {
+    flash_forward(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, NUMBER *y, float *lse,
+                  SHAPE) {
     flash(starts_of(starts, room), q, k, v, y, lse, Shape{rows, heads, kv_heads, head_dim, window, scale});
 }
 

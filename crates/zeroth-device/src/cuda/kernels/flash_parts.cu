@@ -18,10 +18,8 @@ INLINE Place place_at(const Shape &shape, int rows, int head, int kv_head, int t
             (int)shape.kv_heads * head_dim, (int)smaller(shape.window, 1 << 30), shape.rows};
 }
 
-// A launch's items are all tiles of all heads, a tile's heads next to each other. Tiles that meet the most of the other side
-// come first: of queries the last, of keys the first. A block has every gridDim.x-th item.
-INLINE int items_of(const Shape &shape, i64 heads, int rows) { return (int)((shape.rows + rows - 1) / rows * heads); }
-
+// A launch's items are all tiles of all heads, a tile's heads next to each other, and a block has one. Tiles that meet the
+// most of the other side come first: of queries the last, of keys the first.
 INLINE Place place_of_queries(const Shape &shape, int rows, int item) {
     int heads = (int)shape.heads, head = item % heads, tiles = (int)((shape.rows + rows - 1) / rows);
     return place_at(shape, rows, head, head / (heads / (int)shape.kv_heads), tiles - 1 - item / heads);

@@ -3,6 +3,8 @@
 // Threads of a block that works on rows in lots, and a thread's lots of a row.
 #define THREADS 256
 #define LOTS 4
+// Rows of a gradient of the embedding that a thread reads at a time.
+#define BATCH 16
 
 // A block copies one row; an id that is no row of the table gives zeros.
 template <typename T>
@@ -61,16 +63,29 @@ __device__ void embedding_backward(const i32 *ids, const T *dy, float *dtable, u
         for (int i = 0; i < 4; i++)
             if (same >> i & 1) listed[place++] = (u32)(at + i - first);
         __syncthreads();
-        if (mine) {
-#pragma unroll 4
-            for (u32 i = 0; i < all; i++) {
-                const T *from = dy + (first + listed[i]) * width + column;
-                float lot[LOT];
-                if constexpr (COLUMNS == LOT) read_lot(lot, from);
-                else lot[0] = to_f32(from[0]);
+        // Many rows are on their way before the first is added: a frequent id has thousands.
+        u32 done = 0;
+        if constexpr (COLUMNS == LOT) {
+            for (; mine && done + BATCH <= all; done += BATCH) {
+                Packed<T> lots[BATCH];
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) sums[j] += lot[j];
+                for (u32 i = 0; i < BATCH; i++) lots[i] = read_packed(dy + (first + listed[done + i]) * width + column);
+#pragma unroll
+                for (u32 i = 0; i < BATCH; i++) {
+                    float lot[LOT];
+                    unpack(lot, lots[i]);
+#pragma unroll
+                    for (int j = 0; j < LOT; j++) sums[j] += lot[j];
+                }
             }
+        }
+        for (; mine && done < all; done++) {
+            const T *from = dy + (first + listed[done]) * width + column;
+            float lot[LOT];
+            if constexpr (COLUMNS == LOT) read_lot(lot, from);
+            else lot[0] = to_f32(from[0]);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) sums[j] += lot[j];
         }
         __syncthreads();
     }
@@ -270,6 +285,28 @@ __device__ void rms_norm_backward_lots(const T *dy, const T *h, const float *rst
     }
 }
 
+// delta [heads, rows] = the row sums of y · dy. A warp has one row of one head, or, where heads are whole lots, `span`
+// threads do, a power of two.
+template <typename T>
+__device__ void attention_delta(const T *y, const T *dy, float *delta, u64 rows, u64 heads, u64 head_dim, u64 span) {
+    u32 threads = span ? (u32)span : WARP, lane = threadIdx.x % threads;
+    u64 item = (u64)blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads, at = item * head_dim;
+    float sum = 0.0f;
+    if (item < rows * heads && span) {
+        for (u64 i = lane * LOT; i < head_dim; i += threads * LOT) {
+            float one[LOT], other[LOT];
+            read_lot(one, y + at + i);
+            read_lot(other, dy + at + i);
+#pragma unroll
+            for (int j = 0; j < LOT; j++) sum = fmaf(one[j], other[j], sum);
+        }
+    } else if (item < rows * heads) {
+        for (u64 i = lane; i < head_dim; i += WARP) sum = fmaf(to_f32(y[at + i]), to_f32(dy[at + i]), sum);
+    }
+    for (u32 step = threads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    if (lane == 0 && item < rows * heads) delta[item % heads * rows + item / heads] = sum;
+}
+
 #define BLOCK_ROWS 64
 
 // First level: a thread sums one column of 64 rows. With h, the terms are dy · (h · rstd).
@@ -286,17 +323,17 @@ __device__ void column_sums(const T *dy, const T *h, const float *rstds, float *
     partials[blockIdx.x * width + column] = total;
 }
 
-// Second level: 8 threads have a column, each every eighth block in order; then the 8, and then what is there.
+// Second level: 32 threads have a column, each every 32nd block in order; then the 32, and then what is there.
 extern "C" __global__ void add_column_sums(const float *partials, float *total, u64 blocks, u64 width) {
-    __shared__ float parts[8][WARP];
+    __shared__ float parts[WARP][WARP];
     u64 column = (u64)blockIdx.x * WARP + threadIdx.x % WARP, part = threadIdx.x / WARP;
     float sum = 0.0f;
 #pragma unroll 8
-    for (u64 block = part; block < blocks; block += 8) sum += column < width ? partials[block * width + column] : 0.0f;
+    for (u64 block = part; block < blocks; block += WARP) sum += column < width ? partials[block * width + column] : 0.0f;
     parts[part][threadIdx.x % WARP] = sum;
     __syncthreads();
     if (part > 0 || column >= width) return;
-    for (int i = 1; i < 8; i++) sum += parts[i][threadIdx.x];
+    for (int i = 1; i < WARP; i++) sum += parts[i][threadIdx.x];
     total[column] += sum;
 }
 
@@ -333,6 +370,10 @@ extern "C" __global__ void add_column_sums(const float *partials, float *total, 
         rms_norm_backward_lots_##NAME(const T *dy, const T *h, const float *rstds, const T *w, const T *residual, \
                                       T *dh, float *partials, u64 rows, u64 width, u64 span, u64 block_rows) {    \
         rms_norm_backward_lots(dy, h, rstds, w, residual, dh, partials, rows, (u32)width, (u32)span, block_rows); \
+    }                                                                                                             \
+    extern "C" __global__ void attention_delta_##NAME(const T *y, const T *dy, float *delta, u64 rows, u64 heads, \
+                                                      u64 head_dim, u64 span) {                                   \
+        attention_delta(y, dy, delta, rows, heads, head_dim, span);                                               \
     }                                                                                                             \
     extern "C" __global__ void column_sums_##NAME(const T *dy, const T *h, const float *rstds, float *partials,   \
                                                   u64 rows, u64 width) {                                          \

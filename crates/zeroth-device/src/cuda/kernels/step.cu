@@ -158,11 +158,22 @@ __device__ void block_squares(const T *values, u64 count, double *sums) {
     if (threadIdx.x == 0) sums[blockIdx.x] = mine;
 }
 
-extern "C" __global__ void exact_sum(const double *sums, u64 count, ExactSum *to) {
+// Block sums become exact sums: a block has every gridDim.x-th 256 of them.
+extern "C" __global__ void exact_sums(const double *sums, u64 count, ExactSum *to) {
     __shared__ ExactSum lanes[THREADS];
     ExactSum mine;
     clear(mine);
-    for (u64 i = threadIdx.x; i < count; i += THREADS) add(mine, sums[i]);
+    for (u64 i = thread_of_grid(); i < count; i += (u64)gridDim.x * THREADS) add(mine, sums[i]);
+    merge_block(lanes, mine);
+    if (threadIdx.x == 0) to[blockIdx.x] = lanes[0];
+}
+
+// One block: exact sums become one.
+extern "C" __global__ void merge_sums(const ExactSum *sums, u64 count, ExactSum *to) {
+    __shared__ ExactSum lanes[THREADS];
+    ExactSum mine;
+    clear(mine);
+    for (u64 i = threadIdx.x; i < count; i += THREADS) merge(mine, sums[i]);
     merge_block(lanes, mine);
     if (threadIdx.x == 0) *to = lanes[0];
 }
@@ -320,25 +331,6 @@ __device__ __forceinline__ float by_chance(float value, u32 bits) {
     return value != value ? value : __uint_as_float((__float_as_uint(value) + bits) & 0xffff0000u);
 }
 
-__device__ __forceinline__ void take_moments(float (&lot)[LOT], const void *moments, u64 narrow, u64 first, u64 count,
-                                             bool whole) {
-    if (!moments) {
-#pragma unroll
-        for (int i = 0; i < LOT; i++) lot[i] = 0.0f;
-    } else if (narrow) {
-        take(lot, (const Bf16 *)moments, first, count, whole);
-    } else {
-        take(lot, (const float *)moments, first, count, whole);
-    }
-}
-
-__device__ __forceinline__ void put_moments(void *moments, u64 narrow, u64 first, u64 count, bool whole,
-                                            const float (&lot)[LOT]) {
-    if (!moments) return;
-    if (narrow) put((Bf16 *)moments, first, count, whole, lot);
-    else put((float *)moments, first, count, whole, lot);
-}
-
 // One weight p with its gradient and moments. Every rounding is meant: see the same functions of the processor.
 __device__ __forceinline__ void optimize_one(u64 optimizer, const Numbers &s, bool with_velocity, float g, float &p,
                                              float &m, float &v) {
@@ -368,9 +360,26 @@ __device__ __forceinline__ void optimize_one(u64 optimizer, const Numbers &s, bo
     }
 }
 
-template <typename G, typename W>
-__device__ void optimize(u64 optimizer, u64 group, const Control *control, const G *grads, float *master,
-                         Moments moments, W *weights, u64 count) {
+// A type of numbers that is known only when a kernel runs.
+enum { OF_F32 = 0, OF_BF16 = 1, OF_F16 = 2 };
+
+__device__ __forceinline__ void take_any(float (&lot)[LOT], const void *from, u64 type, u64 first, u64 count, bool whole) {
+    if (type == OF_F32) take(lot, (const float *)from, first, count, whole);
+    else if (type == OF_BF16) take(lot, (const Bf16 *)from, first, count, whole);
+    else take(lot, (const F16 *)from, first, count, whole);
+}
+
+__device__ __forceinline__ void put_any(void *to, u64 type, u64 first, u64 count, bool whole, const float (&lot)[LOT]) {
+    if (type == OF_F32) put((float *)to, first, count, whole, lot);
+    else if (type == OF_BF16) put((Bf16 *)to, first, count, whole, lot);
+    else put((F16 *)to, first, count, whole, lot);
+}
+
+// Gradients and weights have any type; the arithmetic is the same for all of them.
+extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *control, const void *grads, u64 grad_type,
+                                    float *master, void *first_moments, void *second_moments, u64 narrow, u64 chance,
+                                    u64 seed, u64 flat, u64 place, void *weights, u64 weight_type, u64 count) {
+    Moments moments = {first_moments, second_moments, narrow, chance, seed, flat, place};
     u64 first = thread_of_grid() * LOT;
     if (first >= count) return;
     bool whole = first + LOT <= count && in_sixteens(grads, master, moments.first, moments.second, weights);
@@ -378,14 +387,14 @@ __device__ void optimize(u64 optimizer, u64 group, const Control *control, const
     take(p, master, first, count, whole);
     if (control->apply == 0) {
         // Whoever takes the weights from here finds what they were.
-        if (weights) put(weights, first, count, whole, p);
+        if (weights) put_any(weights, weight_type, first, count, whole, p);
         return;
     }
     const Numbers s = control->numbers[group];
     if (optimizer == SGD && s.momentum == 0.0f) moments.first = 0;
-    take(g, grads, first, count, whole);
-    take_moments(m, moments.first, moments.narrow, first, count, whole);
-    take_moments(v, moments.second, moments.narrow, first, count, whole);
+    take_any(g, grads, grad_type, first, count, whole);
+    take_any(m, moments.first, moments.narrow, first, moments.first ? count : 0, moments.first && whole);
+    take_any(v, moments.second, moments.narrow, first, moments.second ? count : 0, moments.second && whole);
 #pragma unroll
     for (int i = 0; i < LOT; i++) optimize_one(optimizer, s, moments.first != 0, g[i], p[i], m[i], v[i]);
     if (moments.narrow && moments.chance) {
@@ -398,26 +407,16 @@ __device__ void optimize(u64 optimizer, u64 group, const Control *control, const
             v[i] = by_chance(v[i], drawn.at[1] >> 16);
         }
     }
-    put_moments(moments.first, moments.narrow, first, count, whole, m);
-    put_moments(moments.second, moments.narrow, first, count, whole, v);
+    // `narrow` is 1 for bf16, as the types count.
+    if (moments.first) put_any(moments.first, moments.narrow, first, count, whole, m);
+    if (moments.second) put_any(moments.second, moments.narrow, first, count, whole, v);
     put(master, first, count, whole, p);
-    if (weights) put(weights, first, count, whole, p);
+    if (weights) put_any(weights, weight_type, first, count, whole, p);
 }
-
-#define OPTIMIZE(NAME, G, TO, W)                                                                                  \
-    extern "C" __global__ void optimize_##NAME##_##TO(                                                            \
-        u64 optimizer, u64 group, const Control *control, const G *grads, float *master, void *first,             \
-        void *second, u64 narrow, u64 chance, u64 seed, u64 flat, u64 at, W *weights, u64 count) {                \
-        Moments moments = {first, second, narrow, chance, seed, flat, at};                                        \
-        optimize(optimizer, group, control, grads, master, moments, weights, count);                              \
-    }
 
 #define STEP(NAME, T)                                                                                             \
     extern "C" __global__ void block_squares_##NAME(const T *values, u64 count, double *sums) {                   \
         block_squares(values, count, sums);                                                                       \
-    }                                                                                                             \
-    OPTIMIZE(NAME, T, f32, float)                                                                                 \
-    OPTIMIZE(NAME, T, bf16, Bf16)                                                                                 \
-    OPTIMIZE(NAME, T, f16, F16)
+    }
 
 EACH_TYPE(STEP)
