@@ -3,29 +3,42 @@
 
 #![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
-use zeroth_device::cuda::compile_all;
+use zeroth_device::cuda::compile_kernels;
 
-fn compiles(arch: &str) {
-    match compile_all(arch) {
-        Ok(bytes) => assert!(bytes > 100_000, "{bytes} bytes of machine code for {arch}"),
-        Err(error) if error.to_string().contains("opening libnvrtc") => println!(
-            "skipped: NVRTC was not found; set ZEROTH_CUDA_LIBRARIES to the folder with libnvrtc.so to run it"
-        ),
-        Err(error) => panic!("{arch}: {error}"),
+/// Generations of cards: Ampere, Hopper and Blackwell.
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
+
+fn compiles(head: Option<usize>) {
+    for arch in ARCHITECTURES {
+        match compile_kernels(arch, head) {
+            Ok(bytes) => assert!(bytes > 50_000, "{bytes} bytes of machine code for {arch}, {head:?}"),
+            Err(error) if error.to_string().contains("opening libnvrtc") => {
+                println!(
+                    "skipped: NVRTC was not found; set ZEROTH_CUDA_LIBRARIES to the folder with libnvrtc.so to run it"
+                );
+                return;
+            }
+            Err(error) => panic!("{arch}, {head:?}: {error}"),
+        }
     }
 }
 
 #[test]
-fn every_kernel_compiles_for_ampere() {
-    compiles("sm_80");
+fn kernels_compile_for_every_generation_of_cards() {
+    compiles(None);
 }
 
 #[test]
-fn every_kernel_compiles_for_hopper() {
-    compiles("sm_90a");
+fn attention_of_short_heads_compiles() {
+    compiles(Some(64));
 }
 
 #[test]
-fn every_kernel_compiles_for_blackwell() {
-    compiles("sm_100");
+fn attention_of_usual_heads_compiles() {
+    compiles(Some(128));
+}
+
+#[test]
+fn attention_of_long_heads_compiles() {
+    compiles(Some(256));
 }

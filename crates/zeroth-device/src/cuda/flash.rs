@@ -12,7 +12,7 @@ const MEETINGS: usize = 128;
 const WIDTH: usize = 128;
 
 /// The longest heads that programs are made for; shorter ones are padded in shared memory only.
-pub(super) const HEADS: [usize; 3] = [64, 128, 256];
+const HEADS: [usize; 3] = [64, 128, 256];
 
 /// A kernel's tiles.
 #[derive(Debug, Clone, Copy)]

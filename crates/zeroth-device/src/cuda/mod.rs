@@ -22,5 +22,5 @@ mod run;
 mod scratch;
 
 pub use device::CudaDevice;
-pub use programs::compile_all;
+pub use programs::compile_kernels;
 pub(crate) use scratch::scratch_bytes;

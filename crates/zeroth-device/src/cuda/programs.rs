@@ -9,7 +9,7 @@ use zeroth_base::{DType, publish};
 
 use super::compiler::Compiler;
 use super::driver::{Driver, Handle};
-use super::flash::{Cuts, HEADS, is_hopper};
+use super::flash::{Cuts, is_hopper, program_head};
 use crate::DeviceError;
 use crate::cpu::name_key;
 
@@ -363,14 +363,17 @@ fn compile<'a>(
     })
 }
 
-/// Compiles all kernels for an architecture such as `sm_90a`, without a card. Returns the bytes of machine code.
-pub fn compile_all(arch: &str) -> Result<usize, DeviceError> {
+/// Compiles kernels for an architecture such as `sm_90a`, without a card: those of attention on the tensor cores for heads of
+/// up to `head` elements (64, 128 or 256), or all others. Returns the bytes of machine code.
+pub fn compile_kernels(arch: &str, head: Option<usize>) -> Result<usize, DeviceError> {
     let compiler = Compiler::open()?;
-    let plain = TYPES.map(|(dtype, ..)| Attention::Plain.program(dtype, arch));
-    let narrow = [DType::Bf16, DType::F16];
-    let tensor_cores =
-        HEADS.iter().flat_map(|&head| narrow.map(|dtype| Attention::TensorCores(head).program(dtype, arch)));
-    let all: Vec<Program> = programs().into_iter().chain(plain).chain(tensor_cores).collect();
+    let attention = |attention: Attention| TYPES.map(|(dtype, ..)| attention.program(dtype, arch));
+    let all: Vec<Program> = match head.map(program_head) {
+        None => programs().into_iter().chain(attention(Attention::Plain)).collect(),
+        // fp32 has no place there.
+        Some(Some(head)) => attention(Attention::TensorCores(head)).into_iter().skip(1).collect(),
+        Some(None) => Vec::new(),
+    };
     let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
 }
