@@ -23,7 +23,7 @@ use zeroth_device::cpu::{
     RopeTable, RowKey, reference,
 };
 use zeroth_device::cuda::CudaDevice;
-use zeroth_device::{Control, Device, Kernel, Launch, Queue, Span, StepInput, Tier};
+use zeroth_device::{Control, Device, DeviceError, Kernel, Launch, Queue, Span, StepInput, Target, Tier};
 
 #[path = "../../tests/cuda/bench.rs"]
 mod bench;
@@ -90,6 +90,10 @@ impl Bench {
                     AttentionDims { rows: *rows, heads, kv_heads, head_dim, window: *window, scale },
                     starts,
                 )?;
+            }
+            for head_dim in [36, 64, 128, 256] {
+                self.moved(4, 2, head_dim, None)?;
+                self.moved(2, 2, head_dim, Some(100))?;
             }
             for (rows, hidden, vocab) in [(1, 20, 37), (5, 36, 101), (33, 64, 50), (200, 20, 1003)] {
                 self.head(HeadLossDims { rows, hidden, vocab })?;
@@ -333,6 +337,66 @@ impl Bench {
             dv: dv.span,
         };
         self.case(&shape, kernel, &[dq, dk, dv])
+    }
+
+    /// A sequence gives the same bits wherever in the pack it stands.
+    fn moved(&mut self, heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Outcome {
+        let (length, before, seed) = (300, 37, self.seed);
+        let widths = [heads, kv_heads, kv_heads, heads].map(|heads| heads * head_dim);
+        let tensors = widths.map(|width| self.random(length * width));
+        let others = widths.map(|width| self.random(before * width));
+        // What comes next draws its numbers as if this had not been.
+        self.seed = seed;
+        let scale = 0.8 / (head_dim as f32).sqrt();
+        let dims = AttentionDims { rows: length, heads, kv_heads, head_dim, window, scale };
+        let alone = self.attended(dims, &[2, 0, length as u32], &tensors)?;
+        let mut behind = others;
+        behind.iter_mut().zip(&tensors).for_each(|(all, tensor)| all.extend(tensor));
+        let rows = before + length;
+        let starts = [3, 0, before as u32, rows as u32];
+        let packed = self.attended(AttentionDims { rows, ..dims }, &starts, &behind)?;
+        // The statistics lie by heads, all else by rows.
+        let statistics = |rows: usize, all: &[u8]| {
+            let of_head = all.chunks(4 * rows).map(|head| head[4 * (rows - length)..].to_vec());
+            of_head.collect::<Vec<_>>().concat()
+        };
+        let same = alone.iter().zip(&packed).skip(1).all(|(one, other)| other.ends_with(one))
+            && statistics(length, &alone[0]) == statistics(rows, &packed[0]);
+        let verdict = if same { "ok" } else { "FAILED: other bits elsewhere in the pack" };
+        self.wrong += usize::from(!same);
+        println!(
+            "attention {} moved, {heads}/{kv_heads} heads of {head_dim}, {window:?}: {verdict}",
+            self.dtype
+        );
+        Ok(())
+    }
+
+    /// lse, y, dq, dk and dv of q, k, v and dy.
+    fn attended(
+        &mut self,
+        dims: AttentionDims,
+        starts: &[u32],
+        [q, k, v, dy]: &[Vec<f64>; 4],
+    ) -> Result<Vec<Vec<u8>>, DeviceError> {
+        let starts = self.given(cast_slice(starts))?;
+        let (q, k, v, dy) = (self.input(q)?, self.input(k)?, self.input(v)?, self.input(dy)?);
+        let lse = self.place(4 * dims.heads * dims.rows);
+        let [y, dq, dk, dv] = [q, q, k, v].map(|like| self.place(like.bytes as usize));
+        let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
+        let backward = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+        for kernel in [forward, backward] {
+            let dtype = self.dtype;
+            let scratch = self.place(Target::Cuda.scratch(&kernel, dtype) as usize);
+            self.device.enqueue(Queue::Compute, &Launch { kernel, dtype, scratch })?;
+        }
+        let mut found = Vec::new();
+        for span in [lse, y, dq, dk, dv] {
+            let mut bytes = vec![0; span.bytes as usize];
+            self.device.download(Queue::Compute, span, &mut bytes)?;
+            found.push(bytes);
+        }
+        self.next = 0;
+        Ok(found)
     }
 
     fn head(&mut self, dims: HeadLossDims) -> Outcome {

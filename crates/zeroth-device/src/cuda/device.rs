@@ -14,8 +14,8 @@ use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
 const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 4 << 20;
 
-/// A card. Memory is taken when it is opened; nothing is taken later but for the plan of a matrix product at its first
-/// use.
+/// A card. Memory is taken when it is opened. At the first use of a shape more is taken: for the plan of a matrix product,
+/// with what its trial takes for a moment where the card has it free, and for attention's machine code.
 pub struct CudaDevice {
     driver: Driver,
     device: c_int,

@@ -155,7 +155,8 @@ struct Softmax {
             peak = largest_of_row(peak);
             // A row that has seen nothing yet stays at 0.
             float base = peak == -INFINITE ? 0.0f : peak * scale, sum = 0.0f;
-            shrink[half] = exp2_of(fmaf(peaks[half], scale, -base));
+            // Rounded as `base` is: where the largest score stays, earlier weights stay as they are, bit by bit.
+            shrink[half] = exp2_of(peaks[half] * scale - base);
             peaks[half] = peak;
 #pragma unroll
             for (int i = 0; i < N / 8; i++)

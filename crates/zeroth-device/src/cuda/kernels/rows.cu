@@ -3,8 +3,6 @@
 // Threads of a block that works on rows in lots, and a thread's lots of a row.
 #define THREADS 256
 #define LOTS 4
-// Rows of a gradient of the embedding that a thread reads at a time.
-#define BATCH 16
 
 // A block copies one row; an id that is no row of the table gives zeros.
 template <typename T>
@@ -63,29 +61,17 @@ __device__ void embedding_backward(const i32 *ids, const T *dy, float *dtable, u
         for (int i = 0; i < 4; i++)
             if (same >> i & 1) listed[place++] = (u32)(at + i - first);
         __syncthreads();
-        // Many rows are on their way before the first is added: a frequent id has thousands.
-        u32 done = 0;
-        if constexpr (COLUMNS == LOT) {
-            for (; mine && done + BATCH <= all; done += BATCH) {
-                Packed<T> lots[BATCH];
+        if (mine) {
+            // A few rows are on their way before the first is added: a frequent id has thousands.
+#pragma unroll 4
+            for (u32 i = 0; i < all; i++) {
+                const T *from = dy + (first + listed[i]) * width + column;
+                float lot[LOT];
+                if constexpr (COLUMNS == LOT) read_lot(lot, from);
+                else lot[0] = to_f32(from[0]);
 #pragma unroll
-                for (u32 i = 0; i < BATCH; i++) lots[i] = read_packed(dy + (first + listed[done + i]) * width + column);
-#pragma unroll
-                for (u32 i = 0; i < BATCH; i++) {
-                    float lot[LOT];
-                    unpack(lot, lots[i]);
-#pragma unroll
-                    for (int j = 0; j < LOT; j++) sums[j] += lot[j];
-                }
+                for (int j = 0; j < COLUMNS; j++) sums[j] += lot[j];
             }
-        }
-        for (; mine && done < all; done++) {
-            const T *from = dy + (first + listed[done]) * width + column;
-            float lot[LOT];
-            if constexpr (COLUMNS == LOT) read_lot(lot, from);
-            else lot[0] = to_f32(from[0]);
-#pragma unroll
-            for (int j = 0; j < COLUMNS; j++) sums[j] += lot[j];
         }
         __syncthreads();
     }
