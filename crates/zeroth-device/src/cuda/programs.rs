@@ -368,11 +368,15 @@ fn compile<'a>(
 pub fn compile_kernels(arch: &str, head: Option<usize>) -> Result<usize, DeviceError> {
     let compiler = Compiler::open()?;
     let attention = |attention: Attention| TYPES.map(|(dtype, ..)| attention.program(dtype, arch));
-    let all: Vec<Program> = match head.map(program_head) {
-        None => programs().into_iter().chain(attention(Attention::Plain)).collect(),
+    let all: Vec<Program> = if let Some(asked) = head {
+        let head = program_head(asked).ok_or_else(|| DeviceError::Operands {
+            what: "attention",
+            problem: format!("heads of {asked} elements; the tensor cores take multiples of 8 up to 256"),
+        })?;
         // fp32 has no place there.
-        Some(Some(head)) => attention(Attention::TensorCores(head)).into_iter().skip(1).collect(),
-        Some(None) => Vec::new(),
+        attention(Attention::TensorCores(head)).into_iter().skip(1).collect()
+    } else {
+        programs().into_iter().chain(attention(Attention::Plain)).collect()
     };
     let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
