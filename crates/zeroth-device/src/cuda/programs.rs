@@ -364,19 +364,21 @@ fn compile<'a>(
 }
 
 /// Compiles kernels for an architecture such as `sm_90a`, without a card: those of attention on the tensor cores for heads of
-/// up to `head` elements (64, 128 or 256), or all others. Returns the bytes of machine code.
-pub fn compile_kernels(arch: &str, head: Option<usize>) -> Result<usize, DeviceError> {
+/// so many elements of a type of 16 bits, or all others. Returns the bytes of machine code.
+pub fn compile_kernels(arch: &str, attention: Option<(usize, DType)>) -> Result<usize, DeviceError> {
     let compiler = Compiler::open()?;
-    let attention = |attention: Attention| TYPES.map(|(dtype, ..)| attention.program(dtype, arch));
-    let all: Vec<Program> = if let Some(asked) = head {
-        let head = program_head(asked).ok_or_else(|| DeviceError::Operands {
+    let all: Vec<Program> = if let Some((asked, dtype)) = attention {
+        let head = program_head(asked).filter(|_| dtype != DType::F32);
+        let head = head.ok_or_else(|| DeviceError::Operands {
             what: "attention",
-            problem: format!("heads of {asked} elements; the tensor cores take multiples of 8 up to 256"),
+            problem: format!(
+                "heads of {asked} elements of {dtype}; the tensor cores take multiples of 8 up to 256, of bf16 or fp16"
+            ),
         })?;
-        // fp32 has no place there.
-        attention(Attention::TensorCores(head)).into_iter().skip(1).collect()
+        vec![Attention::TensorCores(head).program(dtype, arch)]
     } else {
-        programs().into_iter().chain(attention(Attention::Plain)).collect()
+        let plain = TYPES.map(|(dtype, ..)| Attention::Plain.program(dtype, arch));
+        programs().into_iter().chain(plain).collect()
     };
     let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
