@@ -83,7 +83,45 @@ pub(super) struct Question {
 pub(super) struct Plan {
     product: Object,
     layouts: [Object; 3],
-    algorithm: Algorithm,
+    /// As the library orders them.
+    algorithms: Vec<Algorithm>,
+    chosen: usize,
+}
+
+impl Plan {
+    /// How many algorithms there are to choose from.
+    pub(super) fn algorithms(&self) -> usize {
+        self.algorithms.len()
+    }
+
+    pub(super) fn choose(&mut self, algorithm: usize) {
+        self.chosen = algorithm;
+    }
+
+    pub(super) const fn chosen(&self) -> usize {
+        self.chosen
+    }
+}
+
+/// Algorithms that the library is asked for.
+const ALGORITHMS: usize = 8;
+
+/// Sums along k may be cut into parts that are written to the workspace and added in one order, where a product has long
+/// sums and too few results to keep a card busy. Other ways to cut them add parts as they come.
+const CUT_SUMS: u32 = 2;
+const LONG_SUM: u64 = 4096;
+/// Results of a tile, and tiles that keep a card busy.
+const TILE: u64 = 128;
+const BUSY: u64 = 128;
+
+impl Question {
+    /// The library's mask of ways to cut sums; it follows from sizes alone.
+    const fn reductions(&self) -> u32 {
+        let Self { a, d, .. } = self;
+        let along = if a.transposed { a.rows } else { a.columns };
+        let tiles = d.rows.div_ceil(TILE) * d.columns.div_ceil(TILE);
+        if along >= LONG_SUM && tiles < BUSY { CUT_SUMS } else { 0 }
+    }
 }
 
 /// Addresses of one product.
@@ -198,7 +236,7 @@ impl CublasLt {
 
     /// The plan for a question; `None` where the library has no algorithm.
     pub(super) fn plan(&self, question: &Question) -> Result<Option<Plan>, DeviceError> {
-        let mut plan = Plan { product: 0, layouts: [0; 3], algorithm: Algorithm::default() };
+        let mut plan = Plan { product: 0, layouts: [0; 3], algorithms: Vec::new(), chosen: 0 };
         let mut search = 0;
         let found = self.fill(question, &mut plan, &mut search);
         if search != 0 {
@@ -242,34 +280,38 @@ impl CublasLt {
         // SAFETY: writes one handle.
         self.check("cublasLtMatmulPreferenceCreate", unsafe { (self.search_create)(search) })?;
         self.set_search(*search, Search::MaxWorkspace, workspace)?;
-        // No sum along k is cut into parts: one order, the same bits at every run.
-        self.set_search(*search, Search::ReductionSchemes, 0u32)?;
+        // One order, the same bits at every run.
+        self.set_search(*search, Search::ReductionSchemes, question.reductions())?;
         self.set_search(*search, Search::AlignmentA, a.alignment)?;
         self.set_search(*search, Search::AlignmentB, b.alignment)?;
         self.set_search(*search, Search::AlignmentC, d.alignment)?;
         self.set_search(*search, Search::AlignmentD, d.alignment)?;
-        let (mut found, mut count) = (Found::default(), 0);
+        let (mut found, mut count) = ([Found::default(); ALGORITHMS], 0);
         let [a, b, d] = plan.layouts;
-        // SAFETY: writes at most the one result asked for, and how many there are.
+        // SAFETY: writes at most as many results as are asked for, and how many there are.
         let code = unsafe {
             let (handle, product) = (self.handle, plan.product);
-            (self.choose)(handle, product, a, b, d, d, *search, 1, &raw mut found, &raw mut count)
+            let (most, found) = (ALGORITHMS as c_int, found.as_mut_ptr());
+            (self.choose)(handle, product, a, b, d, d, *search, most, found, &raw mut count)
         };
         if code == NOT_SUPPORTED {
             return Ok(false);
         }
         self.check("cublasLtMatmulAlgoGetHeuristic", code)?;
-        plan.algorithm = found.algorithm;
-        Ok(count > 0 && found.state == 0 && found.workspace as u64 <= workspace)
+        let usable = |found: &&Found| found.state == 0 && found.workspace as u64 <= workspace;
+        let found = found.iter().take(count.max(0) as usize).filter(usable);
+        plan.algorithms = found.map(|found| found.algorithm).collect();
+        Ok(!plan.algorithms.is_empty())
     }
 
-    /// Enqueues d = a · b + beta · d, + bias where the plan has one.
+    /// Enqueues d = a · b + beta · d, + bias where the plan has one, by one of the plan's algorithms.
     ///
     /// # Safety
     /// The addresses hold the matrices that the plan was made for, and as much workspace.
     pub(super) unsafe fn multiply(
         &self,
         plan: &Plan,
+        algorithm: usize,
         places: &Places,
         beta: f32,
         workspace: u64,
@@ -294,7 +336,7 @@ impl CublasLt {
                 d,
                 places.d,
                 d,
-                &raw const plan.algorithm,
+                &raw const plan.algorithms[algorithm],
                 places.workspace,
                 workspace as usize,
                 stream,
@@ -345,5 +387,29 @@ impl CublasLt {
         let reason = text(unsafe { (self.status)(code) });
         let reason = format!("status {code}: {reason}");
         Err(DeviceError::Call { device: "cuda".to_owned(), call: call.to_owned(), reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_cut_where_they_are_long_and_results_few() {
+        let operand = |rows, columns| Operand {
+            dtype: 1,
+            rows,
+            columns,
+            pitch: rows,
+            transposed: false,
+            alignment: 16,
+        };
+        let cut = |m, n, k| {
+            let (a, b, d) = (operand(m, k), operand(k, n), operand(m, n));
+            Question { a, b, d, bias: 0, workspace: 0 }.reductions() != 0
+        };
+        assert!(cut(1024, 1024, 151_936) && cut(1024, 1024, 16_384));
+        assert!(!cut(1024, 1024, 1024), "a short sum");
+        assert!(!cut(151_936, 1024, 8192), "results enough");
     }
 }

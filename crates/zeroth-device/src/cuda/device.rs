@@ -14,8 +14,8 @@ use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
 const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 4 << 20;
 
-/// A card. Memory is taken when it is opened; nothing is taken later but for the plan of a matrix product at its first
-/// use.
+/// A card. Memory is taken when it is opened. At the first use of a shape more is taken: for the plan of a matrix product,
+/// with what its trial takes for a moment where the card has it free, and for attention's machine code.
 pub struct CudaDevice {
     driver: Driver,
     device: c_int,
@@ -36,6 +36,20 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// Opens card number `ordinal` of those that this process may use, with arenas of so many bytes.
     pub fn open(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        Self::open_for(ordinal, device_bytes, host_bytes, arch)
+    }
+
+    /// As `open`, with kernels that leave out what only this generation of cards has: for tests of what others run.
+    pub fn open_portable(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        Self::open_for(ordinal, device_bytes, host_bytes, |major, minor| format!("sm_{major}{minor}"))
+    }
+
+    fn open_for(
+        ordinal: usize,
+        device_bytes: u64,
+        host_bytes: u64,
+        arch: fn(u32, u32) -> String,
+    ) -> Result<Self, DeviceError> {
         let driver = Driver::open(ordinal)?;
         let device = driver.get(ordinal)?;
         let name = format!("{} (cuda:{ordinal})", driver.name(device)?);

@@ -24,6 +24,8 @@ pub(super) enum Attribute {
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
 const HOST_PORTABLE: c_uint = 1;
+/// An attribute of functions: the most bytes of shared memory that a launch may ask for.
+const FUNCTION_SHARED: c_int = 8;
 
 type One = unsafe extern "C" fn(Handle) -> c_int;
 
@@ -56,6 +58,7 @@ pub(super) struct Driver {
     module_load: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
     module_unload: One,
     module_function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
+    function_set: unsafe extern "C" fn(Handle, c_int, c_int) -> c_int,
     launch: Launch,
 }
 
@@ -108,6 +111,7 @@ impl Driver {
                 module_load: library.function("cuModuleLoadData")?,
                 module_unload: library.function("cuModuleUnload")?,
                 module_function: library.function("cuModuleGetFunction")?,
+                function_set: library.function("cuFuncSetAttribute")?,
                 launch: library.function("cuLaunchKernel")?,
             };
             driver.check("cuInit", init(0))?;
@@ -306,6 +310,13 @@ impl Driver {
         Ok(function)
     }
 
+    /// Lets launches of a function ask for so many bytes of shared memory. An error where the card has less.
+    pub(super) fn allow_shared(&self, function: Handle, bytes: u32) -> Result<(), DeviceError> {
+        // SAFETY: a function of this context, and a number.
+        let code = unsafe { (self.function_set)(function, FUNCTION_SHARED, bytes as c_int) };
+        self.check("cuFuncSetAttribute", code)
+    }
+
     /// Enqueues a kernel.
     ///
     /// # Safety
@@ -316,6 +327,7 @@ impl Driver {
         function: Handle,
         grid: [u32; 3],
         threads: u32,
+        shared: u32,
         arguments: &[u64],
         stream: Handle,
     ) -> Result<(), DeviceError> {
@@ -328,7 +340,7 @@ impl Driver {
         let ([x, y, z], none) = (grid, std::ptr::null_mut());
         // SAFETY: the driver copies each argument, of the length that the function declares, before it returns.
         let code = unsafe {
-            (self.launch)(function, x, y, z, threads, 1, 1, 0, stream, pointers.as_mut_ptr(), none)
+            (self.launch)(function, x, y, z, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), none)
         };
         self.check("cuLaunchKernel", code)
     }

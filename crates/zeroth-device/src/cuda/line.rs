@@ -11,6 +11,8 @@ use crate::{Access, DeviceError, Kernel, Launch, Span, Tier};
 pub(super) const THREADS: u32 = 256;
 /// Lanes of a warp.
 pub(super) const WARP: u32 = 32;
+/// Elements that a thread has at a time where memory is what counts.
+pub(super) const LOT: usize = 8;
 
 /// Where the arenas are.
 #[derive(Debug, Clone, Copy, Default)]
@@ -136,13 +138,25 @@ impl<'a> Line<'a> {
     }
 
     /// Enqueues a function; a grid of nothing is nothing to do.
-    #[allow(unsafe_code, reason = "what a kernel touches is checked by whoever asks for it")]
     pub(super) fn run(
         &self,
         entry: Entry,
         types: &[DType],
         grid: [usize; 3],
         threads: u32,
+        arguments: &[u64],
+    ) -> Result<(), DeviceError> {
+        self.launch(self.functions.get(entry, types), grid, threads, 0, arguments)
+    }
+
+    /// As `run`, of a function at hand, with so many bytes of shared memory for each block beside what it declares.
+    #[allow(unsafe_code, reason = "what a kernel touches is checked by whoever asks for it")]
+    pub(super) fn launch(
+        &self,
+        function: Handle,
+        grid: [usize; 3],
+        threads: u32,
+        shared: u32,
         arguments: &[u64],
     ) -> Result<(), DeviceError> {
         if grid.contains(&0) {
@@ -152,11 +166,22 @@ impl<'a> Line<'a> {
         if x > i32::MAX as usize || y > 65_535 || z > 65_535 {
             return Err(self.refuse(format!("the sizes given need a grid of {x} × {y} × {z} blocks")));
         }
-        let function = self.functions.get(entry, types);
         // SAFETY: callers pass addresses of operands whose lengths they have checked against the sizes that they pass.
         unsafe {
-            self.driver.launch(function, [x as u32, y as u32, z as u32], threads, arguments, self.stream)
+            let grid = [x as u32, y as u32, z as u32];
+            self.driver.launch(function, grid, threads, shared, arguments, self.stream)
         }
+    }
+
+    /// Enqueues a function with a thread for every eight elements.
+    pub(super) fn lots(
+        &self,
+        entry: Entry,
+        types: &[DType],
+        elements: usize,
+        arguments: &[u64],
+    ) -> Result<(), DeviceError> {
+        self.each(entry, types, elements.div_ceil(LOT), arguments)
     }
 
     /// Enqueues a function with a thread an element.
@@ -175,6 +200,11 @@ impl<'a> Line<'a> {
         let rows_of_block = (THREADS / WARP) as usize;
         self.run(entry, &[self.dtype], [rows.div_ceil(rows_of_block), 1, 1], THREADS, arguments)
     }
+}
+
+/// Whether all addresses are multiples of 16 bytes, which is what a thread moves at once.
+pub(super) fn in_sixteens(addresses: &[Address]) -> bool {
+    addresses.iter().all(|at| at.is_multiple_of(16))
 }
 
 /// An argument that is a number in f32.

@@ -1,23 +1,26 @@
 //! NVIDIA's cards: the same kernels as CUDA C++, compiled by NVRTC for the card found.
 //!
 //! The driver, NVRTC and cuBLASLt are opened at run time. Kernels are in `kernels/`; each is the function of the same
-//! name in [`crate::cpu`], with the same rounding. Matrix products are cuBLASLt's, without a sum that is cut along its
-//! length. There are no atomics: a kernel gives the same bits at every run.
+//! name in [`crate::cpu`], with the same rounding. Matrix products are cuBLASLt's; a sum that is cut along its length is added
+//! in one order. There are no atomics: a kernel gives the same bits at every run.
 #![allow(clippy::similar_names, reason = "names of the formulas: dx and dw; cos and sin")]
 
 mod attention;
+mod choice;
 mod compiler;
 mod cublaslt;
 mod device;
 mod driver;
+mod flash;
 mod head;
 mod library;
 mod line;
 mod products;
 mod programs;
+mod rows;
 mod run;
 mod scratch;
 
 pub use device::CudaDevice;
-pub use programs::compile_all;
+pub use programs::compile_kernels;
 pub(crate) use scratch::scratch_bytes;

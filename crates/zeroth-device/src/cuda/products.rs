@@ -1,5 +1,5 @@
-//! Products of matrices: by the library, with a plan for every shape made at its first use, or by our own kernel where
-//! the library has no algorithm.
+//! Products of matrices: by the library, with a plan for every shape made and tried at its first use, or by our own kernel
+//! where the library has no algorithm.
 //!
 //! Ours are by rows, the library's by columns. A matrix by rows [r, c] is the same memory as one by columns [c, r], so
 //! d = p · q by rows is dᵀ = qᵀ · pᵀ by columns: the library gets q as its first operand and p as its second, with as
@@ -11,6 +11,7 @@ use std::collections::btree_map::Entry;
 
 use zeroth_base::DType;
 
+use super::choice::choose;
 use super::cublaslt::{CublasLt, Operand, Places, Plan, Question, place};
 use super::driver::Address;
 use super::line::{Line, THREADS};
@@ -86,15 +87,21 @@ impl Products {
             _ => return own(line, task),
         };
         let question = question(task);
+        let beta = if task.add { 1.0 } else { 0.0 };
         let plan = match self.plans.entry(question) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(library.plan(&question)?),
+            Entry::Vacant(place) => {
+                let mut plan = library.plan(&question)?;
+                if let Some(plan) = &mut plan {
+                    choose(line, library, plan, &question, beta, workspace)?;
+                }
+                place.insert(plan)
+            }
         };
         let Some(plan) = plan else { return own(line, task) };
         let places = Places { a: task.q.at, b: task.p.at, d: task.d.at, bias: task.bias, workspace };
-        let beta = if task.add { 1.0 } else { 0.0 };
         // SAFETY: the task's addresses hold matrices of its sizes, which the plan is for.
-        unsafe { library.multiply(plan, &places, beta, WORKSPACE, line.stream) }
+        unsafe { library.multiply(plan, plan.chosen(), &places, beta, WORKSPACE, line.stream) }
     }
 
     /// Gives everything back.

@@ -1,31 +1,100 @@
 //! The sources of the kernels, their compiled form kept on disk, and the functions in them.
 
-use std::ffi::CString;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 
 use zeroth_base::{DType, publish};
 
 use super::compiler::Compiler;
 use super::driver::{Driver, Handle};
+use super::flash::{Cuts, is_hopper, program_head};
 use crate::DeviceError;
 use crate::cpu::name_key;
 
 const PRELUDE: &str = include_str!("kernels/prelude.cu");
 
-/// A file of kernels. Each is compiled on its own, all at the same time.
-struct Program {
-    name: &'static str,
-    source: &'static str,
+/// A file's name, and what it holds.
+type File = (&'static str, &'static str);
+
+macro_rules! files {
+    ($($name:literal),*) => { &[$(($name, include_str!(concat!("kernels/", $name)))),*] };
 }
 
-const PROGRAMS: [Program; 6] = [
-    Program { name: "attention.cu", source: include_str!("kernels/attention.cu") },
-    Program { name: "elements.cu", source: include_str!("kernels/elements.cu") },
-    Program { name: "head.cu", source: include_str!("kernels/head.cu") },
-    Program { name: "product.cu", source: include_str!("kernels/product.cu") },
-    Program { name: "rows.cu", source: include_str!("kernels/rows.cu") },
-    Program { name: "step.cu", source: include_str!("kernels/step.cu") },
-];
+/// Kernels that are compiled together; programs are compiled at the same time.
+struct Program {
+    name: String,
+    /// What stands before the files.
+    begin: String,
+    files: &'static [File],
+}
+
+/// What every device loads when it is opened.
+fn programs() -> [Program; 5] {
+    let program = |name: &str, files| Program { name: name.to_owned(), begin: String::new(), files };
+    [
+        program("elements.cu", files!("elements.cu")),
+        program("head.cu", files!("head.cu")),
+        program("product.cu", files!("product.cu")),
+        program("rows.cu", files!("rows.cu")),
+        program("step.cu", files!("step.cu")),
+    ]
+}
+
+/// Attention, which is loaded at its first use: compiling it takes seconds, and a run needs one of many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Attention {
+    /// In plain f32 arithmetic.
+    Plain,
+    /// On the tensor cores, for heads of up to so many elements.
+    TensorCores(usize),
+}
+
+impl Attention {
+    fn program(self, dtype: DType, arch: &str) -> Program {
+        let hopper = is_hopper(arch);
+        let (name, cuts, files): (_, _, &[File]) = match self {
+            Self::Plain => ("attention".to_owned(), String::new(), files!("sequences.cu", "attention.cu")),
+            Self::TensorCores(head) => {
+                let files: &[File] = if hopper {
+                    files!(
+                        "sequences.cu",
+                        "tiles.cu",
+                        "wgmma.cu",
+                        "flash_parts.cu",
+                        "flash_hopper.cu",
+                        "flash_entries.cu"
+                    )
+                } else {
+                    files!(
+                        "sequences.cu",
+                        "tiles.cu",
+                        "mma.cu",
+                        "flash_parts.cu",
+                        "flash.cu",
+                        "flash_entries.cu"
+                    )
+                };
+                (format!("flash_{head}"), Cuts::of(head, hopper).text(), files)
+            }
+        };
+        let (_, of_type, number) = TYPES[place(dtype)];
+        Program {
+            name: format!("{name}_{of_type}.cu"),
+            begin: format!("#define NUMBER {number}\n{cuts}"),
+            files,
+        }
+    }
+
+    /// Forward, dq, and dk with dv.
+    const fn names(self) -> [&'static CStr; 3] {
+        match self {
+            Self::Plain => [c"plain_forward", c"plain_to_queries", c"plain_to_keys"],
+            Self::TensorCores(_) => [c"flash_forward", c"flash_to_queries", c"flash_to_keys"],
+        }
+    }
+}
 
 /// For which number types a function exists.
 #[derive(Clone, Copy)]
@@ -52,10 +121,6 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention: "attention.cu", "attention", One;
-    AttentionDelta: "attention.cu", "attention_delta", One;
-    AttentionDq: "attention.cu", "attention_dq", One;
-    AttentionDkv: "attention.cu", "attention_dkv", One;
     SwiGlu: "elements.cu", "swiglu", One;
     SwiGluBackward: "elements.cu", "swiglu_backward", One;
     Sum: "elements.cu", "sum", One;
@@ -66,20 +131,29 @@ entries! {
     SoftmaxLoss: "head.cu", "softmax_loss", One;
     SumLosses: "head.cu", "sum_losses", None;
     Product: "product.cu", "product", Widening;
+    Noise: "product.cu", "noise", One;
+    Differ: "product.cu", "differ", None;
     Embedding: "rows.cu", "embedding", One;
     EmbeddingBackward: "rows.cu", "embedding_backward", One;
+    EmbeddingBackwardLots: "rows.cu", "embedding_backward_lots", One;
     LastRows: "rows.cu", "last_rows", One;
     RmsNorm: "rows.cu", "rms_norm", One;
     RmsNormBackward: "rows.cu", "rms_norm_backward", One;
+    RmsNormLots: "rows.cu", "rms_norm_lots", One;
+    RmsNormBackwardLots: "rows.cu", "rms_norm_backward_lots", One;
+    AttentionDelta: "rows.cu", "attention_delta", One;
     ColumnSums: "rows.cu", "column_sums", One;
     AddColumnSums: "rows.cu", "add_column_sums", None;
     BlockSquares: "step.cu", "block_squares", One;
-    ExactSum: "step.cu", "exact_sum", None;
+    ExactSums: "step.cu", "exact_sums", None;
+    MergeSums: "step.cu", "merge_sums", None;
     Control: "step.cu", "control", None;
-    Optimize: "step.cu", "optimize", Two;
+    Optimize: "step.cu", "optimize", None;
 }
 
-const TYPES: [(DType, &str); 3] = [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16")];
+/// A type with its name in names, and in the kernels.
+const TYPES: [(DType, &str, &str); 3] =
+    [(DType::F32, "f32", "float"), (DType::Bf16, "bf16", "Bf16"), (DType::F16, "f16", "F16")];
 
 const fn place(dtype: DType) -> usize {
     match dtype {
@@ -95,46 +169,43 @@ fn slot(entry: Entry, types: &[DType]) -> usize {
     entry as usize * 9 + at(0) * 3 + at(1)
 }
 
+/// Functions of attention: forward, dq, and dk with dv. `None` where a card has too little shared memory for them.
+type AttentionFunctions = Option<[Handle; 3]>;
+
 /// All kernels, loaded into a device's context.
 pub(super) struct Functions {
-    modules: Vec<Handle>,
+    compiler: Compiler,
+    arch: String,
+    modules: RefCell<Vec<Handle>>,
     /// By [`slot`]; 0 where there is none.
     handles: Vec<Handle>,
+    /// By place of the type.
+    attention: RefCell<BTreeMap<(Attention, usize), AttentionFunctions>>,
 }
 
 impl Functions {
-    /// Compiles what is not kept on disk, and loads everything.
+    /// Compiles what is not kept on disk, and loads everything but what is loaded at its first use.
     pub(super) fn load(driver: &Driver, arch: &str) -> Result<Self, DeviceError> {
-        let compiler = Compiler::open()?;
-        let mut functions = Self { modules: Vec::new(), handles: vec![0; ENTRIES.len() * 9] };
-        let loaded = functions.fill(driver, &compiler, arch);
+        let mut functions = Self {
+            compiler: Compiler::open()?,
+            arch: arch.to_owned(),
+            modules: RefCell::default(),
+            handles: vec![0; ENTRIES.len() * 9],
+            attention: RefCell::default(),
+        };
+        let loaded = functions.fill(driver);
         if loaded.is_err() {
             functions.unload(driver);
         }
         loaded.map(|()| functions)
     }
 
-    fn fill(&mut self, driver: &Driver, compiler: &Compiler, arch: &str) -> Result<(), DeviceError> {
-        let kept: Vec<Option<Vec<u8>>> =
-            PROGRAMS.iter().map(|program| kept(program, compiler, arch)).collect();
-        let missing: Vec<bool> = kept.iter().map(Option::is_none).collect();
-        let mut compiled = compile(compiler, arch, &missing)?.into_iter();
-        for (program, kept) in PROGRAMS.iter().zip(kept) {
-            let made = |image: Vec<u8>| {
-                program.keep(compiler, arch, &image);
-                driver.module(&image)
-            };
-            let module = if let Some(image) = kept {
-                // A file that the driver refuses is no reason to stop: it is made anew.
-                driver.module(&image).or_else(|_| made(program.compile(compiler, arch)?))?
-            } else {
-                made(compiled.next().expect("what is missing was compiled"))?
-            };
-            self.modules.push(module);
-        }
+    fn fill(&mut self, driver: &Driver) -> Result<(), DeviceError> {
+        let programs = programs();
+        let modules = self.modules(driver, &programs)?;
         for &(entry, program, name, types) in ENTRIES {
-            let file = PROGRAMS.iter().position(|known| known.name == program);
-            let module = self.modules[file.expect("an entry names one of the files")];
+            let file = programs.iter().position(|known| known.name == program);
+            let module = modules[file.expect("an entry names one of the files")];
             for (first, second) in types.all() {
                 let mut symbol = name.to_owned();
                 for dtype in [first, second].into_iter().flatten() {
@@ -149,6 +220,64 @@ impl Functions {
         Ok(())
     }
 
+    /// Programs in the device's context, in their order.
+    fn modules(&self, driver: &Driver, programs: &[Program]) -> Result<Vec<Handle>, DeviceError> {
+        let (compiler, arch) = (&self.compiler, self.arch.as_str());
+        let kept: Vec<Option<Vec<u8>>> =
+            programs.iter().map(|program| kept(program, compiler, arch)).collect();
+        let missing = programs.iter().zip(&kept).filter(|(_, kept)| kept.is_none());
+        let mut compiled = compile(compiler, arch, missing.map(|(program, _)| program))?.into_iter();
+        let mut modules = Vec::new();
+        for (program, kept) in programs.iter().zip(kept) {
+            let made = |image: Vec<u8>| {
+                program.keep(compiler, arch, &image);
+                driver.module(&image)
+            };
+            let module = if let Some(image) = kept {
+                // A file that the driver refuses is no reason to stop: it is made anew.
+                driver.module(&image).or_else(|_| made(program.compile(compiler, arch)?))?
+            } else {
+                made(compiled.next().expect("what is missing was compiled"))?
+            };
+            self.modules.borrow_mut().push(module);
+            modules.push(module);
+        }
+        Ok(modules)
+    }
+
+    /// How attention on the tensor cores is cut on this card.
+    pub(super) fn cuts(&self, head: usize) -> Cuts {
+        Cuts::of(head, is_hopper(&self.arch))
+    }
+
+    /// Attention for a type; compiled and loaded where it is not yet.
+    pub(super) fn attention(
+        &self,
+        driver: &Driver,
+        attention: Attention,
+        dtype: DType,
+    ) -> Result<AttentionFunctions, DeviceError> {
+        let key = (attention, place(dtype));
+        if let Some(&known) = self.attention.borrow().get(&key) {
+            return Ok(known);
+        }
+        let module = self.modules(driver, &[attention.program(dtype, &self.arch)])?[0];
+        let mut functions = [0; 3];
+        for (function, name) in functions.iter_mut().zip(attention.names()) {
+            *function = driver.function(module, name)?;
+        }
+        let fits = match attention {
+            Attention::Plain => true,
+            Attention::TensorCores(head) => {
+                let mut parts = functions.iter().zip(self.cuts(head).parts());
+                parts.all(|(&function, part)| driver.allow_shared(function, part.shared).is_ok())
+            }
+        };
+        let found = fits.then_some(functions);
+        self.attention.borrow_mut().insert(key, found);
+        Ok(found)
+    }
+
     /// The function for these types.
     pub(super) fn get(&self, entry: Entry, types: &[DType]) -> Handle {
         let handle = self.handles[slot(entry, types)];
@@ -157,13 +286,13 @@ impl Functions {
     }
 
     pub(super) fn unload(&self, driver: &Driver) {
-        self.modules.iter().for_each(|&module| driver.unload(module));
+        self.modules.borrow().iter().for_each(|&module| driver.unload(module));
     }
 }
 
 impl Types {
     fn all(self) -> Vec<(Option<DType>, Option<DType>)> {
-        let each = || TYPES.iter().map(|&(dtype, _)| Some(dtype));
+        let each = || TYPES.iter().map(|&(dtype, ..)| Some(dtype));
         match self {
             Self::None => vec![(None, None)],
             Self::One => each().map(|dtype| (dtype, None)).collect(),
@@ -178,7 +307,7 @@ impl Types {
 
 impl Program {
     fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
-        compiler.compile(self.name, &self.text(), &options(arch).each_ref().map(String::as_str))
+        compiler.compile(&self.name, &self.text(), &options(arch).each_ref().map(String::as_str))
     }
 
     /// Writes machine code where the next start finds it. A cache that cannot be written costs seconds then, and nothing
@@ -190,9 +319,10 @@ impl Program {
         }
     }
 
-    /// The prelude, and the file with its own line numbers.
+    /// The prelude, and the files with their own line numbers.
     fn text(&self) -> String {
-        format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.name, self.source)
+        let files = self.files.iter().map(|(name, source)| format!("\n#line 1 \"{name}\"\n{source}"));
+        [PRELUDE, &self.begin].map(str::to_owned).into_iter().chain(files).collect()
     }
 
     /// Where its machine code is kept: the name says the card, the compiler and the sources.
@@ -218,22 +348,39 @@ fn kept(program: &Program, compiler: &Compiler, arch: &str) -> Option<Vec<u8>> {
     image.starts_with(b"\x7fELF").then_some(image)
 }
 
-/// Compiles the programs that are wanted, at the same time.
-fn compile(compiler: &Compiler, arch: &str, wanted: &[bool]) -> Result<Vec<Vec<u8>>, DeviceError> {
+/// Compiles programs at the same time.
+fn compile<'a>(
+    compiler: &Compiler,
+    arch: &str,
+    programs: impl Iterator<Item = &'a Program>,
+) -> Result<Vec<Vec<u8>>, DeviceError> {
     std::thread::scope(|scope| {
-        let wanted = PROGRAMS.iter().zip(wanted).filter(|(_, wanted)| **wanted);
         let threads: Vec<_> =
-            wanted.map(|(program, _)| scope.spawn(move || program.compile(compiler, arch))).collect();
+            programs.map(|program| scope.spawn(move || program.compile(compiler, arch))).collect();
         let join =
             |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().expect("compiling does not panic");
         threads.into_iter().map(join).collect()
     })
 }
 
-/// Compiles all kernels for an architecture such as `sm_90a`, without a card. Returns the bytes of machine code.
-pub fn compile_all(arch: &str) -> Result<usize, DeviceError> {
+/// Compiles kernels for an architecture such as `sm_90a`, without a card: those of attention on the tensor cores for heads of
+/// so many elements of a type of 16 bits, or all others. Returns the bytes of machine code.
+pub fn compile_kernels(arch: &str, attention: Option<(usize, DType)>) -> Result<usize, DeviceError> {
     let compiler = Compiler::open()?;
-    let images = compile(&compiler, arch, &[true; PROGRAMS.len()])?;
+    let all: Vec<Program> = if let Some((asked, dtype)) = attention {
+        let head = program_head(asked).filter(|_| dtype != DType::F32);
+        let head = head.ok_or_else(|| DeviceError::Operands {
+            what: "attention",
+            problem: format!(
+                "heads of {asked} elements of {dtype}; the tensor cores take multiples of 8 up to 256, of bf16 or fp16"
+            ),
+        })?;
+        vec![Attention::TensorCores(head).program(dtype, arch)]
+    } else {
+        let plain = TYPES.map(|(dtype, ..)| Attention::Plain.program(dtype, arch));
+        programs().into_iter().chain(plain).collect()
+    };
+    let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
 }
 
@@ -245,11 +392,19 @@ mod tests {
     fn entries_stand_in_the_order_of_their_numbers_and_in_files_that_define_them() {
         for (number, &(entry, program, name, _)) in ENTRIES.iter().enumerate() {
             assert_eq!(entry as usize, number);
-            let program = PROGRAMS.iter().find(|known| known.name == program).unwrap();
-            assert!(
-                program.source.contains(&format!("void {name}"))
-                    || program.source.contains(&format!("{name}_##NAME"))
-            );
+            let text = programs().iter().find(|known| known.name == program).unwrap().text();
+            assert!(text.contains(&format!("void {name}")) || text.contains(&format!("{name}_##NAME")));
+        }
+    }
+
+    #[test]
+    fn attention_has_its_functions_on_every_card() {
+        for (attention, arch) in
+            [Attention::Plain, Attention::TensorCores(128)].into_iter().zip(["sm_80", "sm_90a"])
+        {
+            let text = attention.program(DType::F16, arch).text();
+            let named = |name: &CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
+            assert!(attention.names().into_iter().all(named) && text.contains("#define NUMBER F16\n"));
         }
     }
 

@@ -2,13 +2,13 @@
 
 use zeroth_base::DType;
 
-use super::driver::Address;
-use super::line::{Line, THREADS, float};
+use super::cublaslt::place;
+use super::line::{LOT, Line, THREADS, float, in_sixteens};
 use super::products::{Matrix, Products, Task};
 use super::programs::Entry;
-use super::scratch::{COLUMN_ROWS, WORKSPACE, blocks, column_sums};
-use super::{attention, head};
-use crate::cpu::{ExactSum, LinearDims, RmsNormDims, RowKey};
+use super::scratch::{WORKSPACE, blocks, exact_sums};
+use super::{attention, head, rows};
+use crate::cpu::{ExactSum, LinearDims, RowKey};
 use crate::{
     Control, DeviceError, GROUPS, Kernel, Optimizer, Recipe, Record, Report, Rounding, Span, StepInput,
 };
@@ -17,19 +17,9 @@ use crate::{
 pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(), DeviceError> {
     let dtype = line.dtype;
     match *kernel {
-        Kernel::Embedding { dims, rows, ids, table, y } => {
-            let ids = line.words("ids", first_of(ids, rows), rows)?;
-            let table = line.typed("table", table, dims.vocab * dims.width)?;
-            let y = line.typed("y", y, rows * dims.width)?;
-            let arguments = [ids, table, y, dims.vocab as u64, dims.width as u64];
-            line.run(Entry::Embedding, &[dtype], [rows, 1, 1], THREADS, &arguments)
-        }
+        Kernel::Embedding { dims, rows, ids, table, y } => rows::embedding(line, dims, rows, [ids, table, y]),
         Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable } => {
-            let ids = line.words("ids", first_of(ids, rows), rows)?;
-            let dy = line.typed("dy", dy, rows * dims.width)?;
-            let dtable = line.words("dtable", dtable, dims.vocab * dims.width)?;
-            let arguments = [ids, dy, dtable, rows as u64, dims.vocab as u64, dims.width as u64];
-            line.run(Entry::EmbeddingBackward, &[dtype], [rows, 1, 1], THREADS, &arguments)
+            rows::embedding_backward(line, dims, rows, [ids, dy, dtable])
         }
         Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => {
             linear(line, products, kernel)
@@ -37,24 +27,14 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
         Kernel::LinearDb { dims, dy, db } => {
             let dy = line.typed("dy", dy, dims.rows * dims.outputs)?;
             let db = line.words("db", db, dims.outputs)?;
-            let norm = None;
-            sum_columns(line, dy, norm, dims.rows, dims.outputs, db)
+            rows::sum_columns(line, dy, None, [dims.rows, dims.outputs], db)
         }
-        Kernel::RmsNorm { dims, x, w, y, rstd } => norm(line, dims, x, None, w, y, rstd),
+        Kernel::RmsNorm { dims, x, w, y, rstd } => rows::norm(line, dims, x, None, [w, y, rstd]),
         Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd } => {
-            norm(line, dims, x, Some((residual, h)), w, y, rstd)
+            rows::norm(line, dims, x, Some((residual, h)), [w, y, rstd])
         }
         Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw } => {
-            let elements = dims.rows * dims.width;
-            let (dy, h) = (line.typed("dy", dy, elements)?, line.typed("h", h, elements)?);
-            let (rstd, w) = (line.words("rstd", rstd, dims.rows)?, line.typed("w", w, dims.width)?);
-            let residual =
-                residual.map(|residual| line.typed("residual", residual, elements)).transpose()?.unwrap_or(0);
-            let (dh, dw) = (line.typed("dh", dh, elements)?, line.words("dw", dw, dims.width)?);
-            // Columns first: dh may lie where dy or h does.
-            sum_columns(line, dy, Some((h, rstd)), dims.rows, dims.width, dw)?;
-            let arguments = [dy, h, rstd, w, residual, dh, dims.rows as u64, dims.width as u64];
-            line.warps(Entry::RmsNormBackward, dims.rows, &arguments)
+            rows::norm_backward(line, dims, [dy, h, rstd, w], residual, [dh, dw])
         }
         Kernel::Rope { dims, cos, sin, x, y, back } => {
             let angles = dims.rows * (dims.rotated / 2);
@@ -66,11 +46,15 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
             let (cos, sin) = (line.words("cos", cos, angles)?, line.words("sin", sin, angles)?);
             let elements = dims.rows * dims.heads * dims.head_dim;
             let (x, y) = (line.typed("x", x, elements)?, line.typed("y", y, elements)?);
-            let items = dims.rows * dims.heads * (dims.head_dim - dims.rotated / 2);
+            let pairs = dims.rotated / 2;
+            let whole = pairs.is_multiple_of(LOT) && dims.head_dim.is_multiple_of(LOT);
+            let lots = whole && in_sixteens(&[cos, sin, x, y]);
+            let items = dims.rows * dims.heads * (dims.head_dim - pairs) / if lots { LOT } else { 1 };
             let sizes = [dims.rows, dims.heads, dims.head_dim, dims.rotated].map(|size| size as u64);
             let [rows, heads, head_dim, rotated] = sizes;
             let sign = float(if back { -1.0 } else { 1.0 });
-            line.each(Entry::Rope, &[dtype], items, &[cos, sin, x, y, rows, heads, head_dim, rotated, sign])
+            let arguments = [cos, sin, x, y, rows, heads, head_dim, rotated, sign, u64::from(lots)];
+            line.each(Entry::Rope, &[dtype], items, &arguments)
         }
         Kernel::Attention { dims, starts, q, k, v, y, lse } => {
             attention::forward(line, &dims, starts, [q, k, v], y, lse)
@@ -82,14 +66,14 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
             let count = line.count("y", y, dtype)?;
             let (gate, up) = (line.typed("gate", gate, count)?, line.typed("up", up, count)?);
             let y = line.typed("y", y, count)?;
-            line.each(Entry::SwiGlu, &[dtype], count, &[gate, up, y, count as u64])
+            line.lots(Entry::SwiGlu, &[dtype], count, &[gate, up, y, count as u64])
         }
         Kernel::SwiGluBackward { dy, gate, up, dgate, dup } => {
             let count = line.count("dy", dy, dtype)?;
             let dy = line.typed("dy", dy, count)?;
             let (gate, up) = (line.typed("gate", gate, count)?, line.typed("up", up, count)?);
             let (dgate, dup) = (line.typed("dgate", dgate, count)?, line.typed("dup", dup, count)?);
-            line.each(Entry::SwiGluBackward, &[dtype], count, &[dy, gate, up, dgate, dup, count as u64])
+            line.lots(Entry::SwiGluBackward, &[dtype], count, &[dy, gate, up, dgate, dup, count as u64])
         }
         Kernel::Dropout { probability, seed, op, width, keys, x, y } => {
             let rows = keys.bytes as usize / size_of::<RowKey>();
@@ -113,7 +97,7 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
             let count = line.count("y", y, dtype)?;
             let (a, b) = (line.typed("a", a, count)?, line.typed("b", b, count)?);
             let y = line.typed("y", y, count)?;
-            line.each(Entry::Sum, &[dtype], count, &[a, b, y, count as u64])
+            line.lots(Entry::Sum, &[dtype], count, &[a, b, y, count as u64])
         }
         Kernel::Zero { to } => zero(line, to),
         Kernel::Convert { from, from_type, to, to_type, broken } => {
@@ -126,24 +110,19 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
                 return line.copy(to, from, bytes);
             }
             let arguments = [from, to, count as u64, broken.unwrap_or(0)];
-            line.each(Entry::Convert, &[from_type, to_type], count, &arguments)
+            line.lots(Entry::Convert, &[from_type, to_type], count, &arguments)
         }
         Kernel::SumRanks { ranks, parts, from_type, to, add } => {
             let count = line.count("to", to, DType::F32)?;
             let parts = line.sized("parts", parts, ranks * count, from_type.bytes())?;
             let to = line.words("to", to, count)?;
             let arguments = [parts, ranks as u64, to, count as u64, u64::from(add)];
-            line.each(Entry::SumRanks, &[from_type], count, &arguments)
+            line.lots(Entry::SumRanks, &[from_type], count, &arguments)
         }
         Kernel::Squares { values, value_type, sum } => squares(line, values, value_type, sum),
         Kernel::Control { .. } => control(line, kernel),
         Kernel::Optimize { .. } => optimize(line, kernel),
     }
-}
-
-/// As many ids as there are rows; more may lie behind them.
-fn first_of(ids: Span, rows: usize) -> Span {
-    Span { bytes: ids.bytes.min(4 * rows as u64), ..ids }
 }
 
 fn linear(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(), DeviceError> {
@@ -184,44 +163,6 @@ fn linear(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(
     products.multiply(line, &task, workspace)
 }
 
-/// Adds the sums of columns to `total`; with h and rstd, of the norm's terms.
-fn sum_columns(
-    line: &mut Line,
-    dy: Address,
-    norm: Option<(Address, Address)>,
-    rows: usize,
-    width: usize,
-    total: Address,
-) -> Result<(), DeviceError> {
-    let partials = line.scratch.take(4 * column_sums(rows, width) as u64)?;
-    let ((h, rstd), blocks) = (norm.unwrap_or((0, 0)), rows.div_ceil(COLUMN_ROWS));
-    let grid = [blocks, width.div_ceil(THREADS as usize), 1];
-    let arguments = [dy, h, rstd, partials, rows as u64, width as u64];
-    line.run(Entry::ColumnSums, &[line.dtype], grid, THREADS, &arguments)?;
-    line.each(Entry::AddColumnSums, &[], width, &[partials, total, blocks as u64, width as u64])
-}
-
-fn norm(
-    line: &Line,
-    dims: RmsNormDims,
-    x: Span,
-    residual: Option<(Span, Span)>,
-    w: Span,
-    y: Span,
-    rstd: Span,
-) -> Result<(), DeviceError> {
-    let elements = dims.rows * dims.width;
-    let x = line.typed("x", x, elements)?;
-    let (residual, h) = match residual {
-        Some((residual, h)) => (line.typed("residual", residual, elements)?, line.typed("h", h, elements)?),
-        None => (0, 0),
-    };
-    let (w, y) = (line.typed("w", w, dims.width)?, line.typed("y", y, elements)?);
-    let rstd = line.words("rstd", rstd, dims.rows)?;
-    let (rows, width) = (dims.rows as u64, dims.width as u64);
-    line.warps(Entry::RmsNorm, dims.rows, &[x, residual, w, h, y, rstd, rows, width, float(dims.eps)])
-}
-
 fn zero(line: &Line, to: Span) -> Result<(), DeviceError> {
     let at = line.arenas.find(line.what, to)?;
     if to.bytes == 0 {
@@ -236,9 +177,13 @@ fn squares(line: &mut Line, values: Span, value_type: DType, sum: Span) -> Resul
     let sum = line.one::<ExactSum>("sum", sum)?;
     let blocks = blocks(count as u64);
     let sums = line.scratch.take(8 * blocks)?;
+    let exact = line.scratch.take(exact_sums(blocks) * size_of::<ExactSum>() as u64)?;
     let grid = [blocks as usize, 1, 1];
     line.run(Entry::BlockSquares, &[value_type], grid, THREADS, &[values, count as u64, sums])?;
-    line.run(Entry::ExactSum, &[], [1; 3], THREADS, &[sums, blocks, sum])
+    // Without elements there are no blocks, and their sum is 0 all the same.
+    let parts = exact_sums(blocks);
+    line.run(Entry::ExactSums, &[], [parts as usize, 1, 1], THREADS, &[sums, blocks, exact])?;
+    line.run(Entry::MergeSums, &[], [1; 3], THREADS, &[exact, parts, sum])
 }
 
 fn control(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
@@ -305,6 +250,7 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
         group,
         control,
         grads,
+        u64::from(place(grad_type)),
         master,
         first,
         second,
@@ -314,9 +260,10 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
         flat,
         at,
         weights,
+        u64::from(place(line.dtype)),
         count as u64,
     ];
-    line.each(Entry::Optimize, &[grad_type, line.dtype], count, &arguments)
+    line.lots(Entry::Optimize, &[], count, &arguments)
 }
 
 // What the kernels declare on their side.

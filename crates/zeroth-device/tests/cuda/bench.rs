@@ -225,25 +225,40 @@ impl Bench {
         Ok(())
     }
 
-    /// Says how long a kernel takes, over and over.
-    pub(crate) fn time(&mut self, flops: f64, kernel: Kernel) -> Outcome {
+    /// Says how long a kernel takes: the median of rounds, each of it over and over.
+    pub(crate) fn time(&mut self, shape: &str, work: Work, kernel: Kernel) -> Outcome {
         let next = self.next;
         let scratch = self.place(Target::Cuda.scratch(&kernel, self.dtype) as usize);
         let launch = Launch { kernel, dtype: self.dtype, scratch };
-        for _ in 0..2 {
-            self.device.enqueue(Queue::Compute, &launch)?;
+        let (runs, mut seconds) = (10, Vec::new());
+        for _ in 0..6 {
+            let begin = Instant::now();
+            for _ in 0..runs {
+                self.device.enqueue(Queue::Compute, &launch)?;
+            }
+            self.device.synchronise()?;
+            seconds.push(begin.elapsed().as_secs_f64() / f64::from(runs));
         }
-        self.device.synchronise()?;
-        let (begin, runs) = (Instant::now(), 10);
-        for _ in 0..runs {
-            self.device.enqueue(Queue::Compute, &launch)?;
-        }
-        self.device.synchronise()?;
-        let seconds = begin.elapsed().as_secs_f64() / f64::from(runs);
-        println!("{}: {:.3} ms, {:.1} TFLOP/s", launch.kernel.name(), seconds * 1e3, flops / seconds * 1e-12);
+        // The first round warms up.
+        seconds[1..].sort_by(f64::total_cmp);
+        let median = seconds[3];
+        let rate = match work {
+            Work::Flops(flops) => format!("{:.0} TFLOP/s", flops / median * 1e-12),
+            Work::Bytes(bytes) => format!("{:.0} GB/s", bytes / median * 1e-9),
+        };
+        println!("{} {} {shape}: {:.3} ms, {rate}", launch.kernel.name(), self.dtype, median * 1e3);
         self.next = next;
         Ok(())
     }
+}
+
+/// What a kernel must do.
+#[derive(Clone, Copy)]
+pub(crate) enum Work {
+    /// So many operations.
+    Flops(f64),
+    /// So many bytes to and from memory.
+    Bytes(f64),
 }
 
 /// The distance relative to the length of what is expected, and the largest relative to its largest.

@@ -1,6 +1,7 @@
 // Causal attention over packed sequences, forward and backward, in tiles of 64 queries and 64 keys.
 //
-// A block has a tile of rows of one head, and at most 128 elements of its result. Tiles of the other side are counted from the beginning of the sequence, so a
+// In plain f32 arithmetic: for fp32, and for heads and cards that flash.cu is not for. A block has a tile of rows of one
+// head, and at most 128 elements of its result. Tiles of the other side are counted from the beginning of the sequence, so a
 // row's result does not depend on where in the pack its sequence stands. Every sum runs in one order; there are no
 // atomics: dq is summed by query, dk and dv by key, heads of a group one after another.
 
@@ -11,48 +12,6 @@
 #define PITCH (PART + 1)
 // Parts of its result that a block has.
 #define PARTS 4
-
-// Where sequences begin: `count` entries, the last one where the last sequence ends.
-struct Starts {
-    const u32 *at;
-    u64 count;
-};
-
-struct Shape {
-    i64 rows, heads, kv_heads, head_dim;
-    // 0: a query sees all keys before it.
-    i64 window;
-    float scale;
-};
-
-__device__ Starts starts_of(const u32 *starts, u64 room) {
-    Starts found;
-    found.at = starts + 1;
-    found.count = starts[0] < room ? starts[0] : room;
-    return found;
-}
-
-// The first sequence that ends behind `row`.
-__device__ u64 sequence_at(Starts starts, i64 row) {
-    u64 low = 0, high = starts.count > 0 ? starts.count - 1 : 0;
-    while (low < high) {
-        u64 middle = (low + high) / 2;
-        if ((i64)starts.at[middle + 1] > row) high = middle;
-        else low = middle + 1;
-    }
-    return low;
-}
-
-__device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
-__device__ __forceinline__ i64 larger(i64 a, i64 b) { return a > b ? a : b; }
-
-__device__ __forceinline__ i64 first_key(const Shape &shape, i64 sequence, i64 query) {
-    return shape.window ? larger(sequence, query + 1 - shape.window) : sequence;
-}
-
-__device__ __forceinline__ bool sees(const Shape &shape, i64 sequence, i64 query, i64 key) {
-    return key <= query && key >= first_key(shape, sequence, query);
-}
 
 // A tile's rows from `first` on, of one part of a head, as f32. What is beyond `end` or the head is 0.
 template <typename T>
@@ -225,18 +184,6 @@ __device__ void attention(Starts starts, const T *q, const T *k, const T *v, T *
     }
 }
 
-// delta [heads, rows] = the row sums of y · dy: a warp has one row of one head.
-template <typename T>
-__device__ void attention_delta(const T *y, const T *dy, float *delta, u64 rows, u64 heads, u64 head_dim) {
-    u64 item = (u64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (item >= rows * heads) return;
-    u64 lane = threadIdx.x % WARP, at = item * head_dim;
-    float sum = 0.0f;
-    for (u64 i = lane; i < head_dim; i += WARP) sum = fmaf(to_f32(y[at + i]), to_f32(dy[at + i]), sum);
-    sum = warp_sum(sum);
-    if (lane == 0) delta[item % heads * rows + item / heads] = sum;
-}
-
 // The softmax's weight of a score, and the gradient of the raw score.
 __device__ __forceinline__ void differentiate(const Shape &shape, bool seen, float lse, float delta, float &score,
                                               float &grad) {
@@ -342,30 +289,24 @@ __device__ void attention_dkv(Starts starts, const T *q, const T *k, const T *v,
     }
 }
 
-#define ATTENTION(NAME, T)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        attention_##NAME(const u32 *starts, u64 room, const T *q, const T *k, const T *v, T *y, float *lse,       \
-                         i64 rows, i64 heads, i64 kv_heads, i64 head_dim, i64 window, float scale) {              \
-        Shape shape = {rows, heads, kv_heads, head_dim, window, scale};                                           \
-        attention(starts_of(starts, room), q, k, v, y, lse, shape);                                               \
-    }                                                                                                             \
-    extern "C" __global__ void attention_delta_##NAME(const T *y, const T *dy, float *delta, u64 rows, u64 heads, \
-                                                      u64 head_dim) {                                             \
-        attention_delta(y, dy, delta, rows, heads, head_dim);                                                     \
-    }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        attention_dq_##NAME(const u32 *starts, u64 room, const T *q, const T *k, const T *v, const float *lse,    \
-                            const T *dy, const float *delta, T *dq, i64 rows, i64 heads, i64 kv_heads,            \
-                            i64 head_dim, i64 window, float scale) {                                              \
-        Shape shape = {rows, heads, kv_heads, head_dim, window, scale};                                           \
-        attention_dq(starts_of(starts, room), q, k, v, lse, dy, delta, dq, shape);                                \
-    }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        attention_dkv_##NAME(const u32 *starts, u64 room, const T *q, const T *k, const T *v, const float *lse,   \
-                             const T *dy, const float *delta, T *dk, T *dv, i64 rows, i64 heads, i64 kv_heads,    \
-                             i64 head_dim, i64 window, float scale) {                                             \
-        Shape shape = {rows, heads, kv_heads, head_dim, window, scale};                                           \
-        attention_dkv(starts_of(starts, room), q, k, v, lse, dy, delta, dk, dv, shape);                           \
-    }
+#define SHAPE i64 rows, i64 heads, i64 kv_heads, i64 head_dim, i64 window, float scale
 
-EACH_TYPE(ATTENTION)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    plain_forward(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, NUMBER *y, float *lse,
+                  SHAPE) {
+    attention(starts_of(starts, room), q, k, v, y, lse, Shape{rows, heads, kv_heads, head_dim, window, scale});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    plain_to_queries(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, const float *lse,
+                     const NUMBER *dy, const float *delta, NUMBER *dq, SHAPE) {
+    attention_dq(starts_of(starts, room), q, k, v, lse, dy, delta, dq,
+                 Shape{rows, heads, kv_heads, head_dim, window, scale});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    plain_to_keys(const u32 *starts, u64 room, const NUMBER *q, const NUMBER *k, const NUMBER *v, const float *lse,
+                  const NUMBER *dy, const float *delta, NUMBER *dk, NUMBER *dv, SHAPE) {
+    attention_dkv(starts_of(starts, room), q, k, v, lse, dy, delta, dk, dv,
+                  Shape{rows, heads, kv_heads, head_dim, window, scale});
+}

@@ -1,67 +1,124 @@
-// Element by element: activations, rotations, dropout, casts and sums of what ranks sent.
+// Element by element: activations, rotations, dropout, casts and sums of what ranks sent. A thread has eight elements.
 
 template <typename T>
 __device__ void swiglu(const T *gate, const T *up, T *y, u64 count) {
-    u64 i = thread_of_grid();
-    if (i >= count) return;
-    float g = to_f32(gate[i]);
-    y[i] = from_f32<T>(g * (1.0f / (1.0f + expf(-g))) * to_f32(up[i]));
+    u64 first = thread_of_grid() * LOT;
+    if (first >= count) return;
+    bool whole = first + LOT <= count && in_sixteens(gate, up, y);
+    float g[LOT], u[LOT];
+    take(g, gate, first, count, whole);
+    take(u, up, first, count, whole);
+#pragma unroll
+    for (int i = 0; i < LOT; i++) g[i] = g[i] * inverse_of<T>(1.0f + exp_of<T>(-g[i])) * u[i];
+    put(y, first, count, whole, g);
 }
 
 template <typename T>
 __device__ void swiglu_backward(const T *dy, const T *gate, const T *up, T *dgate, T *dup, u64 count) {
-    u64 i = thread_of_grid();
-    if (i >= count) return;
-    float d = to_f32(dy[i]), g = to_f32(gate[i]), u = to_f32(up[i]);
-    float sigmoid = 1.0f / (1.0f + expf(-g));
-    float silu = g * sigmoid;
-    dgate[i] = from_f32<T>(d * u * (sigmoid + silu * (1.0f - sigmoid)));
-    dup[i] = from_f32<T>(d * silu);
+    u64 first = thread_of_grid() * LOT;
+    if (first >= count) return;
+    bool whole = first + LOT <= count && in_sixteens(dy, gate, up, dgate, dup);
+    float d[LOT], g[LOT], u[LOT];
+    take(d, dy, first, count, whole);
+    take(g, gate, first, count, whole);
+    take(u, up, first, count, whole);
+#pragma unroll
+    for (int i = 0; i < LOT; i++) {
+        float sigmoid = inverse_of<T>(1.0f + exp_of<T>(-g[i])), silu = g[i] * sigmoid;
+        g[i] = d[i] * u[i] * (sigmoid + silu * (1.0f - sigmoid));
+        u[i] = d[i] * silu;
+    }
+    put(dgate, first, count, whole, g);
+    put(dup, first, count, whole, u);
 }
 
 template <typename T>
 __device__ void sum(const T *a, const T *b, T *y, u64 count) {
-    u64 i = thread_of_grid();
-    if (i < count) y[i] = from_f32<T>(to_f32(a[i]) + to_f32(b[i]));
+    u64 first = thread_of_grid() * LOT;
+    if (first >= count) return;
+    bool whole = first + LOT <= count && in_sixteens(a, b, y);
+    float one[LOT], other[LOT];
+    take(one, a, first, count, whole);
+    take(other, b, first, count, whole);
+#pragma unroll
+    for (int i = 0; i < LOT; i++) one[i] += other[i];
+    put(y, first, count, whole, one);
 }
 
 // `broken`, where it is given, becomes 1 if a result is not finite. All who write it write the same.
 template <typename A, typename B>
 __device__ void convert(const A *from, B *to, u64 count, u64 *broken) {
-    u64 i = thread_of_grid();
-    if (i >= count) return;
-    B stored = from_f32<B>(to_f32(from[i]));
-    to[i] = stored;
-    if (broken && (__float_as_uint(to_f32(stored)) & 0x7f800000u) == 0x7f800000u) *broken = 1;
+    u64 first = thread_of_grid() * LOT;
+    if (first >= count) return;
+    bool whole = first + LOT <= count && in_sixteens(from, to), found = false;
+    float lot[LOT];
+    take(lot, from, first, count, whole);
+    put(to, first, count, whole, lot);
+    if (!broken) return;
+#pragma unroll
+    for (int i = 0; i < LOT; i++) found |= (__float_as_uint(rounded<B>(lot[i])) & 0x7f800000u) == 0x7f800000u;
+    if (found) *broken = 1;
 }
 
 // Ranks are added in their order, then to what is there.
 template <typename T>
 __device__ void sum_ranks(const T *parts, u64 ranks, float *to, u64 count, u64 add) {
-    u64 i = thread_of_grid();
-    if (i >= count || ranks == 0) return;
-    float total = to_f32(parts[i]);
-    for (u64 rank = 1; rank < ranks; rank++) total += to_f32(parts[rank * count + i]);
-    to[i] = add ? to[i] + total : total;
+    u64 first = thread_of_grid() * LOT;
+    if (first >= count || ranks == 0) return;
+    bool whole = first + LOT <= count && in_sixteens(parts, to) && (ranks == 1 || count % LOT == 0);
+    float total[LOT], other[LOT];
+    take(total, parts, first, count, whole);
+    for (u64 rank = 1; rank < ranks; rank++) {
+        take(other, parts + rank * count, first, count, whole);
+#pragma unroll
+        for (int i = 0; i < LOT; i++) total[i] += other[i];
+    }
+    if (add) {
+        take(other, to, first, count, whole);
+#pragma unroll
+        for (int i = 0; i < LOT; i++) total[i] = other[i] + total[i];
+    }
+    put(to, first, count, whole, total);
 }
 
-// A thread turns one pair of a head or copies one element behind the rotated ones, so x and y may be one buffer.
+// A thread turns one pair of a head or copies one element behind the rotated ones, so x and y may be one buffer. With
+// `lots` it has a lot of pairs or of copies: both sides of the turn are whole lots at multiples of 16 bytes.
 template <typename T>
 __device__ void rope(const float *cosines, const float *sines, const T *x, T *y, u64 rows, u64 heads,
-                     u64 head_dim, u64 rotated, float sign) {
+                     u64 head_dim, u64 rotated, float sign, u64 lots) {
     u64 pairs = rotated / 2, items = head_dim - pairs, i = thread_of_grid();
+    if (lots) items /= LOT;
     if (i >= rows * heads * items) return;
-    u64 item = i % items, head = i / items, row = head / heads;
-    u64 first = head * head_dim + item;
-    if (item >= pairs) {
-        y[first + pairs] = x[first + pairs];
-        return;
+    // 32 bits divide faster.
+    u64 head = i < 1ull << 32 ? (u32)i / (u32)items : i / items, item = i - head * items;
+    u64 row = head < 1ull << 32 ? (u32)head / (u32)heads : head / heads;
+    if (lots) item *= LOT;
+    u64 first = head * head_dim + item, second = first + pairs;
+    if (lots && item >= pairs) {
+        ((uint4 *)(y + second))[0] = ((const uint4 *)(x + second))[0];
+        if (sizeof(T) == 4) ((uint4 *)(y + second))[1] = ((const uint4 *)(x + second))[1];
+    } else if (lots) {
+        float u[LOT], v[LOT], cosine[LOT], sine[LOT];
+        read_lot(u, x + first);
+        read_lot(v, x + second);
+        read_lot(cosine, cosines + row * pairs + item);
+        read_lot(sine, sines + row * pairs + item);
+#pragma unroll
+        for (int j = 0; j < LOT; j++) {
+            float turned = u[j] * cosine[j] - v[j] * (sine[j] * sign);
+            v[j] = v[j] * cosine[j] + u[j] * (sine[j] * sign);
+            u[j] = turned;
+        }
+        write_lot(y + first, u);
+        write_lot(y + second, v);
+    } else if (item >= pairs) {
+        y[second] = x[second];
+    } else {
+        float u = to_f32(x[first]), v = to_f32(x[second]);
+        float cosine = cosines[row * pairs + item], sine = sines[row * pairs + item] * sign;
+        y[first] = from_f32<T>(u * cosine - v * sine);
+        y[second] = from_f32<T>(v * cosine + u * sine);
     }
-    u64 second = first + pairs;
-    float u = to_f32(x[first]), v = to_f32(x[second]);
-    float cosine = cosines[row * pairs + item], sine = sines[row * pairs + item] * sign;
-    y[first] = from_f32<T>(u * cosine - v * sine);
-    y[second] = from_f32<T>(v * cosine + u * sine);
 }
 
 struct RowKey { u64 sample; u32 position; u32 epoch; };
@@ -99,8 +156,8 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
         sum_ranks(parts, ranks, to, count, add);                                                                  \
     }                                                                                                             \
     extern "C" __global__ void rope_##NAME(const float *cosines, const float *sines, const T *x, T *y, u64 rows,  \
-                                           u64 heads, u64 head_dim, u64 rotated, float sign) {                    \
-        rope(cosines, sines, x, y, rows, heads, head_dim, rotated, sign);                                         \
+                                           u64 heads, u64 head_dim, u64 rotated, float sign, u64 lots) {          \
+        rope(cosines, sines, x, y, rows, heads, head_dim, rotated, sign, lots);                                   \
     }                                                                                                             \
     extern "C" __global__ void dropout_##NAME(const RowKey *keys, const T *x, T *y, u64 rows, u64 width,          \
                                               u64 threshold, float scale, u64 seed, u64 op) {                     \

@@ -19,6 +19,28 @@ __device__ float over_block(float value) {
     return total;
 }
 
+// The softmax of what was added so far.
+struct Softmax {
+    float peak, total;
+
+    template <typename T> __device__ __forceinline__ void add(const float (&lot)[LOT]) {
+        float largest = peak;
+#pragma unroll
+        for (int i = 0; i < LOT; i++) largest = fmaxf(largest, lot[i]);
+        // Nothing but -inf so far: weights are 0 and not the NaN of -inf - -inf.
+        float base = largest == -INFINITE ? 0.0f : largest, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < LOT; i++) sum += exp_of<T>(lot[i] - base);
+        total = total * exp_of<T>(peak - base) + sum;
+        peak = largest;
+    }
+
+    template <typename T> __device__ __forceinline__ void add(float value) {
+        float lot[LOT] = {value, -INFINITE, -INFINITE, -INFINITE, -INFINITE, -INFINITE, -INFINITE, -INFINITE};
+        add<T>(lot);
+    }
+};
+
 // A block turns one row of logits into its loss and, where asked, into its gradient in the run's type, in the row's own
 // memory. Element i is written only after all threads have read the elements up to i, so a narrower type overwrites
 // nothing that is still to be read.
@@ -35,24 +57,36 @@ __device__ void softmax_loss(float *logits, u64 pitch, const i32 *labels, float 
         for (u64 i = threadIdx.x; differentiate && i < vocab; i += THREADS) grads[i] = from_f32<T>(0.0f);
         return;
     }
-    float peak = -INFINITE;
-    for (u64 i = threadIdx.x; i < vocab; i += THREADS) peak = fmaxf(peak, row[i]);
-    peak = over_block<true>(peak);
-    float total = 0.0f;
-    for (u64 i = threadIdx.x; i < vocab; i += THREADS) total += expf(row[i] - peak);
-    total = over_block<false>(total);
+    Softmax all = {-INFINITE, 0.0f};
+    // Rows begin at multiples of 32 bytes; what is behind the vocabulary is not looked at.
+    u64 whole = vocab / LOT * LOT;
+    for (u64 first = threadIdx.x * LOT; first < whole; first += THREADS * LOT) {
+        float lot[LOT];
+        read_lot(lot, row + first);
+        all.add<T>(lot);
+    }
+    if (whole + threadIdx.x < vocab) all.add<T>(row[whole + threadIdx.x]);
+    float peak = over_block<true>(all.peak);
+    float total = over_block<false>(all.total * exp_of<T>(all.peak - peak));
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) - (row[label] - peak);
     if (!differentiate) return;
-    float scale = (float)(*loss_weight * *loss_scale);
-    float share = scale / total;
-    for (u64 first = 0; first < vocab; first += THREADS) {
-        u64 i = first + threadIdx.x;
-        float logit = i < vocab ? row[i] : 0.0f;
+    float scale = (float)(*loss_weight * *loss_scale), share = scale / total;
+    __syncthreads();
+    for (u64 begin = 0; begin < vocab; begin += THREADS * LOT) {
+        u64 first = begin + threadIdx.x * LOT;
+        float lot[LOT];
+        // The row's end within its pitch: padding is read and written, and nobody looks at it.
+        bool mine = first < vocab;
+        if (mine) read_lot(lot, row + first);
         __syncthreads();
-        if (i < vocab) {
-            float grad = expf(logit - peak) * share;
-            grads[i] = from_f32<T>(i == (u64)label ? grad - scale : grad);
+        if (!mine) continue;
+#pragma unroll
+        for (int i = 0; i < LOT; i++) lot[i] = exp_of<T>(lot[i] - peak) * share;
+        if ((u64)label - first < LOT) {
+#pragma unroll
+            for (int i = 0; i < LOT; i++) lot[i] -= (u64)label == first + i ? scale : 0.0f;
         }
+        write_lot(grads + first, lot);
     }
 }
 

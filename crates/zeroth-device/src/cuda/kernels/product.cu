@@ -66,3 +66,26 @@ PRODUCT_TO(bf16, Bf16, f32, float)
 PRODUCT_TO(bf16, Bf16, bf16, Bf16)
 PRODUCT_TO(f16, F16, f32, float)
 PRODUCT_TO(f16, F16, f16, F16)
+
+// What the library's algorithms are compared with: numbers between -1 and 1, and whether two results are the same.
+template <typename T>
+__device__ void noise(T *to, u64 count, u64 seed) {
+    u64 quad = thread_of_grid();
+    if (quad * 4 >= count) return;
+    Words counter = {{(u32)quad, (u32)(quad >> 32), 0, 0}};
+    Words drawn = philox(counter, (u32)seed, 0);
+    for (u64 i = 0; i < 4 && quad * 4 + i < count; i++) {
+        to[quad * 4 + i] = from_f32<T>((float)(i32)drawn.at[i] * 4.656612873077393e-10f);
+    }
+}
+
+// `found` becomes 1 where two words are not the same. All who write it write the same.
+extern "C" __global__ void differ(const u32 *a, const u32 *b, u64 words, u64 *found) {
+    u64 i = thread_of_grid();
+    if (i < words && a[i] != b[i]) *found = 1;
+}
+
+#define NOISE(NAME, T)                                                                                            \
+    extern "C" __global__ void noise_##NAME(T *to, u64 count, u64 seed) { noise(to, count, seed); }
+
+EACH_TYPE(NOISE)

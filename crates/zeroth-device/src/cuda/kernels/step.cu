@@ -124,30 +124,56 @@ __device__ void merge_block(ExactSum *lanes, const ExactSum &mine) {
     }
 }
 
-// A block sums the squares of 2,048 elements: element i in lane i mod 256, lanes folded in halves.
+// A block sums the squares of 2,048 elements: element i in lane i mod 256, lanes folded in halves. Elements come in pieces
+// of 16 bytes and change hands in shared memory.
 template <typename T>
 __device__ void block_squares(const T *values, u64 count, double *sums) {
     __shared__ double lanes[THREADS];
-    u64 first = (u64)blockIdx.x * BLOCK, end = first + BLOCK < count ? first + BLOCK : count;
+    __shared__ __align__(16) T block[BLOCK];
+    u64 first = (u64)blockIdx.x * BLOCK, there = count - first < BLOCK ? count - first : BLOCK;
+    if (there == BLOCK && in_sixteens(values)) {
+        constexpr int PIECES = BLOCK * (int)sizeof(T) / 16;
+        const uint4 *from = (const uint4 *)(values + first);
+#pragma unroll
+        for (int i = 0; i < PIECES; i += THREADS) ((uint4 *)block)[i + threadIdx.x] = from[i + threadIdx.x];
+    } else {
+        for (u64 i = threadIdx.x; i < BLOCK; i += THREADS) block[i] = i < there ? values[first + i] : from_f32<T>(0.0f);
+    }
+    __syncthreads();
     double mine = 0.0;
-    for (u64 i = first + threadIdx.x; i < end; i += THREADS) {
-        double value = (double)to_f32(values[i]);
+#pragma unroll
+    for (int i = 0; i < BLOCK; i += THREADS) {
+        double value = (double)to_f32(block[i + threadIdx.x]);
         mine += value * value;
     }
     lanes[threadIdx.x] = mine;
     __syncthreads();
-    for (int half = THREADS / 2; half > 0; half /= 2) {
+    for (int half = THREADS / 2; half >= WARP; half /= 2) {
         if (threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
         __syncthreads();
     }
-    if (threadIdx.x == 0) sums[blockIdx.x] = lanes[0];
+    if (threadIdx.x >= WARP) return;
+    mine = lanes[threadIdx.x];
+    for (int half = WARP / 2; half > 0; half /= 2) mine += __shfl_down_sync(ALL_LANES, mine, half);
+    if (threadIdx.x == 0) sums[blockIdx.x] = mine;
 }
 
-extern "C" __global__ void exact_sum(const double *sums, u64 count, ExactSum *to) {
+// Block sums become exact sums: a block has every gridDim.x-th 256 of them.
+extern "C" __global__ void exact_sums(const double *sums, u64 count, ExactSum *to) {
     __shared__ ExactSum lanes[THREADS];
     ExactSum mine;
     clear(mine);
-    for (u64 i = threadIdx.x; i < count; i += THREADS) add(mine, sums[i]);
+    for (u64 i = thread_of_grid(); i < count; i += (u64)gridDim.x * THREADS) add(mine, sums[i]);
+    merge_block(lanes, mine);
+    if (threadIdx.x == 0) to[blockIdx.x] = lanes[0];
+}
+
+// One block: exact sums become one.
+extern "C" __global__ void merge_sums(const ExactSum *sums, u64 count, ExactSum *to) {
+    __shared__ ExactSum lanes[THREADS];
+    ExactSum mine;
+    clear(mine);
+    for (u64 i = threadIdx.x; i < count; i += THREADS) merge(mine, sums[i]);
     merge_block(lanes, mine);
     if (threadIdx.x == 0) *to = lanes[0];
 }
@@ -294,45 +320,21 @@ extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, c
 
 enum { ADAMW = 0, ADAM = 1, SGD = 2, LION = 3, ADAGRAD = 4 };
 
-// Moments of a flat. Without `chance` those in bf16 are rounded to the nearest.
+// Moments of a flat, null where there are none. Without `chance` those in bf16 are rounded to the nearest.
 struct Moments {
     void *first, *second;
     u64 narrow, chance, seed, flat, at;
 };
-
-__device__ __forceinline__ float moment(const void *moments, u64 narrow, u64 i) {
-    return !moments ? 0.0f : narrow ? to_f32(((const Bf16 *)moments)[i]) : ((const float *)moments)[i];
-}
 
 // One of the two bf16 around a number, the nearer one the likelier.
 __device__ __forceinline__ float by_chance(float value, u32 bits) {
     return value != value ? value : __uint_as_float((__float_as_uint(value) + bits) & 0xffff0000u);
 }
 
-__device__ __forceinline__ void keep(void *moments, const Moments &all, u64 i, float value, u32 bits) {
-    if (!moments) return;
-    if (all.narrow) {
-        ((Bf16 *)moments)[i] = from_f32<Bf16>(all.chance ? by_chance(value, bits) : value);
-    } else {
-        ((float *)moments)[i] = value;
-    }
-}
-
-// Every rounding is meant: see the same functions of the processor.
-template <typename G, typename W>
-__device__ void optimize(u64 optimizer, u64 group, const Control *control, const G *grads, float *master,
-                         Moments moments, W *weights, u64 count) {
-    u64 i = thread_of_grid();
-    if (i >= count) return;
-    if (control->apply == 0) {
-        // Whoever takes the weights from here finds what they were.
-        if (weights) weights[i] = from_f32<W>(master[i]);
-        return;
-    }
-    Numbers s = control->numbers[group];
-    float g = __fmul_rn(__fmul_rn(to_f32(grads[i]), s.unscale), s.clip), p = master[i];
-    if (optimizer == SGD && s.momentum == 0.0f) moments.first = 0;
-    float m = moment(moments.first, moments.narrow, i), v = moment(moments.second, moments.narrow, i);
+// One weight p with its gradient and moments. Every rounding is meant: see the same functions of the processor.
+__device__ __forceinline__ void optimize_one(u64 optimizer, const Numbers &s, bool with_velocity, float g, float &p,
+                                             float &m, float &v) {
+    g = __fmul_rn(__fmul_rn(g, s.unscale), s.clip);
     if (optimizer != ADAMW && optimizer != LION && s.decay != 0.0f) g = __fmaf_rn(s.decay, p, g);
     if (optimizer == ADAMW || optimizer == ADAM) {
         m = __fmaf_rn(s.beta1, m, __fmul_rn(s.beta1_rest, g));
@@ -342,7 +344,7 @@ __device__ void optimize(u64 optimizer, u64 group, const Control *control, const
         p = __fsub_rn(p, __fmaf_rn(decay, p, __fmul_rn(s.adam_rate, __fdiv_rn(m, denominator))));
     } else if (optimizer == SGD) {
         float along = g;
-        if (moments.first) {
+        if (with_velocity) {
             m = __fmaf_rn(s.velocity, m, __fmul_rn(s.velocity_rest, g));
             along = s.nesterov ? __fmaf_rn(s.momentum, m, g) : m;
         }
@@ -356,32 +358,65 @@ __device__ void optimize(u64 optimizer, u64 group, const Control *control, const
         v = __fmaf_rn(g, g, v);
         p = __fmaf_rn(-s.adagrad_rate, __fdiv_rn(g, __fadd_rn(__fsqrt_rn(v), s.eps)), p);
     }
-    Words drawn = {};
-    if (moments.narrow && moments.chance) {
-        u64 at = moments.at + i;
-        Words counter = {{(u32)control->applied, (u32)moments.flat, (u32)at, (u32)(at >> 32)}};
-        drawn = philox(counter, (u32)moments.seed, (u32)(moments.seed >> 32));
-    }
-    keep(moments.first, moments, i, m, drawn.at[0] >> 16);
-    keep(moments.second, moments, i, v, drawn.at[1] >> 16);
-    master[i] = p;
-    if (weights) weights[i] = from_f32<W>(p);
 }
 
-#define OPTIMIZE(NAME, G, TO, W)                                                                                  \
-    extern "C" __global__ void optimize_##NAME##_##TO(                                                            \
-        u64 optimizer, u64 group, const Control *control, const G *grads, float *master, void *first,             \
-        void *second, u64 narrow, u64 chance, u64 seed, u64 flat, u64 at, W *weights, u64 count) {                \
-        Moments moments = {first, second, narrow, chance, seed, flat, at};                                        \
-        optimize(optimizer, group, control, grads, master, moments, weights, count);                              \
+// A type of numbers that is known only when a kernel runs.
+enum { OF_F32 = 0, OF_BF16 = 1, OF_F16 = 2 };
+
+__device__ __forceinline__ void take_any(float (&lot)[LOT], const void *from, u64 type, u64 first, u64 count, bool whole) {
+    if (type == OF_F32) take(lot, (const float *)from, first, count, whole);
+    else if (type == OF_BF16) take(lot, (const Bf16 *)from, first, count, whole);
+    else take(lot, (const F16 *)from, first, count, whole);
+}
+
+__device__ __forceinline__ void put_any(void *to, u64 type, u64 first, u64 count, bool whole, const float (&lot)[LOT]) {
+    if (type == OF_F32) put((float *)to, first, count, whole, lot);
+    else if (type == OF_BF16) put((Bf16 *)to, first, count, whole, lot);
+    else put((F16 *)to, first, count, whole, lot);
+}
+
+// Gradients and weights have any type; the arithmetic is the same for all of them.
+extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *control, const void *grads, u64 grad_type,
+                                    float *master, void *first_moments, void *second_moments, u64 narrow, u64 chance,
+                                    u64 seed, u64 flat, u64 place, void *weights, u64 weight_type, u64 count) {
+    Moments moments = {first_moments, second_moments, narrow, chance, seed, flat, place};
+    u64 first = thread_of_grid() * LOT;
+    if (first >= count) return;
+    bool whole = first + LOT <= count && in_sixteens(grads, master, moments.first, moments.second, weights);
+    float p[LOT], g[LOT], m[LOT], v[LOT];
+    take(p, master, first, count, whole);
+    if (control->apply == 0) {
+        // Whoever takes the weights from here finds what they were.
+        if (weights) put_any(weights, weight_type, first, count, whole, p);
+        return;
     }
+    const Numbers s = control->numbers[group];
+    if (optimizer == SGD && s.momentum == 0.0f) moments.first = 0;
+    take_any(g, grads, grad_type, first, count, whole);
+    take_any(m, moments.first, moments.narrow, first, moments.first ? count : 0, moments.first && whole);
+    take_any(v, moments.second, moments.narrow, first, moments.second ? count : 0, moments.second && whole);
+#pragma unroll
+    for (int i = 0; i < LOT; i++) optimize_one(optimizer, s, moments.first != 0, g[i], p[i], m[i], v[i]);
+    if (moments.narrow && moments.chance) {
+#pragma unroll
+        for (int i = 0; i < LOT; i++) {
+            u64 at = moments.at + first + i;
+            Words counter = {{(u32)control->applied, (u32)moments.flat, (u32)at, (u32)(at >> 32)}};
+            Words drawn = philox(counter, (u32)moments.seed, (u32)(moments.seed >> 32));
+            m[i] = by_chance(m[i], drawn.at[0] >> 16);
+            v[i] = by_chance(v[i], drawn.at[1] >> 16);
+        }
+    }
+    // `narrow` is 1 for bf16, as the types count.
+    if (moments.first) put_any(moments.first, moments.narrow, first, count, whole, m);
+    if (moments.second) put_any(moments.second, moments.narrow, first, count, whole, v);
+    put(master, first, count, whole, p);
+    if (weights) put_any(weights, weight_type, first, count, whole, p);
+}
 
 #define STEP(NAME, T)                                                                                             \
     extern "C" __global__ void block_squares_##NAME(const T *values, u64 count, double *sums) {                   \
         block_squares(values, count, sums);                                                                       \
-    }                                                                                                             \
-    OPTIMIZE(NAME, T, f32, float)                                                                                 \
-    OPTIMIZE(NAME, T, bf16, Bf16)                                                                                 \
-    OPTIMIZE(NAME, T, f16, F16)
+    }
 
 EACH_TYPE(STEP)

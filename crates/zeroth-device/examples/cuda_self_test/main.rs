@@ -1,10 +1,11 @@
 //! Compares every kernel of a card with its reference in f64, or bit by bit with the processor's kernel.
 //!
-//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick]
+//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick] [portable] [timings]
 //!
 //! Needs an NVIDIA card and nothing else of this repository: the binary can be carried to the machine that has it. Outputs
 //! hold NaN before they are written, each kernel runs twice and must give the same bits, and what lies behind an output
-//! must stay as it is. One line a kernel; ends with 1 where one is wrong. `quick` leaves out the timings.
+//! must stay as it is. One line a kernel; ends with 1 where one is wrong. `quick` leaves out the timings and `timings` all but
+//! them; with `portable` kernels use only what all cards have.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(
     clippy::many_single_char_names,
@@ -22,12 +23,13 @@ use zeroth_device::cpu::{
     RopeTable, RowKey, reference,
 };
 use zeroth_device::cuda::CudaDevice;
-use zeroth_device::{Control, Device, Kernel, Launch, Queue, Span, StepInput, Tier};
+use zeroth_device::{Control, Device, DeviceError, Kernel, Launch, Queue, Span, StepInput, Target, Tier};
 
-#[path = "../tests/cuda/bench.rs"]
+#[path = "../../tests/cuda/bench.rs"]
 mod bench;
-#[path = "../tests/cuda/step.rs"]
+#[path = "../../tests/cuda/step.rs"]
 mod step;
+mod timings;
 use bench::{ARENA, Bench, Expected, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
 
 /// Bytes of the host's arena.
@@ -35,7 +37,9 @@ const HOST: u64 = 32 << 20;
 
 fn main() -> ExitCode {
     let begin = Instant::now();
-    let device = match CudaDevice::open(0, ARENA, HOST) {
+    let asked = |word: &str| std::env::args().any(|argument| argument == word);
+    let open = if asked("portable") { CudaDevice::open_portable } else { CudaDevice::open };
+    let device = match open(0, ARENA, HOST) {
         Ok(device) => device,
         Err(error) => {
             println!("FAILED to open: {error}");
@@ -48,8 +52,8 @@ fn main() -> ExitCode {
         begin.elapsed().as_secs_f64()
     );
     let mut bench = Bench::new(device);
-    let quick = std::env::args().any(|argument| argument == "quick");
-    let result = bench.all().and_then(|()| if quick { Ok(()) } else { bench.timings() });
+    let result = if asked("timings") { Ok(()) } else { bench.all() };
+    let result = result.and_then(|()| if asked("quick") { Ok(()) } else { bench.timings() });
     if let Err(error) = result {
         println!("FAILED: {error}");
         return ExitCode::FAILURE;
@@ -64,7 +68,7 @@ impl Bench {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             self.dtype = dtype;
             for (rows, inputs, outputs) in
-                [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256)]
+                [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256), (4200, 72, 64)]
             {
                 for own in [false, true] {
                     self.device.own_products(own);
@@ -73,7 +77,7 @@ impl Bench {
                 }
                 self.device.own_products(false);
             }
-            for (rows, width) in [(1, 6), (5, 20), (33, 36), (200, 77), (130, 1000)] {
+            for &(rows, width) in ROWS {
                 self.norm(rows, width)?;
                 self.elements(rows, width)?;
                 self.embedding(rows, width)?;
@@ -87,6 +91,10 @@ impl Bench {
                     starts,
                 )?;
             }
+            for head_dim in [36, 64, 128, 256] {
+                self.moved(4, 2, head_dim, None)?;
+                self.moved(2, 2, head_dim, Some(100))?;
+            }
             for (rows, hidden, vocab) in [(1, 20, 37), (5, 36, 101), (33, 64, 50), (200, 20, 1003)] {
                 self.head(HeadLossDims { rows, hidden, vocab })?;
                 self.logits(rows, hidden, vocab)?;
@@ -94,9 +102,11 @@ impl Bench {
             self.step()?;
         }
         self.controls()?;
-        // Two slices.
+        // Large enough for a trial of the library's algorithms.
         self.dtype = DType::Bf16;
-        self.head(HeadLossDims { rows: 300, hidden: 8, vocab: 200_003 })
+        self.linear(LinearDims { rows: 640, inputs: 1032, outputs: 2056 }, "library")?;
+        // Two slices.
+        self.head(HeadLossDims { rows: 900, hidden: 8, vocab: 200_003 })
     }
 
     /// Up on one queue, over to the host's arena on another, and down on a third; each waits for the one before.
@@ -263,7 +273,9 @@ impl Bench {
     }
 
     fn rope(&mut self) -> Outcome {
-        for (rows, heads, head_dim, rotated) in [(1, 1, 6, 6), (33, 3, 20, 16), (200, 4, 64, 64)] {
+        for (rows, heads, head_dim, rotated) in
+            [(1, 1, 6, 6), (33, 3, 20, 16), (200, 4, 64, 64), (65, 2, 128, 128), (40, 3, 64, 32)]
+        {
             let dims = RopeDims { rows, heads, head_dim, rotated };
             let table = RopeTable::plain(1e4, rotated);
             let positions: Vec<i32> = (0..rows as i32).map(|row| row * 11).collect();
@@ -327,6 +339,66 @@ impl Bench {
         self.case(&shape, kernel, &[dq, dk, dv])
     }
 
+    /// A sequence gives the same bits wherever in the pack it stands.
+    fn moved(&mut self, heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Outcome {
+        let (length, before, seed) = (300, 37, self.seed);
+        let widths = [heads, kv_heads, kv_heads, heads].map(|heads| heads * head_dim);
+        let tensors = widths.map(|width| self.random(length * width));
+        let others = widths.map(|width| self.random(before * width));
+        // What comes next draws its numbers as if this had not been.
+        self.seed = seed;
+        let scale = 0.8 / (head_dim as f32).sqrt();
+        let dims = AttentionDims { rows: length, heads, kv_heads, head_dim, window, scale };
+        let alone = self.attended(dims, &[2, 0, length as u32], &tensors)?;
+        let mut behind = others;
+        behind.iter_mut().zip(&tensors).for_each(|(all, tensor)| all.extend(tensor));
+        let rows = before + length;
+        let starts = [3, 0, before as u32, rows as u32];
+        let packed = self.attended(AttentionDims { rows, ..dims }, &starts, &behind)?;
+        // The statistics lie by heads, all else by rows.
+        let statistics = |rows: usize, all: &[u8]| {
+            let of_head = all.chunks(4 * rows).map(|head| head[4 * (rows - length)..].to_vec());
+            of_head.collect::<Vec<_>>().concat()
+        };
+        let same = alone.iter().zip(&packed).skip(1).all(|(one, other)| other.ends_with(one))
+            && statistics(length, &alone[0]) == statistics(rows, &packed[0]);
+        let verdict = if same { "ok" } else { "FAILED: other bits elsewhere in the pack" };
+        self.wrong += usize::from(!same);
+        println!(
+            "attention {} moved, {heads}/{kv_heads} heads of {head_dim}, {window:?}: {verdict}",
+            self.dtype
+        );
+        Ok(())
+    }
+
+    /// lse, y, dq, dk and dv of q, k, v and dy.
+    fn attended(
+        &mut self,
+        dims: AttentionDims,
+        starts: &[u32],
+        [q, k, v, dy]: &[Vec<f64>; 4],
+    ) -> Result<Vec<Vec<u8>>, DeviceError> {
+        let starts = self.given(cast_slice(starts))?;
+        let (q, k, v, dy) = (self.input(q)?, self.input(k)?, self.input(v)?, self.input(dy)?);
+        let lse = self.place(4 * dims.heads * dims.rows);
+        let [y, dq, dk, dv] = [q, q, k, v].map(|like| self.place(like.bytes as usize));
+        let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
+        let backward = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+        for kernel in [forward, backward] {
+            let dtype = self.dtype;
+            let scratch = self.place(Target::Cuda.scratch(&kernel, dtype) as usize);
+            self.device.enqueue(Queue::Compute, &Launch { kernel, dtype, scratch })?;
+        }
+        let mut found = Vec::new();
+        for span in [lse, y, dq, dk, dv] {
+            let mut bytes = vec![0; span.bytes as usize];
+            self.device.download(Queue::Compute, span, &mut bytes)?;
+            found.push(bytes);
+        }
+        self.next = 0;
+        Ok(found)
+    }
+
     fn head(&mut self, dims: HeadLossDims) -> Outcome {
         let HeadLossDims { rows, hidden, vocab } = dims;
         let shape = format!("{rows}x{hidden}x{vocab}");
@@ -383,29 +455,11 @@ impl Bench {
         };
         self.case(&format!("{rows}x{hidden}x{vocab}"), kernel, &[output])
     }
-
-    /// For information: how long one takes, over and over.
-    fn timings(&mut self) -> Outcome {
-        self.dtype = DType::Bf16;
-        let (dims, square) = (LinearDims { rows: 4096, inputs: 4096, outputs: 4096 }, 4096 * 4096);
-        let (x, w) = (self.random(square), self.random(square));
-        let (x, w, y) = (self.input(&x)?, self.input(&w)?, self.place(2 * square));
-        self.time(2.0 * 4096f64.powi(3), Kernel::Linear { dims, x, w, bias: None, y })?;
-        let (rows, heads, head_dim) = (4096, 32, 128);
-        let dims = AttentionDims { rows, heads, kv_heads: heads, head_dim, window: None, scale: 0.08 };
-        let elements = rows * heads * head_dim;
-        let (q, k, v) = (self.random(elements), self.random(elements), self.random(elements));
-        let (q, k, v) = (self.input(&q)?, self.input(&k)?, self.input(&v)?);
-        let starts = self.given(cast_slice(&[2u32, 0, 4096]))?;
-        let (y, lse, dy) = (self.place(2 * elements), self.place(4 * rows * heads), v);
-        // Two products of half of [rows, rows, head_dim] a head.
-        let flops = 2.0 * (rows * rows) as f64 * (heads * head_dim) as f64;
-        self.time(flops, Kernel::Attention { dims, starts, q, k, v, y, lse })?;
-        let [dq, dk, dv] = [(); 3].map(|()| self.place(2 * elements));
-        let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
-        self.time(2.5 * flops, kernel)
-    }
 }
+
+/// Rows and widths: in whole lots and not, and more rows than are looked at at a time.
+const ROWS: &[(usize, usize)] =
+    &[(1, 6), (5, 20), (33, 36), (200, 77), (130, 1000), (300, 128), (7, 5120), (2500, 16)];
 
 type AttentionCase = (usize, usize, usize, usize, Option<usize>, &'static [u32]);
 
@@ -419,4 +473,10 @@ const ATTENTION: &[AttentionCase] = &[
     (200, 2, 1, 128, None, &[0, 200]),
     (140, 2, 2, 160, Some(70), &[0, 3, 140]),
     (70, 3, 1, 256, None, &[0, 1, 2, 3, 65]),
+    // More tiles than one on both sides.
+    (600, 2, 1, 64, None, &[0, 600]),
+    (300, 2, 2, 40, Some(129), &[0, 280]),
+    (700, 4, 2, 128, None, &[0, 260, 261, 650]),
+    (500, 4, 1, 120, Some(130), &[0, 400, 500]),
+    (300, 2, 1, 256, None, &[0, 300]),
 ];
