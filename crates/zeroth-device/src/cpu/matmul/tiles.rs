@@ -276,7 +276,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
             } else {
-                for i in 0..1 + usize::from(both) {
+                for i in 0..=usize::from(both) {
                     edge::<TALL, WIDE>(
                         upper.wrapping_add(i * a.step),
                         lower.wrapping_add(i * a.step),
