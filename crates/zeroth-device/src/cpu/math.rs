@@ -70,6 +70,7 @@ pub(super) fn sigmoid<const FUSED: bool>(x: f32) -> f32 {
 }
 
 /// The series of (2^t - 1) / t for t within half of 0, highest first; relative error of 2^t below 1e-7.
+#[allow(clippy::approx_constant, reason = "the last is the fit's own, not the logarithm of 2")]
 pub(super) const POWERS: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 0.240_222_42, 0.693_147];
 
 /// 2 to the power x, for x up to 126, within 2 units in the last place; below -126 it stays 2^-126.

@@ -67,7 +67,10 @@ impl Sizes {
         let cut = self.cut(k);
         let across = n.div_ceil(cut.columns);
         let mut bands = m.div_ceil(cut.rows);
-        while bands * across % threads != 0 && bands * across < 4 * threads && bands * self.rows < m {
+        while !(bands * across).is_multiple_of(threads)
+            && bands * across < 4 * threads
+            && bands * self.rows < m
+        {
             bands += 1;
         }
         let bands = if bands == 0 { 1 } else { bands };
