@@ -12,15 +12,17 @@ const LINES: usize = 4;
 
 /// What to ask for during one product of two panels: straight code, which costs nothing beside the product.
 pub(super) struct Ahead {
-    reads: [*const u8; LINES],
-    /// Bytes from a line to the one of the next beat.
-    on: usize,
+    /// Lines of rows that will be read.
+    reads: Option<Lines>,
     /// Lines of what will be added to, both ends of two rows.
-    adds: Option<([*const u8; LINES], usize)>,
+    adds: Option<Lines>,
 }
 
+/// The lines of a beat, and bytes from each to the one of the next beat.
+type Lines = ([*const u8; LINES], usize);
+
 impl Ahead {
-    pub(super) const NOTHING: Self = Self { reads: [std::ptr::null(); LINES], on: 0, adds: None };
+    pub(super) const NOTHING: Self = Self { reads: None, adds: None };
 
     /// Reads part `part` of `parts` of `lines` rows, `row` elements from one to the next: two of them, or every other
     /// cache line of four, whose neighbours the processor brings by itself.
@@ -28,13 +30,13 @@ impl Ahead {
     pub(super) fn read<T>(&mut self, start: *const T, row: usize, lines: usize, [part, parts]: [usize; 2]) {
         let (first, last) = (lines * part / parts, lines * (part + 1) / parts);
         let line = |at: usize| start.wrapping_add((first + at) * row).cast::<u8>();
-        self.reads = match last - first {
+        let lines = match last - first {
             0 => return,
             1 => [line(0), line(0).wrapping_add(LINE), line(0), line(0).wrapping_add(LINE)],
             2 => [line(0), line(0).wrapping_add(LINE), line(1), line(1).wrapping_add(LINE)],
             _ => [line(0), line(1), line(2), line(3)],
         };
-        self.on = BEAT * size_of::<T>();
+        self.reads = Some((lines, BEAT * size_of::<T>()));
     }
 
     /// Adds to rows of `width` elements, `stride` elements apart, two of them a beat.
@@ -49,9 +51,11 @@ impl Ahead {
     /// Asks for the lines of one beat.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        for line in &mut self.reads {
-            ask_to_read(*line);
-            *line = line.wrapping_add(self.on);
+        if let Some((lines, on)) = &mut self.reads {
+            for line in lines {
+                ask_to_read(*line);
+                *line = line.wrapping_add(*on);
+            }
         }
         if let Some((lines, on)) = &mut self.adds {
             for line in lines {
