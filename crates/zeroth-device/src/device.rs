@@ -17,11 +17,16 @@ pub enum Queue {
     Upload,
     /// From the device's memory to the host's.
     Download,
+    /// Optimizer state that passes through the device: its way there, and the update itself.
+    Load,
+    /// And its way back.
+    Store,
 }
 
 impl Queue {
     /// All queues.
-    pub const ALL: [Self; 4] = [Self::Compute, Self::Comm, Self::Upload, Self::Download];
+    pub const ALL: [Self; 6] =
+        [Self::Compute, Self::Comm, Self::Upload, Self::Download, Self::Load, Self::Store];
 
     /// Its name in traces.
     pub const fn name(self) -> &'static str {
@@ -30,6 +35,8 @@ impl Queue {
             Self::Comm => "comm",
             Self::Upload => "upload",
             Self::Download => "download",
+            Self::Load => "load",
+            Self::Store => "store",
         }
     }
 }

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 
 use job::{BF16, F32, Golden, ROOMY, Setup};
 use proptest::prelude::*;
-use zeroth_device::Queue;
+use zeroth_device::{Queue, Tier};
 use zeroth_graph::{Backward, Graph};
 use zeroth_step::program::{
-    Action, Offload, Program, ProgramError, Recompute, SectionMemory, Settings, Types, compile,
+    Action, Offload, Program, ProgramError, Recompute, SectionMemory, Settings, Stream, Types, compile,
 };
 use zeroth_step::run::Compiled;
 
@@ -200,9 +200,13 @@ fn recomputations() -> impl Strategy<Value = Recompute> {
 fn travels() -> impl Strategy<Value = Settings> {
     let shares = (prop::option::of(0.0..1.0f64), prop::option::of(0u64..20_000));
     let sizes = (1u64..10_000, 1u64..4, 1u64..10_000, 1u64..4);
-    (shares, sizes, any::<[bool; 4]>(), 0u64..20_000).prop_map(
-        |((optimizer, parameters), (tile, tiles, piece, pieces), on, allgather_bucket)| Settings {
-            offload: Offload { optimizer, parameters, tile, tiles, piece, pieces, pageable: on[0] },
+    let stream = prop::option::of((0u64..100_000, any::<bool>()).prop_map(|(window, on_host)| {
+        let gradients = if on_host { Tier::Host } else { Tier::Device };
+        Stream { window, gradients }
+    }));
+    (shares, sizes, stream, any::<[bool; 4]>(), 0u64..20_000).prop_map(
+        |((optimizer, parameters), (tile, tiles, piece, pieces), stream, on, allgather_bucket)| Settings {
+            offload: Offload { optimizer, parameters, tile, tiles, piece, pieces, pageable: on[0], stream },
             reduce_scatter: on[1],
             allgather_partitions: on[2],
             memory_efficient_linear: on[3],

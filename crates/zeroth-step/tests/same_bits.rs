@@ -7,8 +7,8 @@ mod job;
 
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
 use zeroth_base::DType;
-use zeroth_device::{Optimizer, Recipe};
-use zeroth_step::program::{Offload, Recompute, Settings, Types};
+use zeroth_device::{Optimizer, Recipe, Tier};
+use zeroth_step::program::{Offload, Recompute, Settings, Stream, Types};
 
 const STEPS: usize = 3;
 
@@ -114,7 +114,7 @@ fn what_is_computed_again_has_the_same_bits() {
 }
 
 /// Everything, or a part, in host memory: (optimizer's share, parameters' elements, tile, tiles, piece, pieces, pageable).
-const OFFLOAD: [Offload; 6] = [
+const OFFLOAD: [Offload; 11] = [
     Offload { optimizer: Some(1.0), ..Offload::NOTHING },
     Offload { parameters: Some(u64::MAX), ..Offload::NOTHING },
     Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), ..Offload::NOTHING },
@@ -127,9 +127,41 @@ const OFFLOAD: [Offload; 6] = [
         piece: 1,
         pieces: 2,
         pageable: true,
+        stream: None,
     },
-    Offload { optimizer: None, parameters: None, tile: 4096, tiles: 1, piece: 1, pieces: 1, pageable: false },
+    Offload { tile: 4096, piece: 1, ..Offload::NOTHING },
+    // States that pass through the device: gradients here or there, with and without memory of their own.
+    Offload { optimizer: Some(1.0), stream: stream(0, Tier::Host), ..Offload::NOTHING },
+    Offload { optimizer: Some(1.0), stream: stream(40_000, Tier::Device), tile: 2048, ..Offload::NOTHING },
+    Offload {
+        optimizer: Some(1.0),
+        parameters: Some(u64::MAX),
+        stream: stream(0, Tier::Device),
+        tile: 2048,
+        tiles: 3,
+        ..Offload::NOTHING
+    },
+    Offload {
+        optimizer: Some(0.5),
+        parameters: Some(9000),
+        stream: stream(0, Tier::Host),
+        tile: 4096,
+        tiles: 2,
+        ..Offload::NOTHING
+    },
+    Offload {
+        optimizer: Some(1.0),
+        parameters: Some(u64::MAX),
+        stream: stream(1 << 20, Tier::Host),
+        tile: 2048,
+        piece: 4096,
+        ..Offload::NOTHING
+    },
 ];
+
+const fn stream(window: u64, gradients: Tier) -> Option<Stream> {
+    Some(Stream { window, gradients })
+}
 
 #[test]
 fn where_states_live_does_not_change_a_bit() {

@@ -4,6 +4,7 @@ use zeroth_device::cpu::{ExactSum, RowKey};
 use zeroth_device::{Access, Control, Recipe, Record, Report, StepInput, Tier};
 use zeroth_graph::{Backward, Graph, Kind, Op, Value};
 
+use super::place::ALIGNMENT;
 use super::{Action, Chunk, GradientHome, Instruction, Program, Section};
 
 /// What a buffer is for.
@@ -79,6 +80,15 @@ pub enum Content {
     Staged(usize),
     /// A tile of parameters that an instruction updated.
     Updated(usize),
+    /// The states of a tile that an instruction brought to the device.
+    Tile(usize),
+    /// Stands for the states of a tile where they live: it has no memory of its own, only an order of uses.
+    Living {
+        /// The flat.
+        flat: usize,
+        /// The tile's first element within what this rank updates.
+        first: u64,
+    },
     /// A chunk that an instruction rounded.
     Sent(usize),
     /// The parts of a chunk that an exchange brought.
@@ -152,13 +162,13 @@ impl Source<'_> {
             if home == GradientHome::Landed {
                 push_to(Tier::Device, Content::Gradient(flat), Category::Gradients, 4 * laid.padded());
             }
-            let kept = match (home, held.states) {
+            let kept = match (home, held.gradients) {
                 (GradientHome::Landed, Tier::Device) => 0,
                 (GradientHome::Landed, Tier::Host) | (GradientHome::Shard, _) => 4 * shard,
                 (GradientHome::Rounded, _) => program.types.communication.bytes() * laid.padded(),
             };
             if kept > 0 {
-                push_to(held.states, Content::Kept(flat), Category::Gradients, kept);
+                push_to(held.gradients, Content::Kept(flat), Category::Gradients, kept);
             }
             if program.has_master(flat) {
                 push_to(held.states, Content::Master(flat), Category::Optimizer, 4 * updated);
@@ -211,6 +221,7 @@ impl Source<'_> {
             | Action::Add(chunk, _)
             | Action::Reduce(chunk, _)
             | Action::Stage(chunk)
+            | Action::Load(chunk)
             | Action::Update(chunk) => chunk.range.end - chunk.range.start,
             other => unreachable!("{other:?} moves no chunk"),
         };
@@ -236,15 +247,19 @@ impl Source<'_> {
                 _ => (Category::Buffers, 4 * chunk(at)),
             },
             Content::Staged(at) | Content::Updated(at) => (Category::Buffers, chunk(at) * types.run.bytes()),
+            Content::Tile(at) => {
+                let flat = section.instructions[at].action.flat().expect("a tile is of a flat");
+                (Category::Buffers, TileParts::of(self.program, flat, chunk(at)).bytes)
+            }
+            Content::Living { .. } => (Category::Buffers, 0),
             Content::Scratch(at) => (Category::Buffers, scratch[at]),
             other => unreachable!("{other:?} is always there"),
         };
         let tier = match content {
-            Content::Parked(_) | Content::Staged(_) => Tier::Host,
-            // Updated where the states are.
+            Content::Parked(_) | Content::Staged(_) | Content::Living { .. } => Tier::Host,
             Content::Updated(at) => {
                 let flat = section.instructions[at].action.flat().expect("an update is about a flat");
-                self.program.held[flat].states
+                self.program.held[flat].updates
             }
             _ => Tier::Device,
         };
@@ -265,6 +280,7 @@ impl Source<'_> {
         let mut way = Way {
             stays: vec![0; self.program.layout.flats.len()],
             moving: Vec::new(),
+            tiles: Vec::new(),
             current: (0..self.backward.values.len()).map(Content::Value).collect(),
         };
         section
@@ -300,6 +316,7 @@ impl Source<'_> {
                 way.put(&whole, Content::Summed(at));
             }
             Action::Stage(chunk) => way.put(chunk, Content::Staged(at)),
+            Action::Load(chunk) => way.tiles.push((chunk.clone(), Content::Tile(at))),
             Action::Update(chunk) => way.put(chunk, Content::Updated(at)),
             _ => {}
         }
@@ -317,7 +334,7 @@ impl Source<'_> {
         use Access::{Read, Write};
         let program = self.program;
         let of = |chunk: &Chunk| way.of(chunk);
-        let on_host = |flat: usize| program.held[flat].states == Tier::Host;
+        let on_host = |flat: usize| program.held[flat].gradients == Tier::Host;
         let summed = |flat: usize| program.complete_gradient(flat, 0).0;
         let value = |value: &Value| way.current[value.index()];
         match &instruction.action {
@@ -408,19 +425,55 @@ impl Source<'_> {
                 };
                 vec![(from, Read), (Content::Kept(chunk.flat), Write)]
             }
-            Action::Squares(flat) => vec![(summed(*flat), Read), (Content::Report, Write)],
+            Action::Squares(flat) => {
+                // On its way to host memory a gradient is still here.
+                let whole = Chunk { flat: *flat, range: 0..self.program.layout.flats[*flat].padded() };
+                let passing = way.find(&whole).filter(|content| matches!(content, Content::Summed(_)));
+                vec![(passing.unwrap_or_else(|| summed(*flat)), Read), (Content::Report, Write)]
+            }
             Action::Reports => vec![(Content::Report, Read), (Content::Reports, Write)],
             Action::Control => {
                 let reports = if self.program.layout.ranks > 1 { Content::Reports } else { Content::Report };
                 let reads = [Content::Recipe, Content::Input, reports].map(|content| (content, Read));
                 reads.into_iter().chain([(Content::Control, Write), (Content::Record, Write)]).collect()
             }
+            Action::Load(chunk) => {
+                let living = Content::Living { flat: chunk.flat, first: chunk.range.start };
+                let mut touched = vec![(living, Read), (Content::Tile(at), Write)];
+                if on_host(chunk.flat) {
+                    touched.push((summed(chunk.flat), Read));
+                }
+                if !program.has_master(chunk.flat) {
+                    touched.push((Content::Weights(chunk.flat), Read));
+                }
+                touched
+            }
+            Action::Store(chunk) => {
+                let living = Content::Living { flat: chunk.flat, first: chunk.range.start };
+                let mut touched = vec![(way.tile(chunk), Read), (living, Write)];
+                if !program.has_master(chunk.flat) {
+                    touched.push((Content::Weights(chunk.flat), Write));
+                }
+                touched
+            }
+            Action::Update(chunk) if program.streams(chunk.flat) => {
+                let flat = chunk.flat;
+                let mut touched = vec![(Content::Control, Read), (way.tile(chunk), Write)];
+                if !on_host(flat) {
+                    touched.push((summed(flat), Read));
+                }
+                if program.has_master(flat) {
+                    let here = program.held[flat].weights == Tier::Device;
+                    touched.push((if here { Content::Weights(flat) } else { Content::Updated(at) }, Write));
+                }
+                touched
+            }
             Action::Update(chunk) => {
                 let (flat, held) = (chunk.flat, program.held[chunk.flat]);
                 let mut touched = vec![(Content::Control, Read), (summed(flat), Read)];
                 let [has_first, has_second] = program.optimizer.moments();
                 let weights =
-                    if held.weights == held.states { Content::Weights(flat) } else { Content::Updated(at) };
+                    if held.weights == held.updates { Content::Weights(flat) } else { Content::Updated(at) };
                 let states = [
                     has_first.then_some(Content::First(flat)),
                     has_second.then_some(Content::Second(flat)),
@@ -438,12 +491,43 @@ impl Source<'_> {
     }
 }
 
+/// Where the parts of a tile begin in its buffer, in bytes; none for what it has not.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TileParts {
+    pub(super) gradient: Option<u64>,
+    pub(super) master: u64,
+    pub(super) first: Option<u64>,
+    pub(super) second: Option<u64>,
+    pub(super) bytes: u64,
+}
+
+impl TileParts {
+    pub(super) fn of(program: &Program, flat: usize, elements: u64) -> Self {
+        let mut bytes = 0;
+        let mut part = |size: u64| {
+            let at = bytes;
+            bytes += (elements * size).next_multiple_of(ALIGNMENT);
+            at
+        };
+        let (_, gradient_type, _) = program.complete_gradient(flat, 0);
+        let on_host = program.held[flat].gradients == Tier::Host;
+        let [has_first, has_second] = program.optimizer.moments();
+        let moment = program.moments.bytes();
+        let gradient = on_host.then(|| part(gradient_type.bytes()));
+        let master = part(4);
+        let (first, second) = (has_first.then(|| part(moment)), has_second.then(|| part(moment)));
+        Self { gradient, master, first, second, bytes }
+    }
+}
+
 /// What stands for values, flats and chunks at a point of the list.
 struct Way {
     /// How often each flat was let go.
     stays: Vec<usize>,
     /// Chunks on their way, and the buffer they are in now.
     moving: Vec<(Chunk, Content)>,
+    /// Tiles whose states were brought.
+    tiles: Vec<(Chunk, Content)>,
     /// Values, and what stands for them now.
     current: Vec<Content>,
 }
@@ -460,6 +544,11 @@ impl Way {
 
     fn of(&self, chunk: &Chunk) -> Content {
         self.find(chunk).expect("a chunk is made before it is moved")
+    }
+
+    fn tile(&self, chunk: &Chunk) -> Content {
+        let found = self.tiles.iter().rev().find(|(other, _)| other == chunk);
+        found.expect("a tile is brought before it is updated").1
     }
 }
 

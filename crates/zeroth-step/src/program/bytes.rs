@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use zeroth_device::{Span, Target, Tier};
 use zeroth_graph::{Backward, Graph};
 
+use super::across::{self, Across};
 use super::buffers::Source;
 use super::launches::Lowering;
 use super::place::{ALIGNMENT, Passing, guard_reuse, place};
@@ -38,6 +39,9 @@ pub struct SectionMemory {
     pub buffers: Vec<Placed>,
     /// For each instruction, those of other queues that it waits for.
     pub waits: Waits,
+    /// For each instruction, those of earlier sections that may still run and that it waits for, by section and place.
+    /// Empty where all queues meet between sections.
+    pub across: Across,
 }
 
 /// The memory of a program on one rank's device: every rank's is the same.
@@ -85,7 +89,7 @@ pub(crate) fn guarded_bytes(
     });
     let always: Vec<Placed> = always.collect();
     let lowering = Lowering::new(program, graph, backward);
-    let mut sections = Vec::with_capacity(program.sections.len());
+    let (mut sections, mut all_touches) = (Vec::with_capacity(program.sections.len()), Vec::new());
     for section in &program.sections {
         let scratch = lowering.scratch(section, target, row_sizes);
         let touches = source.touches(section, &scratch);
@@ -110,7 +114,14 @@ pub(crate) fn guarded_bytes(
             let ours: Vec<usize> =
                 (0..passing.len()).filter(|index| passing[*index].buffer.tier == tier).collect();
             let of_tier: Vec<Passing> = ours.iter().map(|index| passing[*index].clone()).collect();
-            let (placed, end) = place(&of_tier);
+            let (mut placed, mut end) = place(&of_tier);
+            // States that pass through come first where micro-batches come last: they are on their way during backward.
+            if section.kind == SectionKind::Update && program.window.is_some() && tier == Tier::Device {
+                end = end.max(shared[tier as usize].1 + program.window.unwrap_or(0));
+                let flipped =
+                    placed.iter().zip(&of_tier).map(|(at, passing)| end - at - passing.buffer.bytes);
+                placed = flipped.collect();
+            }
             guard_reuse(section, &of_tier, &placed, &mut waits);
             ours.iter().zip(placed).for_each(|(index, at)| offsets[*index] = at);
             let most = &mut shared[tier as usize].1;
@@ -123,7 +134,12 @@ pub(crate) fn guarded_bytes(
             touched_by: passing.touched_by,
         };
         let buffers = passing.into_iter().zip(&offsets).map(placed).collect();
-        sections.push(SectionMemory { kind: section.kind, buffers, waits });
+        sections.push(SectionMemory { kind: section.kind, buffers, waits, across: Across::new() });
+        all_touches.push(touches);
+    }
+    if across::runs_on(&program.sections) {
+        let found = across::derive(&program.sections, &all_touches, &sections);
+        sections.iter_mut().zip(found).for_each(|(section, across)| section.across = across);
     }
     Memory { always, shared, sections, guard }
 }
@@ -140,6 +156,24 @@ impl Memory {
     pub fn arena(&self, tier: Tier) -> u64 {
         let (at, bytes) = self.shared[tier as usize];
         at + bytes
+    }
+
+    /// How many tiles of states fit into the part of the device's arena that sections share, whichever is the largest; 0
+    /// where none pass through.
+    pub(crate) fn room_for_tiles(&self) -> u64 {
+        let is_tile =
+            |placed: &&Placed| matches!(placed.buffer.content, Content::Tile(_) | Content::Updated(_));
+        let update = self.sections.iter().filter(|section| section.kind == SectionKind::Update);
+        let sizes = update.flat_map(|section| section.buffers.iter().filter(is_tile));
+        let (mut tile, mut updated) = (0, 0);
+        for placed in sizes {
+            let largest = match placed.buffer.content {
+                Content::Tile(_) => &mut tile,
+                _ => &mut updated,
+            };
+            *largest = placed.buffer.bytes.max(*largest);
+        }
+        if tile == 0 { 0 } else { self.shared[Tier::Device as usize].1 / (tile + updated) }
     }
 
     /// The most bytes of a category that are there at the same time in a tier.

@@ -32,6 +32,8 @@ pub struct Program {
     pub held: Vec<Held>,
     /// Whether an exchange gives each rank its part only.
     pub reduce_scatter: bool,
+    /// Where states pass through the device: bytes that they have there for themselves, behind what micro-batches use.
+    pub window: Option<u64>,
 }
 
 /// Where a flat's parts live between steps.
@@ -39,8 +41,12 @@ pub struct Program {
 pub struct Held {
     /// Parameters.
     pub weights: Tier,
-    /// Master weights, moments, and gradients that wait for the update.
+    /// Gradients that wait for the update.
+    pub gradients: Tier,
+    /// Master weights and moments.
     pub states: Tier,
+    /// Where the update runs: where states live, or on the device, which they then pass through.
+    pub updates: Tier,
 }
 
 /// A part of a step.
@@ -142,8 +148,12 @@ pub enum Action {
     Stage(Chunk),
     /// Copies a piece of this rank's parameters from host memory to its place in the flat that is being gathered.
     Bring(Chunk),
+    /// Brings the states of a tile to the device, with its gradient where that is not there.
+    Load(Chunk),
     /// The optimizer over a tile of what this rank updates of a flat.
     Update(Chunk),
+    /// Takes a tile's states back to where they live.
+    Store(Chunk),
     /// Puts a tile of updated parameters where they live, when that is not where they were updated.
     PutBack(Chunk),
     /// Brings a chunk of the updated shards of a flat that stays gathered together, in place.
@@ -212,7 +222,9 @@ impl Action {
             Self::SaveGradient(..) => "save gradient",
             Self::Stage(_) => "stage",
             Self::Bring(_) => "bring",
+            Self::Load(_) => "load states",
             Self::Update(_) => "update",
+            Self::Store(_) => "store states",
             Self::PutBack(_) => "put back",
             Self::GatherWeights(_) => "gather weights",
             Self::SpreadWeights { .. } => "spread weights",
@@ -250,7 +262,9 @@ impl Action {
             | Self::SaveGradient(chunk, _)
             | Self::Stage(chunk)
             | Self::Bring(chunk)
+            | Self::Load(chunk)
             | Self::Update(chunk)
+            | Self::Store(chunk)
             | Self::GatherWeights(chunk)
             | Self::PutBack(chunk) => Some(chunk.flat),
             Self::ClearLoss
@@ -337,7 +351,7 @@ impl Program {
     /// Where a flat's gradient is when it is complete: its buffer, its type, and the element of the flat it begins with.
     pub(crate) fn complete_gradient(&self, flat: usize, rank: u64) -> (Content, DType, u64) {
         let shard = self.layout.flats[flat].shard(rank, self.layout.ranks).start;
-        match (self.gradient_home(), self.held[flat].states) {
+        match (self.gradient_home(), self.held[flat].gradients) {
             (GradientHome::Landed, Tier::Device) => (Content::Gradient(flat), DType::F32, 0),
             (GradientHome::Rounded, _) => (Content::Kept(flat), self.types.communication, 0),
             (GradientHome::Landed, Tier::Host) | (GradientHome::Shard, _) => {
@@ -363,6 +377,11 @@ impl Program {
     pub fn has_master(&self, flat: usize) -> bool {
         let held = self.held[flat];
         self.is_trained(flat) && (self.types.run != DType::F32 || held.weights != held.states)
+    }
+
+    /// Whether a flat's states pass through the device for their update.
+    pub fn streams(&self, flat: usize) -> bool {
+        self.held[flat].states != self.held[flat].updates
     }
 
     /// Elements that every rank reserves for what it updates of a flat.

@@ -4,6 +4,7 @@
 //! and leave, gradients that become shards, the update, and what runs beside what. A pass moves work; it does not
 //! change arithmetic. [`Memory`] gives every buffer of a program a place, [`crate::run`] carries it out.
 
+mod across;
 mod buffers;
 mod bytes;
 mod check;
@@ -19,7 +20,7 @@ use zeroth_graph::{Backward, Graph};
 
 pub(crate) use buffers::vocabulary;
 pub use buffers::{Buffer, Category, Content};
-pub use settings::{Offload, Recompute, Settings, Types};
+pub use settings::{Offload, Recompute, Settings, Stream, Types};
 
 pub(crate) use bytes::guarded_bytes;
 pub use bytes::{Memory, Placed, SectionMemory, bytes};

@@ -53,7 +53,7 @@ pub(super) fn guard_reuse(section: &Section, buffers: &[Passing], offsets: &[u64
     if !waits::has_company(section) {
         return;
     }
-    let mut order: Vec<usize> = (0..buffers.len()).collect();
+    let mut order: Vec<usize> = (0..buffers.len()).filter(|index| buffers[*index].buffer.bytes > 0).collect();
     order.sort_by_key(|index| offsets[*index]);
     for (place, a) in order.iter().enumerate() {
         let end = offsets[*a] + buffers[*a].buffer.bytes;

@@ -2,7 +2,7 @@
 
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
-use zeroth_device::Optimizer;
+use zeroth_device::{Optimizer, Target, Tier};
 
 /// The types a run stores numbers in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,17 @@ pub struct Offload {
     pub pieces: u64,
     /// `zero_optimization.offload_param.pin_memory` is false: parameters lie in pageable memory and pass through staging.
     pub pageable: bool,
+    /// Where the optimizer's state in host memory passes through the device for its update: how.
+    pub stream: Option<Stream>,
+}
+
+/// How states pass through the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    /// `zeroth.update_window`: bytes of device memory that tiles have for themselves, beside what activations leave behind.
+    pub window: u64,
+    /// Where gradients wait for the update.
+    pub gradients: Tier,
 }
 
 impl Offload {
@@ -61,6 +72,7 @@ impl Offload {
         piece: u64::MAX,
         pieces: 1,
         pageable: false,
+        stream: None,
     };
 
     fn from_config(config: &Resolved) -> Self {
@@ -80,6 +92,7 @@ impl Offload {
             piece: whole("offload_param.buffer_size", u64::MAX).max(1),
             pieces: whole("offload_param.buffer_count", 1).max(1),
             pageable: pinned == Some(false),
+            stream: None,
         }
     }
 }
@@ -126,6 +139,17 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// As a device of this kind runs them: states in host memory pass through a card, which is faster than the bus is for
+    /// single elements.
+    #[must_use]
+    pub fn on(mut self, target: Target) -> Self {
+        let offload = &mut self.offload;
+        if target == Target::Cuda && offload.optimizer.is_some() && offload.stream.is_none() {
+            offload.stream = Some(Stream { window: 0, gradients: Tier::Host });
+        }
+        self
+    }
+
     /// The settings of a program that trains nothing: everything is whole, on the device, on one rank.
     pub(super) const fn inference(run: DType) -> Self {
         Self {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use zeroth_base::DType;
-use zeroth_device::{Span, Target};
+use zeroth_device::{Span, Target, Tier};
 use zeroth_graph::{Backward, Graph, GraphError, Op};
 
 use crate::program::{
@@ -70,8 +70,24 @@ impl Compiled {
     ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
-        let program = in_place(compile(&graph, &backward, ranks, settings)?, target);
-        let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
+        let mut settings = settings.on(target);
+        let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
+            let program = in_place(compile(&graph, &backward, ranks, settings)?, target);
+            let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
+            Ok((program, memory))
+        };
+        let (mut program, mut memory) = made(&settings)?;
+        // As many tiles at a time as fit into what micro-batches use and the window behind it.
+        let (asked, arena) = (settings.offload.tiles, memory.arena(Tier::Device));
+        settings.offload.tiles = memory.room_for_tiles().max(asked);
+        while settings.offload.tiles > asked {
+            let deeper = made(&settings)?;
+            if deeper.1.arena(Tier::Device) <= arena {
+                (program, memory) = deeper;
+                break;
+            }
+            settings.offload.tiles -= 1;
+        }
         Ok(Self { graph, backward, program, memory, row_sizes, target })
     }
 

@@ -2,15 +2,15 @@
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_comm::{Comm, OpName};
-use zeroth_device::{Control, Device, Queue, RATES, Recipe, Record, StepInput};
+use zeroth_device::{Control, Device, DeviceError, Queue, RATES, Recipe, Record, StepInput};
 use zeroth_graph::ParamId;
 
-use super::chaos::Chaos;
+use super::chaos::{Chaos, Until};
 use super::feed::Feed;
 use super::meet::{Meeting, Meetings};
 use super::seat::seat;
 use super::{Compiled, MicroBatch, RunError, Timed, Trace};
-use crate::program::{Binding, Content, Lowering, Work, vocabulary};
+use crate::program::{Binding, Content, Lowering, SectionKind, Work, vocabulary};
 
 /// What makes a rank one of many.
 pub struct Rank<'a> {
@@ -35,6 +35,9 @@ pub struct StepRecord {
     pub norms: Vec<f64>,
 }
 
+/// The first mark of those that each queue sets at the end of a step's last micro-batch; those before it are for joins.
+const LAST_MICRO_BATCH: usize = Queue::ALL.len();
+
 /// A section lowered for one number of rows.
 type Lowered = Vec<Work>;
 
@@ -52,6 +55,8 @@ pub struct Engine<'c> {
     awaited: Vec<Vec<bool>>,
     /// The number of the first mark of each section.
     first_mark: Vec<usize>,
+    /// Whether the update runs on beside the next step's first micro-batch.
+    runs_on: bool,
     feed: Feed,
     meetings: Meetings,
     pub(super) step: u64,
@@ -84,7 +89,7 @@ impl<'c> Engine<'c> {
             .map(|rows| (0..sections).map(|section| of_section(section, *rows)).collect())
             .collect();
         let mut first_mark = Vec::with_capacity(sections);
-        let mut marks = Queue::ALL.len();
+        let mut marks = 2 * Queue::ALL.len();
         for section in &compiled.program.sections {
             first_mark.push(marks);
             marks += section.instructions.len();
@@ -115,6 +120,7 @@ impl<'c> Engine<'c> {
         Ok(Self {
             feed: Feed::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
             awaited: awaited(compiled),
+            runs_on: compiled.memory.sections.iter().any(|section| !section.across.is_empty()),
             compiled,
             device,
             comm,
@@ -202,10 +208,29 @@ impl<'c> Engine<'c> {
             .map_err(RunError::device(step, "upload of the step's input"))?;
         let mut next = batches.iter();
         for section in self.compiled.program.in_order() {
+            let kind = self.compiled.program.sections[section].kind;
             let is_micro_batch = self.compiled.program.sections[section].is_micro_batch();
             let batch = if is_micro_batch { next.next() } else { None };
             let size = batch.map_or(Ok(0), |batch| self.feed(batch))?;
+            if !self.runs_on {
+                self.run_section(section, size)?;
+                self.join(section)?;
+                continue;
+            }
+            // The update's lines run on beside the next micro-batch; what was before it has ended by then.
+            if matches!(kind, SectionKind::Only | SectionKind::First) {
+                self.each_line(|engine, queue| engine.wait_for_all(queue, LAST_MICRO_BATCH))?;
+            }
             self.run_section(section, size)?;
+            match kind {
+                SectionKind::Only | SectionKind::Last => {
+                    self.each_line(|engine, queue| {
+                        engine.device.mark(queue, LAST_MICRO_BATCH + queue as usize)
+                    })?;
+                }
+                SectionKind::Update => {}
+                _ => self.join(section)?,
+            }
         }
         if self.chaos.is_some() {
             Chaos::check_always(self.compiled, self.device.as_mut(), self.step)?;
@@ -215,9 +240,11 @@ impl<'c> Engine<'c> {
 
     /// The sum of the losses of a micro-batch's trained tokens on this rank, without gradients.
     pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, RunError> {
+        self.drain()?;
         let size = self.feed(batch)?;
         let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
         self.run_section(section, size)?;
+        self.join(section)?;
         let mut loss = 0.0f64;
         let at = self.compiled.span(0, Content::Report).part(0, 1, 8);
         let step = self.step;
@@ -235,6 +262,7 @@ impl<'c> Engine<'c> {
         }
         let size = self.feed(batch)?;
         self.run_section(section, size)?;
+        self.join(section)?;
         let all = self.compiled.span(section, Content::Logits);
         let mut logits = vec![0.0f32; found * vocabulary(&self.compiled.graph) as usize];
         let from = all.part(0, logits.len() as u64, 4);
@@ -264,8 +292,7 @@ impl<'c> Engine<'c> {
                 bytemuck::bytes_of_mut(&mut record.head),
             )?;
             let norms = bytemuck::cast_slice_mut(&mut record.norms);
-            self.device.download(Queue::Compute, at.part(head / 8, flats, 8), norms)?;
-            self.device.synchronise()
+            self.device.download(Queue::Compute, at.part(head / 8, flats, 8), norms)
         })()
         .map_err(RunError::device(step, "download of the record"))
     }
@@ -303,13 +330,18 @@ impl<'c> Engine<'c> {
     /// Runs a section's instructions, in the order of the list or, unleashed, in any that is allowed.
     fn run_section(&mut self, section: usize, size: usize) -> Result<(), RunError> {
         if self.chaos.is_some() {
-            self.run_wildly(section, size)?;
+            let until = match self.compiled.program.sections[section].kind {
+                SectionKind::Only | SectionKind::Last if self.runs_on => Until::Any,
+                SectionKind::Update if self.runs_on => Until::Seen,
+                _ => Until::End,
+            };
+            self.run_wildly(section, size, until)?;
         } else {
             for at in 0..self.compiled.program.sections[section].instructions.len() {
                 self.run_instruction(section, size, at)?;
             }
         }
-        self.join(section)
+        Ok(())
     }
 
     pub(super) fn run_instruction(&mut self, section: usize, size: usize, at: usize) -> Result<(), RunError> {
@@ -320,6 +352,11 @@ impl<'c> Engine<'c> {
         let failed = |source| RunError::Device { step, op: compiled.describe(instruction), source };
         for earlier in &compiled.memory.sections[section].waits[at] {
             self.device.wait(queue, self.first_mark[section] + earlier).map_err(failed)?;
+        }
+        if self.runs_on {
+            for (earlier, place) in &compiled.memory.sections[section].across[at] {
+                self.device.wait(queue, self.first_mark[*earlier] + place).map_err(failed)?;
+            }
         }
         match &self.lowered[size][section][at] {
             Work::Nothing => {}
@@ -361,20 +398,34 @@ impl<'c> Engine<'c> {
         if Queue::ALL.iter().filter(|queue| used(queue)).count() < 2 {
             return Ok(());
         }
-        (|| {
-            for (mark, queue) in Queue::ALL.into_iter().enumerate() {
-                self.device.mark(queue, mark)?;
-            }
-            for queue in Queue::ALL {
-                for (mark, other) in Queue::ALL.into_iter().enumerate() {
-                    if other != queue {
-                        self.device.wait(queue, mark)?;
-                    }
-                }
-            }
-            Ok(())
-        })()
-        .map_err(RunError::device(step, "joining queues"))
+        for queue in Queue::ALL {
+            self.device.mark(queue, queue as usize).map_err(RunError::device(step, "joining queues"))?;
+        }
+        self.each_line(|engine, queue| engine.wait_for_all(queue, 0))
+    }
+
+    /// A queue waits for the marks of all others, the first of which is `first`.
+    fn wait_for_all(&mut self, queue: Queue, first: usize) -> Result<(), DeviceError> {
+        let others = Queue::ALL.into_iter().filter(|other| *other != queue);
+        others.into_iter().try_for_each(|other| self.device.wait(queue, first + other as usize))
+    }
+
+    fn each_line(
+        &mut self,
+        visit: impl Fn(&mut Self, Queue) -> Result<(), DeviceError>,
+    ) -> Result<(), RunError> {
+        let step = self.step;
+        Queue::ALL
+            .into_iter()
+            .try_for_each(|queue| visit(self, queue))
+            .map_err(RunError::device(step, "joining queues"))
+    }
+
+    /// Waits for all that is under way, updates that run on beside the next step included: before anything that is no
+    /// step looks at what the device holds, or changes it.
+    pub(super) fn drain(&mut self) -> Result<(), RunError> {
+        self.finish_wildly()?;
+        self.device.synchronise().map_err(RunError::device(self.step, "waiting for the last step"))
     }
 }
 
@@ -384,5 +435,10 @@ fn awaited(compiled: &Compiled) -> Vec<Vec<bool>> {
         memory.waits.iter().flatten().for_each(|earlier| awaited[*earlier] = true);
         awaited
     };
-    compiled.memory.sections.iter().map(of).collect()
+    let mut all: Vec<Vec<bool>> = compiled.memory.sections.iter().map(of).collect();
+    for (section, place) in compiled.memory.sections.iter().flat_map(|memory| memory.across.iter().flatten())
+    {
+        all[*section][*place] = true;
+    }
+    all
 }

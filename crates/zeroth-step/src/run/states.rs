@@ -43,6 +43,7 @@ type Visit<'a, E> = &'a mut dyn FnMut(&mut E, ParamId, Range<u64>, u64, &mut [f3
 impl Engine<'_> {
     /// Loads what this rank holds of every parameter, and only that.
     pub fn load(&mut self, source: Source<'_>) -> Result<(), RunError> {
+        self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
         for (flat, held) in program.layout.flats.iter().enumerate() {
@@ -118,6 +119,7 @@ impl Engine<'_> {
 
     /// Goes on after `steps` steps, with what [`Self::control`] gave then.
     pub fn go_on(&mut self, steps: u64, control: &Control) -> Result<(), RunError> {
+        self.drain()?;
         self.step = steps;
         let at = self.control_span();
         let written = self.device.upload(Queue::Compute, bytemuck::bytes_of(control), at);
@@ -130,6 +132,7 @@ impl Engine<'_> {
 
     /// Gives what this rank owns of a state, parameter by parameter: all ranks together give every element once.
     pub fn read(&mut self, state: State, sink: Sink<'_>) -> Result<(), RunError> {
+        self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
         for (flat, held) in program.layout.flats.iter().enumerate() {
@@ -148,6 +151,7 @@ impl Engine<'_> {
 
     /// Takes a state back, as [`Self::read`] gave it on any number of ranks.
     pub fn restore(&mut self, state: State, source: Source<'_>) -> Result<(), RunError> {
+        self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
         for flat in (0..program.layout.flats.len()).filter(|flat| program.is_trained(*flat)) {
@@ -170,6 +174,7 @@ impl Engine<'_> {
         range: Range<u64>,
         into: &mut [f32],
     ) -> Result<(), RunError> {
+        self.drain()?;
         let layout = &self.compiled.program.layout;
         let (flat, slot) = layout.place(param);
         let wanted = slot.start + range.start..slot.start + range.end;

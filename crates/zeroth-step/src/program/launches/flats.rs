@@ -6,7 +6,7 @@ use zeroth_base::DType;
 use zeroth_device::cpu::ExactSum;
 use zeroth_device::{Access, Kernel, Report, Rounding, Tier};
 
-use super::super::buffers::{record_bytes, report_bytes};
+use super::super::buffers::{TileParts, record_bytes, report_bytes};
 use super::super::{Action, Addition, Chunk, Content, GradientHome};
 use super::{At, Collective, Span};
 
@@ -83,7 +83,7 @@ impl At<'_> {
             content => self.part(content, 0, count, 4),
         };
         // On its way to host memory a sum is added there.
-        (to, addition == Addition::Add && self.program().held[chunk.flat].states == Tier::Device)
+        (to, addition == Addition::Add && self.program().held[chunk.flat].gradients == Tier::Device)
     }
 
     /// The ranks' parts of what this rank owns of a chunk, end to end; cut out of all there is where every rank got
@@ -209,7 +209,14 @@ impl At<'_> {
         if shard.is_empty() {
             return vec![Kernel::Zero { to: sum }];
         }
-        let (values, value_type) = self.summed(flat, &shard);
+        let passing = self.touched.iter().find(|(content, _)| matches!(content, Content::Summed(_)));
+        let (values, value_type) = match passing {
+            Some((content, _)) => {
+                let dtype = program.types.communication;
+                (self.part(*content, shard.start, shard.end - shard.start, dtype.bytes()), dtype)
+            }
+            None => self.summed(flat, &shard),
+        };
         vec![Kernel::Squares { values, value_type, sum }]
     }
 
@@ -258,8 +265,30 @@ impl At<'_> {
         range: &Range<u64>,
     ) -> Kernel {
         let (program, flat, count) = (self.program(), chunk.flat, range.end - range.start);
-        let (grads, grad_type) = self.summed(flat, range);
-        let state = |content, size| self.part(content, range.start - updated.start, count, size);
+        let (mut grads, grad_type) = self.summed(flat, range);
+        // Where states pass through the device, each is a part of the tile.
+        let tile_parts = self.tile(chunk);
+        let in_tile = |at: u64, size: u64| {
+            let (content, _) = tile_parts.expect("states that pass through have a tile");
+            self.part(content, 0, at + (range.end - tile.start) * size, 1).part(
+                at + (range.start - tile.start) * size,
+                count * size,
+                1,
+            )
+        };
+        if let Some(at) = tile_parts.and_then(|(_, parts)| parts.gradient) {
+            grads = in_tile(at, grad_type.bytes());
+        }
+        let state = |content, size| match (tile_parts, content) {
+            (None, content) => self.part(content, range.start - updated.start, count, size),
+            (Some((_, parts)), Content::First(_)) => {
+                in_tile(parts.first.expect("it has first moments"), size)
+            }
+            (Some((_, parts)), Content::Second(_)) => {
+                in_tile(parts.second.expect("it has second moments"), size)
+            }
+            (Some((_, parts)), _) => in_tile(parts.master, size),
+        };
         let weights = match self.written(&[Content::Weights(flat), Content::Updated(self.index)]) {
             content @ Content::Updated(_) => {
                 self.part(content, range.start - tile.start, count, self.run_bytes())
@@ -279,7 +308,11 @@ impl At<'_> {
             control: self.whole(Content::Control, size_of::<zeroth_device::Control>() as u64),
             grads,
             grad_type,
-            master: if has_master { state(Content::Master(flat), 4) } else { weights },
+            master: if has_master || tile_parts.is_some() {
+                state(Content::Master(flat), 4)
+            } else {
+                weights
+            },
             first: has_first.then(|| moment(Content::First(flat))),
             second: has_second.then(|| moment(Content::Second(flat))),
             moment_type: program.moments,
@@ -290,6 +323,50 @@ impl At<'_> {
             }),
             weights: has_master.then_some(weights),
         }
+    }
+
+    /// The tile that this instruction touches, and where its parts are.
+    fn tile(&self, chunk: &Chunk) -> Option<(Content, TileParts)> {
+        let found = self.touched.iter().find(|(content, _)| matches!(content, Content::Tile(_)));
+        let parts = TileParts::of(self.program(), chunk.flat, chunk.range.end - chunk.range.start);
+        found.map(|(content, _)| (*content, parts))
+    }
+
+    /// The copies between a tile's parts and where they live: `(in the tile, where it lives)`.
+    fn tile_copies(&self, chunk: &Chunk) -> (Option<(Span, Span, DType)>, Vec<(Span, Span, DType)>) {
+        let (program, flat) = (self.program(), chunk.flat);
+        let updated = program.updated(flat, self.binding.rank);
+        let within = |place: u64| (updated.start + place).min(updated.end);
+        let range = within(chunk.range.start)..within(chunk.range.end);
+        let count = range.end - range.start;
+        if count == 0 {
+            return (None, Vec::new());
+        }
+        let (tile, parts) = self.tile(chunk).expect("states that pass through have a tile");
+        let here = |at: u64, dtype: DType| self.part(tile, at, count * dtype.bytes(), 1);
+        let first = range.start - updated.start;
+        let there = |content, dtype: DType| self.part(content, first, count, dtype.bytes());
+        let gradient = parts.gradient.map(|at| {
+            let (span, dtype) = self.summed(flat, &range);
+            (here(at, dtype), span, dtype)
+        });
+        let master = if program.has_master(flat) { Content::Master(flat) } else { Content::Weights(flat) };
+        let mut states = vec![(here(parts.master, DType::F32), there(master, DType::F32), DType::F32)];
+        for (at, content) in [(parts.first, Content::First(flat)), (parts.second, Content::Second(flat))] {
+            let moment = program.moments;
+            states.extend(at.map(|at| (here(at, moment), there(content, moment), moment)));
+        }
+        (gradient, states)
+    }
+
+    pub(super) fn load(&self, chunk: &Chunk) -> Vec<Kernel> {
+        let (gradient, states) = self.tile_copies(chunk);
+        gradient.into_iter().chain(states).map(|(here, there, dtype)| copy(there, here, dtype)).collect()
+    }
+
+    pub(super) fn store(&self, chunk: &Chunk) -> Vec<Kernel> {
+        let (_, states) = self.tile_copies(chunk);
+        states.into_iter().map(|(here, there, dtype)| copy(here, there, dtype)).collect()
     }
 
     /// Bytes of each rank's shard of a flat.

@@ -315,7 +315,9 @@ impl At<'_> {
             Action::SaveGradient(chunk, addition) => self.save_gradient(chunk, *addition),
             Action::Stage(chunk) => self.stage(chunk),
             Action::Bring(chunk) => self.bring(chunk),
+            Action::Load(chunk) => self.load(chunk),
             Action::Update(chunk) => self.update(chunk),
+            Action::Store(chunk) => self.store(chunk),
             Action::PutBack(chunk) => self.put_back(chunk),
             _ => Vec::new(),
         }

@@ -5,6 +5,7 @@
 use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph};
 
+use super::super::place::ALIGNMENT;
 use super::super::{Action, Instruction, Program, Section, SectionKind, Settings};
 use super::hold;
 use crate::Layout;
@@ -52,6 +53,7 @@ fn program(layout: Layout, sections: Vec<Section>, settings: &Settings) -> Progr
         layout,
         held,
         reduce_scatter: settings.reduce_scatter,
+        window: settings.offload.stream.map(|stream| stream.window / ALIGNMENT * ALIGNMENT),
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,

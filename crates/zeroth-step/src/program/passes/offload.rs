@@ -16,6 +16,9 @@ use super::super::{
 use crate::layout::BLOCK;
 use crate::{FlatKind, Layout};
 
+/// The most elements of a tile that passes through the device: large enough for the bus, small enough that many fit.
+const PASSING_TILE: u64 = 32 << 20;
+
 /// Where each flat's parts live: whole flats in the order of the layout, as far as `ratio` and `max_in_cpu` reach.
 pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> {
     let offload = &settings.offload;
@@ -34,11 +37,19 @@ pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> 
         .iter()
         .map(|flat| {
             let shard = flat.shard_capacity(layout.ranks);
-            let mut held = Held { weights: Tier::Device, states: Tier::Device };
+            let mut held = Held {
+                weights: Tier::Device,
+                gradients: Tier::Device,
+                states: Tier::Device,
+                updates: Tier::Device,
+            };
             let is_trained = !matches!(flat.kind, FlatKind::Frozen(_));
             if is_trained && (states as f64) < most_states {
                 states += shard;
                 held.states = Tier::Host;
+                (held.gradients, held.updates) = offload
+                    .stream
+                    .map_or((Tier::Host, Tier::Host), |stream| (stream.gradients, Tier::Device));
             }
             if flat.kind != FlatKind::Persistent && shard <= most_weights.saturating_sub(weights) {
                 weights += shard;
@@ -81,7 +92,7 @@ fn copies(
     settings: &Settings,
 ) -> Vec<Instruction> {
     let ranks = program.layout.ranks;
-    let on_host = |flat: usize| program.held[flat].states == Tier::Host;
+    let on_host = |flat: usize| program.held[flat].gradients == Tier::Host;
     let last_landing =
         |flat: usize| instructions.iter().rposition(|instruction| instruction.lands.contains(&flat));
     // Where nothing is added or rounded, a gradient is complete with its last landing.
@@ -104,6 +115,8 @@ fn copies(
             }
             Action::Keep(flat) if on_host(*flat) => {
                 let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].padded() };
+                // Its part of the norm while it is still here.
+                out.push(Instruction::new(Action::Squares(*flat)));
                 out.push(transfer(Action::SaveGradient(whole, Addition::Write), Queue::Download, settings));
             }
             _ => {}
@@ -158,15 +171,34 @@ fn pipeline(
 /// The update, tile by tile.
 fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Settings) -> Vec<Instruction> {
     let mut out = Vec::with_capacity(instructions.len());
+    let counted = |flat: usize| {
+        program.gradient_home() == GradientHome::Rounded && program.held[flat].gradients == Tier::Host
+    };
+    // Tiles of one flat after the other's: the first of a flat is on its way while the last one's is updated.
+    let (mut passing, mut spread) = (Vec::new(), Vec::new());
     for instruction in instructions {
-        let Action::Update(whole) = &instruction.action else {
-            out.push(instruction);
-            continue;
+        let whole = match &instruction.action {
+            Action::Update(whole) => whole,
+            Action::Squares(flat) if counted(*flat) => continue,
+            Action::GatherWeights(Chunk { flat, .. }) | Action::SpreadWeights { flat, .. }
+                if program.streams(*flat) =>
+            {
+                spread.push(instruction);
+                continue;
+            }
+            _ => {
+                out.push(instruction);
+                continue;
+            }
         };
         let held = program.held[whole.flat];
+        if program.streams(whole.flat) {
+            passing.extend(pieces(whole.flat, whole.range.end, settings.offload.tile.min(PASSING_TILE)));
+            continue;
+        }
         let tiles = pieces(whole.flat, whole.range.end, settings.offload.tile);
         let update = |chunk: Chunk| Instruction::new(Action::Update(chunk));
-        if held.weights == held.states {
+        if held.weights == held.updates {
             out.extend(tiles.into_iter().map(update));
             continue;
         }
@@ -175,5 +207,29 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
             transfer(Action::PutBack(chunk), queue, settings)
         });
     }
+    pass_through(program, &passing, settings, &mut out);
+    out.extend(spread);
     out
+}
+
+/// States on their way through the device: as many tiles at a time as there is room for, half of them coming and half
+/// going, so that both ways of the bus are used. The update runs in their line, not in that of forward and backward: what
+/// does not wait for it does not see it.
+fn pass_through(program: &Program, tiles: &[Chunk], settings: &Settings, out: &mut Vec<Instruction>) {
+    let on = |queue, action| Instruction { queue, ..Instruction::new(action) };
+    let room = (settings.offload.tiles as usize).clamp(1, tiles.len().max(1));
+    let going = room / 2;
+    let load = |chunk: &Chunk| on(Queue::Load, Action::Load(chunk.clone()));
+    out.extend(tiles.iter().take(room).map(load));
+    for at in 0..tiles.len() + going {
+        out.extend(tiles.get(at).map(|chunk| on(Queue::Load, Action::Update(chunk.clone()))));
+        let Some(done) = at.checked_sub(going) else { continue };
+        let chunk = &tiles[done];
+        out.push(on(Queue::Store, Action::Store(chunk.clone())));
+        if program.has_master(chunk.flat) && program.held[chunk.flat].weights == Tier::Host {
+            out.push(on(Queue::Store, Action::PutBack(chunk.clone())));
+        }
+        // Where the one that has gone was.
+        out.extend(tiles.get(done + room).map(load));
+    }
 }
