@@ -157,6 +157,18 @@ pub trait Device: Send {
     /// Bytes of an arena.
     fn capacity(&self, tier: Tier) -> u64;
 
+    /// Notes the time at which a queue comes to this point. False where the host's clock says it, because the work is done
+    /// when a launch returns.
+    fn stamp(&mut self, _queue: Queue) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// The times noted since the last call, in the order of the notes, in microseconds since the first of all. Waits for
+    /// them.
+    fn stamps(&mut self) -> Result<Vec<f64>, DeviceError> {
+        Ok(Vec::new())
+    }
+
     /// Puts places of the arena where other ranks can read them, before anything lies there. False where the device's
     /// memory cannot be there.
     fn share(&mut self, _shared: &Shared<'_>) -> Result<bool, DeviceError> {

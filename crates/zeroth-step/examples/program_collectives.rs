@@ -95,7 +95,7 @@ fn rank(compiled: &Compiled, comm: Box<dyn Comm>, part: usize, steps: usize, tog
     for step in 0..=steps {
         engine.step(&[batch], (RANKS * TOKENS) as u64, step as u64, &[1e-4]).unwrap();
         engine.record().unwrap();
-        for timed in engine.take_times(false) {
+        for timed in engine.take_times(false).unwrap() {
             let action = &compiled.program.sections[timed.section].instructions[timed.instruction].action;
             let large = action.flat().is_some_and(|flat| {
                 compiled.program.layout.flats[flat].elements() * 2 >= (RANKS * part) as u64

@@ -206,7 +206,17 @@ fn travels() -> impl Strategy<Value = Settings> {
     }));
     (shares, sizes, stream, any::<[bool; 4]>(), 0u64..20_000).prop_map(
         |((optimizer, parameters), (tile, tiles, piece, pieces), stream, on, allgather_bucket)| Settings {
-            offload: Offload { optimizer, parameters, tile, tiles, piece, pieces, pageable: on[0], stream },
+            offload: Offload {
+                optimizer,
+                parameters,
+                tile,
+                tiles,
+                piece,
+                pieces,
+                pageable: on[0],
+                window: None,
+                stream,
+            },
             reduce_scatter: on[1],
             allgather_partitions: on[2],
             memory_efficient_linear: on[3],

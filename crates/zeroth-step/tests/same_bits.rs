@@ -127,6 +127,7 @@ const OFFLOAD: [Offload; 11] = [
         piece: 1,
         pieces: 2,
         pageable: true,
+        window: None,
         stream: None,
     },
     Offload { tile: 4096, piece: 1, ..Offload::NOTHING },

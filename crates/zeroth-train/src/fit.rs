@@ -6,10 +6,13 @@
 
 use zeroth_base::format_bytes;
 use zeroth_device::{Target, Tier};
-use zeroth_step::program::{Memory, Offload, Recompute};
+use zeroth_step::program::{Memory, Offload, Recompute, Stream};
 use zeroth_step::run::Compiled;
 
 use crate::{Job, JobError};
+
+/// One part in so many of what is free stays so: matrix products are tried with memory of their own.
+const LEFT_FREE: u64 = 8;
 
 /// Bytes that one rank may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -116,17 +119,46 @@ impl Job {
                 self.row_sizes.clone_from(&asked.2);
                 self.cut(cuts);
                 (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
-                let compiled = self.compile(target)?;
-                match budget.lack(&compiled.memory) {
-                    None => return Ok(Ok((compiled, self.choices(&asked.0, cuts)))),
-                    Some(lack) if least.is_none_or(|known| lack.1 < known.1) => least = Some(lack),
-                    Some(_) => {}
+                for stream in self.streams(target) {
+                    self.settings.offload.stream = stream;
+                    let compiled = self.compile(target)?;
+                    match budget.lack(&compiled.memory) {
+                        None => {
+                            let compiled = self.widen(compiled, target, budget)?;
+                            return Ok(Ok((compiled, self.choices(&asked.0, cuts))));
+                        }
+                        Some(lack) if least.is_none_or(|known| lack.1 < known.1) => least = Some(lack),
+                        Some(_) => {}
+                    }
                 }
             }
         }
         (self.settings, self.shape, self.row_sizes) = asked;
         let (of, needed, given) = least.unwrap_or(("memory", 0, 0));
         Ok(Err(Misfit { of, needed, given, remedies: self.remedies(target, budget)? }))
+    }
+
+    /// Ways for states in host memory to pass through the device, the one with the least on the bus first: gradients wait
+    /// where they are made.
+    fn streams(&self, target: Target) -> Vec<Option<Stream>> {
+        let asked = self.settings.on(target).offload.stream;
+        let Some(stream) = asked else { return vec![None] };
+        [Tier::Device, Tier::Host].map(|gradients| Some(Stream { gradients, ..stream })).to_vec()
+    }
+
+    /// Gives states that pass through the device what is free there, but for a part that libraries may want.
+    fn widen(&mut self, compiled: Compiled, target: Target, budget: Budget) -> Result<Compiled, JobError> {
+        let offload = self.settings.offload;
+        let (Some(stream), Some(given), None) = (offload.stream, budget.device, offload.window) else {
+            return Ok(compiled);
+        };
+        let left = given.saturating_sub(compiled.memory.arena(Tier::Device));
+        // All of them, and what lies between.
+        let all = compiled.memory.states(Tier::Host);
+        let window = (left - left / LEFT_FREE).min(all + all / 16 + (1 << 20));
+        self.settings.offload.stream = Some(Stream { window, ..stream });
+        self.settings.offload.window = Some(window);
+        self.compile(target)
     }
 
     /// How often micro-batches may be halved.
@@ -176,6 +208,9 @@ impl Job {
                 key: "zero_optimization.stage3_prefetch_bucket_size",
                 value: self.settings.prefetch.into(),
             });
+        }
+        if let (Some(window), None) = (self.settings.offload.window, asked.offload.window) {
+            choices.push(Choice { key: "zeroth.update_window", value: window.into() });
         }
         if cuts > 0 {
             let (micro_batch, accumulation) = (self.shape.micro_batch, self.shape.accumulation);

@@ -158,7 +158,7 @@ pub fn train(
         let line = steps.run(&mut engine, step)?;
         if chores.timed {
             let (data, lengths) = (steps.data, steps.lengths());
-            let times = engine.take_times(chores.trace);
+            let times = engine.take_times(chores.trace)?;
             done(Done::Times(StepTimes { line: &line, data, lengths: &lengths, times: &times }))?;
         }
         done(Done::Step(&line))?;
@@ -170,7 +170,7 @@ pub fn train(
             && (line.step.is_multiple_of(evaluation.every.max(1)) || line.step == job.steps)
         {
             let found = evaluate(job, evaluation, &mut engine, &mut steps.buffers[0], line.step)?;
-            let times = if chores.timed { engine.take_times(chores.trace) } else { Vec::new() };
+            let times = if chores.timed { engine.take_times(chores.trace)? } else { Vec::new() };
             done(Done::Evaluation(&found, &times))?;
         }
         let begun = Instant::now();
@@ -204,7 +204,7 @@ pub fn train(
     if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
         export(job, &mut engine, &names, folder)?;
     }
-    Ok(Ended { last, trace: engine.take_trace(), stopped })
+    Ok(Ended { last, trace: engine.take_trace()?, stopped })
 }
 
 /// What a rank keeps from step to step.

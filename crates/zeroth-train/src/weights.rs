@@ -2,10 +2,14 @@
 
 use std::path::Path;
 
+use rayon::prelude::*;
 use zeroth_model::{
     INITIALIZER_RANGE, Parameter, ParameterTable, WeightFiles, WeightWarning, WeightsError, fill_new,
 };
 use zeroth_step::run::{Engine, RunError};
+
+/// Elements that a thread makes at a time.
+const AT_ONCE: usize = 1 << 14;
 
 /// Weights to start from.
 pub enum Weights {
@@ -54,7 +58,14 @@ impl Weights {
             let parameter = found[param.index()];
             match self {
                 Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
-                Self::New { seed } => fill_new(*seed, INITIALIZER_RANGE as f32, parameter, range, elements),
+                // Each element is a function of its place: any number of threads makes the same ones.
+                Self::New { seed } => {
+                    elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
+                        let first = range.start + (place * AT_ONCE) as u64;
+                        let range = first..first + part.len() as u64;
+                        fill_new(*seed, INITIALIZER_RANGE as f32, parameter, range, part);
+                    });
+                }
             }
             Ok(())
         })

@@ -191,8 +191,8 @@ impl RankSession<'_> {
     }
 
     /// The times of the instructions since the last call; none where nothing is recorded.
-    pub fn take_times(&mut self) -> Vec<Timed> {
-        self.engine.take_times(false)
+    pub fn take_times(&mut self) -> Result<Vec<Timed>, SessionError> {
+        Ok(self.engine.take_times(false)?)
     }
 
     /// The sum of the losses of a micro-batch's trained tokens on this rank; all ranks call it together.

@@ -61,12 +61,15 @@ pub(super) const KEYS: &[Key] = &[
         .read_by(Reader::Update)
         .unless(when::moments_are_16_bit),
     Key::int("zeroth.update_window", 0)
-        .or_rule("as many as host staging allows")
-        .in_("units")
-        .does("How many units' updates may still run while the next forward begins; 0 finishes the update first.")
+        .or_rule("what the device has free")
+        .in_("bytes")
+        .does(
+            "With the optimizer in host memory and a GPU: device memory for state on its way through the GPU, ahead of the \
+             update during backward and behind it during the next forward. Without it state passes through what \
+             activations leave behind.",
+        )
         .set("leave it out")
-        .read_by(Reader::Overlap)
-        .not_yet(),
+        .read_by(Reader::Offload),
     Key::new("zeroth.decay", Kind::OneOf(&["matrices", "all"]))
         .or_text("matrices")
         .does("Which parameters decay: matrices only, as Hugging Face does, or all, as DeepSpeed does.")

@@ -96,6 +96,11 @@ impl Arena {
         });
     }
 
+    /// Its first byte's address and the bytes of its mapping, for a driver that pins them.
+    pub(crate) fn mapping(&self) -> (usize, usize) {
+        (self.start.as_ptr().expose_provenance(), self.length)
+    }
+
     /// Its bytes.
     pub const fn capacity(&self) -> u64 {
         self.bytes as u64

@@ -8,6 +8,7 @@ use super::line::{Arenas, Line};
 use super::products::Products;
 use super::programs::Functions;
 use super::run;
+use crate::cpu::{Arena, Pool};
 use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
 
 /// Pinned memory that uploads go through, so that they need not wait for one another.
@@ -24,6 +25,8 @@ pub struct CudaDevice {
     functions: Option<Functions>,
     products: Products,
     arenas: Arenas,
+    /// What the host's arena lies in.
+    pinned: Option<Arena>,
     /// By [`Queue`].
     streams: Vec<Handle>,
     marks: Vec<Handle>,
@@ -31,6 +34,9 @@ pub struct CudaDevice {
     staging: Address,
     staged: Vec<Handle>,
     next_slot: usize,
+    /// Events that note times: the first of all, then those in use, then spare ones.
+    stamps: Vec<Handle>,
+    stamped: usize,
 }
 
 impl CudaDevice {
@@ -63,11 +69,14 @@ impl CudaDevice {
             functions: None,
             products: Products::default(),
             arenas: Arenas::default(),
+            pinned: None,
             streams: Vec::new(),
             marks: Vec::new(),
             staging: 0,
             staged: Vec::new(),
             next_slot: 0,
+            stamps: Vec::new(),
+            stamped: 0,
         };
         let driver = &opened.driver;
         let major = driver.attribute(device, Attribute::CapabilityMajor)?;
@@ -82,7 +91,14 @@ impl CudaDevice {
             opened.staged.push(driver.event()?);
         }
         if host_bytes > 0 {
-            opened.arenas.host = (driver.allocate_host(host_bytes)?, host_bytes);
+            // Pages that all processors take at once: the driver takes them one after the other, for minutes.
+            let mut arena = Arena::new("pinned host", host_bytes)?;
+            arena.touch(&Pool::new(std::thread::available_parallelism().map_or(1, usize::from)));
+            let (address, length) = arena.mapping();
+            // SAFETY: the device keeps the arena, and lets go of it before the arena is dropped.
+            unsafe { driver.register_host(address, length)? };
+            opened.arenas.host = (address as Address, host_bytes);
+            opened.pinned = Some(arena);
         }
         if device_bytes > 0 {
             opened.arenas.device = (driver.allocate(device_bytes)?, device_bytes);
@@ -142,6 +158,13 @@ impl Device for CudaDevice {
         self.current()?;
         check_length("upload", from.len(), to)?;
         let (mut at, stream) = (self.arenas.find("upload", to)?, self.stream(queue));
+        if to.tier == Tier::Host {
+            self.driver.synchronise(stream)?;
+            // SAFETY: pinned memory of the host, within its arena and as long as `from`; the queue has come past all that
+            // it holds.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at as *mut u8, from.len()) };
+            return Ok(());
+        }
         for piece in from.chunks(SLOT_BYTES) {
             let (slot, event) =
                 (self.staging + (self.next_slot * SLOT_BYTES) as Address, self.staged[self.next_slot]);
@@ -197,6 +220,29 @@ impl Device for CudaDevice {
         self.streams.iter().try_for_each(|&stream| self.driver.synchronise(stream))
     }
 
+    fn stamp(&mut self, queue: Queue) -> Result<bool, DeviceError> {
+        self.current()?;
+        let stream = self.stream(queue);
+        if self.stamps.is_empty() {
+            self.stamps.push(self.driver.timed_event()?);
+            self.driver.record(self.stamps[0], stream)?;
+        }
+        self.stamped += 1;
+        if self.stamped == self.stamps.len() {
+            self.stamps.push(self.driver.timed_event()?);
+        }
+        self.driver.record(self.stamps[self.stamped], stream)?;
+        Ok(true)
+    }
+
+    fn stamps(&mut self) -> Result<Vec<f64>, DeviceError> {
+        self.synchronise()?;
+        let stamped = std::mem::take(&mut self.stamped);
+        let since =
+            |event: &Handle| self.driver.elapsed(self.stamps[0], *event).map(|ms| 1e3 * f64::from(ms));
+        self.stamps.iter().skip(1).take(stamped).map(since).collect()
+    }
+
     fn direct(&mut self, _: Span, _: Span) -> Result<Option<(&[u8], &mut [u8])>, DeviceError> {
         Ok(None)
     }
@@ -223,13 +269,20 @@ impl Drop for CudaDevice {
             let _ = self.driver.synchronise(stream);
         }
         self.products.close();
-        self.staged.iter().chain(&self.marks).for_each(|&event| self.driver.destroy_event(event));
+        self.staged
+            .iter()
+            .chain(&self.marks)
+            .chain(&self.stamps)
+            .for_each(|&event| self.driver.destroy_event(event));
         self.streams.iter().for_each(|&stream| self.driver.destroy_stream(stream));
         if let Some(functions) = &self.functions {
             functions.unload(&self.driver);
         }
-        for address in [self.staging, self.arenas.host.0].into_iter().filter(|&address| address != 0) {
-            self.driver.free_host(address);
+        if self.staging != 0 {
+            self.driver.free_host(self.staging);
+        }
+        if let Some(arena) = &self.pinned {
+            self.driver.unregister_host(arena.mapping().0);
         }
         if self.arenas.device.0 != 0 {
             self.driver.free(self.arenas.device.0);

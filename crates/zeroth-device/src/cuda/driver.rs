@@ -22,6 +22,7 @@ pub(super) enum Attribute {
 }
 
 const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_WITH_TIMING: c_uint = 0;
 const EVENT_DISABLE_TIMING: c_uint = 2;
 const HOST_PORTABLE: c_uint = 1;
 /// An attribute of functions: the most bytes of shared memory that a launch may ask for.
@@ -44,6 +45,8 @@ pub(super) struct Driver {
     free: unsafe extern "C" fn(Address) -> c_int,
     allocate_host: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int,
     free_host: unsafe extern "C" fn(*mut c_void) -> c_int,
+    register_host: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
+    unregister_host: unsafe extern "C" fn(*mut c_void) -> c_int,
     copy: unsafe extern "C" fn(Address, Address, usize, Handle) -> c_int,
     copy_to_host: unsafe extern "C" fn(*mut c_void, Address, usize, Handle) -> c_int,
     set_bytes: unsafe extern "C" fn(Address, u8, usize, Handle) -> c_int,
@@ -55,6 +58,7 @@ pub(super) struct Driver {
     event_destroy: One,
     event_record: unsafe extern "C" fn(Handle, Handle) -> c_int,
     event_synchronise: One,
+    event_elapsed: unsafe extern "C" fn(*mut f32, Handle, Handle) -> c_int,
     module_load: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
     module_unload: One,
     module_function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
@@ -97,6 +101,8 @@ impl Driver {
                 free: library.function("cuMemFree_v2")?,
                 allocate_host: library.function("cuMemHostAlloc")?,
                 free_host: library.function("cuMemFreeHost")?,
+                register_host: library.function("cuMemHostRegister_v2")?,
+                unregister_host: library.function("cuMemHostUnregister")?,
                 copy: library.function("cuMemcpyAsync")?,
                 copy_to_host: library.function("cuMemcpyDtoHAsync_v2")?,
                 set_bytes: library.function("cuMemsetD8Async")?,
@@ -108,6 +114,7 @@ impl Driver {
                 event_destroy: library.function("cuEventDestroy_v2")?,
                 event_record: library.function("cuEventRecord")?,
                 event_synchronise: library.function("cuEventSynchronize")?,
+                event_elapsed: library.function("cuEventElapsedTime")?,
                 module_load: library.function("cuModuleLoadData")?,
                 module_unload: library.function("cuModuleUnload")?,
                 module_function: library.function("cuModuleGetFunction")?,
@@ -190,6 +197,22 @@ impl Driver {
         Ok(address as Address)
     }
 
+    /// Pins memory of this process, which the device then reads and writes at the same address.
+    ///
+    /// # Safety
+    /// The memory stays mapped until `unregister_host`.
+    pub(super) unsafe fn register_host(&self, address: usize, bytes: usize) -> Result<(), DeviceError> {
+        let place = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.register_host)(place, bytes, HOST_PORTABLE) };
+        self.memory("pinned host", bytes as u64, code)
+    }
+
+    pub(super) fn unregister_host(&self, address: usize) {
+        // SAFETY: what `register_host` pinned, let go once.
+        unsafe { (self.unregister_host)(std::ptr::with_exposed_provenance_mut(address)) };
+    }
+
     pub(super) fn free_host(&self, address: Address) {
         // SAFETY: what `allocate_host` gave, given back once.
         unsafe { (self.free_host)(address as *mut c_void) };
@@ -260,11 +283,29 @@ impl Driver {
     }
 
     pub(super) fn event(&self) -> Result<Handle, DeviceError> {
+        self.new_event(EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that notes the time.
+    pub(super) fn timed_event(&self) -> Result<Handle, DeviceError> {
+        self.new_event(EVENT_WITH_TIMING)
+    }
+
+    fn new_event(&self, flags: c_uint) -> Result<Handle, DeviceError> {
         let mut event = 0;
         // SAFETY: writes one handle.
-        let code = unsafe { (self.event_create)(&raw mut event, EVENT_DISABLE_TIMING) };
+        let code = unsafe { (self.event_create)(&raw mut event, flags) };
         self.check("cuEventCreate", code)?;
         Ok(event)
+    }
+
+    /// Milliseconds between two timed events that are past.
+    pub(super) fn elapsed(&self, from: Handle, to: Handle) -> Result<f32, DeviceError> {
+        let mut elapsed = 0.0;
+        // SAFETY: writes one number; both live.
+        let code = unsafe { (self.event_elapsed)(&raw mut elapsed, from, to) };
+        self.check("cuEventElapsedTime", code)?;
+        Ok(elapsed)
     }
 
     pub(super) fn destroy_event(&self, event: Handle) {

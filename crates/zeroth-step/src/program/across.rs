@@ -63,29 +63,29 @@ type Found = BTreeMap<(usize, Queue), usize>;
 /// Who touched what last in a section.
 struct Uses {
     written: BTreeMap<Content, Last>,
-    touched: BTreeMap<Content, Last>,
+    used: BTreeMap<Content, Last>,
     /// Memory of buffers that come and go: its tier, its bytes, and who touched it last.
     memory: Vec<(Tier, std::ops::Range<u64>, Last)>,
 }
 
 impl Uses {
     fn of(section: &Section, touches: &Touches, memory: &SectionMemory) -> Self {
-        let (mut written, mut touched) = (BTreeMap::<_, Last>::new(), BTreeMap::<_, Last>::new());
+        let (mut written, mut used) = (BTreeMap::<_, Last>::new(), BTreeMap::<_, Last>::new());
         for (at, contents) in touches.iter().enumerate() {
             let queue = section.instructions[at].queue;
             for (content, access) in contents {
-                touched.entry(*content).or_default().insert(queue, at);
+                used.entry(*content).or_default().insert(queue, at);
                 if *access == Access::Write {
                     written.entry(*content).or_default().insert(queue, at);
                 }
             }
         }
         let memory = memory.buffers.iter().map(|placed| {
-            let last = touched.get(&placed.buffer.content).cloned().unwrap_or_default();
+            let last = used.get(&placed.buffer.content).cloned().unwrap_or_default();
             (placed.buffer.tier, placed.at..placed.at + placed.buffer.bytes, last)
         });
         let memory = memory.collect();
-        Self { written, touched, memory }
+        Self { written, used, memory }
     }
 }
 
@@ -118,7 +118,7 @@ impl Follows<'_> {
             for (content, access) in contents {
                 let last = match access {
                     Access::Read => uses.written.get(content),
-                    Access::Write => uses.touched.get(content),
+                    Access::Write => uses.used.get(content),
                 };
                 if let Some(last) = last.filter(|_| !passing(content)) {
                     self.wait(at, last, found);

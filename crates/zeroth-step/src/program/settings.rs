@@ -49,6 +49,8 @@ pub struct Offload {
     pub pieces: u64,
     /// `zero_optimization.offload_param.pin_memory` is false: parameters lie in pageable memory and pass through staging.
     pub pageable: bool,
+    /// `zeroth.update_window`; none: what is free.
+    pub window: Option<u64>,
     /// Where the optimizer's state in host memory passes through the device for its update: how.
     pub stream: Option<Stream>,
 }
@@ -56,7 +58,7 @@ pub struct Offload {
 /// How states pass through the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
-    /// `zeroth.update_window`: bytes of device memory that tiles have for themselves, beside what activations leave behind.
+    /// Bytes of device memory that tiles have for themselves, beside what activations leave behind.
     pub window: u64,
     /// Where gradients wait for the update.
     pub gradients: Tier,
@@ -72,6 +74,7 @@ impl Offload {
         piece: u64::MAX,
         pieces: 1,
         pageable: false,
+        window: None,
         stream: None,
     };
 
@@ -92,6 +95,7 @@ impl Offload {
             piece: whole("offload_param.buffer_size", u64::MAX).max(1),
             pieces: whole("offload_param.buffer_count", 1).max(1),
             pageable: pinned == Some(false),
+            window: config.whole("zeroth.update_window"),
             stream: None,
         }
     }
@@ -145,7 +149,7 @@ impl Settings {
     pub fn on(mut self, target: Target) -> Self {
         let offload = &mut self.offload;
         if target == Target::Cuda && offload.optimizer.is_some() && offload.stream.is_none() {
-            offload.stream = Some(Stream { window: 0, gradients: Tier::Host });
+            offload.stream = Some(Stream { window: offload.window.unwrap_or(0), gradients: Tier::Host });
         }
         self
     }

@@ -10,7 +10,7 @@ use super::feed::Feed;
 use super::meet::{Meeting, Meetings};
 use super::seat::seat;
 use super::{Compiled, MicroBatch, RunError, Timed, Trace};
-use crate::program::{Binding, Content, Lowering, SectionKind, Work, vocabulary};
+use crate::program::{Action, Binding, Content, Lowering, SectionKind, Work, vocabulary};
 
 /// What makes a rank one of many.
 pub struct Rank<'a> {
@@ -57,6 +57,10 @@ pub struct Engine<'c> {
     first_mark: Vec<usize>,
     /// Whether the update runs on beside the next step's first micro-batch.
     runs_on: bool,
+    /// The update's section, and those of its instructions that are enqueued before the last micro-batch: a device holds
+    /// so many that wait and no more, and what is enqueued behind all of backward comes late.
+    update: usize,
+    early: Vec<usize>,
     feed: Feed,
     meetings: Meetings,
     pub(super) step: u64,
@@ -101,6 +105,8 @@ impl<'c> Engine<'c> {
         // Before anything lies in the arena: parts of it move to where other ranks see them.
         let works = lowered.iter().flatten().flatten();
         let meetings = Meetings::new(works, device.as_mut(), comm.as_deref()).map_err(failed)?;
+        let update = compiled.program.sections.iter().position(|section| section.kind == SectionKind::Update);
+        let update = update.unwrap_or(sections);
         let seat = seat(comm.as_deref()).map_err(|source| failed(Meeting::Comm(source)))?;
         device.settle(seat);
         let started = RunError::device(0, "start");
@@ -121,6 +127,8 @@ impl<'c> Engine<'c> {
             feed: Feed::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
             awaited: awaited(compiled),
             runs_on: compiled.memory.sections.iter().any(|section| !section.across.is_empty()),
+            update,
+            early: early(compiled, update),
             compiled,
             device,
             comm,
@@ -148,13 +156,22 @@ impl<'c> Engine<'c> {
 
     /// The times of the instructions since the last call; none where nothing is recorded. Unless the timeline is to
     /// `keep` them, they are forgotten.
-    pub fn take_times(&mut self, keep: bool) -> Vec<Timed> {
-        self.trace.as_mut().map_or_else(Vec::new, |trace| trace.take_times(keep))
+    pub fn take_times(&mut self, keep: bool) -> Result<Vec<Timed>, RunError> {
+        self.settle_times()?;
+        Ok(self.trace.as_mut().map_or_else(Vec::new, |trace| trace.take_times(keep)))
+    }
+
+    fn settle_times(&mut self) -> Result<(), RunError> {
+        let Some(trace) = &mut self.trace else { return Ok(()) };
+        let stamps = self.device.stamps().map_err(RunError::device(self.step, "reading times"))?;
+        trace.settle(&stamps);
+        Ok(())
     }
 
     /// What was timed so far.
-    pub fn take_trace(&mut self) -> Option<Trace> {
-        self.trace.take()
+    pub fn take_trace(&mut self) -> Result<Option<Trace>, RunError> {
+        self.settle_times()?;
+        Ok(self.trace.take())
     }
 
     /// This rank's number.
@@ -220,6 +237,11 @@ impl<'c> Engine<'c> {
             // The update's lines run on beside the next micro-batch; what was before it has ended by then.
             if matches!(kind, SectionKind::Only | SectionKind::First) {
                 self.each_line(|engine, queue| engine.wait_for_all(queue, LAST_MICRO_BATCH))?;
+            }
+            if matches!(kind, SectionKind::Only | SectionKind::Last) && self.chaos.is_none() {
+                for place in 0..self.early.len() {
+                    self.run_instruction(self.update, size, self.early[place])?;
+                }
             }
             self.run_section(section, size)?;
             match kind {
@@ -338,7 +360,9 @@ impl<'c> Engine<'c> {
             self.run_wildly(section, size, until)?;
         } else {
             for at in 0..self.compiled.program.sections[section].instructions.len() {
-                self.run_instruction(section, size, at)?;
+                if section != self.update || !self.early.contains(&at) {
+                    self.run_instruction(section, size, at)?;
+                }
             }
         }
         Ok(())
@@ -357,6 +381,9 @@ impl<'c> Engine<'c> {
             for (earlier, place) in &compiled.memory.sections[section].across[at] {
                 self.device.wait(queue, self.first_mark[*earlier] + place).map_err(failed)?;
             }
+        }
+        if begun.is_some() {
+            self.device.stamp(queue).map_err(failed)?;
         }
         match &self.lowered[size][section][at] {
             Work::Nothing => {}
@@ -383,6 +410,7 @@ impl<'c> Engine<'c> {
             self.device.mark(queue, self.first_mark[section] + at).map_err(failed)?;
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
+            self.device.stamp(queue).map_err(failed)?;
             trace.add((section, at), queue, compiled.describe(instruction), begun);
         }
         Ok(())
@@ -427,6 +455,25 @@ impl<'c> Engine<'c> {
         self.finish_wildly()?;
         self.device.synchronise().map_err(RunError::device(self.step, "waiting for the last step"))
     }
+}
+
+/// The first loads of the update that wait for nothing of its own step.
+fn early(compiled: &Compiled, update: usize) -> Vec<usize> {
+    let (Some(section), Some(memory)) =
+        (compiled.program.sections.get(update), compiled.memory.sections.get(update))
+    else {
+        return Vec::new();
+    };
+    if memory.across.is_empty() {
+        return Vec::new();
+    }
+    let line = (0..section.instructions.len()).filter(|at| section.instructions[*at].queue == Queue::Load);
+    let is_free = |at: &usize| {
+        matches!(section.instructions[*at].action, Action::Load(_))
+            && memory.waits[*at].is_empty()
+            && memory.across[*at].iter().all(|(earlier, _)| *earlier == update)
+    };
+    line.take_while(is_free).collect()
 }
 
 fn awaited(compiled: &Compiled) -> Vec<Vec<bool>> {

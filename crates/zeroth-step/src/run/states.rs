@@ -49,8 +49,14 @@ impl Engine<'_> {
         for (flat, held) in program.layout.flats.iter().enumerate() {
             let shard = held.shard(self.rank, program.layout.ranks);
             let weights = if program.stays_gathered(flat) { 0..held.padded() } else { shard };
+            let (has_master, updated) = (program.has_master(flat), program.updated(flat, self.rank));
+            // Where both are of the same elements, these are asked for once.
+            let are_alike = has_master && updated == weights;
             self.each_piece(flat, &weights, &mut elements, &mut |engine, param, range, at, elements| {
                 source(param, range, elements).map_err(RunError::Weights)?;
+                if are_alike {
+                    engine.put(Content::Master(flat), DType::F32, at - updated.start, elements)?;
+                }
                 engine.put(
                     Content::Weights(flat),
                     engine.compiled.program.types.run,
@@ -58,8 +64,7 @@ impl Engine<'_> {
                     elements,
                 )
             })?;
-            if program.has_master(flat) {
-                let updated = program.updated(flat, self.rank);
+            if has_master && !are_alike {
                 self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
                     source(param, range, elements).map_err(RunError::Weights)?;
                     engine.put(Content::Master(flat), DType::F32, at - updated.start, elements)

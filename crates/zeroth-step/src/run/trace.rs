@@ -13,6 +13,8 @@ pub struct Trace {
     events: Vec<Event>,
     /// Events whose times have been taken.
     taken: usize,
+    /// Events whose times are final.
+    settled: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -25,7 +27,7 @@ struct Event {
     to: f64,
 }
 
-/// How long the host spent on an instruction. On a CPU that is its work; a GPU's work goes on after it was enqueued.
+/// How long an instruction took, by the device's clock where it has one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timed {
     /// The section, by its place in the program.
@@ -50,7 +52,7 @@ struct Complete<'a> {
 
 impl Trace {
     pub(super) fn new(rank: u64) -> Self {
-        Self { rank, began: Instant::now(), events: Vec::new(), taken: 0 }
+        Self { rank, began: Instant::now(), events: Vec::new(), taken: 0, settled: 0 }
     }
 
     pub(super) fn now(&self) -> f64 {
@@ -64,6 +66,15 @@ impl Trace {
         self.events.push(Event { section, instruction, queue, name, from, to });
     }
 
+    /// Puts the device's times, a beginning and an end for each instruction, in place of the host's; none where it has no
+    /// clock of its own.
+    pub(super) fn settle(&mut self, stamps: &[f64]) {
+        for (event, stamps) in self.events[self.settled..].iter_mut().zip(stamps.chunks_exact(2)) {
+            (event.from, event.to) = (stamps[0], stamps[1]);
+        }
+        self.settled = self.events.len();
+    }
+
     /// The times since the last call, in the order instructions ran. Without `keep` the events are forgotten, so that
     /// a long run takes no more memory than a short one; they are then missing from the timeline.
     pub fn take_times(&mut self, keep: bool) -> Vec<Timed> {
@@ -75,6 +86,7 @@ impl Trace {
         let times = self.events[self.taken..].iter().map(time_of).collect();
         if !keep {
             self.events.truncate(self.taken);
+            self.settled = self.taken;
         }
         self.taken = self.events.len();
         times

@@ -92,6 +92,8 @@ impl Part {
             | Action::SaveGradient(..)
             | Action::Stage(_)
             | Action::Bring(_)
+            | Action::Load(_)
+            | Action::Store(_)
             | Action::PutBack(_) => Self::Copies,
         }
     }

@@ -230,7 +230,7 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
             let seconds = begun.elapsed().as_secs_f64();
             found.loss = record.loss;
             if last {
-                found.timed = (seconds, rank.take_times());
+                found.timed = (seconds, rank.take_times()?);
             } else if step > 0 {
                 found.seconds.push(seconds);
                 found.limit.push(limit_burst(&pool, path, limit));

@@ -207,29 +207,39 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
             transfer(Action::PutBack(chunk), queue, settings)
         });
     }
-    pass_through(program, &passing, settings, &mut out);
-    out.extend(spread);
-    out
+    let (mut all, through) = pass_through(program, &passing, settings);
+    all.extend(out);
+    all.extend(through);
+    all.extend(spread);
+    all
 }
 
 /// States on their way through the device: as many tiles at a time as there is room for, half of them coming and half
 /// going, so that both ways of the bus are used. The update runs in their line, not in that of forward and backward: what
-/// does not wait for it does not see it.
-fn pass_through(program: &Program, tiles: &[Chunk], settings: &Settings, out: &mut Vec<Instruction>) {
+/// does not wait for it does not see it. The first loads stand before everything else of the update, so that they share no
+/// memory with it and need not wait for it.
+fn pass_through(
+    program: &Program,
+    tiles: &[Chunk],
+    settings: &Settings,
+) -> (Vec<Instruction>, Vec<Instruction>) {
     let on = |queue, action| Instruction { queue, ..Instruction::new(action) };
     let room = (settings.offload.tiles as usize).clamp(1, tiles.len().max(1));
     let going = room / 2;
     let load = |chunk: &Chunk| on(Queue::Load, Action::Load(chunk.clone()));
-    out.extend(tiles.iter().take(room).map(load));
+    let first = tiles.iter().take(room).map(load).collect();
+    let mut out = Vec::new();
     for at in 0..tiles.len() + going {
         out.extend(tiles.get(at).map(|chunk| on(Queue::Load, Action::Update(chunk.clone()))));
         let Some(done) = at.checked_sub(going) else { continue };
         let chunk = &tiles[done];
         out.push(on(Queue::Store, Action::Store(chunk.clone())));
         if program.has_master(chunk.flat) && program.held[chunk.flat].weights == Tier::Host {
-            out.push(on(Queue::Store, Action::PutBack(chunk.clone())));
+            // Not behind the states: the next forward waits for parameters, and for nothing else.
+            out.push(on(Queue::Download, Action::PutBack(chunk.clone())));
         }
         // Where the one that has gone was.
         out.extend(tiles.get(done + room).map(load));
     }
+    (first, out)
 }
