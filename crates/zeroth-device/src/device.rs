@@ -121,6 +121,9 @@ pub struct RankSum<'a> {
     pub add: bool,
 }
 
+/// Notes that a device keeps at the same time.
+pub const NOTES: usize = 2;
+
 /// A device with its arenas. All functions but `synchronise` may return before the work is done.
 pub trait Device: Send {
     /// What it is, in words.
@@ -134,6 +137,12 @@ pub trait Device: Send {
 
     /// Copies to host memory, after all that the queue holds; the bytes are there when this returns.
     fn download(&mut self, queue: Queue, from: Span, to: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Enqueues a copy of some bytes that the host reads later, under a number below [`NOTES`].
+    fn note(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError>;
+
+    /// The bytes of the newest note of this number; waits for it, and for nothing behind it.
+    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError>;
 
     /// Marks this point of a queue with a number below the one given to `marks`.
     fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;

@@ -155,7 +155,7 @@ impl Job {
         let left = given.saturating_sub(compiled.memory.arena(Tier::Device));
         // All of them, and what lies between.
         let all = compiled.memory.states(Tier::Host);
-        let window = (left - left / LEFT_FREE).min(all + all / 16 + (1 << 20));
+        let window = (left - left / LEFT_FREE).min(all + all / 8 + (64 << 20));
         self.settings.offload.stream = Some(Stream { window, ..stream });
         self.settings.offload.window = Some(window);
         self.compile(target)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
-use zeroth_device::{Device, RATES, Tier};
+use zeroth_device::{Device, RATES, Target, Tier};
 use zeroth_model::WeightsError;
 use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Timed, Trace};
 
@@ -153,9 +153,17 @@ pub fn train(
     let first = chores.from.map_or(0, |checkpoint| checkpoint.manifest().step);
     let mut saver = Saver::new(chores.saves, &names);
     let mut steps = Steps::new(job, &mut engine, chores)?;
-    let (mut last, mut stopped) = (None, false);
+    let (mut last, mut stopped, mut held) = (None, false, Wish::GoOn);
+    // A card goes on with the next step while the host looks at this one, unless something comes between them.
+    let runs_ahead = compiled.target == Target::Cuda && compiled.program.layout.ranks == 1 && !chores.timed;
     for step in first..job.steps {
-        let line = steps.run(&mut engine, step)?;
+        let is_evaluated = job.evaluation.as_ref().is_some_and(|evaluation| {
+            (step + 1).is_multiple_of(evaluation.every.max(1)) || step + 1 == job.steps
+        });
+        let is_saved = chores.saves.is_some_and(|saves| saves.is_due(step + 1, job.steps));
+        let is_followed =
+            runs_ahead && held == Wish::GoOn && !is_evaluated && !is_saved && step + 1 < job.steps;
+        let line = steps.run(&mut engine, step, is_followed)?;
         if chores.timed {
             let (data, lengths) = (steps.data, steps.lengths());
             let times = engine.take_times(chores.trace)?;
@@ -166,17 +174,16 @@ pub fn train(
             saver.finish(&engine)?;
             return Err(not_finite(compiled, &steps.batches, &line, &steps.record));
         }
-        if let Some(evaluation) = &job.evaluation
-            && (line.step.is_multiple_of(evaluation.every.max(1)) || line.step == job.steps)
-        {
+        if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
             let found = evaluate(job, evaluation, &mut engine, &mut steps.buffers[0], line.step)?;
             let times = if chores.timed { engine.take_times(chores.trace)? } else { Vec::new() };
             done(Done::Evaluation(&found, &times))?;
         }
         let begun = Instant::now();
-        let (wish, mut there) = saver.meet(&engine, line.step, (chores.wish)())?;
-        let is_due = chores.saves.is_some_and(|saves| saves.is_due(line.step, job.steps));
-        let saves_now = wish > Wish::GoOn || is_due;
+        let (mut wish, mut there) = saver.meet(&engine, line.step, held.max((chores.wish)()))?;
+        // What is wished for waits for a step that is under way.
+        held = if is_followed { std::mem::replace(&mut wish, Wish::GoOn) } else { Wish::GoOn };
+        let saves_now = wish > Wish::GoOn || is_saved;
         if saves_now {
             // One at a time.
             there = saver.finish(&engine)?.or(there);
@@ -217,6 +224,9 @@ struct Steps<'a> {
     data: Duration,
     /// Updates that were applied: the place in the schedule.
     applied: u64,
+    /// Steps that were enqueued, and when the newest record was seen.
+    enqueued: u64,
+    seen: Instant,
     /// How often resident memory is looked at, and the most that was seen.
     look: u64,
     resident: u64,
@@ -237,6 +247,8 @@ impl<'a> Steps<'a> {
             record: engine.record()?,
             data: Duration::ZERO,
             applied: engine.control()?.applied,
+            enqueued: 0,
+            seen: Instant::now(),
             look: chores.look.max(1),
             resident: resident_bytes(),
             planned: engine.compiled().memory.arena(Tier::Device),
@@ -249,18 +261,34 @@ impl<'a> Steps<'a> {
         ends.map(|ends| u64::from(ends[1] - ends[0])).collect()
     }
 
-    fn run(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<StepLine, RunError> {
+    /// Enqueues a step.
+    fn enqueue(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<(), RunError> {
         let begun = Instant::now();
         for (micro, buffer) in self.buffers.iter_mut().enumerate() {
             self.batches.fill(step, micro as u64, engine.rank(), buffer);
         }
         self.data = begun.elapsed();
-        let before = self.applied;
-        let rates: [f64; RATES] = std::array::from_fn(|ahead| self.job.schedule.rate(before + ahead as u64));
+        // Where the step before is not done yet, it may be applied or not: the device knows.
+        let known = self.applied;
+        let rates: [f64; RATES] = std::array::from_fn(|ahead| self.job.schedule.rate(known + ahead as u64));
         let views: Vec<View<'_>> = self.buffers.iter().map(MicroBatch::view).collect();
-        engine.step(&views, self.batches.trained_tokens(step), before, &rates)?;
-        engine.read_record(&mut self.record)?;
-        self.applied = self.record.head.applied;
+        engine.step(&views, self.batches.trained_tokens(step), known, &rates)?;
+        self.enqueued = step + 1;
+        Ok(())
+    }
+
+    /// Runs a step and says what it came to; where it is `followed`, the next one is enqueued before that is known.
+    fn run(&mut self, engine: &mut Engine<'_>, step: u64, followed: bool) -> Result<StepLine, RunError> {
+        let begun = if self.enqueued > step { self.seen } else { Instant::now() };
+        if self.enqueued <= step {
+            self.enqueue(engine, step)?;
+        }
+        if followed {
+            self.enqueue(engine, step + 1)?;
+        }
+        engine.read_record_of(engine.steps() - u64::from(followed), &mut self.record)?;
+        self.seen = Instant::now();
+        let before = std::mem::replace(&mut self.applied, self.record.head.applied);
         if step.is_multiple_of(self.look) {
             self.resident = self.resident.max(resident_bytes());
         }
@@ -270,7 +298,7 @@ impl<'a> Steps<'a> {
             grad_norm: self.record.head.norm,
             lr: self.record.head.rate,
             tokens: self.batches.tokens(step),
-            step_ms: begun.elapsed().as_secs_f64() * 1e3,
+            step_ms: (self.seen - begun).as_secs_f64() * 1e3,
             loss_scale: self.record.head.loss_scale,
             skipped: self.applied == before,
             device_bytes_peak: self.planned,

@@ -29,6 +29,7 @@ use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_s
 use super::rope::rope_from;
 use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
+use crate::device::NOTES;
 use crate::{
     Access, Control, Device, DeviceError, Kernel, Launch, Optimizer, Queue, RankSum, ReadWrite, Recipe,
     Record, Report, Seat, Shared, Span, StepInput, Tier,
@@ -62,6 +63,7 @@ pub struct CpuDevice {
     pool: Pool,
     device: Arena,
     host: Arena,
+    notes: [Vec<u8>; NOTES],
 }
 
 impl CpuDevice {
@@ -73,7 +75,8 @@ impl CpuDevice {
 
     /// A device that computes on a pool with its own path.
     pub fn on_pool(pool: Pool, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
-        Ok(Self { pool, device: Arena::new("device", device_bytes)?, host: Arena::new("host", host_bytes)? })
+        let (device, host) = (Arena::new("device", device_bytes)?, Arena::new("host", host_bytes)?);
+        Ok(Self { pool, device, host, notes: std::array::from_fn(|_| Vec::new()) })
     }
 
     fn arena(&self, tier: Tier) -> &Arena {
@@ -444,6 +447,21 @@ impl Device for CpuDevice {
         same_length("download", bytes.len(), to.len())?;
         to.copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn note(&mut self, _queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
+        let arena = match from.tier {
+            Tier::Device => &mut self.device,
+            Tier::Host => &mut self.host,
+        };
+        let bytes = arena.bytes_mut(from)?;
+        self.notes[number].clear();
+        self.notes[number].extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError> {
+        Ok(&self.notes[number])
     }
 
     fn mark(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {

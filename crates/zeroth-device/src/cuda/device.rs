@@ -9,11 +9,14 @@ use super::products::Products;
 use super::programs::Functions;
 use super::run;
 use crate::cpu::{Arena, Pool};
+use crate::device::NOTES;
 use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
 
 /// Pinned memory that uploads go through, so that they need not wait for one another.
 const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 4 << 20;
+/// The most bytes of a note.
+const NOTE_BYTES: usize = 1 << 20;
 
 /// A card. Memory is taken when it is opened. At the first use of a shape more is taken: for the plan of a matrix product,
 /// with what its trial takes for a moment where the card has it free, and for attention's machine code.
@@ -37,6 +40,8 @@ pub struct CudaDevice {
     /// Events that note times: the first of all, then those in use, then spare ones.
     stamps: Vec<Handle>,
     stamped: usize,
+    /// For each note its event and its bytes; notes lie behind the slots.
+    notes: Vec<(Handle, usize)>,
 }
 
 impl CudaDevice {
@@ -77,6 +82,7 @@ impl CudaDevice {
             next_slot: 0,
             stamps: Vec::new(),
             stamped: 0,
+            notes: Vec::new(),
         };
         let driver = &opened.driver;
         let major = driver.attribute(device, Attribute::CapabilityMajor)?;
@@ -86,7 +92,10 @@ impl CudaDevice {
         for _ in Queue::ALL {
             opened.streams.push(driver.stream()?);
         }
-        opened.staging = driver.allocate_host((SLOTS * SLOT_BYTES) as u64)?;
+        opened.staging = driver.allocate_host((SLOTS * SLOT_BYTES + NOTES * NOTE_BYTES) as u64)?;
+        for _ in 0..NOTES {
+            opened.notes.push((driver.event()?, 0));
+        }
         for _ in 0..SLOTS {
             opened.staged.push(driver.event()?);
         }
@@ -197,6 +206,30 @@ impl Device for CudaDevice {
         Ok(())
     }
 
+    fn note(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
+        self.current()?;
+        let (at, stream) = (self.arenas.find("note", from)?, self.stream(queue));
+        if number >= NOTES || from.bytes > NOTE_BYTES as u64 {
+            let problem = format!("note {number} of {} bytes; {NOTES} of {NOTE_BYTES} can be", from.bytes);
+            return Err(DeviceError::Operands { what: "note", problem });
+        }
+        let to = self.staging + (SLOTS * SLOT_BYTES + number * NOTE_BYTES) as Address;
+        // SAFETY: the place of a note is as long as the longest, and lives as long as the device, which waits for its
+        // streams before it gives memory back.
+        unsafe { self.driver.copy(to, at, from.bytes, stream)? };
+        self.notes[number].1 = from.bytes as usize;
+        self.driver.record(self.notes[number].0, stream)
+    }
+
+    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError> {
+        self.current()?;
+        let (event, bytes) = self.notes[number];
+        self.driver.wait_for(event)?;
+        let at = self.staging + (SLOTS * SLOT_BYTES + number * NOTE_BYTES) as Address;
+        // SAFETY: the copy has ended; the next one to this place is enqueued by a call that borrows the device alone.
+        Ok(unsafe { std::slice::from_raw_parts(at as *const u8, bytes) })
+    }
+
     fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
         self.current()?;
         self.driver.record(self.marked(mark)?, self.stream(queue))
@@ -269,11 +302,9 @@ impl Drop for CudaDevice {
             let _ = self.driver.synchronise(stream);
         }
         self.products.close();
-        self.staged
-            .iter()
-            .chain(&self.marks)
-            .chain(&self.stamps)
-            .for_each(|&event| self.driver.destroy_event(event));
+        let notes = self.notes.iter().map(|(event, _)| event);
+        let events = self.staged.iter().chain(&self.marks).chain(&self.stamps).chain(notes);
+        events.for_each(|&event| self.driver.destroy_event(event));
         self.streams.iter().for_each(|&stream| self.driver.destroy_stream(stream));
         if let Some(functions) = &self.functions {
             functions.unload(&self.driver);

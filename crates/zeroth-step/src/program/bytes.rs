@@ -158,9 +158,8 @@ impl Memory {
         at + bytes
     }
 
-    /// How many tiles of states fit into the part of the device's arena that sections share, whichever is the largest; 0
-    /// where none pass through.
-    pub(crate) fn room_for_tiles(&self) -> u64 {
+    /// How many tiles of states fit into so many bytes; 0 where none pass through.
+    pub(crate) fn room_for_tiles(&self, bytes: u64) -> u64 {
         let is_tile =
             |placed: &&Placed| matches!(placed.buffer.content, Content::Tile(_) | Content::Updated(_));
         let update = self.sections.iter().filter(|section| section.kind == SectionKind::Update);
@@ -173,7 +172,7 @@ impl Memory {
             };
             *largest = placed.buffer.bytes.max(*largest);
         }
-        if tile == 0 { 0 } else { self.shared[Tier::Device as usize].1 / (tile + updated) }
+        if tile == 0 { 0 } else { bytes / (tile + updated) }
     }
 
     /// The most bytes of a category that are there at the same time in a tier.

@@ -300,7 +300,7 @@ impl SectionKind {
     }
 
     /// Whether it is a step's last micro-batch.
-    pub(super) const fn is_last(self) -> bool {
+    pub(crate) const fn is_last(self) -> bool {
         matches!(self, Self::Only | Self::Last)
     }
 }

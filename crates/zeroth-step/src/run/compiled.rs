@@ -77,9 +77,9 @@ impl Compiled {
             Ok((program, memory))
         };
         let (mut program, mut memory) = made(&settings)?;
-        // As many tiles at a time as fit into what micro-batches use and the window behind it.
+        // As many tiles at a time as fit into their window. More would lie where the next forward wants to be.
         let (asked, arena) = (settings.offload.tiles, memory.arena(Tier::Device));
-        settings.offload.tiles = memory.room_for_tiles().max(asked);
+        settings.offload.tiles = memory.room_for_tiles(program.window.unwrap_or(0)).max(asked);
         while settings.offload.tiles > asked {
             let deeper = made(&settings)?;
             if deeper.1.arena(Tier::Device) <= arena {

@@ -6,11 +6,12 @@ use zeroth_device::{Control, Device, DeviceError, Queue, RATES, Recipe, Record, 
 use zeroth_graph::ParamId;
 
 use super::chaos::{Chaos, Until};
+use super::early::{Early, awaited, early};
 use super::feed::Feed;
 use super::meet::{Meeting, Meetings};
 use super::seat::seat;
 use super::{Compiled, MicroBatch, RunError, Timed, Trace};
-use crate::program::{Action, Binding, Content, Lowering, SectionKind, Work, vocabulary};
+use crate::program::{Binding, Content, Lowering, SectionKind, Work, vocabulary};
 
 /// What makes a rank one of many.
 pub struct Rank<'a> {
@@ -38,6 +39,9 @@ pub struct StepRecord {
 /// The first mark of those that each queue sets at the end of a step's last micro-batch; those before it are for joins.
 const LAST_MICRO_BATCH: usize = Queue::ALL.len();
 
+
+
+
 /// A section lowered for one number of rows.
 type Lowered = Vec<Work>;
 
@@ -57,10 +61,9 @@ pub struct Engine<'c> {
     first_mark: Vec<usize>,
     /// Whether the update runs on beside the next step's first micro-batch.
     runs_on: bool,
-    /// The update's section, and those of its instructions that are enqueued before the last micro-batch: a device holds
-    /// so many that wait and no more, and what is enqueued behind all of backward comes late.
+    /// The update's section, and those of its instructions that are enqueued beside the last micro-batch.
     update: usize,
-    early: Vec<usize>,
+    early: Vec<Early>,
     feed: Feed,
     meetings: Meetings,
     pub(super) step: u64,
@@ -107,6 +110,7 @@ impl<'c> Engine<'c> {
         let meetings = Meetings::new(works, device.as_mut(), comm.as_deref()).map_err(failed)?;
         let update = compiled.program.sections.iter().position(|section| section.kind == SectionKind::Update);
         let update = update.unwrap_or(sections);
+        let early = early(compiled, update);
         let seat = seat(comm.as_deref()).map_err(|source| failed(Meeting::Comm(source)))?;
         device.settle(seat);
         let started = RunError::device(0, "start");
@@ -125,10 +129,10 @@ impl<'c> Engine<'c> {
         .map_err(started)?;
         Ok(Self {
             feed: Feed::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
-            awaited: awaited(compiled),
+            awaited: awaited(compiled, &early),
             runs_on: compiled.memory.sections.iter().any(|section| !section.across.is_empty()),
             update,
-            early: early(compiled, update),
+            early,
             compiled,
             device,
             comm,
@@ -238,11 +242,6 @@ impl<'c> Engine<'c> {
             if matches!(kind, SectionKind::Only | SectionKind::First) {
                 self.each_line(|engine, queue| engine.wait_for_all(queue, LAST_MICRO_BATCH))?;
             }
-            if matches!(kind, SectionKind::Only | SectionKind::Last) && self.chaos.is_none() {
-                for place in 0..self.early.len() {
-                    self.run_instruction(self.update, size, self.early[place])?;
-                }
-            }
             self.run_section(section, size)?;
             match kind {
                 SectionKind::Only | SectionKind::Last => {
@@ -257,7 +256,11 @@ impl<'c> Engine<'c> {
         if self.chaos.is_some() {
             Chaos::check_always(self.compiled, self.device.as_mut(), self.step)?;
         }
-        Ok(())
+        let flats = self.compiled.program.layout.flats.len() as u64;
+        let record =
+            self.compiled.span(0, Content::Record).part(0, size_of::<Record>() as u64 + 8 * flats, 1);
+        let noted = self.device.note(Queue::Compute, record, (self.step % NOTES) as usize);
+        noted.map_err(RunError::device(step, "note of the record"))
     }
 
     /// The sum of the losses of a micro-batch's trained tokens on this rank, without gradients.
@@ -319,6 +322,22 @@ impl<'c> Engine<'c> {
         .map_err(RunError::device(step, "download of the record"))
     }
 
+    /// Waits for a step that is one of the last two and reads what it came to; a step after it goes on meanwhile.
+    pub fn read_record_of(&mut self, step: u64, record: &mut StepRecord) -> Result<(), RunError> {
+        debug_assert!(step <= self.step && step + NOTES > self.step, "the note is there no more");
+        let noted = self.device.noted((step % NOTES) as usize);
+        let bytes = noted.map_err(RunError::device(step, "download of the record"))?;
+        let (head, norms) = bytes.split_at(size_of::<Record>());
+        bytemuck::bytes_of_mut(&mut record.head).copy_from_slice(head);
+        bytemuck::cast_slice_mut(&mut record.norms).copy_from_slice(norms);
+        Ok(())
+    }
+
+    /// The number of steps so far.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
     /// Uploads a micro-batch; gives the place of its size among the row sizes.
     fn feed(&mut self, batch: &MicroBatch<'_>) -> Result<usize, RunError> {
         let rows = batch.ids.len();
@@ -359,13 +378,33 @@ impl<'c> Engine<'c> {
             };
             self.run_wildly(section, size, until)?;
         } else {
+            let is_last = self.compiled.program.sections[section].kind.is_last();
+            let mut next = 0;
             for at in 0..self.compiled.program.sections[section].instructions.len() {
-                if section != self.update || !self.early.contains(&at) {
+                while is_last && self.early.get(next).is_some_and(|early| early.before == at) {
+                    self.begin_update(section, size, next)?;
+                    next += 1;
+                }
+                if section != self.update || !self.early.iter().any(|early| early.instruction == at) {
                     self.run_instruction(section, size, at)?;
                 }
             }
+            while is_last && next < self.early.len() {
+                self.begin_update(section, size, next)?;
+                next += 1;
+            }
         }
         Ok(())
+    }
+
+    /// Enqueues one of the update's first loads beside a micro-batch.
+    fn begin_update(&mut self, section: usize, size: usize, place: usize) -> Result<(), RunError> {
+        let Early { instruction, behind, .. } = self.early[place];
+        if let Some(behind) = behind {
+            let waited = self.device.wait(Queue::Load, self.first_mark[section] + behind);
+            waited.map_err(RunError::device(self.step, "beginning the update"))?;
+        }
+        self.run_instruction(self.update, size, instruction)
     }
 
     pub(super) fn run_instruction(&mut self, section: usize, size: usize, at: usize) -> Result<(), RunError> {
@@ -455,37 +494,4 @@ impl<'c> Engine<'c> {
         self.finish_wildly()?;
         self.device.synchronise().map_err(RunError::device(self.step, "waiting for the last step"))
     }
-}
-
-/// The first loads of the update that wait for nothing of its own step.
-fn early(compiled: &Compiled, update: usize) -> Vec<usize> {
-    let (Some(section), Some(memory)) =
-        (compiled.program.sections.get(update), compiled.memory.sections.get(update))
-    else {
-        return Vec::new();
-    };
-    if memory.across.is_empty() {
-        return Vec::new();
-    }
-    let line = (0..section.instructions.len()).filter(|at| section.instructions[*at].queue == Queue::Load);
-    let is_free = |at: &usize| {
-        matches!(section.instructions[*at].action, Action::Load(_))
-            && memory.waits[*at].is_empty()
-            && memory.across[*at].iter().all(|(earlier, _)| *earlier == update)
-    };
-    line.take_while(is_free).collect()
-}
-
-fn awaited(compiled: &Compiled) -> Vec<Vec<bool>> {
-    let of = |memory: &crate::program::SectionMemory| {
-        let mut awaited = vec![false; memory.waits.len()];
-        memory.waits.iter().flatten().for_each(|earlier| awaited[*earlier] = true);
-        awaited
-    };
-    let mut all: Vec<Vec<bool>> = compiled.memory.sections.iter().map(of).collect();
-    for (section, place) in compiled.memory.sections.iter().flat_map(|memory| memory.across.iter().flatten())
-    {
-        all[*section][*place] = true;
-    }
-    all
 }

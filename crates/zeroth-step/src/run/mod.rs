@@ -6,6 +6,7 @@
 
 mod chaos;
 mod compiled;
+mod early;
 mod engine;
 mod error;
 mod feed;

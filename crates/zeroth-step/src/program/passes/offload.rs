@@ -17,7 +17,7 @@ use crate::layout::BLOCK;
 use crate::{FlatKind, Layout};
 
 /// The most elements of a tile that passes through the device: large enough for the bus, small enough that many fit.
-const PASSING_TILE: u64 = 32 << 20;
+const PASSING_TILE: u64 = 16 << 20;
 
 /// Where each flat's parts live: whole flats in the order of the layout, as far as `ratio` and `max_in_cpu` reach.
 pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> {
@@ -83,6 +83,12 @@ fn pieces(flat: usize, capacity: u64, most: u64) -> Vec<Chunk> {
     let step = (most / BLOCK).max(1) * BLOCK;
     let piece = |first: u64| Chunk { flat, range: first..first.saturating_add(step).min(capacity) };
     (0..capacity).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(piece).collect()
+}
+
+/// As few pieces as there must be, all of about the same size: every one has a place of the largest one's size.
+fn even_pieces(flat: usize, capacity: u64, most: u64) -> Vec<Chunk> {
+    let most = (most / BLOCK).max(1) * BLOCK;
+    pieces(flat, capacity, capacity.div_ceil(capacity.div_ceil(most).max(1)).next_multiple_of(BLOCK))
 }
 
 fn copies(
@@ -193,7 +199,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
         };
         let held = program.held[whole.flat];
         if program.streams(whole.flat) {
-            passing.extend(pieces(whole.flat, whole.range.end, settings.offload.tile.min(PASSING_TILE)));
+            passing.extend(even_pieces(whole.flat, whole.range.end, settings.offload.tile.min(PASSING_TILE)));
             continue;
         }
         let tiles = pieces(whole.flat, whole.range.end, settings.offload.tile);
@@ -225,19 +231,22 @@ fn pass_through(
 ) -> (Vec<Instruction>, Vec<Instruction>) {
     let on = |queue, action| Instruction { queue, ..Instruction::new(action) };
     let room = (settings.offload.tiles as usize).clamp(1, tiles.len().max(1));
-    let going = room / 2;
+    // Where all are there at once, none waits for another's place.
+    let going = if room == tiles.len() { room } else { room / 2 };
     let load = |chunk: &Chunk| on(Queue::Load, Action::Load(chunk.clone()));
     let first = tiles.iter().take(room).map(load).collect();
     let mut out = Vec::new();
     for at in 0..tiles.len() + going {
-        out.extend(tiles.get(at).map(|chunk| on(Queue::Load, Action::Update(chunk.clone()))));
+        if let Some(chunk) = tiles.get(at) {
+            out.push(on(Queue::Load, Action::Update(chunk.clone())));
+            // Before the states of those ahead of it: the next forward waits for parameters, and for nothing else.
+            if program.has_master(chunk.flat) && program.held[chunk.flat].weights == Tier::Host {
+                out.push(on(Queue::Store, Action::PutBack(chunk.clone())));
+            }
+        }
         let Some(done) = at.checked_sub(going) else { continue };
         let chunk = &tiles[done];
         out.push(on(Queue::Store, Action::Store(chunk.clone())));
-        if program.has_master(chunk.flat) && program.held[chunk.flat].weights == Tier::Host {
-            // Not behind the states: the next forward waits for parameters, and for nothing else.
-            out.push(on(Queue::Download, Action::PutBack(chunk.clone())));
-        }
         // Where the one that has gone was.
         out.extend(tiles.get(done + room).map(load));
     }
