@@ -27,25 +27,25 @@ pub enum Givers {
 
 /// For each parameter, who gives its gradient.
 pub(super) fn givers(graph: &Graph, backward: &Backward) -> Vec<Givers> {
-    let mut givers = vec![None; graph.params.len()];
+    let mut all = vec![None; graph.params.len()];
     for node in &backward.nodes {
         let weight = graph.nodes[node.of].params.first();
         for param in &node.lands {
-            let gives = match node.op {
+            let this = match node.op {
                 GradOp::LinearParams if weight == Some(param) => Givers::Product,
                 // It is taken in slices of rows.
                 GradOp::HeadLoss => Givers::ProductFirst,
                 _ => Givers::Adders,
             };
-            let giver = &mut givers[param.index()];
-            *giver = Some(match giver {
-                None => gives,
+            let found = &mut all[param.index()];
+            *found = Some(match found {
+                None => this,
                 Some(Givers::Product) => Givers::ProductFirst,
                 Some(first) => *first,
             });
         }
     }
-    givers.into_iter().map(|giver| giver.unwrap_or(Givers::Adders)).collect()
+    all.into_iter().map(|found| found.unwrap_or(Givers::Adders)).collect()
 }
 
 /// A parameter whose gradient lands in f32: its elements in the flat, padding included, and where in the buffer of such
