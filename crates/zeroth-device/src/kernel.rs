@@ -70,7 +70,7 @@ pub struct Launch {
 }
 
 /// What is computed. Operands named `x`, `y`, `w`, `dx`, … are in the launch's type, statistics and gradients of weights
-/// in f32, `ids`, `labels` and `positions` in i32. "Adds" means in f32 to what is there.
+/// in f32 (but see [`Landing`]), `ids`, `labels` and `positions` in i32. "Adds" means in f32 to what is there.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "operands have the names of the formulas in their variant's own sentence")]
 pub enum Kernel {
@@ -82,8 +82,8 @@ pub enum Kernel {
     Linear { dims: LinearDims, x: Span, w: Span, bias: Option<Span>, y: Span },
     /// dx = dy · w, or added to what dx holds (one rounding).
     LinearDx { dims: LinearDims, dy: Span, w: Span, dx: Span, add: bool },
-    /// Adds dyᵀ · x to dw `[outputs, inputs]`.
-    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span },
+    /// dyᵀ · x lands in dw `[outputs, inputs]`.
+    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, landing: Landing },
     /// Adds the column sums of dy to db `[outputs]`.
     LinearDb { dims: LinearDims, dy: Span, db: Span },
     /// y = x · rstd · w by rows of `dims.width`; writes rstd `[rows]`.
@@ -128,7 +128,8 @@ pub enum Kernel {
     Dropout { probability: f32, seed: u64, op: u32, width: usize, keys: Span, x: Span, y: Span },
     /// Adds the sum of the losses of trained tokens (label not negative) to `loss`, an f64.
     HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
-    /// As `HeadLoss`; writes dx and adds dw, both times [`crate::StepInput::loss_weight`] · [`crate::Control::loss_scale`].
+    /// As `HeadLoss`; writes dx, and dw is added to what is there where `add` says so, else written. Both are times
+    /// [`crate::StepInput::loss_weight`] · [`crate::Control::loss_scale`].
     HeadLossBackward {
         dims: HeadLossDims,
         x: Span,
@@ -139,6 +140,7 @@ pub enum Kernel {
         control: Span,
         dx: Span,
         dw: Span,
+        add: bool,
     },
     /// `logits` `[sequences, vocab]` (f32) = the last row of x of each sequence · wᵀ. `starts` is a table as `Attention` has
     /// it; a sequence that it lacks or that is empty gives zeros.
@@ -150,6 +152,8 @@ pub enum Kernel {
     /// Element by element from one type to another, rounded to the nearest, ties to even. `broken`, a u64, becomes 1 where
     /// a result is not finite, and is left alone where all are.
     Convert { from: Span, from_type: DType, to: Span, to_type: DType, broken: Option<Span> },
+    /// `broken`, a u64, becomes 1 where a value is not finite, and is left alone where all are.
+    Look { values: Span, value_type: DType, broken: Span },
     /// `parts` holds `ranks` parts of the length of `to` end to end, in `from_type`; `to` (f32) becomes their sum, added in
     /// rank order, or has the sum added to it.
     SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, add: bool },
@@ -185,6 +189,33 @@ pub enum Kernel {
         rounding: Option<Rounding>,
         weights: Option<Span>,
     },
+}
+
+/// How a product meets the place of a gradient of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Landing {
+    /// It is added, in f32.
+    Add,
+    /// It takes the place, in f32. The bits are those of what is added to zeros.
+    Write,
+    /// As `Write`, rounded to the launch's type or to f32. `broken`, a u64, becomes 1 where a result is not finite, and is left alone where all
+    /// are.
+    Round {
+        /// The type of the place.
+        to: DType,
+        /// Where that is noted.
+        broken: Span,
+    },
+}
+
+impl Landing {
+    /// Where it notes results that are not finite.
+    const fn broken(self) -> Option<Span> {
+        match self {
+            Self::Add | Self::Write => None,
+            Self::Round { broken, .. } => Some(broken),
+        }
+    }
 }
 
 /// How weights are changed by gradients. The kernels of cards know them by these numbers.
@@ -281,6 +312,7 @@ impl Kernel {
             Self::Sum { .. } => "sum",
             Self::Zero { .. } => "zero",
             Self::Convert { .. } => "convert",
+            Self::Look { .. } => "look",
             Self::SumRanks { .. } => "sum_ranks",
             Self::Squares { .. } => "squares",
             Self::Control { .. } => "control",
@@ -302,7 +334,7 @@ impl Kernel {
             Self::EmbeddingBackward { ids, dy, dtable, .. } => touch!([ids, dy], [dtable]),
             Self::Linear { x, w, bias, y, .. } => touch!([x, w, bias], [y]),
             Self::LinearDx { dy, w, dx, .. } => touch!([dy, w], [dx]),
-            Self::LinearDw { dy, x, dw, .. } => touch!([dy, x], [dw]),
+            Self::LinearDw { dy, x, dw, landing, .. } => touch!([dy, x], [dw, landing.broken()]),
             Self::LinearDb { dy, db, .. } => touch!([dy], [db]),
             Self::RmsNorm { x, w, y, rstd, .. } => touch!([x, w], [y, rstd]),
             Self::AddRmsNorm { x, residual, w, h, y, rstd, .. } => touch!([x, residual, w], [h, y, rstd]),
@@ -325,6 +357,7 @@ impl Kernel {
             Self::Sum { a, b, y } => touch!([a, b], [y]),
             Self::Zero { to } => touch!([], [to]),
             Self::Convert { from, to, broken, .. } => touch!([from], [to, broken]),
+            Self::Look { values, broken, .. } => touch!([values], [broken]),
             Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
             Self::Squares { values, sum, .. } => touch!([values], [sum]),
             Self::Control { recipe, input, reports, control, record, .. } => {

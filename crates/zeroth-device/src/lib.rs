@@ -12,8 +12,8 @@ mod probe;
 
 pub use cards::{Card, UnknownCard, card, cards};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
-pub use device::{Device, DeviceError, Queue, RankSum, ReadWrite, Seat, Shared, Target};
-pub use kernel::{Access, Kernel, Launch, Optimizer, Rounding, Span, Tier};
+pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Target};
+pub use kernel::{Access, Kernel, Landing, Launch, Optimizer, Rounding, Span, Tier};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,
     InstructionSets, KernelPath, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk,

@@ -70,6 +70,14 @@ impl Flat {
         self.blocks * BLOCK
     }
 
+    /// The slots, each with the elements of the flat that it takes, padding included.
+    pub fn padded_slots(&self) -> impl Iterator<Item = (Slot, Range<u64>)> + '_ {
+        self.slots.iter().enumerate().map(|(place, slot)| {
+            let end = self.slots.get(place + 1).map_or(self.padded(), |next| next.start);
+            (*slot, slot.start..end)
+        })
+    }
+
     /// Elements without padding.
     pub fn elements(&self) -> u64 {
         self.slots.iter().map(|slot| slot.elements).sum()

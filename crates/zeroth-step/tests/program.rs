@@ -11,8 +11,10 @@ use job::{BF16, F32, Golden, ROOMY, Setup};
 use proptest::prelude::*;
 use zeroth_device::{Queue, Tier};
 use zeroth_graph::{Backward, Graph};
+use zeroth_step::BLOCK;
 use zeroth_step::program::{
-    Action, Offload, Program, ProgramError, Recompute, SectionMemory, Settings, Stream, Types, compile,
+    Action, Content, Offload, Program, ProgramError, Recompute, SectionMemory, Settings, Stream, Types,
+    compile,
 };
 use zeroth_step::run::Compiled;
 
@@ -100,6 +102,41 @@ fn the_check_finds_a_missing_gather_and_a_lost_reduction() {
         without(|action| matches!(action, Action::Add(..))),
         ProgramError::Reduced { times: 0, .. }
     ));
+}
+
+/// Parameters of a block that a product gives are written in the communication type; norms add up in f32, each in a block of
+/// elements of its own.
+#[test]
+fn only_what_adds_up_lands_in_f32() {
+    for (types, tied, stage) in [(BF16, false, 3), (BF16, true, 2), (BF16, false, 0), (F32, false, 3)] {
+        let settings = Settings { stage, types, ..ROOMY };
+        let golden = model((8, 2, 1, 2, 11, tied));
+        let compiled = golden.compile(&Setup { ranks: 2, settings, ..Setup::default() });
+        let flats = &compiled.program.layout.flats;
+        let blocks = (0..flats.len())
+            .filter(|flat| compiled.flat_name(*flat).starts_with("block"))
+            .collect::<Vec<_>>();
+        assert_eq!(blocks.len(), 2);
+        let size = |content: Content| {
+            let passing = compiled.memory.sections[0].buffers.iter();
+            let found = passing.map(|placed| placed.buffer).find(|buffer| buffer.content == content);
+            found.map(|buffer| buffer.bytes)
+        };
+        for flat in blocks {
+            // Seven projections; two norms of the width and two of a head.
+            assert_eq!(flats[flat].slots.len(), 11);
+            let whole = flats[flat].padded();
+            assert_eq!(size(Content::Rounded(flat)), Some(whole * types.communication.bytes()), "{types:?}");
+            let wide = if types == BF16 && stage > 0 { Some(4 * 4 * BLOCK) } else { None };
+            assert_eq!(size(Content::Gradient(flat)), wide, "{types:?}, stage {stage}");
+        }
+        let instructions = &compiled.program.sections[0].instructions;
+        let rests = instructions.iter().filter(|i| matches!(i.action, Action::RoundRest(_))).count();
+        // Embedding (with the head's where they are tied), two blocks, and the last norm.
+        assert_eq!(rests, 4, "{types:?}, stage {stage}");
+        let none = |action: fn(&Action) -> bool| !instructions.iter().any(|i| action(&i.action));
+        assert!(none(|action| matches!(action, Action::Round(_) | Action::Pack(_) | Action::Keep(_))));
+    }
 }
 
 /// For each instruction and queue, how many of the queue's instructions are certainly done before it begins.

@@ -229,6 +229,37 @@ fn how_shards_travel_does_not_change_a_bit() {
     }
 }
 
+#[test]
+fn what_lands_rounded_has_the_bits_of_what_is_rounded_later() {
+    // A product rounds to its own type only, so with these all lands in f32 first.
+    let mixed = Types { run: DType::F32, communication: DType::Bf16 };
+    for (name, types) in [("qwen3-tied", BF16), ("qwen3-biases-yarn", F32), ("llama-biases-tied", mixed)] {
+        for (stages, accumulation) in [(&[0u8, 1, 2, 3][..], 1), (&[0, 1], 2), (&[2, 3], 2)] {
+            let mut setups = vec![];
+            for (stage, reduce_bucket, exchanges) in stages.iter().flat_map(|stage| {
+                let sizes = [(u64::MAX / 4, false), (u64::MAX / 4, true), (5000, true), (5000, false)];
+                sizes.map(|(bucket, exchanges)| (*stage, bucket, exchanges))
+            }) {
+                let settings = Settings { stage, types, accumulation, reduce_bucket, overlap: true, ..ROOMY };
+                let (ranks, micro_batch) = (3, 4 / accumulation);
+                setups.push(Setup {
+                    steps: STEPS,
+                    ranks,
+                    micro_batch,
+                    settings,
+                    exchanges,
+                    ..Setup::default()
+                });
+            }
+            let golden = Golden::named(name);
+            let expected = golden.train(&setups[0]);
+            for setup in &setups {
+                assert_same(&expected, &golden.train(setup), &format!("{name} {setup:?}"));
+            }
+        }
+    }
+}
+
 /// Every key that moves work, and some together, on top of a stage.
 fn variants(base: Settings) -> Vec<Settings> {
     let huge = u64::MAX / 4;

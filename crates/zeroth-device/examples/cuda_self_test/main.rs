@@ -23,7 +23,9 @@ use zeroth_device::cpu::{
     RopeTable, RowKey, reference,
 };
 use zeroth_device::cuda::CudaDevice;
-use zeroth_device::{Control, Device, DeviceError, Kernel, Launch, Queue, Span, StepInput, Target, Tier};
+use zeroth_device::{
+    Control, Device, DeviceError, Kernel, Landing, Launch, Queue, Span, StepInput, Target, Tier,
+};
 
 #[path = "../../tests/cuda/bench.rs"]
 mod bench;
@@ -162,9 +164,32 @@ impl Bench {
             let kernel = Kernel::LinearDx { dims, dy, w, dx: output.span, add: with };
             self.case(&format!("{shape}, add {with}"), kernel, &[output])?;
         }
-        let output = self.added(&dw, 1.0);
-        let (dy_span, x) = (self.input(&dy)?, self.input(&x)?);
-        self.case(&shape, Kernel::LinearDw { dims, dy: dy_span, x, dw: output.span }, &[output])?;
+        for form in ["added", "written", "rounded"] {
+            let output = match form {
+                "added" => self.added(&dw, 1.0),
+                "written" => self.stored(DType::F32, dw.clone(), 1.0),
+                _ => self.written(dw.clone()),
+            };
+            let flag = self.exact(vec![0; 8], vec![0; 8]);
+            let landing = match form {
+                "added" => Landing::Add,
+                "written" => Landing::Write,
+                _ => Landing::Round { to: self.dtype, broken: flag.span },
+            };
+            let (dy, x, dw) = (self.input(&dy)?, self.input(&x)?, output.span);
+            let kernel = Kernel::LinearDw { dims, dy, x, dw, landing };
+            self.case(&format!("{shape}, {form}"), kernel, &[output, flag])?;
+        }
+        let mut broken = dy.clone();
+        broken[0] = f64::INFINITY;
+        let flag = self.exact(vec![0; 8], 1u64.to_ne_bytes().to_vec());
+        let (landing, dw) = (
+            Landing::Round { to: self.dtype, broken: flag.span },
+            self.place(outputs * inputs * self.dtype.bytes() as usize),
+        );
+        let (dy_span, x) = (self.input(&broken)?, self.input(&x)?);
+        let kernel = Kernel::LinearDw { dims, dy: dy_span, x, dw, landing };
+        self.case(&format!("{shape}, not finite"), kernel, &[flag])?;
         let output = self.added(&db, 1.0);
         let dy = self.input(&dy)?;
         self.case(&shape, Kernel::LinearDb { dims, dy, db: output.span }, &[output])
@@ -423,21 +448,27 @@ impl Bench {
         self.case(&shape, kernel, &[evaluated])?;
         // The gradient of the logits is rounded to the type at hand on its way to dx and dw.
         let rounded = self.bound(self.dtype) / self.bound(DType::F32);
-        let trained = Output { span: self.place(8), ..loss };
-        let outputs = [trained, self.stored(self.dtype, dx, 2.0), self.added(&dw, rounded)];
-        let input = StepInput { loss_weight, ..StepInput::zeroed() };
-        let kernel = Kernel::HeadLossBackward {
-            dims,
-            x: self.input(&x)?,
-            w: self.input(&w)?,
-            labels: self.given(cast_slice(&labels))?,
-            loss: outputs[0].span,
-            input: self.given(bytes_of(&input))?,
-            control: self.given(bytes_of(&Control::new(loss_scale)))?,
-            dx: outputs[1].span,
-            dw: outputs[2].span,
-        };
-        self.case(&shape, kernel, &outputs)
+        for add in [false, true] {
+            let trained = Output { span: self.place(8), ..loss.clone() };
+            let dw =
+                if add { self.added(&dw, rounded) } else { self.stored(DType::F32, dw.clone(), rounded) };
+            let outputs = [trained, self.stored(self.dtype, dx.clone(), 2.0), dw];
+            let input = StepInput { loss_weight, ..StepInput::zeroed() };
+            let kernel = Kernel::HeadLossBackward {
+                dims,
+                x: self.input(&x)?,
+                w: self.input(&w)?,
+                labels: self.given(cast_slice(&labels))?,
+                loss: outputs[0].span,
+                input: self.given(bytes_of(&input))?,
+                control: self.given(bytes_of(&Control::new(loss_scale)))?,
+                dx: outputs[1].span,
+                dw: outputs[2].span,
+                add,
+            };
+            self.case(&format!("{shape}, add {add}"), kernel, &outputs)?;
+        }
+        Ok(())
     }
 
     /// Two sequences, the first of them empty where there is one row, and a third that is not there.

@@ -5,7 +5,9 @@ use zeroth_base::DType;
 use zeroth_device::cpu::{
     AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, LinearDims, RmsNormDims, RopeDims,
 };
-use zeroth_device::{Control, Device, DeviceError, Kernel, Optimizer, Queue, Span, StepInput, StepNumbers};
+use zeroth_device::{
+    Control, Device, DeviceError, Kernel, Landing, Optimizer, Queue, Span, StepInput, StepNumbers,
+};
 
 use crate::bench::{Bench, Outcome, Work, to_bytes};
 
@@ -53,7 +55,7 @@ impl Bench {
             let flops = || Work::Flops(2.0 * (rows * inputs) as f64 * outputs as f64);
             let shape = format!("{rows}x{inputs}x{outputs}");
             self.time(&shape, flops(), Kernel::LinearDx { dims, dy: y, w, dx, add: false })?;
-            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw })?;
+            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw, landing: Landing::Add })?;
             self.time(&shape, flops(), Kernel::Linear { dims, x, w, bias: None, y })?;
             self.next = 0;
         }
@@ -175,6 +177,7 @@ impl Bench {
             control: self.given(bytes_of(&Control::new(1.0)))?,
             dx: self.place(2 * rows * hidden),
             dw: self.filled(DType::F32, vocab * hidden)?,
+            add: false,
         };
         let flops = 6.0 * (rows * hidden) as f64 * vocab as f64;
         self.time("4096x1024x151936", Work::Flops(flops), kernel)

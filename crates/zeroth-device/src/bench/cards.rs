@@ -9,7 +9,7 @@ use zeroth_base::DType;
 use super::{BenchError, Form, Line, Unit, fill_random};
 use crate::cpu::LinearDims;
 use crate::cuda::CudaDevice;
-use crate::{Device, DeviceError, Gpus, Kernel, Launch, Machine, Queue, Span, Target, card};
+use crate::{Device, DeviceError, Gpus, Kernel, Landing, Launch, Machine, Queue, Span, Target, card};
 
 /// Times that a kernel is enqueued in one burst.
 const REPEATS: usize = 8;
@@ -29,7 +29,7 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
         [
             Kernel::Linear { dims, x, w, bias: None, y },
             Kernel::LinearDx { dims, dy: y, w, dx: x, add: false },
-            Kernel::LinearDw { dims, dy: y, x, dw },
+            Kernel::LinearDw { dims, dy: y, x, dw, landing: Landing::Add },
         ]
     };
     let all = || {

@@ -225,7 +225,7 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         let [x, w, dx, dw, scratch] = room.operands();
         let (x, w, dx) = (of::<bf16>(x), of::<bf16>(w), of::<bf16>(dx));
         let start = Instant::now();
-        head_loss_backward(&pool, dims, x, w, &labels, 1.0 / rows as f32, dx, of(dw), of(scratch));
+        head_loss_backward(&pool, dims, x, w, &labels, 1.0 / rows as f32, dx, of(dw), true, of(scratch));
         Ok(start.elapsed().as_secs_f64())
     };
     let name = format!("bf16 head_loss with gradients {rows}x{hidden}x{vocab}");

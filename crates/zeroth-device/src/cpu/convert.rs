@@ -6,7 +6,7 @@ use bytemuck::Pod;
 
 use super::check_len;
 use super::cut::Chunks;
-use super::element::Element;
+use super::element::{Element, is_endless};
 use super::path::each_path;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
@@ -52,17 +52,33 @@ pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mu
 
 each_path! {
     fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
-        /// The exponent of infinity and NaN.
-        const ENDLESS: u32 = 0x7f80_0000;
-        let mut broken = 0u32;
+        let mut broken = false;
         staged(to, past, |at, to| {
             stream::ask_ahead(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
                 *to = B::from_f32(from.to_f32());
-                broken |= u32::from(to.to_f32().to_bits() & ENDLESS == ENDLESS);
+                broken |= is_endless(*to);
             }
         });
-        broken != 0
+        broken
+    }
+}
+
+/// Whether a value is not finite.
+pub fn look<A: Element>(pool: &Pool, values: &[A]) -> bool {
+    let (broken, pieces) = (AtomicBool::new(false), values.len().div_ceil(PIECE));
+    pool.run(pieces, |task, _| {
+        let first = task * PIECE;
+        if is_broken(pool.path(), &values[first..values.len().min(first + PIECE)]) {
+            broken.store(true, Ordering::Relaxed);
+        }
+    });
+    broken.into_inner()
+}
+
+each_path! {
+    fn is_broken<A>(values: &[A]) -> bool {
+        values.iter().fold(false, |broken, value| broken | is_endless(*value))
     }
 }
 

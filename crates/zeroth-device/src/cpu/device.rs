@@ -13,12 +13,12 @@ use super::Arena;
 use super::attention::{
     AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
 };
-use super::convert::{convert, convert_and_look, copy, fill, sum, sum_ranks};
+use super::convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
 use super::dropout::{Dropout, RowKey, dropout};
 use super::element::Element;
 use super::embedding::{embedding, embedding_backward};
 use super::head_loss::{head_loss, head_loss_backward, head_loss_scratch};
-use super::linear::{linear, linear_db, linear_dw, linear_dx, linear_scratch};
+use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
 use super::logits::{logits, logits_scratch};
 use super::norm::{BLOCK, ExactSum, block_squares};
 use super::optimizer::{Moments, optimize};
@@ -31,8 +31,8 @@ use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
 use crate::device::NOTES;
 use crate::{
-    Access, Control, Device, DeviceError, Kernel, Launch, Optimizer, Queue, RankSum, ReadWrite, Recipe,
-    Record, Report, Seat, Shared, Span, StepInput, Tier,
+    Access, Control, Device, DeviceError, Kernel, Landing, Launch, Optimizer, Queue, RankSum, ReadWrite,
+    Recipe, Record, Report, Seat, Shared, Span, StepInput, Tier,
 };
 
 /// The most operands a kernel has, scratch included.
@@ -173,8 +173,27 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::LinearDw { dims, dy, x, dw } => {
-                    linear_dw::<T>(pool, dims, self.read(dy)?, self.read(x)?, self.write(dw)?, scratch()?);
+                Kernel::LinearDw { dims, dy, x, dw, landing } => {
+                    let (dy, x) = (self.read::<T>(dy)?, self.read(x)?);
+                    match landing {
+                        Landing::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
+                        Landing::Write => {
+                            linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
+                        }
+                        Landing::Round { to, broken } => {
+                            let is_broken = if to == DType::F32 {
+                                linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                            } else if to == T::DTYPE {
+                                linear_dw_once::<T, T>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                            } else {
+                                let problem = format!("products of {} are not rounded to {to}", T::DTYPE);
+                                return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                            };
+                            if is_broken {
+                                *self.write_one::<u64>(broken)? = 1;
+                            }
+                        }
+                    }
                 }
                 Kernel::LinearDb { dims, dy, db } => {
                     linear_db::<T>(pool, dims, self.read(dy)?, self.write(db)?, scratch()?);
@@ -269,12 +288,12 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
+                Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, add } => {
                     let weight = self.read_one::<StepInput>(input)?.loss_weight;
                     let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
                     let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
                     let (dx, dw) = (self.write(dx)?, self.write(dw)?);
-                    let sum = head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, scratch()?);
+                    let sum = head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, scratch()?);
                     *self.write_one::<f64>(loss)? += sum;
                 }
                 Kernel::Logits { dims, starts, x, w, logits: to } => {
@@ -308,6 +327,11 @@ impl CpuDevice {
                         }
                     }));
                 }
+                Kernel::Look { values, value_type, broken } => typed!(value_type, A => {
+                    if look::<A>(pool, self.read(values)?) {
+                        *self.write_one::<u64>(broken)? = 1;
+                    }
+                }),
                 Kernel::SumRanks { parts, from_type, to, add, .. } => typed!(from_type, A => {
                     sum_ranks::<A, f32>(pool, self.read(parts)?, self.write(to)?, add);
                 }),

@@ -13,6 +13,14 @@ pub trait Element: bytemuck::Pod + Default + Send + Sync {
     fn from_f32(value: f32) -> Self;
 }
 
+/// Whether a number is infinite or none, without a branch.
+#[inline(always)]
+pub(super) fn is_endless<T: Element>(value: T) -> bool {
+    /// The exponent of infinity and NaN.
+    const ENDLESS: u32 = 0x7f80_0000;
+    value.to_f32().to_bits() & ENDLESS == ENDLESS
+}
+
 impl Element for f32 {
     const DTYPE: DType = DType::F32;
 

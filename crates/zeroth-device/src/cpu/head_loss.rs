@@ -98,7 +98,8 @@ pub fn head_loss<T: Element>(
     run::<T, f32>(pool, dims, x, w, labels, None, scratch)
 }
 
-/// The sum of the losses of trained tokens. Writes dx and adds dw, both times `scale`, in the same pass.
+/// The sum of the losses of trained tokens. Writes dx, and adds dw or, without `add`, writes it (the bits of what is added to
+/// zeros), both times `scale`, in the same pass.
 ///
 /// `scale` is 1 / (trained tokens of the step), times the loss scale. The sum returned is without it. Gradients of logits
 /// are rounded to bf16 where the model is in bf16.
@@ -111,12 +112,13 @@ pub fn head_loss_backward<T: Element>(
     scale: f32,
     dx: &mut [T],
     dw: &mut [f32],
+    add: bool,
     scratch: &mut [f32],
 ) -> f64 {
     dims.check(x, w, labels);
     check_len("dx", dx.len(), x.len());
     check_len("dw", dw.len(), w.len());
-    let gradients = Some(Gradients { scale, dx, dw });
+    let gradients = Some(Gradients { scale, dx, dw, add });
     match T::DTYPE {
         DType::Bf16 => run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch),
         DType::F16 | DType::F32 => run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
@@ -128,6 +130,7 @@ struct Gradients<'a, T> {
     scale: f32,
     dx: &'a mut [T],
     dw: &'a mut [f32],
+    add: bool,
 }
 
 /// The rows of one slice.
@@ -156,6 +159,11 @@ fn run<T: Element, E: Element>(
     let (sums, scratch) = scratch.split_at_mut(sums);
     let (exps, marks) = (bytemuck::cast_slice_mut::<f32, E>(exps), bytemuck::cast_slice_mut(marks));
     let mut total = 0.0;
+    if let Some(Gradients { dw, add: false, .. }) = &mut gradients
+        && dims.rows == 0
+    {
+        dw.fill(0.0);
+    }
     for first in (0..dims.rows).step_by(dims.slice_rows::<E>().max(1)) {
         let rows = dims.slice_rows::<E>().min(dims.rows - first);
         let place = first * dims.hidden..(first + rows) * dims.hidden;
@@ -174,8 +182,9 @@ fn run<T: Element, E: Element>(
             *factor = gradients.as_ref().map_or(0.0, |gradients| gradients.scale) / sum;
             marks.iter_mut().skip(row).step_by(rows).for_each(|mark| mark.peak -= peak);
         }
-        if let Some(Gradients { scale, dx, dw }) = &mut gradients {
-            slice.gradients(exps, marks, factors, *scale, &mut dx[place], dw, sums, scratch);
+        if let Some(Gradients { scale, dx, dw, add }) = &mut gradients {
+            slice.gradients(exps, marks, factors, *scale, &mut dx[place], dw, *add, sums, scratch);
+            *add = true;
         }
     }
     total
@@ -227,6 +236,7 @@ impl<T: Element> Slice<'_, T> {
         weight: f32,
         dx: &mut [T],
         dw: &mut [f32],
+        add: bool,
         sums: &mut [f32],
         scratch: &mut [f32],
     ) {
@@ -256,7 +266,7 @@ impl<T: Element> Slice<'_, T> {
             let x = View::rows(self.x, hidden);
             matmul(pool, [columns, hidden, rows], grads.transposed(), x, dw, scratch, |_, sums, dw| {
                 for (dw, sum) in dw.iter_mut().zip(sums) {
-                    *dw += sum;
+                    *dw = if add { *dw } else { 0.0 } + sum;
                 }
             });
             matmul(

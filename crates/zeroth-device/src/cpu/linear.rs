@@ -1,7 +1,9 @@
 //! y = x · wᵀ + bias and its gradients. Weights are [out, in], as Hugging Face files hold them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::cut::Chunks;
-use super::element::Element;
+use super::element::{Element, is_endless};
 use super::matmul::{self, View, matmul};
 use super::pool::Pool;
 use super::{check_len, check_scratch, columns};
@@ -95,6 +97,36 @@ pub fn linear_dw<T: Element>(
             *out += sum;
         }
     });
+}
+
+/// dw[outputs, inputs] = dy[rows, outputs]ᵀ · x[rows, inputs], rounded once; whether a result is not finite. The bits are
+/// those that [`linear_dw`] leaves where zeros were, rounded.
+pub fn linear_dw_once<T: Element, O: Element>(
+    pool: &Pool,
+    dims: LinearDims,
+    dy: &[T],
+    x: &[T],
+    dw: &mut [O],
+    scratch: &mut [f32],
+) -> bool {
+    let LinearDims { rows, inputs, outputs } = dims;
+    check_len("dy", dy.len(), rows * outputs);
+    check_len("x", x.len(), rows * inputs);
+    let dy = View::rows(dy, outputs).transposed();
+    // It only ever becomes true, so the order of the tasks means nothing.
+    let broken = AtomicBool::new(false);
+    matmul(pool, [outputs, inputs, rows], dy, View::rows(x, inputs), dw, scratch, |_, sums, out| {
+        let mut endless = false;
+        for (out, sum) in out.iter_mut().zip(sums) {
+            // A sum of -0 becomes 0.
+            *out = O::from_f32(0.0 + sum);
+            endless |= is_endless(*out);
+        }
+        if endless {
+            broken.store(true, Ordering::Relaxed);
+        }
+    });
+    broken.into_inner()
 }
 
 /// `db[outputs]` += the column sums of dy[rows, outputs], in f32.

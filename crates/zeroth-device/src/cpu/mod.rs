@@ -54,7 +54,7 @@ pub use attention::{
     AttentionDims, AttentionSaved, attention, attention_backward, attention_backward_scratch,
     attention_scratch,
 };
-pub use convert::{convert, convert_and_look, copy, fill, sum, sum_ranks};
+pub use convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
 pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;
 pub(crate) use device::scratch_bytes;
@@ -62,7 +62,7 @@ pub use dropout::{Dropout, RowKey, dropout};
 pub use element::Element;
 pub use embedding::{EmbeddingDims, embedding, embedding_backward};
 pub use head_loss::{HeadLossDims, head_loss, head_loss_backward, head_loss_scratch};
-pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dx, linear_scratch};
+pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
 pub use logits::{LogitsDims, logits, logits_scratch};
 pub use norm::{BLOCK, ExactSum, block_squares};
 pub use optimizer::{Moments, optimize};

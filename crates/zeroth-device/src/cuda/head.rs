@@ -17,20 +17,21 @@ use crate::{Control, DeviceError, Span, StepInput};
 /// Threads of a row of logits, and of the sum of losses; the kernels count on it.
 const THREADS: u32 = 512;
 
-/// `backward`: input, control, dx and dw.
+/// `backward`: input, control, dx and dw, and whether dw is added to what is there.
 pub(super) fn run(
     line: &mut Line,
     products: &mut Products,
     dims: HeadLossDims,
     [x, w, labels, loss]: [Span; 4],
-    backward: Option<[Span; 4]>,
+    backward: Option<([Span; 4], bool)>,
 ) -> Result<(), DeviceError> {
     let HeadLossDims { rows, hidden, vocab } = dims;
     let dtype = line.dtype;
     let (x, w) = (line.typed("x", x, rows * hidden)?, line.typed("w", w, vocab * hidden)?);
     let (labels, loss) = (line.words("labels", labels, rows)?, line.one::<f64>("loss", loss)?);
+    let add = backward.is_some_and(|(_, add)| add);
     let backward = match backward {
-        Some([input, control, dx, dw]) => Some([
+        Some(([input, control, dx, dw], _)) => Some([
             line.one::<StepInput>("input", input)? + offset_of!(StepInput, loss_weight) as u64,
             line.one::<Control>("control", control)? + offset_of!(Control, loss_scale) as u64,
             line.typed("dx", dx, rows * hidden)?,
@@ -38,6 +39,12 @@ pub(super) fn run(
         ]),
         None => None,
     };
+    if let Some([.., dw]) = backward
+        && !add
+        && rows == 0
+    {
+        line.driver.set_bytes(dw, 0, 4 * (vocab * hidden) as u64, line.stream)?;
+    }
     let (pitch, slice) = (logits_pitch(dims), slice_rows(dims));
     let workspace = line.scratch.take(WORKSPACE)?;
     let logits = line.scratch.take(4 * (slice * pitch) as u64)?;
@@ -77,7 +84,7 @@ pub(super) fn run(
                 p: Matrix::transposed(logits, pitch),
                 q: Matrix::rows(x, hidden),
                 d: Matrix::rows(dw, hidden),
-                add: true,
+                add: add || first > 0,
                 ..product
             };
             products.multiply(line, &to_w, workspace)?;

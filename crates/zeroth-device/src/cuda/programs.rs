@@ -128,6 +128,7 @@ entries! {
     Rope: "elements.cu", "rope", One;
     Dropout: "elements.cu", "dropout", One;
     Convert: "elements.cu", "convert", Two;
+    Look: "elements.cu", "look", One;
     SoftmaxLoss: "head.cu", "softmax_loss", One;
     SumLosses: "head.cu", "sum_losses", None;
     Product: "product.cu", "product", Widening;

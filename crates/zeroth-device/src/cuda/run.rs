@@ -10,7 +10,8 @@ use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, head, rows};
 use crate::cpu::{ExactSum, LinearDims, RowKey};
 use crate::{
-    Control, DeviceError, GROUPS, Kernel, Optimizer, Recipe, Record, Report, Rounding, Span, StepInput,
+    Control, DeviceError, GROUPS, Kernel, Landing, Optimizer, Recipe, Record, Report, Rounding, Span,
+    StepInput,
 };
 
 /// Enqueues a kernel.
@@ -87,8 +88,8 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
         Kernel::HeadLoss { dims, x, w, labels, loss } => {
             head::run(line, products, dims, [x, w, labels, loss], None)
         }
-        Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
-            head::run(line, products, dims, [x, w, labels, loss], Some([input, control, dx, dw]))
+        Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, add } => {
+            head::run(line, products, dims, [x, w, labels, loss], Some(([input, control, dx, dw], add)))
         }
         Kernel::Logits { dims, starts, x, w, logits } => {
             head::logits(line, products, dims, starts, [x, w], logits)
@@ -112,6 +113,7 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
             let arguments = [from, to, count as u64, broken.unwrap_or(0)];
             line.lots(Entry::Convert, &[from_type, to_type], count, &arguments)
         }
+        Kernel::Look { values, value_type, broken } => look(line, values, value_type, broken),
         Kernel::SumRanks { ranks, parts, from_type, to, add } => {
             let count = line.count("to", to, DType::F32)?;
             let parts = line.sized("parts", parts, ranks * count, from_type.bytes())?;
@@ -148,19 +150,37 @@ fn linear(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(
             bias: None,
             add,
         },
-        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs }, dy, x, dw } => Task {
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs }, dy, x, dw, landing } => Task {
             size: [outputs, inputs, rows],
             p: Matrix::transposed(line.typed("dy", dy, rows * outputs)?, outputs),
             q: Matrix::rows(line.typed("x", x, rows * inputs)?, inputs),
             from,
-            d: Matrix::rows(line.words("dw", dw, outputs * inputs)?, inputs),
-            to: DType::F32,
+            d: Matrix::rows(line.sized("dw", dw, outputs * inputs, to_type(landing).bytes())?, inputs),
+            to: to_type(landing),
             bias: None,
-            add: true,
+            add: landing == Landing::Add,
         },
         _ => unreachable!("called for products only"),
     };
-    products.multiply(line, &task, workspace)
+    products.multiply(line, &task, workspace)?;
+    match *kernel {
+        Kernel::LinearDw { dw, landing: Landing::Round { to, broken }, .. } => look(line, dw, to, broken),
+        _ => Ok(()),
+    }
+}
+
+const fn to_type(landing: Landing) -> DType {
+    match landing {
+        Landing::Add | Landing::Write => DType::F32,
+        Landing::Round { to, .. } => to,
+    }
+}
+
+fn look(line: &Line, values: Span, value_type: DType, broken: Span) -> Result<(), DeviceError> {
+    let count = line.count("values", values, value_type)?;
+    let values = line.sized("values", values, count, value_type.bytes())?;
+    let broken = line.one::<u64>("broken", broken)?;
+    line.lots(Entry::Look, &[value_type], count, &[values, count as u64, broken])
 }
 
 fn zero(line: &Line, to: Span) -> Result<(), DeviceError> {

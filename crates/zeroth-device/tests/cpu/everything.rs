@@ -165,7 +165,7 @@ impl<T: Element> Everything<T> {
         self.sums[0] = head_loss(pool, HEAD, head_x, head_w, &self.labels, s);
         s.fill(f32::NAN);
         self.sums[1] =
-            head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, s);
+            head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, true, s);
         logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);
         let setting = Dropout { probability: 0.3, seed: 1, op: 3 };
         dropout(pool, setting, &self.keys, WIDTH, x, dropped);

@@ -145,7 +145,7 @@ fn the_gradients_of_head_loss_are_slopes() {
     let (x, w) = (random("x", 35), random("w", 77));
     let (mut dx, mut dw) = (vec![0.0; 35], vec![0.0; 77]);
     let mut scratch = vec![0.0; head_loss_scratch(dims, 2)];
-    head_loss_backward(&pool, dims, &x, &w, &labels, 0.25, &mut dx, &mut dw, &mut scratch);
+    head_loss_backward(&pool, dims, &x, &w, &labels, 0.25, &mut dx, &mut dw, true, &mut scratch);
     let loss = |x: &[f64], w: &[f64]| 0.25 * reference::head_loss(dims, x, w, &labels, 1.0).0;
     near("dx", &dx, &differences(&x, |x| loss(x, &wide(&w))));
     near("dw", &dw, &differences(&w, |w| loss(&wide(&x), w)));

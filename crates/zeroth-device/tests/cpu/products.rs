@@ -97,6 +97,46 @@ fn a_row_gives_the_same_bits_in_a_smaller_matrix() {
     }
 }
 
+/// What a product writes once has the bits that zeroing, adding and rounding give, a sum of -0 included; and says whether
+/// any of it is not finite.
+#[test]
+fn a_gradient_written_once_has_the_bits_of_zeros_added_to_and_rounded() {
+    fn run<T: Element>(path: Path, [rows, inputs, outputs]: [usize; 3]) {
+        let pool = Pool::on_path(2, path).unwrap();
+        let dims = LinearDims { rows, inputs, outputs };
+        let (mut x, mut dy) = (random::<T>("x", rows * inputs), random::<T>("dy", rows * outputs));
+        // The first row of dw is of sums too small for f32, from below; the second of zeros.
+        for (row, dy) in dy.chunks_exact_mut(outputs).enumerate() {
+            dy[0] = T::from_f32(if row == 0 { -1e-7 } else { 0.0 });
+            dy[1] = T::from_f32(-0.0);
+        }
+        for x in &mut x {
+            *x = T::from_f32(x.to_f32() * 1e-38);
+        }
+        let mut scratch = vec![f32::NAN; linear_scratch(dims, 2)];
+        let mut sums = vec![0.0f32; outputs * inputs];
+        linear_dw(&pool, dims, &dy, &x, &mut sums, &mut scratch);
+        let (mut wide, mut narrow) = (vec![f32::NAN; sums.len()], vec![T::from_f32(f32::NAN); sums.len()]);
+        assert!(!linear_dw_once(&pool, dims, &dy, &x, &mut wide, &mut scratch), "{path}: all is finite");
+        assert!(!linear_dw_once(&pool, dims, &dy, &x, &mut narrow, &mut scratch), "{path}: all is finite");
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits();
+        assert!(sums.iter().zip(&wide).all(|(a, b)| same(*a, *b)), "{path} {dims:?}");
+        let rounded = sums.iter().map(|sum| T::from_f32(*sum).to_f32());
+        assert!(rounded.zip(&narrow).all(|(a, b)| same(a, b.to_f32())), "{path} {dims:?} {}", T::DTYPE);
+        for endless in [f32::NAN, f32::INFINITY] {
+            let (mut dy, last) = (dy.clone(), dy.len() - 1);
+            dy[last] = T::from_f32(endless);
+            assert!(linear_dw_once(&pool, dims, &dy, &x, &mut narrow, &mut scratch), "{path}: {endless}");
+        }
+    }
+    for &path in Path::available() {
+        for shape in [[3, 5, 2], [40, 33, 47], [130, 300, 65], [2100, 32, 64]] {
+            run::<f32>(path, shape);
+            run::<bf16>(path, shape);
+        }
+    }
+}
+
 /// The order that the processor's manual gives for TDPBF16PS: even and odd terms of 32 apart, then together.
 #[test]
 fn tiles_add_in_the_order_of_the_manual() {

@@ -94,6 +94,12 @@ impl Bench {
                     Kernel::Convert { from: from.0, from_type, to: to.0, to_type, broken: Some(flag.0) };
                 self.like_the_processor(&format!("to {to_type}, {largest}"), kernel, &[from], &[to, flag])?;
             }
+            let (mut values, value_type) = (self.random(5000), self.dtype);
+            values[place] = largest;
+            let values = self.hold(to_bytes(value_type, &values));
+            let flag = self.hold(7u64.to_ne_bytes().to_vec());
+            let kernel = Kernel::Look { values: values.0, value_type, broken: flag.0 };
+            self.like_the_processor(&format!("{largest}"), kernel, &[values], &[flag])?;
         }
         Ok(())
     }

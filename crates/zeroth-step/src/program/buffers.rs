@@ -5,7 +5,7 @@ use zeroth_device::{Access, Control, Recipe, Record, Report, StepInput, Tier};
 use zeroth_graph::{Backward, Graph, Kind, Op, Value};
 
 use super::place::ALIGNMENT;
-use super::{Action, Chunk, GradientHome, Instruction, Program, Section};
+use super::{Action, Chunk, GradientHome, Instruction, Program, Section, SectionKind};
 
 /// What a buffer is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,8 +27,10 @@ pub enum Category {
 pub enum Content {
     /// A flat's parameters as this rank keeps them: whole, or its shard.
     Weights(usize),
-    /// The f32 flat in which gradients land.
+    /// The f32 flat in which gradients land; where it does not stay, those of a flat that land in f32, end to end.
     Gradient(usize),
+    /// A flat's gradient in the communication type, each element in its place.
+    Rounded(usize),
     /// A flat's gradient as kept for the update, where that is not the flat in which it landed.
     Kept(usize),
     /// Master weights of what this rank updates of a flat.
@@ -216,7 +218,8 @@ impl Source<'_> {
     pub(super) fn passing(&self, section: &Section, content: Content, scratch: &[u64]) -> Buffer {
         let (layout, types) = (&self.program.layout, self.program.types);
         let chunk = |at: usize| match &section.instructions[at].action {
-            Action::Round(chunk)
+            Action::Pack(chunk)
+            | Action::Round(chunk)
             | Action::Exchange(chunk)
             | Action::Add(chunk, _)
             | Action::Reduce(chunk, _)
@@ -233,19 +236,19 @@ impl Source<'_> {
             Content::Gathered { flat, .. } => {
                 (Category::Buffers, layout.flats[flat].padded() * types.run.bytes())
             }
-            Content::Gradient(flat) => (Category::Buffers, 4 * layout.flats[flat].padded()),
+            Content::Gradient(flat) => {
+                (Category::Buffers, 4 * self.program.wide_elements(section.kind, flat))
+            }
+            Content::Rounded(flat) => {
+                (Category::Buffers, layout.flats[flat].padded() * types.communication.bytes())
+            }
             Content::Sent(at) => (Category::Buffers, chunk(at) * layout.ranks * types.communication.bytes()),
             Content::Received(at) => {
                 // Every rank's part for this one, or every rank's parts for all.
                 let from_each = if self.program.reduce_scatter { 1 } else { layout.ranks };
                 (Category::Buffers, chunk(at) * from_each * layout.ranks * types.communication.bytes())
             }
-            Content::Summed(at) => match &section.instructions[at].action {
-                Action::Keep(flat) => {
-                    (Category::Buffers, layout.flats[*flat].padded() * types.communication.bytes())
-                }
-                _ => (Category::Buffers, 4 * chunk(at)),
-            },
+            Content::Summed(at) => (Category::Buffers, 4 * chunk(at)),
             Content::Staged(at) | Content::Updated(at) => (Category::Buffers, chunk(at) * types.run.bytes()),
             Content::Tile(at) => {
                 let flat = section.instructions[at].action.flat().expect("a tile is of a flat");
@@ -278,6 +281,7 @@ impl Source<'_> {
     /// Every buffer that each instruction of a section touches, in the order of the list.
     pub(super) fn touches(&self, section: &Section, scratch: &[u64]) -> Vec<Vec<(Content, Access)>> {
         let mut way = Way {
+            kind: section.kind,
             stays: vec![0; self.program.layout.flats.len()],
             moving: Vec::new(),
             tiles: Vec::new(),
@@ -308,13 +312,9 @@ impl Source<'_> {
             }
             Action::Fetch(value) => way.current[*value] = Content::Fetched(*value),
             Action::Release(flat) => way.stays[*flat] += 1,
-            Action::Round(chunk) => way.put(chunk, Content::Sent(at)),
+            Action::Pack(chunk) | Action::Round(chunk) => way.put(chunk, Content::Sent(at)),
             Action::Exchange(chunk) => way.put(chunk, Content::Received(at)),
             Action::Add(chunk, _) | Action::Reduce(chunk, _) => way.put(chunk, Content::Summed(at)),
-            Action::Keep(flat) => {
-                let whole = Chunk { flat: *flat, range: 0..self.program.layout.flats[*flat].padded() };
-                way.put(&whole, Content::Summed(at));
-            }
             Action::Stage(chunk) => way.put(chunk, Content::Staged(at)),
             Action::Load(chunk) => way.tiles.push((chunk.clone(), Content::Tile(at))),
             Action::Update(chunk) => way.put(chunk, Content::Updated(at)),
@@ -333,7 +333,7 @@ impl Source<'_> {
     fn touched(&self, at: usize, instruction: &Instruction, way: &Way) -> Vec<(Content, Access)> {
         use Access::{Read, Write};
         let program = self.program;
-        let of = |chunk: &Chunk| way.of(chunk);
+        let gradient = |chunk: &Chunk| way.gradient(chunk).unwrap_or(Content::Rounded(chunk.flat));
         let on_host = |flat: usize| program.held[flat].gradients == Tier::Host;
         let summed = |flat: usize| program.complete_gradient(flat, 0).0;
         let value = |value: &Value| way.current[value.index()];
@@ -363,7 +363,15 @@ impl Source<'_> {
                 let node = &self.backward.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, way), Read)));
-                touched.extend(instruction.lands.iter().map(|flat| (Content::Gradient(*flat), Write)));
+                for param in &node.lands {
+                    let landing = (program.landing(way.kind, *param).content, Write);
+                    if !touched.contains(&landing) {
+                        touched.push(landing);
+                    }
+                }
+                if node.lands.iter().any(|param| program.product_rounds(way.kind, *param)) {
+                    touched.push((Content::Report, Write));
+                }
                 let of = self.graph.nodes[node.of].op;
                 if of == Op::HeadLoss {
                     touched.extend([(Content::Input, Read), (Content::Control, Read)]);
@@ -397,10 +405,23 @@ impl Source<'_> {
                 vec![(from, Read), (self.weights(chunk.flat, way), Write)]
             }
             Action::Release(_) => Vec::new(),
-            Action::Clear(flat) | Action::GatherGradient(flat) => vec![(Content::Gradient(*flat), Write)],
-            Action::Keep(flat) => {
-                let kept = if on_host(*flat) { Content::Summed(at) } else { Content::Kept(*flat) };
-                vec![(Content::Gradient(*flat), Read), (kept, Write), (Content::Report, Write)]
+            Action::Clear(flat) => {
+                let mut contents: Vec<Content> =
+                    program.cleared(way.kind, *flat).iter().map(|part| part.content).collect();
+                contents.sort_unstable();
+                contents.dedup();
+                contents.into_iter().map(|content| (content, Write)).collect()
+            }
+            Action::GatherGradient(flat) => vec![(Content::Gradient(*flat), Write)],
+            Action::Keep(flat) | Action::RoundRest(flat) => {
+                let mut touched = vec![(program.rounded(*flat), Write), (Content::Report, Write)];
+                if !program.unrounded(way.kind, *flat).is_empty() {
+                    touched.push((Content::Gradient(*flat), Read));
+                }
+                touched
+            }
+            Action::Pack(chunk) => {
+                vec![(Content::Rounded(chunk.flat), Read), (Content::Sent(at), Write)]
             }
             Action::Round(chunk) => {
                 vec![
@@ -409,27 +430,27 @@ impl Source<'_> {
                     (Content::Report, Write),
                 ]
             }
-            Action::Exchange(chunk) => vec![(of(chunk), Read), (Content::Received(at), Write)],
+            Action::Exchange(chunk) => vec![(gradient(chunk), Read), (Content::Received(at), Write)],
             Action::Add(chunk, _) | Action::Reduce(chunk, _) => {
                 let sums = match (program.gradient_home(), on_host(chunk.flat)) {
                     (GradientHome::Landed, _) => Content::Gradient(chunk.flat),
                     (_, true) => Content::Summed(at),
                     (_, false) => Content::Kept(chunk.flat),
                 };
-                vec![(of(chunk), Read), (sums, Write)]
+                vec![(gradient(chunk), Read), (sums, Write)]
             }
             Action::SaveGradient(chunk, _) => {
                 let from = match program.gradient_home() {
                     GradientHome::Landed => Content::Gradient(chunk.flat),
-                    _ => of(chunk),
+                    _ => gradient(chunk),
                 };
                 vec![(from, Read), (Content::Kept(chunk.flat), Write)]
             }
             Action::Squares(flat) => {
                 // On its way to host memory a gradient is still here.
-                let whole = Chunk { flat: *flat, range: 0..self.program.layout.flats[*flat].padded() };
-                let passing = way.find(&whole).filter(|content| matches!(content, Content::Summed(_)));
-                vec![(passing.unwrap_or_else(|| summed(*flat)), Read), (Content::Report, Write)]
+                let is_passing = way.kind != SectionKind::Update;
+                let values = if is_passing { program.rounded(*flat) } else { summed(*flat) };
+                vec![(values, Read), (Content::Report, Write)]
             }
             Action::Reports => vec![(Content::Report, Read), (Content::Reports, Write)],
             Action::Control => {
@@ -483,7 +504,10 @@ impl Source<'_> {
                 touched.extend(states.into_iter().flatten().map(|content| (content, Write)));
                 touched
             }
-            Action::PutBack(chunk) => vec![(of(chunk), Read), (Content::Weights(chunk.flat), Write)],
+            Action::PutBack(chunk) => {
+                let updated = way.find(chunk).expect("a tile is updated before it is put back");
+                vec![(updated, Read), (Content::Weights(chunk.flat), Write)]
+            }
             Action::GatherWeights(Chunk { flat, .. }) | Action::SpreadWeights { flat, .. } => {
                 vec![(Content::Weights(*flat), Write)]
             }
@@ -522,6 +546,7 @@ impl TileParts {
 
 /// What stands for values, flats and chunks at a point of the list.
 struct Way {
+    kind: SectionKind,
     /// How often each flat was let go.
     stays: Vec<usize>,
     /// Chunks on their way, and the buffer they are in now.
@@ -542,8 +567,10 @@ impl Way {
         self.moving.iter().rev().find(|(other, _)| other == chunk).map(|(_, content)| *content)
     }
 
-    fn of(&self, chunk: &Chunk) -> Content {
-        self.find(chunk).expect("a chunk is made before it is moved")
+    /// The buffer of its own that a chunk of a gradient is in.
+    fn gradient(&self, chunk: &Chunk) -> Option<Content> {
+        self.find(chunk)
+            .filter(|content| matches!(content, Content::Sent(_) | Content::Received(_) | Content::Summed(_)))
     }
 
     fn tile(&self, chunk: &Chunk) -> Content {

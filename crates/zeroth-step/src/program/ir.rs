@@ -6,7 +6,7 @@ use zeroth_base::DType;
 use zeroth_device::{Optimizer, Queue, Tier};
 use zeroth_graph::ParamId;
 
-use super::{Content, Types};
+use super::{Content, Givers, Types};
 use crate::{FlatKind, Layout};
 
 /// What a rank does in one step. Every rank runs the same program.
@@ -28,6 +28,8 @@ pub struct Program {
     pub moments: DType,
     /// Whether moments in 16 bits are rounded by chance.
     pub rounds_by_chance: bool,
+    /// For each parameter of the graph, who gives its gradient.
+    pub givers: Vec<Givers>,
     /// Where each flat's parts live.
     pub held: Vec<Held>,
     /// Whether an exchange gives each rank its part only.
@@ -121,12 +123,16 @@ pub enum Action {
     Gather(usize),
     /// Lets a gathered flat go.
     Release(usize),
-    /// Sets a flat's gradient to zero.
+    /// Sets to zero what of a flat's gradient is added to, and its padding.
     Clear(usize),
-    /// Rounds a flat's whole gradient to the communication type and keeps it so: alone and without accumulation that is
-    /// all there is to do.
+    /// Rounds what of a flat's gradient landed in f32 to the communication type, beside what landed in it, and keeps it so:
+    /// alone and without accumulation that is all there is to do.
     Keep(usize),
-    /// Rounds a chunk of a flat's gradient to the communication type, a part for each rank.
+    /// Rounds what of a flat's gradient landed in f32 to the communication type, beside what landed in it.
+    RoundRest(usize),
+    /// Puts the ranks' parts of a chunk that is rounded end to end.
+    Pack(Chunk),
+    /// Rounds a chunk of a flat's gradient that landed in f32 to the communication type, a part for each rank end to end.
     Round(Chunk),
     /// Sends each rank its part of a chunk.
     Exchange(Chunk),
@@ -211,6 +217,8 @@ impl Action {
             Self::Release(_) => "release",
             Self::Clear(_) => "clear gradient",
             Self::Keep(_) => "keep gradient",
+            Self::RoundRest(_) => "round the rest",
+            Self::Pack(_) => "pack",
             Self::Round(_) => "round",
             Self::Exchange(_) => "exchange",
             Self::Add(..) => "add",
@@ -252,10 +260,12 @@ impl Action {
             | Self::Release(flat)
             | Self::Clear(flat)
             | Self::Keep(flat)
+            | Self::RoundRest(flat)
             | Self::GatherGradient(flat)
             | Self::Squares(flat)
             | Self::SpreadWeights { flat, .. } => Some(*flat),
-            Self::Round(chunk)
+            Self::Pack(chunk)
+            | Self::Round(chunk)
             | Self::Exchange(chunk)
             | Self::Add(chunk, _)
             | Self::Reduce(chunk, _)

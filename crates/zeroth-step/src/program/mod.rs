@@ -9,6 +9,7 @@ mod buffers;
 mod bytes;
 mod check;
 mod ir;
+mod landings;
 mod launches;
 mod passes;
 mod place;
@@ -26,6 +27,7 @@ pub(crate) use bytes::guarded_bytes;
 pub use bytes::{Memory, Placed, SectionMemory, bytes};
 pub use check::{ProgramError, Residency};
 pub use ir::{Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind};
+pub use landings::Givers;
 pub(crate) use launches::{Binding, Collective, Lowering, Work};
 pub use passes::in_place;
 

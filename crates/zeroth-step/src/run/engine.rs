@@ -2,7 +2,7 @@
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_comm::{Comm, OpName};
-use zeroth_device::{Control, Device, DeviceError, Queue, RATES, Recipe, Record, StepInput};
+use zeroth_device::{Control, Device, DeviceError, NOTES, Queue, RATES, Recipe, Record, StepInput};
 use zeroth_graph::ParamId;
 
 use super::chaos::{Chaos, Until};
@@ -38,9 +38,6 @@ pub struct StepRecord {
 
 /// The first mark of those that each queue sets at the end of a step's last micro-batch; those before it are for joins.
 const LAST_MICRO_BATCH: usize = Queue::ALL.len();
-
-
-
 
 /// A section lowered for one number of rows.
 type Lowered = Vec<Work>;
@@ -259,7 +256,7 @@ impl<'c> Engine<'c> {
         let flats = self.compiled.program.layout.flats.len() as u64;
         let record =
             self.compiled.span(0, Content::Record).part(0, size_of::<Record>() as u64 + 8 * flats, 1);
-        let noted = self.device.note(Queue::Compute, record, (self.step % NOTES) as usize);
+        let noted = self.device.note(Queue::Compute, record, self.step as usize % NOTES);
         noted.map_err(RunError::device(step, "note of the record"))
     }
 
@@ -324,8 +321,8 @@ impl<'c> Engine<'c> {
 
     /// Waits for a step that is one of the last two and reads what it came to; a step after it goes on meanwhile.
     pub fn read_record_of(&mut self, step: u64, record: &mut StepRecord) -> Result<(), RunError> {
-        debug_assert!(step <= self.step && step + NOTES > self.step, "the note is there no more");
-        let noted = self.device.noted((step % NOTES) as usize);
+        debug_assert!(step <= self.step && step + NOTES as u64 > self.step, "the note is there no more");
+        let noted = self.device.noted(step as usize % NOTES);
         let bytes = noted.map_err(RunError::device(step, "download of the record"))?;
         let (head, norms) = bytes.split_at(size_of::<Record>());
         bytemuck::bytes_of_mut(&mut record.head).copy_from_slice(head);

@@ -69,6 +69,7 @@ impl Meetings {
                     receive = receive.max(buffer.bytes);
                 }
                 Collective::Reduce { counts, .. } if !in_place => {
+                    send = send.max(counts.iter().sum::<usize>() as u64);
                     receive = receive.max((counts.len() * counts[comm.rank()]) as u64);
                 }
                 _ => {}
@@ -124,11 +125,17 @@ impl Meetings {
                 go(Transfer::Broadcast { root: *root, buffer: all })?;
                 device.upload(queue, all, *buffer).map_err(on_device)
             }
-            Collective::Reduce { send, counts, .. } => {
+            Collective::Reduce { send, starts, counts, .. } => {
                 let count = counts[comm.rank()];
                 let received = &mut self.receive[..counts.len() * count];
                 let own = device.direct_mut(*send).map_err(on_device)?;
-                let send = own.expect("sums over ranks are compiled for devices whose arena the host sees");
+                let own = own.expect("sums over ranks are compiled for devices whose arena the host sees");
+                let mut end = 0;
+                for (start, count) in starts.iter().zip(counts) {
+                    self.send[end..end + count].copy_from_slice(&own[*start..start + count]);
+                    end += count;
+                }
+                let send = &self.send[..end];
                 go(Transfer::AllToAll { send, recv: received, counts })?;
                 let other = |rank: usize| &received[rank * count..(rank + 1) * count];
                 device.sum_ranks(queue, &sum(collective, comm.rank(), &other)).map_err(on_device)
@@ -169,8 +176,8 @@ impl Meetings {
                 let to = recv.part(rank as u64 * own.bytes, own.bytes, 1);
                 device.enqueue(queue, &copy(own, to)).map_err(Meeting::Device)?;
             }
-            Collective::Reduce { send, counts, .. } => {
-                let own = own_part(*send, counts, rank);
+            Collective::Reduce { send, starts, counts, .. } => {
+                let own = send.part(starts[rank] as u64, counts[rank] as u64, 1);
                 from.fill(part(own, 0, own.bytes as usize));
             }
         }
@@ -226,10 +233,10 @@ fn sum<'a>(
     rank: usize,
     other: &'a (dyn Fn(usize) -> &'a [u8] + Sync),
 ) -> RankSum<'a> {
-    let Collective::Reduce { send, counts, from_type, to, add } = collective else {
+    let Collective::Reduce { send, starts, counts, from_type, to, add } = collective else {
         unreachable!("{collective:?} adds nothing")
     };
-    let own = own_part(*send, counts, rank);
+    let own = send.part(starts[rank] as u64, counts[rank] as u64, 1);
     RankSum { ranks: counts.len(), rank, own, other, from_type: *from_type, to: *to, add: *add }
 }
 

@@ -76,14 +76,10 @@ pub(crate) const BESIDE: Figure = count("collectives on a queue of their own", |
 pub(crate) const COLLECTIVES: Figure =
     count("collectives a step", |c| c.step().filter(|i| i.action.is_collective()).count() as u64);
 pub(crate) const EXCHANGES: Figure = count("exchanges a step", |c| c.named("exchange"));
-pub(crate) const LARGEST_EXCHANGE: Figure = count("elements of the largest exchange", |c| {
-    c.largest(|action| match action {
-        Action::Exchange(chunk) => Some(chunk),
-        _ => None,
-    })
-});
+pub(crate) const LARGEST_EXCHANGE: Figure =
+    count("elements of the largest exchange", Compiled::largest_exchange);
 pub(crate) const SENT: Figure =
-    size("largest message a rank sends", |c| c.widest(|content| matches!(content, Content::Sent(_))));
+    size("largest message a rank sends", |c| c.largest_exchange() * c.program.types.communication.bytes());
 pub(crate) const RECEIVED: Figure =
     size("largest message a rank receives", |c| c.widest(|content| matches!(content, Content::Received(_))));
 pub(crate) const WEIGHT_GATHERS: Figure = count("gathers after the update", |c| c.named("gather weights"));
@@ -184,6 +180,13 @@ impl Compiled {
         let chunks = self.step().filter_map(|instruction| chunk(&instruction.action));
         let elements = chunks.map(|chunk| chunk.range.end - chunk.range.start);
         elements.max().unwrap_or(0) * self.program.layout.ranks
+    }
+
+    fn largest_exchange(&self) -> u64 {
+        self.largest(|action| match action {
+            Action::Exchange(chunk) => Some(chunk),
+            _ => None,
+        })
     }
 
     /// Bytes of the largest buffer of a kind.

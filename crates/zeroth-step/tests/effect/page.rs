@@ -99,7 +99,8 @@ fn timeline(compiled: &Compiled, from: &str) -> String {
 fn in_words(action: &Action) -> String {
     let chunk = |chunk: &Chunk| format!("{} {}", chunk.flat, grouped(chunk.range.start));
     let about = match action {
-        Action::Round(of)
+        Action::Pack(of)
+        | Action::Round(of)
         | Action::Exchange(of)
         | Action::Add(of, _)
         | Action::Reduce(of, _)

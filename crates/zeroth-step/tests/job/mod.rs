@@ -13,7 +13,7 @@ use zeroth_device::cpu::CpuDevice;
 use zeroth_device::{Optimizer, Recipe, Record, Target, Tier};
 use zeroth_graph::Graph;
 use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
-use zeroth_step::program::{Offload, Recompute, Settings, Types};
+use zeroth_step::program::{Offload, Recompute, Settings, Types, bytes, compile};
 use zeroth_step::run::{Compiled, Engine, MicroBatch, Rank, State};
 
 pub(crate) const F32: Types = Types { run: DType::F32, communication: DType::F32 };
@@ -80,12 +80,25 @@ pub(crate) struct Setup {
     pub(crate) sizes: u64,
     /// The loss scale of fp16, and how many steps may be skipped.
     pub(crate) scaling: Option<Recipe>,
+    /// Ranks exchange what they have rounded, as cards do, instead of reading it in each other's memory.
+    pub(crate) exchanges: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let (chaos, scaling) = (None, None);
-        Self { ranks: 1, micro_batch: 1, threads: 1, settings: ROOMY, steps: 20, chaos, sizes: 1, scaling }
+        let (sizes, exchanges) = (1, false);
+        Self {
+            ranks: 1,
+            micro_batch: 1,
+            threads: 1,
+            settings: ROOMY,
+            steps: 20,
+            chaos,
+            sizes,
+            scaling,
+            exchanges,
+        }
     }
 }
 
@@ -223,6 +236,12 @@ impl Golden {
         let guard = if setup.chaos.is_some() { 256 } else { 0 };
         let target = Target::Cpu { threads: setup.threads };
         let graph = self.graph(most);
+        if setup.exchanges {
+            let backward = graph.backward().unwrap();
+            let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
+            let memory = bytes(&program, &graph, &backward, target, &sizes);
+            return Compiled { graph, backward, program, memory, row_sizes: sizes, target };
+        }
         Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
     }
 

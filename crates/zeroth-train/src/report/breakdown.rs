@@ -76,6 +76,8 @@ impl Part {
             Action::Recompute { .. } => Self::Recompute,
             Action::Gather(_) | Action::Release(_) => Self::Gather,
             Action::Keep(_)
+            | Action::RoundRest(_)
+            | Action::Pack(_)
             | Action::Round(_)
             | Action::Exchange(_)
             | Action::Add(..)

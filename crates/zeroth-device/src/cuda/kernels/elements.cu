@@ -60,6 +60,19 @@ __device__ void convert(const A *from, B *to, u64 count, u64 *broken) {
     if (found) *broken = 1;
 }
 
+// `broken` becomes 1 if a value is not finite.
+template <typename T>
+__device__ void look(const T *values, u64 count, u64 *broken) {
+    u64 first = thread_of_grid() * LOT;
+    if (first >= count) return;
+    bool found = false;
+    float lot[LOT];
+    take(lot, values, first, count, first + LOT <= count && in_sixteens(values));
+#pragma unroll
+    for (int i = 0; i < LOT; i++) found |= (__float_as_uint(lot[i]) & 0x7f800000u) == 0x7f800000u;
+    if (found) *broken = 1;
+}
+
 // Ranks are added in their order, then to what is there.
 template <typename T>
 __device__ void sum_ranks(const T *parts, u64 ranks, float *to, u64 count, u64 add) {
@@ -162,6 +175,9 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
     extern "C" __global__ void dropout_##NAME(const RowKey *keys, const T *x, T *y, u64 rows, u64 width,          \
                                               u64 threshold, float scale, u64 seed, u64 op) {                     \
         dropout(keys, x, y, rows, width, threshold, scale, seed, op);                                             \
+    }                                                                                                             \
+    extern "C" __global__ void look_##NAME(const T *values, u64 count, u64 *broken) {                             \
+        look(values, count, broken);                                                                              \
     }                                                                                                             \
     extern "C" __global__ void convert_##NAME##_f32(const T *from, float *to, u64 count, u64 *broken) {           \
         convert(from, to, count, broken);                                                                         \

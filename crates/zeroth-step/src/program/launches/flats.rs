@@ -31,9 +31,48 @@ impl At<'_> {
     /// The chunk's buffer that this instruction reads or writes beside the gradient.
     fn chunk_buffer(&self, wanted: Access) -> Content {
         let found = self.touched.iter().find(|(content, access)| {
-            *access == wanted && matches!(content, Content::Sent(_) | Content::Received(_))
+            *access == wanted
+                && matches!(content, Content::Sent(_) | Content::Received(_) | Content::Rounded(_))
         });
         found.expect("a chunk has its buffer").0
+    }
+
+    /// What of a flat's gradient landed in f32, beside what landed in the communication type.
+    pub(super) fn round_rest(&self, flat: usize) -> Vec<Kernel> {
+        let (program, kind) = (self.program(), self.section.kind);
+        let (to_type, rounded) = (program.types.communication, program.rounded(flat));
+        let of_rounded = |elements: &Range<u64>| {
+            self.part(rounded, elements.start, elements.end - elements.start, to_type.bytes())
+        };
+        let convert = |(first, elements): (u64, Range<u64>)| Kernel::Convert {
+            from: self.part(Content::Gradient(flat), first, elements.end - elements.start, 4),
+            from_type: DType::F32,
+            to: of_rounded(&elements),
+            to_type,
+            broken: Some(self.broken(flat)),
+        };
+        let look = |elements: Range<u64>| Kernel::Look {
+            values: of_rounded(&elements),
+            value_type: to_type,
+            broken: self.broken(flat),
+        };
+        let converted = program.unrounded(kind, flat).into_iter().map(convert);
+        converted.chain(program.unseen(kind, flat).into_iter().map(look)).collect()
+    }
+
+    /// The ranks' parts of a chunk end to end.
+    pub(super) fn pack(&self, chunk: &Chunk) -> Vec<Kernel> {
+        let (dtype, to) = (self.program().types.communication, Content::Sent(self.index));
+        let mut at = 0;
+        let part = |rank: u64| {
+            let owned = self.owned(chunk, rank);
+            let count = owned.end - owned.start;
+            let first = at;
+            at += count;
+            let from = self.part(Content::Rounded(chunk.flat), owned.start, count, dtype.bytes());
+            (count > 0).then(|| copy(from, self.part(to, first, count, dtype.bytes()), dtype))
+        };
+        (0..self.program().layout.ranks).filter_map(part).collect()
     }
 
     pub(super) fn round(&self, chunk: &Chunk) -> Vec<Kernel> {
@@ -92,6 +131,9 @@ impl At<'_> {
         let program = self.program();
         let (ranks, dtype, from) =
             (program.layout.ranks, program.types.communication, self.chunk_buffer(Access::Read));
+        if let (Content::Rounded(_), 1) = (from, ranks) {
+            return (Vec::new(), self.part(from, chunk.range.start, count, dtype.bytes()));
+        }
         if program.reduce_scatter || ranks == 1 {
             return (Vec::new(), self.part(from, 0, ranks * count, dtype.bytes()));
         }
@@ -117,7 +159,10 @@ impl At<'_> {
     fn travelling(&self) -> Content {
         let found = self.touched.iter().find(|(content, access)| {
             *access == Access::Read
-                && matches!(content, Content::Summed(_) | Content::Staged(_) | Content::Updated(_))
+                && matches!(
+                    content,
+                    Content::Summed(_) | Content::Staged(_) | Content::Updated(_) | Content::Rounded(_)
+                )
         });
         found.expect("a chunk has its buffer").0
     }
@@ -209,7 +254,7 @@ impl At<'_> {
         if shard.is_empty() {
             return vec![Kernel::Zero { to: sum }];
         }
-        let passing = self.touched.iter().find(|(content, _)| matches!(content, Content::Summed(_)));
+        let passing = self.touched.iter().find(|(content, _)| matches!(content, Content::Rounded(_)));
         let (values, value_type) = match passing {
             Some((content, _)) => {
                 let dtype = program.types.communication;
@@ -243,9 +288,8 @@ impl At<'_> {
         let laid = &program.layout.flats[flat];
         // (group, range of the flat): slots touch each other, padding belongs to the slot before it.
         let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
-        for (place, slot) in laid.slots.iter().enumerate() {
-            let end = laid.slots.get(place + 1).map_or(laid.padded(), |next| next.start);
-            let range = slot.start.max(tile.start)..end.min(tile.end);
+        for (slot, whole) in laid.padded_slots() {
+            let range = whole.start.max(tile.start)..whole.end.min(tile.end);
             let group = usize::from(!(self.binding.decayed)(slot.param));
             match runs.last_mut() {
                 _ if range.is_empty() => {}
@@ -433,10 +477,17 @@ impl At<'_> {
                 }
             }
             Action::Reduce(chunk, addition) => {
-                let counts = self.chunk_counts(chunk);
-                let send = self.whole(self.chunk_buffer(Access::Read), counts.iter().sum::<usize>() as u64);
+                let (counts, from_type) = (self.chunk_counts(chunk), program.types.communication);
+                let from = self.chunk_buffer(Access::Read);
+                let (send, starts) = if let Content::Rounded(flat) = from {
+                    let bytes = |rank: u64| (self.owned(chunk, rank).start * from_type.bytes()) as usize;
+                    let all = program.layout.flats[flat].padded() * from_type.bytes();
+                    (self.whole(from, all), (0..program.layout.ranks).map(bytes).collect())
+                } else {
+                    (self.whole(from, counts.iter().sum::<usize>() as u64), starts_of(&counts))
+                };
                 let (to, add) = self.sums(chunk, *addition);
-                Collective::Reduce { send, counts, from_type: program.types.communication, to, add }
+                Collective::Reduce { send, starts, counts, from_type, to, add }
             }
             Action::Reports => {
                 let (ranks, bytes) = (program.layout.ranks, report_bytes(program.layout.flats.len()));

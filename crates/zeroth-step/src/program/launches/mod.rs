@@ -11,6 +11,7 @@ use zeroth_device::{Access, Kernel, Launch, Report, Span, Target};
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
 
 use super::buffers::{Source, report_bytes};
+use super::landings::Part;
 use super::place::ALIGNMENT;
 use super::{Action, Content, Program, Section};
 
@@ -47,9 +48,10 @@ pub(crate) enum Collective {
         recv: Span,
         counts: Vec<usize>,
     },
-    /// The sum over ranks of the parts that they `send` to this one.
+    /// The sum over ranks of the parts for this one, which begin at `starts` of what each shows.
     Reduce {
         send: Span,
+        starts: Vec<usize>,
         counts: Vec<usize>,
         from_type: DType,
         to: Span,
@@ -216,10 +218,22 @@ impl At<'_> {
         self.part(*content, slot.start, slot.elements, self.run_bytes())
     }
 
+    /// Elements of a buffer of gradients.
+    fn of_gradients(&self, part: &Part) -> Span {
+        let Part { content, dtype, elements } = part;
+        self.part(*content, elements.start, elements.end - elements.start, dtype.bytes())
+    }
+
     /// A parameter's gradient where it lands.
     fn gradient(&self, param: ParamId) -> Span {
-        let (flat, slot) = self.program().layout.place(param);
-        self.part(Content::Gradient(flat), slot.start, slot.elements, 4)
+        self.of_gradients(&self.program().landing(self.section.kind, param))
+    }
+
+    /// Whether what this node gives of a parameter's gradient is added to what is there.
+    fn adds(&self, node: &GradNode, param: ParamId) -> bool {
+        let first = self.source.backward.nodes.iter().find(|node| node.lands.contains(&param));
+        let is_first = first.is_some_and(|first| std::ptr::eq(first, node));
+        !(is_first && self.program().begins_gradients(self.section.kind))
     }
 
     /// A place for a result that nobody asked for.
@@ -293,21 +307,11 @@ impl At<'_> {
                 vec![self.moved(*value, Content::Parked(*value), Content::Fetched(*value))]
             }
             Action::Clear(flat) => {
-                let elements = program.layout.flats[*flat].padded();
-                vec![Kernel::Zero { to: self.part(Content::Gradient(*flat), 0, elements, 4) }]
+                let parts = program.cleared(self.section.kind, *flat);
+                parts.iter().map(|part| Kernel::Zero { to: self.of_gradients(part) }).collect()
             }
-            Action::Keep(flat) => {
-                let elements = program.layout.flats[*flat].padded();
-                let to_type = program.types.communication;
-                let kept = self.written(&[Content::Kept(*flat), Content::Summed(self.index)]);
-                vec![Kernel::Convert {
-                    from: self.part(Content::Gradient(*flat), 0, elements, 4),
-                    from_type: DType::F32,
-                    to: self.part(kept, 0, elements, to_type.bytes()),
-                    to_type,
-                    broken: Some(self.broken(*flat)),
-                }]
-            }
+            Action::Keep(flat) | Action::RoundRest(flat) => self.round_rest(*flat),
+            Action::Pack(chunk) => self.pack(chunk),
             Action::Round(chunk) => self.round(chunk),
             Action::Add(chunk, addition) => self.add(chunk, *addition),
             Action::Squares(flat) => self.squares(*flat),

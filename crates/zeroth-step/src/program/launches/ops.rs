@@ -166,6 +166,16 @@ impl At<'_> {
         }
     }
 
+    /// How the product that is a weight's gradient, or the next part of it, meets what is there.
+    fn product_lands(&self, node: &GradNode, weight: ParamId) -> zeroth_device::Landing {
+        let program = self.program();
+        if program.product_rounds(self.section.kind, weight) {
+            let broken = self.broken(program.layout.place(weight).0);
+            return zeroth_device::Landing::Round { to: program.types.communication, broken };
+        }
+        if self.adds(node, weight) { zeroth_device::Landing::Add } else { zeroth_device::Landing::Write }
+    }
+
     pub(super) fn backward(&self, node: &GradNode) -> Vec<Kernel> {
         let input = |place: usize| self.value(node.inputs[place]);
         let output = |place: usize| self.value(node.outputs[place].0);
@@ -174,6 +184,7 @@ impl At<'_> {
             GradOp::HeadLoss => {
                 let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
                 let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
+                let lands = node.lands.contains(&weight);
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
@@ -184,6 +195,7 @@ impl At<'_> {
                     control: self.whole(Content::Control, size_of::<zeroth_device::Control>() as u64),
                     dx: dx.unwrap_or_else(|| self.sink(self.rows * dims.hidden as u64 * self.run_bytes())),
                     dw: self.landing(node, weight),
+                    add: lands && self.adds(node, weight),
                 }
             }
             GradOp::LinearInput => Kernel::LinearDx {
@@ -201,6 +213,7 @@ impl At<'_> {
                     dy: input(1),
                     x: input(0),
                     dw: self.gradient(*weight),
+                    landing: self.product_lands(node, *weight),
                 });
                 let bias = of.params.get(1).filter(lands).map(|bias| Kernel::LinearDb {
                     dims,

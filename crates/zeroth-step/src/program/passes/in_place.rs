@@ -2,8 +2,8 @@
 //!
 //! Keys: none; the device decides, and `zero_optimization.reduce_scatter`.
 //!
-//! Ranks that compute on the processor add up a chunk straight from what each of them has rounded: the exchange and the
-//! sum are one instruction, in the exchange's place, and nothing is received first. The same values are added in the same
+//! Ranks that compute on the processor add up a chunk straight from what each of them has rounded, wherever it lies: the
+//! exchange and the sum are one instruction, in the exchange's place, and nothing is packed or received first. The same values are added in the same
 //! order. Without reduce_scatter an exchange is asked to give every rank everything, and stays what it is.
 
 use zeroth_device::Target;
@@ -32,5 +32,7 @@ fn reduce_in_place(section: &mut Section) {
         let sum = sums.iter().find(|(summed, _)| summed == chunk).expect("what is exchanged is added");
         instruction.action = Action::Reduce(sum.0.clone(), sum.1);
     }
-    section.instructions.retain(|instruction| !matches!(instruction.action, Action::Add(..)));
+    section
+        .instructions
+        .retain(|instruction| !matches!(instruction.action, Action::Add(..) | Action::Pack(_)));
 }

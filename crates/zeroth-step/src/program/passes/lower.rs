@@ -5,8 +5,9 @@
 use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph};
 
+use super::super::landings::givers;
 use super::super::place::ALIGNMENT;
-use super::super::{Action, Instruction, Program, Section, SectionKind, Settings};
+use super::super::{Action, Givers, Instruction, Program, Section, SectionKind, Settings};
 use super::hold;
 use crate::Layout;
 
@@ -27,7 +28,7 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
-    program(layout, sections, settings)
+    program(layout, sections, givers(graph, backward), settings)
 }
 
 /// Forward whose head gives next-token logits instead of a loss.
@@ -43,14 +44,16 @@ pub(in super::super) fn lower_inference(
         reads: Program::flats_of(&layout, &graph.nodes[node].params),
         ..Instruction::new(Action::Logits { node, sequences })
     });
-    program(layout, vec![Section { kind: SectionKind::Logits, instructions }], settings)
+    let section = Section { kind: SectionKind::Logits, instructions };
+    program(layout, vec![section], Vec::new(), settings)
 }
 
-fn program(layout: Layout, sections: Vec<Section>, settings: &Settings) -> Program {
+fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings: &Settings) -> Program {
     let held = hold(&layout, settings);
     Program {
         sections,
         layout,
+        givers,
         held,
         reduce_scatter: settings.reduce_scatter,
         window: settings.offload.stream.map(|stream| stream.window / ALIGNMENT * ALIGNMENT),

@@ -3,11 +3,14 @@
 //! Keys: `zero_optimization.reduce_bucket_size`, `gradient_accumulation_steps`, `zero_optimization.stage`,
 //! `communication_data_type`; `zero_optimization.reduce_scatter` decides what an exchange moves, and not where it stands.
 //!
-//! Stages 2 and 3 reduce every micro-batch: a flat's gradient is cleared before the first landing and, after the last,
-//! rounded, exchanged and added, chunk by chunk. Stages 0 and 1 let micro-batches add in the flat's own gradient and
-//! reduce in the last one. Alone, without accumulation, a gradient is only rounded.
+//! Stages 2 and 3 reduce every micro-batch: what of a flat's gradient is added to is cleared before the first landing and,
+//! after the last, what did not land in the communication type is rounded, and all is exchanged and added, chunk by chunk.
+//! Stages 0 and 1 let micro-batches add in the flat's own gradient and reduce in the last one. Alone, without accumulation,
+//! a gradient is only rounded.
 
-use super::super::{Action, Addition, Chunk, GradientHome, Instruction, Program, Section, Settings};
+use super::super::{
+    Action, Addition, Chunk, GradientHome, Instruction, Program, Section, SectionKind, Settings,
+};
 
 pub(in super::super) fn reduce(mut program: Program, settings: &Settings) -> Program {
     let sections = std::mem::take(&mut program.sections);
@@ -16,8 +19,6 @@ pub(in super::super) fn reduce(mut program: Program, settings: &Settings) -> Pro
 }
 
 fn reduced(program: &Program, section: &Section, settings: &Settings) -> Section {
-    let every_time = program.stage >= 2;
-    let is_first = section.kind.is_first();
     let mut out = Vec::with_capacity(section.instructions.len());
     for (index, instruction) in section.instructions.iter().enumerate() {
         let lands_before =
@@ -25,15 +26,14 @@ fn reduced(program: &Program, section: &Section, settings: &Settings) -> Section
         let lands_after =
             |flat: &usize| section.instructions[index + 1..].iter().any(|i| i.lands.contains(flat));
         for flat in instruction.lands.iter().filter(|flat| !lands_before(flat)) {
-            if every_time || is_first {
+            if !program.cleared(section.kind, *flat).is_empty() {
                 out.push(Instruction::new(Action::Clear(*flat)));
             }
         }
         out.push(instruction.clone());
         for flat in instruction.lands.iter().filter(|flat| !lands_after(flat)) {
-            if program.reduces() && (every_time || section.kind.is_last()) {
-                let addition = if !every_time || is_first { Addition::Write } else { Addition::Add };
-                reduce_flat(program, *flat, addition, settings, &mut out);
+            if program.reduces_in(section.kind) {
+                reduce_flat(program, section.kind, *flat, settings, &mut out);
             }
         }
     }
@@ -42,8 +42,8 @@ fn reduced(program: &Program, section: &Section, settings: &Settings) -> Section
 
 fn reduce_flat(
     program: &Program,
+    kind: SectionKind,
     flat: usize,
-    addition: Addition,
     settings: &Settings,
     out: &mut Vec<Instruction>,
 ) {
@@ -51,10 +51,23 @@ fn reduce_flat(
         out.push(Instruction::new(Action::Keep(flat)));
         return;
     }
+    let is_first = program.stage < 2 || kind.is_first();
+    let addition = if is_first { Addition::Write } else { Addition::Add };
     let ranks = program.layout.ranks;
-    for range in program.layout.flats[flat].chunks(ranks, settings.reduce_bucket) {
+    let has_rest = !program.unrounded(kind, flat).is_empty() || !program.unseen(kind, flat).is_empty();
+    let chunks: Vec<_> = program.layout.flats[flat].chunks(ranks, settings.reduce_bucket).collect();
+    if program.rounds_landings(kind) && has_rest {
+        out.push(Instruction::new(Action::RoundRest(flat)));
+    }
+    // The only chunk of a flat is the flat.
+    let in_parts = ranks > 1 && chunks.len() > 1;
+    for range in chunks {
         let chunk = Chunk { flat, range };
-        out.push(Instruction::new(Action::Round(chunk.clone())));
+        if !program.rounds_landings(kind) {
+            out.push(Instruction::new(Action::Round(chunk.clone())));
+        } else if in_parts {
+            out.push(Instruction::new(Action::Pack(chunk.clone())));
+        }
         if ranks > 1 {
             out.push(Instruction::new(Action::Exchange(chunk.clone())));
         }
