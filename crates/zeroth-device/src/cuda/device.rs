@@ -12,8 +12,9 @@ use crate::cpu::{Arena, Pool};
 use crate::device::NOTES;
 use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
 
-/// Pinned memory that uploads go through, so that they need not wait for one another.
-const SLOTS: usize = 4;
+/// Pinned memory that uploads go through, so that they need not wait for one another: enough for the inputs of two steps, of
+/// which one may still be waiting for its turn.
+const SLOTS: usize = 24;
 const SLOT_BYTES: usize = 4 << 20;
 /// The most bytes of a note.
 const NOTE_BYTES: usize = 1 << 20;

@@ -164,15 +164,21 @@ impl Memory {
             |placed: &&Placed| matches!(placed.buffer.content, Content::Tile(_) | Content::Updated(_));
         let update = self.sections.iter().filter(|section| section.kind == SectionKind::Update);
         let sizes = update.flat_map(|section| section.buffers.iter().filter(is_tile));
-        let (mut tile, mut updated) = (0, 0);
+        let (mut tile, mut updated, mut tiles, mut all) = (0, 0, 0, 0);
         for placed in sizes {
+            all += placed.buffer.bytes;
+            tiles += u64::from(matches!(placed.buffer.content, Content::Tile(_)));
             let largest = match placed.buffer.content {
                 Content::Tile(_) => &mut tile,
                 _ => &mut updated,
             };
             *largest = placed.buffer.bytes.max(*largest);
         }
-        if tile == 0 { 0 } else { bytes / (tile + updated) }
+        match tile {
+            0 => 0,
+            _ if all <= bytes => tiles,
+            _ => bytes / (tile + updated),
+        }
     }
 
     /// The most bytes of a category that are there at the same time in a tier.

@@ -21,8 +21,9 @@ pub(super) struct Early {
 /// The part of a micro-batch's instructions over which loads are spread.
 const SPREAD: (usize, usize) = (9, 10);
 
-/// The first loads of the update that wait for nothing of its own step. Where parameters come over the same bus, loads are
-/// spread over the micro-batch: a bus serves one line as long as it has work.
+/// The first loads of the update that wait for nothing of its own step, spread over the micro-batch, so that they do not
+/// fill what a device holds. Where parameters come over the same bus they wait for the micro-batch to come so far: a bus
+/// serves one line as long as it has work.
 pub(super) fn early(compiled: &Compiled, update: usize) -> Vec<Early> {
     let sections = &compiled.program.sections;
     let (Some(section), Some(memory), Some(last)) = (
@@ -48,8 +49,8 @@ pub(super) fn early(compiled: &Compiled, update: usize) -> Vec<Early> {
     let compute: Vec<usize> = on(Queue::Compute).collect();
     let place = |(place, instruction): (usize, usize)| {
         let spread = compute.get(place * compute.len() * SPREAD.0 / (free.len() * SPREAD.1));
-        let behind = spread.copied().filter(|_| shares_the_bus);
-        Early { instruction, before: behind.map_or(0, |behind| behind + 1), behind }
+        let before = spread.map_or(0, |behind| behind + 1);
+        Early { instruction, before, behind: spread.copied().filter(|_| shares_the_bus) }
     };
     free.iter().copied().enumerate().map(place).collect()
 }

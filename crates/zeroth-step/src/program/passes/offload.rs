@@ -16,8 +16,13 @@ use super::super::{
 use crate::layout::BLOCK;
 use crate::{FlatKind, Layout};
 
-/// The most elements of a tile that passes through the device: large enough for the bus, small enough that many fit.
-const PASSING_TILE: u64 = 16 << 20;
+/// Elements of a tile that passes through the device, at least and at most: large enough for the bus and for a line that
+/// holds about a thousand commands, small enough that several fit.
+const PASSING_TILE: [u64; 2] = [32 << 20, 64 << 20];
+/// Tiles that a window is cut into, if they are not too small then.
+const TILES_OF_WINDOW: u64 = 64;
+/// Bytes of an element's states, about.
+const STATE_BYTES: u64 = 14;
 
 /// Where each flat's parts live: whole flats in the order of the layout, as far as `ratio` and `max_in_cpu` reach.
 pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> {
@@ -180,6 +185,8 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
     let counted = |flat: usize| {
         program.gradient_home() == GradientHome::Rounded && program.held[flat].gradients == Tier::Host
     };
+    let window = program.window.unwrap_or(0) / TILES_OF_WINDOW;
+    let passing_tile = (window / STATE_BYTES).clamp(PASSING_TILE[0], PASSING_TILE[1]);
     // Tiles of one flat after the other's: the first of a flat is on its way while the last one's is updated.
     let (mut passing, mut spread) = (Vec::new(), Vec::new());
     for instruction in instructions {
@@ -199,7 +206,11 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
         };
         let held = program.held[whole.flat];
         if program.streams(whole.flat) {
-            passing.extend(even_pieces(whole.flat, whole.range.end, settings.offload.tile.min(PASSING_TILE)));
+            let tiles = even_pieces(whole.flat, whole.range.end, settings.offload.tile.min(passing_tile));
+            // Small parameters of all units come first: every unit of the next forward waits for them.
+            let is_shared = program.layout.flats[whole.flat].kind == FlatKind::Persistent;
+            let at = if is_shared { 0 } else { passing.len() };
+            passing.splice(at..at, tiles);
             continue;
         }
         let tiles = pieces(whole.flat, whole.range.end, settings.offload.tile);
