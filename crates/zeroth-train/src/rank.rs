@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
-use zeroth_device::{Device, RATES, Target, Tier};
+use zeroth_device::{Device, RATES, Tier};
 use zeroth_model::WeightsError;
 use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Timed, Trace};
 
@@ -26,6 +26,9 @@ pub struct Chores<'a> {
     pub trace: bool,
     /// Whether the times of a step's instructions are told with it.
     pub timed: bool,
+    /// Whether a step is enqueued before the host looks at the one before it, unless something comes between them: a device
+    /// that works by itself then never waits for the host.
+    pub ahead: bool,
     /// How often resident memory is looked at, in steps.
     pub look: u64,
     /// Where checkpoints go; none: nowhere.
@@ -154,8 +157,7 @@ pub fn train(
     let mut saver = Saver::new(chores.saves, &names);
     let mut steps = Steps::new(job, &mut engine, chores)?;
     let (mut last, mut stopped, mut held) = (None, false, Wish::GoOn);
-    // A card goes on with the next step while the host looks at this one, unless something comes between them.
-    let runs_ahead = compiled.target == Target::Cuda && compiled.program.layout.ranks == 1 && !chores.timed;
+    let runs_ahead = chores.ahead && !chores.timed;
     for step in first..job.steps {
         let is_evaluated = job.evaluation.as_ref().is_some_and(|evaluation| {
             (step + 1).is_multiple_of(evaluation.every.max(1)) || step + 1 == job.steps

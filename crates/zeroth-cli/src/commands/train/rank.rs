@@ -103,6 +103,7 @@ fn steps(
         model: asked.writes_model.then(|| arguments.output.join("model")),
         trace: arguments.trace.is_some(),
         timed: follower.as_ref().is_some_and(Follower::wants_times),
+        ahead: asked.target == Target::Cuda,
         look: asked.logging_steps,
         saves: Some(&saves),
         from: asked.checkpoint.as_ref(),
