@@ -132,12 +132,17 @@ const OFFLOAD: [Offload; 11] = [
     },
     Offload { tile: 4096, piece: 1, ..Offload::NOTHING },
     // States that pass through the device: gradients here or there, with and without memory of their own.
-    Offload { optimizer: Some(1.0), stream: stream(0, Tier::Host), ..Offload::NOTHING },
-    Offload { optimizer: Some(1.0), stream: stream(40_000, Tier::Device), tile: 2048, ..Offload::NOTHING },
+    Offload { optimizer: Some(1.0), stream: Some(stream(0, Tier::Host)), ..Offload::NOTHING },
+    Offload {
+        optimizer: Some(1.0),
+        stream: Some(stream(40_000, Tier::Device)),
+        tile: 2048,
+        ..Offload::NOTHING
+    },
     Offload {
         optimizer: Some(1.0),
         parameters: Some(u64::MAX),
-        stream: stream(0, Tier::Device),
+        stream: Some(stream(0, Tier::Device)),
         tile: 2048,
         tiles: 3,
         ..Offload::NOTHING
@@ -145,7 +150,7 @@ const OFFLOAD: [Offload; 11] = [
     Offload {
         optimizer: Some(0.5),
         parameters: Some(9000),
-        stream: stream(0, Tier::Host),
+        stream: Some(stream(0, Tier::Host)),
         tile: 4096,
         tiles: 2,
         ..Offload::NOTHING
@@ -153,15 +158,15 @@ const OFFLOAD: [Offload; 11] = [
     Offload {
         optimizer: Some(1.0),
         parameters: Some(u64::MAX),
-        stream: stream(1 << 20, Tier::Host),
+        stream: Some(stream(1 << 20, Tier::Host)),
         tile: 2048,
         piece: 4096,
         ..Offload::NOTHING
     },
 ];
 
-const fn stream(window: u64, gradients: Tier) -> Option<Stream> {
-    Some(Stream { window, gradients })
+const fn stream(window: u64, gradients: Tier) -> Stream {
+    Stream { window, gradients }
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod launches;
 mod passes;
 mod place;
 mod settings;
+mod tile;
 mod waits;
 
 use zeroth_base::DType;

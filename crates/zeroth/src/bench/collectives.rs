@@ -1,19 +1,20 @@
-//! How near the collectives of local ranks come to a plain copy of the same bytes.
+//! How near the collectives of a step come to a plain copy of the same bytes.
 //!
-//! Ranks are threads of this process, joined over the shared segment as processes are. A rate counts the bytes that a rank
-//! ends up with and did not have in place; a copy of n bytes counts n. `all_gather` and `all_to_all` give a part of every
-//! rank, in place it is the others' parts. A reduce-scatter is `all_to_all` and our sum in rank order, and counts what is
-//! added. The slower rank's time counts, and the limit is a copy past the caches by all ranks at the same time.
+//! Ranks are threads of this process, joined as processes are. They meet as the ranks of a step on the processor do
+//! ([`Rehearsal`]): each reads what it needs where the others hold it, in one pass. A rate counts the bytes that a rank ends up
+//! with and did not have in place, and of a reduce-scatter what it adds; a copy of n bytes counts n. The slower rank's time
+//! counts, and the limit is a copy past the caches by all ranks at the same time.
 
 use std::time::Instant;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
 use zeroth_comm::local::{Job, LocalComm, Options};
-use zeroth_comm::{Comm, CommError, JoinError, OpName};
+use zeroth_comm::{CommError, JoinError, OpName};
 use zeroth_device::bench::{COPY, Measured, Rate, Unit, copy, fill_random};
-use zeroth_device::cpu::{Arena, Pool, sum_ranks};
+use zeroth_device::cpu::{Arena, Pool};
 use zeroth_device::{DeviceError, Span};
+use zeroth_step::run::{Rehearsal, Rehearsed, RunError};
 
 /// Bytes of a rank's region in the shared segment, as runs have it.
 const REGION: usize = 8 << 20;
@@ -27,9 +28,12 @@ pub enum CollectivesError {
     /// Ranks could not meet.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// A collective failed.
+    /// Ranks could not begin together.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// A collective failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
     /// A rank ended without a word.
     #[error("a rank panicked")]
     Panicked,
@@ -39,23 +43,23 @@ pub enum CollectivesError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Copy,
-    AllGather,
-    AllGatherInPlace,
-    AllToAll,
-    ReduceScatter,
+    Met(Rehearsed),
 }
 
 impl Kind {
-    const ALL: [Self; 5] =
-        [Self::Copy, Self::AllGather, Self::AllGatherInPlace, Self::AllToAll, Self::ReduceScatter];
+    const ALL: [Self; 4] = [
+        Self::Copy,
+        Self::Met(Rehearsed::Gather),
+        Self::Met(Rehearsed::GatherInPlace),
+        Self::Met(Rehearsed::Reduce),
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Copy => COPY,
-            Self::AllGather => "all_gather",
-            Self::AllGatherInPlace => "all_gather in place",
-            Self::AllToAll => "all_to_all",
-            Self::ReduceScatter => "reduce-scatter, bf16 to f32",
+            Self::Met(Rehearsed::Gather) => "all_gather",
+            Self::Met(Rehearsed::GatherInPlace) => "all_gather in place",
+            Self::Met(Rehearsed::Reduce) => "reduce-scatter, bf16 to f32",
         }
     }
 
@@ -63,62 +67,52 @@ impl Kind {
     const fn parts(self, ranks: usize) -> usize {
         match self {
             Self::Copy => 1,
-            Self::AllGatherInPlace => ranks - 1,
-            _ => ranks,
+            Self::Met(Rehearsed::GatherInPlace) => ranks - 1,
+            Self::Met(Rehearsed::Gather | Rehearsed::Reduce) => ranks,
         }
     }
 }
 
-/// One rank with its memory: what it has, what it receives, and what sums go to.
+/// One rank, its memory for copies, and its place in the collectives of one size.
 struct Member {
-    comm: LocalComm,
+    rehearsal: Rehearsal,
     pool: Pool,
-    own: Arena,
-    all: Arena,
-    sums: Arena,
+    from: Arena,
+    to: Arena,
+    bytes: usize,
     index: u32,
 }
 
 impl Member {
-    fn new(comm: LocalComm, largest: usize) -> Result<Self, DeviceError> {
-        let (pool, rank) = (Pool::new(1), comm.rank() as u64);
-        let arena = |bytes: usize| Arena::new("device", bytes as u64);
-        let all_parts = comm.world() * largest;
-        let (mut own, mut all, sums) = (arena(all_parts)?, arena(all_parts)?, arena(2 * largest)?);
-        for (name, arena) in [&mut own, &mut all].into_iter().enumerate() {
-            let numbers = cast_slice_mut::<u8, bf16>(first(arena, all_parts)?);
-            fill_random(2 * rank + name as u64, numbers);
-        }
-        Ok(Self { comm, pool, own, all, sums, index: 0 })
+    fn new(comm: LocalComm, bytes: usize) -> Result<Self, CollectivesError> {
+        let arena = || Arena::new("device", bytes as u64);
+        let (mut from, to) = (arena()?, arena()?);
+        let mut rehearsal = Rehearsal::new(Box::new(comm), bytes as u64, 1)?;
+        let name = 4 * rehearsal.comm().rank() as u64;
+        fill_random(name, cast_slice_mut::<u8, bf16>(whole(&mut from, bytes)?));
+        fill_random(name + 1, cast_slice_mut::<u8, bf16>(rehearsal.shard()?));
+        fill_random(name + 2, cast_slice_mut::<u8, bf16>(rehearsal.gathered()?));
+        fill_random(name + 3, cast_slice_mut::<u8, bf16>(rehearsal.rounded()?));
+        Ok(Self { rehearsal, pool: Pool::new(1), from, to, bytes, index: 0 })
     }
 
     /// All ranks begin together; gives this rank's seconds.
-    fn burst(&mut self, kind: Kind, bytes: usize) -> Result<f64, CollectivesError> {
-        let Self { comm, pool, own, all, sums, index } = self;
-        let ranks = comm.world();
-        let (own, all) = (first(own, ranks * bytes)?, first(all, ranks * bytes)?);
-        let counts = vec![bytes; ranks];
-        let starts: Vec<usize> = (0..ranks).map(|rank| rank * bytes).collect();
-        *index += 2;
-        comm.barrier(OpName::new(1, "begin", *index))?.wait()?;
-        let op = OpName::new(1, kind.name(), *index + 1);
+    fn burst(&mut self, kind: Kind) -> Result<f64, CollectivesError> {
+        let Self { rehearsal, pool, from, to, bytes, index } = self;
+        *index += 1;
+        rehearsal.comm().barrier(OpName::new(1, "begin", *index))?.wait()?;
         let start = Instant::now();
         match kind {
-            Kind::Copy => copy(pool, cast_slice(&own[..bytes]), cast_slice_mut(&mut all[..bytes])),
-            Kind::AllGather => comm.all_gather(op, &own[..bytes], all, &counts)?.wait()?,
-            Kind::AllGatherInPlace => comm.all_gather_in_place(op, all, &starts, &counts)?.wait()?,
-            Kind::AllToAll => comm.all_to_all(op, own, all, &counts)?.wait()?,
-            Kind::ReduceScatter => {
-                comm.all_to_all(op, own, all, &counts)?.wait()?;
-                let sums = cast_slice_mut::<u8, f32>(first(sums, 2 * bytes)?);
-                sum_ranks::<bf16, f32>(pool, cast_slice(all), sums, false);
+            Kind::Copy => {
+                copy(pool, cast_slice(whole(from, *bytes)?), cast_slice_mut(whole(to, *bytes)?));
             }
+            Kind::Met(what) => rehearsal.meet(what)?,
         }
         Ok(start.elapsed().as_secs_f64())
     }
 }
 
-fn first(arena: &mut Arena, bytes: usize) -> Result<&mut [u8], DeviceError> {
+fn whole(arena: &mut Arena, bytes: usize) -> Result<&mut [u8], DeviceError> {
     arena.bytes_mut(Span::device(0, bytes as u64))
 }
 
@@ -129,18 +123,21 @@ pub fn collectives(
     rounds: usize,
     told: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Measured>, CollectivesError> {
-    let job = Job::create(ranks, REGION)?;
+    // Windows open once: a job for each size.
+    let jobs = sizes.iter().map(|_| Job::create(ranks, REGION)).collect::<Result<Vec<_>, _>>()?;
     let rank = |rank: usize| -> Result<Vec<Vec<f64>>, CollectivesError> {
-        let comm = job.join(rank, &Options::default())?;
-        let mut member = Member::new(comm, sizes.iter().copied().max().unwrap_or(0))?;
+        let mut members = Vec::with_capacity(sizes.len());
+        for (job, bytes) in jobs.iter().zip(sizes) {
+            members.push(Member::new(job.join(rank, &Options::default())?, *bytes)?);
+        }
         let mut seconds = vec![Vec::with_capacity(rounds); sizes.len() * Kind::ALL.len()];
         for round in 0..=rounds {
             if rank == 0 {
                 told(round);
             }
-            for (bytes, seconds) in sizes.iter().zip(seconds.chunks_mut(Kind::ALL.len())) {
+            for (member, seconds) in members.iter_mut().zip(seconds.chunks_mut(Kind::ALL.len())) {
                 for (kind, seconds) in Kind::ALL.into_iter().zip(seconds) {
-                    let burst = member.burst(kind, *bytes)?;
+                    let burst = member.burst(kind)?;
                     // The first touches the memory.
                     if round > 0 {
                         seconds.push(burst);
@@ -184,32 +181,38 @@ mod tests {
     #[test]
     fn every_collective_has_a_rate_beside_the_copy() {
         let lines = collectives(3, &[1 << 20, 2 << 20], 2, &|_| {}).unwrap();
-        assert_eq!(lines.len(), 10);
+        assert_eq!(lines.len(), 8);
         assert!(lines.iter().all(|line| line.threads == 3 && line.best >= line.median && line.median > 0.0));
-        assert_eq!(lines.iter().filter(|line| line.percent.is_some()).count(), 8);
+        assert_eq!(lines.iter().filter(|line| line.percent.is_some()).count(), 6);
     }
 
     #[test]
-    fn a_reduce_scatter_adds_what_all_ranks_have() {
+    fn a_collective_brings_what_the_other_ranks_have() {
         let job = Job::create(2, REGION).unwrap();
         let bytes = 1 << 16;
-        let parts = std::thread::scope(|scope| {
+        let found = std::thread::scope(|scope| {
             let threads = [0, 1].map(|rank| {
                 let comm = job.join(rank, &Options::default()).unwrap();
                 scope.spawn(move || {
                     let mut member = Member::new(comm, bytes).unwrap();
-                    member.burst(Kind::ReduceScatter, bytes).unwrap();
-                    let own = cast_slice::<u8, bf16>(first(&mut member.own, 2 * bytes).unwrap()).to_vec();
-                    (own, cast_slice::<u8, f32>(first(&mut member.sums, 2 * bytes).unwrap()).to_vec())
+                    let own = member.rehearsal.shard().unwrap().to_vec();
+                    let rounded = cast_slice::<u8, bf16>(member.rehearsal.rounded().unwrap()).to_vec();
+                    for kind in Kind::ALL {
+                        member.burst(kind).unwrap();
+                    }
+                    let gathered = member.rehearsal.gathered().unwrap().to_vec();
+                    let sums = cast_slice::<u8, f32>(member.rehearsal.sums().unwrap()).to_vec();
+                    (own, gathered, rounded, sums)
                 })
             });
             threads.map(|thread| thread.join().unwrap())
         });
-        let half = bytes / 2;
-        for (rank, (_, sums)) in parts.iter().enumerate() {
+        let shards = [found[0].0.as_slice(), &found[1].0].concat();
+        for (rank, (_, gathered, _, sums)) in found.iter().enumerate() {
+            assert!(*gathered == shards, "rank {rank}");
             for (at, sum) in sums.iter().enumerate() {
-                let place = rank * half + at;
-                assert_eq!(*sum, parts[0].0[place].to_f32() + parts[1].0[place].to_f32());
+                let place = rank * bytes / 2 + at;
+                assert_eq!(*sum, found[0].2[place].to_f32() + found[1].2[place].to_f32());
             }
         }
     }

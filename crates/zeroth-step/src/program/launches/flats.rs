@@ -6,7 +6,7 @@ use zeroth_base::DType;
 use zeroth_device::cpu::ExactSum;
 use zeroth_device::{Access, Kernel, Report, Rounding, Tier};
 
-use super::super::buffers::{TileParts, record_bytes, report_bytes};
+use super::super::buffers::{record_bytes, report_bytes};
 use super::super::{Action, Addition, Chunk, Content, GradientHome};
 use super::{At, Collective, Span};
 
@@ -150,7 +150,7 @@ impl At<'_> {
     }
 
     /// A flat's complete gradient over a range of the flat, and its type.
-    fn summed(&self, flat: usize, range: &Range<u64>) -> (Span, DType) {
+    pub(super) fn summed(&self, flat: usize, range: &Range<u64>) -> (Span, DType) {
         let (content, dtype, first) = self.program().complete_gradient(flat, self.binding.rank);
         (self.part(content, range.start - first, range.end - range.start, dtype.bytes()), dtype)
     }
@@ -369,50 +369,6 @@ impl At<'_> {
         }
     }
 
-    /// The tile that this instruction touches, and where its parts are.
-    fn tile(&self, chunk: &Chunk) -> Option<(Content, TileParts)> {
-        let found = self.touched.iter().find(|(content, _)| matches!(content, Content::Tile(_)));
-        let parts = TileParts::of(self.program(), chunk.flat, chunk.range.end - chunk.range.start);
-        found.map(|(content, _)| (*content, parts))
-    }
-
-    /// The copies between a tile's parts and where they live: `(in the tile, where it lives)`.
-    fn tile_copies(&self, chunk: &Chunk) -> (Option<(Span, Span, DType)>, Vec<(Span, Span, DType)>) {
-        let (program, flat) = (self.program(), chunk.flat);
-        let updated = program.updated(flat, self.binding.rank);
-        let within = |place: u64| (updated.start + place).min(updated.end);
-        let range = within(chunk.range.start)..within(chunk.range.end);
-        let count = range.end - range.start;
-        if count == 0 {
-            return (None, Vec::new());
-        }
-        let (tile, parts) = self.tile(chunk).expect("states that pass through have a tile");
-        let here = |at: u64, dtype: DType| self.part(tile, at, count * dtype.bytes(), 1);
-        let first = range.start - updated.start;
-        let there = |content, dtype: DType| self.part(content, first, count, dtype.bytes());
-        let gradient = parts.gradient.map(|at| {
-            let (span, dtype) = self.summed(flat, &range);
-            (here(at, dtype), span, dtype)
-        });
-        let master = if program.has_master(flat) { Content::Master(flat) } else { Content::Weights(flat) };
-        let mut states = vec![(here(parts.master, DType::F32), there(master, DType::F32), DType::F32)];
-        for (at, content) in [(parts.first, Content::First(flat)), (parts.second, Content::Second(flat))] {
-            let moment = program.moments;
-            states.extend(at.map(|at| (here(at, moment), there(content, moment), moment)));
-        }
-        (gradient, states)
-    }
-
-    pub(super) fn load(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let (gradient, states) = self.tile_copies(chunk);
-        gradient.into_iter().chain(states).map(|(here, there, dtype)| copy(there, here, dtype)).collect()
-    }
-
-    pub(super) fn store(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let (_, states) = self.tile_copies(chunk);
-        states.into_iter().map(|(here, there, dtype)| copy(here, there, dtype)).collect()
-    }
-
     /// Bytes of each rank's shard of a flat.
     fn shard_counts(&self, flat: usize, size: u64) -> Vec<usize> {
         let layout = &self.program().layout;
@@ -508,6 +464,6 @@ fn starts_of(counts: &[usize]) -> Vec<usize> {
 }
 
 /// Elements as they are, from one place to another.
-fn copy(from: Span, to: Span, dtype: DType) -> Kernel {
+pub(super) fn copy(from: Span, to: Span, dtype: DType) -> Kernel {
     Kernel::Convert { from, from_type: dtype, to, to_type: dtype, broken: None }
 }

@@ -5,6 +5,7 @@
 
 mod flats;
 mod ops;
+mod tiles;
 
 use zeroth_base::DType;
 use zeroth_device::{Access, Kernel, Launch, Report, Span, Target};

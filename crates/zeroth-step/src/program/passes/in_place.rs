@@ -3,8 +3,9 @@
 //! Keys: none; the device decides, and `zero_optimization.reduce_scatter`.
 //!
 //! Ranks that compute on the processor add up a chunk straight from what each of them has rounded, wherever it lies: the
-//! exchange and the sum are one instruction, in the exchange's place, and nothing is packed or received first. The same values are added in the same
-//! order. Without reduce_scatter an exchange is asked to give every rank everything, and stays what it is.
+//! exchange and the sum are one instruction, in the exchange's place, and nothing is packed or received first. The same
+//! values are added in the same order. Without reduce_scatter an exchange is asked to give every rank everything, and stays
+//! what it is.
 
 use zeroth_device::Target;
 
