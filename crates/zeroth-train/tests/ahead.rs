@@ -2,23 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
+mod small_job;
+
 use std::cell::Cell;
 use std::path::Path;
 
-use zeroth_config::check::check;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Request, resolve};
+use small_job::{STEPS, job};
 use zeroth_device::cpu::CpuDevice;
-use zeroth_device::{Recipe, Target, Tier};
-use zeroth_model::{ModelConfig, table};
-use zeroth_step::program::Settings;
-use zeroth_train::data::{Samples, SamplesBuilder};
-use zeroth_train::{
-    BatchShape, Chores, Done, Evaluation, HuggingFace, HuggingFaceShape, Job, Order, Saves, Schedule,
-    StepLine, Wish, train,
-};
-
-const STEPS: u64 = 9;
+use zeroth_device::{Target, Tier};
+use zeroth_train::{Chores, Done, Job, Saves, StepLine, Wish, train};
 
 /// What a run told: steps without their times, evaluations, what was saved, and whether it stopped early.
 #[derive(Debug, Default, PartialEq)]
@@ -27,54 +19,6 @@ struct Story {
     evaluations: Vec<(u64, f64)>,
     saved: Vec<u64>,
     stopped: bool,
-}
-
-fn samples(count: usize) -> Samples {
-    let mut builder = SamplesBuilder::new(u64::MAX);
-    for sample in 0..count {
-        let ids: Vec<i32> = (0..5 + sample % 7).map(|at| ((sample * 31 + at * 17) % 256) as i32).collect();
-        builder.push(&ids, &ids);
-    }
-    builder.finish().unwrap()
-}
-
-/// A job whose model's folder is this one.
-fn job(folder: &Path) -> Job {
-    let text = r#"{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}"#;
-    let asked = check(&parse(Source::from_text("ds.json", text)).unwrap()).asked;
-    let model = Some(ModelFacts { hidden_size: Some(32), blocks: Some(2) });
-    let flags = Flags::default();
-    let request = Request { asked: &asked, flags: &flags, ranks: 1, model, steps: Some(STEPS) };
-    let resolved = resolve(&request).unwrap();
-    let json = r#"{"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 48, "vocab_size": 256, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
-    std::fs::write(folder.join("config.json"), json).unwrap();
-    let model = ModelConfig::from_json(json, "config.json").unwrap();
-    let samples_of_job = samples(40);
-    let mut job = Job {
-        folder: folder.to_owned(),
-        table: table(&model),
-        model,
-        order: Order::new(samples_of_job.count(), Some(3)),
-        samples: samples_of_job,
-        shape: BatchShape { micro_batch: 2, accumulation: 1, ranks: 1 },
-        steps: STEPS,
-        row_sizes: Vec::new(),
-        settings: Settings::from_config(&resolved),
-        recipe: Recipe { max_norm: 1.0, ..Recipe::default() },
-        schedule: Schedule::HuggingFace(HuggingFace {
-            shape: HuggingFaceShape::Linear,
-            learning_rate: 1e-2,
-            warmup_steps: 3,
-            total_steps: STEPS,
-        }),
-        decays_all: false,
-        seed: 7,
-        evaluation: Some(Evaluation { samples: samples(6), every: 4 }),
-    };
-    job.size_rows();
-    job
 }
 
 /// Trains, with a wish after so many looks.

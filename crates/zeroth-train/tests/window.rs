@@ -1,0 +1,83 @@
+//! State in host memory and a GPU: what of the card's memory its way through the card takes, planned without a card.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+mod small_job;
+
+use std::path::Path;
+
+use small_job::job;
+use zeroth_device::{Target, Tier};
+use zeroth_step::program::Action;
+use zeroth_step::run::Compiled;
+use zeroth_train::{Budget, Freedom, Job};
+
+/// A job whose units have flats of their own.
+fn cut(folder: &Path) -> Job {
+    let mut job = job(folder);
+    job.settings.persistence = 0;
+    job
+}
+
+/// A program within so many bytes of a card, and the window that was chosen for it.
+fn fitted(job: &mut Job, device: u64) -> Option<(Compiled, Option<u64>)> {
+    let budget = Budget { device: Some(device), ..Budget::default() };
+    let (compiled, choices) = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().ok()?;
+    assert!(compiled.memory.arena(Tier::Device) <= device);
+    let window = choices.iter().find(|choice| choice.key == "zeroth.update_window");
+    Some((compiled, window.map(|choice| choice.value.as_u64().unwrap())))
+}
+
+fn count(compiled: &Compiled, is: fn(&Action) -> bool) -> usize {
+    let instructions = compiled.program.sections.iter().flat_map(|section| &section.instructions);
+    instructions.filter(|instruction| is(&instruction.action)).count()
+}
+
+#[test]
+fn with_memory_to_spare_all_state_is_on_its_way_and_gradients_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let (compiled, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
+    let states = compiled.memory.states(Tier::Host);
+    assert!(window.unwrap() > states, "{window:?} for {states}");
+    assert_eq!(count(&compiled, |action| matches!(action, Action::SaveGradient(..))), 0);
+    let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
+    assert!(loads > 1);
+    assert_eq!(count(&compiled, |action| matches!(action, Action::Store(_))), loads);
+    // Every load stands before the first update: none waits for another's place.
+    let update = compiled.program.sections.last().unwrap();
+    let first = update.instructions.iter().position(|i| matches!(i.action, Action::Update(_))).unwrap();
+    let ahead = update.instructions[..first].iter().filter(|i| matches!(i.action, Action::Load(_)));
+    assert_eq!(ahead.count(), loads);
+}
+
+#[test]
+fn with_less_memory_the_window_closes_and_then_gradients_leave() {
+    let folder = tempfile::tempdir().unwrap();
+    let saves = |compiled: &Compiled| count(compiled, |action| matches!(action, Action::SaveGradient(..)));
+    let (roomy, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
+    // Half of the window gone: what is left is taken, but for a part that stays free.
+    let half = roomy.memory.arena(Tier::Device) - window.unwrap() / 2;
+    let (closer, narrower) = fitted(&mut cut(folder.path()), half).unwrap();
+    assert_eq!(saves(&closer), 0);
+    assert!(narrower.unwrap() < window.unwrap() / 2 && narrower.unwrap() > window.unwrap() / 4);
+    // The least that fits.
+    let (mut too_little, mut enough) = (0, half);
+    while enough - too_little > 256 {
+        let middle = u64::midpoint(too_little, enough);
+        let fits = fitted(&mut cut(folder.path()), middle).is_some();
+        *(if fits { &mut enough } else { &mut too_little }) = middle;
+    }
+    let (least, _) = fitted(&mut cut(folder.path()), enough).unwrap();
+    assert!(saves(&least) > 0);
+    let gradients = least.memory.by_category(Tier::Host).gradients;
+    assert!(gradients > 0 && least.memory.by_category(Tier::Device).gradients == 0);
+}
+
+#[test]
+fn a_window_that_was_typed_is_taken_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job(folder.path());
+    job.settings.offload.window = Some(1 << 16);
+    let (compiled, chosen) = fitted(&mut job, 1 << 40).unwrap();
+    assert_eq!((compiled.program.window, chosen), (Some(1 << 16), None));
+}
