@@ -8,6 +8,8 @@ pub(super) struct Sizes {
     /// Rows and columns of the register tile.
     pub(super) rows: usize,
     pub(super) columns: usize,
+    /// Panels that a task packs at a time: those of a matrix whose terms lie far apart are half a cache line's neighbours.
+    pub(super) panels: usize,
     /// Tasks, by the length of the sums, the shortest first.
     cuts: &'static [Cut],
     /// Panels are padded with zeros to a multiple of this depth.
@@ -30,10 +32,12 @@ pub(super) struct Cut {
 pub(super) const TILES: Sizes = Sizes {
     rows: 32,
     columns: 32,
+    panels: 2,
     cuts: &[
         Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
         Cut { longest: 2048, rows: 4096, columns: 256, depth: 2048 },
-        Cut { longest: usize::MAX, rows: 512, columns: 512, depth: 512 },
+        Cut { longest: 3072, rows: 1024, columns: 256, depth: 1536 },
+        Cut { longest: usize::MAX, rows: 1024, columns: 256, depth: 2048 },
     ],
     step: 32,
     bytes: 2,
@@ -42,6 +46,7 @@ pub(super) const TILES: Sizes = Sizes {
 pub(super) const ZMM: Sizes = Sizes {
     rows: 12,
     columns: 32,
+    panels: 1,
     cuts: &[Cut { longest: usize::MAX, rows: 768, columns: 512, depth: 192 }],
     step: 1,
     bytes: 4,
@@ -96,7 +101,7 @@ impl Sizes {
         lines * depth.next_multiple_of(self.step)
     }
 
-    /// f32 elements of the packed panels: one of a's and all of b's.
+    /// f32 elements of packed panels: one of a's and all of b's.
     const fn pack(&self, n: usize, k: usize) -> usize {
         let lines = self.rows + n.next_multiple_of(self.columns);
         (self.panel(lines, self.depth(k)) * self.bytes).div_ceil(4) + ALIGN
@@ -111,7 +116,8 @@ impl Sizes {
 
     const fn thread_scratch(&self, m: usize, n: usize, k: usize) -> usize {
         let (m, n) = (min(m, self.cut(k).rows), min(n, self.cut(k).columns));
-        self.sums(m, n, k) + self.pack(n, k)
+        let more = self.panel((self.panels - 1) * self.rows, self.depth(k)) * self.bytes;
+        self.sums(m, n, k) + self.pack(n, k) + more.div_ceil(4)
     }
 }
 

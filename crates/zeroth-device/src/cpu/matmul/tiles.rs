@@ -9,7 +9,7 @@ use zeroth_base::DType;
 
 use super::View;
 use super::bf16_panels::{Side, pack};
-use super::blocks::{BEAT, Job, Kernel, Place, task};
+use super::blocks::{BEAT, Between, Job, Kernel, Place, task};
 use super::sizes::{self, Sizes};
 use super::zmm::finish_avx512;
 use crate::cpu::cut::Tile;
@@ -70,6 +70,8 @@ pub(super) struct Lines<'a> {
     row: usize,
     step: usize,
     steps: usize,
+    /// Elements from one panel to the next.
+    panel: usize,
     matrix: PhantomData<&'a u16>,
 }
 
@@ -129,10 +131,16 @@ impl Kernel for Tiles {
         // Rows that lie as a tile wants them, each term's step on a cache line, need no copy.
         let straight = T::DTYPE == DType::Bf16 && source.column == 1 && depth.is_multiple_of(2 * SIDE);
         if straight && source.row.is_multiple_of(2 * SIDE) && (start as usize).is_multiple_of(64) {
-            return Lines { start, row: source.row, step: 2 * SIDE, steps, matrix: PhantomData };
+            let (row, panel) = (source.row, 2 * SIDE * source.row);
+            return Lines { start, row, step: 2 * SIDE, steps, panel, matrix: PhantomData };
         }
         pack(Side::Rows, source, rows, depth, out);
-        Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, matrix: PhantomData }
+        let panel = steps * STEP;
+        Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
+    }
+
+    fn panel<'a>(rows: Self::Rows<'a>, index: usize) -> Self::Rows<'a> {
+        Lines { start: rows.start.wrapping_add(index * rows.panel), ..rows }
     }
 
     fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [u16]) {
@@ -148,7 +156,7 @@ impl Kernel for Tiles {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl FnMut(),
+        between: &mut impl Between,
     ) {
         let [rows, columns] = live;
         assert!(a.steps * STEP == b.len() && (rows - 1) * stride + columns <= c.len());
@@ -200,18 +208,18 @@ fn task_avx512<A: Element, B: Element, O>(
 macro_rules! step {
     ($a:literal, $b:literal, $right:literal) => {
         concat!(
-            "tileloadd tmm4, [{upper} + {row}*1 + ",
+            "tileloaddt1 tmm4, [{upper} + {row}*1 + ",
             $a,
             "]\n",
-            "tileloadd tmm6, [{b} + {line}*1 + ",
+            "tileloaddt1 tmm6, [{b} + {line}*1 + ",
             $b,
             "]\n",
             "tdpbf16ps tmm0, tmm4, tmm6\n",
-            "tileloadd tmm7, [{b} + {line}*1 + ",
+            "tileloaddt1 tmm7, [{b} + {line}*1 + ",
             $right,
             "]\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
-            "tileloadd tmm5, [{lower} + {row}*1 + ",
+            "tileloaddt1 tmm5, [{lower} + {row}*1 + ",
             $a,
             "]\n",
             "tdpbf16ps tmm2, tmm5, tmm6\n",
@@ -231,7 +239,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     c: *mut f32,
     stride: usize,
     add: bool,
-    between: &mut impl FnMut(),
+    between: &mut impl Between,
 ) {
     let below = c.wrapping_add(SIDE * stride);
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
@@ -285,7 +293,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                     );
                 }
             }
-            between();
+            between.beat();
             (upper, lower, b) =
                 (upper.wrapping_add(2 * a.step), lower.wrapping_add(2 * a.step), b.wrapping_add(2 * STEP));
         }
@@ -323,28 +331,28 @@ unsafe fn edge<const TALL: bool, const WIDE: bool>(
             );
         } else if TALL {
             asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloaddt1 tmm4, [{upper} + {row}*1]",
+                "tileloaddt1 tmm6, [{b} + {line}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{lower} + {row}*1]",
+                "tileloaddt1 tmm5, [{lower} + {row}*1]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
             );
         } else if WIDE {
             asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloaddt1 tmm4, [{upper} + {row}*1]",
+                "tileloaddt1 tmm6, [{b} + {line}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 upper = in(reg) upper, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
             );
         } else {
             asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloaddt1 tmm4, [{upper} + {row}*1]",
+                "tileloaddt1 tmm6, [{b} + {line}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 upper = in(reg) upper, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
