@@ -168,7 +168,7 @@ pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
     let job = Job { k, a, b };
     with_kernel!(pool.path(), A, B, K => {
-        let [rows, columns] = K::SIZES.task(m, n, k, pool.threads());
+        let [rows, columns] = K::SIZES.seen(a.turned()).task(m, n, k, pool.threads());
         pool.each_with(Grid::new(out, n, rows, columns), scratch, |_, tile, scratch| {
             K::run_task(job, tile, scratch, &store);
         });
@@ -184,7 +184,7 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
     scratch: &mut [f32],
     store: &impl Fn(usize, &[f32], &mut [O]),
 ) {
-    let (k, sizes) = (job.k, K::SIZES);
+    let (k, sizes) = (job.k, K::SIZES.seen(job.a.turned()));
     let (rows, columns) = (out.rows(), out.columns());
     let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
     let (tile, across) = (sizes.rows * sizes.columns, columns.div_ceil(sizes.columns));

@@ -28,6 +28,11 @@ impl<'a, T> View<'a, T> {
         Self { data: self.data, row: self.column, column: self.row }
     }
 
+    /// Whether the elements of a row lie apart.
+    pub(super) fn turned(self) -> bool {
+        self.column != 1
+    }
+
     /// The part that begins at row `i`, column `j`.
     pub(super) fn from(self, i: usize, j: usize) -> Self {
         Self { data: &self.data[i * self.row + j * self.column..], ..self }
