@@ -24,16 +24,15 @@ type Lines = ([*const u8; LINES], usize);
 impl Ahead {
     pub(super) const NOTHING: Self = Self { reads: [None, None], adds: None };
 
-    /// Reads part `part` of `parts` of `lines` rows, `row` elements from one to the next: up to four of them, or every other
-    /// cache line of up to eight, whose neighbours the processor brings by itself.
+    /// Reads `rows` rows, `row` elements from one to the next: up to four of them, or every other cache line of up to eight,
+    /// whose neighbours the processor brings by itself.
     #[inline(always)]
-    pub(super) fn read<T>(&mut self, start: *const T, row: usize, lines: usize, [part, parts]: [usize; 2]) {
-        let (first, last) = (lines * part / parts, lines * (part + 1) / parts);
-        let line = |at: usize| start.wrapping_add((first + at).min(last - 1) * row).cast::<u8>();
+    pub(super) fn read<T>(&mut self, start: *const T, row: usize, rows: usize) {
+        let line = |at: usize| start.wrapping_add(at.min(rows.saturating_sub(1)) * row).cast::<u8>();
         let both = |at: usize| {
             [line(at), line(at).wrapping_add(LINE), line(at + 1), line(at + 1).wrapping_add(LINE)]
         };
-        let fours = match last - first {
+        let fours = match rows {
             0 => return,
             1 | 2 => [Some(both(0)), None],
             3 | 4 => [Some(both(0)), Some(both(2))],
@@ -54,12 +53,10 @@ impl Ahead {
     /// Asks for the lines of one beat.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        for reads in &mut self.reads {
-            if let Some((lines, on)) = reads {
-                for line in lines {
-                    ask_to_read(*line);
-                    *line = line.wrapping_add(*on);
-                }
+        for (lines, on) in self.reads.iter_mut().flatten() {
+            for line in lines {
+                ask_to_read(*line);
+                *line = line.wrapping_add(*on);
             }
         }
         if let Some((lines, on)) = &mut self.adds {

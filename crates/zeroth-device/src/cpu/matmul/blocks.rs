@@ -38,7 +38,7 @@ pub(super) trait Kernel {
     ) -> Self::Rows<'a>;
 
     /// One of the panels that were packed at a time.
-    fn panel<'a>(rows: Self::Rows<'a>, _index: usize) -> Self::Rows<'a> {
+    fn panel(rows: Self::Rows<'_>, _index: usize) -> Self::Rows<'_> {
         rows
     }
 
@@ -205,7 +205,7 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
     }
     let mut kernel = K::start();
     let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
-    let group_rows = sizes.panels * sizes.rows;
+    let (group_rows, share) = (sizes.panels * sizes.rows, sizes.rows.div_ceil(across.max(1)));
     let mut waiting = Waiting { at: place(0, 0), slot: 1, done: usize::MAX };
     for first in (0..k).step_by(sizes.depth(k)) {
         let depth = sizes.depth(k).min(k - first);
@@ -230,10 +230,12 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
                     }
                     let b_panel = &b_pack[panel * panel_len..][..panel_len];
                     let mut ahead = Ahead::NOTHING;
-                    if below < rows {
-                        a.ask(&mut ahead, [below, first], sizes.rows.min(rows - below), [turn, across]);
-                    } else if !last {
-                        a.ask(&mut ahead, [0, first + depth], sizes.rows.min(rows), [turn, across]);
+                    // The rows that come next, a share of them with every panel of b.
+                    let (band, term) = if below < rows { (below, first) } else { (0, first + depth) };
+                    if term < k {
+                        let end = rows.min(band + sizes.rows).min(band + (turn + 1) * share);
+                        let next = band + turn * share;
+                        a.ask(&mut ahead, [next, term], end.saturating_sub(next));
                     }
                     if last && size_of::<O>() == size_of::<f32>() {
                         let stride = out.stride();

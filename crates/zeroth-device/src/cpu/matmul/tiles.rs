@@ -139,7 +139,7 @@ impl Kernel for Tiles {
         Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
     }
 
-    fn panel<'a>(rows: Self::Rows<'a>, index: usize) -> Self::Rows<'a> {
+    fn panel(rows: Self::Rows<'_>, index: usize) -> Self::Rows<'_> {
         Lines { start: rows.start.wrapping_add(index * rows.panel), ..rows }
     }
 

@@ -48,12 +48,12 @@ impl<'a, T> View<'a, T> {
         self.data.as_ptr()
     }
 
-    /// Asks, in part `part` of `parts`, for `rows` rows from row `i`, column `j` on. Rows of a matrix that is seen the
-    /// other way round come by themselves: they are packed one after the other.
+    /// Asks for `rows` rows from row `i`, column `j` on. Rows of a matrix that is seen the other way round come by
+    /// themselves: they are packed one after the other.
     #[inline(always)]
-    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], rows: usize, part: [usize; 2]) {
-        if self.column == 1 {
-            ahead.read(self.data.as_ptr().wrapping_add(i * self.row + j), self.row, rows, part);
+    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], rows: usize) {
+        if !self.turned() {
+            ahead.read(self.data.as_ptr().wrapping_add(i * self.row + j), self.row, rows);
         }
     }
 }
