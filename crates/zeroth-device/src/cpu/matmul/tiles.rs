@@ -56,6 +56,10 @@ const FULL: [usize; 2] = [2 * SIDE, 2 * SIDE];
 /// Elements of a panel's step: two tiles.
 const STEP: usize = 2 * SIDE * 2 * SIDE;
 
+/// Steps of rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded past it,
+/// because what is not there again in time only drives out what is.
+const NEAR: usize = 16;
+
 /// Tiles 0 to 3 hold sums (0 and 1 the upper half), 4 and 5 rows of a, 6 and 7 columns of b.
 pub(super) struct Tiles {
     /// The rows and columns that the tiles are configured for.
@@ -206,9 +210,10 @@ fn task_avx512<A: Element, B: Element, O>(
 
 /// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
 macro_rules! step {
-    ($a:literal, $b:literal, $right:literal) => {
+    ($load:literal, $a:literal, $b:literal, $right:literal) => {
         concat!(
-            "tileloaddt1 tmm4, [{upper} + {row}*1 + ",
+            $load,
+            " tmm4, [{upper} + {row}*1 + ",
             $a,
             "]\n",
             "tileloaddt1 tmm6, [{b} + {line}*1 + ",
@@ -219,7 +224,8 @@ macro_rules! step {
             $right,
             "]\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
-            "tileloaddt1 tmm5, [{lower} + {row}*1 + ",
+            $load,
+            " tmm5, [{lower} + {row}*1 + ",
             $a,
             "]\n",
             "tdpbf16ps tmm2, tmm5, tmm6\n",
@@ -242,6 +248,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     between: &mut impl Between,
 ) {
     let below = c.wrapping_add(SIDE * stride);
+    let near = a.step != STEP && a.steps <= NEAR;
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
     // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
     // SAFETY: the caller's promise.
@@ -273,13 +280,19 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
             let both = at + 1 < a.steps;
             if TALL && WIDE && both && a.step == STEP {
                 asm!(
-                    step!("0", "0", "1024"), step!("2048", "2048", "3072"),
+                    step!("tileloaddt1", "0", "0", "1024"), step!("tileloaddt1", "2048", "2048", "3072"),
+                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            } else if TALL && WIDE && both && near {
+                asm!(
+                    step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "64", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
             } else if TALL && WIDE && both {
                 asm!(
-                    step!("0", "0", "1024"), step!("64", "2048", "3072"),
+                    step!("tileloaddt1", "0", "0", "1024"), step!("tileloaddt1", "64", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
@@ -325,7 +338,7 @@ unsafe fn edge<const TALL: bool, const WIDE: bool>(
     unsafe {
         if TALL && WIDE {
             asm!(
-                step!("0", "0", "1024"),
+                step!("tileloaddt1", "0", "0", "1024"),
                 upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
             );
