@@ -5,14 +5,18 @@
 #![allow(clippy::print_stdout, reason = "it is a program for a terminal")]
 
 use std::io::BufRead;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use half::bf16;
 use zeroth_base::DType;
+use zeroth_device::DeviceError;
 use zeroth_device::bench::{
-    BenchError, Form, Line, MovingSizes, Product, attention_lines, head_lines, measure, moving_lines,
-    optimizer_lines, processor_lines, product_lines,
+    BenchError, F32, Form, Line, Measured, MovingSizes, Product, TILES, TILES_FROM_L2, attention_lines,
+    head_lines, measure, moving_lines, optimizer_lines, processor_flop, processor_lines, product_lines,
 };
-use zeroth_device::cpu::{HeadLossDims, Path};
+use zeroth_device::cpu::{HeadLossDims, Path, Pool};
 
 /// Shapes of models, beside the square ones: m50's, and odd ones.
 const SHAPES: [[usize; 3]; 6] =
@@ -59,7 +63,8 @@ fn report(lines: Vec<Line>, rounds: usize) -> Result<(), BenchError> {
         "{:<48} {:>7} {:>9} {:>9}   percent of the limit, best and median",
         "", "threads", "best", "median"
     );
-    for line in measure(lines, rounds, &mut |_| {})? {
+    let lines = measure(lines, rounds, &mut |_| {})?;
+    for line in &lines {
         let share = match (&line.percent, &line.limit) {
             (Some(percent), Some(limit)) => {
                 format!("{:5.1} {:5.1} of {}", percent.best, percent.median, limit.name)
@@ -72,24 +77,57 @@ fn report(lines: Vec<Line>, rounds: usize) -> Result<(), BenchError> {
             line.name, line.threads, line.best, line.median
         );
     }
+    scaling(&lines);
     Ok(())
 }
 
-/// Reads lines of `type form m n k threads bursts`; then runs once for every line, and answers with the seconds.
+/// How many times one thread's rate two threads reach, beside the same of the loop that stays in registers.
+fn scaling(lines: &[Measured]) {
+    let of = |name: &str| {
+        let rate = |threads| lines.iter().find(|line| line.name == name && line.threads == threads);
+        rate(1).zip(rate(2)).map(|(one, two)| [two.best / one.best, two.median / one.median])
+    };
+    for line in lines.iter().filter(|line| line.threads == 1) {
+        let registers = match line.limit.as_ref().map(|limit| limit.name.as_str()) {
+            Some(TILES | TILES_FROM_L2) => TILES,
+            Some(F32) => F32,
+            _ => continue,
+        };
+        if let Some((own, limit)) = of(&line.name).zip(of(registers)) {
+            println!(
+                "{:<48} 2 threads: {:.2} {:.2} times one; {registers} {:.2} {:.2}; share {:.2} {:.2}",
+                line.name,
+                own[0],
+                own[1],
+                limit[0],
+                limit[1],
+                own[0] / limit[0],
+                own[1] / limit[1]
+            );
+        }
+    }
+}
+
+/// Reads lines of `type form m n k threads bursts`, or of `limit registers|l2|f32 threads bursts`; then runs once for every
+/// line, and answers with the seconds, for a limit with those of 10^9 operations.
 fn serve() -> Result<(), BenchError> {
     let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);
     while let Some(line) = lines.next() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [stored, form, numbers @ ..] = &words[..] else { continue };
         let numbers: Vec<usize> = numbers.iter().filter_map(|word| word.parse().ok()).collect();
-        let &[m, n, k, threads, bursts] = &numbers[..] else { continue };
-        let form = Form::ALL.into_iter().find(|known| known.name() == *form).unwrap_or(Form::Forward);
-        let mut burst: Box<dyn FnMut() -> f64> = if *stored == "f32" {
-            let mut product = Product::<f32>::new(threads, form, [m, n, k])?;
-            Box::new(move || product.run())
-        } else {
-            let mut product = Product::<bf16>::new(threads, form, [m, n, k])?;
-            Box::new(move || product.run())
+        let form_asked = Form::ALL.into_iter().find(|known| known.name() == *form).unwrap_or(Form::Forward);
+        let (mut burst, bursts): (Box<dyn FnMut() -> f64>, usize) = match (*stored, &numbers[..]) {
+            ("limit", &[threads, bursts]) => (limit(form, threads)?, bursts),
+            ("f32", &[m, n, k, threads, bursts]) => {
+                let mut product = Product::<f32>::new(threads, form_asked, [m, n, k])?;
+                (Box::new(move || product.run()), bursts)
+            }
+            (_, &[m, n, k, threads, bursts]) => {
+                let mut product = Product::<bf16>::new(threads, form_asked, [m, n, k])?;
+                (Box::new(move || product.run()), bursts)
+            }
+            _ => continue,
         };
         burst();
         for _ in 0..bursts {
@@ -100,4 +138,24 @@ fn serve() -> Result<(), BenchError> {
         }
     }
     Ok(())
+}
+
+/// A loop of the processor at its limit, on as many threads at the same time.
+fn limit(name: &str, threads: usize) -> Result<Box<dyn FnMut() -> f64>, BenchError> {
+    let path = Path::chosen().map_err(DeviceError::from)?;
+    let name = match name {
+        "registers" if path == Path::Amx => TILES,
+        "l2" if path == Path::Amx => TILES_FROM_L2,
+        _ => F32,
+    };
+    let (pool, barrier) = (Pool::new(threads), Barrier::new(threads));
+    Ok(Box::new(move || {
+        let (start, done) = (Instant::now(), AtomicU64::new(0));
+        pool.run(threads, |_, _| {
+            // So that no thread takes two of the parts.
+            barrier.wait();
+            done.fetch_add(processor_flop(path, name) as u64, Ordering::Relaxed);
+        });
+        1e9 * start.elapsed().as_secs_f64() / done.into_inner() as f64
+    }))
 }

@@ -33,6 +33,9 @@ fn edges_are_exact<T: Element>(bound: f64) {
         [5, 40, 540],
         [3, 530, 1030],
         [193, 257, 97],
+        // Sums of more than one block of terms, in y and in dw.
+        [70, 4200, 37],
+        [4150, 70, 37],
     ];
     for [rows, inputs, outputs] in shapes {
         let dims = LinearDims { rows, inputs, outputs };

@@ -13,7 +13,7 @@ const LINES: usize = 4;
 /// What to ask for during one product of two panels: straight code, which costs nothing beside the product.
 pub(super) struct Ahead {
     /// Lines of rows that will be read.
-    reads: Option<Lines>,
+    reads: [Option<Lines>; 2],
     /// Lines of what will be added to, both ends of two rows.
     adds: Option<Lines>,
 }
@@ -22,21 +22,23 @@ pub(super) struct Ahead {
 type Lines = ([*const u8; LINES], usize);
 
 impl Ahead {
-    pub(super) const NOTHING: Self = Self { reads: None, adds: None };
+    pub(super) const NOTHING: Self = Self { reads: [None, None], adds: None };
 
-    /// Reads part `part` of `parts` of `lines` rows, `row` elements from one to the next: two of them, or every other
-    /// cache line of four, whose neighbours the processor brings by itself.
+    /// Reads `rows` rows, `row` elements from one to the next: up to four of them, or every other cache line of up to eight,
+    /// whose neighbours the processor brings by itself.
     #[inline(always)]
-    pub(super) fn read<T>(&mut self, start: *const T, row: usize, lines: usize, [part, parts]: [usize; 2]) {
-        let (first, last) = (lines * part / parts, lines * (part + 1) / parts);
-        let line = |at: usize| start.wrapping_add((first + at) * row).cast::<u8>();
-        let lines = match last - first {
-            0 => return,
-            1 => [line(0), line(0).wrapping_add(LINE), line(0), line(0).wrapping_add(LINE)],
-            2 => [line(0), line(0).wrapping_add(LINE), line(1), line(1).wrapping_add(LINE)],
-            _ => [line(0), line(1), line(2), line(3)],
+    pub(super) fn read<T>(&mut self, start: *const T, row: usize, rows: usize) {
+        let line = |at: usize| start.wrapping_add(at.min(rows.saturating_sub(1)) * row).cast::<u8>();
+        let both = |at: usize| {
+            [line(at), line(at).wrapping_add(LINE), line(at + 1), line(at + 1).wrapping_add(LINE)]
         };
-        self.reads = Some((lines, BEAT * size_of::<T>()));
+        let fours = match rows {
+            0 => return,
+            1 | 2 => [Some(both(0)), None],
+            3 | 4 => [Some(both(0)), Some(both(2))],
+            _ => [0, 4].map(|at| Some([line(at), line(at + 1), line(at + 2), line(at + 3)])),
+        };
+        self.reads = fours.map(|lines| lines.map(|lines| (lines, BEAT * size_of::<T>())));
     }
 
     /// Adds to rows of `width` elements, `stride` elements apart, two of them a beat.
@@ -51,7 +53,7 @@ impl Ahead {
     /// Asks for the lines of one beat.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        if let Some((lines, on)) = &mut self.reads {
+        for (lines, on) in self.reads.iter_mut().flatten() {
             for line in lines {
                 ask_to_read(*line);
                 *line = line.wrapping_add(*on);
@@ -70,9 +72,9 @@ impl Ahead {
 #[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
 #[inline(always)]
 fn ask_to_read(line: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: a hint, whatever the address is.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]

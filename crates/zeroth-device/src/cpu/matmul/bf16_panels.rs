@@ -36,8 +36,10 @@ const TERMS: usize = 32;
 /// Elements of a tile.
 const TILE: usize = LINES * TERMS;
 
-/// Packs `lines` rows or columns (32 at most) of `depth` terms. Terms up to the next multiple of 32 become zeros; lines
-/// that are not there are left as they were, because the tiles are configured without them.
+/// Packs `lines` rows or columns of `depth` terms, 32 a panel. Terms up to the next multiple of 32 become zeros; lines that
+/// are not there are left as they were, because the tiles are configured without them.
+///
+/// Where the lines of a term lie side by side, panels are packed together: two of them share what the processor reads.
 pub(in crate::cpu) fn pack<T: Element>(
     side: Side,
     source: View<T>,
@@ -46,17 +48,26 @@ pub(in crate::cpu) fn pack<T: Element>(
     out: &mut [u16],
 ) {
     let start = source.checked(lines, depth);
-    assert!(lines <= 2 * LINES && out.len() >= depth.next_multiple_of(TERMS) * 2 * LINES);
+    let panel = depth.next_multiple_of(TERMS) * 2 * LINES;
+    assert!(out.len() >= lines.div_ceil(2 * LINES) * panel);
     assert!(T::DTYPE != DType::F16, "tiles multiply bf16");
     let out = out.as_mut_ptr();
     // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; `Path::available` has looked. All elements
     // read are within the slice, all written within `out`, as checked above.
     unsafe {
         match (side, source.column == 1) {
-            (Side::Rows, true) => lines_as_they_are(start, source.row, lines, depth, out),
-            (Side::Columns, true) => lines_turned(start, source.row, lines, depth, out),
             (Side::Columns, false) => pairs_as_they_are(start, source.column, lines, depth, out),
             (Side::Rows, false) => pairs_turned(start, source.column, lines, depth, out),
+            (side, true) => {
+                for (at, first) in (0..lines).step_by(2 * LINES).enumerate() {
+                    let (start, out) = (start.add(first * source.row), out.add(at * panel));
+                    let lines = (lines - first).min(2 * LINES);
+                    match side {
+                        Side::Rows => lines_as_they_are(start, source.row, lines, depth, out),
+                        Side::Columns => lines_turned(start, source.row, lines, depth, out),
+                    }
+                }
+            }
         }
     }
 }
@@ -193,25 +204,29 @@ unsafe fn pairs_as_they_are<T: Element>(
     unsafe {
         let left = _mm512_loadu_si512(LEFT.as_ptr().cast());
         let right = _mm512_add_epi16(left, _mm512_set1_epi16(16));
-        for term in (0..depth.next_multiple_of(TERMS)).step_by(2) {
-            let to = out.add(term / TERMS * 2 * TILE + term % TERMS / 2 * TERMS);
-            let row = |term: usize| start.add(term * stride);
-            if T::DTYPE == DType::Bf16 {
-                let load = |term: usize| {
-                    if term < depth { line(row(term), lines) } else { _mm512_setzero_si512() }
-                };
-                let (upper, lower) = (load(term), load(term + 1));
-                _mm512_storeu_si512(to.cast(), _mm512_permutex2var_epi16(upper, left, lower));
-                _mm512_storeu_si512(to.add(TILE).cast(), _mm512_permutex2var_epi16(upper, right, lower));
-            } else {
-                for half in (0..lines).step_by(LINES) {
-                    let pairs = if term < depth {
-                        let lower = (term + 1 < depth).then(|| row(term + 1).add(half));
-                        pairs(row(term).add(half), lower, lines - half)
-                    } else {
-                        _mm512_setzero_si512()
+        let packed = depth.next_multiple_of(TERMS);
+        for term in (0..packed).step_by(2) {
+            for first in (0..lines).step_by(2 * LINES) {
+                let lines = (lines - first).min(2 * LINES);
+                let to = out.add(first * packed + term / TERMS * 2 * TILE + term % TERMS / 2 * TERMS);
+                let row = |term: usize| start.add(term * stride + first);
+                if T::DTYPE == DType::Bf16 {
+                    let load = |term: usize| {
+                        if term < depth { line(row(term), lines) } else { _mm512_setzero_si512() }
                     };
-                    _mm512_storeu_si512(to.add(half * TERMS).cast(), pairs);
+                    let (upper, lower) = (load(term), load(term + 1));
+                    _mm512_storeu_si512(to.cast(), _mm512_permutex2var_epi16(upper, left, lower));
+                    _mm512_storeu_si512(to.add(TILE).cast(), _mm512_permutex2var_epi16(upper, right, lower));
+                } else {
+                    for half in (0..lines).step_by(LINES) {
+                        let pairs = if term < depth {
+                            let lower = (term + 1 < depth).then(|| row(term + 1).add(half));
+                            pairs(row(term).add(half), lower, lines - half)
+                        } else {
+                            _mm512_setzero_si512()
+                        };
+                        _mm512_storeu_si512(to.add(half * TERMS).cast(), pairs);
+                    }
                 }
             }
         }
@@ -228,27 +243,32 @@ unsafe fn pairs_turned<T: Element>(
 ) {
     // SAFETY: the caller has checked all places.
     unsafe {
-        for (step, first) in (0..depth).step_by(TERMS).enumerate() {
-            if T::DTYPE == DType::Bf16 && lines == 2 * LINES && depth - first >= TERMS {
-                step_turned(start.add(first * stride).cast(), stride, out.add(step * 2 * TILE));
-                continue;
-            }
-            for half in (0..lines).step_by(LINES) {
-                let (from, to) = (start.add(first * stride + half), out.add(step * 2 * TILE + half * TERMS));
-                let row = |term: usize| from.add(term * stride);
-                let mut tile = [_mm512_setzero_si512(); LINES];
-                if lines - half >= LINES && depth - first >= TERMS {
-                    // Lengths that the compiler knows keep the tile in registers.
-                    for (i, tile) in tile.iter_mut().enumerate() {
-                        *tile = pairs(row(2 * i), Some(row(2 * i + 1)), LINES);
-                    }
-                } else {
-                    for (i, tile) in tile.iter_mut().enumerate().take((depth - first).div_ceil(2)) {
-                        let lower = (first + 2 * i + 1 < depth).then(|| row(2 * i + 1));
-                        *tile = pairs(row(2 * i), lower, lines - half);
-                    }
+        let packed = depth.next_multiple_of(TERMS);
+        for first in (0..depth).step_by(TERMS) {
+            for panel in (0..lines).step_by(2 * LINES) {
+                let lines = (lines - panel).min(2 * LINES);
+                let (from, to) =
+                    (start.add(first * stride + panel), out.add(panel * packed + first * 2 * LINES));
+                if T::DTYPE == DType::Bf16 && lines == 2 * LINES && depth - first >= TERMS {
+                    step_turned(from.cast(), stride, to);
+                    continue;
                 }
-                store_turned(tile, to);
+                for half in (0..lines).step_by(LINES) {
+                    let row = |term: usize| from.add(term * stride + half);
+                    let mut tile = [_mm512_setzero_si512(); LINES];
+                    if lines - half >= LINES && depth - first >= TERMS {
+                        // Lengths that the compiler knows keep the tile in registers.
+                        for (i, tile) in tile.iter_mut().enumerate() {
+                            *tile = pairs(row(2 * i), Some(row(2 * i + 1)), LINES);
+                        }
+                    } else {
+                        for (i, tile) in tile.iter_mut().enumerate().take((depth - first).div_ceil(2)) {
+                            let lower = (first + 2 * i + 1 < depth).then(|| row(2 * i + 1));
+                            *tile = pairs(row(2 * i), lower, lines - half);
+                        }
+                    }
+                    store_turned(tile, to.add(half * TERMS));
+                }
             }
         }
     }

@@ -1,5 +1,7 @@
 //! The loops around a register kernel, the same for all of them.
 
+use std::marker::PhantomData;
+
 use bytemuck::Pod;
 
 use super::View;
@@ -22,10 +24,11 @@ pub(super) trait Kernel {
     /// Makes the calling thread ready.
     fn start() -> Self;
 
-    /// A panel of rows of a.
+    /// Panels of rows of a, as many as are packed at a time.
     type Rows<'a>: Copy;
 
-    /// Packs a panel of at most `SIZES.rows` rows of a into `out`, or takes it as it stands where that is as good.
+    /// Packs at most `SIZES.panels` panels of `SIZES.rows` rows of a into `out`, or takes them as they stand where that is
+    /// as good.
     fn pack_rows<'a, T: Element>(
         &self,
         source: View<'a, T>,
@@ -34,7 +37,12 @@ pub(super) trait Kernel {
         out: &'a mut [Self::Packed],
     ) -> Self::Rows<'a>;
 
-    /// Packs a panel of at most `SIZES.columns` columns of b, given as the rows of its transpose.
+    /// One of the panels that were packed at a time.
+    fn panel(rows: Self::Rows<'_>, _index: usize) -> Self::Rows<'_> {
+        rows
+    }
+
+    /// Packs at most `SIZES.panels` panels of `SIZES.columns` columns of b, given as the rows of its transpose.
     fn pack_columns<T: Element>(
         &self,
         source: View<T>,
@@ -43,8 +51,8 @@ pub(super) trait Kernel {
         out: &mut [Self::Packed],
     );
 
-    /// Writes the product of two panels to the `live` rows and columns of `c`, whose rows are `stride` apart, or adds
-    /// it to what is there. It may call `between` once a beat of [`BEAT`] terms, where other work costs little.
+    /// Writes the product of a panel of a and one of b to the `live` rows and columns of `c`, whose rows are `stride` apart, or adds
+    /// it to what is there. It may do what there is to do `between` beats, where other work costs little.
     fn multiply(
         &mut self,
         a: Self::Rows<'_>,
@@ -53,7 +61,7 @@ pub(super) trait Kernel {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl FnMut(),
+        between: &mut impl Between,
     );
 
     /// Calls [`finish_rows`], compiled with the instructions of the kernel. `sums` begins with the first row of `at`.
@@ -72,8 +80,25 @@ pub(super) trait Kernel {
     }
 }
 
-/// Terms from one call between steps to the next.
+/// Terms of a beat.
 pub(super) const BEAT: usize = 64;
+/// Beats from one storing of rows to the next: a call costs as much as two rows.
+const STORING: usize = 4;
+
+/// Work that is done between the beats of a product. A trait and no closure: it has to be compiled into the loop that it
+/// stands in, with the instructions of that loop.
+pub(super) trait Between {
+    /// Called after every beat.
+    fn beat(&mut self);
+}
+
+/// No work.
+struct Nothing;
+
+impl Between for Nothing {
+    #[inline(always)]
+    fn beat(&mut self) {}
+}
 
 /// What every task of a product reads.
 pub(super) struct Job<'a, A, B> {
@@ -143,7 +168,7 @@ pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
     let job = Job { k, a, b };
     with_kernel!(pool.path(), A, B, K => {
-        let [rows, columns] = K::SIZES.task(m, n, k, pool.threads());
+        let [rows, columns] = K::SIZES.seen(a.turned()).task(m, n, k, pool.threads());
         pool.each_with(Grid::new(out, n, rows, columns), scratch, |_, tile, scratch| {
             K::run_task(job, tile, scratch, &store);
         });
@@ -159,7 +184,7 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
     scratch: &mut [f32],
     store: &impl Fn(usize, &[f32], &mut [O]),
 ) {
-    let (k, sizes) = (job.k, K::SIZES);
+    let (k, sizes) = (job.k, K::SIZES.seen(job.a.turned()));
     let (rows, columns) = (out.rows(), out.columns());
     let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
     let (tile, across) = (sizes.rows * sizes.columns, columns.div_ceil(sizes.columns));
@@ -180,43 +205,65 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
     }
     let mut kernel = K::start();
     let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
+    let (group_rows, share) = (sizes.panels * sizes.rows, sizes.rows.div_ceil(across.max(1)));
     let mut waiting = Waiting { at: place(0, 0), slot: 1, done: usize::MAX };
     for first in (0..k).step_by(sizes.depth(k)) {
         let depth = sizes.depth(k).min(k - first);
         let last = first + depth == k;
-        let (a_pack, b_pack) = panels::<K>(pack, columns, depth);
+        let (a_pack, b_pack) = panels::<K>(pack, group_rows, columns, depth);
         let panel_len = sizes.panel(sizes.columns, depth);
-        let each = sizes.rows.div_ceil(depth.div_ceil(BEAT));
-        for (down, row) in (0..rows).step_by(sizes.rows).enumerate() {
-            let below = rows.min(row + sizes.rows);
-            let a_panel = kernel.pack_rows(a.from(row, first), below - row, depth, a_pack);
-            for (panel, b_panel) in b_pack.chunks_exact_mut(panel_len).enumerate() {
-                let at = place(row, panel * sizes.columns);
-                if row == 0 {
-                    kernel.pack_columns(b.from(at.column, first), at.columns, depth, b_panel);
-                }
-                let mut ahead = Ahead::NOTHING;
-                if below < rows {
-                    a.ask(&mut ahead, [below, first], sizes.rows.min(rows - below), [panel, across]);
-                }
-                if last && size_of::<O>() == size_of::<f32>() {
-                    let stride = out.stride();
-                    ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
-                }
-                // Two tiles take turns where each is finished at once.
-                let slot = if k <= sizes.depth(k) { 1 - waiting.slot } else { down * across + panel };
-                let other = if waiting.done < waiting.at.rows { waiting.slot } else { (slot == 0).into() };
-                let [sums, earlier] = sums
-                    .get_disjoint_mut([slot * tile..(slot + 1) * tile, other * tile..(other + 1) * tile])
-                    .expect("two tiles of the sums");
-                let live = [at.rows, at.columns];
-                kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut || {
-                    ahead.step();
-                    waiting.finish::<K, O>(each, earlier, &mut out, store);
-                });
-                waiting.finish::<K, O>(sizes.rows, earlier, &mut out, store);
-                if last {
-                    waiting = Waiting { at, slot, done: 0 };
+        let each = (STORING * sizes.rows).div_ceil(depth.div_ceil(BEAT));
+        for group in (0..rows).step_by(group_rows) {
+            let packed = kernel.pack_rows(a.from(group, first), group_rows.min(rows - group), depth, a_pack);
+            for row in (group..rows.min(group + group_rows)).step_by(sizes.rows) {
+                let (down, below) = (row / sizes.rows, rows.min(row + sizes.rows));
+                let a_panel = K::panel(packed, (row - group) / sizes.rows);
+                for turn in 0..across {
+                    // Back and forth: what the cache has let go by the end of a band is what the next one needs last.
+                    let panel = if down.is_multiple_of(2) { turn } else { across - 1 - turn };
+                    let at = place(row, panel * sizes.columns);
+                    if row == 0 && panel.is_multiple_of(sizes.panels) {
+                        let together = sizes.panels.min(across - panel);
+                        let out = &mut b_pack[panel * panel_len..][..together * panel_len];
+                        let columns = (together * sizes.columns).min(columns - at.column);
+                        kernel.pack_columns(b.from(at.column, first), columns, depth, out);
+                    }
+                    let b_panel = &b_pack[panel * panel_len..][..panel_len];
+                    let mut ahead = Ahead::NOTHING;
+                    // The rows that come next, a share of them with every panel of b.
+                    let (band, term) = if below < rows { (below, first) } else { (0, first + depth) };
+                    if term < k {
+                        let end = rows.min(band + sizes.rows).min(band + (turn + 1) * share);
+                        let next = band + turn * share;
+                        a.ask(&mut ahead, [next, term], end.saturating_sub(next));
+                    }
+                    if last && size_of::<O>() == size_of::<f32>() {
+                        let stride = out.stride();
+                        ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
+                    }
+                    // Two tiles take turns where each is finished at once.
+                    let slot = if k <= sizes.depth(k) { 1 - waiting.slot } else { down * across + panel };
+                    let other =
+                        if waiting.done < waiting.at.rows { waiting.slot } else { (slot == 0).into() };
+                    let [sums, earlier] = sums
+                        .get_disjoint_mut([slot * tile..(slot + 1) * tile, other * tile..(other + 1) * tile])
+                        .expect("two tiles of the sums");
+                    let mut meanwhile = Meanwhile {
+                        ahead,
+                        waiting: &mut waiting,
+                        each,
+                        earlier,
+                        out: &mut out,
+                        store,
+                        beats: 0,
+                        kernel: PhantomData::<K>,
+                    };
+                    let live = [at.rows, at.columns];
+                    kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut meanwhile);
+                    waiting.finish::<K, O>(sizes.rows, earlier, &mut out, store);
+                    if last {
+                        waiting = Waiting { at, slot, done: 0 };
+                    }
                 }
             }
         }
@@ -246,6 +293,30 @@ impl Waiting {
             let part = Place { row: self.at.row + self.done, rows, ..self.at };
             K::finish(&sums[self.done * K::SIZES.columns..], part, out, store);
             self.done += rows;
+        }
+    }
+}
+
+/// What is done while a task multiplies two panels: asking for what comes next, and storing the sums of the tile before.
+struct Meanwhile<'a, 'o, K, O, F> {
+    ahead: Ahead,
+    waiting: &'a mut Waiting,
+    /// Rows stored at a time.
+    each: usize,
+    earlier: &'a [f32],
+    out: &'a mut Tile<'o, O>,
+    store: &'a F,
+    beats: usize,
+    kernel: PhantomData<K>,
+}
+
+impl<K: Kernel, O, F: Fn(usize, &[f32], &mut [O])> Between for Meanwhile<'_, '_, K, O, F> {
+    #[inline(always)]
+    fn beat(&mut self) {
+        self.ahead.step();
+        self.beats += 1;
+        if self.beats.is_multiple_of(STORING) {
+            self.waiting.finish::<K, O>(self.each, self.earlier, self.out, self.store);
         }
     }
 }
@@ -316,7 +387,7 @@ pub(in crate::cpu) fn in_bands<A: Element, B: Element>(
                     for (panel, b_panel) in b_pack.chunks_exact(sizes.panel(sizes.columns, depth)).enumerate() {
                         let column = panel * sizes.columns;
                         let live = [rows, sizes.columns.min(n - column)];
-                        kernel.multiply(a_panel, b_panel, &mut sums[row * n + column..], n, live, first > 0, &mut || ());
+                        kernel.multiply(a_panel, b_panel, &mut sums[row * n + column..], n, live, first > 0, &mut Nothing);
                     }
                 }
             }
@@ -341,7 +412,7 @@ pub(in crate::cpu) fn block<A: Element, B: Element>(
         let (b, pack) = (b.transposed(), aligned(pack));
         for first in (0..k).step_by(sizes.depth(k).max(1)) {
             let depth = sizes.depth(k).min(k - first);
-            let (a_pack, b_pack) = panels::<K>(pack, n, depth);
+            let (a_pack, b_pack) = panels::<K>(pack, sizes.rows, n, depth);
             let panel_len = sizes.panel(sizes.columns, depth);
             for (panel, out) in b_pack.chunks_exact_mut(panel_len).enumerate() {
                 let column = panel * sizes.columns;
@@ -353,7 +424,7 @@ pub(in crate::cpu) fn block<A: Element, B: Element>(
                 for (panel, b_panel) in b_pack.chunks_exact(panel_len).enumerate() {
                     let column = panel * sizes.columns;
                     let live = [rows, sizes.columns.min(n - column)];
-                    kernel.multiply(a_panel, b_panel, &mut c[row * width + column..], width, live, add || first > 0, &mut || ());
+                    kernel.multiply(a_panel, b_panel, &mut c[row * width + column..], width, live, add || first > 0, &mut Nothing);
                 }
             }
         }
@@ -366,9 +437,14 @@ fn aligned(buffer: &mut [f32]) -> &mut [f32] {
     &mut buffer[skip..]
 }
 
-/// Room for one panel of a and all panels of b.
-fn panels<K: Kernel>(pack: &mut [f32], columns: usize, depth: usize) -> (&mut [K::Packed], &mut [K::Packed]) {
+/// Room for `rows` rows of a and all panels of b.
+fn panels<K: Kernel>(
+    pack: &mut [f32],
+    rows: usize,
+    columns: usize,
+    depth: usize,
+) -> (&mut [K::Packed], &mut [K::Packed]) {
     let sizes = K::SIZES;
-    let (a, b) = bytemuck::cast_slice_mut(pack).split_at_mut(sizes.panel(sizes.rows, depth));
+    let (a, b) = bytemuck::cast_slice_mut(pack).split_at_mut(sizes.panel(rows, depth));
     (a, &mut b[..sizes.panel(columns.next_multiple_of(sizes.columns), depth)])
 }

@@ -5,7 +5,7 @@
 use std::arch::aarch64::{vaddq_f32, vdupq_n_f32, vfmaq_laneq_f32, vld1q_f32, vst1q_f32};
 
 use super::View;
-use super::blocks::{Kernel, Place, finish_rows};
+use super::blocks::{Between, Kernel, Place, finish_rows};
 use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
 use crate::cpu::cut::Tile;
@@ -53,7 +53,7 @@ impl Kernel for Neon {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        _: &mut impl FnMut(),
+        _: &mut impl Between,
     ) {
         let [rows, columns] = live;
         assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());

@@ -1,7 +1,7 @@
 //! The f32 kernel that the compiler turns into vector code: 6 by 16 sums, compiled for AVX2 and for what the target has.
 
 use super::View;
-use super::blocks::{Kernel, Place, finish_rows};
+use super::blocks::{Between, Kernel, Place, finish_rows};
 use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
 use crate::cpu::cut::Tile;
@@ -76,7 +76,7 @@ impl Kernel for Portable {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        _: &mut impl FnMut(),
+        _: &mut impl Between,
     ) {
         multiply::<{ cfg!(target_arch = "aarch64") }>(a, b, c, stride, live, add);
     }
@@ -90,7 +90,7 @@ impl Kernel for Portable {
 #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
 mod avx2 {
     use super::{
-        Avx2, COLUMNS, Element, Kernel, Path, Place, ROWS, Sizes, Tile, View, finish_rows, multiply,
+        Avx2, Between, COLUMNS, Element, Kernel, Path, Place, ROWS, Sizes, Tile, View, finish_rows, multiply,
         pack_panel, sizes,
     };
 
@@ -137,7 +137,7 @@ mod avx2 {
             stride: usize,
             live: [usize; 2],
             add: bool,
-            _: &mut impl FnMut(),
+            _: &mut impl Between,
         ) {
             // SAFETY: a pool takes a path only when `Path::available` has found its instructions.
             unsafe { multiply_avx2(a, b, c, stride, live, add) }

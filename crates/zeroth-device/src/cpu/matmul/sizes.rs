@@ -8,8 +8,12 @@ pub(super) struct Sizes {
     /// Rows and columns of the register tile.
     pub(super) rows: usize,
     pub(super) columns: usize,
+    /// Panels that a task packs at a time: where the lines of a term lie side by side, two share what the processor reads.
+    pub(super) panels: usize,
     /// Tasks, by the length of the sums, the shortest first.
     cuts: &'static [Cut],
+    /// The same where rows of a are packed, for every band of columns anew.
+    turned: &'static [Cut],
     /// Panels are padded with zeros to a multiple of this depth.
     pub(super) step: usize,
     /// Bytes of a packed element.
@@ -30,29 +34,31 @@ pub(super) struct Cut {
 pub(super) const TILES: Sizes = Sizes {
     rows: 32,
     columns: 32,
+    panels: 2,
     cuts: &[
         Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
         Cut { longest: 2048, rows: 4096, columns: 256, depth: 2048 },
-        Cut { longest: usize::MAX, rows: 512, columns: 512, depth: 512 },
+        Cut { longest: 3072, rows: 2048, columns: 256, depth: 1536 },
+        Cut { longest: usize::MAX, rows: 2048, columns: 256, depth: 2048 },
+    ],
+    turned: &[
+        Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
+        Cut { longest: usize::MAX, rows: 1024, columns: 512, depth: 1024 },
     ],
     step: 32,
     bytes: 2,
 };
+const F32: &[Cut] = &[Cut { longest: usize::MAX, rows: 768, columns: 512, depth: 192 }];
 /// A panel of b of this depth stays in the first-level cache with one of a.
-pub(super) const ZMM: Sizes = Sizes {
-    rows: 12,
-    columns: 32,
-    cuts: &[Cut { longest: usize::MAX, rows: 768, columns: 512, depth: 192 }],
-    step: 1,
-    bytes: 4,
-};
+pub(super) const ZMM: Sizes =
+    Sizes { rows: 12, columns: 32, panels: 1, cuts: F32, turned: F32, step: 1, bytes: 4 };
 pub(super) const PLAIN: Sizes = Sizes { rows: 6, columns: 16, ..ZMM };
 pub(super) const NEON: Sizes = Sizes { rows: 8, columns: 12, ..ZMM };
 
 /// Rows of a band: a multiple of every kernel's.
 pub(super) const BAND: usize = 96;
 
-const ALL: [Sizes; 4] = [TILES, ZMM, PLAIN, NEON];
+const ALL: [Sizes; 5] = [TILES, TILES.seen(true), ZMM, PLAIN, NEON];
 
 /// f32 elements that bring a buffer to a cache line.
 pub(super) const ALIGN: usize = 16;
@@ -62,6 +68,11 @@ const fn min(a: usize, b: usize) -> usize {
 }
 
 impl Sizes {
+    /// The cut for an a that is stored row by row, or seen the other way round.
+    pub(super) const fn seen(self, turned: bool) -> Self {
+        Self { cuts: if turned { self.turned } else { self.cuts }, ..self }
+    }
+
     /// Rows and columns of a task: bands of rows are cut until the tasks can be shared evenly by `threads`.
     pub(super) const fn task(&self, m: usize, n: usize, k: usize, threads: usize) -> [usize; 2] {
         let cut = self.cut(k);
@@ -96,7 +107,7 @@ impl Sizes {
         lines * depth.next_multiple_of(self.step)
     }
 
-    /// f32 elements of the packed panels: one of a's and all of b's.
+    /// f32 elements of packed panels: one of a's and all of b's.
     const fn pack(&self, n: usize, k: usize) -> usize {
         let lines = self.rows + n.next_multiple_of(self.columns);
         (self.panel(lines, self.depth(k)) * self.bytes).div_ceil(4) + ALIGN
@@ -111,7 +122,8 @@ impl Sizes {
 
     const fn thread_scratch(&self, m: usize, n: usize, k: usize) -> usize {
         let (m, n) = (min(m, self.cut(k).rows), min(n, self.cut(k).columns));
-        self.sums(m, n, k) + self.pack(n, k)
+        let more = self.panel((self.panels - 1) * self.rows, self.depth(k)) * self.bytes;
+        self.sums(m, n, k) + self.pack(n, k) + more.div_ceil(4)
     }
 }
 

@@ -9,7 +9,7 @@ use zeroth_base::DType;
 
 use super::View;
 use super::bf16_panels::{Side, pack};
-use super::blocks::{BEAT, Job, Kernel, Place, task};
+use super::blocks::{BEAT, Between, Job, Kernel, Place, task};
 use super::sizes::{self, Sizes};
 use super::zmm::finish_avx512;
 use crate::cpu::cut::Tile;
@@ -56,6 +56,10 @@ const FULL: [usize; 2] = [2 * SIDE, 2 * SIDE];
 /// Elements of a panel's step: two tiles.
 const STEP: usize = 2 * SIDE * 2 * SIDE;
 
+/// Steps of rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded past it,
+/// because what is not there again in time only drives out what is.
+const NEAR: usize = 16;
+
 /// Tiles 0 to 3 hold sums (0 and 1 the upper half), 4 and 5 rows of a, 6 and 7 columns of b.
 pub(super) struct Tiles {
     /// The rows and columns that the tiles are configured for.
@@ -70,6 +74,8 @@ pub(super) struct Lines<'a> {
     row: usize,
     step: usize,
     steps: usize,
+    /// Elements from one panel to the next.
+    panel: usize,
     matrix: PhantomData<&'a u16>,
 }
 
@@ -129,10 +135,16 @@ impl Kernel for Tiles {
         // Rows that lie as a tile wants them, each term's step on a cache line, need no copy.
         let straight = T::DTYPE == DType::Bf16 && source.column == 1 && depth.is_multiple_of(2 * SIDE);
         if straight && source.row.is_multiple_of(2 * SIDE) && (start as usize).is_multiple_of(64) {
-            return Lines { start, row: source.row, step: 2 * SIDE, steps, matrix: PhantomData };
+            let (row, panel) = (source.row, 2 * SIDE * source.row);
+            return Lines { start, row, step: 2 * SIDE, steps, panel, matrix: PhantomData };
         }
         pack(Side::Rows, source, rows, depth, out);
-        Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, matrix: PhantomData }
+        let panel = steps * STEP;
+        Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
+    }
+
+    fn panel(rows: Self::Rows<'_>, index: usize) -> Self::Rows<'_> {
+        Lines { start: rows.start.wrapping_add(index * rows.panel), ..rows }
     }
 
     fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [u16]) {
@@ -148,7 +160,7 @@ impl Kernel for Tiles {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl FnMut(),
+        between: &mut impl Between,
     ) {
         let [rows, columns] = live;
         assert!(a.steps * STEP == b.len() && (rows - 1) * stride + columns <= c.len());
@@ -198,20 +210,22 @@ fn task_avx512<A: Element, B: Element, O>(
 
 /// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
 macro_rules! step {
-    ($a:literal, $b:literal, $right:literal) => {
+    ($load:literal, $a:literal, $b:literal, $right:literal) => {
         concat!(
-            "tileloadd tmm4, [{upper} + {row}*1 + ",
+            $load,
+            " tmm4, [{upper} + {row}*1 + ",
             $a,
             "]\n",
-            "tileloadd tmm6, [{b} + {line}*1 + ",
+            "tileloaddt1 tmm6, [{b} + {line}*1 + ",
             $b,
             "]\n",
             "tdpbf16ps tmm0, tmm4, tmm6\n",
-            "tileloadd tmm7, [{b} + {line}*1 + ",
+            "tileloaddt1 tmm7, [{b} + {line}*1 + ",
             $right,
             "]\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
-            "tileloadd tmm5, [{lower} + {row}*1 + ",
+            $load,
+            " tmm5, [{lower} + {row}*1 + ",
             $a,
             "]\n",
             "tdpbf16ps tmm2, tmm5, tmm6\n",
@@ -231,9 +245,10 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     c: *mut f32,
     stride: usize,
     add: bool,
-    between: &mut impl FnMut(),
+    between: &mut impl Between,
 ) {
     let below = c.wrapping_add(SIDE * stride);
+    let near = a.step != STEP && a.steps <= NEAR;
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
     // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
     // SAFETY: the caller's promise.
@@ -265,13 +280,19 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
             let both = at + 1 < a.steps;
             if TALL && WIDE && both && a.step == STEP {
                 asm!(
-                    step!("0", "0", "1024"), step!("2048", "2048", "3072"),
+                    step!("tileloaddt1", "0", "0", "1024"), step!("tileloaddt1", "2048", "2048", "3072"),
+                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            } else if TALL && WIDE && both && near {
+                asm!(
+                    step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "64", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
             } else if TALL && WIDE && both {
                 asm!(
-                    step!("0", "0", "1024"), step!("64", "2048", "3072"),
+                    step!("tileloaddt1", "0", "0", "1024"), step!("tileloaddt1", "64", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
@@ -285,7 +306,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                     );
                 }
             }
-            between();
+            between.beat();
             (upper, lower, b) =
                 (upper.wrapping_add(2 * a.step), lower.wrapping_add(2 * a.step), b.wrapping_add(2 * STEP));
         }
@@ -317,34 +338,34 @@ unsafe fn edge<const TALL: bool, const WIDE: bool>(
     unsafe {
         if TALL && WIDE {
             asm!(
-                step!("0", "0", "1024"),
+                step!("tileloaddt1", "0", "0", "1024"),
                 upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
             );
         } else if TALL {
             asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloaddt1 tmm4, [{upper} + {row}*1]",
+                "tileloaddt1 tmm6, [{b} + {line}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{lower} + {row}*1]",
+                "tileloaddt1 tmm5, [{lower} + {row}*1]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
             );
         } else if WIDE {
             asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloaddt1 tmm4, [{upper} + {row}*1]",
+                "tileloaddt1 tmm6, [{b} + {line}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 upper = in(reg) upper, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
             );
         } else {
             asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloaddt1 tmm4, [{upper} + {row}*1]",
+                "tileloaddt1 tmm6, [{b} + {line}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 upper = in(reg) upper, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),

@@ -28,6 +28,11 @@ impl<'a, T> View<'a, T> {
         Self { data: self.data, row: self.column, column: self.row }
     }
 
+    /// Whether the elements of a row lie apart.
+    pub(super) fn turned(self) -> bool {
+        self.column != 1
+    }
+
     /// The part that begins at row `i`, column `j`.
     pub(super) fn from(self, i: usize, j: usize) -> Self {
         Self { data: &self.data[i * self.row + j * self.column..], ..self }
@@ -43,12 +48,12 @@ impl<'a, T> View<'a, T> {
         self.data.as_ptr()
     }
 
-    /// Asks, in part `part` of `parts`, for `rows` rows from row `i`, column `j` on. Rows of a matrix that is seen the
-    /// other way round come by themselves: they are packed one after the other.
+    /// Asks for `rows` rows from row `i`, column `j` on. Rows of a matrix that is seen the other way round come by
+    /// themselves: they are packed one after the other.
     #[inline(always)]
-    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], rows: usize, part: [usize; 2]) {
-        if self.column == 1 {
-            ahead.read(self.data.as_ptr().wrapping_add(i * self.row + j), self.row, rows, part);
+    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], rows: usize) {
+        if !self.turned() {
+            ahead.read(self.data.as_ptr().wrapping_add(i * self.row + j), self.row, rows);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 use zeroth_base::DType;
 
 use super::View;
-use super::blocks::{Kernel, Place, finish_rows};
+use super::blocks::{Between, Kernel, Place, finish_rows};
 use super::sizes::{self, Sizes};
 use super::transpose::{transpose, transpose_from};
 use crate::cpu::cut::Tile;
@@ -72,7 +72,7 @@ impl Kernel for Zmm {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        _: &mut impl FnMut(),
+        _: &mut impl Between,
     ) {
         let [rows, columns] = live;
         assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());
