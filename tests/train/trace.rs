@@ -25,7 +25,8 @@ fn the_timeline_has_every_rank_its_queues_and_its_instructions() {
                     .collect()
             };
             assert_eq!(named("process_name"), BTreeSet::from([format!("rank {rank}").as_str()]));
-            assert_eq!(named("thread_name"), BTreeSet::from(["comm", "compute", "download", "upload"]));
+            let queues = ["comm", "compute", "download", "load", "store", "upload"];
+            assert_eq!(named("thread_name"), BTreeSet::from(queues));
             let spans: Vec<_> = own().filter(|event| event["ph"] == "X").collect();
             assert!(spans.iter().all(|event| number(&event["ts"]) >= 0.0 && number(&event["dur"]) >= 0.0));
             let times = |name: &str| spans.iter().filter(|event| event["name"] == name).count();

@@ -320,13 +320,10 @@ fn flags_turn_on_what_the_file_leaves_open() {
 #[test]
 fn what_only_reports_or_refines_is_noted() {
     let text = r#"{"memory_breakdown": true, "log_level": "debug",
-        "checkpoint": {"use_node_local_storage": true}, "zeroth": {"update_window": 2}}"#;
+        "checkpoint": {"use_node_local_storage": true}}"#;
     let found = lacking(text, &Flags::default());
     assert!(found.refused.is_empty(), "{:?}", found.refused);
     let mut noted = paths(&found.noted);
     noted.sort_unstable();
-    assert_eq!(
-        noted,
-        ["checkpoint.use_node_local_storage", "log_level", "memory_breakdown", "zeroth.update_window",]
-    );
+    assert_eq!(noted, ["checkpoint.use_node_local_storage", "log_level", "memory_breakdown"]);
 }
