@@ -1,0 +1,119 @@
+"""Whole steps on a card: shapes of Qwen3 with random rows, each case one run of `zeroth train`.
+
+    cargo build --release
+    python benches/card/steps.py                      # all cases
+    python benches/card/steps.py 4b-optimizer-24      # some
+    python benches/card/steps.py --device cpu tiny    # whether the script works, without a card
+
+Prints tokens a second of the median step after the third, the device's arena, and the first and last loss. Needs no package.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import tempfile
+
+# hidden, feed-forward, layers, heads, heads of keys and values, elements of a head, tied
+SHAPES = {
+    "0.6b": (1024, 3072, 28, 16, 8, 128, True),
+    "1.7b": (2048, 6144, 28, 16, 8, 128, True),
+    "4b": (2560, 9728, 36, 32, 8, 128, True),
+    "8b": (4096, 12288, 36, 32, 8, 128, False),
+    "tiny": (64, 128, 2, 4, 2, 16, True),
+}
+OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
+BOTH = {**OPTIMIZER, "offload_param": {"device": "cpu"}}
+BLOCK = {"recompute": "block"}
+SMALL = ["--device-memory", "24GiB"]
+# shape, rows, length, stage and more of zero_optimization, the zeroth block, accumulation, flags
+CASES = {
+    "0.6b-zero2": ("0.6b", 8, 2048, {"stage": 2}, {}, 1, []),
+    "0.6b-zero3": ("0.6b", 8, 2048, {"stage": 3}, {}, 1, []),
+    "0.6b-optimizer": ("0.6b", 8, 2048, {"stage": 3, **OPTIMIZER}, {}, 1, []),
+    "0.6b-both": ("0.6b", 8, 2048, {"stage": 3, **BOTH}, {}, 1, []),
+    "1.7b-zero2": ("1.7b", 4, 4096, {"stage": 2}, {}, 1, []),
+    "4b-optimizer": ("4b", 4, 4096, {"stage": 3, **OPTIMIZER}, BLOCK, 1, []),
+    "4b-both": ("4b", 4, 4096, {"stage": 3, **BOTH}, BLOCK, 1, []),
+    "4b-optimizer-24": ("4b", 4, 4096, {"stage": 3, **OPTIMIZER}, BLOCK, 1, SMALL),
+    "4b-both-24": ("4b", 4, 4096, {"stage": 3, **BOTH}, BLOCK, 1, SMALL),
+    "8b-bf16-moments": ("8b", 4, 4096, {"stage": 3}, {**BLOCK, "moments": "bf16"}, 1, []),
+    "8b-optimizer-4": ("8b", 4, 4096, {"stage": 3, **OPTIMIZER}, BLOCK, 4, []),
+    "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
+}
+
+
+def write_model(folder, shape, vocabulary):
+    hidden, feed_forward, layers, heads, kv_heads, head_dim, tied = SHAPES[shape]
+    config = {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden,
+        "intermediate_size": feed_forward, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocabulary,
+        "tie_word_embeddings": tied, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "hidden_act": "silu", "attention_bias": False,
+    }
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+
+
+def write_rows(path, count, length, vocabulary):
+    random.seed(1)
+    with open(path, "w") as file:
+        for _ in range(count):
+            row = [random.randrange(vocabulary) for _ in range(length)]
+            file.write(json.dumps({"input_ids": row, "labels": row}) + "\n")
+
+
+def run(name, arguments, work):
+    shape, rows, length, zero, ours, accumulation, flags = CASES[name]
+    vocabulary = 512 if shape == "tiny" else 151_936
+    model, data, output = (os.path.join(work, part) for part in (shape, f"{length}.jsonl", f"run-{name}"))
+    write_model(model, shape, vocabulary)
+    write_rows(data, rows * accumulation * arguments.steps, length, vocabulary)
+    # The model is not written at the end: this is about steps.
+    zero = {**zero, "stage3_gather_16bit_weights_on_model_save": False}
+    config = {
+        "train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": accumulation,
+        "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}, "zeroth": ours,
+    }
+    trace = ["--trace", os.path.join(arguments.trace, f"{name}.json")] if arguments.trace else []
+    command = [
+        arguments.zeroth, "train", "--model", model, "--data", data, "--deepspeed", json.dumps(config),
+        "--device", arguments.device, "--ranks", "1", "--max-length", str(length),
+        "--max-steps", str(arguments.steps), "--save-steps", "0", "--output", output, *flags, *trace,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0:
+        print(f"{name}: exit {ended.returncode}\n{ended.stderr[-2000:]}", flush=True)
+        return
+    with open(os.path.join(output, "metrics.jsonl")) as file:
+        steps = [json.loads(line) for line in file]
+    ms = statistics.median(step["step_ms"] for step in steps[3:])
+    speed = steps[-1]["tokens"] / ms * 1e3
+    memory = steps[-1]["device_bytes_peak"] / 2**30
+    losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
+    print(f"{name:18} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {memory:7.2f} GiB  {losses}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all but tiny without")
+    parser.add_argument("--zeroth", default="target/release/zeroth", help="the binary")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--trace", help="a folder for a timeline of each case")
+    arguments = parser.parse_args()
+    unknown = [case for case in arguments.cases if case not in CASES]
+    if unknown or arguments.steps < 4:
+        parser.error(f"no case {', '.join(unknown)}" if unknown else "--steps: at least 4, three are warm-up")
+    with tempfile.TemporaryDirectory() as work:
+        for name in arguments.cases or [case for case in CASES if case != "tiny"]:
+            run(name, arguments, work)
+
+
+if __name__ == "__main__":
+    main()
