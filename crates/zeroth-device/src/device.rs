@@ -166,14 +166,14 @@ pub trait Device: Send {
     /// Bytes of an arena.
     fn capacity(&self, tier: Tier) -> u64;
 
-    /// Notes the time at which a queue comes to this point. False where the host's clock says it, because the work is done
+    /// Notes the time at which a queue comes to this point; nothing where the host's clock says it, because the work is done
     /// when a launch returns.
-    fn stamp(&mut self, _queue: Queue) -> Result<bool, DeviceError> {
-        Ok(false)
+    fn stamp(&mut self, _queue: Queue) -> Result<(), DeviceError> {
+        Ok(())
     }
 
-    /// The times noted since the last call, in the order of the notes, in microseconds since the first of all. Waits for
-    /// them.
+    /// The times noted since the last call, in the order of the notes, in microseconds since the first of all; none where
+    /// the host's clock says them. Waits for them.
     fn stamps(&mut self) -> Result<Vec<f64>, DeviceError> {
         Ok(Vec::new())
     }

@@ -232,6 +232,10 @@ impl Job {
             let change = move |job: &mut Self| job.settings.recompute = block;
             changes.push(("zeroth.recompute \"block\"".to_owned(), Box::new(change)));
         }
+        if asked.0.offload.window.is_some_and(|window| window > 0) {
+            let change = |job: &mut Self| job.settings.offload.window = Some(0);
+            changes.push(("zeroth.update_window 0, or none at all".to_owned(), Box::new(change)));
+        }
         if cuts > 0 {
             let name = format!(
                 "train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",

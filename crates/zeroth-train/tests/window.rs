@@ -81,3 +81,15 @@ fn a_window_that_was_typed_is_taken_as_it_is() {
     let (compiled, chosen) = fitted(&mut job, 1 << 40).unwrap();
     assert_eq!((compiled.program.window, chosen), (Some(1 << 16), None));
 }
+
+#[test]
+fn a_window_beyond_all_measure_is_refused_with_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job(folder.path());
+    job.settings.offload.window = Some(u64::MAX);
+    let budget = Budget { device: Some(1 << 40), ..Budget::default() };
+    let refused = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().unwrap_err();
+    assert_eq!((refused.of, refused.given), ("device memory", 1 << 40));
+    assert!(refused.needed > 1 << 59, "{refused}");
+    assert!(refused.to_string().contains("\n  zeroth.update_window 0"), "{refused}");
+}

@@ -69,7 +69,8 @@ pub(super) const KEYS: &[Key] = &[
              activations leave behind.",
         )
         .set("leave it out")
-        .read_by(Reader::Offload),
+        .read_by(Reader::Offload)
+        .unless(when::optimizer_offloaded),
     Key::new("zeroth.decay", Kind::OneOf(&["matrices", "all"]))
         .or_text("matrices")
         .does("Which parameters decay: matrices only, as Hugging Face does, or all, as DeepSpeed does.")

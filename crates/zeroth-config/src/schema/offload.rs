@@ -47,7 +47,7 @@ pub(super) const KEYS: &[Key] = &[
         .unless(when::params_offloaded),
     Key::new("zero_optimization.offload_optimizer.device", DEVICES)
         .or_text("none")
-        .does("Where optimizer state lives and is updated: on the device, in host memory, or on disk.")
+        .does("Where optimizer state lives: on the device, in host memory, or on disk. State in host memory is updated there on a CPU, and passes through a GPU for it.")
         .set("cpu when the state does not fit the device")
         .read_by(Reader::Offload)
         .only(&["none", "cpu"], "write \"cpu\": the state then lives in host memory")
@@ -61,7 +61,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::int("zero_optimization.offload_optimizer.buffer_count", 1)
         .or_int(4)
         .in_("buffers")
-        .does("How many tiles of updated parameters (sub_group_size elements each) may be on their way at a time, where parameters live in another memory than the state.")
+        .does("How many tiles of updated parameters (sub_group_size elements each) may be on their way at a time, where parameters live in another memory than the state; on a GPU also how many tiles of state pass through it at a time, if zeroth.update_window has no room for more.")
         .set("4; 2 is the least that overlaps")
         .read_by(Reader::Offload)
         .unless(when::updates_travel),

@@ -254,7 +254,7 @@ impl Device for CudaDevice {
         self.streams.iter().try_for_each(|&stream| self.driver.synchronise(stream))
     }
 
-    fn stamp(&mut self, queue: Queue) -> Result<bool, DeviceError> {
+    fn stamp(&mut self, queue: Queue) -> Result<(), DeviceError> {
         self.current()?;
         let stream = self.stream(queue);
         if self.stamps.is_empty() {
@@ -265,8 +265,7 @@ impl Device for CudaDevice {
         if self.stamped == self.stamps.len() {
             self.stamps.push(self.driver.timed_event()?);
         }
-        self.driver.record(self.stamps[self.stamped], stream)?;
-        Ok(true)
+        self.driver.record(self.stamps[self.stamped], stream)
     }
 
     fn stamps(&mut self) -> Result<Vec<f64>, DeviceError> {

@@ -11,6 +11,9 @@ use super::super::{Action, Givers, Instruction, Program, Section, SectionKind, S
 use super::hold;
 use crate::Layout;
 
+/// No device has so much: a window that was typed larger is counted as this, and refused by any budget.
+const MOST_WINDOW: u64 = 1 << 60;
+
 pub(in super::super) fn lower(
     graph: &Graph,
     backward: &Backward,
@@ -56,7 +59,7 @@ fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings
         givers,
         held,
         reduce_scatter: settings.reduce_scatter,
-        window: settings.offload.stream.map(|stream| stream.window / ALIGNMENT * ALIGNMENT),
+        window: settings.offload.stream.map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,
