@@ -111,9 +111,9 @@ fn with_states_in_host_memory_and_blocks_computed_again_it_trains_like_pytorch_t
             let offload = [Offload::NOTHING, optimizer, both][(place + 2 * turn) % 3];
             let parked = (place + turn) % 2 == 0;
             let recompute = [
-                Recompute::Block { kept: None, parked },
+                Recompute::Block { blocks: None, kept: None, parked },
                 Recompute::Attention,
-                Recompute::Block { kept: Some(1), parked },
+                Recompute::Block { blocks: None, kept: Some(1), parked },
                 Recompute::NormSwiGlu,
             ][(place + 3 * turn) % 4];
             let settings = Settings { stage, accumulation, offload, recompute, overlap: true, ..ROOMY };

@@ -444,6 +444,27 @@ fn what_is_computed_again_is_not_kept() {
     assert!(again[3] > 8 * BLOCKS, "{again:?}");
 }
 
+const RECOMPUTE_BLOCKS: Key = Key {
+    path: "zeroth.recompute_blocks",
+    shows: "With \"block\": so many blocks keep only their input, the others all but norms and gated activations.",
+    ranks: 2,
+    base: r#"{"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}, "zeroth": {"recompute": "block"}}"#,
+    settings: &["2", "4", "8"],
+    figures: &[ACTIVATIONS, RECOMPUTES, DEVICE],
+    timeline: None,
+};
+
+#[test]
+fn fewer_blocks_computed_again_keep_more() {
+    let compiled = RECOMPUTE_BLOCKS.compiled();
+    let kept: Vec<u64> = compiled.iter().map(|compiled| compiled.get(ACTIVATIONS)).collect();
+    assert!(kept.is_sorted_by(|more, less| more > less), "{kept:?}");
+    let again: Vec<u64> = compiled.iter().map(|compiled| compiled.get(RECOMPUTES)).collect();
+    assert!(again.is_sorted_by(|fewer, more| fewer < more), "{again:?}");
+    // A block beyond those gives back two norms and a gated activation, and one computed as a whole more than eight.
+    assert!(again[1] - again[0] > 2 * 5, "{again:?}");
+}
+
 const MOMENTS: Key = Key {
     path: "zeroth.moments",
     shows: "Moments in 16 bits take half: 4 bytes a parameter less with AdamW.",
@@ -465,7 +486,7 @@ fn both(key: &Key) -> [Compiled; 2] {
     key.compiled().try_into().unwrap_or_else(|_| panic!("{} has two settings", key.path))
 }
 
-const KEYS: [Key; 22] = [
+const KEYS: [Key; 23] = [
     MAX_LIVE,
     MAX_REUSE,
     PREFETCH,
@@ -485,6 +506,7 @@ const KEYS: [Key; 22] = [
     PIECE,
     PIECES,
     RECOMPUTE,
+    RECOMPUTE_BLOCKS,
     CHECKPOINTS,
     PARKED,
     MOMENTS,

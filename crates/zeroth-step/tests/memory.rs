@@ -249,16 +249,21 @@ fn recomputing_keeps_less_and_parking_moves_it_to_the_host() {
     assert_eq!(none, 0);
     let [cheap, _] = peaks(Recompute::NormSwiGlu);
     let [attention, _] = peaks(Recompute::Attention);
-    let [block, _] = peaks(Recompute::Block { kept: None, parked: false });
+    let [block, _] = peaks(Recompute::Block { blocks: None, kept: None, parked: false });
     assert!(all > cheap && cheap > attention && attention > block, "{all} {cheap} {attention} {block}");
+    // Some blocks: between what the finer policy keeps and what is kept of none.
+    let [three, five] = [3, 5].map(|blocks| {
+        peaks(Recompute::Block { blocks: Some(blocks), kept: None, parked: false })[0]
+    });
+    assert!(cheap > three && three > five && five > block, "{cheap} {three} {five} {block}");
     // A block keeps its input, the sum and the branch of 2 bytes each, and its own values while it is computed again.
     let [hidden, _, _, _, _, blocks, _] = MIDDLE;
     let entering = 512 * 2 * 2 * hidden * blocks;
     assert!(block > entering && block < entering + all / blocks * 2, "{block} {entering}");
     // Two checkpoints: runs of four blocks, two inputs kept, four blocks' values at a time.
-    let [runs, _] = peaks(Recompute::Block { kept: Some(2), parked: false });
+    let [runs, _] = peaks(Recompute::Block { blocks: None, kept: Some(2), parked: false });
     assert!(runs > block && runs < all * 2 / 3, "{runs} {block} {all}");
-    let [device, host] = peaks(Recompute::Block { kept: None, parked: true });
+    let [device, host] = peaks(Recompute::Block { blocks: None, kept: None, parked: true });
     assert!(device < block, "{device} {block}");
     assert!((entering * 3 / 4..=entering).contains(&host), "{host} {entering}");
 }

@@ -228,8 +228,8 @@ fn recomputations() -> impl Strategy<Value = Recompute> {
         Just(Recompute::Nothing),
         Just(Recompute::NormSwiGlu),
         Just(Recompute::Attention),
-        (prop::option::of(1u64..5), any::<bool>())
-            .prop_map(|(kept, parked)| Recompute::Block { kept, parked }),
+        (prop::option::of(1u64..5), prop::option::of(1u64..5), any::<bool>())
+            .prop_map(|(blocks, kept, parked)| Recompute::Block { blocks, kept, parked }),
     ]
 }
 

@@ -85,13 +85,15 @@ fn with_accumulation_stages_0_and_1_agree_and_so_do_2_and_3() {
 }
 
 /// Every way to compute again, and to park what is kept.
-const RECOMPUTE: [Recompute; 6] = [
+const RECOMPUTE: [Recompute; 8] = [
     Recompute::NormSwiGlu,
     Recompute::Attention,
-    Recompute::Block { kept: None, parked: false },
-    Recompute::Block { kept: None, parked: true },
-    Recompute::Block { kept: Some(1), parked: false },
-    Recompute::Block { kept: Some(2), parked: true },
+    Recompute::Block { blocks: None, kept: None, parked: false },
+    Recompute::Block { blocks: None, kept: None, parked: true },
+    Recompute::Block { blocks: None, kept: Some(1), parked: false },
+    Recompute::Block { blocks: None, kept: Some(2), parked: true },
+    Recompute::Block { blocks: Some(1), kept: None, parked: false },
+    Recompute::Block { blocks: Some(2), kept: Some(1), parked: true },
 ];
 
 #[test]
@@ -189,7 +191,7 @@ fn where_states_live_does_not_change_a_bit() {
                 setups.push(setup(base));
                 for (offload, overlap) in OFFLOAD.into_iter().zip([false, true].into_iter().cycle()) {
                     let (recompute, prefetch) = if overlap {
-                        (Recompute::Block { kept: None, parked: true }, 1)
+                        (Recompute::Block { blocks: None, kept: None, parked: true }, 1)
                     } else {
                         (Recompute::Nothing, 0)
                     };

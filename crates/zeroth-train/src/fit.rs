@@ -13,6 +13,10 @@ use crate::{Job, JobError};
 
 /// One part in so many of what is free stays so: matrix products are tried with memory of their own.
 const LEFT_FREE: u64 = 8;
+/// And one part in so many of a card's budget, where blocks are kept rather than computed again.
+const SPARE: u64 = 32;
+
+const EVERY_BLOCK: Recompute = Recompute::Block { blocks: None, kept: None, parked: false };
 
 /// Bytes that one rank may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -124,6 +128,7 @@ impl Job {
                     let compiled = self.compile(target)?;
                     match budget.lack(&compiled.memory) {
                         None => {
+                            let compiled = self.fewest_blocks(compiled, target, budget, asked.0.recompute)?;
                             let compiled = self.widen(compiled, target, budget)?;
                             return Ok(Ok((compiled, self.choices(&asked.0, cuts))));
                         }
@@ -136,6 +141,36 @@ impl Job {
         (self.settings, self.shape, self.row_sizes) = asked;
         let (of, needed, given) = least.unwrap_or(("memory", 0, 0));
         Ok(Err(Misfit { of, needed, given, remedies: self.remedies(target, budget)? }))
+    }
+
+    /// Where all blocks are computed again because less was not enough: no more of them than must be.
+    fn fewest_blocks(
+        &mut self,
+        mut compiled: Compiled,
+        target: Target,
+        budget: Budget,
+        asked: Recompute,
+    ) -> Result<Compiled, JobError> {
+        if self.settings.recompute == asked || self.settings.recompute != EVERY_BLOCK {
+            return Ok(compiled);
+        }
+        let spare = if target == Target::Cuda { SPARE } else { u64::MAX };
+        let budget = Budget { device: budget.device.map(|given| given - given / spare), ..budget };
+        let (mut too_few, mut enough) = (0, compiled.graph.units.len().saturating_sub(2) as u64);
+        while enough - too_few > 1 {
+            let blocks = too_few.midpoint(enough);
+            self.settings.recompute = Recompute::Block { blocks: Some(blocks), kept: None, parked: false };
+            let candidate = self.compile(target)?;
+            if budget.lack(&candidate.memory).is_none() {
+                (enough, compiled) = (blocks, candidate);
+            } else {
+                too_few = blocks;
+            }
+        }
+        let fewer = enough < compiled.graph.units.len().saturating_sub(2) as u64;
+        let blocks = fewer.then_some(enough);
+        self.settings.recompute = Recompute::Block { blocks, kept: None, parked: false };
+        Ok(compiled)
     }
 
     /// Ways for states in host memory to pass through the device, the one with the least on the bus first: gradients wait
@@ -182,9 +217,7 @@ impl Job {
         let (asked, prefetch) = (self.settings.recompute, self.settings.prefetch);
         let mut policies = vec![(asked, prefetch)];
         if freedom.recompute {
-            let block = Recompute::Block { kept: None, parked: false };
-            policies
-                .extend([Recompute::NormSwiGlu, Recompute::Attention, block].map(|again| (again, prefetch)));
+            policies.extend([Recompute::NormSwiGlu, EVERY_BLOCK].map(|again| (again, prefetch)));
         }
         if freedom.prefetch && prefetch > 0 {
             policies.extend(policies.last().map(|(again, _)| (*again, 0)));
@@ -202,6 +235,9 @@ impl Job {
                 Recompute::Block { .. } => "block",
             };
             choices.push(Choice { key: "zeroth.recompute", value: value.into() });
+            if let Recompute::Block { blocks: Some(blocks), .. } = self.settings.recompute {
+                choices.push(Choice { key: "zeroth.recompute_blocks", value: blocks.into() });
+            }
         }
         if self.settings.prefetch != asked.prefetch {
             choices.push(Choice {
@@ -223,7 +259,7 @@ impl Job {
     /// Changes that a person may make, each by itself, that fit.
     fn remedies(&mut self, target: Target, budget: Budget) -> Result<Vec<(String, [u64; 2])>, JobError> {
         let asked = (self.settings, self.shape, self.row_sizes.clone());
-        let block = Recompute::Block { kept: None, parked: false };
+        let block = EVERY_BLOCK;
         let optimizer = Offload { optimizer: Some(1.0), ..asked.0.offload };
         let both = Offload { parameters: Some(u64::MAX), ..optimizer };
         let cuts = self.shape.micro_batch.trailing_zeros();
@@ -286,7 +322,7 @@ impl Job {
         self.settings.stage = 3;
         self.settings.offload.optimizer = Some(1.0);
         self.settings.offload.parameters = Some(u64::MAX);
-        self.settings.recompute = Recompute::Block { kept: None, parked: false };
+        self.settings.recompute = EVERY_BLOCK;
         let there = self.shape.ranks;
         for ranks in [2, 4, 8, 16, 32].map(|times| times * there) {
             self.shape.ranks = ranks;

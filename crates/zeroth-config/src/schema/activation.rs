@@ -44,6 +44,13 @@ pub(super) const KEYS: &[Key] = &[
         .does("What backward computes again: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
         .set("norm_swiglu first: it saves a part for almost no time; block saves most")
         .read_by(Reader::Checkpoint),
+    Key::int("zeroth.recompute_blocks", 1)
+        .or_rule("all blocks")
+        .in_("blocks")
+        .does("How many blocks, from the first on, backward computes again as a whole; of the others norms and swiglu.")
+        .set("leave both out: where memory is short, as few blocks are chosen as fit")
+        .read_by(Reader::Checkpoint)
+        .unless(when::blocks_are_recomputed),
     Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
         .or_text("exact")
         .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")

@@ -24,6 +24,8 @@ pub enum Recompute {
     Attention,
     /// All of a block but what enters it.
     Block {
+        /// How many blocks, from the first on; of the others norms and gated activations. None: all blocks.
+        blocks: Option<u64>,
         /// How many inputs of blocks are kept; none: every block's.
         kept: Option<u64>,
         /// Whether they wait for backward in host memory.
@@ -128,7 +130,7 @@ pub struct Settings {
     pub moments: DType,
     /// `zeroth.stochastic_rounding`: moments in 16 bits are rounded by chance.
     pub rounds_by_chance: bool,
-    /// `zeroth.recompute`, `activation_checkpointing.number_checkpoints` and `.cpu_checkpointing`.
+    /// `zeroth.recompute` and `.recompute_blocks`, `activation_checkpointing.number_checkpoints` and `.cpu_checkpointing`.
     pub recompute: Recompute,
     /// `zero_optimization.offload_optimizer`, `.offload_param` and `.sub_group_size`.
     pub offload: Offload,
@@ -216,6 +218,7 @@ impl Settings {
                 Some("norm_swiglu") => Recompute::NormSwiGlu,
                 Some("attention") => Recompute::Attention,
                 Some("block") => Recompute::Block {
+                    blocks: config.whole("zeroth.recompute_blocks"),
                     kept: config.whole("activation_checkpointing.number_checkpoints"),
                     parked: config.is_on("activation_checkpointing.cpu_checkpointing"),
                 },

@@ -1,10 +1,14 @@
 //! `checkpoint`: which values are kept from forward to backward, which are computed again, and which wait in host memory.
 //!
-//! Keys: `zeroth.recompute`, `activation_checkpointing.number_checkpoints`, `activation_checkpointing.cpu_checkpointing`.
+//! Keys: `zeroth.recompute`, `zeroth.recompute_blocks`, `activation_checkpointing.number_checkpoints`,
+//! `activation_checkpointing.cpu_checkpointing`.
 //!
 //! A value that is dropped is computed again, by the same kernel from the same operands, right before backward first
 //! reads it: the same bits, later. With `block`, blocks are taken in runs of k so that as many inputs are kept as asked
-//! for; all that a run computes and no other unit reads is dropped, and computed again before the run's backward.
+//! for; all that a run computes and no other unit reads is dropped, and computed again before the run's backward. Where only
+//! some blocks are computed again, they are the first: backward comes to them when what the others kept is free again.
+
+use std::ops::Range;
 
 use zeroth_device::Queue;
 use zeroth_graph::{Backward, Graph, Op, Value};
@@ -18,14 +22,22 @@ pub(in super::super) fn checkpoint(
     settings: &Settings,
 ) -> Program {
     let model = Model { graph, backward };
-    let groups = match settings.recompute {
+    let all = 0..graph.units.len();
+    let (runs, single) = match settings.recompute {
         Recompute::Nothing => return program,
-        Recompute::NormSwiGlu => model.single(|op| !matches!(op, Op::Attention { .. })),
-        Recompute::Attention => model.single(|_| true),
-        Recompute::Block { kept, .. } => model.runs(kept),
+        Recompute::NormSwiGlu => (Vec::new(), model.single(all, |op| !matches!(op, Op::Attention { .. }))),
+        Recompute::Attention => (Vec::new(), model.single(all, |_| true)),
+        Recompute::Block { blocks, kept, .. } => {
+            let there = graph.units.len().saturating_sub(2);
+            let first = blocks.map_or(there, |blocks| there.min(blocks as usize));
+            let others = first + 1..there + 1;
+            (model.runs(first, kept), model.single(others, |op| !matches!(op, Op::Attention { .. })))
+        }
     };
-    let sections = std::mem::take(&mut program.sections);
     let parked = matches!(settings.recompute, Recompute::Block { parked: true, .. });
+    let entering = if parked { model.entering(&runs) } else { Vec::new() };
+    let groups: Vec<Group> = runs.into_iter().chain(single).collect();
+    let sections = std::mem::take(&mut program.sections);
     program.sections = sections
         .into_iter()
         .map(|section| {
@@ -33,7 +45,7 @@ pub(in super::super) fn checkpoint(
                 return section;
             }
             let section = model.recomputed(&program, section, &groups);
-            if parked { model.parked(section, &groups) } else { section }
+            model.parked(section, &entering)
         })
         .collect();
     program
@@ -56,10 +68,12 @@ impl Model<'_> {
         self.backward.nodes.iter().any(|node| node.inputs.contains(&value))
     }
 
-    /// A group for each norm, gated activation and attention whose op is wanted: only what it gives is dropped.
-    fn single(&self, wanted: impl Fn(Op) -> bool) -> Vec<Group> {
+    /// A group for each norm, gated activation and attention of these units whose op is wanted: only what it gives is
+    /// dropped.
+    fn single(&self, units: Range<usize>, wanted: impl Fn(Op) -> bool) -> Vec<Group> {
         let mut groups = Vec::new();
-        for (index, node) in self.graph.nodes.iter().enumerate() {
+        let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
+        for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside(node)) {
             // What is large and only an op's result; a residual sum flows on and stays.
             let given: &[Value] = match node.op {
                 Op::RmsNorm { .. } | Op::HeadNorm { .. } | Op::SwiGlu => &node.outputs[..1],
@@ -79,9 +93,9 @@ impl Model<'_> {
         groups
     }
 
-    /// A group for each run of blocks: all units but the first and the last, in runs so that `kept` inputs stay.
-    fn runs(&self, kept: Option<u64>) -> Vec<Group> {
-        let blocks = self.graph.units.len().saturating_sub(2);
+    /// A group for each run of the first so many blocks, which are the units behind the first one; in runs so that `kept`
+    /// inputs stay.
+    fn runs(&self, blocks: usize, kept: Option<u64>) -> Vec<Group> {
         let kept = kept.map_or(blocks, |kept| kept as usize).clamp(1, blocks.max(1));
         let length = blocks.div_ceil(kept).max(1);
         (0..blocks)
@@ -90,7 +104,7 @@ impl Model<'_> {
             .collect()
     }
 
-    fn run(&self, units: std::ops::Range<usize>) -> Group {
+    fn run(&self, units: Range<usize>) -> Group {
         let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
         let mut dropped = vec![false; self.graph.values.len()];
         for node in self.graph.nodes.iter().filter(|node| inside(node)) {
@@ -147,8 +161,8 @@ impl Model<'_> {
         }
     }
 
-    /// Inputs of runs go to host memory after forward's last use and come back before backward's first.
-    fn parked(&self, section: Section, groups: &[Group]) -> Section {
+    /// These values go to host memory after forward's last use and come back before backward's first.
+    fn parked(&self, section: Section, values: &[usize]) -> Section {
         let forward_reads = |action: &Action, value: usize| match action {
             Action::Forward(node) => self.graph.nodes[*node].inputs.iter().any(|v| v.index() == value),
             _ => false,
@@ -161,7 +175,7 @@ impl Model<'_> {
             _ => false,
         };
         let mut instructions = section.instructions;
-        for value in self.entering(groups) {
+        for &value in values {
             let (Some(last), Some(first)) = (
                 instructions.iter().rposition(|i| forward_reads(&i.action, value)),
                 instructions.iter().position(|i| backward_reads(&i.action, value)),
