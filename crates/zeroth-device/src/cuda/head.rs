@@ -1,6 +1,7 @@
-//! The head on a card: a slice's logits in f32 in scratch, its softmax, and its gradients, before the next slice.
+//! The head on a card: a slice's logits in scratch, its softmax, and its gradients, before the next slice.
 //!
-//! The gradient of the logits is rounded to the run's type, in the memory of the logits: products read one type.
+//! Logits are rounded to the run's type, as PyTorch's are, and so are their gradients, in the same memory: products read one
+//! type. Sums of the softmax are in f32.
 
 use std::mem::offset_of;
 
@@ -15,7 +16,7 @@ use crate::cpu::{HeadLossDims, LogitsDims};
 use crate::{Control, DeviceError, Span, StepInput};
 
 /// Threads of a row of logits, and of the sum of losses; the kernels count on it.
-const THREADS: u32 = 512;
+const THREADS: u32 = 1024;
 
 /// `backward`: input, control, dx and dw, and whether dw is added to what is there.
 pub(super) fn run(
@@ -45,9 +46,9 @@ pub(super) fn run(
     {
         line.driver.set_bytes(dw, 0, 4 * (vocab * hidden) as u64, line.stream)?;
     }
-    let (pitch, slice) = (logits_pitch(dims), slice_rows(dims));
+    let (pitch, slice) = (logits_pitch(dims), slice_rows(dims, dtype));
     let workspace = line.scratch.take(WORKSPACE)?;
-    let logits = line.scratch.take(4 * (slice * pitch) as u64)?;
+    let logits = line.scratch.take((slice * pitch) as u64 * dtype.bytes())?;
     let losses = line.scratch.take(4 * rows as u64)?;
     for first in (0..rows).step_by(slice.max(1)) {
         let count = slice.min(rows - first);
@@ -58,7 +59,7 @@ pub(super) fn run(
             q: Matrix::transposed(w, hidden),
             from: dtype,
             d: Matrix::rows(logits, pitch),
-            to: DType::F32,
+            to: dtype,
             bias: None,
             add: false,
         };
@@ -68,14 +69,11 @@ pub(super) fn run(
         let arguments = [logits, pitch as u64, labels + at, losses + at, vocab as u64, weight, scale];
         line.run(Entry::SoftmaxLoss, &[dtype], [count, 1, 1], THREADS, &arguments)?;
         if let Some([_, _, dx, dw]) = backward {
-            // Elements of the run's type from row to row of what lies in the place of f32.
-            let pitch = pitch * 4 / dtype.bytes() as usize;
             let to_x = Task {
                 size: [count, hidden, vocab],
                 p: Matrix::rows(logits, pitch),
                 q: Matrix::rows(w, hidden),
                 d: Matrix::rows(dx + (first * hidden) as u64 * dtype.bytes(), hidden),
-                to: dtype,
                 ..product
             };
             products.multiply(line, &to_x, workspace)?;
@@ -84,6 +82,7 @@ pub(super) fn run(
                 p: Matrix::transposed(logits, pitch),
                 q: Matrix::rows(x, hidden),
                 d: Matrix::rows(dw, hidden),
+                to: DType::F32,
                 add: add || first > 0,
                 ..product
             };

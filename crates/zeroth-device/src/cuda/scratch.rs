@@ -22,14 +22,14 @@ const ALIGNMENT: u64 = 256;
 const SLICE: u64 = 640 << 20;
 const SLICE_ROWS: u64 = 2048;
 
-/// Elements from one row of logits to the next: rows begin at multiples of 32 bytes whatever the vocabulary is.
+/// Elements from one row of logits to the next: rows begin at multiples of 16 bytes whatever the vocabulary is.
 pub(super) const fn logits_pitch(dims: HeadLossDims) -> usize {
     dims.vocab.next_multiple_of(8)
 }
 
 /// Rows of a slice of the head.
-pub(super) fn slice_rows(dims: HeadLossDims) -> usize {
-    let row = 4 * logits_pitch(dims).max(1) as u64;
+pub(super) fn slice_rows(dims: HeadLossDims, dtype: DType) -> usize {
+    let row = dtype.bytes() * logits_pitch(dims).max(1) as u64;
     let fitting = (SLICE / row).clamp(32, SLICE_ROWS) as usize / 32 * 32;
     fitting.min(dims.rows)
 }
@@ -64,7 +64,7 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
         Kernel::AttentionBackward { dims, .. } => [4 * deltas(&dims) as u64, 0, 0],
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => [
             WORKSPACE,
-            4 * (slice_rows(dims) * logits_pitch(dims)) as u64,
+            dtype.bytes() * (slice_rows(dims, dtype) * logits_pitch(dims)) as u64,
             // A loss a row.
             4 * dims.rows as u64,
         ],

@@ -23,8 +23,8 @@ const SMALLEST: f64 = 0.1;
 pub(crate) enum Expected {
     /// These numbers, as near as rounding explains.
     Near(DType, Vec<f64>, f64),
-    /// One f64, a sum of numbers in f32.
-    Sum(f64),
+    /// One f64, a sum of numbers, as near as this.
+    Sum(f64, f64),
     /// These bytes.
     Bits(Vec<u8>),
 }
@@ -195,11 +195,11 @@ impl Bench {
                     }
                     f64::from(u8::from(!same))
                 }
-                Expected::Sum(expected) => {
+                Expected::Sum(expected, bound) => {
                     let found = f64::from_ne_bytes(bytes.try_into().expect("an f64"));
                     let error = (found - expected).abs() / expected.abs();
                     // NaN is too far as well.
-                    if error.is_nan() || error > 1e-5 {
+                    if error.is_nan() || error > *bound {
                         problems.push("too far from the reference");
                     }
                     error

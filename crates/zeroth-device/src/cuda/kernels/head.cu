@@ -1,6 +1,6 @@
 // The head's softmax and cross-entropy over a slice of logits, and the sum of the losses.
 
-#define THREADS 512
+#define THREADS 1024
 #define WARPS (THREADS / WARP)
 
 // The largest or the sum over a block, the same in every thread.
@@ -41,52 +41,66 @@ struct Softmax {
     }
 };
 
-// A block turns one row of logits into its loss and, where asked, into its gradient in the run's type, in the row's own
-// memory. Element i is written only after all threads have read the elements up to i, so a narrower type overwrites
-// nothing that is still to be read.
+// Lots that a thread has on their way at a time.
+#define BESIDE 4
+
+// A block turns one row of logits into its loss and, where asked, into its gradient, in the row's own memory. The second
+// pass begins with what the first one read last, which the card's cache still holds.
 template <typename T>
-__device__ void softmax_loss(float *logits, u64 pitch, const i32 *labels, float *losses, u64 vocab,
+__device__ void softmax_loss(T *logits, u64 pitch, const i32 *labels, float *losses, u64 vocab,
                              const double *loss_weight, const double *loss_scale) {
-    float *row = logits + (u64)blockIdx.x * pitch;
-    T *grads = (T *)row;
+    T *row = logits + (u64)blockIdx.x * pitch;
     bool differentiate = loss_weight != nullptr;
     i32 label = labels[blockIdx.x];
     if (label < 0 || (u64)label >= vocab) {
         // A label beyond the vocabulary is a mistake that must not pass for training: its loss is no number.
         if (threadIdx.x == 0) losses[blockIdx.x] = label < 0 ? 0.0f : NOT_A_NUMBER;
-        for (u64 i = threadIdx.x; differentiate && i < vocab; i += THREADS) grads[i] = from_f32<T>(0.0f);
+        for (u64 i = threadIdx.x; differentiate && i < vocab; i += THREADS) row[i] = from_f32<T>(0.0f);
         return;
     }
+    const u64 stride = THREADS * LOT;
     Softmax all = {-INFINITE, 0.0f};
-    // Rows begin at multiples of 32 bytes; what is behind the vocabulary is not looked at.
+    Packed<T> lots[BESIDE];
+    float lot[LOT];
+    // Rows begin at multiples of 16 bytes; what is behind the vocabulary is not looked at.
     u64 whole = vocab / LOT * LOT;
-    for (u64 first = threadIdx.x * LOT; first < whole; first += THREADS * LOT) {
-        float lot[LOT];
-        read_lot(lot, row + first);
-        all.add<T>(lot);
+    for (u64 begin = threadIdx.x * LOT; begin < whole; begin += BESIDE * stride) {
+#pragma unroll
+        for (int i = 0; i < BESIDE; i++)
+            if (begin + i * stride < whole) lots[i] = read_packed(row + begin + i * stride);
+#pragma unroll
+        for (int i = 0; i < BESIDE; i++) {
+            if (begin + i * stride >= whole) continue;
+            unpack(lot, lots[i]);
+            all.add<T>(lot);
+        }
     }
-    if (whole + threadIdx.x < vocab) all.add<T>(row[whole + threadIdx.x]);
+    if (whole + threadIdx.x < vocab) all.add<T>(to_f32(row[whole + threadIdx.x]));
     float peak = over_block<true>(all.peak);
     float total = over_block<false>(all.total * exp_of<T>(all.peak - peak));
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) - (row[label] - peak);
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) - (to_f32(row[label]) - peak);
     if (!differentiate) return;
     float scale = (float)(*loss_weight * *loss_scale), share = scale / total;
     __syncthreads();
-    for (u64 begin = 0; begin < vocab; begin += THREADS * LOT) {
-        u64 first = begin + threadIdx.x * LOT;
-        float lot[LOT];
+    for (u64 round = (vocab + BESIDE * stride - 1) / (BESIDE * stride); round-- > 0;) {
         // The row's end within its pitch: padding is read and written, and nobody looks at it.
-        bool mine = first < vocab;
-        if (mine) read_lot(lot, row + first);
-        __syncthreads();
-        if (!mine) continue;
+        u64 begin = round * BESIDE * stride + threadIdx.x * LOT;
 #pragma unroll
-        for (int i = 0; i < LOT; i++) lot[i] = exp_of<T>(lot[i] - peak) * share;
-        if ((u64)label - first < LOT) {
+        for (int i = 0; i < BESIDE; i++)
+            if (begin + i * stride < vocab) lots[i] = read_packed(row + begin + i * stride);
 #pragma unroll
-            for (int i = 0; i < LOT; i++) lot[i] -= (u64)label == first + i ? scale : 0.0f;
+        for (int i = 0; i < BESIDE; i++) {
+            u64 first = begin + i * stride;
+            if (first >= vocab) continue;
+            unpack(lot, lots[i]);
+#pragma unroll
+            for (int j = 0; j < LOT; j++) lot[j] = exp_of<T>(lot[j] - peak) * share;
+            if ((u64)label - first < LOT) {
+#pragma unroll
+                for (int j = 0; j < LOT; j++) lot[j] -= (u64)label == first + j ? scale : 0.0f;
+            }
+            write_lot(row + first, lot);
         }
-        write_lot(grads + first, lot);
     }
 }
 
@@ -105,10 +119,10 @@ extern "C" __global__ void sum_losses(const float *losses, u64 count, double *lo
 }
 
 #define HEAD(NAME, T)                                                                                             \
-    extern "C" __global__ void softmax_loss_##NAME(float *logits, u64 pitch, const i32 *labels, float *losses,    \
-                                                   u64 vocab, const double *loss_weight,                          \
-                                                   const double *loss_scale) {                                    \
-        softmax_loss<T>(logits, pitch, labels, losses, vocab, loss_weight, loss_scale);                           \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
+        softmax_loss_##NAME(T *logits, u64 pitch, const i32 *labels, float *losses, u64 vocab,                    \
+                            const double *loss_weight, const double *loss_scale) {                                \
+        softmax_loss(logits, pitch, labels, losses, vocab, loss_weight, loss_scale);                              \
     }
 
 EACH_TYPE(HEAD)
