@@ -5,7 +5,9 @@
     python benches/card/steps.py 4b-optimizer-24      # some
     python benches/card/steps.py --device cpu tiny    # whether the script works, without a card
 
-Prints tokens a second of the median step after the third, the device's arena, and the first and last loss. Needs no package.
+Prints tokens a second of the median step after the third, the model FLOPs of these tokens (6 a parameter, and causal
+attention) in percent of an H200's 989 TFLOP/s, the device's arena, what the driver says is in use beside it (where nvidia-smi
+is), and the first and last loss. Packed cases have rows of 64 to 1,024 tokens. Needs no package.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import random
 import statistics
 import subprocess
 import tempfile
+import threading
 
 # hidden, feed-forward, layers, heads, heads of keys and values, elements of a head, tied
 SHAPES = {
@@ -35,12 +38,20 @@ CASES = {
     "0.6b-optimizer": ("0.6b", 8, 2048, {"stage": 3, **OPTIMIZER}, {}, 1, []),
     "0.6b-both": ("0.6b", 8, 2048, {"stage": 3, **BOTH}, {}, 1, []),
     "1.7b-zero2": ("1.7b", 4, 4096, {"stage": 2}, {}, 1, []),
+    "1.7b-packed": ("1.7b", 4, 4096, {"stage": 2}, {}, 1, ["--packing"]),
     "4b-optimizer": ("4b", 4, 4096, {"stage": 3, **OPTIMIZER}, BLOCK, 1, []),
     "4b-both": ("4b", 4, 4096, {"stage": 3, **BOTH}, BLOCK, 1, []),
+    "4b-optimizer-host": ("4b", 4, 4096, {"stage": 3, **OPTIMIZER}, {**BLOCK, "update": "host"}, 1, []),
+    "4b-both-host": ("4b", 4, 4096, {"stage": 3, **BOTH}, {**BLOCK, "update": "host"}, 1, []),
     "4b-optimizer-24": ("4b", 4, 4096, {"stage": 3, **OPTIMIZER}, BLOCK, 1, SMALL),
     "4b-both-24": ("4b", 4, 4096, {"stage": 3, **BOTH}, BLOCK, 1, SMALL),
-    "8b-bf16-moments": ("8b", 4, 4096, {"stage": 3}, {**BLOCK, "moments": "bf16"}, 1, []),
-    "8b-optimizer-4": ("8b", 4, 4096, {"stage": 3, **OPTIMIZER}, BLOCK, 4, []),
+    "4b-optimizer-24-device": (
+        "4b", 4, 4096, {"stage": 3, **OPTIMIZER}, {**BLOCK, "update": "device"}, 1, SMALL),
+    "4b-both-24-device": ("4b", 4, 4096, {"stage": 3, **BOTH}, {**BLOCK, "update": "device"}, 1, SMALL),
+    "4b-optimizer-24-host": ("4b", 4, 4096, {"stage": 3, **OPTIMIZER}, {**BLOCK, "update": "host"}, 1, SMALL),
+    "4b-both-24-host": ("4b", 4, 4096, {"stage": 3, **BOTH}, {**BLOCK, "update": "host"}, 1, SMALL),
+    "8b-bf16-moments": ("8b", 4, 4096, {"stage": 3}, {"moments": "bf16"}, 1, []),
+    "8b-optimizer-4": ("8b", 4, 4096, {"stage": 3, **OPTIMIZER}, {}, 4, []),
     "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
 }
 
@@ -59,12 +70,44 @@ def write_model(folder, shape, vocabulary):
         json.dump(config, file)
 
 
-def write_rows(path, count, length, vocabulary):
+def write_rows(path, tokens, lengths, vocabulary):
     random.seed(1)
     with open(path, "w") as file:
-        for _ in range(count):
-            row = [random.randrange(vocabulary) for _ in range(length)]
+        while tokens > 0:
+            row = [random.randrange(vocabulary) for _ in range(random.randint(*lengths))]
             file.write(json.dumps({"input_ids": row, "labels": row}) + "\n")
+            tokens -= len(row)
+
+
+def model_flops(shape, vocabulary, length):
+    """FLOPs of a token: 6 a parameter, and those of causal attention, half of all scores."""
+    hidden, feed_forward, layers, heads, kv_heads, head_dim, tied = SHAPES[shape]
+    block = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * feed_forward
+    parameters = layers * block + (1 if tied else 2) * vocabulary * hidden
+    return 6 * parameters + 6 * layers * heads * head_dim * length
+
+
+class Used(threading.Thread):
+    """The most memory of the first card that its driver said was in use, in MiB."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.most, self.done = None, threading.Event()
+        self.start()
+
+    def run(self):
+        command = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        while not self.done.wait(2):
+            try:
+                said = subprocess.run(command, capture_output=True, text=True)
+                self.most = max(self.most or 0, int(said.stdout.split()[0]))
+            except (OSError, ValueError, IndexError):
+                return
+
+    def stop(self):
+        self.done.set()
+        self.join()
+        return self.most
 
 
 def run(name, arguments, work):
@@ -72,7 +115,10 @@ def run(name, arguments, work):
     vocabulary = 512 if shape == "tiny" else 151_936
     model, data, output = (os.path.join(work, part) for part in (shape, f"{length}.jsonl", f"run-{name}"))
     write_model(model, shape, vocabulary)
-    write_rows(data, rows * accumulation * arguments.steps, length, vocabulary)
+    is_packed = "--packing" in flags
+    data += ".packed" if is_packed else ""
+    lengths = (64, 1024) if is_packed else (length, length)
+    write_rows(data, rows * accumulation * (arguments.steps + is_packed) * length, lengths, vocabulary)
     # The model is not written at the end: this is about steps.
     zero = {**zero, "stage3_gather_16bit_weights_on_model_save": False}
     config = {
@@ -86,17 +132,23 @@ def run(name, arguments, work):
         "--device", arguments.device, "--ranks", "1", "--max-length", str(length),
         "--max-steps", str(arguments.steps), "--save-steps", "0", "--output", output, *flags, *trace,
     ]
+    used = Used()
     ended = subprocess.run(command, capture_output=True, text=True)
+    used = used.stop()
     if ended.returncode != 0:
         print(f"{name}: exit {ended.returncode}\n{ended.stderr[-2000:]}", flush=True)
         return
     with open(os.path.join(output, "metrics.jsonl")) as file:
         steps = [json.loads(line) for line in file]
     ms = statistics.median(step["step_ms"] for step in steps[3:])
-    speed = steps[-1]["tokens"] / ms * 1e3
+    speed = statistics.median(step["tokens"] / step["step_ms"] * 1e3 for step in steps[3:])
     memory = steps[-1]["device_bytes_peak"] / 2**30
+    beside = f"  driver {used / 1024 - memory:+5.2f}" if used else ""
+    mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length) / 989e12
     losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
-    print(f"{name:18} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {memory:7.2f} GiB  {losses}", flush=True)
+    chosen = [line.strip() for line in ended.stderr.splitlines() if "chosen to fit" in line]
+    print(f"{name:22} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {mfu:5.1%} MFU  {memory:7.2f} GiB{beside}  {losses}",
+          *chosen, sep="\n    ", flush=True)
 
 
 def main():

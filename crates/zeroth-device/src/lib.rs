@@ -9,6 +9,7 @@ pub mod cuda;
 mod device;
 mod kernel;
 mod probe;
+mod rates;
 
 pub use cards::{Card, UnknownCard, card, cards};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
@@ -19,3 +20,4 @@ pub use probe::{
     InstructionSets, KernelPath, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk,
     probe,
 };
+pub use rates::Rates;

@@ -252,9 +252,8 @@ fn recomputing_keeps_less_and_parking_moves_it_to_the_host() {
     let [block, _] = peaks(Recompute::Block { blocks: None, kept: None, parked: false });
     assert!(all > cheap && cheap > attention && attention > block, "{all} {cheap} {attention} {block}");
     // Some blocks: between what the finer policy keeps and what is kept of none.
-    let [three, five] = [3, 5].map(|blocks| {
-        peaks(Recompute::Block { blocks: Some(blocks), kept: None, parked: false })[0]
-    });
+    let [three, five] =
+        [3, 5].map(|blocks| peaks(Recompute::Block { blocks: Some(blocks), kept: None, parked: false })[0]);
     assert!(cheap > three && three > five && five > block, "{cheap} {three} {five} {block}");
     // A block keeps its input, the sum and the branch of 2 bytes each, and its own values while it is computed again.
     let [hidden, _, _, _, _, blocks, _] = MIDDLE;

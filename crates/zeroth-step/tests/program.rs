@@ -14,7 +14,7 @@ use zeroth_graph::{Backward, Graph};
 use zeroth_step::BLOCK;
 use zeroth_step::program::{
     Action, Content, Offload, Program, ProgramError, Recompute, SectionMemory, Settings, Stream, Types,
-    compile,
+    UpdatedBy, compile,
 };
 use zeroth_step::run::Compiled;
 
@@ -241,7 +241,7 @@ fn travels() -> impl Strategy<Value = Settings> {
         let gradients = if on_host { Tier::Host } else { Tier::Device };
         Stream { window, gradients }
     }));
-    (shares, sizes, stream, any::<[bool; 4]>(), 0u64..20_000).prop_map(
+    (shares, sizes, stream, any::<[bool; 5]>(), 0u64..20_000).prop_map(
         |((optimizer, parameters), (tile, tiles, piece, pieces), stream, on, allgather_bucket)| Settings {
             offload: Offload {
                 optimizer,
@@ -251,6 +251,7 @@ fn travels() -> impl Strategy<Value = Settings> {
                 piece,
                 pieces,
                 pageable: on[0],
+                updated_by: on[4].then_some(UpdatedBy::Host),
                 window: None,
                 stream,
             },

@@ -8,7 +8,7 @@ mod job;
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
 use zeroth_base::DType;
 use zeroth_device::{Optimizer, Recipe, Tier};
-use zeroth_step::program::{Offload, Recompute, Settings, Stream, Types};
+use zeroth_step::program::{Offload, Recompute, Settings, Stream, Types, UpdatedBy};
 
 const STEPS: usize = 3;
 
@@ -116,7 +116,7 @@ fn what_is_computed_again_has_the_same_bits() {
 }
 
 /// Everything, or a part, in host memory: (optimizer's share, parameters' elements, tile, tiles, piece, pieces, pageable).
-const OFFLOAD: [Offload; 11] = [
+const OFFLOAD: [Offload; 13] = [
     Offload { optimizer: Some(1.0), ..Offload::NOTHING },
     Offload { parameters: Some(u64::MAX), ..Offload::NOTHING },
     Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), ..Offload::NOTHING },
@@ -129,6 +129,7 @@ const OFFLOAD: [Offload; 11] = [
         piece: 1,
         pieces: 2,
         pageable: true,
+        updated_by: None,
         window: None,
         stream: None,
     },
@@ -163,6 +164,21 @@ const OFFLOAD: [Offload; 11] = [
         stream: Some(stream(1 << 20, Tier::Host)),
         tile: 2048,
         piece: 4096,
+        ..Offload::NOTHING
+    },
+    // Updated in host memory, beside the next forward.
+    Offload {
+        optimizer: Some(1.0),
+        updated_by: Some(UpdatedBy::Host),
+        tile: 2048,
+        tiles: 3,
+        ..Offload::NOTHING
+    },
+    Offload {
+        optimizer: Some(1.0),
+        parameters: Some(9000),
+        updated_by: Some(UpdatedBy::Host),
+        tile: 4096,
         ..Offload::NOTHING
     },
 ];

@@ -4,9 +4,9 @@
 //! Choices never change what is trained: a policy of recomputation, how far gathers run ahead, and how a given batch is
 //! cut into micro-batches. Every candidate is compiled and its bytes are counted; nothing is estimated.
 
-use zeroth_base::format_bytes;
-use zeroth_device::{Target, Tier};
-use zeroth_step::program::{Memory, Offload, Recompute, Stream};
+use zeroth_base::{DType, format_bytes};
+use zeroth_device::{Rates, Target, Tier};
+use zeroth_step::program::{Memory, Offload, Recompute, Stream, UpdatedBy};
 use zeroth_step::run::Compiled;
 
 use crate::{Job, JobError};
@@ -38,6 +38,8 @@ pub struct Freedom {
     pub prefetch: bool,
     /// How a step's samples of a rank are cut into micro-batches.
     pub micro_batch: bool,
+    /// `zeroth.update`, by what a rank's share of the machine can do.
+    pub update: Option<Rates>,
 }
 
 /// What was chosen, key by key.
@@ -130,6 +132,7 @@ impl Job {
                         None => {
                             let compiled = self.fewest_blocks(compiled, target, budget, asked.0.recompute)?;
                             let compiled = self.widen(compiled, target, budget)?;
+                            let compiled = self.faster_update(compiled, target, budget, freedom.update)?;
                             return Ok(Ok((compiled, self.choices(&asked.0, cuts))));
                         }
                         Some(lack) if least.is_none_or(|known| lack.1 < known.1) => least = Some(lack),
@@ -196,6 +199,37 @@ impl Job {
         self.compile(target)
     }
 
+    /// State that passes through the device is updated by the host's processors instead where they are faster.
+    fn faster_update(
+        &mut self,
+        compiled: Compiled,
+        target: Target,
+        budget: Budget,
+        rates: Option<Rates>,
+    ) -> Result<Compiled, JobError> {
+        let asked = self.settings;
+        let (Some(stream), Some(rates)) = (asked.offload.stream, rates) else { return Ok(compiled) };
+        let on_host = compiled.memory.by_category(Tier::Host);
+        let travelling = on_host.optimizer + on_host.gradients;
+        // With room for all of it, state passes beneath forward and backward; without, and on processors, only beneath
+        // forward, a third of a step.
+        let shares = if stream.window >= travelling { 3.0 } else { 1.0 };
+        let through = rates.through_device(travelling) / shares;
+        self.settings.offload.updated_by = Some(UpdatedBy::Device);
+        // In fp32 there are no master weights, only the card's own.
+        if through <= rates.by_processors(on_host.optimizer) || asked.types.run == DType::F32 {
+            return Ok(compiled);
+        }
+        self.settings.offload =
+            Offload { updated_by: Some(UpdatedBy::Host), stream: None, window: None, ..asked.offload };
+        let beside = self.compile(target)?;
+        if budget.lack(&beside.memory).is_some() {
+            self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
+            return Ok(compiled);
+        }
+        Ok(beside)
+    }
+
     /// How often micro-batches may be halved.
     fn cuts(&self, freedom: Freedom) -> u32 {
         if freedom.micro_batch { self.shape.micro_batch.trailing_zeros() } else { 0 }
@@ -247,6 +281,13 @@ impl Job {
         }
         if let (Some(window), None) = (self.settings.offload.window, asked.offload.window) {
             choices.push(Choice { key: "zeroth.update_window", value: window.into() });
+        }
+        if let (Some(by), None) = (self.settings.offload.updated_by, asked.offload.updated_by) {
+            let value = match by {
+                UpdatedBy::Device => "device",
+                UpdatedBy::Host => "host",
+            };
+            choices.push(Choice { key: "zeroth.update", value: value.into() });
         }
         if cuts > 0 {
             let (micro_batch, accumulation) = (self.shape.micro_batch, self.shape.accumulation);

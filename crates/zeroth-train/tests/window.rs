@@ -7,8 +7,8 @@ mod small_job;
 use std::path::Path;
 
 use small_job::job;
-use zeroth_device::{Target, Tier};
-use zeroth_step::program::Action;
+use zeroth_device::{Queue, Rates, Target, Tier};
+use zeroth_step::program::{Action, UpdatedBy};
 use zeroth_step::run::Compiled;
 use zeroth_train::{Budget, Freedom, Job};
 
@@ -71,6 +71,39 @@ fn with_less_memory_the_window_closes_and_then_gradients_leave() {
     assert!(saves(&least) > 0);
     let gradients = least.memory.by_category(Tier::Host).gradients;
     assert!(gradients > 0 && least.memory.by_category(Tier::Device).gradients == 0);
+}
+
+/// Who updates by these rates, and whether that is a choice that is told.
+fn updated_by(device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = cut(folder.path());
+    let budget = Budget { device: Some(device), ..Budget::default() };
+    let freedom = Freedom { update: Some(Rates { update, bus }), ..Freedom::default() };
+    let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
+    assert!(compiled.memory.arena(Tier::Device) <= device);
+    let by = job.settings.offload.updated_by;
+    let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
+    assert_eq!(loads > 0, by != Some(UpdatedBy::Host), "{by:?} with {loads} loads");
+    // The update by processors is in no line of forward or backward.
+    let update = compiled.program.sections.last().unwrap();
+    let mut updates = update.instructions.iter().filter(|i| matches!(i.action, Action::Update(_)));
+    assert!(updates.all(|i| i.queue == Queue::Load));
+    (by, choices.iter().any(|choice| choice.key == "zeroth.update"))
+}
+
+#[test]
+fn who_updates_follows_from_what_the_machine_can_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let roomy = 1 << 40;
+    let (compiled, window) = fitted(&mut cut(folder.path()), roomy).unwrap();
+    let small =
+        compiled.memory.arena(Tier::Device) - window.unwrap() + compiled.memory.states(Tier::Host) / 4;
+    // As fast as the bus, with room for all state on the card, and with less.
+    assert_eq!(updated_by(roomy, 1000, 1000), (Some(UpdatedBy::Device), true));
+    assert_eq!(updated_by(small, 1100, 1000), (Some(UpdatedBy::Host), true));
+    // Processors that are fast or slow beside the bus.
+    assert_eq!(updated_by(roomy, 4000, 1000), (Some(UpdatedBy::Host), true));
+    assert_eq!(updated_by(small, 400, 1000), (Some(UpdatedBy::Device), true));
 }
 
 #[test]

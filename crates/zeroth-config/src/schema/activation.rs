@@ -67,6 +67,15 @@ pub(super) const KEYS: &[Key] = &[
         .set("true")
         .read_by(Reader::Update)
         .unless(when::moments_are_16_bit),
+    Key::new("zeroth.update", Kind::OneOf(&["device", "host"]))
+        .or_rule("the faster one on this machine, by measurement")
+        .does(
+            "With the optimizer in host memory and a GPU: who computes the update. device: state passes through the GPU; \
+             host: the processors update it where it lies, while the GPU goes on with the next forward.",
+        )
+        .set("leave it out")
+        .read_by(Reader::Offload)
+        .unless(when::optimizer_offloaded),
     Key::int("zeroth.update_window", 0)
         .or_rule("what the device has free")
         .in_("bytes")

@@ -79,6 +79,11 @@ impl CpuDevice {
         Ok(Self { pool, device, host, notes: std::array::from_fn(|_| Vec::new()) })
     }
 
+    /// Where an arena lies in this process, and its bytes.
+    pub(crate) fn mapping(&self, tier: Tier) -> (usize, usize) {
+        self.arena(tier).mapping()
+    }
+
     fn arena(&self, tier: Tier) -> &Arena {
         match tier {
             Tier::Device => &self.device,

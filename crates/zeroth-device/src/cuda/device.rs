@@ -5,10 +5,10 @@ use std::ffi::c_int;
 
 use super::driver::{Address, Attribute, Driver, Handle};
 use super::line::{Arenas, Line};
+use super::processors::Processors;
 use super::products::Products;
 use super::programs::Functions;
 use super::run;
-use crate::cpu::{Arena, Pool};
 use crate::device::NOTES;
 use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
 
@@ -29,8 +29,8 @@ pub struct CudaDevice {
     functions: Option<Functions>,
     products: Products,
     arenas: Arenas,
-    /// What the host's arena lies in.
-    pinned: Option<Arena>,
+    /// What the host's arena belongs to.
+    processors: Option<Processors>,
     /// By [`Queue`].
     streams: Vec<Handle>,
     marks: Vec<Handle>,
@@ -75,7 +75,7 @@ impl CudaDevice {
             functions: None,
             products: Products::default(),
             arenas: Arenas::default(),
-            pinned: None,
+            processors: None,
             streams: Vec::new(),
             marks: Vec::new(),
             staging: 0,
@@ -101,14 +101,9 @@ impl CudaDevice {
             opened.staged.push(driver.event()?);
         }
         if host_bytes > 0 {
-            // Pages that all processors take at once: the driver takes them one after the other, for minutes.
-            let mut arena = Arena::new("pinned host", host_bytes)?;
-            arena.touch(&Pool::new(std::thread::available_parallelism().map_or(1, usize::from)));
-            let (address, length) = arena.mapping();
-            // SAFETY: the device keeps the arena, and lets go of it before the arena is dropped.
-            unsafe { driver.register_host(address, length)? };
-            opened.arenas.host = (address as Address, host_bytes);
-            opened.pinned = Some(arena);
+            let (processors, address) = Processors::open(driver, host_bytes)?;
+            opened.arenas.host = (address, host_bytes);
+            opened.processors = Some(processors);
         }
         if device_bytes > 0 {
             opened.arenas.device = (driver.allocate(device_bytes)?, device_bytes);
@@ -159,6 +154,9 @@ impl Device for CudaDevice {
     fn enqueue(&mut self, queue: Queue, launch: &Launch) -> Result<(), DeviceError> {
         self.current()?;
         let stream = self.stream(queue);
+        if let Some(processors) = self.processors.as_ref().filter(|_| Processors::take(launch)) {
+            return processors.enqueue(&self.driver, &self.arenas, stream, launch);
+        }
         let functions = self.functions.as_ref().expect("an open device has its functions");
         let mut line = Line::new(&self.driver, functions, self.arenas, stream, launch)?;
         run::run(&mut line, &mut self.products, &launch.kernel)
@@ -226,6 +224,7 @@ impl Device for CudaDevice {
         self.current()?;
         let (event, bytes) = self.notes[number];
         self.driver.wait_for(event)?;
+        self.processors.as_ref().map_or(Ok(()), Processors::outcome)?;
         let at = self.staging + (SLOTS * SLOT_BYTES + number * NOTE_BYTES) as Address;
         // SAFETY: the copy has ended; the next one to this place is enqueued by a call that borrows the device alone.
         Ok(unsafe { std::slice::from_raw_parts(at as *const u8, bytes) })
@@ -251,7 +250,8 @@ impl Device for CudaDevice {
 
     fn synchronise(&mut self) -> Result<(), DeviceError> {
         self.current()?;
-        self.streams.iter().try_for_each(|&stream| self.driver.synchronise(stream))
+        self.streams.iter().try_for_each(|&stream| self.driver.synchronise(stream))?;
+        self.processors.as_ref().map_or(Ok(()), Processors::outcome)
     }
 
     fn stamp(&mut self, queue: Queue) -> Result<(), DeviceError> {
@@ -312,8 +312,8 @@ impl Drop for CudaDevice {
         if self.staging != 0 {
             self.driver.free_host(self.staging);
         }
-        if let Some(arena) = &self.pinned {
-            self.driver.unregister_host(arena.mapping().0);
+        if let Some(processors) = &self.processors {
+            processors.close(&self.driver);
         }
         if self.arenas.device.0 != 0 {
             self.driver.free(self.arenas.device.0);

@@ -64,7 +64,11 @@ pub(super) struct Driver {
     module_function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
     function_set: unsafe extern "C" fn(Handle, c_int, c_int) -> c_int,
     launch: Launch,
+    call: unsafe extern "C" fn(Handle, Callback, *mut c_void) -> c_int,
 }
+
+/// A function of the host's that a stream comes to. It may not call the driver.
+type Callback = unsafe extern "C" fn(*mut c_void);
 
 type Launch = unsafe extern "C" fn(
     Handle,
@@ -120,6 +124,7 @@ impl Driver {
                 module_function: library.function("cuModuleGetFunction")?,
                 function_set: library.function("cuFuncSetAttribute")?,
                 launch: library.function("cuLaunchKernel")?,
+                call: library.function("cuLaunchHostFunc")?,
             };
             driver.check("cuInit", init(0))?;
             Ok(driver)
@@ -265,6 +270,20 @@ impl Driver {
         let code = unsafe { (self.stream_create)(&raw mut stream, STREAM_NON_BLOCKING) };
         self.check("cuStreamCreate", code)?;
         Ok(stream)
+    }
+
+    /// Enqueues a call of a function of the host's.
+    ///
+    /// # Safety
+    /// The function may be called with the pointer, once, on any thread, and does not call the driver.
+    pub(super) unsafe fn call(
+        &self,
+        stream: Handle,
+        function: Callback,
+        data: *mut c_void,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.check("cuLaunchHostFunc", unsafe { (self.call)(stream, function, data) })
     }
 
     pub(super) fn destroy_stream(&self, stream: Handle) {

@@ -51,10 +51,21 @@ pub struct Offload {
     pub pieces: u64,
     /// `zero_optimization.offload_param.pin_memory` is false: parameters lie in pageable memory and pass through staging.
     pub pageable: bool,
+    /// `zeroth.update`; none: by what a machine can do.
+    pub updated_by: Option<UpdatedBy>,
     /// `zeroth.update_window`; none: what is free.
     pub window: Option<u64>,
     /// Where the optimizer's state in host memory passes through the device for its update: how.
     pub stream: Option<Stream>,
+}
+
+/// Who computes the update of state in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UpdatedBy {
+    /// The device: state passes through it.
+    Device,
+    /// The host's processors, beside the device's own work.
+    Host,
 }
 
 /// How states pass through the device.
@@ -76,6 +87,7 @@ impl Offload {
         piece: u64::MAX,
         pieces: 1,
         pageable: false,
+        updated_by: None,
         window: None,
         stream: None,
     };
@@ -97,6 +109,11 @@ impl Offload {
             piece: whole("offload_param.buffer_size", u64::MAX).max(1),
             pieces: whole("offload_param.buffer_count", 1).max(1),
             pageable: pinned == Some(false),
+            updated_by: match config.text("zeroth.update") {
+                Some("device") => Some(UpdatedBy::Device),
+                Some("host") => Some(UpdatedBy::Host),
+                _ => None,
+            },
             window: config.whole("zeroth.update_window"),
             stream: None,
         }
@@ -146,11 +163,16 @@ pub struct Settings {
 
 impl Settings {
     /// As a device of this kind runs them: states in host memory pass through a card, which is faster than the bus is for
-    /// single elements.
+    /// single elements, unless the host's processors update them.
     #[must_use]
     pub fn on(mut self, target: Target) -> Self {
         let offload = &mut self.offload;
-        if target == Target::Cuda && offload.optimizer.is_some() && offload.stream.is_none() {
+        // Without master weights there are only the card's own for a processor to change.
+        if self.types.run == DType::F32 || offload.optimizer.is_none() {
+            offload.updated_by = offload.updated_by.filter(|by| *by == UpdatedBy::Device);
+        }
+        let by_host = offload.updated_by == Some(UpdatedBy::Host);
+        if target == Target::Cuda && offload.optimizer.is_some() && offload.stream.is_none() && !by_host {
             offload.stream = Some(Stream { window: offload.window.unwrap_or(0), gradients: Tier::Host });
         }
         self

@@ -5,7 +5,8 @@ use std::num::NonZeroU64;
 use anyhow::Context;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::unbuilt::unbuilt;
-use zeroth::device::{Gpus, Machine, Target, probe};
+use zeroth::device::cuda::CudaDevice;
+use zeroth::device::{Gpus, Machine, Rates, Target, probe};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, table};
 use zeroth::step::program::Settings;
 use zeroth::step::run::Compiled;
@@ -49,10 +50,6 @@ pub(super) struct Asked {
 impl Asked {
     /// Compiles the step within the budgets, choosing what nobody typed; says why where it cannot be.
     pub(super) fn fit(&mut self) -> anyhow::Result<Result<Compiled, String>> {
-        let is_open = |resolved: &Resolved, key: &str| {
-            let origin = resolved.get(key).map(|setting| &setting.origin);
-            !matches!(origin, Some(Origin::File(_) | Origin::Flag(_)))
-        };
         let checkpoints = |setting: &zeroth::config::resolve::Setting| {
             setting.key.path.starts_with("activation_checkpointing") && setting.origin != Origin::Default
         };
@@ -62,6 +59,7 @@ impl Asked {
             prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
             micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
                 && is_open(&self.resolved, "gradient_accumulation_steps"),
+            update: self.told.rates,
         };
         let (compiled, choices) = match self.job.fit(self.target, self.told.budget, freedom)? {
             Ok(fitted) => fitted,
@@ -188,6 +186,7 @@ pub(super) fn ask(
     let saves = resolved.get("zero_optimization.stage3_gather_16bit_weights_on_model_save");
     let told = told.unwrap_or_else(|| Told {
         budget: budget(arguments, device, ranks, &machine),
+        rates: rates(&resolved, device, ranks, &machine, &mut notes),
         samples: data.path,
         evaluation: data.evaluation_path,
         resume: checkpoint.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
@@ -231,6 +230,40 @@ fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Resul
     }
     let lines: Vec<String> = lacking.refused.iter().map(|lack| format!("  {lack}")).collect();
     anyhow::bail!("the config asks for what is not yet built:\n{}", lines.join("\n"))
+}
+
+/// Whether nobody typed a key's value.
+fn is_open(resolved: &Resolved, key: &str) -> bool {
+    let origin = resolved.get(key).map(|setting| &setting.origin);
+    !matches!(origin, Some(Origin::File(_) | Origin::Flag(_)))
+}
+
+/// A rank's share of what this machine can do for an update of state in host memory, where somebody must choose by it.
+fn rates(
+    resolved: &Resolved,
+    device: DeviceArg,
+    ranks: u64,
+    machine: &Machine,
+    notes: &mut Vec<String>,
+) -> Option<Rates> {
+    let is_away = resolved.text("zero_optimization.offload_optimizer.device") == Some("cpu");
+    let is_free = is_open(resolved, "zeroth.update") && is_open(resolved, "zeroth.update_window");
+    if device != DeviceArg::Cuda || !is_away || !is_free {
+        return None;
+    }
+    let [device_bytes, host_bytes] = Rates::ARENAS;
+    let measured =
+        CudaDevice::open(0, device_bytes, host_bytes).and_then(|mut card| Rates::measure(&mut card));
+    match measured {
+        Ok(Rates { update, bus }) => {
+            let of_card = ranks.div_ceil(gpus(machine).max(1));
+            Some(Rates { update: update / ranks, bus: bus / of_card })
+        }
+        Err(error) => {
+            notes.push(format!("zeroth.update is \"device\": what is faster could not be measured: {error}"));
+            None
+        }
+    }
 }
 
 /// Bytes that a rank may take: what was typed, else what is free.

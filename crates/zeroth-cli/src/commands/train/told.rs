@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use zeroth::device::Rates;
 use zeroth::train::Budget;
 
 /// The variable that carries it.
@@ -14,6 +15,8 @@ pub(super) const TOLD: &str = "ZEROTH_TOLD";
 pub(super) struct Told {
     /// Memory that a rank may take: what is free changes as ranks start.
     pub(super) budget: Budget,
+    /// What the machine can do for an update of state in host memory; none where nothing is to be chosen by it.
+    pub(super) rates: Option<Rates>,
     /// The token cache of the data.
     pub(super) samples: PathBuf,
     /// That of the evaluation's data.

@@ -1,17 +1,22 @@
 //! `offload`: which parts of a flat live in host memory, and the copies that this needs.
 //!
 //! Keys: `zero_optimization.offload_optimizer.{device, ratio, buffer_count}`, `zero_optimization.offload_param.{device,
-//! max_in_cpu, buffer_count, buffer_size, pin_memory}`, `zero_optimization.sub_group_size`.
+//! max_in_cpu, buffer_count, buffer_size, pin_memory}`, `zero_optimization.sub_group_size`, `zeroth.update`,
+//! `zeroth.update_window`.
 //!
 //! With the optimizer in host memory, gradients go there as soon as ranks have added them, and are updated there tile by
 //! tile; updated parameters come back through as many staging tiles as buffers are allowed. With parameters in host
 //! memory, a rank's shard is copied straight to its place in the flat that is being gathered, piece by piece; from
 //! pageable memory the pieces pass through staging. The same arithmetic on the same numbers, elsewhere.
+//!
+//! On a card, `zeroth.update` says who updates: with "host" the host's processors do, in a line of their own, while the card
+//! goes on with the next forward, whose units wait for their own tiles; with "device" states pass through the card.
 
 use zeroth_device::{Queue, Tier};
 
 use super::super::{
     Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind, Settings,
+    UpdatedBy,
 };
 use crate::layout::BLOCK;
 use crate::{FlatKind, Layout};
@@ -188,13 +193,23 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
     let window = program.window.unwrap_or(0) / TILES_OF_WINDOW;
     let passing_tile = (window / STATE_BYTES).clamp(PASSING_TILE[0], PASSING_TILE[1]);
     // Tiles of one flat after the other's: the first of a flat is on its way while the last one's is updated.
-    let (mut passing, mut spread) = (Vec::new(), Vec::new());
+    let (mut passing, mut beside, mut spread) = (Vec::new(), Vec::new(), Vec::new());
+    let runs_beside = |flat: usize| {
+        settings.offload.updated_by == Some(UpdatedBy::Host) && program.held[flat].updates == Tier::Host
+    };
+    // Small parameters of all units come first: every unit of the next forward waits for them.
+    let add = |tiles: &mut Vec<Chunk>, whole: &Chunk, most: u64| {
+        let is_shared = program.layout.flats[whole.flat].kind == FlatKind::Persistent;
+        let at = if is_shared { 0 } else { tiles.len() };
+        let most = settings.offload.tile.min(most);
+        tiles.splice(at..at, even_pieces(whole.flat, whole.range.end, most));
+    };
     for instruction in instructions {
         let whole = match &instruction.action {
             Action::Update(whole) => whole,
             Action::Squares(flat) if counted(*flat) => continue,
             Action::GatherWeights(Chunk { flat, .. }) | Action::SpreadWeights { flat, .. }
-                if program.streams(*flat) =>
+                if program.streams(*flat) || runs_beside(*flat) =>
             {
                 spread.push(instruction);
                 continue;
@@ -206,11 +221,11 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
         };
         let held = program.held[whole.flat];
         if program.streams(whole.flat) {
-            let tiles = even_pieces(whole.flat, whole.range.end, settings.offload.tile.min(passing_tile));
-            // Small parameters of all units come first: every unit of the next forward waits for them.
-            let is_shared = program.layout.flats[whole.flat].kind == FlatKind::Persistent;
-            let at = if is_shared { 0 } else { passing.len() };
-            passing.splice(at..at, tiles);
+            add(&mut passing, whole, passing_tile);
+            continue;
+        }
+        if runs_beside(whole.flat) {
+            add(&mut beside, whole, PASSING_TILE[1]);
             continue;
         }
         let tiles = pieces(whole.flat, whole.range.end, settings.offload.tile);
@@ -227,8 +242,24 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
     let (mut all, through) = pass_through(program, &passing, settings);
     all.extend(out);
     all.extend(through);
+    all.extend(updates_beside(program, &beside, settings));
     all.extend(spread);
     all
+}
+
+/// The update by the host's processors, in the line that states would pass in: forward and backward do not see it. Updated
+/// parameters that live on the device follow tile by tile.
+fn updates_beside(program: &Program, tiles: &[Chunk], settings: &Settings) -> Vec<Instruction> {
+    let mut out = Vec::new();
+    let update = |chunk: Chunk| Instruction { queue: Queue::Load, ..Instruction::new(Action::Update(chunk)) };
+    let goes_up = |chunk: &&Chunk| program.held[chunk.flat].weights == Tier::Device;
+    let put_back =
+        |chunk: Chunk| Instruction { queue: Queue::Upload, ..Instruction::new(Action::PutBack(chunk)) };
+    let (going, staying): (Vec<&Chunk>, Vec<&Chunk>) = tiles.iter().partition(goes_up);
+    let going: Vec<Chunk> = going.into_iter().cloned().collect();
+    pipeline(&going, settings.offload.tiles, &mut out, update, put_back);
+    out.extend(staying.into_iter().cloned().map(update));
+    out
 }
 
 /// States on their way through the device: as many tiles at a time as there is room for, half of them coming and half
@@ -248,6 +279,9 @@ fn pass_through(
     let first = tiles.iter().take(room).map(load).collect();
     let mut out = Vec::new();
     for at in 0..tiles.len() + going {
+        // One that was updated some tiles ago: it goes while the next one comes, whatever the update in between waits for.
+        let done = at.checked_sub(going);
+        out.extend(done.map(|done| on(Queue::Store, Action::Store(tiles[done].clone()))));
         if let Some(chunk) = tiles.get(at) {
             out.push(on(Queue::Load, Action::Update(chunk.clone())));
             // Before the states of those ahead of it: the next forward waits for parameters, and for nothing else.
@@ -255,11 +289,8 @@ fn pass_through(
                 out.push(on(Queue::Store, Action::PutBack(chunk.clone())));
             }
         }
-        let Some(done) = at.checked_sub(going) else { continue };
-        let chunk = &tiles[done];
-        out.push(on(Queue::Store, Action::Store(chunk.clone())));
         // Where the one that has gone was.
-        out.extend(tiles.get(done + room).map(load));
+        out.extend(done.and_then(|done| tiles.get(done + room)).map(load));
     }
     (first, out)
 }
