@@ -2,6 +2,7 @@
 //! figures of known cards for planning a machine that is not there.
 
 pub mod bench;
+mod beside;
 mod cards;
 mod control;
 pub mod cpu;
@@ -11,6 +12,7 @@ mod kernel;
 mod probe;
 mod rates;
 
+pub use beside::{ARENA as BESIDE_ARENA, beside_processor};
 pub use cards::{Card, UnknownCard, card, cards};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
 pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Target};

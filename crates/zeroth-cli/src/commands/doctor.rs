@@ -7,7 +7,10 @@ use zeroth::base::format_bytes;
 use zeroth::config::environment::{Judgement, judge_all};
 use zeroth::device::bench::{Identity, Measured, Part, Profile, ProfileError};
 use zeroth::device::cpu::{Path, SelfTest, self_test};
-use zeroth::device::{Gpus, LibraryState, Limit, Machine, probe};
+use zeroth::device::cuda::CudaDevice;
+use zeroth::device::{
+    BESIDE_ARENA, Device, DeviceError, Gpus, LibraryState, Limit, Machine, Target, beside_processor, probe,
+};
 
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -19,20 +22,39 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     let environment = judge_all(variables);
     let tests = self_test();
+    let card = card_tests(&machine);
     let kept = super::bench::profile::kept(&Identity::of(&machine));
-    // A processor on which a kernel computes something else must not train.
-    let exit = if tests.iter().all(|test| test.ok) { Exit::Done } else { Exit::Problems };
+    // A machine on which a kernel computes something else must not train.
+    let of_card = card.iter().flatten().flat_map(|(_, tests)| tests);
+    let all_right = tests.iter().chain(of_card).all(|test| test.ok) && !matches!(card, Some(Err(_)));
+    let exit = if all_right { Exit::Done } else { Exit::Problems };
     if output.is_json() {
         let environment: Vec<serde_json::Value> = environment.iter().map(Judgement::to_json).collect();
         let kernels = kernels_json(&tests);
+        let card = card.map(|card| match card {
+            Ok((name, tests)) => {
+                let mut found = kernels_json(&tests);
+                found["path"] = name.into();
+                found
+            }
+            Err(error) => json!({"problem": error.to_string()}),
+        });
         let profile = profile_json(&kept);
         output::json(&json!({
-            "machine": machine, "kernels": kernels, "profile": profile, "environment": environment,
+            "machine": machine, "kernels": kernels, "card_kernels": card, "profile": profile,
+            "environment": environment,
         }))?;
         return Ok(exit);
     }
     output::text(&machine_text(&machine));
-    output::text(&format!("\n{}\n{}\n", kernels_text(&tests), device_text(&machine)));
+    let of_processor = format!("kernels of the processor ({})", path());
+    let mut lines = vec![kernels_text(&of_processor, "against plain references", &tests)];
+    lines.extend(card.map(|card| match card {
+        Ok((name, tests)) => kernels_text(&format!("kernels of {name}"), "beside the processor's", &tests),
+        Err(error) => format!("kernels of the GPU: not run: {error}"),
+    }));
+    lines.push(device_text(&machine));
+    output::text(&format!("\n{}\n", lines.join("\n")));
     output::text(&format!("\n{}", profile_text(&kept)));
     if environment.is_empty() {
         output::text("\nenvironment: no variable that DeepSpeed, PyTorch, CUDA or zeroth reads is set\n");
@@ -124,12 +146,24 @@ fn kernels_json(tests: &[SelfTest]) -> serde_json::Value {
     json!({"path": path(), "checks": tests.len(), "wrong": wrong, "worst_error": worst})
 }
 
-fn kernels_text(tests: &[SelfTest]) -> String {
+/// The first card's kernels beside the processor's; none where there is no card or a library is missing.
+fn card_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), DeviceError>> {
+    if !matches!(machine.gpus, Gpus::Found { .. }) || !missing(machine).is_empty() {
+        return None;
+    }
+    let run = || {
+        let mut card = CudaDevice::open(0, BESIDE_ARENA, 0)?;
+        Ok((card.name(), beside_processor(&mut card, Target::Cuda)?))
+    };
+    Some(run())
+}
+
+/// What `whose` kernels were compared with, and what came of it.
+fn kernels_text(whose: &str, with: &str, tests: &[SelfTest]) -> String {
     let wrong: Vec<&str> = tests.iter().filter(|test| !test.ok).map(|test| test.name.as_str()).collect();
     if !wrong.is_empty() {
         return format!(
-            "kernels of the processor ({}): {} of {} checks are WRONG ({}): do not train on this machine",
-            path(),
+            "{whose}: {} of {} checks are WRONG ({}): do not train on this machine",
             wrong.len(),
             tests.len(),
             wrong.join(", ")
@@ -137,12 +171,16 @@ fn kernels_text(tests: &[SelfTest]) -> String {
     }
     let worst: Vec<String> =
         worst(tests).into_iter().map(|(stored, error)| format!("{error:.1e} in {stored}")).collect();
-    format!(
-        "kernels of the processor ({}): {} checks against plain references, all right; largest relative error {}",
-        path(),
-        tests.len(),
-        worst.join(", ")
-    )
+    format!("{whose}: {} checks {with}, all right; largest relative error {}", tests.len(), worst.join(", "))
+}
+
+/// Libraries that a GPU's kernels need and that were not found.
+fn missing(machine: &Machine) -> Vec<&'static str> {
+    let state = |name: &str| {
+        machine.software.iter().find(|library| library.name == name).map(|library| &library.state)
+    };
+    let opened = |name: &&str| matches!(state(name), Some(LibraryState::Opened { .. }));
+    ["nvrtc", "cublasLt"].into_iter().filter(|name| !opened(name)).collect()
 }
 
 /// What `zeroth train` would compute on, as far as probing can tell.
@@ -150,13 +188,7 @@ fn device_text(machine: &Machine) -> String {
     let Gpus::Found { devices, .. } = &machine.gpus else {
         return "`zeroth train` computes on the processor here: no GPU was found".to_owned();
     };
-    let state = |name: &str| {
-        machine.software.iter().find(|library| library.name == name).map(|library| &library.state)
-    };
-    let missing: Vec<&str> = ["nvrtc", "cublasLt"]
-        .into_iter()
-        .filter(|name| !matches!(state(name), Some(LibraryState::Opened { .. })))
-        .collect();
+    let missing = missing(machine);
     let first = devices.first().map_or("a GPU", |gpu| gpu.name.as_str());
     if missing.is_empty() {
         return format!(
