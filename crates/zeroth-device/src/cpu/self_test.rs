@@ -89,7 +89,6 @@ impl<T: Element> Bench<'_, T> {
         self.embedding();
         self.rms_norm();
         self.rope();
-        self.head_norm_rope();
         self.attention();
         self.swiglu();
         self.head_loss();
@@ -98,6 +97,7 @@ impl<T: Element> Bench<'_, T> {
         self.squares();
         self.moving();
         self.logits();
+        self.head_norm_rope();
     }
 
     fn linear(&mut self) {

@@ -7,7 +7,7 @@
 #define LOTS 4
 #define HALF (LOTS / 2)
 
-// The threads of a head are next to each other. What is the same for all heads of that many threads:
+// Heads that so many threads have, next to each other.
 template <int SPAN> struct Heads {
     static constexpr u32 WIDTH = SPAN * LOTS * LOT, PAIRS = WIDTH / 2, SLOTS = THREADS / SPAN;
 
@@ -25,8 +25,9 @@ template <int SPAN> struct Heads {
         return (head < 1ull << 32 ? (u32)head / (u32)heads : head / heads) * PAIRS;
     }
 
-    // Asks for the cosines and sines of a token, 128 bytes a thread.
-    __device__ __forceinline__ static void ask_for_angles(const float *cosines, const float *sines, u64 angles, u32 lane) {
+    // Asks for the cosines and sines of a token, 128 bytes a thread: they are read later, where registers are free.
+    __device__ __forceinline__ static void ask_for_angles(const float *cosines, const float *sines, u64 angles,
+                                                          u32 lane) {
         const float *line = (lane < SPAN / 2 ? cosines + angles : sines + angles - PAIRS) + lane * 32;
         asm volatile("prefetch.global.L1 [%0];" ::"l"(line));
     }
@@ -142,6 +143,14 @@ __device__ __forceinline__ void head_norm_rope_backward(const T *dy, const T *h,
         float rstd = next;
         next = row + Of::SLOTS < end ? rstds[row + Of::SLOTS] : 0.0f;
         u64 angles = Of::angles(row, heads) + lane * LOT;
+        Packed<float> cosine[HALF], sine[HALF];
+        if (mine) {
+#pragma unroll
+            for (int i = 0; i < HALF; i++) {
+                cosine[i] = read_packed(cosines + angles + i * Of::STEP);
+                sine[i] = read_packed(sines + angles + i * Of::STEP);
+            }
+        }
         if constexpr (AHEAD) {
             await();
 #pragma unroll
@@ -162,10 +171,7 @@ __device__ __forceinline__ void head_norm_rope_backward(const T *dy, const T *h,
         float grad[LOT], norm[LOT], weight[LOT], along = 0.0f;
         if (mine) {
 #pragma unroll
-            for (int i = 0; i < HALF; i++) {
-                turn(grads[i], grads[i + HALF], read_packed(cosines + angles + i * Of::STEP),
-                     read_packed(sines + angles + i * Of::STEP), -1.0f);
-            }
+            for (int i = 0; i < HALF; i++) turn(grads[i], grads[i + HALF], cosine[i], sine[i], -1.0f);
 #pragma unroll
             for (int i = 0; i < LOTS; i++) {
                 unpack(grad, grads[i]);
@@ -207,7 +213,7 @@ __device__ __forceinline__ void head_norm_rope_backward(const T *dy, const T *h,
 }
 
 #define NORM_ROPE(NAME, T)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                          \
         head_norm_rope_##NAME(const T *x, const T *w, const float *cosines, const float *sines, T *y, float *rstds,   \
                               u64 rows, u64 heads, float eps, u64 span) {                                             \
         if (span == 2) head_norm_rope<T, 2>(x, w, cosines, sines, y, rstds, rows, heads, eps);                        \
