@@ -8,7 +8,10 @@
 use zeroth_base::DType;
 
 use crate::Recipe;
-use crate::cpu::{AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims};
+use crate::cpu::{
+    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
+    RopeDims,
+};
 
 /// A kind of memory: one arena each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,6 +106,21 @@ pub enum Kernel {
     },
     /// y = x turned by the angles whose cosines and sines `[rows, rotated / 2]` (f32) are given; backwards where `back`.
     Rope { dims: RopeDims, cos: Span, sin: Span, x: Span, y: Span, back: bool },
+    /// y = the norm of each head of x · w as `RmsNorm`, then turned as `Rope`; writes rstd `[rows, heads]`. What is normed is
+    /// rounded before it turns.
+    HeadNormRope { dims: HeadNormRopeDims, x: Span, w: Span, cos: Span, sin: Span, y: Span, rstd: Span },
+    /// dh = the norm's gradient of dy turned back, which is rounded before; adds to dw `[head_dim]`.
+    HeadNormRopeBackward {
+        dims: HeadNormRopeDims,
+        dy: Span,
+        h: Span,
+        rstd: Span,
+        w: Span,
+        cos: Span,
+        sin: Span,
+        dh: Span,
+        dw: Span,
+    },
     /// y = causal attention within each sequence; `lse` `[heads, rows]`. `starts` holds u32: the number n of entries, then
     /// n entries: where each sequence begins and, last, where the last one ends. Rows beyond it give zeros.
     Attention { dims: AttentionDims, starts: Span, q: Span, k: Span, v: Span, y: Span, lse: Span },
@@ -301,6 +319,8 @@ impl Kernel {
             Self::AddRmsNorm { .. } => "add_rms_norm",
             Self::RmsNormBackward { .. } => "rms_norm_backward",
             Self::Rope { .. } => "rope",
+            Self::HeadNormRope { .. } => "head_norm_rope",
+            Self::HeadNormRopeBackward { .. } => "head_norm_rope_backward",
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
             Self::SwiGlu { .. } => "swiglu",
@@ -342,6 +362,10 @@ impl Kernel {
                 touch!([dy, h, rstd, w, residual], [dh, dw]);
             }
             Self::Rope { cos, sin, x, y, .. } => touch!([cos, sin, x], [y]),
+            Self::HeadNormRope { x, w, cos, sin, y, rstd, .. } => touch!([x, w, cos, sin], [y, rstd]),
+            Self::HeadNormRopeBackward { dy, h, rstd, w, cos, sin, dh, dw, .. } => {
+                touch!([dy, h, rstd, w, cos, sin], [dh, dw]);
+            }
             Self::Attention { starts, q, k, v, y, lse, .. } => touch!([starts, q, k, v], [y, lse]),
             Self::AttentionBackward { starts, q, k, v, y, lse, dy, dq, dk, dv, .. } => {
                 touch!([starts, q, k, v, y, lse, dy], [dq, dk, dv]);

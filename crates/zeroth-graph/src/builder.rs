@@ -126,34 +126,25 @@ impl Builder {
         Ok((outputs[0], outputs[1]))
     }
 
-    /// The norm of each head apart.
-    pub fn head_norm(
+    /// The norm of each head apart, rotated by its positions.
+    pub fn head_norm_rope(
         &mut self,
         x: Value,
         weight: ParamId,
         heads: u64,
         eps: f64,
     ) -> Result<Value, GraphError> {
-        let op = Op::HeadNorm { heads, eps };
-        let head_dim = self.head_dim(op, x, heads)?;
+        let op = Op::HeadNormRope { heads, eps };
+        let head_dim = self.rotated_dim(op, x, heads)?;
         self.expect_vector(op, weight, head_dim)?;
         let outputs = [self.activation(heads * head_dim), self.statistic(heads)];
-        self.push(op, &[x], &[weight], &outputs).map(|outputs| outputs[0])
+        self.push(op, &[x, self.positions], &[weight], &outputs).map(|outputs| outputs[0])
     }
 
     /// `x` rotated by its positions.
     pub fn rope(&mut self, x: Value, heads: u64) -> Result<Value, GraphError> {
         let op = Op::Rope { heads };
-        let head_dim = self.head_dim(op, x, heads)?;
-        if !head_dim.is_multiple_of(2) {
-            return Err(self.shape_error(op, "a head's width", "even", head_dim.to_string()));
-        }
-        self.expect(
-            op,
-            "the number of rotary frequencies",
-            head_dim / 2,
-            self.graph.rotary.frequencies.len() as u64,
-        )?;
+        let head_dim = self.rotated_dim(op, x, heads)?;
         self.push(op, &[x, self.positions], &[], &[self.activation(heads * head_dim)])
             .map(|outputs| outputs[0])
     }
@@ -297,6 +288,17 @@ impl Builder {
             return Err(self.shape_error(op, "an operand's width", &expected, width.to_string()));
         }
         Ok(width / heads)
+    }
+
+    /// The width of a head that the model's rotary turns.
+    fn rotated_dim(&self, op: Op, x: Value, heads: u64) -> Result<u64, GraphError> {
+        let head_dim = self.head_dim(op, x, heads)?;
+        if !head_dim.is_multiple_of(2) {
+            return Err(self.shape_error(op, "a head's width", "even", head_dim.to_string()));
+        }
+        let frequencies = self.graph.rotary.frequencies.len() as u64;
+        self.expect(op, "the number of rotary frequencies", head_dim / 2, frequencies)?;
+        Ok(head_dim)
     }
 
     fn param_shape<const N: usize>(

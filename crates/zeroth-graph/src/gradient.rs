@@ -21,8 +21,9 @@ pub enum GradOp {
     RmsNorm(Op),
     /// The same for the sum `h` of a residual add: its gradient is that of both summands.
     AddRmsNorm(Op),
-    /// As `RmsNorm`, head by head.
-    HeadNorm(Op),
+    /// `x`, `rstd`, `dy` and `positions` (and the weight) give the gradient of `x`; the weight's gradient lands. `dy` is
+    /// rotated back, and rounded, before it meets the norm.
+    HeadNormRope(Op),
     /// `dy` and `positions` give `dy` rotated back.
     Rope(Op),
     /// `q`, `k`, `v`, `o`, `lse`, `do` give `dq`, `dk`, `dv`.
@@ -161,23 +162,30 @@ impl Deriver<'_> {
                     self.give(index, x, dx);
                 }
             }
-            Op::RmsNorm { .. } | Op::HeadNorm { .. } => {
+            Op::RmsNorm { .. } => {
                 let Some(dy) = gradient(self, 0) else { return };
                 let (x, rstd) = (node.inputs[0], node.outputs[1]);
-                let op = match node.op {
-                    Op::HeadNorm { .. } => GradOp::HeadNorm(node.op),
-                    _ => GradOp::RmsNorm(node.op),
-                };
                 let mut inputs = vec![x, rstd, dy];
                 inputs.extend(self.gradients[x.index()].map(|earlier| earlier.value));
                 // Where nothing before it trains, only the weight's gradient is computed.
                 let dx = self.needed[x.index()].then(|| self.fresh(x));
                 let outputs = dx.map(|dx| (dx, Landing::Write)).into_iter().collect();
-                self.push(index, op, inputs, node.params.clone(), outputs, true);
+                self.push(index, GradOp::RmsNorm(node.op), inputs, node.params.clone(), outputs, true);
                 // It holds what was there before, so it takes its place.
                 self.gradients[x.index()] = dx.map(|value| Gradient { value, shared: false });
             }
             Op::AddRmsNorm { .. } => self.add_rms_norm(index, node),
+            Op::HeadNormRope { .. } => {
+                let Some(dy) = gradient(self, 0) else { return };
+                let (x, positions, rstd) = (node.inputs[0], node.inputs[1], node.outputs[1]);
+                let dx = self.needed[x.index()].then(|| self.fresh(x));
+                let outputs = dx.map(|dx| (dx, Landing::Write)).into_iter().collect();
+                let inputs = vec![x, rstd, dy, positions];
+                self.push(index, GradOp::HeadNormRope(node.op), inputs, node.params.clone(), outputs, true);
+                if let Some(dx) = dx {
+                    self.give(index, x, dx);
+                }
+            }
             Op::Rope { .. } => {
                 let Some(dy) = gradient(self, 0) else { return };
                 self.one_to_one(index, node, GradOp::Rope(node.op), vec![dy, node.inputs[1]]);

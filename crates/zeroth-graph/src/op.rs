@@ -21,8 +21,9 @@ pub enum Op {
         /// Added to the mean of squares.
         eps: f64,
     },
-    /// As `RmsNorm`, for each head apart: `x` [T, heads · D] and weight [D] give [T, heads · D] and `rstd` [T, heads].
-    HeadNorm {
+    /// `x` [T, heads · D], `positions` [T] and weight [D] give each head's norm, rotated as `Rope` does, [T, heads · D] and
+    /// `rstd` [T, heads]: the norm of q or k and its rotation in one pass. The norm is rounded before it is rotated.
+    HeadNormRope {
         /// Heads in a row.
         heads: u64,
         /// Added to the mean of squares.
@@ -67,7 +68,7 @@ impl Op {
             Self::Linear => "linear",
             Self::RmsNorm { .. } => "rms_norm",
             Self::AddRmsNorm { .. } => "add_rms_norm",
-            Self::HeadNorm { .. } => "head_norm",
+            Self::HeadNormRope { .. } => "head_norm_rope",
             Self::Rope { .. } => "rope",
             Self::Attention { .. } => "attention",
             Self::SwiGlu => "swiglu",

@@ -29,6 +29,10 @@ fn shapes_that_do_not_fit_are_named() {
         (b.embedding(x, embed).unwrap_err(), "an operand's kind should be Index, and is Activation"),
         (b.rope(y, 4).unwrap_err(), "an operand's width should be a multiple of 4 heads, and is 6"),
         (b.rope(y, 2).unwrap_err(), "a head's width should be even, and is 3"),
+        (
+            b.head_norm_rope(x, norm, 2, 1e-6).unwrap_err(),
+            "the number of rotary frequencies should be 2, and is 0",
+        ),
         (b.rope(x, 2).unwrap_err(), "the number of rotary frequencies should be 2, and is 0"),
         (
             b.attention([y, y, y], 3, 2, None, 1.0).unwrap_err(),

@@ -91,10 +91,11 @@ fn decoder(sizes: Sizes, tokens: u64, frozen: fn(&str) -> bool) -> Graph {
         let v = b.linear(normed, wv, None).unwrap();
         if sizes.head_norms {
             let (q_norm, k_norm) = (p(&b, "q_norm"), p(&b, "k_norm"));
-            q = b.head_norm(q, q_norm, heads, EPS).unwrap();
-            k = b.head_norm(k, k_norm, kv_heads, EPS).unwrap();
+            q = b.head_norm_rope(q, q_norm, heads, EPS).unwrap();
+            k = b.head_norm_rope(k, k_norm, kv_heads, EPS).unwrap();
+        } else {
+            (q, k) = (b.rope(q, heads).unwrap(), b.rope(k, kv_heads).unwrap());
         }
-        let (q, k) = (b.rope(q, heads).unwrap(), b.rope(k, kv_heads).unwrap());
         let o = b.attention([q, k, v], heads, kv_heads, sizes.window, 0.5).unwrap();
         let o = b.linear(o, wo, None).unwrap();
         let o = b.dropout(o, sizes.dropout).unwrap();
@@ -188,6 +189,32 @@ fn a_decoder_with_shared_key_heads() {
 fn a_window_head_norms_and_biases() {
     let sizes = Sizes { kv_heads: 2, window: Some(2), biases: true, head_norms: true, blocks: 1, ..SMALL };
     assert_gradients(&decoder(sizes, 7, nothing_frozen));
+}
+
+#[test]
+fn the_norm_of_q_trains_where_nothing_before_it_does() {
+    let sizes = Sizes { head_norms: true, blocks: 1, ..SMALL };
+    let graph = decoder(sizes, 7, |name| !["0.q_norm", "0.down"].contains(&name));
+    assert_gradients(&graph);
+    let backward = graph.backward().unwrap();
+    let norms = backward.nodes.iter().filter(|node| matches!(node.op, GradOp::HeadNormRope(_)));
+    let norms: Vec<_> = norms.map(|node| (node.outputs.len(), node.lands.len())).collect();
+    assert_eq!(norms, [(0, 1)], "no gradient of x, and none of k's norm");
+}
+
+#[test]
+fn what_is_normed_and_turned_and_read_elsewhere_too_gets_the_sum() {
+    let mut b = Builder::new(7);
+    b.rotary(Rotary { frequencies: vec![1.0, 0.1], scale: 1.1, stretch: None });
+    let params = [("embed", &[VOCAB, 8][..]), ("n", &[4]), ("last", &[8])];
+    b.unit("all", params.map(|(name, shape)| spec(name.to_owned(), shape, nothing_frozen)).to_vec()).unwrap();
+    let p = |b: &Builder, name: &str| b.param(name).unwrap();
+    let (ids, embed, n, last) = (b.ids(), p(&b, "embed"), p(&b, "n"), p(&b, "last"));
+    let x = b.embedding(ids, embed).unwrap();
+    let turned = b.head_norm_rope(x, n, 2, EPS).unwrap();
+    let (_, normed) = b.add_rms_norm(x, turned, last, EPS).unwrap();
+    b.head_loss(normed, embed).unwrap();
+    assert_gradients(&b.finish().unwrap());
 }
 
 #[test]

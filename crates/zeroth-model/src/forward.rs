@@ -102,12 +102,12 @@ fn block(b: &mut Builder, config: &ModelConfig, index: u64, flow: Flow) -> Resul
         let bias = if has_bias { Some(b.param(&at(&format!("{part}.bias")))?) } else { None };
         b.linear(x, weight, bias)
     };
-    let head_norm = |b: &mut Builder, x: Value, part: &str, heads: u64| {
+    let turned = |b: &mut Builder, x: Value, norm: &str, heads: u64| {
         if !config.qk_norm {
-            return Ok(x);
+            return b.rope(x, heads);
         }
-        let weight = b.param(&at(&format!("self_attn.{part}.weight")))?;
-        b.head_norm(x, weight, heads, norm_eps)
+        let weight = b.param(&at(&format!("self_attn.{norm}.weight")))?;
+        b.head_norm_rope(x, weight, heads, norm_eps)
     };
 
     let norm = b.param(&at("input_layernorm.weight"))?;
@@ -115,9 +115,8 @@ fn block(b: &mut Builder, config: &ModelConfig, index: u64, flow: Flow) -> Resul
     let q = linear(b, normed, "self_attn.q_proj", config.qkv_bias)?; // [T, heads · D]
     let k = linear(b, normed, "self_attn.k_proj", config.qkv_bias)?; // [T, kv_heads · D]
     let v = linear(b, normed, "self_attn.v_proj", config.qkv_bias)?; // [T, kv_heads · D]
-    let q = head_norm(b, q, "q_norm", heads)?;
-    let k = head_norm(b, k, "k_norm", kv_heads)?;
-    let (q, k) = (b.rope(q, heads)?, b.rope(k, kv_heads)?);
+    let q = turned(b, q, "q_norm", heads)?;
+    let k = turned(b, k, "k_norm", kv_heads)?;
     let window = config.windows.get(index as usize).copied().flatten();
     let attended = b.attention([q, k, v], heads, kv_heads, window, (head_dim as f64).powf(-0.5))?;
     let branch = linear(b, attended, "self_attn.o_proj", config.output_bias)?; // [T, H]

@@ -1,11 +1,11 @@
 //! Compares every kernel of a card with its reference in f64, or bit by bit with the processor's kernel.
 //!
-//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick] [portable] [timings]
+//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick] [portable] [timings] [only=WORD]
 //!
 //! Needs an NVIDIA card and nothing else of this repository: the binary can be carried to the machine that has it. Outputs
 //! hold NaN before they are written, each kernel runs twice and must give the same bits, and what lies behind an output
 //! must stay as it is. One line a kernel; ends with 1 where one is wrong. `quick` leaves out the timings and `timings` all but
-//! them; with `portable` kernels use only what all cards have.
+//! them; with `portable` kernels use only what all cards have. `only=norm` leaves out groups without that word in their name.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(
     clippy::many_single_char_names,
@@ -19,8 +19,8 @@ use std::time::Instant;
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 use zeroth_device::cpu::{
-    self, AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims,
-    RopeTable, RowKey, reference,
+    self, AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RowKey,
+    reference,
 };
 use zeroth_device::cuda::CudaDevice;
 use zeroth_device::{
@@ -32,6 +32,7 @@ mod bench;
 #[path = "../../tests/cuda/step.rs"]
 mod step;
 mod timings;
+mod turned;
 use bench::{ARENA, Bench, Expected, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
 
 /// Bytes of the host's arena.
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         begin.elapsed().as_secs_f64()
     );
     let mut bench = Bench::new(device);
+    bench.only = std::env::args().find_map(|argument| argument.strip_prefix("only=").map(str::to_owned));
     let result = if asked("timings") { Ok(()) } else { bench.all() };
     let result = result.and_then(|()| if asked("quick") { Ok(()) } else { bench.timings() });
     if let Err(error) = result {
@@ -66,50 +68,82 @@ fn main() -> ExitCode {
 
 impl Bench {
     fn all(&mut self) -> Outcome {
-        self.queues()?;
+        let groups: [(&str, fn(&mut Self) -> Outcome); 9] = [
+            ("linear", Self::linears),
+            ("norm", |bench| bench.each_row(Self::norm)),
+            ("elements", |bench| bench.each_row(Self::elements)),
+            ("embedding", |bench| bench.each_row(Self::embedding)),
+            ("rope", Self::rope),
+            ("head_norm_rope", Self::head_norm_rope),
+            ("attention", Self::attentions),
+            ("head_loss", Self::heads),
+            ("step", Self::step),
+        ];
+        if self.wants("queues") {
+            self.queues()?;
+        }
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             self.dtype = dtype;
-            for (rows, inputs, outputs) in
-                [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256), (4200, 72, 64)]
-            {
-                for own in [false, true] {
-                    self.device.own_products(own);
-                    let by = if own { "own kernel" } else { "library" };
-                    self.linear(LinearDims { rows, inputs, outputs }, by)?;
+            for (name, group) in groups {
+                if self.wants(name) {
+                    group(self)?;
                 }
-                self.device.own_products(false);
             }
-            for &(rows, width) in ROWS {
-                self.norm(rows, width)?;
-                self.elements(rows, width)?;
-                self.embedding(rows, width)?;
-            }
-            self.rope()?;
-            for (rows, heads, kv_heads, head_dim, window, starts) in ATTENTION {
-                let (heads, kv_heads, head_dim) = (*heads, *kv_heads, *head_dim);
-                let scale = 0.8 / (head_dim as f32).sqrt();
-                self.attention(
-                    AttentionDims { rows: *rows, heads, kv_heads, head_dim, window: *window, scale },
-                    starts,
-                )?;
-            }
-            for head_dim in [36, 64, 128, 256] {
-                self.moved(4, 2, head_dim, None)?;
-                self.moved(2, 2, head_dim, Some(100))?;
-            }
-            for (rows, hidden, vocab) in [(1, 20, 37), (5, 36, 101), (33, 64, 50), (200, 20, 1003)] {
-                self.head(HeadLossDims { rows, hidden, vocab })?;
-                self.logits(rows, hidden, vocab)?;
-            }
-            self.step()?;
         }
-        self.controls()?;
-        // Large enough for a trial of the library's algorithms.
+        if self.wants("step") {
+            self.controls()?;
+        }
         self.dtype = DType::Bf16;
-        self.linear(LinearDims { rows: 640, inputs: 1032, outputs: 2056 }, "library")?;
-        // Two slices.
-        self.dtype = DType::F32;
-        self.head(HeadLossDims { rows: 900, hidden: 8, vocab: 200_003 })
+        if self.wants("linear") {
+            // Large enough for a trial of the library's algorithms.
+            self.linear(LinearDims { rows: 640, inputs: 1032, outputs: 2056 }, "library")?;
+        }
+        if self.wants("head_loss") {
+            // Two slices.
+            self.dtype = DType::F32;
+            self.head(HeadLossDims { rows: 900, hidden: 8, vocab: 200_003 })?;
+        }
+        Ok(())
+    }
+
+    fn linears(&mut self) -> Outcome {
+        for (rows, inputs, outputs) in
+            [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256), (4200, 72, 64)]
+        {
+            for own in [false, true] {
+                self.device.own_products(own);
+                let by = if own { "own kernel" } else { "library" };
+                self.linear(LinearDims { rows, inputs, outputs }, by)?;
+            }
+            self.device.own_products(false);
+        }
+        Ok(())
+    }
+
+    fn each_row(&mut self, case: fn(&mut Self, usize, usize) -> Outcome) -> Outcome {
+        ROWS.iter().try_for_each(|&(rows, width)| case(self, rows, width))
+    }
+
+    fn attentions(&mut self) -> Outcome {
+        for (rows, heads, kv_heads, head_dim, window, starts) in ATTENTION {
+            let (heads, kv_heads, head_dim) = (*heads, *kv_heads, *head_dim);
+            let scale = 0.8 / (head_dim as f32).sqrt();
+            let dims = AttentionDims { rows: *rows, heads, kv_heads, head_dim, window: *window, scale };
+            self.attention(dims, starts)?;
+        }
+        for head_dim in [36, 64, 128, 256] {
+            self.moved(4, 2, head_dim, None)?;
+            self.moved(2, 2, head_dim, Some(100))?;
+        }
+        Ok(())
+    }
+
+    fn heads(&mut self) -> Outcome {
+        for (rows, hidden, vocab) in [(1, 20, 37), (5, 36, 101), (33, 64, 50), (200, 20, 1003)] {
+            self.head(HeadLossDims { rows, hidden, vocab })?;
+            self.logits(rows, hidden, vocab)?;
+        }
+        Ok(())
     }
 
     /// Up on one queue, over to the host's arena on another, and down on a third; each waits for the one before.
@@ -296,27 +330,6 @@ impl Bench {
         let (ids, dy) = (self.given(cast_slice(&ids))?, self.input(&dy)?);
         let kernel = Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable: output.span };
         self.case(&shape, kernel, &[output])
-    }
-
-    fn rope(&mut self) -> Outcome {
-        for (rows, heads, head_dim, rotated) in
-            [(1, 1, 6, 6), (33, 3, 20, 16), (200, 4, 64, 64), (65, 2, 128, 128), (40, 3, 64, 32)]
-        {
-            let dims = RopeDims { rows, heads, head_dim, rotated };
-            let table = RopeTable::plain(1e4, rotated);
-            let positions: Vec<i32> = (0..rows as i32).map(|row| row * 11).collect();
-            let (mut cos, mut sin) = (vec![0.0; rows * rotated / 2], vec![0.0; rows * rotated / 2]);
-            cpu::rope_angles(&self.pool, &table, &positions, &mut cos, &mut sin);
-            let x = self.random(rows * heads * head_dim);
-            for back in [false, true] {
-                let y = self.written(reference::rope(dims, &cos, &sin, if back { -1.0 } else { 1.0 }, &x));
-                let (cos, sin) = (self.given(cast_slice(&cos))?, self.given(cast_slice(&sin))?);
-                let x = self.input(&x)?;
-                let shape = format!("{rows}x{heads}x{head_dim}, {rotated} turn, back {back}");
-                self.case(&shape, Kernel::Rope { dims, cos, sin, x, y: y.span, back }, &[y])?;
-            }
-        }
-        Ok(())
     }
 
     fn attention(&mut self, dims: AttentionDims, starts: &[u32]) -> Outcome {

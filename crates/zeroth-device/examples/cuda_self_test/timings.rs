@@ -3,7 +3,7 @@
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 use zeroth_device::cpu::{
-    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, LinearDims, RmsNormDims, RopeDims,
+    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims, RopeDims,
 };
 use zeroth_device::{
     Control, Device, DeviceError, Kernel, Landing, Optimizer, Queue, Span, StepInput, StepNumbers,
@@ -17,18 +17,21 @@ const HIDDEN: usize = 1024;
 impl Bench {
     pub(crate) fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
-        let parts = [
-            Self::time_products,
-            Self::time_attention,
-            Self::time_norms,
-            Self::time_elements,
-            Self::time_embedding,
-            Self::time_head,
-            Self::time_update,
+        let parts: [(&str, fn(&mut Self) -> Outcome); 8] = [
+            ("linear", Self::time_products),
+            ("attention", Self::time_attention),
+            ("norm", Self::time_norms),
+            ("head_norm_rope", Self::time_head_norm_rope),
+            ("elements", Self::time_elements),
+            ("embedding", Self::time_embedding),
+            ("head_loss", Self::time_head),
+            ("step", Self::time_update),
         ];
-        for part in parts {
+        for (name, part) in parts {
             self.next = 0;
-            part(self)?;
+            if self.wants(name) {
+                part(self)?;
+            }
         }
         Ok(())
     }
@@ -108,6 +111,49 @@ impl Bench {
             let (dh, residual) = (y, Some(residual));
             let kernel = Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw };
             self.time(&shape, Work::Bytes(4.0 * bytes), kernel)?;
+            self.next = 0;
+        }
+        Ok(())
+    }
+
+    /// In one pass, and by the kernels that it stands for.
+    fn time_head_norm_rope(&mut self) -> Outcome {
+        for heads in [16, 8] {
+            let rope = RopeDims { rows: ROWS, heads, head_dim: 128, rotated: 128 };
+            let dims = HeadNormRopeDims { rope, eps: 1e-6 };
+            let (norm, count, angles) = (dims.norm(), ROWS * heads * 128, ROWS * 64);
+            let (cos, sin) = (self.filled(DType::F32, angles)?, self.filled(DType::F32, angles)?);
+            let (x, dy) = (self.filled(DType::Bf16, count)?, self.filled(DType::Bf16, count)?);
+            let (w, dw) = (self.filled(DType::Bf16, 128)?, self.filled(DType::F32, 128)?);
+            let [y, dh, between] = [(); 3].map(|()| self.place(2 * count));
+            let (rstd, shape) = (self.place(4 * norm.rows), format!("16384x{heads}x128"));
+            // Each tensor once, and the angles.
+            let bytes = |tensors: usize, of_angles: usize| {
+                Work::Bytes((2 * tensors * count + 8 * of_angles * angles) as f64)
+            };
+            let kernels = [
+                (bytes(2, 0), Kernel::RmsNorm { dims: norm, x, w, y: between, rstd }),
+                (bytes(2, 1), Kernel::Rope { dims: rope, cos, sin, x: between, y, back: false }),
+                (bytes(2, 1), Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd }),
+                (bytes(2, 1), Kernel::Rope { dims: rope, cos, sin, x: dy, y: between, back: true }),
+                (
+                    bytes(3, 0),
+                    Kernel::RmsNormBackward {
+                        dims: norm,
+                        dy: between,
+                        h: x,
+                        rstd,
+                        w,
+                        residual: None,
+                        dh,
+                        dw,
+                    },
+                ),
+                (bytes(3, 1), Kernel::HeadNormRopeBackward { dims, dy, h: x, rstd, w, cos, sin, dh, dw }),
+            ];
+            for (work, kernel) in kernels {
+                self.time(&shape, work, kernel)?;
+            }
             self.next = 0;
         }
         Ok(())

@@ -18,6 +18,7 @@ use super::dropout::{Dropout, RowKey, dropout};
 use super::element::Element;
 use super::embedding::{embedding, embedding_backward};
 use super::head_loss::{head_loss, head_loss_backward, head_loss_scratch};
+use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
 use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
 use super::logits::{logits, logits_scratch};
 use super::norm::{BLOCK, ExactSum, block_squares};
@@ -237,6 +238,18 @@ impl CpuDevice {
                         self.write(dw)?,
                         scratch()?,
                     );
+                }
+                Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd } => {
+                    let (x, w, cos, sin) =
+                        (self.read::<T>(x)?, self.read(w)?, self.read(cos)?, self.read(sin)?);
+                    head_norm_rope(pool, dims, x, w, cos, sin, self.write(y)?, self.write(rstd)?);
+                }
+                Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw } => {
+                    let (dy, h, rstd, w) =
+                        (self.read::<T>(dy)?, self.read(h)?, self.read(rstd)?, self.read(w)?);
+                    let (cos, sin, dh, dw) =
+                        (self.read(cos)?, self.read(sin)?, self.write(dh)?, self.write(dw)?);
+                    head_norm_rope_backward(pool, dims, dy, h, rstd, w, cos, sin, dh, dw, scratch()?);
                 }
                 Kernel::Rope { dims, cos, sin, x, y, back } => {
                     let (cos, sin) = (self.read(cos)?, self.read(sin)?);
@@ -571,6 +584,7 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         }
         Kernel::LinearDb { dims, .. } => floats(linear_scratch(*dims, threads)),
         Kernel::RmsNormBackward { dims, .. } => floats(rms_norm_scratch(*dims)),
+        Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {

@@ -3,8 +3,8 @@
 use zeroth_base::philox4x32;
 
 use super::{
-    AttentionDims, Dropout, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims,
-    RowKey,
+    AttentionDims, Dropout, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
+    RmsNormDims, RopeDims, RowKey,
 };
 use crate::{Optimizer, Recipe};
 
@@ -94,6 +94,30 @@ pub fn rope(dims: RopeDims, cos: &[f32], sin: &[f32], sign: f64, x: &[f64]) -> V
         }
     }
     y
+}
+
+/// y and rstd: the norm of each head of x, turned.
+pub fn head_norm_rope(
+    dims: HeadNormRopeDims,
+    x: &[f64],
+    w: &[f64],
+    cos: &[f32],
+    sin: &[f32],
+) -> [Vec<f64>; 2] {
+    let [normed, rstd] = rms_norm(dims.norm(), x, w);
+    [rope(dims.rope, cos, sin, 1.0, &normed), rstd]
+}
+
+/// dh and dw of [`head_norm_rope`].
+pub fn head_norm_rope_backward(
+    dims: HeadNormRopeDims,
+    h: &[f64],
+    w: &[f64],
+    cos: &[f32],
+    sin: &[f32],
+    dy: &[f64],
+) -> [Vec<f64>; 2] {
+    rms_norm_backward(dims.norm(), h, w, &rope(dims.rope, cos, sin, -1.0, dy))
 }
 
 /// The softmax weights that one query gives its keys, and lse: `(first key, weights, lse)`.

@@ -142,7 +142,7 @@ fn add_row<T: Element>(x: &[T], residual: &[T], first: usize, h: &mut [T]) {
 
 /// Norms one row and returns its rstd.
 #[inline(always)]
-fn norm_row<T: Element>(eps: f32, h: &[T], w: &[T], y: &mut [T]) -> f32 {
+pub(super) fn norm_row<T: Element>(eps: f32, h: &[T], w: &[T], y: &mut [T]) -> f32 {
     let squares = math::sum_of(h, |h| h * h);
     let rstd = 1.0 / (squares / h.len() as f32 + eps).sqrt();
     for ((y, h), w) in y.iter_mut().zip(h).zip(w) {
@@ -180,6 +180,18 @@ each_path! {
     }
 }
 
+/// How far the gradient of a row lies along the row, for each element.
+#[inline(always)]
+pub(super) fn along<T: Element>(dy: &[T], w: &[T], h: &[T], rstd: f32) -> f32 {
+    math::sum_of_three([dy, w, h], |dy, w, h| dy * w * (h * rstd)) / h.len() as f32
+}
+
+/// The gradient of an element of a row.
+#[inline(always)]
+pub(super) fn slope(dy: f32, h: f32, w: f32, rstd: f32, along: f32) -> f32 {
+    rstd * (dy * w - h * rstd * along)
+}
+
 each_path! {
     fn backward_rows<T>(
         width: usize,
@@ -194,9 +206,8 @@ each_path! {
         for (row, (dh, &rstd)) in dh.chunks_exact_mut(width).zip(rstd).enumerate() {
             let (dy, h) = (&all_dy[row * width..][..width], &all_h[row * width..][..width]);
             let w = &w[..width];
-            let along = math::sum_of_three([dy, w, h], |dy, w, h| dy * w * (h * rstd));
-            let along = along / width as f32;
-            let slope = |dy: f32, h: f32, w: f32| rstd * (dy * w - h * rstd * along);
+            let along = along(dy, w, h, rstd);
+            let slope = |dy: f32, h: f32, w: f32| slope(dy, h, w, rstd, along);
             for (piece, dh) in dh.chunks_mut(STAGE).enumerate() {
                 let (at, place) = (piece * STAGE, row * width + piece * STAGE);
                 // The next row is read while this one is computed.

@@ -113,10 +113,7 @@ each_path! {
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
         for (row, (cos, sin)) in x.chunks_exact_mut(dims.heads * dims.head_dim).zip(angles) {
             for head in row.chunks_exact_mut(dims.head_dim) {
-                let (first, second) = head[..dims.rotated].split_at_mut(pairs);
-                for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-                    [*a, *b] = turned(*a, *b, *cos, sin * sign);
-                }
+                turn_head(head, cos, sin, sign);
             }
         }
     }
@@ -128,14 +125,30 @@ each_path! {
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
         for ((y, x), (cos, sin)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(angles) {
             for (y, x) in y.chunks_exact_mut(dims.head_dim).zip(x.chunks_exact(dims.head_dim)) {
-                let ((y, y_rest), (x, x_rest)) = (y.split_at_mut(dims.rotated), x.split_at(dims.rotated));
-                y_rest.copy_from_slice(x_rest);
-                let ((a, b), (u, v)) = (y.split_at_mut(pairs), x.split_at(pairs));
-                for (((((a, b), u), v), cos), sin) in a.iter_mut().zip(b).zip(u).zip(v).zip(cos).zip(sin) {
-                    [*a, *b] = turned(*u, *v, *cos, sin * sign);
-                }
+                turn_head_from(x, y, cos, sin, sign);
             }
         }
+    }
+}
+
+/// Turns the first pairs of a head, as many as there are angles, in place.
+#[inline(always)]
+pub(super) fn turn_head<T: Element>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
+    let (first, second) = head[..2 * cos.len()].split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        [*a, *b] = turned(*a, *b, *cos, sin * sign);
+    }
+}
+
+/// As [`turn_head`], from x to y; the rest is copied.
+#[inline(always)]
+pub(super) fn turn_head_from<T: Element>(x: &[T], y: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
+    let pairs = cos.len();
+    let ((y, y_rest), (x, x_rest)) = (y.split_at_mut(2 * pairs), x.split_at(2 * pairs));
+    y_rest.copy_from_slice(x_rest);
+    let ((a, b), (u, v)) = (y.split_at_mut(pairs), x.split_at(pairs));
+    for (((((a, b), u), v), cos), sin) in a.iter_mut().zip(b).zip(u).zip(v).zip(cos).zip(sin) {
+        [*a, *b] = turned(*u, *v, *cos, sin * sign);
     }
 }
 

@@ -6,12 +6,13 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::{
-    AttentionDims, AttentionSaved, Dropout, Element, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims,
-    Moments, Pool, RmsNormDims, RopeDims, RopeTable, RowKey, block_squares, convert, dropout, embedding,
-    embedding_backward, head_loss, head_loss_backward, head_loss_scratch, linear, linear_db, linear_dw,
-    linear_dw_once, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm,
-    rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks,
-    swiglu, swiglu_backward,
+    AttentionDims, AttentionSaved, Dropout, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims,
+    LinearDims, LogitsDims, Moments, Pool, RmsNormDims, RopeDims, RopeTable, RowKey, block_squares, convert,
+    dropout, embedding, embedding_backward, head_loss, head_loss_backward, head_loss_scratch, head_norm_rope,
+    head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_once, linear_dx,
+    linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm, rms_norm_backward,
+    rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks, swiglu,
+    swiglu_backward,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 
@@ -96,6 +97,7 @@ impl<T: Element> Bench<'_, T> {
         self.squares();
         self.moving();
         self.logits();
+        self.head_norm_rope();
     }
 
     fn linear(&mut self) {
@@ -169,6 +171,43 @@ impl<T: Element> Bench<'_, T> {
         let mut y = x.clone();
         rope_backward(self.pool, dims, &cos, &sin, &mut y);
         self.compare("rope backward", &y, &reference::rope(dims, &cos, &sin, -1.0, &wide(&x)));
+    }
+
+    fn head_norm_rope(&mut self) {
+        let rope = RopeDims { rows: 37, heads: 5, head_dim: 20, rotated: 16 };
+        let dims = HeadNormRopeDims { rope, eps: 1e-5 };
+        let (x, w, dy) = (self.random(37 * 100), self.random(20), self.random(37 * 100));
+        let positions: Vec<i32> = (0..37).map(|i| i * 11).collect();
+        let (mut cos, mut sin) = (vec![0.0; 37 * 8], vec![0.0; 37 * 8]);
+        rope_angles(self.pool, &RopeTable::plain(1e4, 16), &positions, &mut cos, &mut sin);
+        let (mut y, mut rstd) = (x.clone(), vec![0.0; 37 * 5]);
+        head_norm_rope(self.pool, dims, &x, &w, &cos, &sin, &mut y, &mut rstd);
+        let [expected, rstds] = reference::head_norm_rope(dims, &wide(&x), &wide(&w), &cos, &sin);
+        self.compare("head_norm_rope", &y, &expected);
+        self.compare("head_norm_rope rstd", &rstd, &rstds);
+        let (mut dh, mut dw) = (x.clone(), vec![0.0f32; 20]);
+        let mut scratch = vec![0.0; head_norm_rope_scratch(dims)];
+        head_norm_rope_backward(
+            self.pool,
+            dims,
+            &dy,
+            &x,
+            &rstd,
+            &w,
+            &cos,
+            &sin,
+            &mut dh,
+            &mut dw,
+            &mut scratch,
+        );
+        let [expected, _] =
+            reference::head_norm_rope_backward(dims, &wide(&x), &wide(&w), &cos, &sin, &wide(&dy));
+        self.compare("head_norm_rope dh", &dh, &expected);
+        // The gradient of w adds up what was rounded after its turn back.
+        let mut back = dy;
+        rope_backward(self.pool, rope, &cos, &sin, &mut back);
+        let [_, expected] = reference::rms_norm_backward(dims.norm(), &wide(&x), &wide(&w), &wide(&back));
+        self.compare("head_norm_rope dw", &dw, &expected);
     }
 
     fn attention(&mut self) {

@@ -15,6 +15,7 @@ mod flash;
 mod head;
 mod library;
 mod line;
+mod norm_rope;
 mod processors;
 mod products;
 mod programs;

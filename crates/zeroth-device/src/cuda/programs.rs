@@ -31,11 +31,12 @@ struct Program {
 }
 
 /// What every device loads when it is opened.
-fn programs() -> [Program; 5] {
+fn programs() -> [Program; 6] {
     let program = |name: &str, files| Program { name: name.to_owned(), begin: String::new(), files };
     [
         program("elements.cu", files!("elements.cu")),
         program("head.cu", files!("head.cu")),
+        program("norm_rope.cu", files!("norm_rope.cu")),
         program("product.cu", files!("product.cu")),
         program("rows.cu", files!("rows.cu")),
         program("step.cu", files!("step.cu")),
@@ -131,6 +132,8 @@ entries! {
     Look: "elements.cu", "look", One;
     SoftmaxLoss: "head.cu", "softmax_loss", One;
     SumLosses: "head.cu", "sum_losses", None;
+    HeadNormRope: "norm_rope.cu", "head_norm_rope", One;
+    HeadNormRopeBackward: "norm_rope.cu", "head_norm_rope_backward", One;
     Product: "product.cu", "product", Widening;
     Noise: "product.cu", "noise", One;
     Differ: "product.cu", "differ", None;

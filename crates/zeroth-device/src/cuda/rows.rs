@@ -17,7 +17,7 @@ const BLOCKS: usize = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spans {
     /// Threads of a row.
-    span: usize,
+    pub(super) span: usize,
 }
 
 impl Spans {
@@ -29,7 +29,7 @@ impl Spans {
     }
 
     /// Rows that a block has beside each other.
-    const fn slots(self) -> usize {
+    pub(super) const fn slots(self) -> usize {
         THREADS as usize / self.span
     }
 
@@ -93,7 +93,7 @@ pub(super) fn sum_columns(
     add_column_sums(line, partials, total, [blocks, width])
 }
 
-fn add_column_sums(
+pub(super) fn add_column_sums(
     line: &Line,
     partials: Address,
     total: Address,

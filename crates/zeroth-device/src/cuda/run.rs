@@ -3,11 +3,11 @@
 use zeroth_base::DType;
 
 use super::cublaslt::place;
-use super::line::{LOT, Line, THREADS, float, in_sixteens};
+use super::line::{Line, THREADS, float};
 use super::products::{Matrix, Products, Task};
 use super::programs::Entry;
 use super::scratch::{WORKSPACE, blocks, exact_sums};
-use super::{attention, head, rows};
+use super::{attention, head, norm_rope, rows};
 use crate::cpu::{ExactSum, LinearDims, RowKey};
 use crate::{
     Control, DeviceError, GROUPS, Kernel, Landing, Optimizer, Recipe, Record, Report, Rounding, Span,
@@ -37,25 +37,12 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
         Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw } => {
             rows::norm_backward(line, dims, [dy, h, rstd, w], residual, [dh, dw])
         }
-        Kernel::Rope { dims, cos, sin, x, y, back } => {
-            let angles = dims.rows * (dims.rotated / 2);
-            if dims.rotated > dims.head_dim || !dims.rotated.is_multiple_of(2) {
-                let problem =
-                    format!("{} of {} elements of a head cannot turn in pairs", dims.rotated, dims.head_dim);
-                return Err(line.refuse(problem));
-            }
-            let (cos, sin) = (line.words("cos", cos, angles)?, line.words("sin", sin, angles)?);
-            let elements = dims.rows * dims.heads * dims.head_dim;
-            let (x, y) = (line.typed("x", x, elements)?, line.typed("y", y, elements)?);
-            let pairs = dims.rotated / 2;
-            let whole = pairs.is_multiple_of(LOT) && dims.head_dim.is_multiple_of(LOT);
-            let lots = whole && in_sixteens(&[cos, sin, x, y]);
-            let items = dims.rows * dims.heads * (dims.head_dim - pairs) / if lots { LOT } else { 1 };
-            let sizes = [dims.rows, dims.heads, dims.head_dim, dims.rotated].map(|size| size as u64);
-            let [rows, heads, head_dim, rotated] = sizes;
-            let sign = float(if back { -1.0 } else { 1.0 });
-            let arguments = [cos, sin, x, y, rows, heads, head_dim, rotated, sign, u64::from(lots)];
-            line.each(Entry::Rope, &[dtype], items, &arguments)
+        Kernel::Rope { dims, cos, sin, x, y, back } => norm_rope::rope(line, dims, [cos, sin], x, y, back),
+        Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd } => {
+            norm_rope::forward(line, dims, [x, w], [cos, sin], [y, rstd])
+        }
+        Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw } => {
+            norm_rope::backward(line, dims, [dy, h, rstd, w], [cos, sin], [dh, dw])
         }
         Kernel::Attention { dims, starts, q, k, v, y, lse } => {
             attention::forward(line, &dims, starts, [q, k, v], y, lse)

@@ -61,6 +61,10 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
         Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
         Kernel::LinearDb { dims, .. } => [column_sums(dims.rows, dims.outputs), 0, 0],
         Kernel::RmsNormBackward { dims, .. } => [column_sums(dims.rows, dims.width), 0, 0],
+        Kernel::HeadNormRopeBackward { dims, .. } => {
+            let norm = dims.norm();
+            [column_sums(norm.rows, norm.width), 0, 0]
+        }
         Kernel::AttentionBackward { dims, .. } => [4 * deltas(&dims) as u64, 0, 0],
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => [
             WORKSPACE,

@@ -17,6 +17,7 @@ const LINEAR: LinearDims = LinearDims { rows: ROWS, inputs: WIDTH, outputs: 290 
 const EMBEDDING: EmbeddingDims = EmbeddingDims { vocab: 90, width: WIDTH };
 const NORM: RmsNormDims = RmsNormDims { rows: ROWS, width: WIDTH, eps: 1e-5 };
 const ROPE: RopeDims = RopeDims { rows: ROWS, heads: 10, head_dim: 28, rotated: 28 };
+const HEAD_NORM_ROPE: HeadNormRopeDims = HeadNormRopeDims { rope: ROPE, eps: 1e-5 };
 const ATTENTION: AttentionDims =
     AttentionDims { rows: ROWS, heads: 10, kv_heads: 5, head_dim: 28, window: None, scale: 0.2 };
 const WINDOW: AttentionDims = AttentionDims { window: Some(33), ..ATTENTION };
@@ -59,6 +60,7 @@ impl<T: Element> Everything<T> {
         let scratch = [
             linear_scratch(LINEAR, MOST_THREADS),
             rms_norm_scratch(NORM),
+            head_norm_rope_scratch(HEAD_NORM_ROPE),
             attention_scratch(&ATTENTION, MOST_THREADS),
             attention_backward_scratch(&ATTENTION, MOST_THREADS),
             head_loss_scratch(HEAD, MOST_THREADS),
@@ -66,7 +68,7 @@ impl<T: Element> Everything<T> {
         ];
         let narrow = [
             290, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 140, 140, 280, 140, 140, 280, 280,
-            280, 280,
+            280, 280, 280, 280,
         ];
         let wide = [
             290 * WIDTH,
@@ -80,6 +82,8 @@ impl<T: Element> Everything<T> {
             10 * ROWS,
             VOCAB * 8,
             5 * 290,
+            10 * ROWS,
+            28,
             FLAT,
             FLAT,
             FLAT,
@@ -110,7 +114,7 @@ impl<T: Element> Everything<T> {
             wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
             sums: vec![0.0; FLAT.div_ceil(BLOCK) + 3],
             moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
-            scratch: vec![0.0; scratch.into_iter().max().expect("there are six")],
+            scratch: vec![0.0; scratch.into_iter().max().expect("there are seven")],
         }
     }
 
@@ -125,18 +129,20 @@ impl<T: Element> Everything<T> {
         let [y, dx, embedded, h, normed, plain, dh, turned, back, swished, dgate, dup, dk, dv, dq, rest @ ..] =
             &mut self.narrow[..]
         else {
-            unreachable!("23 outputs")
+            unreachable!("25 outputs")
         };
-        let [dk_window, dv_window, dq_window, out, out_window, dropped, head_dx, weights] = rest else {
-            unreachable!("23 outputs")
+        let [dk_window, dv_window, dq_window, out, out_window, dropped, both, both_dh, head_dx, weights] =
+            rest
+        else {
+            unreachable!("25 outputs")
         };
-        let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, answers, updated @ ..] =
+        let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, answers, others @ ..] =
             &mut self.wide[..]
         else {
-            unreachable!("17 outputs")
+            unreachable!("19 outputs")
         };
-        let [master, first, second, total, kept_first, kept_second] = updated else {
-            unreachable!("17 outputs")
+        let [head_rstd, dhead, master, first, second, total, kept_first, kept_second] = others else {
+            unreachable!("19 outputs")
         };
         self.moments.iter_mut().for_each(|moments| moments.fill(bf16::ONE));
         linear(pool, LINEAR, x, &self.weight, Some(&self.weight[..290]), y, s);
@@ -153,6 +159,9 @@ impl<T: Element> Everything<T> {
         rope(pool, ROPE, cos, sin, turned);
         convert(pool, x, back);
         rope_backward(pool, ROPE, cos, sin, back);
+        head_norm_rope(pool, HEAD_NORM_ROPE, x, &w[..28], cos, sin, both, head_rstd);
+        let (dims, w) = (HEAD_NORM_ROPE, &w[..28]);
+        head_norm_rope_backward(pool, dims, other, x, head_rstd, w, cos, sin, both_dh, dhead, s);
         swiglu(pool, x, other, swished);
         swiglu_backward(pool, other, x, other, dgate, dup);
         attention(pool, &ATTENTION, &STARTS, x, k, v, out, lse, s);

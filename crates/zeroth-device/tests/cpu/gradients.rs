@@ -101,6 +101,27 @@ fn the_gradient_of_rope_is_a_slope_where_part_of_a_head_turns() {
 }
 
 #[test]
+fn the_gradients_of_the_norm_of_heads_that_turn_are_slopes() {
+    let pool = Pool::new(2);
+    for (head_dim, rotated) in [(8, 6), (6, 6)] {
+        let rope = RopeDims { rows: 4, heads: 3, head_dim, rotated };
+        let (dims, count) = (HeadNormRopeDims { rope, eps: 1e-2 }, 12 * head_dim);
+        let (mut cos, mut sin) = (vec![0.0; 12], vec![0.0; 12]);
+        rope_angles(&pool, &RopeTable::plain(100.0, rotated), &[0, 1, 7, 3], &mut cos, &mut sin);
+        let (h, w, dy) = (random("h", count), random("w", head_dim), random("dy", count));
+        let (mut y, mut rstd) = (vec![0.0; count], vec![0.0; 12]);
+        head_norm_rope(&pool, dims, &h, &w, &cos, &sin, &mut y, &mut rstd);
+        let (mut dh, mut dw) = (vec![0.0; count], vec![0.0; head_dim]);
+        let mut scratch = vec![0.0; head_norm_rope_scratch(dims)];
+        head_norm_rope_backward(&pool, dims, &dy, &h, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+        let (h64, w64) = (wide(&h), wide(&w));
+        let loss = |h: &[f64], w: &[f64]| dot(&reference::head_norm_rope(dims, h, w, &cos, &sin)[0], &dy);
+        near("dh", &dh, &differences(&h, |h| loss(h, &w64)));
+        near("dw", &dw, &differences(&w, |w| loss(&h64, w)));
+    }
+}
+
+#[test]
 fn the_gradients_of_attention_are_slopes() {
     let pool = Pool::new(2);
     for (heads, kv_heads, window) in [(4, 2, None), (3, 1, Some(3)), (2, 2, Some(1))] {

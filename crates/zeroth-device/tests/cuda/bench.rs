@@ -43,6 +43,8 @@ pub(crate) struct Bench {
     pub(crate) seed: u64,
     pub(crate) next: u64,
     pub(crate) wrong: usize,
+    /// A word that the names of groups must hold.
+    pub(crate) only: Option<String>,
 }
 
 pub(crate) fn to_bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
@@ -75,7 +77,11 @@ pub(crate) fn narrow(values: &[f64]) -> Vec<f32> {
 impl Bench {
     pub(crate) fn new(device: CudaDevice) -> Self {
         let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
-        Self { device, pool, dtype: DType::F32, seed: 0, next: 0, wrong: 0 }
+        Self { device, pool, dtype: DType::F32, seed: 0, next: 0, wrong: 0, only: None }
+    }
+
+    pub(crate) fn wants(&self, group: &str) -> bool {
+        self.only.as_ref().is_none_or(|word| group.contains(word.as_str()))
     }
 
     /// Normal numbers as the type at hand stores them: the reference gets what the kernel gets.
@@ -191,7 +197,7 @@ impl Bench {
                 Expected::Bits(expected) => {
                     let same = bytes == expected.as_slice();
                     if !same {
-                        problems.push("other bits than the processor's");
+                        problems.push("other bits than expected");
                     }
                     f64::from(u8::from(!same))
                 }

@@ -53,7 +53,14 @@ impl Machine<'_> {
                     lands.push((*bias, (0..out).map(db).collect()));
                 }
             }
-            GradOp::RmsNorm(_) | GradOp::HeadNorm(_) | GradOp::AddRmsNorm(_) => {
+            GradOp::HeadNormRope(Op::HeadNormRope { heads, .. }) => {
+                let weight = &self.params[forward.params[0].index()];
+                let normed = self.rotate(get(2), heads as usize, -1.0);
+                let (dx, dw) = norm_backward(get(0), get(1), &normed, weight);
+                outputs.push(dx);
+                lands.push((forward.params[0], dw));
+            }
+            GradOp::RmsNorm(_) | GradOp::AddRmsNorm(_) => {
                 let weight = &self.params[forward.params[0].index()];
                 let (mut dx, dw) = norm_backward(get(0), get(1), get(2), weight);
                 if node.inputs.len() > 3 {

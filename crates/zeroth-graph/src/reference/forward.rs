@@ -31,8 +31,11 @@ impl Machine<'_> {
                 }
                 vec![y]
             }
-            Op::RmsNorm { eps } | Op::HeadNorm { eps, .. } => {
-                norm(get(0), &self.params[node.params[0].index()], eps)
+            Op::RmsNorm { eps } => norm(get(0), &self.params[node.params[0].index()], eps),
+            Op::HeadNormRope { heads, eps } => {
+                let mut outputs = norm(get(0), &self.params[node.params[0].index()], eps);
+                outputs[0] = self.rotate(&outputs[0], heads as usize, 1.0);
+                outputs
             }
             Op::AddRmsNorm { eps } => {
                 let sum: Vec<f64> = get(0).iter().zip(get(1)).map(|(r, x)| r + x).collect();

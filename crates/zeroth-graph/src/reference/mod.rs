@@ -172,7 +172,7 @@ fn log_sum(logits: &[f64]) -> f64 {
     logits.iter().map(|logit| logit.exp()).sum::<f64>().ln()
 }
 
-/// Groups as wide as the weight: rows for a norm, heads for a head norm.
+/// Groups as wide as the weight: rows for a norm, heads for the norm of q or k.
 fn norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<Vec<f64>> {
     let width = weight.len();
     let rstd: Vec<f64> = x

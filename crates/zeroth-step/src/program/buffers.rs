@@ -553,7 +553,7 @@ impl Way {
 /// What an op and its gradient read beside their operands.
 fn beside(op: Op) -> &'static [Content] {
     match op {
-        Op::Rope { .. } => &[Content::Cosines, Content::Sines],
+        Op::Rope { .. } | Op::HeadNormRope { .. } => &[Content::Cosines, Content::Sines],
         Op::Attention { .. } => &[Content::Starts],
         Op::Dropout { .. } => &[Content::Keys],
         _ => &[],

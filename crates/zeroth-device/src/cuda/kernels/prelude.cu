@@ -121,6 +121,26 @@ template <typename T> __device__ __forceinline__ Packed<T> pack(const float (&lo
     return packed;
 }
 
+// One look for NaN a lot: a branch a pair costs as much as all the rest.
+template <> __device__ __forceinline__ Packed<Bf16> pack<Bf16>(const float (&lot)[LOT]) {
+    u32 word[4];
+    bool broken = false;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word[i]) : "f"(lot[2 * i + 1]), "f"(lot[2 * i]));
+        broken |= lot[2 * i] != lot[2 * i] || lot[2 * i + 1] != lot[2 * i + 1];
+    }
+    // The instruction has one NaN for all.
+    if (broken) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            word[i] = (u32)from_f32<Bf16>(lot[2 * i]).bits | (u32)from_f32<Bf16>(lot[2 * i + 1]).bits << 16;
+    }
+    Packed<Bf16> packed;
+    packed.pieces[0] = make_uint4(word[0], word[1], word[2], word[3]);
+    return packed;
+}
+
 template <typename T> __device__ __forceinline__ void write_packed(T *to, const Packed<T> &packed) {
 #pragma unroll
     for (int i = 0; i < LOT * (int)sizeof(T) / 16; i++) ((uint4 *)to)[i] = packed.pieces[i];

@@ -2,7 +2,8 @@
 
 use zeroth_device::Kernel;
 use zeroth_device::cpu::{
-    AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RopeDims,
+    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
+    RopeDims,
 };
 use zeroth_graph::{GradNode, GradOp, Landing, Node, Op, ParamId, Value};
 
@@ -13,9 +14,6 @@ impl At<'_> {
     fn norm_dims(&self, op: Op, x: Value) -> RmsNormDims {
         let (rows, width) = (self.rows as usize, self.width(x));
         match op {
-            Op::HeadNorm { heads, eps } => {
-                RmsNormDims::per_head(rows, heads as usize, width / heads as usize, eps as f32)
-            }
             Op::RmsNorm { eps } | Op::AddRmsNorm { eps } => RmsNormDims { rows, width, eps: eps as f32 },
             other => unreachable!("{} is no norm", other.name()),
         }
@@ -44,24 +42,27 @@ impl At<'_> {
         self.part(Content::Starts, 0, self.source.graph.info(self.source.graph.inputs[0]).rows + 2, 4)
     }
 
+    fn rope_dims(&self, heads: u64, x: Value) -> RopeDims {
+        let head_dim = self.width(x) / heads as usize;
+        let rotated = 2 * self.source.graph.rotary.frequencies.len();
+        RopeDims { rows: self.rows as usize, heads: heads as usize, head_dim, rotated }
+    }
+
+    /// Cosines and sines of the model's angles.
+    fn angles(&self) -> [Span; 2] {
+        let pairs = self.source.graph.rotary.frequencies.len() as u64;
+        [Content::Cosines, Content::Sines].map(|content| self.part(content, 0, self.rows * pairs, 4))
+    }
+
     fn rope(&self, op: Op, x: Value, y: Value, back: bool) -> Kernel {
         let Op::Rope { heads } = op else { unreachable!("rope's own kernel") };
-        let pairs = self.source.graph.rotary.frequencies.len() as u64;
-        let head_dim = self.width(x) / heads as usize;
-        let angles = |content| self.part(content, 0, self.rows * pairs, 4);
-        Kernel::Rope {
-            dims: RopeDims {
-                rows: self.rows as usize,
-                heads: heads as usize,
-                head_dim,
-                rotated: 2 * pairs as usize,
-            },
-            cos: angles(Content::Cosines),
-            sin: angles(Content::Sines),
-            x: self.value(x),
-            y: self.value(y),
-            back,
-        }
+        let ([cos, sin], dims) = (self.angles(), self.rope_dims(heads, x));
+        Kernel::Rope { dims, cos, sin, x: self.value(x), y: self.value(y), back }
+    }
+
+    fn head_norm_rope_dims(&self, op: Op, x: Value) -> HeadNormRopeDims {
+        let Op::HeadNormRope { heads, eps } = op else { unreachable!("its own dims") };
+        HeadNormRopeDims { rope: self.rope_dims(heads, x), eps: eps as f32 }
     }
 
     fn dropout(&self, op: Op, x: Value, y: Value) -> Kernel {
@@ -103,7 +104,19 @@ impl At<'_> {
                 bias: node.params.get(1).map(|bias| self.param(*bias)),
                 y: output(0),
             },
-            Op::RmsNorm { .. } | Op::HeadNorm { .. } => Kernel::RmsNorm {
+            Op::HeadNormRope { .. } => {
+                let [cos, sin] = self.angles();
+                Kernel::HeadNormRope {
+                    dims: self.head_norm_rope_dims(node.op, node.inputs[0]),
+                    x: input(0),
+                    w: self.param(node.params[0]),
+                    cos,
+                    sin,
+                    y: output(0),
+                    rstd: output(1),
+                }
+            }
+            Op::RmsNorm { .. } => Kernel::RmsNorm {
                 dims: self.norm_dims(node.op, node.inputs[0]),
                 x: input(0),
                 w: self.param(node.params[0]),
@@ -222,7 +235,22 @@ impl At<'_> {
                 });
                 return weight.into_iter().chain(bias).collect();
             }
-            GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) | GradOp::HeadNorm(op) => {
+            GradOp::HeadNormRope(op) => {
+                let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
+                let [cos, sin] = self.angles();
+                Kernel::HeadNormRopeBackward {
+                    dims: self.head_norm_rope_dims(op, node.inputs[0]),
+                    dy: input(2),
+                    h: input(0),
+                    rstd: input(1),
+                    w: self.param(node.params[0]),
+                    cos,
+                    sin,
+                    dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
+                    dw: self.landing(node, node.params[0]),
+                }
+            }
+            GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) => {
                 let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
                 Kernel::RmsNormBackward {
                     dims: self.norm_dims(op, node.inputs[0]),

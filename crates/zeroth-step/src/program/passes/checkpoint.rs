@@ -76,7 +76,7 @@ impl Model<'_> {
         for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside(node)) {
             // What is large and only an op's result; a residual sum flows on and stays.
             let given: &[Value] = match node.op {
-                Op::RmsNorm { .. } | Op::HeadNorm { .. } | Op::SwiGlu => &node.outputs[..1],
+                Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::SwiGlu => &node.outputs[..1],
                 Op::AddRmsNorm { .. } => &node.outputs[1..2],
                 Op::Attention { .. } => &node.outputs,
                 _ => continue,
@@ -88,7 +88,18 @@ impl Model<'_> {
             for value in given {
                 dropped[value.index()] = true;
             }
-            groups.push(Group { dropped, nodes: vec![index] });
+            // What attention reads may be dropped as well: then it is computed again first, in one group with it.
+            let mut nodes = Vec::new();
+            groups.retain(|earlier: &Group| {
+                let feeds = node.inputs.iter().any(|value| earlier.dropped[value.index()]);
+                if feeds {
+                    nodes.extend(&earlier.nodes);
+                    dropped.iter_mut().zip(&earlier.dropped).for_each(|(all, one)| *all |= one);
+                }
+                !feeds
+            });
+            nodes.push(index);
+            groups.push(Group { dropped, nodes });
         }
         groups
     }

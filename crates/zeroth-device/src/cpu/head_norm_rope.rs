@@ -1,0 +1,244 @@
+//! The norm of every head and the turn that follows it in one pass, as Qwen 3 has them for q and k, and the gradient of both.
+//!
+//! What is normed is rounded before it turns, and a gradient that was turned back before it meets the norm: the bits are
+//! those of [`super::rms_norm()`] and [`super::rope()`], one after the other.
+
+use super::cut::Chunks;
+use super::element::Element;
+use super::path::each_path;
+use super::pool::Pool;
+use super::rms_norm::{RmsNormDims, along, norm_row, rms_norm_scratch, slope};
+use super::rope::{RopeDims, turn_head, turn_head_from};
+use super::stream;
+use super::{check_len, check_scratch, columns};
+
+/// The sizes of what is normed and turned: [rows, heads · head_dim].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadNormRopeDims {
+    /// Tokens, heads, elements of a head, and how many of them turn.
+    pub rope: RopeDims,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl HeadNormRopeDims {
+    /// The norm alone.
+    pub const fn norm(self) -> RmsNormDims {
+        let RopeDims { rows, heads, head_dim, .. } = self.rope;
+        RmsNormDims::per_head(rows, heads, head_dim, self.eps)
+    }
+
+    fn check(self, cos: &[f32], sin: &[f32]) {
+        let RopeDims { rows, head_dim, rotated, .. } = self.rope;
+        assert!(
+            rotated <= head_dim && rotated.is_multiple_of(2),
+            "{rotated} of {head_dim} elements of a head cannot turn in pairs"
+        );
+        check_len("cos", cos.len(), rows * (rotated / 2));
+        check_len("sin", sin.len(), rows * (rotated / 2));
+    }
+}
+
+/// y = norm(x) · w by heads, turned by each row's angles. Writes y and `rstd [rows, heads]`.
+pub fn head_norm_rope<T: Element>(
+    pool: &Pool,
+    dims: HeadNormRopeDims,
+    x: &[T],
+    w: &[T],
+    cos: &[f32],
+    sin: &[f32],
+    y: &mut [T],
+    rstd: &mut [f32],
+) {
+    let RmsNormDims { rows, width, .. } = dims.norm();
+    dims.check(cos, sin);
+    check_len("x", x.len(), rows * width);
+    check_len("w", w.len(), width);
+    check_len("y", y.len(), rows * width);
+    check_len("rstd", rstd.len(), rows);
+    if rows * width == 0 {
+        return;
+    }
+    let parts = (Chunks::new(y, columns::BLOCK * width), Chunks::new(rstd, columns::BLOCK));
+    pool.each(parts, |block, (y, rstd)| {
+        let x = columns::block_of(x, width, block);
+        norm_and_turn(pool.path(), dims, block * columns::BLOCK, x, w, cos, sin, y, rstd);
+    });
+}
+
+/// f32 elements of scratch that [`head_norm_rope_backward`] needs.
+pub const fn head_norm_rope_scratch(dims: HeadNormRopeDims) -> usize {
+    rms_norm_scratch(dims.norm())
+}
+
+/// The gradient of [`head_norm_rope`], whose input was `h`. Writes dh; dw += in f32.
+pub fn head_norm_rope_backward<T: Element>(
+    pool: &Pool,
+    dims: HeadNormRopeDims,
+    dy: &[T],
+    h: &[T],
+    rstd: &[f32],
+    w: &[T],
+    cos: &[f32],
+    sin: &[f32],
+    dh: &mut [T],
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let RmsNormDims { rows, width, .. } = dims.norm();
+    dims.check(cos, sin);
+    check_len("dy", dy.len(), rows * width);
+    check_len("h", h.len(), rows * width);
+    check_len("rstd", rstd.len(), rows);
+    check_len("w", w.len(), width);
+    check_len("dh", dh.len(), rows * width);
+    check_len("dw", dw.len(), width);
+    check_scratch(scratch.len(), head_norm_rope_scratch(dims));
+    if rows * width == 0 {
+        return;
+    }
+    let partials = &mut scratch[..head_norm_rope_scratch(dims)];
+    let parts = (Chunks::new(dh, columns::BLOCK * width), Chunks::new(partials, width));
+    pool.each(parts, |block, (dh, dw)| {
+        dw.fill(0.0);
+        let (dy, h) = (columns::block_of(dy, width, block), columns::block_of(h, width, block));
+        let first = block * columns::BLOCK;
+        backward_heads(pool.path(), dims, first, dy, h, &rstd[first..], w, cos, sin, dh, dw);
+    });
+    columns::add_partials(pool, partials, dw);
+}
+
+/// The angles of the token that a head belongs to.
+#[inline(always)]
+fn of_token<'a>(dims: HeadNormRopeDims, head: usize, angles: &'a [f32]) -> &'a [f32] {
+    let pairs = dims.rope.rotated / 2;
+    &angles[head / dims.rope.heads * pairs..][..pairs]
+}
+
+each_path! {
+    /// Head by head, the first being number `first`: it turns while it is in the nearest cache.
+    fn norm_and_turn<T>(
+        dims: HeadNormRopeDims,
+        first: usize,
+        x: &[T],
+        w: &[T],
+        cos: &[f32],
+        sin: &[f32],
+        y: &mut [T],
+        rstd: &mut [f32],
+    ) {
+        let width = dims.rope.head_dim;
+        let heads = x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd);
+        for (head, ((x, y), rstd)) in heads.enumerate() {
+            *rstd = norm_row(dims.eps, x, w, y);
+            turn_head(y, of_token(dims, first + head, cos), of_token(dims, first + head, sin), 1.0);
+        }
+    }
+}
+
+each_path! {
+    fn backward_heads<T>(
+        dims: HeadNormRopeDims,
+        first: usize,
+        all_dy: &[T],
+        all_h: &[T],
+        rstd: &[f32],
+        w: &[T],
+        cos: &[f32],
+        sin: &[f32],
+        dh: &mut [T],
+        dw: &mut [f32],
+    ) {
+        let width = dims.rope.head_dim;
+        let w = &w[..width];
+        for (head, (dh, &rstd)) in dh.chunks_exact_mut(width).zip(rstd).enumerate() {
+            let (dy, h) = (&all_dy[head * width..][..width], &all_h[head * width..][..width]);
+            // The next head is read while this one is computed.
+            for values in [all_dy, all_h] {
+                stream::ask_for(values.get((head + 1) * width..(head + 2) * width).unwrap_or_default());
+            }
+            turn_head_from(dy, dh, of_token(dims, first + head, cos), of_token(dims, first + head, sin), -1.0);
+            let along = along(dh, w, h, rstd);
+            for ((dw, dy), h) in dw.iter_mut().zip(&*dh).zip(h) {
+                *dw += dy.to_f32() * (h.to_f32() * rstd);
+            }
+            for ((dh, h), w) in dh.iter_mut().zip(h).zip(w) {
+                *dh = T::from_f32(slope(dh.to_f32(), h.to_f32(), w.to_f32(), rstd, along));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::cpu::{Path, normal, rms_norm, rms_norm_backward, rope, rope_backward};
+
+    fn random<T: Element>(name: u64, count: usize) -> Vec<T> {
+        let mut values = vec![T::default(); count];
+        normal(&Pool::new(1), 8, name, 0, 1.0, &mut values);
+        values
+    }
+
+    fn bits<T: Element>(values: &[T]) -> Vec<u32> {
+        values.iter().map(|value| value.to_f32().to_bits()).collect()
+    }
+
+    fn one_pass_is_two_kernels<T: Element>(path: Path, threads: usize, rope_dims: RopeDims) {
+        let pool = Pool::on_path(threads, path).unwrap();
+        let dims = HeadNormRopeDims { rope: rope_dims, eps: 1e-5 };
+        let (norm, case) = (dims.norm(), format!("{path}, {threads} threads, {}, {rope_dims:?}", T::DTYPE));
+        let (count, angles) = (norm.rows * norm.width, rope_dims.rows * rope_dims.rotated / 2);
+        let (x, w, dy) = (random::<T>(1, count), random::<T>(2, norm.width), random::<T>(3, count));
+        let (cos, sin) = (random::<f32>(4, angles), random::<f32>(5, angles));
+        let mut scratch = vec![f32::NAN; head_norm_rope_scratch(dims)];
+
+        let (mut y, mut rstd) = (vec![T::default(); count], vec![f32::NAN; norm.rows]);
+        head_norm_rope(&pool, dims, &x, &w, &cos, &sin, &mut y, &mut rstd);
+        let (mut two, mut two_rstd) = (vec![T::default(); count], vec![f32::NAN; norm.rows]);
+        rms_norm(&pool, norm, &x, &w, &mut two, &mut two_rstd);
+        rope(&pool, rope_dims, &cos, &sin, &mut two);
+        assert_eq!((bits(&y), bits(&rstd)), (bits(&two), bits(&two_rstd)), "{case}");
+
+        let (mut dh, mut dw) = (vec![T::default(); count], vec![0.5; norm.width]);
+        head_norm_rope_backward(&pool, dims, &dy, &x, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+        let (mut two, mut two_dw, mut back) = (vec![T::default(); count], vec![0.5; norm.width], dy);
+        rope_backward(&pool, rope_dims, &cos, &sin, &mut back);
+        scratch.fill(f32::NAN);
+        rms_norm_backward(&pool, norm, &back, &x, &rstd, &w, None, &mut two, &mut two_dw, &mut scratch);
+        assert_eq!((bits(&dh), bits(&dw)), (bits(&two), bits(&two_dw)), "{case}, backward");
+    }
+
+    #[test]
+    fn one_pass_has_the_bits_of_the_two_kernels() {
+        for (rows, heads, head_dim, rotated) in [
+            (1, 1, 2, 2),
+            (5, 3, 6, 6),
+            (37, 5, 20, 12),
+            (70, 3, 128, 128),
+            (9, 16, 64, 64),
+            (3, 2, 8, 0),
+            (0, 2, 8, 8),
+        ] {
+            let dims = RopeDims { rows, heads, head_dim, rotated };
+            for &path in Path::available() {
+                for threads in 1..=3 {
+                    one_pass_is_two_kernels::<f32>(path, threads, dims);
+                    one_pass_is_two_kernels::<bf16>(path, threads, dims);
+                    one_pass_is_two_kernels::<f16>(path, threads, dims);
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "10 of 8 elements of a head cannot turn in pairs")]
+    fn more_than_a_head_cannot_turn() {
+        let rope = RopeDims { rows: 1, heads: 1, head_dim: 8, rotated: 10 };
+        let (x, angles, mut y) = ([0.0f32; 8], [0.0; 5], [0.0f32; 8]);
+        let dims = HeadNormRopeDims { rope, eps: 1e-5 };
+        head_norm_rope(&Pool::new(1), dims, &x, &x, &angles, &angles, &mut y, &mut [0.0]);
+    }
+}
