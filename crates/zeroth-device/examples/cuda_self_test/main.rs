@@ -29,6 +29,7 @@ use zeroth_device::{
 
 #[path = "../../tests/cuda/bench.rs"]
 mod bench;
+mod ranks;
 #[path = "../../tests/cuda/step.rs"]
 mod step;
 mod timings;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
 impl Bench {
     fn all(&mut self) -> Outcome {
         self.queues()?;
+        self.ranks()?;
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             self.dtype = dtype;
             for (rows, inputs, outputs) in
