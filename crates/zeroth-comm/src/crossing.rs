@@ -191,12 +191,15 @@ impl Shared {
         }
     }
 
-    /// A rank leaves after its device has come past all that it was sent to.
+    /// A rank leaves after its device has come past all that it was sent to, unless that device failed.
     fn has_left_too_early(&self, peer: usize) -> bool {
         // Acquire in `state`: with it the rank's last points are seen.
         let has_left = self.segment.slot(peer).state() == LEFT;
-        let sent = |rank: usize| self.segment.turn(rank).sent.load(Ordering::Relaxed);
-        has_left && !reached(sent(peer), sent(self.rank))
+        let word = |rank: usize| {
+            let turn = self.segment.turn(rank);
+            if self.is_unseen() { &turn.sent } else { &turn.come }.load(Ordering::Relaxed)
+        };
+        has_left && !reached(word(peer), word(self.rank))
     }
 
     /// Lets all devices go. Those of living ranks may still write to their words: the thread comes back here until it is

@@ -1,11 +1,11 @@
 //! Compares every kernel of a card with its reference in f64, or bit by bit with the processor's kernel.
 //!
-//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick] [portable] [timings]
+//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick] [portable] [timings] [ranks]
 //!
 //! Needs an NVIDIA card and nothing else of this repository: the binary can be carried to the machine that has it. Outputs
 //! hold NaN before they are written, each kernel runs twice and must give the same bits, and what lies behind an output
 //! must stay as it is. One line a kernel; ends with 1 where one is wrong. `quick` leaves out the timings and `timings` all but
-//! them; with `portable` kernels use only what all cards have.
+//! them; `ranks` is a rank alone that meets itself, and nothing else; with `portable` kernels use only what all cards have.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(
     clippy::many_single_char_names,
@@ -55,8 +55,13 @@ fn main() -> ExitCode {
         begin.elapsed().as_secs_f64()
     );
     let mut bench = Bench::new(device);
-    let result = if asked("timings") { Ok(()) } else { bench.all() };
-    let result = result.and_then(|()| if asked("quick") { Ok(()) } else { bench.timings() });
+    let result = match (asked("timings"), asked("ranks")) {
+        (_, true) => bench.ranks(),
+        (true, false) => Ok(()),
+        (false, false) => bench.all(),
+    };
+    let is_done = asked("quick") || asked("ranks");
+    let result = result.and_then(|()| if is_done { Ok(()) } else { bench.timings() });
     if let Err(error) = result {
         println!("FAILED: {error}");
         return ExitCode::FAILURE;
