@@ -3,7 +3,7 @@
 Needs a GPU and a release build (`cargo build --release`). Trains every golden model in fp32 at stages 0 and 3 with one rank and
 two ranks on one card, and one model with offload and recomputation, and compares the losses with PyTorch's (1e-3); then
 compares programs with each other bit by bit in bf16 and fp16, the processor with the card, and two ranks that exchange bytes
-from card to card with two that do so through the host; last it kills a rank. PART names some of these: golden, same_bits,
+from card to card with two that do so through the host; last it kills a rank, and stops one. PART names some of these: golden, same_bits,
 both_devices, ways, lost_rank. Exit 1 where one is wrong.
 """
 import json
@@ -118,8 +118,16 @@ def ways(output):
 
 
 def lost_rank(output):
-    """A rank that is killed: the other one, whose card waits for it, ends and says who is lost."""
+    """A rank that is killed, and one that is stopped: the other one, whose card waits for it, ends and says who is lost."""
+    return sum(lose(output, *how) for how in ((signal.SIGKILL, "is dead: its process ended"),
+                                              (signal.SIGSTOP, "is stopped: its heartbeat has not moved")))
+
+
+def lose(output, by, expected):
     command = command_of("qwen3-tied", {"stage": 3}, "none", 2, 1, 2, ["--device", "cuda", "--bf16"], output, steps=1000000)
+    metrics = f"{output}/metrics.jsonl"
+    if os.path.exists(metrics):
+        os.remove(metrics)
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 env={**os.environ, "ZEROTH_GPU_COLLECTIVES": "ipc"})
     deadline, ranks = time.time() + 40, []
@@ -127,20 +135,19 @@ def lost_rank(output):
         time.sleep(0.1)
         with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as children:
             ranks = [int(pid) for pid in children.read().split()]
-        metrics = f"{output}/metrics.jsonl"
         if len(ranks) == 2 and os.path.exists(metrics) and os.path.getsize(metrics) > 4000:
             break
-    killed = time.time()
+    lost = time.time()
     if len(ranks) == 2:
-        os.kill(ranks[1], signal.SIGKILL)
+        os.kill(ranks[1], by)
     try:
         said = launcher.communicate(timeout=30)[0]
     except subprocess.TimeoutExpired:
         launcher.kill()
         said = launcher.communicate()[0]
-    lines = [line for line in said.splitlines() if "rank" in line and "step " in line][-3:]
-    right = launcher.returncode == 1 and "[rank 0] error:" in said and "is dead: its process ended" in said
-    print(f"a killed rank: {'ok' if right else 'WRONG'}, all had ended after {time.time() - killed:.1f} s")
+    lines = [line for line in said.splitlines() if "rank" in line and "step " in line][-4:]
+    right = launcher.returncode == 1 and "[rank 0] error:" in said and expected in said
+    print(f"a rank lost by {by.name}: {'ok' if right else 'WRONG'}, all had ended after {time.time() - lost:.1f} s")
     print("  " + "\n  ".join(lines if right else [said[-1500:]]))
     return int(not right)
 
