@@ -3,8 +3,8 @@
 Needs a GPU and a release build (`cargo build --release`). Trains every golden model in fp32 at stages 0 and 3 with one rank and
 two ranks on one card, and one model with offload and recomputation, and compares the losses with PyTorch's (1e-3); then
 compares programs with each other bit by bit in bf16 and fp16, the processor with the card, and two ranks that exchange bytes
-from card to card with two that do so through the host; last it kills a rank, and stops one. PART names some of these: golden, same_bits,
-both_devices, ways, lost_rank. Exit 1 where one is wrong.
+from card to card with two that do so through the host; last it kills a rank, and stops one. PART names some of these: golden,
+same_bits, both_devices, ways, lost_rank. Exit 1 where one is wrong.
 """
 import json
 import os

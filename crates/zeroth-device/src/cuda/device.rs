@@ -135,8 +135,11 @@ impl CudaDevice {
         self.driver.set_current(self.context)
     }
 
+    /// The stream of a queue. Where ranks share a card, collectives are in the stream of kernels: a card turns to another
+    /// process at once when the only stream at work waits, and two milliseconds later when one waits for another that waits.
     fn stream(&self, queue: Queue) -> Handle {
-        self.streams[queue as usize]
+        let in_line = queue == Queue::Comm && self.peers.as_ref().is_some_and(Peers::share_a_card);
+        self.streams[if in_line { Queue::Compute } else { queue } as usize]
     }
 
     fn marked(&self, mark: usize) -> Result<Handle, DeviceError> {

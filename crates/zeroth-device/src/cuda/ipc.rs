@@ -81,6 +81,7 @@ pub(super) fn door(
 /// A door of another rank, read.
 struct Door {
     handle: MemoryHandle,
+    card: Card,
     bytes: u64,
     token: [u8; TOKEN],
 }
@@ -88,11 +89,12 @@ struct Door {
 impl Door {
     fn read(door: &[u8]) -> Option<Self> {
         let (handle, rest) = door.split_first_chunk::<HANDLE>()?;
-        let (_, rest) = rest.split_first_chunk::<{ size_of::<Card>() }>()?;
+        let (card, rest) = rest.split_first_chunk::<{ size_of::<Card>() }>()?;
         let (bytes, rest) = rest.split_first_chunk::<8>()?;
         let token = *rest.first_chunk::<TOKEN>()?;
         (door.len() == DOOR).then_some(Self {
             handle: MemoryHandle(*handle),
+            card: *card,
             bytes: u64::from_le_bytes(*bytes),
             token,
         })
@@ -108,6 +110,7 @@ pub(super) struct Ipc {
     bytes: u64,
     words: Mapped,
     stride: u64,
+    shares_its_card: bool,
 }
 
 /// The ranks' words, mapped and pinned.
@@ -143,8 +146,11 @@ impl Ipc {
             return Err(DeviceError::Operands { what: "exchange", problem });
         }
         let words = map(driver, &doors.words)?;
-        let (rank, stride) = (doors.rank, doors.words.stride as u64);
-        let mut opened = Self { calls, rank, arenas: Vec::new(), bytes: own.1, words, stride };
+        let (rank, stride) = (doors.rank, stride as u64);
+        let cards: Vec<Option<Card>> = doors.doors.iter().map(|door| Some(Door::read(door)?.card)).collect();
+        let shares_its_card = cards.iter().filter(|card| **card == cards[rank]).count() > 1;
+        let (arenas, bytes) = (Vec::new(), own.1);
+        let mut opened = Self { calls, rank, arenas, bytes, words, stride, shares_its_card };
         let outcome = opened.pin(driver).and_then(|()| opened.reach_all(driver, own.0, doors, stream));
         if let Err(error) = outcome {
             opened.close(driver);
@@ -218,6 +224,11 @@ impl Ipc {
         unsafe { (self.calls.close)(arena) };
         read?;
         Err(failed("what it wrote there is not what is read".to_owned()))
+    }
+
+    /// Whether another rank is on this rank's card.
+    pub(super) const fn shares_its_card(&self) -> bool {
+        self.shares_its_card
     }
 
     /// Enqueues an exchange between the two points of a meeting.
@@ -304,6 +315,7 @@ mod tests {
         bytes.extend([9; TOKEN]);
         let door = Door::read(&bytes).unwrap();
         assert_eq!((door.handle.0, door.bytes, door.token), ([7; HANDLE], 4096, [9; TOKEN]));
+        assert_eq!(door.card, [1; size_of::<Card>()]);
         assert!(Door::read(&bytes[1..]).is_none());
         bytes.push(0);
         assert!(Door::read(&bytes).is_none());

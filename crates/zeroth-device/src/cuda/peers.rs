@@ -50,6 +50,14 @@ impl Peers {
         }
     }
 
+    /// Whether another rank is on this rank's card.
+    pub(super) const fn share_a_card(&self) -> bool {
+        match self {
+            Self::Ipc(ipc) => ipc.shares_its_card(),
+            Self::Nccl(_) => false,
+        }
+    }
+
     /// What ends the waiting for a lost rank from another thread; none where the ranks' words do.
     pub(super) fn let_go(&self) -> Option<Box<dyn Fn() + Send>> {
         match self {
