@@ -3,6 +3,7 @@
     cargo build --release
     python benches/card/steps.py                      # all cases
     python benches/card/steps.py 4b-optimizer-24      # some
+    python benches/card/steps.py --ranks 2 0.6b-zero2  # two ranks, which share a card where there is one
     python benches/card/steps.py --device cpu tiny    # whether the script works, without a card
 
 Prints tokens a second of the median step after the third, the model FLOPs of these tokens (6 a parameter, and causal
@@ -118,7 +119,8 @@ def run(name, arguments, work):
     is_packed = "--packing" in flags
     data += ".packed" if is_packed else ""
     lengths = (64, 1024) if is_packed else (length, length)
-    write_rows(data, rows * accumulation * (arguments.steps + is_packed) * length, lengths, vocabulary)
+    batch = rows * accumulation * arguments.ranks
+    write_rows(data, batch * (arguments.steps + is_packed) * length, lengths, vocabulary)
     # The model is not written at the end: this is about steps.
     zero = {**zero, "stage3_gather_16bit_weights_on_model_save": False}
     config = {
@@ -129,7 +131,7 @@ def run(name, arguments, work):
     trace = ["--trace", os.path.join(arguments.trace, f"{name}.json")] if arguments.trace else []
     command = [
         arguments.zeroth, "train", "--model", model, "--data", data, "--deepspeed", json.dumps(config),
-        "--device", arguments.device, "--ranks", "1", "--max-length", str(length),
+        "--device", arguments.device, "--ranks", str(arguments.ranks), "--max-length", str(length),
         "--max-steps", str(arguments.steps), "--save-steps", "0", "--output", output, *flags, *trace,
     ]
     used = Used()
@@ -156,6 +158,7 @@ def main():
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all but tiny without")
     parser.add_argument("--zeroth", default="target/release/zeroth", help="the binary")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--ranks", type=int, default=1, help="each has its own rows")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--trace", help="a folder for a timeline of each case")
     arguments = parser.parse_args()

@@ -1,13 +1,16 @@
-"""Golden runs and same bits on a GPU: `python tests/golden/run_on_gpu.py [BINARY]` from the root of the repository.
+"""Golden runs and same bits on a GPU: `python tests/golden/run_on_gpu.py [BINARY [PART...]]` from the root of the repository.
 
 Needs a GPU and a release build (`cargo build --release`). Trains every golden model in fp32 at stages 0 and 3 with one rank and
 two ranks on one card, and one model with offload and recomputation, and compares the losses with PyTorch's (1e-3); then
-compares programs with each other bit by bit in bf16 and fp16, and the processor with the card, at last over 200 steps of a
-model of 12 layers in bf16 (1 %). Exit 1 where one is wrong.
+compares programs with each other bit by bit in bf16 and fp16, the processor with the card, at last over 200 steps of a model
+of 12 layers in bf16 (1 %), and two ranks that exchange bytes from card to card with two that do so through the host; last it
+kills a rank, and stops one. PART names some of these: golden, same_bits, both_devices, curve, ways, lost_rank. Exit 1 where
+one is wrong.
 """
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,15 +22,19 @@ HOST = {"device": "cpu"}
 OFFLOAD = {"none": {}, "optimizer": {"offload_optimizer": HOST}, "both": {"offload_optimizer": HOST, "offload_param": HOST}}
 
 
-def train(model, zero, recompute, ranks, accumulation, micro_batch, flags, output):
+def command_of(model, zero, recompute, ranks, accumulation, micro_batch, flags, output, steps=20):
     config = {"zero_optimization": {"overlap_comm": True, **zero}, "zeroth": {"recompute": recompute}}
-    command = [
+    return [
         BINARY, "train", "--model", f"{GOLDEN}/{model}", "--data", f"{GOLDEN}/{model}/data.jsonl",
         "--deepspeed", json.dumps(config), "--ranks", str(ranks), "--per-device-train-batch-size", str(micro_batch),
-        "--gradient-accumulation-steps", str(accumulation), "--max-steps", "20", "--learning-rate", "1e-3",
+        "--gradient-accumulation-steps", str(accumulation), "--max-steps", str(steps), "--learning-rate", "1e-3",
         "--warmup-steps", "3", "--shuffle", "false", "--max-length", "40", "--output", output,
         "--overwrite-output-dir", *flags]
-    done = subprocess.run(command, capture_output=True, text=True)
+
+
+def train(model, zero, recompute, ranks, accumulation, micro_batch, flags, output, variables=None):
+    command = command_of(model, zero, recompute, ranks, accumulation, micro_batch, flags, output)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(variables or {})})
     if done.returncode != 0:
         print("FAILED", " ".join(command), done.stderr[-600:])
         return None
@@ -122,7 +129,64 @@ def curve(output):
     return int(apart > 0.01)
 
 
+def ways(output):
+    """Two ranks on one card, from card to card and through the host's memory: the same bits."""
+    cases = [(stage, "none", precision) for stage in (0, 1, 2, 3) for precision in ("--fp32", "--bf16")]
+    cases += [(2, "optimizer", "--bf16"), (3, "both", "--bf16")]
+    wrong, took = 0, {"ipc": 0.0, "host": 0.0}
+    for stage, offload, precision in cases:
+        seen = {}
+        for way in took:
+            found = train("qwen3-tied", {"stage": stage, "stage3_param_persistence_threshold": 0, **OFFLOAD[offload]}, "none",
+                          2, 2, 1, ["--device", "cuda", precision], output, {"ZEROTH_GPU_COLLECTIVES": way})
+            seen[way] = found and [(line["loss"], line["grad_norm"]) for line in found]
+            times = sorted(line["step_ms"] for line in found[5:]) if found else [0.0]
+            took[way] += times[len(times) // 2]
+        if seen["ipc"] is None or seen["ipc"] != seen["host"]:
+            wrong += 1
+            print("WRONG", stage, offload, precision, "ipc and host differ")
+    each = ", ".join(f"{way} {time / len(cases):.2f} ms" for way, time in took.items())
+    print(f"two ranks on one card: {len(cases)} programs, {wrong} not the same by ipc and by host; a step by {each}")
+    return wrong
+
+
+def lost_rank(output):
+    """A rank that is killed, and one that is stopped: the other one, whose card waits for it, ends and says who is lost."""
+    return sum(lose(output, *how) for how in ((signal.SIGKILL, "is dead: its process ended"),
+                                              (signal.SIGSTOP, "is stopped: its heartbeat has not moved")))
+
+
+def lose(output, by, expected):
+    command = command_of("qwen3-tied", {"stage": 3}, "none", 2, 1, 2, ["--device", "cuda", "--bf16"], output, steps=1000000)
+    metrics = f"{output}/metrics.jsonl"
+    if os.path.exists(metrics):
+        os.remove(metrics)
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                env={**os.environ, "ZEROTH_GPU_COLLECTIVES": "ipc"})
+    deadline, ranks = time.time() + 40, []
+    while time.time() < deadline and launcher.poll() is None:
+        time.sleep(0.1)
+        with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as children:
+            ranks = [int(pid) for pid in children.read().split()]
+        if len(ranks) == 2 and os.path.exists(metrics) and os.path.getsize(metrics) > 4000:
+            break
+    lost = time.time()
+    if len(ranks) == 2:
+        os.kill(ranks[1], by)
+    try:
+        said = launcher.communicate(timeout=30)[0]
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        said = launcher.communicate()[0]
+    lines = [line for line in said.splitlines() if "rank" in line and "step " in line][-4:]
+    right = launcher.returncode == 1 and "[rank 0] error:" in said and expected in said
+    print(f"a rank lost by {by.name}: {'ok' if right else 'WRONG'}, all had ended after {time.time() - lost:.1f} s")
+    print("  " + "\n  ".join(lines if right else [said[-1500:]]))
+    return int(not right)
+
+
 if __name__ == "__main__":
+    PARTS = (golden, same_bits, both_devices, curve, ways, lost_rank)
+    asked = sys.argv[2:]
     with tempfile.TemporaryDirectory() as folder:
-        parts = (golden, same_bits, both_devices, curve)
-        sys.exit(min(1, sum(part(folder + "/run") for part in parts)))
+        sys.exit(min(1, sum(part(folder + "/run") for part in PARTS if not asked or part.__name__ in asked)))

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::crossing::Crossing;
 use crate::error::CommError;
 use crate::windows::Windows;
 
@@ -244,6 +245,11 @@ pub trait Comm: Send {
 
     /// Memory that ranks read in each other's hands; none where they cannot.
     fn windows(&self) -> Option<&dyn Windows> {
+        None
+    }
+
+    /// Where devices of the ranks meet; none where they cannot. A rank asks once.
+    fn crossing(&self) -> Option<Crossing> {
         None
     }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`Comm`] is what a program runs on; [`Transfer`] says exactly what each collective moves.
 //! - [`Windows`] are memory that ranks of one machine read in each other's hands: one pass instead of two.
+//! - [`Crossing`] is where the devices of ranks meet, while their hosts are elsewhere.
 //! - [`local`] joins processes (or threads, for tests) over one shared segment.
 //! - [`launch`] starts the processes of a job and says how each of them ended.
 //! - [`environment`] finds the place of a process that another launcher started, and [`rendezvous`] brings those together.
@@ -29,6 +30,7 @@
 
 mod comm;
 mod copy;
+mod crossing;
 pub mod environment;
 mod error;
 mod heartbeat;
@@ -43,6 +45,7 @@ mod watch;
 mod windows;
 
 pub use comm::{Comm, Finish, Handle, OpName, Transfer};
+pub use crossing::Crossing;
 pub use error::{CommError, JoinError, Lost, OpSeen, RankLost};
 pub use segment::Token;
 pub use watch::{Slow, Timing};

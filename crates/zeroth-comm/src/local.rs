@@ -12,6 +12,7 @@ use std::sync::Arc;
 use rustix::io::FdFlags;
 
 use crate::comm::{Comm, Finish, Handle, OpName, Transfer};
+use crate::crossing::Crossing;
 use crate::error::{CommError, JoinError, Lost, OpSeen, RankLost};
 use crate::heartbeat::{Heartbeat, Process};
 use crate::lanes::{Lanes, OnSlow, describe};
@@ -169,6 +170,7 @@ fn take_part(segment: Segment, rank: usize, options: &Options) -> Result<LocalCo
     let layout = segment.layout;
     Ok(LocalComm {
         segment,
+        options: options.clone(),
         windows: OnceCell::new(),
         lanes,
         layout,
@@ -219,6 +221,7 @@ fn variable<T: FromStr>(name: &'static str, problem: &'static str) -> Result<T, 
 /// rest. After an error the job has ended, and every call returns that error.
 pub struct LocalComm {
     segment: Arc<Segment>,
+    options: Options,
     /// The ranks' windows once they are open; none at this rank's own place.
     windows: OnceCell<Vec<Option<Mapped>>>,
     lanes: Lanes,
@@ -254,6 +257,11 @@ impl Comm for LocalComm {
 
     fn windows(&self) -> Option<&dyn Windows> {
         self.segment.window(self.rank).map(|_| self as &dyn Windows)
+    }
+
+    fn crossing(&self) -> Option<Crossing> {
+        let Options { timing, on_slow, .. } = &self.options;
+        Crossing::new(Arc::clone(&self.segment), self.rank, *timing, on_slow.clone())
     }
 }
 

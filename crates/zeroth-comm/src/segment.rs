@@ -1,11 +1,11 @@
 //! The shared segment of a job: a memory file that every rank maps, its layout, and the one word that ends a job.
 //!
 //! ```text
-//! header | slot of rank 0 | slot of rank 1 | … | to a page | region of rank 0 | region of rank 1 | … | to a huge page
-//!        | window of rank 0 | window of rank 1 | …
+//! header | slot of rank 0 | slot of rank 1 | … | to a page | turn of rank 0 | turn of rank 1 | … | to a page
+//!        | region of rank 0 | region of rank 1 | … | to a huge page | window of rank 0 | window of rank 1 | …
 //! ```
 //!
-//! A region has two halves, used in turn. Windows (`windows.rs`) are places for more than any rank has: only what is
+//! Turns (`crossing.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn. Windows (`windows.rs`) are places for more than any rank has: only what is
 //! touched takes memory, and each is mapped apart. The file has no name in any folder: it is gone with the last process
 //! that holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
 #![allow(unsafe_code, reason = "maps memory that other processes map too; each block says why it is sound")]
@@ -23,6 +23,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::copy;
+use crate::crossing::Turn;
 use crate::error::{JoinError, Lost};
 use crate::slot::Slot;
 use crate::wait;
@@ -37,7 +38,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the file that a rank's window may take.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that belong to one job. A rank that has another job's token is refused.
@@ -96,6 +97,8 @@ pub(crate) struct Layout {
     pub(crate) world: usize,
     /// Bytes of each half of a region: a multiple of a line, and at least a line for each rank.
     pub(crate) half: usize,
+    /// Where the turns begin, and where they end and the regions begin.
+    turns: usize,
     control: usize,
     len: usize,
 }
@@ -115,10 +118,11 @@ impl Layout {
         if !(1..=MOST_RANKS).contains(&world) || !half.is_multiple_of(LINE) || half < LINE * world {
             return None;
         }
-        let control = (size_of::<Header>() + world * size_of::<Slot>()).next_multiple_of(PAGE);
+        let turns = (size_of::<Header>() + world * size_of::<Slot>()).next_multiple_of(PAGE);
+        let control = (turns + world * size_of::<Turn>()).next_multiple_of(PAGE);
         let len = half.checked_mul(2)?.checked_mul(world)?.checked_add(control)?;
         isize::try_from(len).ok()?;
-        Some(Self { world, half, control, len })
+        Some(Self { world, half, turns, control, len })
     }
 
     /// Where a rank's window begins in the file.
@@ -244,6 +248,19 @@ impl Segment {
         unsafe { self.base.add(size_of::<Header>()).cast::<Slot>().add(rank).as_ref() }
     }
 
+    /// How far a rank's device is. Panics where there is no such rank.
+    pub(crate) fn turn(&self, rank: usize) -> &Turn {
+        assert!(rank < self.layout.world, "rank {rank} of {}", self.layout.world);
+        // SAFETY: the turns lie inside the control pages, by the layout; they begin with a page, and a turn is as long as
+        // its alignment; any bytes are valid atomics.
+        unsafe { self.base.add(self.layout.turns).cast::<Turn>().add(rank).as_ref() }
+    }
+
+    /// The file, where in it the turns begin, and how many bytes their pages have.
+    pub(crate) fn turns(&self) -> (BorrowedFd<'_>, u64, usize) {
+        (self.file.as_fd(), self.layout.turns as u64, self.layout.control - self.layout.turns)
+    }
+
     fn region(&self, rank: usize, parity: usize, offset: usize, len: usize) -> NonNull<u8> {
         let Layout { world, half, control, .. } = self.layout;
         assert!(rank < world && parity < 2 && offset <= half && len <= half - offset, "outside a region");
@@ -367,7 +384,7 @@ mod tests {
         let zeros = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&zeros, 1 << 16).unwrap();
         rustix::fs::fcntl_add_seals(&zeros, SEALS).unwrap();
-        assert!(refused(&zeros).contains("version 2 is expected"));
+        assert!(refused(&zeros).contains("version 3 is expected"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// The most that one slice counts for. A rank that was itself stopped, or a machine that was, has not watched its
 /// peers meanwhile and must not call them silent.
-const COUNTED: Duration = Duration::from_millis(500);
+pub(crate) const COUNTED: Duration = Duration::from_millis(500);
 
 /// Looks before the first sleep: some tens of microseconds, about what a sleep and a wake cost.
 const SPINS: u32 = 2_000;

@@ -224,7 +224,10 @@ impl Pair<'_> {
             self.compare(Kernel::Rope { dims, cos, sin, x, y, back }, &[Made::Of(dtype)])?;
         }
         let (rstds, turns) = (3 * ROWS, ROWS * 16);
-        let dims = HeadNormRopeDims { rows: ROWS, heads: 3, head_dim: 40, rotated: 32, eps: 1e-6 };
+        let dims = HeadNormRopeDims {
+            rope: RopeDims { rows: ROWS, heads: 3, head_dim: 40, rotated: 32 },
+            eps: 1e-6,
+        };
         let (x, w) = (self.random(ROWS * 120), self.random(40));
         let (cos, sin) = (self.words(turns), self.words(turns));
         let (y, rstd) = (self.like(x), self.empty(4 * rstds));

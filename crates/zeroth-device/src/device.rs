@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use zeroth_base::DType;
 
-use crate::{Launch, Span, Tier};
+use crate::{Doors, Exchange, Launch, Span, Tier, Way};
 
 /// A line of work that a device does in order. Work of two queues may run at the same time; what must wait says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -192,6 +192,42 @@ pub trait Device: Send {
         let problem = "the memory of other ranks is not seen from this device".to_owned();
         Err(DeviceError::Operands { what: "sum over ranks", problem })
     }
+
+    /// What `rank` tells the others, so that their devices can reach this one. The arena holds nothing yet, and something
+    /// may be written there.
+    fn door(&mut self, _way: Way, _rank: usize) -> Result<Vec<u8>, DeviceError> {
+        Err(no_doors())
+    }
+
+    /// Reaches the devices of all ranks, all of whom call it. From when all have done so, [`Self::exchange`] works.
+    fn open_doors(&mut self, _doors: &Doors<'_>) -> Result<(), DeviceError> {
+        Err(no_doors())
+    }
+
+    /// Forgets the devices of the other ranks, because one of them could not reach all.
+    fn shut_doors(&mut self) {}
+
+    /// Enqueues an exchange with the devices of the other ranks, who enqueue theirs in the same order on the same queue.
+    /// `points` are the next two numbers of the words they meet at: the others may read this rank's places when it has
+    /// come to the first, and what the queue does afterwards comes after all have come to the second.
+    fn exchange(
+        &mut self,
+        _queue: Queue,
+        _exchange: &Exchange<'_>,
+        _points: [u32; 2],
+    ) -> Result<(), DeviceError> {
+        Err(no_doors())
+    }
+
+    /// What ends all waiting for other ranks' devices, from any thread; none where writing to their words does.
+    fn let_go(&self) -> Option<Box<dyn Fn() + Send>> {
+        None
+    }
+}
+
+fn no_doors() -> DeviceError {
+    let problem = "this device does not meet other ranks' devices".to_owned();
+    DeviceError::Operands { what: "exchange", problem }
 }
 
 /// A kind of device, for questions that need none at hand.

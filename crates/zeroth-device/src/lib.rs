@@ -8,6 +8,7 @@ mod control;
 pub mod cpu;
 pub mod cuda;
 mod device;
+mod exchange;
 mod kernel;
 mod probe;
 mod rates;
@@ -16,6 +17,7 @@ pub use beside::{ARENA as BESIDE_ARENA, beside_processor};
 pub use cards::{Card, UnknownCard, card, cards};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
 pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Target};
+pub use exchange::{Doors, Exchange, Take, Way, Words};
 pub use kernel::{Access, Kernel, Landing, Launch, Optimizer, Rounding, Span, Tier};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,

@@ -42,6 +42,8 @@ pub struct Chores<'a> {
 /// What a rank tells as it goes.
 #[derive(Debug, Clone, Copy)]
 pub enum Done<'a> {
+    /// How ranks on cards meet, in words; once, before the first step.
+    Met(&'a str),
     /// The times of a step's instructions, just before the step itself.
     Times(StepTimes<'a>),
     /// A step.
@@ -145,6 +147,9 @@ pub fn train(
     let decayed = |param| job.decays(compiled, param);
     let rank = Rank { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
     let mut engine = Engine::new(compiled, rank)?;
+    if let Some(how) = engine.how_ranks_meet() {
+        done(Done::Met(how))?;
+    }
     let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
     match chores.from {
         Some(checkpoint) => restore(checkpoint, &mut engine, &names)?,

@@ -15,7 +15,7 @@ const RANKS: &str = "ranks that torchrun, srun, mpirun or mpiexec started on one
 const JOB: &str = "ranks of torchrun know their job by it; on one machine they meet without a port";
 const OURS: &str = "`zeroth train` sets it for the ranks that it starts; it is not for users to set";
 const DEVICE: &str = "the driver reads it, so it counts for runs with --device cuda";
-const NCCL: &str = "NCCL reads it when it is opened, and the part that opens it is not built yet";
+const NCCL: &str = "NCCL reads it where ranks exchange bytes by it: see ZEROTH_GPU_COLLECTIVES";
 const NO_EXTENSIONS: &str =
     "no extension is compiled: kernels are part of the binary or compiled by NVRTC for the card found";
 const OFFLINE: &str = "nothing is fetched from a network, whatever this says";
@@ -49,9 +49,17 @@ const ZEROTH: &[Variable] = &[
     ),
     of(
         "ZEROTH_CUDA_LIBRARIES",
-        "Folders, with `:` between them, that hold libnvrtc and libcublasLt.",
+        "Folders, with `:` between them, that hold libnvrtc, libcublasLt and libnccl.",
         Honoured,
         "runs with --device cuda search them before all other places",
+    ),
+    of(
+        "ZEROTH_GPU_COLLECTIVES",
+        "Chooses how ranks on GPUs exchange bytes: ipc, nccl or host.",
+        Honoured,
+        "ipc copies from card to card, nccl does so by NVIDIA's library (a card for each rank), host goes through the \
+         host's memory; results are the same bits. One that does not work is refused; without it the first of them that \
+         works is taken",
     ),
     of("ZEROTH_RANK", "The number of a rank, set by our launcher for its ranks.", Honoured, OURS),
     of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", Honoured, OURS),
@@ -155,11 +163,11 @@ const CUDA: &[Variable] = &[
 ];
 
 const COLLECTIVES: &[Variable] = &[
-    of("NCCL_DEBUG", "What NCCL prints: VERSION, WARN, INFO or TRACE.", NotYet, NCCL),
-    of("NCCL_P2P_DISABLE", "1 keeps GPUs from reading each other's memory directly.", NotYet, NCCL),
-    of("NCCL_IB_DISABLE", "1 uses sockets instead of InfiniBand.", NotYet, NCCL),
-    of("NCCL_SOCKET_IFNAME", "The network interfaces to use.", NotYet, NCCL),
-    of("NCCL_IB_HCA", "The InfiniBand adapters to use.", NotYet, NCCL),
+    of("NCCL_DEBUG", "What NCCL prints: VERSION, WARN, INFO or TRACE.", Honoured, NCCL),
+    of("NCCL_P2P_DISABLE", "1 keeps GPUs from reading each other's memory directly.", Honoured, NCCL),
+    of("NCCL_IB_DISABLE", "1 uses sockets instead of InfiniBand.", Honoured, NCCL),
+    of("NCCL_SOCKET_IFNAME", "The network interfaces to use.", Honoured, NCCL),
+    of("NCCL_IB_HCA", "The InfiniBand adapters to use.", Honoured, NCCL),
     of(
         "NCCL_ASYNC_ERROR_HANDLING",
         "PyTorch's old name of TORCH_NCCL_ASYNC_ERROR_HANDLING.",
@@ -172,7 +180,7 @@ const COLLECTIVES: &[Variable] = &[
         NoEffect,
         "it is PyTorch's, not NCCL's, and there is no PyTorch here",
     ),
-    of("NCCL_*", "Other settings of NCCL.", NotYet, NCCL),
+    of("NCCL_*", "Other settings of NCCL.", Honoured, NCCL),
     of(
         "GLOO_SOCKET_IFNAME",
         "The network interface of Gloo, PyTorch's collectives on CPUs.",

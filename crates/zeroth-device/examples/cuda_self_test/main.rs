@@ -1,11 +1,12 @@
 //! Compares every kernel of a card with its reference in f64, or bit by bit with the processor's kernel.
 //!
-//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick] [portable] [timings] [only=WORD]
+//!     cargo run --release -p zeroth-device --example cuda_self_test [-- quick] [portable] [timings] [ranks] [only=WORD]
 //!
 //! Needs an NVIDIA card and nothing else of this repository: the binary can be carried to the machine that has it. Outputs
 //! hold NaN before they are written, each kernel runs twice and must give the same bits, and what lies behind an output
 //! must stay as it is. One line a kernel; ends with 1 where one is wrong. `quick` leaves out the timings and `timings` all but
-//! them; with `portable` kernels use only what all cards have. `only=norm` leaves out groups without that word in their name.
+//! them; `ranks` is a rank alone that meets itself, and nothing else; with `portable` kernels use only what all cards have.
+//! `only=norm` leaves out groups without that word in their name.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(
     clippy::many_single_char_names,
@@ -29,6 +30,7 @@ use zeroth_device::{
 
 #[path = "../../tests/cuda/bench.rs"]
 mod bench;
+mod ranks;
 #[path = "../../tests/cuda/step.rs"]
 mod step;
 mod timings;
@@ -56,8 +58,13 @@ fn main() -> ExitCode {
     );
     let mut bench = Bench::new(device);
     bench.only = std::env::args().find_map(|argument| argument.strip_prefix("only=").map(str::to_owned));
-    let result = if asked("timings") { Ok(()) } else { bench.all() };
-    let result = result.and_then(|()| if asked("quick") { Ok(()) } else { bench.timings() });
+    let result = match (asked("timings"), asked("ranks")) {
+        (_, true) => bench.ranks(),
+        (true, false) => Ok(()),
+        (false, false) => bench.all(),
+    };
+    let is_done = asked("quick") || asked("ranks");
+    let result = result.and_then(|()| if is_done { Ok(()) } else { bench.timings() });
     if let Err(error) = result {
         println!("FAILED: {error}");
         return ExitCode::FAILURE;
@@ -81,6 +88,9 @@ impl Bench {
         ];
         if self.wants("queues") {
             self.queues()?;
+        }
+        if self.wants("ranks") {
+            self.ranks()?;
         }
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             self.dtype = dtype;

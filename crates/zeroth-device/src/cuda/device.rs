@@ -5,12 +5,13 @@ use std::ffi::c_int;
 
 use super::driver::{Address, Attribute, Driver, Handle};
 use super::line::{Arenas, Line};
+use super::peers::{Peers, card, not_on_cards, token};
 use super::processors::Processors;
 use super::products::Products;
 use super::programs::Functions;
-use super::run;
+use super::{ipc, nccl, run};
 use crate::device::NOTES;
-use crate::{Device, DeviceError, Launch, Queue, Span, Tier};
+use crate::{Device, DeviceError, Doors, Exchange, Launch, Queue, Span, Tier, Way};
 
 /// Pinned memory that uploads go through, so that they need not wait for one another: enough for the inputs of two steps, of
 /// which one may still be waiting for its turn.
@@ -43,6 +44,8 @@ pub struct CudaDevice {
     stamped: usize,
     /// For each note its event and its bytes; notes lie behind the slots.
     notes: Vec<(Handle, usize)>,
+    /// The other ranks, where it reaches them.
+    peers: Option<Peers>,
 }
 
 impl CudaDevice {
@@ -84,6 +87,7 @@ impl CudaDevice {
             stamps: Vec::new(),
             stamped: 0,
             notes: Vec::new(),
+            peers: None,
         };
         let driver = &opened.driver;
         let major = driver.attribute(device, Attribute::CapabilityMajor)?;
@@ -117,12 +121,20 @@ impl CudaDevice {
         self.products.own = own;
     }
 
+    /// The version of NVIDIA's library of collectives, where it is found.
+    pub fn nccl_version() -> Result<String, DeviceError> {
+        nccl::version()
+    }
+
     fn current(&self) -> Result<(), DeviceError> {
         self.driver.set_current(self.context)
     }
 
+    /// The stream of a queue. Where ranks share a card, collectives are in the stream of kernels: a card turns to another
+    /// process at once when the only stream at work waits, and two milliseconds later when one waits for another that waits.
     fn stream(&self, queue: Queue) -> Handle {
-        self.streams[queue as usize]
+        let in_line = queue == Queue::Comm && self.peers.as_ref().is_some_and(Peers::share_a_card);
+        self.streams[if in_line { Queue::Compute } else { queue } as usize]
     }
 
     fn marked(&self, mark: usize) -> Result<Handle, DeviceError> {
@@ -290,6 +302,53 @@ impl Device for CudaDevice {
             Tier::Host => self.arenas.host.1,
         }
     }
+
+    fn door(&mut self, way: Way, rank: usize) -> Result<Vec<u8>, DeviceError> {
+        self.current()?;
+        match way {
+            Way::Ipc => {
+                let token = token();
+                self.upload(Queue::Comm, &token, Span::device(0, token.len() as u64))?;
+                self.driver.synchronise(self.stream(Queue::Comm))?;
+                ipc::door(&self.driver, self.device, self.arenas.device, token)
+            }
+            Way::Nccl => nccl::door(card(&self.driver, self.device)?, rank),
+            Way::Host => Err(not_on_cards()),
+        }
+    }
+
+    fn open_doors(&mut self, doors: &Doors<'_>) -> Result<(), DeviceError> {
+        self.current()?;
+        self.shut_doors();
+        let stream = self.stream(Queue::Comm);
+        self.peers = Some(Peers::open(&self.driver, self.arenas.device, doors, stream)?);
+        Ok(())
+    }
+
+    fn shut_doors(&mut self) {
+        if let Some(peers) = self.peers.take() {
+            peers.close(&self.driver);
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        queue: Queue,
+        exchange: &Exchange<'_>,
+        points: [u32; 2],
+    ) -> Result<(), DeviceError> {
+        self.current()?;
+        let closed = || DeviceError::Operands {
+            what: exchange.name(),
+            problem: "the other ranks' doors are not open".to_owned(),
+        };
+        let peers = self.peers.as_ref().ok_or_else(closed)?;
+        peers.exchange(&self.driver, self.arenas, exchange, points, self.stream(queue))
+    }
+
+    fn let_go(&self) -> Option<Box<dyn Fn() + Send>> {
+        self.peers.as_ref().and_then(Peers::let_go)
+    }
 }
 
 impl Drop for CudaDevice {
@@ -301,6 +360,7 @@ impl Drop for CudaDevice {
         for &stream in &self.streams {
             let _ = self.driver.synchronise(stream);
         }
+        self.shut_doors();
         self.products.close();
         let notes = self.notes.iter().map(|(event, _)| event);
         let events = self.staged.iter().chain(&self.marks).chain(&self.stamps).chain(notes);

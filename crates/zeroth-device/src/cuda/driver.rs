@@ -412,7 +412,7 @@ impl Driver {
         Err(DeviceError::Memory { device: self.device.clone(), tier, bytes, reason: self.reason(code) })
     }
 
-    fn check(&self, call: &'static str, code: c_int) -> Result<(), DeviceError> {
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), DeviceError> {
         if code == 0 { Ok(()) } else { Err(self.failed(call, self.reason(code))) }
     }
 

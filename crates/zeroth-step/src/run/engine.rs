@@ -62,7 +62,7 @@ pub struct Engine<'c> {
     update: usize,
     early: Vec<Early>,
     feed: Feed,
-    meetings: Meetings,
+    pub(super) meetings: Meetings,
     pub(super) step: u64,
     pub(super) recipe: Recipe,
     pub(super) chaos: Option<Chaos>,
@@ -198,6 +198,11 @@ impl<'c> Engine<'c> {
         self.comm.as_deref()
     }
 
+    /// How ranks on cards meet, in words; none for ranks on processors, or for one alone.
+    pub fn how_ranks_meet(&self) -> Option<&str> {
+        self.meetings.how()
+    }
+
     /// Enqueues a step: its micro-batches in order, then the update. `trained` counts the trained tokens of the whole
     /// step over all ranks; `rates[i]` is the learning rate of the update after `first_rate + i` applied ones.
     pub fn step(
@@ -271,7 +276,7 @@ impl<'c> Engine<'c> {
         let at = self.compiled.span(0, Content::Report).part(0, 1, 8);
         let step = self.step;
         let downloaded = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut loss));
-        downloaded.map_err(RunError::device(step, "download of the loss"))?;
+        self.meetings.seen(step, "download of the loss", downloaded)?;
         Ok(loss)
     }
 
@@ -290,7 +295,7 @@ impl<'c> Engine<'c> {
         let from = all.part(0, logits.len() as u64, 4);
         let step = self.step;
         let downloaded = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(&mut logits));
-        downloaded.map_err(RunError::device(step, "download of logits"))?;
+        self.meetings.seen(step, "download of logits", downloaded)?;
         Ok(logits)
     }
 
@@ -307,7 +312,7 @@ impl<'c> Engine<'c> {
         let (flats, head) = (record.norms.len() as u64, size_of::<Record>() as u64);
         let at = self.compiled.span(0, Content::Record);
         let step = self.step;
-        (|| {
+        let downloaded = (|| {
             self.device.download(
                 Queue::Compute,
                 at.part(0, 1, head),
@@ -315,15 +320,15 @@ impl<'c> Engine<'c> {
             )?;
             let norms = bytemuck::cast_slice_mut(&mut record.norms);
             self.device.download(Queue::Compute, at.part(head / 8, flats, 8), norms)
-        })()
-        .map_err(RunError::device(step, "download of the record"))
+        })();
+        self.meetings.seen(step, "download of the record", downloaded)
     }
 
     /// Waits for a step that is one of the last two and reads what it came to; a step after it goes on meanwhile.
     pub fn read_record_of(&mut self, step: u64, record: &mut StepRecord) -> Result<(), RunError> {
         debug_assert!(step <= self.step && step + NOTES as u64 > self.step, "the note is there no more");
         let noted = self.device.noted(step as usize % NOTES);
-        let bytes = noted.map_err(RunError::device(step, "download of the record"))?;
+        let bytes = self.meetings.seen(step, "download of the record", noted)?;
         let (head, norms) = bytes.split_at(size_of::<Record>());
         bytemuck::bytes_of_mut(&mut record.head).copy_from_slice(head);
         bytemuck::cast_slice_mut(&mut record.norms).copy_from_slice(norms);
@@ -489,6 +494,16 @@ impl<'c> Engine<'c> {
     /// step looks at what the device holds, or changes it.
     pub(super) fn drain(&mut self) -> Result<(), RunError> {
         self.finish_wildly()?;
-        self.device.synchronise().map_err(RunError::device(self.step, "waiting for the last step"))
+        let settled = self.device.synchronise();
+        self.meetings.seen(self.step, "waiting for the last step", settled)
+    }
+}
+
+impl Drop for Engine<'_> {
+    fn drop(&mut self) {
+        if self.meetings.run_on() {
+            // A rank leaves the others after its device has come past all meetings. Whatever went wrong was said before.
+            let _ = self.device.synchronise();
+        }
     }
 }

@@ -1,15 +1,17 @@
 //! Collectives over places in an arena.
 //!
 //! Ranks whose arenas the host sees read each other's in place where they can ([`Windows`]): what is gathered and what is
-//! summed comes straight from where it lies, on all threads of a rank. Without windows bytes go through the ranks' regions,
-//! and where the host does not see the arena, through host memory.
+//! summed comes straight from where it lies, on all threads of a rank. Without windows bytes go through the ranks' regions.
+//! Cards take from each other without their hosts where they can ([`Cards`]), and else go through host memory.
 
 use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_comm::{Comm, CommError, OpName, Peers, Transfer, Windows};
-use zeroth_device::{Device, DeviceError, Kernel, Launch, Queue, RankSum, Shared, Span, Tier};
+use zeroth_device::{Device, DeviceError, Kernel, Launch, Queue, RankSum, Shared, Span, Tier, Way};
 
+use super::RunError;
+use super::cards::{Cards, exchange};
 use crate::program::{Collective, Work};
 
 /// Bytes of a rank's largest part from which on it is read in place. Smaller ones are sooner sent: that takes one meeting
@@ -26,6 +28,9 @@ pub(super) enum Meeting {
 pub(super) struct Meetings {
     /// Whether the ranks' windows are open.
     in_place: bool,
+    /// The ranks' cards where they reach each other, and how ranks on cards meet, in words.
+    cards: Option<Cards>,
+    how: Option<String>,
     /// Where the part of each rank lies in its window; written for each meeting.
     from: Vec<Range<usize>>,
     /// Host memory that the largest collective goes through, where it must go through any.
@@ -40,7 +45,8 @@ impl Meetings {
         device: &mut dyn Device,
         comm: Option<&dyn Comm>,
     ) -> Result<Self, Meeting> {
-        let none = Self { in_place: false, from: Vec::new(), send: Vec::new(), receive: Vec::new() };
+        let (from, send, receive) = (Vec::new(), Vec::new(), Vec::new());
+        let none = Self { in_place: false, cards: None, how: None, from, send, receive };
         let Some(comm) = comm else { return Ok(none) };
         let seen = matches!(device.direct_mut(Span::device(0, 0)), Ok(Some(_)));
         let collectives = all.filter_map(|work| match work {
@@ -56,8 +62,22 @@ impl Meetings {
             let bytes = device.capacity(Tier::Device) as usize;
             in_place = windows.open(op, bytes, ready).map_err(Meeting::Comm)?;
         }
+        let (mut cards, mut how) = (None, None);
+        if !seen {
+            let asked = Way::asked().map_err(Meeting::Device)?;
+            match Cards::open(asked, device, comm)? {
+                Ok(open) => {
+                    how = Some(open.describe());
+                    cards = Some(open);
+                }
+                Err(reason) => how = Some(format!("through the memory of the host ({reason})")),
+            }
+        }
         let (mut send, mut receive) = (0, 0);
         for collective in collectives {
+            if cards.is_some() && exchange(collective).is_some_and(|exchange| exchange.is_on_devices()) {
+                continue;
+            }
             match collective {
                 Collective::AllGather { send: from, recv, .. }
                 | Collective::AllToAll { send: from, recv, .. }
@@ -76,10 +96,34 @@ impl Meetings {
             }
         }
         let (send, receive) = (vec![0; send as usize], vec![0; receive as usize]);
-        Ok(Self { in_place, from: vec![0..0; comm.world()], send, receive })
+        Ok(Self { in_place, cards, how, from: vec![0..0; comm.world()], send, receive })
     }
 
-    /// Carries a collective out.
+    /// How ranks on cards meet, in words; none for ranks on processors, or for one alone.
+    pub(super) fn how(&self) -> Option<&str> {
+        self.how.as_deref()
+    }
+
+    /// Whether collectives run on after they were enqueued.
+    pub(super) fn run_on(&self) -> bool {
+        self.cards.is_some()
+    }
+
+    /// What the host has waited for of a device; an error where a rank was lost meanwhile, whatever the device says.
+    pub(super) fn seen<T>(
+        &self,
+        step: u64,
+        op: &'static str,
+        found: Result<T, DeviceError>,
+    ) -> Result<T, RunError> {
+        if let Some(cards) = &self.cards {
+            let met = cards.check(OpName::new(step, op, 0));
+            met.map_err(|source| RunError::Comm { step, op: op.to_owned(), source })?;
+        }
+        found.map_err(RunError::device(step, op))
+    }
+
+    /// Carries a collective out, or enqueues it where cards do so.
     pub(super) fn meet(
         &mut self,
         comm: &dyn Comm,
@@ -90,6 +134,11 @@ impl Meetings {
     ) -> Result<(), Meeting> {
         if let Some(windows) = comm.windows().filter(|_| self.in_place && is_read(collective)) {
             return self.read(windows, comm.rank(), name, collective, device, queue);
+        }
+        if let (Some(cards), Some(exchange)) = (&self.cards, exchange(collective))
+            && exchange.is_on_devices()
+        {
+            return cards.meet(name, &exchange, device, queue);
         }
         let go = |transfer: Transfer<'_>| {
             comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)

@@ -4,6 +4,7 @@
 //! arena is exactly as large as planned, lowers the program once for every number of rows a micro-batch may have, and
 //! then only walks lists: a step decides nothing and allocates nothing.
 
+mod cards;
 mod chaos;
 mod compiled;
 mod early;

@@ -117,8 +117,8 @@ impl Engine<'_> {
         let (at, step) = (self.control_span(), self.step);
         let mut control = Control::new(1.0);
         let read = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut control));
-        read.and_then(|()| self.device.synchronise())
-            .map_err(RunError::device(step, "download of the control"))?;
+        let read = read.and_then(|()| self.device.synchronise());
+        self.meetings.seen(step, "download of the control", read)?;
         Ok(control)
     }
 
