@@ -110,6 +110,21 @@ fn activations_are_what_the_closed_form_counts() {
     assert!((found as f64) < 1.1 * closed as f64, "{found} {closed}");
 }
 
+#[test]
+fn gradients_of_one_micro_batch_lie_where_activations_were() {
+    let (graph, backward) = model(MIDDLE, 2048);
+    let of = |accumulation| memory(&graph, &backward, 2, Settings { accumulation, ..SETTINGS });
+    let (one, several) = (of(1), of(2));
+    let gradients = one.peak(Tier::Device, Category::Gradients);
+    assert_eq!(gradients, several.peak(Tier::Device, Category::Gradients));
+    // Buffers are placed otherwise, and may leave some room between them.
+    let (found, expected) = (one.arena(Tier::Device) + gradients, several.arena(Tier::Device));
+    assert!(found as f64 <= 1.01 * expected as f64, "{found} {expected}");
+    let bytes = one.by_category(Tier::Device);
+    let states = bytes.parameters + bytes.gradients + bytes.optimizer;
+    assert_eq!(states + bytes.activations + bytes.buffers, bytes.total);
+}
+
 /// The cells of the table: stage, ranks, accumulation.
 fn cells() -> Vec<(u8, u64, u64)> {
     let alone = (0..4).map(|stage| (stage, 1, 1));

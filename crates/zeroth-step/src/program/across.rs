@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use zeroth_device::{Access, Queue, Tier};
 
+use super::carried::Draft;
 use super::{Content, Section, SectionKind, SectionMemory};
 
 /// For each instruction, those of the sections before it that it waits for, by section and place.
@@ -41,14 +42,14 @@ fn before(sections: &[Section], kind: SectionKind) -> Vec<usize> {
 }
 
 /// The waits of every section for those before it.
-pub(super) fn derive(sections: &[Section], touches: &[Touches], memory: &[SectionMemory]) -> Vec<Across> {
+pub(super) fn derive(sections: &[Section], drafts: &[Draft], memory: &[SectionMemory]) -> Vec<Across> {
     let uses: Vec<Uses> =
-        (0..sections.len()).map(|at| Uses::of(&sections[at], &touches[at], &memory[at])).collect();
+        (0..sections.len()).map(|at| Uses::of(&sections[at], &drafts[at].touches, &memory[at])).collect();
     let of = |at: usize| {
         let mut found = vec![Found::new(); sections[at].instructions.len()];
         for earlier in before(sections, sections[at].kind) {
             let follows = Follows { section: &sections[at], is_again: earlier == at, earlier };
-            follows.data(&touches[at], &memory[at], &uses[earlier], &mut found);
+            follows.data(&drafts[at].touches, &memory[at], &uses[earlier], &mut found);
             follows.memory(&memory[at], &uses[earlier], &mut found);
         }
         let waits = |found: Found| found.into_iter().map(|((section, _), place)| (section, place)).collect();

@@ -2,6 +2,9 @@
 //!
 //! Every buffer has a size, a category and a life, read off the instructions. What is always there lies first; the
 //! sections share what follows, since they run one after the other. The largest end is the arena.
+//!
+//! Gradients of a step of one micro-batch are made in its backward and end with its update ([`super::carried`]): they lie
+//! where activations were.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -11,8 +14,9 @@ use zeroth_graph::{Backward, Graph};
 
 use super::across::{self, Across};
 use super::buffers::Source;
+use super::carried::{Carried, Draft};
 use super::launches::Lowering;
-use super::place::{ALIGNMENT, Passing, guard_reuse, place};
+use super::place::{ALIGNMENT, Passing, guard_reuse};
 use super::waits::{self, Waits};
 use super::{Buffer, Category, Content, Program, SectionKind};
 use crate::Bytes;
@@ -28,6 +32,21 @@ pub struct Placed {
     pub life: RangeInclusive<usize>,
     /// All that do; empty for what is always there.
     pub touched_by: Vec<usize>,
+    /// Whether it outlives one section.
+    pub reach: Reach,
+}
+
+/// Which sections a buffer is there in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// All of them.
+    Always,
+    /// Its own.
+    Section,
+    /// Its own, and the next one, which reads it.
+    ToNext,
+    /// The one before, which made it, and its own.
+    FromBefore,
 }
 
 /// The memory of one section.
@@ -80,65 +99,93 @@ pub(crate) fn guarded_bytes(
     let source = Source { program, graph, backward };
     let guarded =
         |buffer: Buffer| Buffer { bytes: (buffer.bytes + guard).next_multiple_of(ALIGNMENT), ..buffer };
+    let lowering = Lowering::new(program, graph, backward);
+    let drafts: Vec<Draft> = program
+        .sections
+        .iter()
+        .map(|section| {
+            let scratch = lowering.scratch(section, target, row_sizes);
+            Draft { touches: source.touches(section, &scratch), scratch }
+        })
+        .collect();
+    let mut always = source.always();
+    let carried = Carried::find(program, &drafts, &mut always);
     let mut shared = [(0, 0); 2];
-    let always = source.always().into_iter().map(|buffer| {
+    let always = always.into_iter().map(|buffer| {
         let buffer = guarded(buffer);
         let at = shared[buffer.tier as usize].0;
         shared[buffer.tier as usize].0 += buffer.bytes;
-        Placed { buffer, at, life: 0..=usize::MAX, touched_by: Vec::new() }
+        Placed { buffer, at, life: 0..=usize::MAX, touched_by: Vec::new(), reach: Reach::Always }
     });
     let always: Vec<Placed> = always.collect();
-    let lowering = Lowering::new(program, graph, backward);
-    let (mut sections, mut all_touches) = (Vec::with_capacity(program.sections.len()), Vec::new());
-    for section in &program.sections {
-        let scratch = lowering.scratch(section, target, row_sizes);
-        let touches = source.touches(section, &scratch);
-        let mut waits = waits::derive(section, &touches);
+    let passing = |at: usize| {
+        let (section, draft) = (&program.sections[at], &drafts[at]);
         let mut lives: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
-        for (at, touched) in touches.iter().enumerate() {
+        for (at, touched) in draft.touches.iter().enumerate() {
             for (content, _) in touched {
                 lives.entry(*content).or_default().push(at);
             }
         }
         lives.retain(|content, _| always.iter().all(|placed| placed.buffer.content != *content));
-        let passing: Vec<Passing> = lives
-            .into_iter()
-            .map(|(content, touched_by)| Passing {
-                buffer: guarded(source.passing(section, content, &scratch)),
-                life: touched_by[0]..=touched_by[touched_by.len() - 1],
-                touched_by,
-            })
-            .collect();
-        let mut offsets = vec![0; passing.len()];
+        let buffer = |content| {
+            carried.buffer(content).unwrap_or_else(|| source.passing(section, content, &draft.scratch))
+        };
+        let passing = lives.into_iter().map(|(content, touched_by)| Passing {
+            buffer: guarded(buffer(content)),
+            life: carried.life(program, at, content, touched_by[0]..=touched_by[touched_by.len() - 1]),
+            touched_by,
+        });
+        passing.collect::<Vec<_>>()
+    };
+    let passing: Vec<Vec<Passing>> = (0..drafts.len()).map(passing).collect();
+    let mut waits: Vec<Waits> = program
+        .sections
+        .iter()
+        .zip(&drafts)
+        .map(|(section, draft)| waits::derive(section, &draft.touches))
+        .collect();
+    let mut offsets: Vec<Vec<u64>> = passing.iter().map(|passing| vec![0; passing.len()]).collect();
+    for group in carried.groups(drafts.len()) {
         for tier in [Tier::Device, Tier::Host] {
-            let ours: Vec<usize> =
-                (0..passing.len()).filter(|index| passing[*index].buffer.tier == tier).collect();
-            let of_tier: Vec<Passing> = ours.iter().map(|index| passing[*index].clone()).collect();
-            let (mut placed, mut end) = place(&of_tier);
-            // States that pass through come first where micro-batches come last: they are on their way during backward.
-            if section.kind == SectionKind::Update && program.window.is_some() && tier == Tier::Device {
-                end = end.max(shared[tier as usize].1 + program.window.unwrap_or(0));
-                let flipped =
-                    placed.iter().zip(&of_tier).map(|(at, passing)| end - at - passing.buffer.bytes);
-                placed = flipped.collect();
+            let (mut end, placed) = carried.place(program, &group, &passing, tier);
+            for (at, mut placed) in group.iter().copied().zip(placed) {
+                let section = &program.sections[at];
+                let of_tier = |passing: &&Passing| passing.buffer.tier == tier;
+                let ours: Vec<Passing> = passing[at].iter().filter(of_tier).cloned().collect();
+                // States that pass through come first where micro-batches come last: they are on their way during backward.
+                if section.kind == SectionKind::Update && program.window.is_some() && tier == Tier::Device {
+                    end = end.max(shared[tier as usize].1 + program.window.unwrap_or(0));
+                    let flipped =
+                        placed.iter().zip(&ours).map(|(at, passing)| end - at - passing.buffer.bytes);
+                    placed = flipped.collect();
+                }
+                guard_reuse(section, &ours, &placed, &mut waits[at]);
+                let places = (0..passing[at].len()).filter(|place| of_tier(&&passing[at][*place]));
+                places.zip(placed).for_each(|(place, offset)| offsets[at][place] = offset);
             }
-            guard_reuse(section, &of_tier, &placed, &mut waits);
-            ours.iter().zip(placed).for_each(|(index, at)| offsets[*index] = at);
             let most = &mut shared[tier as usize].1;
             *most = end.max(*most);
         }
+    }
+    let mut sections: Vec<SectionMemory> = Vec::with_capacity(drafts.len());
+    for (at, ((passing, offsets), waits)) in passing.into_iter().zip(&offsets).zip(waits).enumerate() {
         let placed = |(passing, offset): (Passing, &u64)| Placed {
-            buffer: passing.buffer,
             at: shared[passing.buffer.tier as usize].0 + offset,
+            reach: carried.reach(at, passing.buffer.content),
+            buffer: passing.buffer,
             life: passing.life,
             touched_by: passing.touched_by,
         };
-        let buffers = passing.into_iter().zip(&offsets).map(placed).collect();
-        sections.push(SectionMemory { kind: section.kind, buffers, waits, across: Across::new() });
-        all_touches.push(touches);
+        let buffers = passing.into_iter().zip(offsets).map(placed).collect();
+        sections.push(SectionMemory {
+            kind: program.sections[at].kind,
+            buffers,
+            waits,
+            across: Across::new(),
+        });
     }
     if across::runs_on(&program.sections) {
-        let found = across::derive(&program.sections, &all_touches, &sections);
+        let found = across::derive(&program.sections, &drafts, &sections);
         sections.iter_mut().zip(found).for_each(|(section, across)| section.across = across);
     }
     Memory { always, shared, sections, guard }
@@ -207,14 +254,24 @@ impl Memory {
         always + self.sections.iter().map(most).max().unwrap_or(0)
     }
 
-    /// A tier's arena by category: states as they are, activations at their peak, and all else as buffers.
+    /// A tier's arena by category: states as they are, activations at their peak, and all else as buffers. Where gradients
+    /// lie in memory that activations have left, that memory counts as theirs: buffers are what they are at their peak, and
+    /// activations what is left.
     pub fn by_category(&self, tier: Tier) -> Bytes {
-        let [parameters, gradients, optimizer, activations] =
-            [Category::Parameters, Category::Gradients, Category::Optimizer, Category::Activations]
-                .map(|category| self.peak(tier, category));
+        let [parameters, gradients, optimizer, most_activations, most_buffers] = [
+            Category::Parameters,
+            Category::Gradients,
+            Category::Optimizer,
+            Category::Activations,
+            Category::Buffers,
+        ]
+        .map(|category| self.peak(tier, category));
         let total = self.arena(tier);
-        let buffers = total - parameters - gradients - optimizer - activations;
-        Bytes { parameters, gradients, optimizer, activations, buffers, total }
+        let rest = total - parameters - gradients - optimizer;
+        let passing = self.sections.iter().flat_map(|section| &section.buffers);
+        let takes_over = passing.into_iter().any(|placed| placed.reach == Reach::FromBefore);
+        let activations = if takes_over { rest - most_buffers.min(rest) } else { most_activations };
+        Bytes { parameters, gradients, optimizer, activations, buffers: rest - activations, total }
     }
 
     /// Bytes of parameters, gradients and optimizer in a tier: what ZeRO's formulas count.

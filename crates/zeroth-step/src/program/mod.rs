@@ -7,6 +7,7 @@
 mod across;
 mod buffers;
 mod bytes;
+mod carried;
 mod check;
 mod ir;
 mod landings;
@@ -25,7 +26,7 @@ pub use buffers::{Buffer, Category, Content};
 pub use settings::{Offload, Recompute, Settings, Stream, Types, UpdatedBy};
 
 pub(crate) use bytes::guarded_bytes;
-pub use bytes::{Memory, Placed, SectionMemory, bytes};
+pub use bytes::{Memory, Placed, Reach, SectionMemory, bytes};
 pub use check::{ProgramError, Residency};
 pub use ir::{Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind};
 pub use landings::Givers;

@@ -7,7 +7,7 @@ use zeroth_base::philox4x32;
 use zeroth_device::{Device, Queue, Span, Tier};
 
 use super::{Compiled, Engine, RunError};
-use crate::program::Placed;
+use crate::program::{Placed, Reach};
 
 /// NaN in f32 and bf16, -1 as a number.
 const POISON: u8 = 0xff;
@@ -134,9 +134,8 @@ impl Engine<'_> {
             }
         }
         if chaos.running.is_empty() {
-            for tier in [Tier::Device, Tier::Host] {
-                let (at, bytes) = compiled.memory.shared[tier as usize];
-                fill(self.device.as_mut(), Span { tier, at, bytes }, POISON, self.step)?;
+            for span in unused(compiled, section) {
+                fill(self.device.as_mut(), span, POISON, self.step)?;
             }
         }
         chaos.running.push(Running::new(compiled, section, size));
@@ -174,7 +173,8 @@ impl Engine<'_> {
             .collect();
         for place in &touched {
             let placed = &memory.buffers[*place];
-            if running.left[*place] == placed.touched_by.len() {
+            let is_new = placed.reach != Reach::FromBefore;
+            if is_new && running.left[*place] == placed.touched_by.len() {
                 fill(self.device.as_mut(), guard_of(placed, compiled), CANARY, self.step)?;
             }
         }
@@ -183,13 +183,33 @@ impl Engine<'_> {
             let placed = &memory.buffers[place];
             check(placed, compiled, self.device.as_mut(), self.step, &format!("{:?}", memory.kind), at)?;
             running.left[place] -= 1;
-            if running.left[place] == 0 {
+            if running.left[place] == 0 && placed.reach == Reach::Section {
                 let whole = Span { tier: placed.buffer.tier, at: placed.at, bytes: placed.buffer.bytes };
                 fill(self.device.as_mut(), whole, POISON, self.step)?;
             }
         }
         Ok(())
     }
+}
+
+/// What of the memory that sections share is not in use when a section begins: all but what the one before left it.
+fn unused(compiled: &Compiled, section: usize) -> Vec<Span> {
+    let mut unused = Vec::new();
+    for tier in [Tier::Device, Tier::Host] {
+        let buffers = compiled.memory.sections[section].buffers.iter();
+        let mut left: Vec<&Placed> = buffers
+            .filter(|placed| placed.reach == Reach::FromBefore && placed.buffer.tier == tier)
+            .collect();
+        left.sort_unstable_by_key(|placed| placed.at);
+        let (mut at, bytes) = compiled.memory.shared[tier as usize];
+        let end = at + bytes;
+        for placed in left {
+            unused.push(Span { tier, at, bytes: placed.at - at });
+            at = placed.at + placed.buffer.bytes;
+        }
+        unused.push(Span { tier, at, bytes: end - at });
+    }
+    unused
 }
 
 fn guard_of(placed: &Placed, compiled: &Compiled) -> Span {

@@ -22,7 +22,7 @@ pub enum State {
     First,
     /// Second moments.
     Second,
-    /// The gradient that the last update read.
+    /// The gradient that the last update read, until the next micro-batch or evaluation.
     Gradient,
 }
 
