@@ -153,6 +153,18 @@ pub trait Device: Send {
     /// How many marks will be used.
     fn marks(&mut self, count: usize) -> Result<(), DeviceError>;
 
+    /// Keeps a line of launches of one queue, which are not run now, and gives its number; none where a device has nothing
+    /// to gain by it. Each of them has been enqueued before.
+    fn keep(&mut self, _queue: Queue, _launches: &[&Launch]) -> Result<Option<usize>, DeviceError> {
+        Ok(None)
+    }
+
+    /// Enqueues a line that is kept.
+    fn replay(&mut self, _queue: Queue, kept: usize) -> Result<(), DeviceError> {
+        let problem = format!("line {kept} is not kept here");
+        Err(DeviceError::Operands { what: "replay", problem })
+    }
+
     /// Waits until all queues are empty, and says what went wrong on the way.
     fn synchronise(&mut self) -> Result<(), DeviceError>;
 

@@ -61,6 +61,13 @@ const ZEROTH: &[Variable] = &[
          host's memory; results are the same bits. One that does not work is refused; without it the first of them that \
          works is taken",
     ),
+    of(
+        "ZEROTH_GPU_GRAPHS",
+        "off: every kernel is enqueued by itself.",
+        Honoured,
+        "otherwise a GPU's driver keeps the line of kernels of a section that has one queue and no collectives (a CUDA graph) \
+         and enqueues it by one call; the same kernels in the same order",
+    ),
     of("ZEROTH_RANK", "The number of a rank, set by our launcher for its ranks.", Honoured, OURS),
     of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", Honoured, OURS),
     of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", Honoured, OURS),

@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 
 use super::driver::{Address, Attribute, Driver, Handle};
+use super::graphs::Graphs;
 use super::line::{Arenas, Line};
 use super::peers::{Peers, card, not_on_cards, token};
 use super::processors::Processors;
@@ -32,6 +33,8 @@ pub struct CudaDevice {
     arenas: Arenas,
     /// What the host's arena belongs to.
     processors: Option<Processors>,
+    /// Lines of launches that the driver keeps, where it can.
+    graphs: Option<Graphs>,
     /// By [`Queue`].
     streams: Vec<Handle>,
     marks: Vec<Handle>,
@@ -79,6 +82,7 @@ impl CudaDevice {
             products: Products::default(),
             arenas: Arenas::default(),
             processors: None,
+            graphs: Graphs::open(),
             streams: Vec::new(),
             marks: Vec::new(),
             staging: 0,
@@ -172,6 +176,22 @@ impl Device for CudaDevice {
         let functions = self.functions.as_ref().expect("an open device has its functions");
         let mut line = Line::new(&self.driver, functions, self.arenas, stream, launch)?;
         run::run(&mut line, &mut self.products, &launch.kernel)
+    }
+
+    fn keep(&mut self, queue: Queue, launches: &[&Launch]) -> Result<Option<usize>, DeviceError> {
+        self.current()?;
+        let stream = self.stream(queue);
+        if !self.graphs.as_ref().is_some_and(|graphs| graphs.begin(stream)) {
+            return Ok(None);
+        }
+        let outcome = launches.iter().try_for_each(|launch| self.enqueue(queue, launch));
+        self.graphs.as_mut().map_or(Ok(None), |graphs| graphs.end(stream, outcome))
+    }
+
+    fn replay(&mut self, queue: Queue, kept: usize) -> Result<(), DeviceError> {
+        self.current()?;
+        let code = self.graphs.as_ref().map_or(1, |graphs| graphs.launch(kept, self.stream(queue)));
+        self.driver.check("cuGraphLaunch", code)
     }
 
     fn upload(&mut self, queue: Queue, from: &[u8], to: Span) -> Result<(), DeviceError> {
@@ -361,6 +381,9 @@ impl Drop for CudaDevice {
             let _ = self.driver.synchronise(stream);
         }
         self.shut_doors();
+        if let Some(graphs) = &mut self.graphs {
+            graphs.close();
+        }
         self.products.close();
         let notes = self.notes.iter().map(|(event, _)| event);
         let events = self.staged.iter().chain(&self.marks).chain(&self.stamps).chain(notes);

@@ -12,6 +12,7 @@ mod cublaslt;
 mod device;
 mod driver;
 mod flash;
+mod graphs;
 mod head;
 mod ipc;
 mod library;

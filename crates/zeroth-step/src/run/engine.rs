@@ -9,6 +9,7 @@ use super::chaos::{Chaos, Until};
 use super::early::{Early, awaited, early};
 use super::feed::Feed;
 use super::meet::{Meeting, Meetings};
+use super::replay::Replays;
 use super::seat::seat;
 use super::{Compiled, MicroBatch, RunError, Timed, Trace};
 use crate::program::{Binding, Content, Lowering, SectionKind, Work, vocabulary};
@@ -61,6 +62,7 @@ pub struct Engine<'c> {
     /// The update's section, and those of its instructions that are enqueued beside the last micro-batch.
     update: usize,
     early: Vec<Early>,
+    replays: Replays,
     feed: Feed,
     pub(super) meetings: Meetings,
     pub(super) step: u64,
@@ -108,6 +110,7 @@ impl<'c> Engine<'c> {
         let update = compiled.program.sections.iter().position(|section| section.kind == SectionKind::Update);
         let update = update.unwrap_or(sections);
         let early = early(compiled, update);
+        let runs_on = compiled.memory.sections.iter().any(|section| !section.across.is_empty());
         let seat = seat(comm.as_deref()).map_err(|source| failed(Meeting::Comm(source)))?;
         device.settle(seat);
         let started = RunError::device(0, "start");
@@ -127,7 +130,8 @@ impl<'c> Engine<'c> {
         Ok(Self {
             feed: Feed::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
             awaited: awaited(compiled, &early),
-            runs_on: compiled.memory.sections.iter().any(|section| !section.across.is_empty()),
+            replays: Replays::new(compiled, &lowered, runs_on),
+            runs_on,
             update,
             early,
             compiled,
@@ -379,7 +383,7 @@ impl<'c> Engine<'c> {
                 _ => Until::End,
             };
             self.run_wildly(section, size, until)?;
-        } else {
+        } else if !self.replays_section(section, size)? {
             let is_last = self.compiled.program.sections[section].kind.is_last();
             let mut next = 0;
             for at in 0..self.compiled.program.sections[section].instructions.len() {
@@ -397,6 +401,16 @@ impl<'c> Engine<'c> {
             }
         }
         Ok(())
+    }
+
+    /// Whether the device enqueues a section as a whole.
+    fn replays_section(&mut self, section: usize, size: usize) -> Result<bool, RunError> {
+        if self.trace.is_some() {
+            return Ok(false);
+        }
+        let works = &self.lowered[size][section];
+        let replayed = self.replays.run(self.device.as_mut(), [size, section], works);
+        replayed.map_err(RunError::device(self.step, "a section as a whole"))
     }
 
     /// Enqueues one of the update's first loads beside a micro-batch.

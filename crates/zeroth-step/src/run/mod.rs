@@ -13,6 +13,7 @@ mod error;
 mod feed;
 mod meet;
 mod rehearsal;
+mod replay;
 mod seat;
 mod states;
 mod trace;
