@@ -35,7 +35,7 @@ mod ranks;
 mod step;
 mod timings;
 mod turned;
-use bench::{ARENA, Bench, Expected, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
+use bench::{ARENA, Bench, Expected, Group, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
 
 /// Bytes of the host's arena.
 const HOST: u64 = 32 << 20;
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
 
 impl Bench {
     fn all(&mut self) -> Outcome {
-        let groups: [(&str, fn(&mut Self) -> Outcome); 9] = [
+        let groups: [Group; 9] = [
             ("linear", Self::linears),
             ("norm", |bench| bench.each_row(Self::norm)),
             ("elements", |bench| bench.each_row(Self::elements)),

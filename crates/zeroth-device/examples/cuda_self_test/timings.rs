@@ -9,7 +9,7 @@ use zeroth_device::{
     Control, Device, DeviceError, Kernel, Landing, Optimizer, Queue, Span, StepInput, StepNumbers,
 };
 
-use crate::bench::{Bench, Outcome, Work, to_bytes};
+use crate::bench::{Bench, Group, Outcome, Work, to_bytes};
 
 const ROWS: usize = 16_384;
 const HIDDEN: usize = 1024;
@@ -17,7 +17,7 @@ const HIDDEN: usize = 1024;
 impl Bench {
     pub(crate) fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
-        let parts: [(&str, fn(&mut Self) -> Outcome); 8] = [
+        let parts: [Group; 8] = [
             ("linear", Self::time_products),
             ("attention", Self::time_attention),
             ("norm", Self::time_norms),

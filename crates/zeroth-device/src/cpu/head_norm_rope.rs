@@ -110,7 +110,7 @@ pub fn head_norm_rope_backward<T: Element>(
 
 /// The angles of the token that a head belongs to.
 #[inline(always)]
-fn of_token<'a>(dims: HeadNormRopeDims, head: usize, angles: &'a [f32]) -> &'a [f32] {
+fn of_token(dims: HeadNormRopeDims, head: usize, angles: &[f32]) -> &[f32] {
     let pairs = dims.rope.rotated / 2;
     &angles[head / dims.rope.heads * pairs..][..pairs]
 }

@@ -10,6 +10,9 @@ use zeroth_device::{Device, DeviceError, Kernel, Launch, Queue, Span, Target};
 
 pub(crate) type Outcome = Result<(), DeviceError>;
 
+/// A name, and what runs under it.
+pub(crate) type Group = (&'static str, fn(&mut Bench) -> Outcome);
+
 pub(crate) const ARENA: u64 = 3 << 30;
 /// Bytes behind every output that nobody may touch, and what they hold: NaN in every type.
 const GAP: u64 = 256;
