@@ -88,7 +88,7 @@ impl Model<'_> {
             for value in given {
                 dropped[value.index()] = true;
             }
-            // What attention reads may be dropped as well: then it is computed again first, in one group with it.
+            // What attention reads may be dropped as well: it is computed again in one group with it, just before it.
             let mut nodes = Vec::new();
             groups.retain(|earlier: &Group| {
                 let feeds = node.inputs.iter().any(|value| earlier.dropped[value.index()]);
