@@ -6,7 +6,7 @@
     python benches/card/steps.py --ranks 2 0.6b-zero2  # two ranks, which share a card where there is one
     python benches/card/steps.py --device cpu tiny    # whether the script works, without a card
 
-Prints tokens a second of the median step after the third, the model FLOPs of these tokens (6 a parameter, and causal
+Prints tokens a second of the median step after the third (without the last), the model FLOPs of these tokens (6 a parameter, and causal
 attention) in percent of an H200's 989 TFLOP/s, the device's arena, what the driver says is in use beside it (where nvidia-smi
 is), and the first and last loss. Packed cases have rows of 64 to 1,024 tokens. Needs no package.
 """
@@ -17,6 +17,7 @@ import os
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 
@@ -139,11 +140,13 @@ def run(name, arguments, work):
     used = used.stop()
     if ended.returncode != 0:
         print(f"{name}: exit {ended.returncode}\n{ended.stderr[-2000:]}", flush=True)
-        return
+        return False
     with open(os.path.join(output, "metrics.jsonl")) as file:
         steps = [json.loads(line) for line in file]
-    ms = statistics.median(step["step_ms"] for step in steps[3:])
-    speed = statistics.median(step["tokens"] / step["step_ms"] * 1e3 for step in steps[3:])
+    # A step's time is from the record before it to its own; the last one is not enqueued ahead, and reads short.
+    timed = steps[3:-1]
+    ms = statistics.median(step["step_ms"] for step in timed)
+    speed = statistics.median(step["tokens"] / step["step_ms"] * 1e3 for step in timed)
     memory = steps[-1]["device_bytes_peak"] / 2**30
     beside = f"  driver {used / 1024 - memory:+5.2f}" if used else ""
     mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length) / 989e12
@@ -151,6 +154,7 @@ def run(name, arguments, work):
     chosen = [line.strip() for line in ended.stderr.splitlines() if "chosen to fit" in line]
     print(f"{name:22} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {mfu:5.1%} MFU  {memory:7.2f} GiB{beside}  {losses}",
           *chosen, sep="\n    ", flush=True)
+    return True
 
 
 def main():
@@ -163,11 +167,12 @@ def main():
     parser.add_argument("--trace", help="a folder for a timeline of each case")
     arguments = parser.parse_args()
     unknown = [case for case in arguments.cases if case not in CASES]
-    if unknown or arguments.steps < 4:
-        parser.error(f"no case {', '.join(unknown)}" if unknown else "--steps: at least 4, three are warm-up")
+    if unknown or arguments.steps < 5:
+        parser.error(f"no case {', '.join(unknown)}" if unknown else "--steps: at least 5, three are warm-up")
     with tempfile.TemporaryDirectory() as work:
-        for name in arguments.cases or [case for case in CASES if case != "tiny"]:
-            run(name, arguments, work)
+        names = arguments.cases or [case for case in CASES if case != "tiny"]
+        # All of them, whatever becomes of the first.
+        sys.exit(not all([run(name, arguments, work) for name in names]))
 
 
 if __name__ == "__main__":
