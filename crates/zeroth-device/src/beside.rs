@@ -223,22 +223,23 @@ impl Pair<'_> {
             let y = self.like(x);
             self.compare(Kernel::Rope { dims, cos, sin, x, y, back }, &[Made::Of(dtype)])?;
         }
-        let (rstds, turns) = (3 * ROWS, ROWS * 16);
-        let dims = HeadNormRopeDims {
-            rope: RopeDims { rows: ROWS, heads: 3, head_dim: 40, rotated: 32 },
-            eps: 1e-6,
-        };
-        let (x, w) = (self.random(ROWS * 120), self.random(40));
-        let (cos, sin) = (self.words(turns), self.words(turns));
-        let (y, rstd) = (self.like(x), self.empty(4 * rstds));
-        let kernel = Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd };
-        self.compare(kernel, &[Made::Of(dtype), Made::Of(DType::F32)])?;
-        let (dy, h, w) = (self.random(ROWS * 120), self.random(ROWS * 120), self.random(40));
-        let (cos, sin) = (self.words(turns), self.words(turns));
-        let rstd: Vec<f32> = (0..rstds).map(|row| 0.5 + row as f32 / 300.0).collect();
-        let (rstd, dh, dw) = (self.given(cast_slice(&rstd)), self.like(h), self.words(40));
-        let kernel = Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw };
-        self.compare(kernel, &[Made::Of(dtype), Made::Of(DType::F32)])?;
+        // Heads that turn in part, and whole, which a card takes in one pass.
+        for (head_dim, rotated) in [(40, 32), (64, 64)] {
+            let rope = RopeDims { rows: ROWS, heads: 3, head_dim, rotated };
+            let dims = HeadNormRopeDims { rope, eps: 1e-6 };
+            let (elements, rstds, turns) = (ROWS * 3 * head_dim, 3 * ROWS, ROWS * rotated / 2);
+            let (x, w) = (self.random(elements), self.random(head_dim));
+            let (cos, sin) = (self.words(turns), self.words(turns));
+            let (y, rstd) = (self.like(x), self.empty(4 * rstds));
+            let kernel = Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd };
+            self.compare(kernel, &[Made::Of(dtype), Made::Of(DType::F32)])?;
+            let (dy, h, w) = (self.random(elements), self.random(elements), self.random(head_dim));
+            let (cos, sin) = (self.words(turns), self.words(turns));
+            let rstd: Vec<f32> = (0..rstds).map(|row| 0.5 + row as f32 / 300.0).collect();
+            let (rstd, dh, dw) = (self.given(cast_slice(&rstd)), self.like(h), self.words(head_dim));
+            let kernel = Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw };
+            self.compare(kernel, &[Made::Of(dtype), Made::Of(DType::F32)])?;
+        }
         let starts = self.given(cast_slice(&[4u32, 0, 30, 31, ROWS as u32]));
         let dims = LogitsDims { rows: ROWS, sequences: 3, hidden: width, vocab };
         let (x, w, logits) =
