@@ -54,7 +54,7 @@ const fn bias_bytes(question: &Question) -> u64 {
     (4 * question.d.rows).next_multiple_of(ALIGNMENT)
 }
 
-/// Gives a plan its algorithm. `workspace` holds [`WORKSPACE`] bytes.
+/// Gives a plan its algorithm. `workspace` holds [`WORKSPACE`] bytes; a trial takes no more memory than `spare`.
 pub(super) fn choose(
     line: &Line,
     library: &CublasLt,
@@ -62,8 +62,10 @@ pub(super) fn choose(
     question: &Question,
     beta: f32,
     workspace: Address,
+    spare: Option<u64>,
 ) -> Result<(), DeviceError> {
-    let Some(bytes) = trial_bytes(question).filter(|_| plan.algorithms() > 1) else { return Ok(()) };
+    let worth = trial_bytes(question).filter(|_| plan.algorithms() > 1);
+    let Some(bytes) = worth.filter(|bytes| spare.is_none_or(|spare| *bytes <= spare)) else { return Ok(()) };
     // Without free memory the first choice stays.
     let Ok(memory) = line.driver.allocate(bytes) else { return Ok(()) };
     let trial = Trial::new(line, library, question, beta, workspace, memory);

@@ -130,6 +130,12 @@ impl CudaDevice {
         nccl::version()
     }
 
+    /// The most bytes that it takes beside its arenas, for a moment, to try algorithms of products with. The first of the
+    /// library's algorithms is taken without a trial; results are the same bits.
+    pub fn spare(&mut self, bytes: u64) {
+        self.products.spare = Some(bytes);
+    }
+
     fn current(&self) -> Result<(), DeviceError> {
         self.driver.set_current(self.context)
     }

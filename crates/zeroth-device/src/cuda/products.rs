@@ -63,6 +63,8 @@ pub(super) struct Products {
     plans: BTreeMap<Question, Option<Plan>>,
     /// Whether all products are our own kernel's.
     pub(super) own: bool,
+    /// The most bytes that a trial of algorithms takes beside the arenas; none: as many as are free.
+    pub(super) spare: Option<u64>,
 }
 
 impl Products {
@@ -93,7 +95,7 @@ impl Products {
             Entry::Vacant(place) => {
                 let mut plan = library.plan(&question)?;
                 if let Some(plan) = &mut plan {
-                    choose(line, library, plan, &question, beta, workspace)?;
+                    choose(line, library, plan, &question, beta, workspace, self.spare)?;
                 }
                 place.insert(plan)
             }

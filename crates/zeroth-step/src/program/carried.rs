@@ -98,7 +98,7 @@ impl Carried {
         tier: Tier,
     ) -> (u64, Vec<Vec<u64>>) {
         // One line of instructions: a section's begin where those of the one before end.
-        let mut line: Vec<Passing> = Vec::new();
+        let mut all: Vec<Passing> = Vec::new();
         let mut places: Vec<Vec<usize>> = Vec::new();
         let mut begin = 0;
         for section in group {
@@ -107,19 +107,19 @@ impl Carried {
                 let life = begin + passing.life.start()..=begin + passing.life.end();
                 let content = passing.buffer.content;
                 let before = match self.reach(*section, content) {
-                    Reach::FromBefore => line.iter().position(|other| other.buffer.content == content),
+                    Reach::FromBefore => all.iter().position(|other| other.buffer.content == content),
                     _ => None,
                 };
-                of_section.push(before.unwrap_or(line.len()));
+                of_section.push(before.unwrap_or(all.len()));
                 match before {
-                    Some(before) => line[before].life = *line[before].life.start()..=*life.end(),
-                    None => line.push(Passing { life, ..passing.clone() }),
+                    Some(before) => all[before].life = *all[before].life.start()..=*life.end(),
+                    None => all.push(Passing { life, ..passing.clone() }),
                 }
             }
             places.push(of_section);
             begin += program.sections[*section].instructions.len();
         }
-        let (offsets, end) = place(&line);
+        let (offsets, end) = place(&all);
         let of = |places: Vec<usize>| places.into_iter().map(|place| offsets[place]).collect();
         (end, places.into_iter().map(of).collect())
     }

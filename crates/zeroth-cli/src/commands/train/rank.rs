@@ -134,7 +134,14 @@ fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box
     let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
     Ok(match asked.target {
         Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
-        Target::Cuda => Box::new(CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, host)?),
+        Target::Cuda => {
+            let mut card = CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, host)?;
+            // A budget holds for what is tried on the way, too.
+            if let Some(budget) = asked.told.budget.device {
+                card.spare(budget.saturating_sub(bytes));
+            }
+            Box::new(card)
+        }
     })
 }
 
