@@ -12,7 +12,7 @@ mod probe;
 
 pub use cards::{Card, UnknownCard, card, cards};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
-pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Target};
+pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Sight, Target};
 pub use kernel::{Access, Kernel, Landing, Launch, Optimizer, Rounding, Span, Tier};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,
