@@ -20,6 +20,9 @@ pub trait Windows {
     /// The file that this rank's window is a part of, and where in it the window begins. Memory is taken as it is touched.
     fn own(&self) -> (BorrowedFd<'_>, u64);
 
+    /// The file that a rank's window is a part of, and where in it the window begins: to map pages of it once windows are open.
+    fn of(&self, rank: usize) -> (BorrowedFd<'_>, u64);
+
     /// Opens windows of `bytes`. Every rank calls it once, and says whether its own window is `ready`: mapped where it
     /// writes. True where all are and everyone sees everyone's; then they may be read.
     fn open(&self, op: OpName, bytes: usize, ready: bool) -> Result<bool, CommError>;

@@ -93,6 +93,17 @@ pub struct Shared<'a> {
     pub spans: &'a [Span],
 }
 
+/// A part of a file, as it appears in a place behind a device's arena.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight<'a> {
+    /// The place.
+    pub to: Span,
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// Where in it the part begins.
+    pub at: u64,
+}
+
 /// Which of the processors that several ranks may use are a rank's: the `number`th of `of` equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seat {
@@ -194,6 +205,13 @@ pub trait Device: Send {
     /// memory cannot be there.
     fn share(&mut self, _shared: &Shared<'_>) -> Result<bool, DeviceError> {
         Ok(false)
+    }
+
+    /// Gives places from `at` on, behind the arena, `bytes` of addresses, in which the parts of files appear, to read. False
+    /// where they cannot: then it is plain memory.
+    fn view(&mut self, _at: u64, bytes: u64, _sights: &[Sight<'_>]) -> Result<bool, DeviceError> {
+        let problem = format!("{bytes} bytes of other ranks' memory are not seen from this device");
+        Err(DeviceError::Operands { what: "view", problem })
     }
 
     /// Takes its processors, where it has some of its own, and all memory of its arenas: no launch waits for memory later.

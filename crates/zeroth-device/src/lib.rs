@@ -16,7 +16,7 @@ mod rates;
 pub use beside::{ARENA as BESIDE_ARENA, beside_processor};
 pub use cards::{Card, UnknownCard, card, cards};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
-pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Target};
+pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Sight, Target};
 pub use exchange::{Doors, Exchange, Take, Way, Words};
 pub use kernel::{Access, Kernel, Landing, Launch, Optimizer, Rounding, Span, Tier};
 pub use probe::{

@@ -32,6 +32,7 @@ const SETTINGS: Settings = Settings {
     allgather_bucket: u64::MAX / 4,
     allgather_partitions: true,
     memory_efficient_linear: true,
+    reads_in_place: false,
 };
 
 /// A llama of these sizes: (hidden, feed-forward, heads, kv heads, head_dim, blocks, vocabulary).
@@ -123,6 +124,21 @@ fn gradients_of_one_micro_batch_lie_where_activations_were() {
     let bytes = one.by_category(Tier::Device);
     let states = bytes.parameters + bytes.gradients + bytes.optimizer;
     assert_eq!(states + bytes.activations + bytes.buffers, bytes.total);
+}
+
+#[test]
+fn parameters_that_are_read_in_place_take_no_memory_beside_the_shards() {
+    let (graph, backward) = model(MIDDLE, 2048);
+    let settings = Settings { max_reuse: u64::MAX / 4, ..SETTINGS };
+    let of = |reads_in_place| memory(&graph, &backward, 2, Settings { reads_in_place, ..settings });
+    let (copied, seen) = (of(false), of(true));
+    assert_eq!(copied.views.1, 0);
+    assert!(seen.views.1 >= 2 * elements(&graph), "every flat is seen whole");
+    assert_eq!(copied.states(Tier::Device), seen.states(Tier::Device));
+    // Of copies all blocks and the head's are there when the loss is taken.
+    let head = 2 * 32_000 * 1024;
+    let [copied, seen] = [&copied, &seen].map(|memory| memory.arena(Tier::Device));
+    assert!(seen + 2 * head <= copied, "{seen} {copied}");
 }
 
 /// The cells of the table: stage, ranks, accumulation.

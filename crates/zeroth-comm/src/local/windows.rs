@@ -13,7 +13,11 @@ use crate::windows::{Mapped, Peers, Windows};
 
 impl Windows for LocalComm {
     fn own(&self) -> (BorrowedFd<'_>, u64) {
-        self.segment.window(self.rank).expect("`Comm::windows` gives none where the file has none")
+        self.of(self.rank)
+    }
+
+    fn of(&self, rank: usize) -> (BorrowedFd<'_>, u64) {
+        self.segment.window(rank).expect("`Comm::windows` gives none where the file has none")
     }
 
     fn open(&self, op: OpName, bytes: usize, ready: bool) -> Result<bool, CommError> {

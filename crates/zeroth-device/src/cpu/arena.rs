@@ -1,16 +1,18 @@
 //! An arena: one piece of the machine's memory, taken once, in which every buffer of a program has its place.
 //!
 //! It is private and on huge pages, where the system gives them. Places that other ranks read lie in a file that they map,
-//! too: the file's pages take the place of private ones, so that addresses stay one piece.
+//! too: the file's pages take the place of private ones, so that addresses stay one piece. Behind an arena there may be a
+//! view: addresses at which parts of other ranks' arenas appear end to end, to read.
 #![allow(unsafe_code, reason = "maps memory and sees its bytes as slices of numbers")]
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use bytemuck::Pod;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::pool::Pool;
-use crate::{DeviceError, Shared, Span};
+use crate::{DeviceError, Shared, Sight, Span};
 
 /// What arenas and shared places are rounded to: a page, or several, of every system meant (4 to 64 KiB).
 const PAGE: u64 = 64 << 10;
@@ -24,6 +26,17 @@ pub struct Arena {
     bytes: usize,
     /// Bytes of the mapping; those behind the arena are never touched.
     length: usize,
+    view: Option<View>,
+}
+
+/// Places behind an arena.
+#[derive(Debug)]
+struct View {
+    /// The first of them.
+    at: u64,
+    memory: Box<Arena>,
+    /// Whether they are parts of files, to read only.
+    is_seen: bool,
 }
 
 // SAFETY: it owns its mapping, and nothing of it is bound to a thread.
@@ -34,7 +47,7 @@ impl Arena {
     pub fn new(tier: &'static str, bytes: u64) -> Result<Self, DeviceError> {
         let refused = |reason: String| DeviceError::Memory { device: "cpu".to_owned(), tier, bytes, reason };
         if bytes == 0 {
-            return Ok(Self { start: NonNull::dangling(), bytes: 0, length: 0 });
+            return Ok(Self { start: NonNull::dangling(), bytes: 0, length: 0, view: None });
         }
         let size = |bytes: u64| usize::try_from(bytes).map_err(|error| refused(error.to_string()));
         let (bytes, length) = (size(bytes)?, size(bytes.next_multiple_of(PAGE))?);
@@ -46,7 +59,7 @@ impl Arena {
         // SAFETY: the mapping just made. Only advice: small pages work as well, only slower.
         let _ = unsafe { rustix::mm::madvise(start, length, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or_else(|| refused("mapped at address 0".to_owned()))?;
-        Ok(Self { start, bytes, length })
+        Ok(Self { start, bytes, length, view: None })
     }
 
     /// Puts places of the arena into a file that other ranks map. What lay there is forgotten.
@@ -58,29 +71,68 @@ impl Arena {
             }
             // Whole pages: neighbours on the first and the last one come along.
             let (first, end) = (span.at / PAGE * PAGE, span.end().next_multiple_of(PAGE));
-            let (protection, flags) =
-                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-            // SAFETY: the pages lie inside the mapping made in `new` (it ends with a page), and the arena is borrowed
-            // alone: no slice of them lives. The new mapping is as long and may be read and written as well.
-            let mapped = unsafe {
-                let to = self.start.as_ptr().add(first as usize).cast();
-                rustix::mm::mmap(
-                    to,
-                    (end - first) as usize,
-                    protection,
-                    flags,
-                    shared.file,
-                    shared.at + first,
-                )
-            };
-            mapped.map_err(|error| DeviceError::Memory {
+            let mapped = self.put(
+                Span { at: first, bytes: end - first, ..*span },
+                ProtFlags::READ | ProtFlags::WRITE,
+                shared.file,
+                shared.at + first,
+            );
+            mapped.map_err(|reason| DeviceError::Memory {
                 device: "cpu".to_owned(),
                 tier: "shared",
                 bytes: end - first,
-                reason: error.to_string(),
+                reason,
             })?;
         }
         Ok(())
+    }
+
+    /// Puts a part of a file in a place of whole pages. What lay there is forgotten.
+    fn put(
+        &mut self,
+        to: Span,
+        protection: ProtFlags,
+        file: BorrowedFd<'_>,
+        from: u64,
+    ) -> Result<(), String> {
+        let end = to.at.checked_add(to.bytes).filter(|end| *end <= self.length as u64);
+        if end.is_none() {
+            return Err(format!("{to:?} is outside of {} bytes", self.length));
+        }
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the pages lie inside the mapping made in `new` (the system refuses what does not begin with a page, and
+        // `new` ends with one), and the arena is borrowed alone: no slice of them lives. The new mapping is as long.
+        let mapped = unsafe {
+            let place = self.start.as_ptr().add(to.at as usize).cast();
+            rustix::mm::mmap(place, to.bytes as usize, protection, flags, file, from)
+        };
+        mapped.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    /// Gives places from `at` on, behind the arena, in which parts of files appear, to read; plain memory and false where
+    /// they cannot, because they do not begin and end with pages.
+    pub fn view(&mut self, at: u64, bytes: u64, sights: &[Sight<'_>]) -> Result<bool, DeviceError> {
+        if at < self.bytes as u64 {
+            let problem = format!("a view at {at} overlaps an arena of {} bytes", self.bytes);
+            return Err(DeviceError::Operands { what: "view", problem });
+        }
+        let mut memory = Self::new("view", bytes)?;
+        let seen = sights.iter().try_for_each(|sight| {
+            let to = Span { at: sight.to.at.saturating_sub(at), ..sight.to };
+            memory.put(to, ProtFlags::READ, sight.file, sight.at)
+        });
+        let is_seen = seen.is_ok() && !sights.is_empty();
+        if !is_seen {
+            memory = Self::new("view", bytes)?;
+        }
+        self.view = Some(View { at, memory: Box::new(memory), is_seen });
+        Ok(is_seen)
+    }
+
+    /// The view that a place lies in, and the place as one of its own.
+    fn behind(&self, span: Span) -> Option<(&View, Span)> {
+        let view = self.view.as_ref().filter(|view| span.at >= view.at)?;
+        Some((view, Span { at: span.at - view.at, ..span }))
     }
 
     /// Takes all its pages now, on the threads that will use them: they lie near those, and nobody waits for them later.
@@ -124,6 +176,10 @@ impl Arena {
     /// # Safety
     /// While the slice lives, nobody writes to a byte of it.
     pub(super) unsafe fn slice<'a, T: Pod>(&self, span: Span) -> Result<&'a [T], DeviceError> {
+        if let Some((view, span)) = self.behind(span) {
+            // SAFETY: the caller's promise.
+            return unsafe { view.memory.slice(span) };
+        }
         let count = self.check::<T>(span)?;
         // SAFETY: inside the mapping (or empty) and aligned, by the check; mappings are page-aligned; any bytes are a
         // value of a `Pod` type, and all are initialised by the kernel. Nobody writes meanwhile: the caller's promise.
@@ -135,6 +191,15 @@ impl Arena {
     /// # Safety
     /// While the slice lives, nobody else reads or writes a byte of it.
     pub(super) unsafe fn slice_mut<'a, T: Pod>(&self, span: Span) -> Result<&'a mut [T], DeviceError> {
+        match self.behind(span) {
+            Some((View { is_seen: true, .. }, _)) => {
+                let problem = format!("{span:?} is other ranks' memory, to read");
+                return Err(DeviceError::Operands { what: "view", problem });
+            }
+            // SAFETY: the caller's promise.
+            Some((view, span)) => return unsafe { view.memory.slice_mut(span) },
+            None => {}
+        }
         let count = self.check::<T>(span)?;
         // SAFETY: as in `slice`, and nobody else touches it: the caller's promise.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(span.at as usize).cast(), count) })
@@ -186,6 +251,30 @@ mod tests {
         assert!(
             arena.bytes_mut(whole).unwrap().iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8)
         );
+    }
+
+    #[test]
+    fn parts_of_files_appear_behind_the_arena_end_to_end() {
+        let file = rustix::fs::memfd_create("arena", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4 * PAGE).unwrap();
+        rustix::io::pwrite(&file, &vec![1; PAGE as usize], PAGE).unwrap();
+        rustix::io::pwrite(&file, &vec![2; PAGE as usize], 3 * PAGE).unwrap();
+        let sight = |place: u64, at: u64| Sight {
+            to: Span::device(2 * PAGE + place * PAGE, PAGE),
+            file: file.as_fd(),
+            at,
+        };
+        let mut arena = Arena::new("device", PAGE + 100).unwrap();
+        assert!(arena.view(2 * PAGE, 2 * PAGE, &[sight(0, 3 * PAGE), sight(1, PAGE)]).unwrap());
+        let across = Span::device(3 * PAGE - 1, 2);
+        // SAFETY: nobody writes.
+        assert_eq!(unsafe { arena.slice::<u8>(across) }.unwrap(), [2, 1]);
+        assert!(arena.bytes_mut(across).is_err(), "it is to be read only");
+        arena.bytes_mut(Span::device(0, PAGE + 100)).unwrap().fill(7);
+        // What does not lie on pages is not seen, and the places are plain memory.
+        assert!(!arena.view(2 * PAGE, PAGE, &[sight(0, 100)]).unwrap());
+        arena.bytes_mut(Span::device(2 * PAGE, 10)).unwrap().fill(3);
+        assert!(arena.view(PAGE, PAGE, &[]).is_err(), "it lies in the arena");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::control::{Told, decide};
 use crate::device::NOTES;
 use crate::{
     Access, Control, Device, DeviceError, Kernel, Landing, Launch, Optimizer, Queue, RankSum, ReadWrite,
-    Recipe, Record, Report, Seat, Shared, Span, StepInput, Tier,
+    Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier,
 };
 
 /// The most operands a kernel has, scratch included.
@@ -541,6 +541,10 @@ impl Device for CpuDevice {
 
     fn share(&mut self, shared: &Shared<'_>) -> Result<bool, DeviceError> {
         self.device.share(shared).map(|()| true)
+    }
+
+    fn view(&mut self, at: u64, bytes: u64, sights: &[Sight<'_>]) -> Result<bool, DeviceError> {
+        self.device.view(at, bytes, sights)
     }
 
     fn settle(&mut self, seat: Option<Seat>) {

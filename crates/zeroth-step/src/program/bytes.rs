@@ -17,6 +17,7 @@ use super::buffers::Source;
 use super::carried::{Carried, Draft};
 use super::launches::Lowering;
 use super::place::{ALIGNMENT, Passing, guard_reuse};
+use super::views::{VIEW, Views};
 use super::waits::{self, Waits};
 use super::{Buffer, Category, Content, Program, SectionKind};
 use crate::Bytes;
@@ -47,6 +48,8 @@ pub enum Reach {
     ToNext,
     /// The one before, which made it, and its own.
     FromBefore,
+    /// It is other ranks' memory, which appears behind the arena, and has none here.
+    Seen,
 }
 
 /// The memory of one section.
@@ -70,6 +73,9 @@ pub struct Memory {
     pub always: Vec<Placed>,
     /// The part of each tier's arena that sections share: where it begins, and its bytes.
     pub shared: [(u64, u64); 2],
+    /// Behind the device's arena, where other ranks' parameters appear: where it begins, and its bytes, which are addresses
+    /// and no memory.
+    pub views: (u64, u64),
     /// What comes and goes, by section, in the program's order.
     pub sections: Vec<SectionMemory>,
     /// Bytes behind every buffer that nothing may touch: 0 but for executors that look after them.
@@ -118,6 +124,7 @@ pub(crate) fn guarded_bytes(
         Placed { buffer, at, life: 0..=usize::MAX, touched_by: Vec::new(), reach: Reach::Always }
     });
     let always: Vec<Placed> = always.collect();
+    let views = Views::new(program, guard);
     let passing = |at: usize| {
         let (section, draft) = (&program.sections[at], &drafts[at]);
         let mut lives: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
@@ -126,6 +133,7 @@ pub(crate) fn guarded_bytes(
                 lives.entry(*content).or_default().push(at);
             }
         }
+        lives.retain(|content, _| views.offset(*content).is_none());
         lives.retain(|content, _| always.iter().all(|placed| placed.buffer.content != *content));
         let buffer = |content| {
             carried.buffer(content).unwrap_or_else(|| source.passing(section, content, &draft.scratch))
@@ -167,6 +175,7 @@ pub(crate) fn guarded_bytes(
             *most = end.max(*most);
         }
     }
+    let views_at = (shared[0].0 + shared[0].1).next_multiple_of(VIEW);
     let mut sections: Vec<SectionMemory> = Vec::with_capacity(drafts.len());
     for (at, ((passing, offsets), waits)) in passing.into_iter().zip(&offsets).zip(waits).enumerate() {
         let placed = |(passing, offset): (Passing, &u64)| Placed {
@@ -176,7 +185,8 @@ pub(crate) fn guarded_bytes(
             life: passing.life,
             touched_by: passing.touched_by,
         };
-        let buffers = passing.into_iter().zip(offsets).map(placed).collect();
+        let mut buffers: Vec<Placed> = passing.into_iter().zip(offsets).map(placed).collect();
+        buffers.extend(views.seen(&source, &program.sections[at], &drafts[at], views_at));
         sections.push(SectionMemory {
             kind: program.sections[at].kind,
             buffers,
@@ -188,7 +198,7 @@ pub(crate) fn guarded_bytes(
         let found = across::derive(&program.sections, &drafts, &sections);
         sections.iter_mut().zip(found).for_each(|(section, across)| section.across = across);
     }
-    Memory { always, shared, sections, guard }
+    Memory { always, shared, views: (views_at, views.bytes), sections, guard }
 }
 
 impl Placed {
@@ -230,7 +240,10 @@ impl Memory {
 
     /// The most bytes of a category that are there at the same time in a tier.
     pub fn peak(&self, tier: Tier, category: Category) -> u64 {
-        let is = |placed: &&Placed| placed.buffer.category == category && placed.buffer.tier == tier;
+        let is = |placed: &&Placed| {
+            let is_here = placed.reach != Reach::Seen && placed.buffer.tier == tier;
+            is_here && placed.buffer.category == category
+        };
         let always: u64 = self.always.iter().filter(is).map(|placed| placed.buffer.bytes).sum();
         let most = |section: &SectionMemory| {
             let mut grows: Vec<(usize, bool, u64)> = Vec::new();
@@ -255,8 +268,8 @@ impl Memory {
     }
 
     /// A tier's arena by category: states as they are, activations at their peak, and all else as buffers. Where gradients
-    /// lie in memory that activations have left, that memory counts as theirs: buffers are what they are at their peak, and
-    /// activations what is left.
+    /// lie in memory that activations have left, that memory counts as theirs: of what is left, buffers are what they are at
+    /// their peak, and activations the rest.
     pub fn by_category(&self, tier: Tier) -> Bytes {
         let [parameters, gradients, optimizer, most_activations, most_buffers] = [
             Category::Parameters,
@@ -268,9 +281,16 @@ impl Memory {
         .map(|category| self.peak(tier, category));
         let total = self.arena(tier);
         let rest = total - parameters - gradients - optimizer;
-        let passing = self.sections.iter().flat_map(|section| &section.buffers);
-        let takes_over = passing.into_iter().any(|placed| placed.reach == Reach::FromBefore);
-        let activations = if takes_over { rest - most_buffers.min(rest) } else { most_activations };
+        let mut passing = self.sections.iter().flat_map(|section| &section.buffers);
+        let activations = if passing.any(|placed| placed.reach == Reach::FromBefore) {
+            let is_data = |placed: &&Placed| {
+                placed.buffer.category == Category::Activations && placed.buffer.tier == tier
+            };
+            let data: u64 = self.always.iter().filter(is_data).map(|placed| placed.buffer.bytes).sum();
+            rest - most_buffers.min(rest - data)
+        } else {
+            most_activations
+        };
         Bytes { parameters, gradients, optimizer, activations, buffers: rest - activations, total }
     }
 

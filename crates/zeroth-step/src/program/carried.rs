@@ -76,7 +76,7 @@ impl Carried {
             Reach::ToNext => *touched.start()..=last,
             // To the end, and not to its last use: what the update read may be asked for after it.
             Reach::FromBefore => 0..=last,
-            Reach::Always | Reach::Section => touched,
+            Reach::Always | Reach::Section | Reach::Seen => touched,
         }
     }
 

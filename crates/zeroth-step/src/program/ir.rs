@@ -36,6 +36,8 @@ pub struct Program {
     pub reduce_scatter: bool,
     /// Where states pass through the device: bytes that they have there for themselves, behind what micro-batches use.
     pub window: Option<u64>,
+    /// Whether ranks read each other's parameters where they lie.
+    pub reads_in_place: bool,
 }
 
 /// Where a flat's parts live between steps.
@@ -340,6 +342,11 @@ impl Program {
     pub fn stays_gathered(&self, flat: usize) -> bool {
         let is_whole_here = self.layout.ranks == 1 && self.held[flat].weights == Tier::Device;
         !self.cuts_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
+    }
+
+    /// Whether a flat that is cut is read where ranks hold it.
+    pub(super) fn is_seen(&self, flat: usize) -> bool {
+        self.reads_in_place && !self.stays_gathered(flat) && self.held[flat].weights == Tier::Device
     }
 
     /// Whether a flat has gradients.

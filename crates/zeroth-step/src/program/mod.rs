@@ -16,6 +16,7 @@ mod passes;
 mod place;
 mod settings;
 mod tile;
+mod views;
 mod waits;
 
 use zeroth_base::DType;

@@ -1,7 +1,7 @@
 //! What the passes ask of a config, and where in a config it stands.
 
 use zeroth_base::DType;
-use zeroth_config::resolve::Resolved;
+use zeroth_config::resolve::{Origin, Resolved};
 use zeroth_device::{Optimizer, Target, Tier};
 
 /// The types a run stores numbers in.
@@ -159,6 +159,10 @@ pub struct Settings {
     pub allgather_partitions: bool,
     /// `zero_optimization.memory_efficient_linear`: false keeps units with linear maps gathered from forward to backward.
     pub memory_efficient_linear: bool,
+    /// Nobody typed when parameters arrive and leave (`stage3_max_live_parameters`, `stage3_max_reuse_distance`,
+    /// `stage3_prefetch_bucket_size`, `memory_efficient_linear`): where ranks see each other's memory, they are read where
+    /// they lie, and none is gathered.
+    pub reads_in_place: bool,
 }
 
 impl Settings {
@@ -166,6 +170,7 @@ impl Settings {
     /// single elements, unless the host's processors update them.
     #[must_use]
     pub fn on(mut self, target: Target) -> Self {
+        self.reads_in_place &= matches!(target, Target::Cpu { .. });
         let offload = &mut self.offload;
         // Without master weights there are only the card's own for a processor to change.
         if self.types.run == DType::F32 || offload.optimizer.is_none() {
@@ -199,6 +204,7 @@ impl Settings {
             allgather_bucket: u64::MAX,
             allgather_partitions: true,
             memory_efficient_linear: true,
+            reads_in_place: false,
         }
     }
 
@@ -209,6 +215,10 @@ impl Settings {
             let found =
                 config.get(&format!("zero_optimization.{key}")).and_then(|setting| setting.value.as_bool());
             found != Some(false)
+        };
+        let is_open = |key: &str| {
+            let found = config.get(&format!("zero_optimization.{key}")).map(|setting| &setting.origin);
+            !matches!(found, Some(Origin::File(_) | Origin::Flag(_)))
         };
         let run = match (config.is_on("fp16.enabled"), config.is_on("bf16.enabled")) {
             (true, _) => DType::F16,
@@ -251,6 +261,14 @@ impl Settings {
             allgather_bucket: zero("allgather_bucket_size"),
             allgather_partitions: is_not_off("allgather_partitions"),
             memory_efficient_linear: is_not_off("memory_efficient_linear"),
+            reads_in_place: [
+                "stage3_max_live_parameters",
+                "stage3_max_reuse_distance",
+                "stage3_prefetch_bucket_size",
+                "memory_efficient_linear",
+            ]
+            .iter()
+            .all(|key| is_open(key)),
         }
     }
 }

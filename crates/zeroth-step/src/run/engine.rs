@@ -106,7 +106,8 @@ impl<'c> Engine<'c> {
         };
         // Before anything lies in the arena: parts of it move to where other ranks see them.
         let works = lowered.iter().flatten().flatten();
-        let meetings = Meetings::new(works, device.as_mut(), comm.as_deref()).map_err(failed)?;
+        let meetings =
+            Meetings::new(works, device.as_mut(), comm.as_deref(), compiled.memory.views).map_err(failed)?;
         let update = compiled.program.sections.iter().position(|section| section.kind == SectionKind::Update);
         let update = update.unwrap_or(sections);
         let early = early(compiled, update);
@@ -276,6 +277,12 @@ impl<'c> Engine<'c> {
         let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
         self.run_section(section, size)?;
         self.join(section)?;
+        // Whoever goes on may change its parameters, or leave: not before everybody has read them.
+        if let Some(comm) = self.comm.as_deref().filter(|_| self.meetings.sees()) {
+            let op = OpName::new(self.step, "end of an evaluation", 0);
+            let met = comm.barrier(op).and_then(zeroth_comm::Handle::wait);
+            met.map_err(|source| RunError::Comm { step: self.step, op: op.to_string(), source })?;
+        }
         let mut loss = 0.0f64;
         let at = self.compiled.span(0, Content::Report).part(0, 1, 8);
         let step = self.step;

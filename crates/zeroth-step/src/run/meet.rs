@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_comm::{Comm, CommError, OpName, Peers, Transfer, Windows};
-use zeroth_device::{Device, DeviceError, Kernel, Launch, Queue, RankSum, Shared, Span, Tier, Way};
+use zeroth_device::{Device, DeviceError, Kernel, Launch, Queue, RankSum, Shared, Sight, Span, Tier, Way};
 
 use super::RunError;
 use super::cards::{Cards, exchange};
@@ -31,6 +31,8 @@ pub(super) struct Meetings {
     /// The ranks' cards where they reach each other, and how ranks on cards meet, in words.
     cards: Option<Cards>,
     how: Option<String>,
+    /// Where in the arena's places parameters of all ranks are seen; nothing where they are gathered.
+    seen: Range<u64>,
     /// Where the part of each rank lies in its window; written for each meeting.
     from: Vec<Range<usize>>,
     /// Host memory that the largest collective goes through, where it must go through any.
@@ -39,14 +41,15 @@ pub(super) struct Meetings {
 }
 
 impl Meetings {
-    /// Opens the windows where there are any. The arena holds nothing yet.
+    /// Opens the windows where there are any, and the `views` into them. The arena holds nothing yet.
     pub(super) fn new<'w>(
         all: impl Iterator<Item = &'w Work> + Clone,
         device: &mut dyn Device,
         comm: Option<&dyn Comm>,
+        views: (u64, u64),
     ) -> Result<Self, Meeting> {
         let (from, send, receive) = (Vec::new(), Vec::new(), Vec::new());
-        let none = Self { in_place: false, cards: None, how: None, from, send, receive };
+        let none = Self { in_place: false, cards: None, how: None, seen: 0..0, from, send, receive };
         let Some(comm) = comm else { return Ok(none) };
         let seen = matches!(device.direct_mut(Span::device(0, 0)), Ok(Some(_)));
         let collectives = all.filter_map(|work| match work {
@@ -73,6 +76,16 @@ impl Meetings {
                 Err(reason) => how = Some(format!("through the memory of the host ({reason})")),
             }
         }
+        let mut in_view = 0..0;
+        if views.1 > 0 {
+            let sights = match comm.windows().filter(|_| in_place) {
+                Some(windows) => sights(windows, collectives.clone(), views.0),
+                None => Vec::new(),
+            };
+            if device.view(views.0, views.1, &sights).map_err(Meeting::Device)? {
+                in_view = views.0..views.0 + views.1;
+            }
+        }
         let (mut send, mut receive) = (0, 0);
         for collective in collectives {
             if cards.is_some() && exchange(collective).is_some_and(|exchange| exchange.is_on_devices()) {
@@ -96,7 +109,12 @@ impl Meetings {
             }
         }
         let (send, receive) = (vec![0; send as usize], vec![0; receive as usize]);
-        Ok(Self { in_place, cards, how, from: vec![0..0; comm.world()], send, receive })
+        Ok(Self { in_place, cards, how, seen: in_view, from: vec![0..0; comm.world()], send, receive })
+    }
+
+    /// Whether ranks read each other's parameters between meetings.
+    pub(super) fn sees(&self) -> bool {
+        !self.seen.is_empty()
     }
 
     /// How ranks on cards meet, in words; none for ranks on processors, or for one alone.
@@ -204,6 +222,11 @@ impl Meetings {
     ) -> Result<(), Meeting> {
         let from = &mut self.from;
         match collective {
+            // Everybody has come, so what they hold is complete: it is seen where it lies.
+            Collective::AllGather { recv, .. } if self.seen.contains(&recv.at) => {
+                from.fill(0..0);
+                return windows.read(name, from, &mut |_| ()).map_err(Meeting::Comm);
+            }
             Collective::AllGather { send, recv, counts } => {
                 from.iter_mut().zip(counts).for_each(|(from, count)| *from = part(*send, 0, *count));
                 let start = counts[..rank].iter().sum::<usize>();
@@ -236,6 +259,28 @@ impl Meetings {
         met.map_err(Meeting::Comm)?;
         outcome.map_err(Meeting::Device)
     }
+}
+
+/// The parts of all ranks' windows that gathers into views ask for, each once.
+fn sights<'w>(
+    windows: &'w dyn Windows,
+    collectives: impl Iterator<Item = &'w Collective>,
+    views: u64,
+) -> Vec<Sight<'w>> {
+    let mut sights: Vec<Sight<'_>> = Vec::new();
+    for collective in collectives {
+        let Collective::AllGather { send, recv, counts } = collective else { continue };
+        if recv.at < views || sights.iter().any(|sight| sight.to.at == recv.at) {
+            continue;
+        }
+        let mut start = 0;
+        for (rank, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let (file, at) = windows.of(rank);
+            sights.push(Sight { to: recv.part(start, *count as u64, 1), file, at: at + send.at });
+            start += *count as u64;
+        }
+    }
+    sights
 }
 
 /// Takes what a collective gives this rank from the others' windows.

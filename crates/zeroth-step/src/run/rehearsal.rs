@@ -82,8 +82,9 @@ impl Rehearsal {
         let mut device =
             CpuDevice::new(threads, stage.sums.end(), 0).map_err(RunError::device(0, "start"))?;
         let failed = failed(0, "start");
-        let meetings = Meetings::new(works.iter().map(|(_, work)| work), &mut device, Some(comm.as_ref()))
-            .map_err(&failed)?;
+        let meetings =
+            Meetings::new(works.iter().map(|(_, work)| work), &mut device, Some(comm.as_ref()), (0, 0))
+                .map_err(&failed)?;
         let seat = seat(Some(comm.as_ref())).map_err(|source| failed(Meeting::Comm(source)))?;
         device.settle(seat);
         Ok(Self { comm, device, meetings, stage, works, met: 0 })

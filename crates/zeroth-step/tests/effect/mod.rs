@@ -130,7 +130,7 @@ fn model() -> (Graph, Backward) {
     (graph, backward)
 }
 
-fn resolved(text: &str, ranks: u64) -> Resolved {
+pub(crate) fn resolved(text: &str, ranks: u64) -> Resolved {
     let document =
         parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"));
     let report = check(&document);
@@ -150,7 +150,8 @@ fn resolved(text: &str, ranks: u64) -> Resolved {
 impl Compiled {
     /// The program of a config's text.
     pub(crate) fn new(text: &str, ranks: u64) -> Self {
-        let settings = Settings::from_config(&resolved(text, ranks));
+        // As where ranks do not see each other's memory: what arrives and leaves is gathered.
+        let settings = Settings { reads_in_place: false, ..Settings::from_config(&resolved(text, ranks)) };
         let (graph, backward) = model();
         let program = compile(&graph, &backward, ranks, &settings).unwrap();
         let memory = bytes(&program, &graph, &backward, Target::Cpu { threads: 2 }, &[TOKENS]);

@@ -60,6 +60,7 @@ fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings
         held,
         reduce_scatter: settings.reduce_scatter,
         window: settings.offload.stream.map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
+        reads_in_place: settings.reads_in_place,
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,
