@@ -168,8 +168,8 @@ pub(crate) fn guarded_bytes(
                     placed = flipped.collect();
                 }
                 guard_reuse(section, &ours, &placed, &mut waits[at]);
-                let places = (0..passing[at].len()).filter(|place| of_tier(&&passing[at][*place]));
-                places.zip(placed).for_each(|(place, offset)| offsets[at][place] = offset);
+                let indices = (0..passing[at].len()).filter(|place| of_tier(&&passing[at][*place]));
+                indices.zip(placed).for_each(|(place, offset)| offsets[at][place] = offset);
             }
             let most = &mut shared[tier as usize].1;
             *most = end.max(*most);

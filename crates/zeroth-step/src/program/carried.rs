@@ -104,7 +104,7 @@ impl Carried {
         for section in group {
             let mut of_section = Vec::new();
             for passing in passing[*section].iter().filter(|passing| passing.buffer.tier == tier) {
-                let life = begin + passing.life.start()..=begin + passing.life.end();
+                let on_line = begin + passing.life.start()..=begin + passing.life.end();
                 let content = passing.buffer.content;
                 let before = match self.reach(*section, content) {
                     Reach::FromBefore => line.iter().position(|other| other.buffer.content == content),
@@ -112,8 +112,8 @@ impl Carried {
                 };
                 of_section.push(before.unwrap_or(line.len()));
                 match before {
-                    Some(before) => line[before].life = *line[before].life.start()..=*life.end(),
-                    None => line.push(Passing { life, ..passing.clone() }),
+                    Some(before) => line[before].life = *line[before].life.start()..=*on_line.end(),
+                    None => line.push(Passing { life: on_line, ..passing.clone() }),
                 }
             }
             places.push(of_section);
