@@ -151,7 +151,7 @@ def run(name, arguments, work):
     beside = f"  driver {used / 1024 - memory:+5.2f}" if used else ""
     mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length) / 989e12
     losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
-    chosen = [line.strip() for line in ended.stderr.splitlines() if "chosen to fit" in line]
+    chosen = [line.strip() for line in ended.stderr.splitlines() if line.startswith("note: zeroth.")]
     print(f"{name:22} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {mfu:5.1%} MFU  {memory:7.2f} GiB{beside}  {losses}",
           *chosen, sep="\n    ", flush=True)
     return True

@@ -68,6 +68,9 @@ fn what_a_run_reads_is_honoured() {
         r#"{"zeroth": {"recompute": "norm_swiglu"}}"#,
         r#"{"zeroth": {"recompute": "attention", "moments": "bf16", "stochastic_rounding": false}}"#,
         r#"{"zeroth": {"recompute": "block"}, "activation_checkpointing": {"cpu_checkpointing": false}}"#,
+        r#"{"zeroth": {"recompute": "block", "recompute_blocks": 3}}"#,
+        r#"{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+            "zeroth": {"update": "host", "update_window": 1000000}}"#,
         r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5e7, "stage3_max_live_parameters": 1e9,
             "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 1e5,
             "stage3_gather_16bit_weights_on_model_save": false}}"#,
@@ -147,6 +150,13 @@ fn what_the_other_values_leave_nothing_to_has_no_effect() {
             "activation_checkpointing.number_checkpoints",
         ),
         (r#"{"zeroth": {"stochastic_rounding": true}}"#, "zeroth.stochastic_rounding"),
+        (r#"{"zeroth": {"recompute": "norm_swiglu", "recompute_blocks": 3}}"#, "zeroth.recompute_blocks"),
+        (r#"{"bf16": {"enabled": true}, "zeroth": {"update": "host"}}"#, "zeroth.update"),
+        (
+            r#"{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": false},
+                "fp16": {"enabled": false}, "zeroth": {"update": "host"}}"#,
+            "zeroth.update",
+        ),
     ] {
         assert!(statuses(text).contains(&(path.to_owned(), Status::NoEffect)), "{:?}", statuses(text));
     }

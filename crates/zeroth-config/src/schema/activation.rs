@@ -75,7 +75,7 @@ pub(super) const KEYS: &[Key] = &[
         )
         .set("leave it out")
         .read_by(Reader::Offload)
-        .unless(when::optimizer_offloaded),
+        .unless(when::host_can_update),
     Key::int("zeroth.update_window", 0)
         .or_rule("what the device has free")
         .in_("bytes")

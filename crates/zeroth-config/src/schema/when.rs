@@ -85,6 +85,16 @@ pub(super) fn optimizer_offloaded(facts: Facts<'_>) -> Option<String> {
     stage_cuts_state(facts).or_else(|| not_offloaded(facts, OPTIMIZER))
 }
 
+pub(super) fn host_can_update(facts: Facts<'_>) -> Option<String> {
+    let is_off = |key| facts.switch(key) == Switch::Off;
+    optimizer_offloaded(facts).or_else(|| {
+        (is_off("bf16.enabled") && is_off("fp16.enabled")).then(|| {
+            "neither bf16 nor fp16 is on: in fp32 there are no master weights in host memory, and state passes through the GPU"
+                .to_owned()
+        })
+    })
+}
+
 pub(super) fn updates_travel(facts: Facts<'_>) -> Option<String> {
     params_offloaded(facts).and_then(|_| optimizer_offloaded(facts))
 }

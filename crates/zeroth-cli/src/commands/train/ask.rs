@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 
 use anyhow::Context;
+use zeroth::base::format_bytes;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::unbuilt::unbuilt;
 use zeroth::device::cuda::CudaDevice;
@@ -66,11 +67,19 @@ impl Asked {
             Err(misfit) => return Ok(Err(misfit.to_string())),
         };
         for choice in choices {
-            self.notes.push(format!("{} is {}: chosen to fit the memory", choice.key, choice.value));
+            let why = match self.told.rates {
+                Some(Rates { update, bus }) if choice.key == "zeroth.update" => format!(
+                    "the processors update {} of state a second, and the bus moves {} each way",
+                    format_bytes(update),
+                    format_bytes(bus)
+                ),
+                _ => "chosen to fit the memory".to_owned(),
+            };
+            self.notes.push(format!("{} is {}: {why}", choice.key, choice.value));
             let setting = self.resolved.settings.iter_mut().find(|setting| setting.key.path == choice.key);
             if let Some(setting) = setting {
                 setting.value = choice.value;
-                setting.origin = Origin::Auto("chosen to fit the memory".to_owned());
+                setting.origin = Origin::Auto(why);
             }
         }
         Ok(Ok(compiled))
