@@ -166,7 +166,11 @@ pub trait Device: Send {
 
     /// Keeps a line of launches of one queue, which are not run now, and gives its number; none where a device has nothing
     /// to gain by it. Each of them has been enqueued before.
-    fn keep(&mut self, _queue: Queue, _launches: &[&Launch]) -> Result<Option<usize>, DeviceError> {
+    fn keep(
+        &mut self,
+        _queue: Queue,
+        _launches: &mut dyn Iterator<Item = &Launch>,
+    ) -> Result<Option<usize>, DeviceError> {
         Ok(None)
     }
 

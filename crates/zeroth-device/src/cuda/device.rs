@@ -184,13 +184,20 @@ impl Device for CudaDevice {
         run::run(&mut line, &mut self.products, &launch.kernel)
     }
 
-    fn keep(&mut self, queue: Queue, launches: &[&Launch]) -> Result<Option<usize>, DeviceError> {
+    fn keep(
+        &mut self,
+        queue: Queue,
+        launches: &mut dyn Iterator<Item = &Launch>,
+    ) -> Result<Option<usize>, DeviceError> {
         self.current()?;
         let stream = self.stream(queue);
         if !self.graphs.as_ref().is_some_and(|graphs| graphs.begin(stream)) {
             return Ok(None);
         }
-        let outcome = launches.iter().try_for_each(|launch| self.enqueue(queue, launch));
+        let mut outcome = Ok(());
+        for launch in launches {
+            outcome = outcome.and_then(|()| self.enqueue(queue, launch));
+        }
         self.graphs.as_mut().map_or(Ok(None), |graphs| graphs.end(stream, outcome))
     }
 

@@ -60,8 +60,8 @@ impl Replays {
                 return Ok(false);
             }
             Line::Tried => {
-                let launches: Vec<&Launch> = works.iter().flat_map(launches).collect();
-                *line = device.keep(Queue::Compute, &launches)?.map_or(Line::Loose, Line::Kept);
+                let mut launches = works.iter().flat_map(launches);
+                *line = device.keep(Queue::Compute, &mut launches)?.map_or(Line::Loose, Line::Kept);
             }
             Line::Kept(_) => {}
         }

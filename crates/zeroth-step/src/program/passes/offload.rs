@@ -280,8 +280,10 @@ fn pass_through(
     let mut out = Vec::new();
     for at in 0..tiles.len() + going {
         // One that was updated some tiles ago: it goes while the next one comes, whatever the update in between waits for.
+        // Where there is room for one alone, it goes behind its own update.
         let done = at.checked_sub(going);
-        out.extend(done.map(|done| on(Queue::Store, Action::Store(tiles[done].clone()))));
+        let mut store = done.map(|done| on(Queue::Store, Action::Store(tiles[done].clone())));
+        out.extend(store.take_if(|_| going > 0));
         if let Some(chunk) = tiles.get(at) {
             out.push(on(Queue::Load, Action::Update(chunk.clone())));
             // Before the states of those ahead of it: the next forward waits for parameters, and for nothing else.
@@ -289,6 +291,7 @@ fn pass_through(
                 out.push(on(Queue::Store, Action::PutBack(chunk.clone())));
             }
         }
+        out.extend(store);
         // Where the one that has gone was.
         out.extend(done.and_then(|done| tiles.get(done + room)).map(load));
     }
