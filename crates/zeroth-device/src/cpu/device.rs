@@ -10,23 +10,21 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::Arena;
-use super::attention::{
-    AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
-};
+use super::attention::{AttentionSaved, attention, attention_backward};
 use super::convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
 use super::dropout::{Dropout, RowKey, dropout};
 use super::element::Element;
 use super::embedding::{embedding, embedding_backward};
-use super::head_loss::{head_loss, head_loss_backward, head_loss_scratch};
-use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
-use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
-use super::logits::{logits, logits_scratch};
+use super::head_loss::{head_loss, head_loss_backward};
+use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
+use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx};
+use super::logits::logits;
 use super::norm::{BLOCK, ExactSum, block_squares};
 use super::optimizer::{Moments, optimize};
 use super::path::Path;
 use super::pool::Pool;
 use super::rank_sum::sum_parts;
-use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
+use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual};
 use super::rope::rope_from;
 use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
@@ -577,27 +575,4 @@ fn same_length(what: &'static str, from: usize, to: usize) -> Result<(), DeviceE
         return Ok(());
     }
     Err(DeviceError::Operands { what, problem: format!("{from} bytes do not fill a place of {to}") })
-}
-
-/// Bytes of scratch that a kernel needs with a pool of `threads`.
-pub(crate) fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
-    let floats = |elements: usize| 4 * elements as u64;
-    match kernel {
-        Kernel::Linear { dims, .. } | Kernel::LinearDx { dims, .. } | Kernel::LinearDw { dims, .. } => {
-            floats(linear_scratch(*dims, threads))
-        }
-        Kernel::LinearDb { dims, .. } => floats(linear_scratch(*dims, threads)),
-        Kernel::RmsNormBackward { dims, .. } => floats(rms_norm_scratch(*dims)),
-        Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
-        Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
-        Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
-        Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
-            floats(head_loss_scratch(*dims, threads))
-        }
-        Kernel::Logits { dims, .. } => floats(logits_scratch(*dims, threads)),
-        Kernel::Squares { values, value_type, .. } => {
-            8 * (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64)
-        }
-        _ => 0,
-    }
 }

@@ -46,6 +46,7 @@ mod rank_sum;
 pub mod reference;
 mod rms_norm;
 mod rope;
+mod scratch;
 mod self_test;
 mod stream;
 mod swiglu;
@@ -58,7 +59,6 @@ pub use attention::{
 pub use convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
 pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;
-pub(crate) use device::scratch_bytes;
 pub use dropout::{Dropout, RowKey, dropout};
 pub use element::Element;
 pub use embedding::{EmbeddingDims, embedding, embedding_backward};
@@ -75,6 +75,7 @@ pub use random::{name_key, normal};
 pub use rank_sum::sum_parts;
 pub use rms_norm::{RmsNormDims, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 pub use rope::{RopeDims, RopeTable, rope, rope_angles, rope_backward, rope_from};
+pub(crate) use scratch::scratch_bytes;
 pub use self_test::{SelfTest, self_test, self_test_on};
 pub use swiglu::{swiglu, swiglu_backward};
 

@@ -82,7 +82,7 @@ impl CudaDevice {
             products: Products::default(),
             arenas: Arenas::default(),
             processors: None,
-            graphs: Graphs::open(),
+            graphs: None,
             streams: Vec::new(),
             marks: Vec::new(),
             staging: 0,
@@ -98,6 +98,7 @@ impl CudaDevice {
         let minor = driver.attribute(device, Attribute::CapabilityMinor)?;
         opened.functions = Some(Functions::load(driver, &arch(major, minor))?);
         opened.products.open()?;
+        opened.graphs = Graphs::open()?;
         for _ in Queue::ALL {
             opened.streams.push(driver.stream()?);
         }

@@ -10,6 +10,21 @@ use crate::DeviceError;
 /// What is called meanwhile, by this thread or another, is none of the line's affair.
 const RELAXED: c_int = 2;
 
+/// The variable that turns them off.
+const VARIABLE: &str = "ZEROTH_GPU_GRAPHS";
+
+fn is_wanted(asked: &str) -> Result<bool, DeviceError> {
+    match asked {
+        "" | "on" => Ok(true),
+        "off" => Ok(false),
+        other => Err(DeviceError::Call {
+            device: "cuda".to_owned(),
+            call: format!("reading {VARIABLE}"),
+            reason: format!("it is `{other}`; write off, or unset it"),
+        }),
+    }
+}
+
 /// The driver's functions for lines, and the lines that are kept.
 pub(super) struct Graphs {
     begin: unsafe extern "C" fn(Handle, c_int) -> c_int,
@@ -23,10 +38,12 @@ pub(super) struct Graphs {
 
 impl Graphs {
     /// None where the driver is older than they are, or where nobody wants them.
-    pub(super) fn open() -> Option<Self> {
-        if std::env::var_os("ZEROTH_GPU_GRAPHS").is_some_and(|value| value == "off") {
-            return None;
-        }
+    pub(super) fn open() -> Result<Option<Self>, DeviceError> {
+        let asked = std::env::var_os(VARIABLE).unwrap_or_default();
+        Ok(if is_wanted(&asked.to_string_lossy())? { Self::find() } else { None })
+    }
+
+    fn find() -> Option<Self> {
         let library = Library::open(&["libcuda.so.1"], "Install NVIDIA's driver").ok()?;
         // SAFETY: each function has the type that cuda.h declares for it.
         unsafe {
@@ -87,5 +104,17 @@ impl Graphs {
             // SAFETY: kept in `end`, given back once.
             unsafe { (self.forget_kept)(kept) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_kept_unless_they_are_turned_off_and_other_words_are_refused() {
+        assert_eq!((is_wanted(""), is_wanted("on"), is_wanted("off")), (Ok(true), Ok(true), Ok(false)));
+        let error = is_wanted("0").unwrap_err().to_string();
+        assert!(error.contains("ZEROTH_GPU_GRAPHS") && error.contains("`0`; write off"), "{error}");
     }
 }

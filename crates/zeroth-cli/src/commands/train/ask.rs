@@ -257,7 +257,9 @@ fn rates(
 ) -> Option<Rates> {
     let is_away = resolved.text("zero_optimization.offload_optimizer.device") == Some("cpu");
     let is_free = is_open(resolved, "zeroth.update") && is_open(resolved, "zeroth.update_window");
-    if device != DeviceArg::Cuda || !is_away || !is_free {
+    // In fp32 there is nothing to choose: the processors have no master weights.
+    let is_narrow = resolved.is_on("bf16.enabled") || resolved.is_on("fp16.enabled");
+    if device != DeviceArg::Cuda || !is_away || !is_free || !is_narrow {
         return None;
     }
     let [device_bytes, host_bytes] = Rates::ARENAS;
