@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -54,6 +55,7 @@ CASES = {
     "4b-both-24-host": ("4b", 4, 4096, {"stage": 3, **BOTH}, {**BLOCK, "update": "host"}, 1, SMALL),
     "8b-bf16-moments": ("8b", 4, 4096, {"stage": 3}, {"moments": "bf16"}, 1, []),
     "8b-optimizer-4": ("8b", 4, 4096, {"stage": 3, **OPTIMIZER}, {}, 4, []),
+    "8b-optimizer-4-bf16-moments": ("8b", 4, 4096, {"stage": 3, **OPTIMIZER}, {"moments": "bf16"}, 4, []),
     "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
 }
 
@@ -112,6 +114,11 @@ class Used(threading.Thread):
         return self.most
 
 
+def last_of(path):
+    with open(path) as file:
+        return file.read()[-2000:]
+
+
 def run(name, arguments, work):
     shape, rows, length, zero, ours, accumulation, flags = CASES[name]
     vocabulary = 512 if shape == "tiny" else 151_936
@@ -135,11 +142,16 @@ def run(name, arguments, work):
         "--device", arguments.device, "--ranks", str(arguments.ranks), "--max-length", str(length),
         "--max-steps", str(arguments.steps), "--save-steps", "0", "--output", output, *flags, *trace,
     ]
-    used = Used()
-    ended = subprocess.run(command, capture_output=True, text=True)
+    used, said = Used(), os.path.join(work, f"{name}.txt")
+    try:
+        with open(said, "w") as file:
+            ended = subprocess.run(command, stdout=file, stderr=file)
+    except SystemExit:
+        print(f"{name}: stopped\n{last_of(said)}", flush=True)
+        raise
     used = used.stop()
     if ended.returncode != 0:
-        print(f"{name}: exit {ended.returncode}\n{ended.stderr[-2000:]}", flush=True)
+        print(f"{name}: exit {ended.returncode}\n{last_of(said)}", flush=True)
         return False
     with open(os.path.join(output, "metrics.jsonl")) as file:
         steps = [json.loads(line) for line in file]
@@ -151,7 +163,8 @@ def run(name, arguments, work):
     beside = f"  driver {used / 1024 - memory:+5.2f}" if used else ""
     mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length) / 989e12
     losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
-    chosen = [line.strip() for line in ended.stderr.splitlines() if line.startswith("note: zeroth.")]
+    with open(said) as file:
+        chosen = [line.strip() for line in file if line.startswith("note: zeroth.")]
     print(f"{name:22} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {mfu:5.1%} MFU  {memory:7.2f} GiB{beside}  {losses}",
           *chosen, sep="\n    ", flush=True)
     return True
@@ -169,6 +182,8 @@ def main():
     unknown = [case for case in arguments.cases if case not in CASES]
     if unknown or arguments.steps < 5:
         parser.error(f"no case {', '.join(unknown)}" if unknown else "--steps: at least 5, three are warm-up")
+    # Whoever stops this stops the run under way, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as work:
         names = arguments.cases or [case for case in CASES if case != "tiny"]
         # All of them, whatever becomes of the first.

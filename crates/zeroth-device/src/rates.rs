@@ -7,13 +7,14 @@ use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 
 use crate::{
-    Control, Device, DeviceError, GROUPS, Kernel, Launch, Optimizer, Queue, Recipe, Span, StepNumbers, Tier,
+    Control, Device, DeviceError, GROUPS, Kernel, Launch, Optimizer, Queue, Recipe, Rounding, Span,
+    StepNumbers, Tier,
 };
 
 /// Bytes a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Rates {
-    /// Of state that AdamW updates on the host's processors: 12 bytes an element.
+    /// Of state that AdamW updates on the host's processors: master weights and moments.
     pub update: u64,
     /// Of copies to the device while others come back.
     pub bus: u64,
@@ -27,12 +28,18 @@ impl Rates {
     /// Bytes of the device's arena and of the host's that a measurement needs.
     pub const ARENAS: [u64; 2] = [8 * ELEMENTS + 4096, 16 * ELEMENTS + 4096];
 
-    /// Measures with a device whose arenas have at least [`Self::ARENAS`] bytes.
-    pub fn measure(device: &mut dyn Device) -> Result<Self, DeviceError> {
+    /// Measures with a device whose arenas have at least [`Self::ARENAS`] bytes, and with moments as a run has them: chance
+    /// takes processors several times as long as memory does.
+    pub fn measure(
+        device: &mut dyn Device,
+        moments: DType,
+        rounds_by_chance: bool,
+    ) -> Result<Self, DeviceError> {
         let host =
             |at: u64, bytes: u64| Span { tier: Tier::Host, at: at * ELEMENTS, bytes: bytes * ELEMENTS };
         // Master weights, both moments, gradients and weights.
-        let [master, first, second] = [0, 4, 8].map(|at| host(at, 4));
+        let master = host(0, 4);
+        let [first, second] = [4, 8].map(|at| host(at, moments.bytes()));
         let [grads, weights] = [12, 14].map(|at| host(at, 2));
         let control = Span::device(8 * ELEMENTS, size_of::<Control>() as u64);
         let numbers = StepNumbers::new(&Recipe::default(), 0, 2, 1e-4, 1.0, 1.0);
@@ -53,8 +60,8 @@ impl Rates {
             master,
             first: Some(first),
             second: Some(second),
-            moment_type: DType::F32,
-            rounding: None,
+            moment_type: moments,
+            rounding: rounds_by_chance.then_some(Rounding { seed: 1, flat: 0, first: 0 }),
             weights: Some(weights),
         };
         let update = Launch { kernel, dtype: DType::Bf16, scratch: Span::device(0, 0) };
@@ -64,7 +71,7 @@ impl Rates {
             scratch: Span::device(0, 0),
         };
         let (there, back) = (Span::device(0, 4 * ELEMENTS), Span::device(4 * ELEMENTS, 4 * ELEMENTS));
-        let (up, down) = (copy(master, there), copy(back, first));
+        let (up, down) = (copy(master, there), copy(back, host(4, 4)));
         let mut best = [f64::INFINITY; 2];
         for _ in 0..ROUNDS {
             for (best, launches) in best
@@ -80,7 +87,8 @@ impl Rates {
         }
         let [update, bus] = best;
         let rate = |bytes: u64, seconds: f64| (bytes as f64 / seconds) as u64;
-        Ok(Self { update: rate(12 * ELEMENTS, update), bus: rate(4 * ELEMENTS, bus) })
+        let state = (4 + 2 * moments.bytes()) * ELEMENTS;
+        Ok(Self { update: rate(state, update), bus: rate(4 * ELEMENTS, bus) })
     }
 
     /// Seconds that the processors take for so many bytes of state.
@@ -109,8 +117,10 @@ mod tests {
     #[test]
     fn a_device_is_measured_and_state_divided_by_its_rates() {
         let mut device = CpuDevice::new(1, Rates::ARENAS[0], Rates::ARENAS[1]).unwrap();
-        let rates = Rates::measure(&mut device).unwrap();
-        assert!(rates.update > 1 << 20 && rates.bus > 1 << 20, "{rates:?}");
+        for (moments, by_chance) in [(DType::F32, false), (DType::Bf16, true)] {
+            let rates = Rates::measure(&mut device, moments, by_chance).unwrap();
+            assert!(rates.update > 1 << 20 && rates.bus > 1 << 20, "{rates:?}");
+        }
         let round = Rates { update: 4_000, bus: 2_000 };
         assert!((round.by_processors(8_000) - 2.0).abs() < 1e-12);
         assert!((round.through_device(8_000) - 4.0).abs() < 1e-12);

@@ -211,10 +211,15 @@ impl Job {
         let (Some(stream), Some(rates)) = (asked.offload.stream, rates) else { return Ok(compiled) };
         let on_host = compiled.memory.by_category(Tier::Host);
         let travelling = on_host.optimizer + on_host.gradients;
+        // Sums of several micro-batches that grow in host memory are read and written over the bus by each but the first.
+        let sums = |compiled: &Compiled| {
+            let gradients = compiled.memory.by_category(Tier::Host).gradients;
+            rates.through_device(2 * (asked.accumulation - 1) * gradients)
+        };
         // With room for all of it, state passes beneath forward and backward; without, and on processors, only beneath
         // forward, a third of a step.
         let shares = if stream.window >= travelling { 3.0 } else { 1.0 };
-        let through = rates.through_device(travelling) / shares;
+        let through = rates.through_device(travelling) / shares + sums(&compiled);
         self.settings.offload.updated_by = Some(UpdatedBy::Device);
         // In fp32 there are no master weights, only the card's own.
         if through <= rates.by_processors(on_host.optimizer) || asked.types.run == DType::F32 {
@@ -223,7 +228,8 @@ impl Job {
         self.settings.offload =
             Offload { updated_by: Some(UpdatedBy::Host), stream: None, window: None, ..asked.offload };
         let beside = self.compile(target)?;
-        if budget.lack(&beside.memory).is_some() {
+        let is_slower = through <= rates.by_processors(on_host.optimizer) + sums(&beside);
+        if is_slower || budget.lack(&beside.memory).is_some() {
             self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
             return Ok(compiled);
         }

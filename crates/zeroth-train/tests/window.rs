@@ -76,7 +76,10 @@ fn with_less_memory_the_window_closes_and_then_gradients_leave() {
 /// Who updates by these rates, and whether that is a choice that is told.
 fn updated_by(device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
     let folder = tempfile::tempdir().unwrap();
-    let mut job = cut(folder.path());
+    updater(&mut cut(folder.path()), device, update, bus)
+}
+
+fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
     let budget = Budget { device: Some(device), ..Budget::default() };
     let freedom = Freedom { update: Some(Rates { update, bus }), ..Freedom::default() };
     let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
@@ -104,6 +107,17 @@ fn who_updates_follows_from_what_the_machine_can_do() {
     // Processors that are fast or slow beside the bus.
     assert_eq!(updated_by(roomy, 4000, 1000), (Some(UpdatedBy::Host), true));
     assert_eq!(updated_by(small, 400, 1000), (Some(UpdatedBy::Device), true));
+}
+
+#[test]
+fn sums_in_host_memory_are_counted_against_processors() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = cut(folder.path());
+    // Processors three times as fast as the bus win, until gradients of several micro-batches meet in host memory.
+    assert_eq!(updater(&mut job, 1 << 40, 4000, 1000).0, Some(UpdatedBy::Host));
+    let mut job = cut(folder.path());
+    (job.settings.accumulation, job.shape.accumulation) = (4, 4);
+    assert_eq!(updater(&mut job, 1 << 40, 4000, 1000).0, Some(UpdatedBy::Device));
 }
 
 #[test]

@@ -263,8 +263,9 @@ fn rates(
         return None;
     }
     let [device_bytes, host_bytes] = Rates::ARENAS;
-    let measured =
-        CudaDevice::open(0, device_bytes, host_bytes).and_then(|mut card| Rates::measure(&mut card));
+    let Settings { moments, rounds_by_chance, .. } = Settings::from_config(resolved);
+    let measured = CudaDevice::open(0, device_bytes, host_bytes)
+        .and_then(|mut card| Rates::measure(&mut card, moments, rounds_by_chance));
     match measured {
         Ok(Rates { update, bus }) => {
             let of_card = ranks.div_ceil(gpus(machine).max(1));
