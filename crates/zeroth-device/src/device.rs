@@ -130,6 +130,8 @@ pub struct RankSum<'a> {
     pub to: Span,
     /// Whether the sum is added to what is there.
     pub add: bool,
+    /// A [`crate::cpu::ExactSum`] to which the squares of what `to` then holds are added, block by block.
+    pub squares: Option<Span>,
 }
 
 /// Notes that a device keeps at the same time.

@@ -564,7 +564,9 @@ impl Device for CpuDevice {
             let part = |rank: usize| {
                 if rank == sum.rank { own } else { bytemuck::cast_slice((sum.other)(rank)) }
             };
-            sum_parts(&self.pool, sum.ranks, part, to, sum.add);
+            // SAFETY: as above; sums of squares are apart from both, which `Report` is for.
+            let squares = sum.squares.map(|squares| unsafe { self.write_one::<ExactSum>(squares) }).transpose()?;
+            sum_parts(&self.pool, sum.ranks, part, to, sum.add, squares);
         });
         Ok(())
     }

@@ -32,7 +32,7 @@ pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
 }
 
 each_path! {
-    fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
+    pub(super) fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
         let mut lanes = [0.0f64; LANES];
         for (at, values) in block.chunks(LANES).enumerate() {
             // A block is a page or two, and the processor's own asking ahead ends with a page.

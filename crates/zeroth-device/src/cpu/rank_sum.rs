@@ -1,11 +1,16 @@
 //! The sum of what ranks hold, read where they hold it: one pass over every source, one over the result.
 //!
-//! [`super::sum_ranks`] is the same sum over parts that lie end to end, and what this one is compared with.
+//! [`super::sum_ranks`] is the same sum over parts that lie end to end, and what this one is compared with. Where the result is a
+//! complete gradient, its squares are counted while it is in the nearest cache.
+
+use std::sync::{Mutex, PoisonError};
 
 use super::check_len;
 use super::cut::Chunks;
 use super::element::Element;
-use super::path::each_path;
+use super::math;
+use super::norm::{BLOCK, ExactSum, block_sum};
+use super::path::{Path, each_path};
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
 
@@ -13,19 +18,28 @@ use super::stream::{self, STAGE, staged};
 const PIECE: usize = 16_384;
 
 /// to = the sum over ranks of `part(rank)`, added in f32 in their order; with `add` the sum is added to what `to` holds.
+/// `squares` has the sums of squares of the blocks of `to` added to it.
 pub fn sum_parts<'a, A: Element>(
     pool: &Pool,
     ranks: usize,
     part: impl Fn(usize) -> &'a [A] + Sync,
     to: &mut [f32],
     add: bool,
+    squares: Option<&mut ExactSum>,
 ) {
     (0..ranks).for_each(|rank| check_len("part", part(rank).len(), to.len()));
     // What is added to has been read, and lies in the cache.
     let past = !add && stream::worth(size_of_val(to));
+    let squares = squares.map(Mutex::new);
     pool.each(Chunks::new(to, PIECE), |task, to| {
         let range = task * PIECE..task * PIECE + to.len();
         let of = |rank: usize| &part(rank)[range.clone()];
+        if let Some(squares) = &squares {
+            let counted = count_blocks(pool.path(), ranks, of, to, add, past);
+            // Exact, so that it does not matter who comes first.
+            squares.lock().unwrap_or_else(PoisonError::into_inner).merge(&counted);
+            return;
+        }
         match (ranks, add) {
             (0, false) => to.fill(0.0),
             (0, true) => {}
@@ -49,6 +63,44 @@ pub fn sum_parts<'a, A: Element>(
             (2..ranks).for_each(|rank| more(pool.path(), of(rank), to));
         }
     });
+}
+
+/// As [`sum_parts`] of one task's piece, block by block; gives the sum of the blocks' squares.
+fn count_blocks<'a, A: Element>(
+    path: Path,
+    ranks: usize,
+    of: impl Fn(usize) -> &'a [A],
+    to: &mut [f32],
+    add: bool,
+    past: bool,
+) -> ExactSum {
+    let fused = math::has_fused(path);
+    let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
+    for (block, to) in to.chunks_mut(BLOCK).enumerate() {
+        let sums = &mut near[..to.len()];
+        for (stage, sums) in sums.chunks_mut(STAGE).enumerate() {
+            let at = block * BLOCK + stage * STAGE;
+            match ranks {
+                0 => sums.fill(0.0),
+                1 => first(path, &of(0)[at..], sums, false),
+                _ => two(path, &of(0)[at..], &of(1)[at..], sums, false),
+            }
+            (2..ranks).for_each(|rank| more(path, &of(rank)[at..], sums));
+        }
+        if add {
+            more(path, sums, to);
+            counted.add(block_sum(path, fused, to, &[]));
+            continue;
+        }
+        counted.add(block_sum(path, fused, sums, &[]));
+        if past {
+            stream::store(sums, to);
+        } else {
+            to.copy_from_slice(sums);
+        }
+    }
+    stream::fence();
+    counted
 }
 
 each_path! {
@@ -95,7 +147,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::sum_ranks;
+    use crate::cpu::{block_squares, sum_ranks};
 
     #[test]
     fn parts_apart_sum_to_the_same_bits_as_parts_end_to_end() {
@@ -107,11 +159,22 @@ mod tests {
                 let part = |rank: usize| &all[rank * length..(rank + 1) * length];
                 for add in [false, true] {
                     let start: Vec<f32> = (0..length).map(|i| (i as f32).cos()).collect();
-                    let (mut found, mut expected) = (start.clone(), start);
-                    sum_parts(&pool, ranks, part, &mut found, add);
+                    let (mut found, mut expected, mut counting) = (start.clone(), start.clone(), start);
+                    sum_parts(&pool, ranks, part, &mut found, add, None);
                     sum_ranks(&pool, &all, &mut expected, add);
-                    let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(same, "{ranks} ranks, {length} elements, add {add}");
+                    let same =
+                        |found: &[f32]| found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same(&found), "{ranks} ranks, {length} elements, add {add}");
+                    let mut squares = ExactSum::default();
+                    squares.add(0.5);
+                    sum_parts(&pool, ranks, part, &mut counting, add, Some(&mut squares));
+                    assert!(same(&counting), "{ranks} ranks, {length} elements, add {add}, counted");
+                    // Beside the sum that was there.
+                    let mut sums = vec![0.0; length.div_ceil(BLOCK)];
+                    block_squares(&pool, &expected, &mut sums);
+                    let mut all_squares = ExactSum::default();
+                    sums.iter().chain(&[0.5]).for_each(|sum| all_squares.add(*sum));
+                    assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}");
                 }
             }
         }
@@ -120,6 +183,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "`part` has 2 elements; the sizes given need 3")]
     fn a_part_of_the_wrong_length_is_named() {
-        sum_parts(&Pool::new(1), 1, |_| &[1.0f32, 2.0], &mut [0.0; 3], false);
+        sum_parts(&Pool::new(1), 1, |_| &[1.0f32, 2.0], &mut [0.0; 3], false, None);
     }
 }

@@ -431,13 +431,17 @@ impl Source<'_> {
                 ]
             }
             Action::Exchange(chunk) => vec![(gradient(chunk), Read), (Content::Received(at), Write)],
-            Action::Add(chunk, _) | Action::Reduce(chunk, _) => {
+            Action::Add(chunk, addition) | Action::Reduce(chunk, addition) => {
                 let sums = match (program.gradient_home(), on_host(chunk.flat)) {
                     (GradientHome::Landed, _) => Content::Gradient(chunk.flat),
                     (_, true) => Content::Summed(at),
                     (_, false) => Content::Kept(chunk.flat),
                 };
-                vec![(gradient(chunk), Read), (sums, Write)]
+                let mut touched = vec![(gradient(chunk), Read), (sums, Write)];
+                let counts = matches!(instruction.action, Action::Reduce(..))
+                    && program.completes(way.kind, chunk.flat, *addition);
+                touched.extend(counts.then_some((Content::Report, Write)));
+                touched
             }
             Action::SaveGradient(chunk, _) => {
                 let from = match program.gradient_home() {

@@ -377,6 +377,11 @@ impl Program {
         }
     }
 
+    /// Whether a sum over ranks is a gradient's last: nothing is added to it any more.
+    pub(super) fn completes(&self, kind: SectionKind, flat: usize, addition: Addition) -> bool {
+        kind.is_last() && (self.held[flat].gradients == Tier::Device || addition == Addition::Write)
+    }
+
     /// Whether a gradient that landed needs rounding or company: alone in f32 it is complete.
     pub(super) fn reduces(&self) -> bool {
         self.gradient_home() != GradientHome::Landed

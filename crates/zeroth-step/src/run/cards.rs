@@ -230,6 +230,9 @@ mod tests {
         assert!(exchange(&gather).is_some_and(|exchange| exchange.name() == "all_gather"));
         let starts = vec![0, 4];
         let from_type = zeroth_base::DType::F32;
-        assert!(exchange(&Collective::Reduce { send, starts, counts, from_type, to, add: false }).is_none());
+        assert!(
+            exchange(&Collective::Reduce { send, starts, counts, from_type, to, add: false, squares: None })
+                .is_none()
+        );
     }
 }

@@ -55,6 +55,7 @@ impl Stage {
                 from_type: DType::Bf16,
                 to: self.sums,
                 add: false,
+                squares: None,
             },
         }
     }

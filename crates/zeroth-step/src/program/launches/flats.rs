@@ -242,15 +242,18 @@ impl At<'_> {
         self.part(Content::Report, at as u64, 8, 1)
     }
 
+    /// Where a rank counts the squares of what it owns of a flat's gradient.
+    fn exact_sum(&self, flat: usize) -> Span {
+        let at = size_of::<Report>() + flat * size_of::<ExactSum>();
+        let all = self.part(Content::Report, 0, report_bytes(self.program().layout.flats.len()), 1);
+        all.part(at as u64, size_of::<ExactSum>() as u64, 1)
+    }
+
     pub(super) fn squares(&self, flat: usize) -> Vec<Kernel> {
         let program = self.program();
         // At stage 0 too each rank counts what it reduced; the others' sums come with their reports.
         let shard = program.layout.flats[flat].shard(self.binding.rank, program.layout.ranks);
-        let sum = self.part(Content::Report, 0, report_bytes(program.layout.flats.len()), 1).part(
-            (size_of::<Report>() + flat * size_of::<ExactSum>()) as u64,
-            size_of::<ExactSum>() as u64,
-            1,
-        );
+        let sum = self.exact_sum(flat);
         if shard.is_empty() {
             return vec![Kernel::Zero { to: sum }];
         }
@@ -443,7 +446,9 @@ impl At<'_> {
                     (self.whole(from, counts.iter().sum::<usize>() as u64), starts_of(&counts))
                 };
                 let (to, add) = self.sums(chunk, *addition);
-                Collective::Reduce { send, starts, counts, from_type, to, add }
+                let is_last = program.completes(self.section.kind, chunk.flat, *addition);
+                let squares = is_last.then(|| self.exact_sum(chunk.flat));
+                Collective::Reduce { send, starts, counts, from_type, to, add, squares }
             }
             Action::Reports => {
                 let (ranks, bytes) = (program.layout.ranks, report_bytes(program.layout.flats.len()));

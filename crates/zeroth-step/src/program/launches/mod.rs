@@ -57,6 +57,8 @@ pub(crate) enum Collective {
         from_type: DType,
         to: Span,
         add: bool,
+        /// Where the squares of the sums are counted, if these are the gradient's last.
+        squares: Option<Span>,
     },
 }
 

@@ -4,8 +4,11 @@
 //!
 //! Ranks that compute on the processor add up a chunk straight from what each of them has rounded, wherever it lies: the
 //! exchange and the sum are one instruction, in the exchange's place, and nothing is packed or received first. The same
-//! values are added in the same order. Without reduce_scatter an exchange is asked to give every rank everything, and stays
+//! values are added in the same order. A sum that completes a gradient counts its squares, too, so that the update need not
+//! read it for the norm. Without reduce_scatter an exchange is asked to give every rank everything, and stays
 //! what it is.
+
+use std::collections::BTreeSet;
 
 use zeroth_device::Target;
 
@@ -15,6 +18,21 @@ use super::super::{Action, Addition, Chunk, Program, Section};
 pub fn in_place(mut program: Program, target: Target) -> Program {
     if matches!(target, Target::Cpu { .. }) && program.reduce_scatter && program.layout.ranks > 1 {
         program.sections.iter_mut().for_each(reduce_in_place);
+        let reduced = program.sections.iter().flat_map(|section| {
+            section.instructions.iter().filter_map(|instruction| match &instruction.action {
+                Action::Reduce(chunk, addition) => Some((section.kind, chunk.flat, *addition)),
+                _ => None,
+            })
+        });
+        let counted: BTreeSet<usize> = reduced
+            .filter(|(kind, flat, addition)| program.completes(*kind, *flat, *addition))
+            .map(|(_, flat, _)| flat)
+            .collect();
+        for section in &mut program.sections {
+            let is_counted =
+                |action: &Action| matches!(action, Action::Squares(flat) if counted.contains(flat));
+            section.instructions.retain(|instruction| !is_counted(&instruction.action));
+        }
     }
     program
 }
