@@ -81,19 +81,19 @@ pub(super) trait Kernel {
 }
 
 /// Terms of a beat.
-pub(super) const BEAT: usize = 64;
+pub(in crate::cpu) const BEAT: usize = 64;
 /// Beats from one storing of rows to the next: a call costs as much as two rows.
 const STORING: usize = 4;
 
 /// Work that is done between the beats of a product. A trait and no closure: it has to be compiled into the loop that it
 /// stands in, with the instructions of that loop.
-pub(super) trait Between {
+pub(in crate::cpu) trait Between {
     /// Called after every beat.
     fn beat(&mut self);
 }
 
 /// No work.
-struct Nothing;
+pub(in crate::cpu) struct Nothing;
 
 impl Between for Nothing {
     #[inline(always)]
