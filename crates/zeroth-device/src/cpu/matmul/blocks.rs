@@ -81,7 +81,7 @@ pub(super) trait Kernel {
 }
 
 /// Terms of a beat.
-pub(in crate::cpu) const BEAT: usize = 64;
+pub(super) const BEAT: usize = 64;
 /// Beats from one storing of rows to the next: a call costs as much as two rows.
 const STORING: usize = 4;
 

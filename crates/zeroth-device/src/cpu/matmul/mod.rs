@@ -31,7 +31,7 @@ mod zmm;
 #[cfg(target_arch = "x86_64")]
 pub(super) use bf16_panels::{Side, pack as pack_bf16};
 #[cfg(target_arch = "x86_64")]
-pub(super) use blocks::{BEAT, Between, Nothing};
+pub(super) use blocks::{Between, Nothing};
 pub(super) use blocks::{block, in_bands, matmul};
 pub(super) use sizes::{band_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]

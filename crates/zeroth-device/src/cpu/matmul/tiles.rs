@@ -114,6 +114,48 @@ impl Tiles {
         unsafe { run::<true, true>(a, b.as_ptr(), c.as_mut_ptr(), 2 * SIDE, add, between) }
     }
 
+    /// As [`Tiles::whole`], written, with two beats a step: work for vectors that comes in small pieces is done beside the
+    /// products, in larger ones the next loads wait behind it.
+    #[inline(always)]
+    pub(in crate::cpu) fn woven(&mut self, a: &[u16], b: &[u16], c: &mut [f32], between: &mut impl Between) {
+        assert!(a.len() == b.len() && a.len().is_multiple_of(STEP) && c.len() >= FULL[0] * FULL[1]);
+        if self.live[0] != FULL[0] || self.live[1] != FULL[1] {
+            self.configure(FULL);
+        }
+        // SAFETY: the panels hold the same number of steps, all tiles are configured in full, and c has room for them.
+        unsafe {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+            let (mut at, mut bt) = (a.as_ptr(), b.as_ptr());
+            for _ in 0..a.len() / STEP {
+                asm!(
+                    "tileloadd tmm4, [{a} + {line}*1]",
+                    "tileloaddt1 tmm6, [{b} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
+                );
+                between.beat();
+                asm!(
+                    "tileloadd tmm5, [{a} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly),
+                );
+                between.beat();
+                (at, bt) = (at.wrapping_add(STEP), bt.wrapping_add(STEP));
+            }
+            let (c, below) = (c.as_mut_ptr(), c.as_mut_ptr().wrapping_add(SIDE * 2 * SIDE));
+            asm!(
+                "tilestored [{c} + {row}*1], tmm0",
+                "tilestored [{c} + {row}*1 + 64], tmm1",
+                "tilestored [{below} + {row}*1], tmm2",
+                "tilestored [{below} + {row}*1 + 64], tmm3",
+                c = in(reg) c, below = in(reg) below, row = in(reg) 8 * SIDE, options(nostack),
+            );
+        }
+    }
+
     fn configure(&mut self, live: [usize; 2]) {
         self.live = live;
         let mut config =

@@ -1,16 +1,16 @@
 //! The first pass for 32 rows and a block of the vocabulary: logits, their powers, and what they bring to dx.
 
 use std::arch::x86_64::{
-    _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_mask_max_ps,
-    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_set1_ps, _mm512_storeu_ps, _mm512_storeu_si512,
-    _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
+    _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_mask_max_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_storeu_ps, _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
 use std::f32::consts::LOG2_E;
 
 use super::super::sizes::{LANES, PANEL, TILE};
 use super::Mark;
 use crate::cpu::cut::Tile;
-use crate::cpu::matmul::{BEAT, Between, Nothing, Tiles};
+use crate::cpu::matmul::{Between, Nothing, Tiles};
 use crate::cpu::panels::{Room, bits, exp2, joined};
 
 /// A block of the vocabulary.
@@ -67,29 +67,31 @@ fn run<const KEEP: bool>(
     let panels = block.columns.div_ceil(PANEL);
     let rounded = room.bf16(panels * TILE);
     let whole = marks.iter().all(|mark| mark.live == u32::MAX);
-    let beats = x.len().div_ceil(BEAT * PANEL);
+    let each = PANEL.div_ceil((2 * x.len() / TILE).max(1));
     for panel in 0..=panels {
         let w = block.w[0].get(panel * x.len()..(panel + 1) * x.len());
         if panel == 0 {
             tiles.whole(x, w.unwrap_or_default(), next, false, &mut Nothing);
         } else {
+            let exps = match &mut exps {
+                Some(exps) => exps.row(panel - 1),
+                None => &mut [],
+            };
+            assert!(!KEEP || exps.len() >= TILE, "a step of powers");
             let seen = bits(0, block.columns - (panel - 1) * PANEL);
             let mut powers = Powers::<KEEP> {
-                logits: &*logits,
-                marks,
-                lanes,
+                logits: logits.first_chunk().expect("32 rows of 32"),
+                marks: marks.first_chunk().expect("32 rows"),
+                lanes: lanes.first_chunk_mut().expect("32 rows"),
                 seen,
                 whole: whole && seen == u32::MAX,
-                rounded: &mut rounded[(panel - 1) * TILE..][..TILE],
-                exps: match &mut exps {
-                    Some(exps) => exps.row(panel - 1),
-                    None => &mut [],
-                },
-                pair: 0,
-                each: (PANEL / 2).div_ceil(beats.max(1)),
+                rounded: rounded[(panel - 1) * TILE..].first_chunk_mut().expect("a step"),
+                exps,
+                row: 0,
+                each,
             };
             if let Some(w) = w {
-                tiles.whole(x, w, next, false, &mut powers);
+                tiles.woven(x, w, next, &mut powers);
             }
             powers.finish();
         }
@@ -119,20 +121,20 @@ impl Between for Hints {
     }
 }
 
-/// From logits [32 rows, 32 columns] to powers, two rows at a time.
+/// From logits [32 rows, 32 columns] to powers, a row at a time.
 struct Powers<'a, const KEEP: bool> {
-    logits: &'a [f32],
-    marks: &'a [Mark],
-    lanes: &'a mut [f32],
+    logits: &'a [f32; TILE],
+    marks: &'a [Mark; PANEL],
+    lanes: &'a mut [f32; PANEL * 2 * LANES],
     /// The columns that there are.
     seen: u32,
     /// Whether all rows are trained and all columns there.
     whole: bool,
     /// As rows of dx's product, and as columns of dw's.
-    rounded: &'a mut [u16],
+    rounded: &'a mut [u16; TILE],
     exps: &'a mut [u16],
-    /// The pair of rows that comes next, and pairs a beat.
-    pair: usize,
+    /// The row that comes next, and rows a beat.
+    row: usize,
     each: usize,
 }
 
@@ -148,73 +150,66 @@ impl<const KEEP: bool> Between for Powers<'_, KEEP> {
 impl<const KEEP: bool> Powers<'_, KEEP> {
     #[inline(always)]
     fn next(&mut self) {
-        if self.pair == PANEL / 2 {
-            return;
-        }
-        // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions.
-        unsafe {
-            if self.whole {
-                self.two_rows::<true>();
-            } else {
-                self.two_rows::<false>();
+        if self.row < PANEL {
+            // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; the row is one of 32.
+            unsafe {
+                if self.whole {
+                    self.one_row::<true>();
+                } else {
+                    self.one_row::<false>();
+                }
             }
+            self.row += 1;
         }
-        self.pair += 1;
     }
 
     #[inline(always)]
     fn finish(&mut self) {
-        while self.pair < PANEL / 2 {
+        while self.row < PANEL {
             self.next();
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn two_rows<const WHOLE: bool>(&mut self) {
-        let log2_e = _mm512_set1_ps(LOG2_E);
-        let first = 2 * self.pair;
-        let logits: &[f32; 2 * PANEL] =
-            self.logits[first * PANEL..].first_chunk().expect("32 rows of 32 columns");
-        let lanes: &mut [f32; 4 * LANES] =
-            self.lanes[first * 2 * LANES..].first_chunk_mut().expect("lanes of 32 rows");
-        let marks: &[Mark; 2] = self.marks[first..].first_chunk().expect("marks of 32 rows");
-        // SAFETY: places are within the arrays above.
-        let lines = [0, 1].map(|row| unsafe {
-            let lanes = lanes.as_mut_ptr().add(row * 2 * LANES);
-            let reference = _mm512_set1_ps(marks[row].reference);
+    /// Inlined into a function with the instructions of tiles.
+    #[inline(always)]
+    unsafe fn one_row<const WHOLE: bool>(&mut self) {
+        let row = self.row;
+        // SAFETY: as above; all places are those of one of 32 rows.
+        unsafe {
+            let mark = self.marks.get_unchecked(row);
+            let (log2_e, reference) = (_mm512_set1_ps(LOG2_E), _mm512_set1_ps(mark.reference));
+            let mask = self.seen & mark.live;
+            let logits = self.logits.as_ptr().add(row * PANEL);
+            let lanes = self.lanes.as_mut_ptr().add(row * 2 * LANES);
             let (mut sum, mut most) = (_mm512_loadu_ps(lanes), _mm512_loadu_ps(lanes.add(LANES)));
-            let mask = self.seen & marks[row].live;
-            let powers = [0, 1].map(|half| {
-                let logit = _mm512_loadu_ps(logits.as_ptr().add(row * PANEL + half * LANES));
+            let mut powers = [_mm512_setzero_ps(); 2];
+            for (half, power) in powers.iter_mut().enumerate() {
+                let logit = _mm512_loadu_ps(logits.add(half * LANES));
                 let exponent = _mm512_fmsub_ps(logit, log2_e, reference);
-                let mask = (mask >> (half * LANES)) as u16;
+                *power = exp2(exponent);
                 // The second operand is what comes out where one is no number.
-                most = if WHOLE {
-                    _mm512_max_ps(exponent, most)
+                if WHOLE {
+                    most = _mm512_max_ps(exponent, most);
                 } else {
-                    _mm512_mask_max_ps(most, mask, exponent, most)
-                };
-                let power = exp2(exponent);
-                let power = if WHOLE { power } else { _mm512_maskz_mov_ps(mask, power) };
-                sum = _mm512_add_ps(sum, power);
-                power
-            });
+                    let mask = (mask >> (half * LANES)) as u16;
+                    most = _mm512_mask_max_ps(most, mask, exponent, most);
+                    *power = _mm512_maskz_mov_ps(mask, *power);
+                }
+                sum = _mm512_add_ps(sum, *power);
+            }
             _mm512_storeu_ps(lanes, sum);
             _mm512_storeu_ps(lanes.add(LANES), most);
-            joined(powers)
-        });
-        if KEEP {
-            let rounded: &mut [u16; 2 * PANEL] =
-                self.rounded[first * PANEL..].first_chunk_mut().expect("a step of 32 rows");
-            assert!(self.exps.len() >= TILE, "a step of 32 columns");
-            // SAFETY: within the array above; a step is two tiles of 16 lines, one for each pair.
-            unsafe {
-                _mm512_storeu_si512(rounded.as_mut_ptr().cast(), lines[0]);
-                _mm512_storeu_si512(rounded.as_mut_ptr().add(PANEL).cast(), lines[1]);
-                let exps = self.exps.as_mut_ptr().add(self.pair * PANEL);
-                _mm512_storeu_si512(exps.cast(), _mm512_unpacklo_epi16(lines[0], lines[1]));
-                _mm512_storeu_si512(exps.add(TILE / 2).cast(), _mm512_unpackhi_epi16(lines[0], lines[1]));
+            if KEEP {
+                let line = joined(powers);
+                let rounded = self.rounded.as_mut_ptr().add(row * PANEL);
+                _mm512_storeu_si512(rounded.cast(), line);
+                if row % 2 == 1 {
+                    // A step of columns is two tiles of 16 lines, one for each pair of rows.
+                    let above = _mm512_loadu_si512(rounded.sub(PANEL).cast());
+                    let exps = self.exps.as_mut_ptr().add(row / 2 * PANEL);
+                    _mm512_storeu_si512(exps.cast(), _mm512_unpacklo_epi16(above, line));
+                    _mm512_storeu_si512(exps.add(TILE / 2).cast(), _mm512_unpackhi_epi16(above, line));
+                }
             }
         }
     }
