@@ -127,6 +127,45 @@ impl Sizes {
     }
 }
 
+/// Rows or columns of a panel for tiles; elements of a panel's step, and of the sums of two panels.
+pub(super) const PANEL: usize = 32;
+pub(super) const TILE: usize = PANEL * PANEL;
+/// Panels of the wider factor that are packed at a time where products sum over rows.
+pub(super) const GROUP: usize = 8;
+/// Steps of the narrower one that the second-level cache has room for beside these.
+const CACHED: usize = 768;
+
+/// How tiles cut a product that sums over rows.
+#[derive(Clone, Copy)]
+pub(super) struct OverRows {
+    /// Panels of the narrower factor.
+    pub(super) narrow: usize,
+    pub(super) steps: usize,
+}
+
+impl OverRows {
+    /// The cut of a[k, m]ᵀ · b[k, n]; `None` where the narrower factor is too large to stay in the cache.
+    pub(super) const fn of([m, n, k]: [usize; 3]) -> Option<Self> {
+        let (narrow, steps) = (min(m, n).div_ceil(PANEL), k.div_ceil(PANEL));
+        let fits = narrow > 0 && steps > 0 && steps <= 32 && narrow * steps <= CACHED;
+        if fits { Some(Self { narrow, steps }) } else { None }
+    }
+
+    /// f32 elements of what threads share: the narrower factor, packed.
+    pub(super) const fn shared(self) -> usize {
+        self.narrow * self.steps * TILE / 2 + ALIGN
+    }
+}
+
+/// f32 elements of scratch that [`super::over_rows`] needs.
+pub(in crate::cpu) const fn over_rows_scratch(m: usize, n: usize, k: usize, threads: usize) -> usize {
+    let blocks = scratch(m, n, k, threads);
+    let Some(cut) = OverRows::of([m, n, k]) else { return blocks };
+    // Some panels of the wider factor, two tiles of sums and a turned one.
+    let tiles = cut.shared() + threads * (GROUP * cut.steps * TILE / 2 + 3 * TILE + ALIGN);
+    if tiles > blocks { tiles } else { blocks }
+}
+
 /// f32 elements of scratch that [`super::in_bands`] needs: a band's sums, a panel of a and all of b[k, n] packed.
 pub(in crate::cpu) const fn band_scratch(n: usize, k: usize) -> usize {
     let (mut largest, mut at) = (0, 0);

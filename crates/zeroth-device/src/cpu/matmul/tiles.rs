@@ -60,6 +60,30 @@ const STEP: usize = 2 * SIDE * 2 * SIDE;
 /// because what is not there again in time only drives out what is.
 const NEAR: usize = 16;
 
+/// The upper and the lower half of a step of packed panels.
+macro_rules! upper_half {
+    ($load:literal) => {
+        concat!(
+            $load,
+            " tmm4, [{a} + {line}*1]\n",
+            "tileloaddt1 tmm6, [{b} + {line}*1]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+        )
+    };
+}
+macro_rules! lower_half {
+    ($load:literal) => {
+        concat!(
+            $load,
+            " tmm5, [{a} + {line}*1 + 1024]\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tdpbf16ps tmm3, tmm5, tmm7\n",
+        )
+    };
+}
+
 /// Tiles 0 to 3 hold sums (0 and 1 the upper half), 4 and 5 rows of a, 6 and 7 columns of b.
 pub(in crate::cpu) struct Tiles {
     /// The rows and columns that the tiles are configured for.
@@ -125,23 +149,25 @@ impl Tiles {
         // SAFETY: the panels hold the same number of steps, all tiles are configured in full, and c has room for them.
         unsafe {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
-            let (mut at, mut bt) = (a.as_ptr(), b.as_ptr());
+            let (mut at, mut bt, near) = (a.as_ptr(), b.as_ptr(), a.len() <= NEAR * STEP);
             for _ in 0..a.len() / STEP {
-                asm!(
-                    "tileloadd tmm4, [{a} + {line}*1]",
-                    "tileloaddt1 tmm6, [{b} + {line}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
-                );
+                if near {
+                    asm!(
+                        upper_half!("tileloadd"),
+                        a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
+                    );
+                } else {
+                    asm!(
+                        upper_half!("tileloaddt1"),
+                        a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
+                    );
+                }
                 between.beat();
-                asm!(
-                    "tileloadd tmm5, [{a} + {line}*1 + 1024]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly),
-                );
+                if near {
+                    asm!(lower_half!("tileloadd"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
+                } else {
+                    asm!(lower_half!("tileloaddt1"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
+                }
                 between.beat();
                 (at, bt) = (at.wrapping_add(STEP), bt.wrapping_add(STEP));
             }
