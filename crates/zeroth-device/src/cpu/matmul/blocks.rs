@@ -193,6 +193,7 @@ pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
     #[cfg(target_arch = "x86_64")]
     if let (Path::Amx, Some(cut)) = (pool.path(), OverRows::of([m, n, k]))
         && T::DTYPE == DType::Bf16
+        && pool.threads() <= cut.wide
     {
         super::over_rows::run(pool, cut, [m, n, k], a, b, out, scratch, &store);
         return;

@@ -13,7 +13,7 @@ use std::arch::x86_64::_mm512_storeu_si512;
 use super::View;
 use super::bf16_panels::{Side, pack};
 use super::blocks::{Between, Place};
-use super::sizes::{GROUP, OverRows, PANEL, TILE};
+use super::sizes::{OverRows, PANEL, TILE};
 use super::tiles::Tiles;
 use super::transpose::transpose_from;
 use crate::cpu::cut::{Chunks, Grid, Tile};
@@ -47,11 +47,12 @@ pub(super) fn run<T: Element, O: Send>(
         pack(Side::Rows, view, (2 * PANEL).min(width - first), k, out);
     });
     let packed = &*packed;
-    let part = GROUP * PANEL;
+    let together = cut.group(pool.threads());
+    let part = together * PANEL;
     let grid = if m > n { Grid::new(out, n, part, n) } else { Grid::new(out, n, m, part) };
     pool.each_with(grid, own, |group, out, scratch| {
         let mut room = Room::new(scratch);
-        let panels = (across - group * part).div_ceil(PANEL).min(GROUP);
+        let panels = (across - group * part).div_ceil(PANEL).min(together);
         let columns = room.bf16(panels * cut.steps * TILE);
         let view = View::rows(&wide[group * part..], across).transposed();
         pack(Side::Columns, view, part.min(across - group * part), k, columns);

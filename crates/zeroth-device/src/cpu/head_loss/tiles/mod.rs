@@ -319,3 +319,43 @@ each_path! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{head_loss_backward, head_loss_scratch, normal, reference};
+
+    /// Loss, dx and dw of rows of which some have labels that are as good as impossible, beside the reference.
+    #[test]
+    fn labels_far_below_the_largest_logit_have_their_loss_and_gradients() {
+        let dims = HeadLossDims { rows: 70, hidden: 33, vocab: 1000 };
+        let Some(pool) = Pool::on_path(2, Path::Amx) else { return };
+        assert!(fit::<bf16>(pool.path(), dims));
+        let (mut x, mut w) = (vec![bf16::ZERO; 70 * 33], vec![bf16::ZERO; 1000 * 33]);
+        normal(&pool, 1, 1, 0, 1.0, &mut x);
+        normal(&pool, 1, 2, 0, 1.0, &mut w);
+        let labels: Vec<i32> = (0..70).map(|row| if row % 6 == 5 { -100 } else { row * 14 }).collect();
+        // Rows 3 and 40 point away from their own label.
+        for row in [3, 40] {
+            for column in 0..33 {
+                x[row * 33 + column] = bf16::from_f32(-9.0 * w[labels[row] as usize * 33 + column].to_f32());
+            }
+        }
+        let wide = |values: &[bf16]| values.iter().map(|value| f64::from(value.to_f32())).collect::<Vec<_>>();
+        let (expected, [expected_dx, expected_dw]) =
+            reference::head_loss(dims, &wide(&x), &wide(&w), &labels, 0.125);
+        assert!(expected > 2.0 * 200.0, "{expected}: the labels are not unlikely enough");
+        let mut scratch = vec![f32::NAN; head_loss_scratch(dims, 2)];
+        let (mut dx, mut dw) = (vec![bf16::NAN; x.len()], vec![f32::NAN; w.len()]);
+        let loss =
+            head_loss_backward(&pool, dims, &x, &w, &labels, 0.125, &mut dx, &mut dw, false, &mut scratch);
+        assert!((loss - expected).abs() < 1e-5 * expected, "{loss} for {expected}");
+        let distance = |found: &[f64], expected: &[f64]| {
+            let off: f64 = found.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum();
+            (off / expected.iter().map(|b| b * b).sum::<f64>()).sqrt()
+        };
+        let dw: Vec<f64> = dw.into_iter().map(f64::from).collect();
+        let errors = [distance(&wide(&dx), &expected_dx), distance(&dw, &expected_dw)];
+        assert!(errors.iter().all(|&error| error < 4e-3), "{errors:?}");
+    }
+}
