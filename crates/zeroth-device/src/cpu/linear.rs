@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cut::Chunks;
 use super::element::{Element, is_endless};
-use super::matmul::{self, View, matmul};
+use super::matmul::{self, View, matmul, over_rows};
 use super::pool::Pool;
 use super::{check_len, check_scratch, columns};
 
@@ -24,7 +24,7 @@ pub fn linear_scratch(dims: LinearDims, threads: usize) -> usize {
     let LinearDims { rows, inputs, outputs } = dims;
     matmul::scratch(rows, outputs, inputs, threads)
         .max(matmul::scratch(rows, inputs, outputs, threads))
-        .max(matmul::scratch(outputs, inputs, rows, threads))
+        .max(matmul::over_rows_scratch(outputs, inputs, rows, threads))
         .max(columns::partials(rows, outputs))
 }
 
@@ -91,8 +91,7 @@ pub fn linear_dw<T: Element>(
     let LinearDims { rows, inputs, outputs } = dims;
     check_len("dy", dy.len(), rows * outputs);
     check_len("x", x.len(), rows * inputs);
-    let dy = View::rows(dy, outputs).transposed();
-    matmul(pool, [outputs, inputs, rows], dy, View::rows(x, inputs), dw, scratch, |_, sums, out| {
+    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, |_, sums, out| {
         for (out, sum) in out.iter_mut().zip(sums) {
             *out += sum;
         }
@@ -112,10 +111,9 @@ pub fn linear_dw_once<T: Element, O: Element>(
     let LinearDims { rows, inputs, outputs } = dims;
     check_len("dy", dy.len(), rows * outputs);
     check_len("x", x.len(), rows * inputs);
-    let dy = View::rows(dy, outputs).transposed();
     // It only ever becomes true, so the order of the tasks means nothing.
     let broken = AtomicBool::new(false);
-    matmul(pool, [outputs, inputs, rows], dy, View::rows(x, inputs), dw, scratch, |_, sums, out| {
+    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, |_, sums, out| {
         let mut endless = false;
         for (out, sum) in out.iter_mut().zip(sums) {
             // A sum of -0 becomes 0.

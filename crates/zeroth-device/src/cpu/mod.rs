@@ -38,6 +38,8 @@ mod math;
 mod matmul;
 mod norm;
 mod optimizer;
+#[cfg(target_arch = "x86_64")]
+mod panels;
 mod path;
 mod pool;
 mod processors;

@@ -3,11 +3,15 @@
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
+#[cfg(target_arch = "x86_64")]
+use zeroth_base::DType;
 
 use super::View;
 use super::ahead::Ahead;
 use super::plain;
-use super::sizes::{ALIGN, BAND, Sizes, band_scratch, scratch};
+#[cfg(target_arch = "x86_64")]
+use super::sizes::OverRows;
+use super::sizes::{ALIGN, BAND, Sizes, band_scratch, over_rows_scratch, scratch};
 use crate::cpu::cut::{Grid, Tile};
 use crate::cpu::element::Element;
 use crate::cpu::path::Path;
@@ -87,13 +91,13 @@ const STORING: usize = 4;
 
 /// Work that is done between the beats of a product. A trait and no closure: it has to be compiled into the loop that it
 /// stands in, with the instructions of that loop.
-pub(super) trait Between {
+pub(in crate::cpu) trait Between {
     /// Called after every beat.
     fn beat(&mut self);
 }
 
 /// No work.
-struct Nothing;
+pub(in crate::cpu) struct Nothing;
 
 impl Between for Nothing {
     #[inline(always)]
@@ -150,7 +154,6 @@ macro_rules! with_kernel {
 /// Whether tiles multiply these types: one factor is bf16, and the other can be rounded to it.
 #[cfg(target_arch = "x86_64")]
 const fn for_tiles<A: Element, B: Element>() -> bool {
-    use zeroth_base::DType;
     matches!((A::DTYPE, B::DTYPE), (DType::Bf16, DType::Bf16 | DType::F32) | (DType::F32, DType::Bf16))
 }
 
@@ -173,6 +176,29 @@ pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
             K::run_task(job, tile, scratch, &store);
         });
     });
+}
+
+/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store(first column, sums, out)`.
+pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
+    pool: &Pool,
+    [m, n, k]: [usize; 3],
+    a: &[T],
+    b: &[T],
+    out: &mut [O],
+    scratch: &mut [f32],
+    store: impl Fn(usize, &[f32], &mut [O]) + Sync,
+) {
+    check_len("out", out.len(), m * n);
+    check_scratch(scratch.len(), over_rows_scratch(m, n, k, pool.threads()));
+    #[cfg(target_arch = "x86_64")]
+    if let (Path::Amx, Some(cut)) = (pool.path(), OverRows::of([m, n, k]))
+        && T::DTYPE == DType::Bf16
+        && pool.threads() <= cut.wide
+    {
+        super::over_rows::run(pool, cut, [m, n, k], a, b, out, scratch, &store);
+        return;
+    }
+    matmul(pool, [m, n, k], View::rows(a, m).transposed(), View::rows(b, n), out, scratch, store);
 }
 
 /// One task's part of a product. The sums of a tile are finished while the next one is multiplied: tile instructions leave
@@ -324,10 +350,10 @@ impl<K: Kernel, O, F: Fn(usize, &[f32], &mut [O])> Between for Meanwhile<'_, '_,
 /// The rectangle of a task's part that a tile of sums belongs to.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    row: usize,
-    column: usize,
-    rows: usize,
-    columns: usize,
+    pub(super) row: usize,
+    pub(super) column: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
 }
 
 /// Gives the rows of a tile of sums, `WIDTH` columns wide where none is missing, to `store`.

@@ -18,6 +18,8 @@ mod blocks;
 mod f32_panels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod over_rows;
 mod plain;
 mod sizes;
 #[cfg(target_arch = "x86_64")]
@@ -30,10 +32,12 @@ mod zmm;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use bf16_panels::{Side, pack as pack_bf16};
-pub(super) use blocks::{block, in_bands, matmul};
-pub(super) use sizes::{band_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
-pub(super) use tiles::permitted as tiles_permitted;
+pub(super) use blocks::{Between, Nothing};
+pub(super) use blocks::{block, in_bands, matmul, over_rows};
+pub(super) use sizes::{band_scratch, over_rows_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
-pub(super) use transpose::transpose;
+pub(super) use tiles::{Tiles, permitted as tiles_permitted};
+#[cfg(target_arch = "x86_64")]
+pub(super) use transpose::{transpose, transpose_from};
 pub(super) use view::View;

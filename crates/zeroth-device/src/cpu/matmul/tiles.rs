@@ -60,8 +60,32 @@ const STEP: usize = 2 * SIDE * 2 * SIDE;
 /// because what is not there again in time only drives out what is.
 const NEAR: usize = 16;
 
+/// The upper and the lower half of a step of packed panels.
+macro_rules! upper_half {
+    ($load:literal) => {
+        concat!(
+            $load,
+            " tmm4, [{a} + {line}*1]\n",
+            "tileloaddt1 tmm6, [{b} + {line}*1]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+        )
+    };
+}
+macro_rules! lower_half {
+    ($load:literal) => {
+        concat!(
+            $load,
+            " tmm5, [{a} + {line}*1 + 1024]\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tdpbf16ps tmm3, tmm5, tmm7\n",
+        )
+    };
+}
+
 /// Tiles 0 to 3 hold sums (0 and 1 the upper half), 4 and 5 rows of a, 6 and 7 columns of b.
-pub(super) struct Tiles {
+pub(in crate::cpu) struct Tiles {
     /// The rows and columns that the tiles are configured for.
     live: [usize; 2],
 }
@@ -80,6 +104,84 @@ pub(super) struct Lines<'a> {
 }
 
 impl Tiles {
+    /// Makes the calling thread's tiles ready.
+    pub(in crate::cpu) fn ready() -> Self {
+        let mut tiles = Self { live: FULL };
+        tiles.configure(FULL);
+        tiles
+    }
+
+    /// Writes the product of a packed panel of a and one of b to `c` [32, 32], or adds it to what is there.
+    #[inline(always)]
+    pub(in crate::cpu) fn whole(
+        &mut self,
+        a: &[u16],
+        b: &[u16],
+        c: &mut [f32],
+        add: bool,
+        between: &mut impl Between,
+    ) {
+        let steps = a.len() / STEP;
+        assert!(a.len() == b.len() && a.len() == steps * STEP && c.len() >= FULL[0] * FULL[1]);
+        if self.live[0] != FULL[0] || self.live[1] != FULL[1] {
+            self.configure(FULL);
+        }
+        let a = Lines {
+            start: a.as_ptr(),
+            row: 2 * SIDE,
+            step: STEP,
+            steps,
+            panel: steps * STEP,
+            matrix: PhantomData,
+        };
+        // SAFETY: the panels hold the same number of steps, all tiles are configured in full, and c has room for them.
+        unsafe { run::<true, true>(a, b.as_ptr(), c.as_mut_ptr(), 2 * SIDE, add, between) }
+    }
+
+    /// As [`Tiles::whole`], written, with two beats a step: work for vectors that comes in small pieces is done beside the
+    /// products, in larger ones the next loads wait behind it.
+    #[inline(always)]
+    pub(in crate::cpu) fn woven(&mut self, a: &[u16], b: &[u16], c: &mut [f32], between: &mut impl Between) {
+        assert!(a.len() == b.len() && a.len().is_multiple_of(STEP) && c.len() >= FULL[0] * FULL[1]);
+        if self.live[0] != FULL[0] || self.live[1] != FULL[1] {
+            self.configure(FULL);
+        }
+        // SAFETY: the panels hold the same number of steps, all tiles are configured in full, and c has room for them.
+        unsafe {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+            let (mut at, mut bt, near) = (a.as_ptr(), b.as_ptr(), a.len() <= NEAR * STEP);
+            for _ in 0..a.len() / STEP {
+                if near {
+                    asm!(
+                        upper_half!("tileloadd"),
+                        a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
+                    );
+                } else {
+                    asm!(
+                        upper_half!("tileloaddt1"),
+                        a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
+                    );
+                }
+                between.beat();
+                if near {
+                    asm!(lower_half!("tileloadd"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
+                } else {
+                    asm!(lower_half!("tileloaddt1"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
+                }
+                between.beat();
+                (at, bt) = (at.wrapping_add(STEP), bt.wrapping_add(STEP));
+            }
+            let (c, below) = (c.as_mut_ptr(), c.as_mut_ptr().wrapping_add(SIDE * 2 * SIDE));
+            asm!(
+                "tilestored [{c} + {row}*1], tmm0",
+                "tilestored [{c} + {row}*1 + 64], tmm1",
+                "tilestored [{below} + {row}*1], tmm2",
+                "tilestored [{below} + {row}*1 + 64], tmm3",
+                c = in(reg) c, below = in(reg) below, row = in(reg) 8 * SIDE, options(nostack),
+            );
+        }
+    }
+
     fn configure(&mut self, live: [usize; 2]) {
         self.live = live;
         let mut config =
@@ -116,9 +218,7 @@ impl Kernel for Tiles {
     const SIZES: Sizes = sizes::TILES;
 
     fn start() -> Self {
-        let mut tiles = Self { live: FULL };
-        tiles.configure(FULL);
-        tiles
+        Self::ready()
     }
 
     type Rows<'a> = Lines<'a>;
@@ -248,7 +348,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     between: &mut impl Between,
 ) {
     let below = c.wrapping_add(SIDE * stride);
-    let near = a.step != STEP && a.steps <= NEAR;
+    let near = a.steps <= NEAR;
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
     // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
     // SAFETY: the caller's promise.
@@ -278,7 +378,13 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         }
         for at in (0..a.steps).step_by(BEAT / (2 * SIDE)) {
             let both = at + 1 < a.steps;
-            if TALL && WIDE && both && a.step == STEP {
+            if TALL && WIDE && both && a.step == STEP && near {
+                asm!(
+                    step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "2048", "2048", "3072"),
+                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            } else if TALL && WIDE && both && a.step == STEP {
                 asm!(
                     step!("tileloaddt1", "0", "0", "1024"), step!("tileloaddt1", "2048", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,

@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 /// 64 bytes can be read at `start` and at every `stride` bytes of the 15 after it.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn transpose_from(start: *const u8, stride: usize) -> [__m512i; 16] {
+pub(in crate::cpu) unsafe fn transpose_from(start: *const u8, stride: usize) -> [__m512i; 16] {
     let mut out = [_mm512_setzero_si512(); 16];
     for group in 0..4 {
         // Numbers 4 · group to 4 · group + 3 of lines i, i + 4, i + 8 and i + 12.

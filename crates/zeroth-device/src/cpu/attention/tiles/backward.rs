@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use super::super::sizes::{BLOCK, LANES, PANEL, PANELS, padded, panel};
 use super::super::{AttentionDims, Task, round};
-use super::differentiate::{Turned, differentiate, query_of};
+use super::differentiate::{Turned, differentiate};
 use super::queue::{Product, Queue, Steps};
-use super::{Room, STEP, Tiles};
+use super::{STEP, Tiles};
 use crate::cpu::element::Element;
 use crate::cpu::matmul::{Side, View, pack_bf16, transpose};
+use crate::cpu::panels::{Room, merged};
 
 pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f32]) {
     let _tiles = Tiles::configure();
@@ -131,7 +132,7 @@ struct Work<'a> {
     q_terms: &'a mut [u16],
     dout: &'a mut [u16],
     dout_terms: &'a mut [u16],
-    /// Panels [padded, 32 queries], in the order of [`query_of`].
+    /// Panels [padded, 32 queries], in the order of [`merged`].
     dq: &'a mut [f32],
     /// [keys, padded].
     dk: &'a mut [f32],
@@ -283,7 +284,7 @@ fn end_panel(dims: &AttentionDims, rows: usize, keys: usize) -> usize {
     dims.end_query(rows, last_key).div_ceil(PANEL)
 }
 
-/// Turns a panel of dq, [padded, 32] in the order of [`query_of`], to [32, padded].
+/// Turns a panel of dq, [padded, 32] in the order of [`merged`], to [32, padded].
 fn turn(panel: &[f32], out: &mut [f32]) {
     #[target_feature(enable = "avx512f")]
     unsafe fn run(panel: &[f32], out: &mut [f32]) {
@@ -297,7 +298,7 @@ fn turn(panel: &[f32], out: &mut [f32]) {
                     *line = unsafe { _mm512_loadu_si512(panel.as_ptr().add(place).cast()) };
                 }
                 for (i, line) in transpose(lines).into_iter().enumerate() {
-                    let place = query_of(half * LANES + i) * width + first;
+                    let place = merged(half * LANES + i) * width + first;
                     // SAFETY: within `out`, which is as long as the panel.
                     unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(place).cast(), line) };
                 }

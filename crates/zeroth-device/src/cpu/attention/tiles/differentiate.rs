@@ -1,15 +1,16 @@
 //! Softmax weights of 32 keys by 32 queries and the gradients of their scores, as tiles read them.
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _mm512_cvtne2ps_pbh, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_maskz_mov_ps,
-    _mm512_maskz_mul_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_si512, _mm512_storeu_si512,
-    _mm512_sub_ps, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
+    _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_maskz_mov_ps, _mm512_maskz_mul_ps, _mm512_mul_ps,
+    _mm512_set1_ps, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_ps, _mm512_unpackhi_epi16,
+    _mm512_unpacklo_epi16,
 };
 use std::ops::Range;
 
 use super::super::sizes::{LANES, PANEL};
 use super::queue::Queue;
-use super::{LINE, STEP, bits, exp2};
+use super::{LINE, STEP};
+use crate::cpu::panels::{bits, exp2, joined};
 
 /// What becomes of a tile: a step of a panel each.
 pub(super) struct Turned<'a> {
@@ -17,14 +18,8 @@ pub(super) struct Turned<'a> {
     pub(super) weights: &'a mut [u16],
     /// Gradients, keys as rows.
     pub(super) grads: &'a mut [u16],
-    /// Gradients as columns over keys; [`query_of`] says which query is in which column.
+    /// Gradients as columns over keys; [`crate::cpu::panels::merged`] says which query is in which column.
     pub(super) columns: &'a mut [u16],
-}
-
-/// The query that stands in column `column` of [`Turned::columns`]: the order in which two lines are merged fastest.
-pub(super) const fn query_of(column: usize) -> usize {
-    let (half, at) = (column / LANES, column % LANES);
-    at / 4 * 8 + half * 4 + at % 4
 }
 
 /// From raw scores and the gradients of weights, both [32 keys, 32 queries]. `seen` says which queries see a key; without
@@ -107,12 +102,4 @@ unsafe fn run<const MASKED: bool>(
             queue.advance(each);
         }
     }
-}
-
-/// 32 numbers rounded to bf16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn joined(halves: [__m512; 2]) -> __m512i {
-    // SAFETY: both are 512 bits.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(halves[1], halves[0])) }
 }

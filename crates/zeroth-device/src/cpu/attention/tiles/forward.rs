@@ -6,11 +6,12 @@ use super::super::sizes::{BLOCK, LANES, PANEL, PANELS, forward_shared, padded, p
 use super::super::{AttentionDims, Scores, padding, pieces, round, tiles_of};
 use super::queue::{Product, Queue, Steps};
 use super::softmax::{self, State};
-use super::{Room, STEP, Tiles};
+use super::{STEP, Tiles};
 use crate::cpu::cut::{Chunks, Grid};
 use crate::cpu::element::Element;
 use crate::cpu::math;
 use crate::cpu::matmul::{Side, View, pack_bf16};
+use crate::cpu::panels::Room;
 use crate::cpu::pool::Pool;
 
 pub(in super::super) fn forward<T: Element>(

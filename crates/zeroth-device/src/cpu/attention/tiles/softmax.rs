@@ -1,17 +1,18 @@
 //! Softmax of 32 queries over a block of keys, streamed: from scores in f32 to weights as tiles read them.
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, __mmask16, _mm512_add_ps, _mm512_cvtne2ps_pbh, _mm512_fmsub_ps, _mm512_loadu_ps,
-    _mm512_mask_max_ps, _mm512_mask_min_ps, _mm512_maskz_mov_ps, _mm512_mul_ps, _mm512_reduce_max_ps,
-    _mm512_reduce_min_ps, _mm512_set1_ps, _mm512_storeu_ps, _mm512_storeu_si512,
+    __mmask16, _mm512_add_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_mask_max_ps, _mm512_mask_min_ps,
+    _mm512_maskz_mov_ps, _mm512_mul_ps, _mm512_reduce_max_ps, _mm512_reduce_min_ps, _mm512_set1_ps,
+    _mm512_storeu_ps, _mm512_storeu_si512,
 };
 use std::ops::Range;
 
 use super::super::SLACK;
 use super::super::sizes::{BLOCK, LANES, PANEL};
 use super::queue::Queue;
-use super::{LINE, STEP, bits, exp2};
+use super::{LINE, STEP};
 use crate::cpu::math;
+use crate::cpu::panels::{bits, exp2, joined};
 
 /// What 32 queries have seen so far.
 pub(super) struct State<'a> {
@@ -123,8 +124,7 @@ unsafe fn run<const MASKED: bool>(
                     pair[half] = if MASKED { _mm512_maskz_mov_ps(masks[half], weight) } else { weight };
                     total = _mm512_add_ps(total, pair[half]);
                 }
-                let line = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(pair[1], pair[0]));
-                _mm512_storeu_si512(out.add(panel * STEP / 2).cast(), line);
+                _mm512_storeu_si512(out.add(panel * STEP / 2).cast(), joined(pair));
             }
             _mm512_storeu_ps(lanes, total);
         }

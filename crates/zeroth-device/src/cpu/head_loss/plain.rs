@@ -1,40 +1,19 @@
-//! The head: projection to the vocabulary, softmax and cross-entropy in slices of tokens and blocks of the vocabulary.
-//!
-//! No [tokens, vocab] tensor of f32 exists. A block's logits live for a band of rows at a time; what is kept of them is
-//! e^(logit - the block's largest) in the type of the gradient, and for each row the block's largest and the sum. When all
-//! blocks of a slice are known, each becomes its own gradient in place and is used up, by dw and by dx, while it is in
-//! the cache.
-//!
-//! How many rows a slice has depends on the sizes and the type only.
+//! The head on every path: a block's logits live for a band of rows at a time; what is kept of them is e^(logit - the block's
+//! largest) in the type of the gradient, and for each row the block's largest and the sum. When all blocks of a slice are
+//! known, each becomes its own gradient in place and is used up, by dw and by dx, while it is in the cache.
 
 use half::bf16;
-use zeroth_base::DType;
 
-use super::cut::{Chunks, Optional};
-use super::element::Element;
-use super::matmul::{self, View, in_bands, matmul};
-use super::path::each_path;
-use super::pool::Pool;
-use super::{check_len, check_scratch, math};
+use super::{Gradients, HeadLossDims};
+use crate::cpu::cut::{Chunks, Optional};
+use crate::cpu::element::Element;
+use crate::cpu::math;
+use crate::cpu::matmul::{self, View, in_bands, matmul};
+use crate::cpu::path::each_path;
+use crate::cpu::pool::Pool;
 
-/// What a slice's exponentials take, about, in elements of f32: 160 MiB.
-const SLICE: usize = 40 << 20;
-/// Rows of a slice of f32 exponentials, at most and at least; of bf16 they are twice as many.
-const MOST: usize = 512;
-const LEAST: usize = 16;
 /// Tokens of the vocabulary of a block.
 const BLOCK: usize = 512;
-
-/// The sizes of the head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadLossDims {
-    /// Tokens.
-    pub rows: usize,
-    /// Width of the model.
-    pub hidden: usize,
-    /// Rows of the projection.
-    pub vocab: usize,
-}
 
 /// What a block knows of a row: its largest logit, the sum of its exponentials, and the label's logit if it has it.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
@@ -45,92 +24,26 @@ struct Mark {
     chosen: f32,
 }
 
-impl HeadLossDims {
-    /// Rows of a slice whose exponentials are of type `E`.
-    pub fn slice_rows<E: Element>(self) -> usize {
-        let more = size_of::<f32>() / size_of::<E>();
-        let fitting = SLICE.checked_div(self.vocab).unwrap_or(MOST).clamp(LEAST, MOST);
-        (more * fitting).min(self.rows)
-    }
-
-    fn check<T>(self, x: &[T], w: &[T], labels: &[i32]) {
-        check_len("x", x.len(), self.rows * self.hidden);
-        check_len("w", w.len(), self.vocab * self.hidden);
-        check_len("labels", labels.len(), self.rows);
-        if let Some(label) = labels.iter().find(|&&label| label >= 0 && label as usize >= self.vocab) {
-            panic!("label {label} for a vocabulary of {}; the data is checked when it is read", self.vocab);
-        }
-    }
-
-    /// f32 elements of the exponentials, the marks, the factors and the sums of dx of a slice.
-    fn slice_scratch<E: Element>(self) -> [usize; 4] {
-        let rows = self.slice_rows::<E>();
-        [
-            (rows * self.vocab * size_of::<E>()).div_ceil(size_of::<f32>()),
-            3 * rows * self.vocab.div_ceil(BLOCK),
-            rows,
-            rows * self.hidden,
-        ]
-    }
+/// f32 elements of the exponentials, the marks, the factors and the sums of dx of a slice.
+fn slice_scratch<E: Element>(dims: HeadLossDims) -> [usize; 4] {
+    let rows = dims.slice_rows::<E>();
+    [
+        (rows * dims.vocab * size_of::<E>()).div_ceil(size_of::<f32>()),
+        3 * rows * dims.vocab.div_ceil(BLOCK),
+        rows,
+        rows * dims.hidden,
+    ]
 }
 
-/// f32 elements of scratch that the functions here need with a pool of `threads`.
-pub fn head_loss_scratch(dims: HeadLossDims, threads: usize) -> usize {
+/// f32 elements of scratch that [`run`] needs with a pool of `threads`.
+pub(super) fn scratch(dims: HeadLossDims, threads: usize) -> usize {
     let HeadLossDims { hidden, vocab, .. } = dims;
     let (rows, block) = (dims.slice_rows::<bf16>(), BLOCK.min(vocab));
     let product = (threads * matmul::band_scratch(block, hidden))
         .max(matmul::scratch(rows, hidden, block, threads))
         .max(matmul::scratch(block, hidden, rows, threads));
     let slice = |parts: [usize; 4]| parts.iter().sum::<usize>();
-    slice(dims.slice_scratch::<bf16>()).max(slice(dims.slice_scratch::<f32>())) + product
-}
-
-/// The sum of the losses of trained tokens, without gradients. A negative label (-100) is not trained.
-pub fn head_loss<T: Element>(
-    pool: &Pool,
-    dims: HeadLossDims,
-    x: &[T],
-    w: &[T],
-    labels: &[i32],
-    scratch: &mut [f32],
-) -> f64 {
-    dims.check(x, w, labels);
-    run::<T, f32>(pool, dims, x, w, labels, None, scratch)
-}
-
-/// The sum of the losses of trained tokens. Writes dx, and adds dw or, without `add`, writes it (the bits of what is added to
-/// zeros), both times `scale`, in the same pass.
-///
-/// `scale` is 1 / (trained tokens of the step), times the loss scale. The sum returned is without it. Gradients of logits
-/// are rounded to bf16 where the model is in bf16.
-pub fn head_loss_backward<T: Element>(
-    pool: &Pool,
-    dims: HeadLossDims,
-    x: &[T],
-    w: &[T],
-    labels: &[i32],
-    scale: f32,
-    dx: &mut [T],
-    dw: &mut [f32],
-    add: bool,
-    scratch: &mut [f32],
-) -> f64 {
-    dims.check(x, w, labels);
-    check_len("dx", dx.len(), x.len());
-    check_len("dw", dw.len(), w.len());
-    let gradients = Some(Gradients { scale, dx, dw, add });
-    match T::DTYPE {
-        DType::Bf16 => run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch),
-        DType::F16 | DType::F32 => run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
-    }
-}
-
-/// Where gradients go, and what they are multiplied by.
-struct Gradients<'a, T> {
-    scale: f32,
-    dx: &'a mut [T],
-    dw: &'a mut [f32],
-    add: bool,
+    slice(slice_scratch::<bf16>(dims)).max(slice(slice_scratch::<f32>(dims))) + product
 }
 
 /// The rows of one slice.
@@ -142,7 +55,7 @@ struct Slice<'a, T> {
     labels: &'a [i32],
 }
 
-fn run<T: Element, E: Element>(
+pub(super) fn run<T: Element, E: Element>(
     pool: &Pool,
     dims: HeadLossDims,
     x: &[T],
@@ -151,8 +64,7 @@ fn run<T: Element, E: Element>(
     mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
-    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
-    let [exps, marks, factors, sums] = dims.slice_scratch::<E>();
+    let [exps, marks, factors, sums] = slice_scratch::<E>(dims);
     let (exps, scratch) = scratch.split_at_mut(exps);
     let (marks, scratch) = scratch.split_at_mut(marks);
     let (factors, scratch) = scratch.split_at_mut(factors);

@@ -1,0 +1,125 @@
+//! The head: projection to the vocabulary, softmax and cross-entropy in slices of tokens and blocks of the vocabulary.
+//!
+//! No [tokens, vocab] tensor of f32 exists: logits live for some rows and a block of the vocabulary at a time, and what is
+//! kept of them are their exponentials, in the type of the gradient.
+//!
+//! How many rows a slice has depends on the sizes and the type only.
+
+mod plain;
+mod sizes;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
+use half::bf16;
+use zeroth_base::DType;
+
+use super::element::Element;
+use super::pool::Pool;
+use super::{check_len, check_scratch};
+
+/// What a slice's exponentials take, about, in elements of f32: 160 MiB.
+const SLICE: usize = 40 << 20;
+/// Rows of a slice of f32 exponentials, at most and at least; of bf16 they are twice as many.
+const MOST: usize = 512;
+const LEAST: usize = 16;
+
+/// The sizes of the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLossDims {
+    /// Tokens.
+    pub rows: usize,
+    /// Width of the model.
+    pub hidden: usize,
+    /// Rows of the projection.
+    pub vocab: usize,
+}
+
+impl HeadLossDims {
+    /// Rows of a slice whose exponentials are of type `E`.
+    pub fn slice_rows<E: Element>(self) -> usize {
+        let more = size_of::<f32>() / size_of::<E>();
+        let fitting = SLICE.checked_div(self.vocab).unwrap_or(MOST).clamp(LEAST, MOST);
+        (more * fitting).min(self.rows)
+    }
+
+    fn check<T>(self, x: &[T], w: &[T], labels: &[i32]) {
+        check_len("x", x.len(), self.rows * self.hidden);
+        check_len("w", w.len(), self.vocab * self.hidden);
+        check_len("labels", labels.len(), self.rows);
+        if let Some(label) = labels.iter().find(|&&label| label >= 0 && label as usize >= self.vocab) {
+            panic!("label {label} for a vocabulary of {}; the data is checked when it is read", self.vocab);
+        }
+    }
+}
+
+/// f32 elements of scratch that the functions here need with a pool of `threads`.
+pub fn head_loss_scratch(dims: HeadLossDims, threads: usize) -> usize {
+    plain::scratch(dims, threads).max(sizes::scratch(dims, threads))
+}
+
+/// The sum of the losses of trained tokens, without gradients. A negative label (-100) is not trained.
+pub fn head_loss<T: Element>(
+    pool: &Pool,
+    dims: HeadLossDims,
+    x: &[T],
+    w: &[T],
+    labels: &[i32],
+    scratch: &mut [f32],
+) -> f64 {
+    dims.check(x, w, labels);
+    run(pool, dims, x, w, labels, None, scratch)
+}
+
+/// The sum of the losses of trained tokens. Writes dx, and adds dw or, without `add`, writes it (the bits of what is added to
+/// zeros), both times `scale`, in the same pass.
+///
+/// `scale` is 1 / (trained tokens of the step), times the loss scale. The sum returned is without it. Gradients of logits
+/// are rounded to bf16 where the model is in bf16.
+pub fn head_loss_backward<T: Element>(
+    pool: &Pool,
+    dims: HeadLossDims,
+    x: &[T],
+    w: &[T],
+    labels: &[i32],
+    scale: f32,
+    dx: &mut [T],
+    dw: &mut [f32],
+    add: bool,
+    scratch: &mut [f32],
+) -> f64 {
+    dims.check(x, w, labels);
+    check_len("dx", dx.len(), x.len());
+    check_len("dw", dw.len(), w.len());
+    let gradients = Some(Gradients { scale, dx, dw, add });
+    run(pool, dims, x, w, labels, gradients, scratch)
+}
+
+/// Where gradients go, and what they are multiplied by.
+struct Gradients<'a, T> {
+    scale: f32,
+    dx: &'a mut [T],
+    dw: &'a mut [f32],
+    add: bool,
+}
+
+fn run<T: Element>(
+    pool: &Pool,
+    dims: HeadLossDims,
+    x: &[T],
+    w: &[T],
+    labels: &[i32],
+    gradients: Option<Gradients<T>>,
+    scratch: &mut [f32],
+) -> f64 {
+    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
+    #[cfg(target_arch = "x86_64")]
+    if tiles::fit::<T>(pool.path(), dims) {
+        return tiles::run(pool, dims, x, w, labels, gradients, scratch);
+    }
+    match T::DTYPE {
+        DType::Bf16 if gradients.is_some() => {
+            plain::run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch)
+        }
+        _ => plain::run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
+    }
+}
