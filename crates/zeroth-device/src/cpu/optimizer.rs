@@ -12,8 +12,9 @@ use super::pool::Pool;
 use super::random::halves;
 use super::{math, stream};
 
-/// Elements that one task updates.
-const PIECE: usize = 8192;
+/// Elements that one task updates, at most and at least: with every task the processor has to see anew what is read in order,
+/// and where it ends, what was read ahead is lost.
+const PIECES: [usize; 2] = [32_768, 8192];
 /// Elements whose weights are stored while their master weights are in the nearest cache; they divide a task's.
 const NEAR: usize = 1024;
 /// Elements whose chances are drawn together; they divide those above.
@@ -57,38 +58,58 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     // Master weights and moments were just read and are in the cache; the weights were not.
     let past = weights.as_ref().is_some_and(|weights| stream::worth(size_of_val(&**weights)));
     let inverse = exact_inverse(path, step.root_correction);
-    let master = Chunks::new(master, PIECE);
-    let count = master.count();
-    let first = cut("first", first, elements, count);
-    let (second, weights) =
-        (cut("second", second, elements, count), cut("weights", weights, elements, count));
+    let piece = piece(elements, pool.threads());
+    let master = Chunks::new(master, piece);
+    let shape = [elements, piece, master.count()];
+    let (first, second) = (cut("first", first, shape), cut("second", second, shape));
+    let weights = cut("weights", weights, shape);
     pool.each((master, first, second, weights), |task, (master, mut first, mut second, mut weights)| {
         for (near, master) in master.chunks_mut(NEAR).enumerate() {
             let (at, count) = (near * NEAR, master.len());
-            let place = task * PIECE + at;
+            let place = task * piece + at;
             let chance = chance.map(|chance| Chance { first: chance.first + place as u64, ..chance });
             let first = first.as_deref_mut().map(|first| &mut first[at..][..count]);
             let second = second.as_deref_mut().map(|second| &mut second[at..][..count]);
             let grads = &grads[place..][..count];
             update(path, optimizer, step, inverse, chance, grads, master, first, second);
             if let Some(weights) = &mut weights {
-                super::convert::convert_piece(path, master, &mut weights[at..][..count], past);
+                store_weights(path, master, &mut weights[at..][..count], past);
             }
+        }
+        if past {
+            stream::fence();
         }
     });
 }
 
+/// Elements of a task: a few tasks for every thread.
+fn piece(elements: usize, threads: usize) -> usize {
+    let [most, least] = PIECES;
+    (elements / (4 * threads)).next_multiple_of(NEAR).clamp(least, most)
+}
+
+/// A buffer of `elements`, `piece` at a time, `count` times.
 #[track_caller]
 fn cut<'a, T: Send>(
     name: &str,
     buffer: Option<&'a mut [T]>,
-    elements: usize,
-    count: usize,
+    [elements, piece, count]: [usize; 3],
 ) -> Optional<Chunks<'a, T>> {
     if let Some(buffer) = &buffer {
         check_len(name, buffer.len(), elements);
     }
-    Optional::new(buffer.map(|buffer| Chunks::new(buffer, PIECE)), count)
+    Optional::new(buffer.map(|buffer| Chunks::new(buffer, piece)), count)
+}
+
+each_path! {
+    /// Weights as they are computed with; a fence is still to come.
+    fn store_weights<T>(master: &[f32], to: &mut [T], past: bool) {
+        stream::staged_open(to, past, |at, to| {
+            for (to, master) in to.iter_mut().zip(&master[at..]) {
+                *to = T::from_f32(*master);
+            }
+        });
+    }
 }
 
 each_path! {

@@ -28,7 +28,17 @@ struct Stage<T>([T; STAGE]);
 ///
 /// `compute` must write every element and finds arbitrary ones.
 #[inline(always)]
-pub(super) fn staged<T: Pod>(to: &mut [T], past: bool, mut compute: impl FnMut(usize, &mut [T])) {
+pub(super) fn staged<T: Pod>(to: &mut [T], past: bool, compute: impl FnMut(usize, &mut [T])) {
+    staged_open(to, past, compute);
+    if past {
+        fence();
+    }
+}
+
+/// As [`staged`], for one of many small results: [`fence`] comes after the last one. A fence waits until all that was stored
+/// has left.
+#[inline(always)]
+pub(super) fn staged_open<T: Pod>(to: &mut [T], past: bool, mut compute: impl FnMut(usize, &mut [T])) {
     if !past {
         compute(0, to);
         return;
@@ -43,7 +53,6 @@ pub(super) fn staged<T: Pod>(to: &mut [T], past: bool, mut compute: impl FnMut(u
         compute(head + piece * STAGE, from);
         store(from, to);
     }
-    fence();
 }
 
 /// to = from, past the caches where `to` covers whole lines.

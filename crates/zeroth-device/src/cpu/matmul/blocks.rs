@@ -71,7 +71,8 @@ pub(super) trait Kernel {
     /// Calls [`finish_rows`], compiled with the instructions of the kernel. `sums` begins with the first row of `at`.
     fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F);
 
-    /// Calls [`task`]; a kernel whose loops take in what happens between beats compiles it with its instructions.
+    /// Calls [`task`], or has loops of its own; a kernel whose loops take in what happens between beats compiles it with its
+    /// instructions.
     fn run_task<A: Element, B: Element, O>(
         job: Job<'_, A, B>,
         out: Tile<O>,
@@ -106,9 +107,9 @@ impl Between for Nothing {
 
 /// What every task of a product reads.
 pub(super) struct Job<'a, A, B> {
-    k: usize,
-    a: View<'a, A>,
-    b: View<'a, B>,
+    pub(super) k: usize,
+    pub(super) a: View<'a, A>,
+    pub(super) b: View<'a, B>,
 }
 
 impl<A, B> Clone for Job<'_, A, B> {
@@ -458,7 +459,7 @@ pub(in crate::cpu) fn block<A: Element, B: Element>(
 }
 
 /// The part of a buffer that begins on a cache line.
-fn aligned(buffer: &mut [f32]) -> &mut [f32] {
+pub(super) fn aligned(buffer: &mut [f32]) -> &mut [f32] {
     let skip = buffer.as_ptr().align_offset(64).min(ALIGN);
     &mut buffer[skip..]
 }

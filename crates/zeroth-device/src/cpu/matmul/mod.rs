@@ -3,7 +3,8 @@
 //!
 //! The order of a sum depends on its length alone, so where a tile begins, how large the matrix around it is, and who
 //! computes it change nothing:
-//! - f32 kernels add blocks of 192 in order, and inside a block one multiply-add after another.
+//! - f32 kernels add blocks of terms in order (1024 with AVX-512, else 192), and inside a block one multiply-add after
+//!   another.
 //! - AMX tiles take 32 terms at a time, in order. Within the 32, terms of even and of odd place are summed apart (16
 //!   fused multiply-adds each, rounded to nearest even), the two sums are added, and their sum is added to what stood
 //!   before. Subnormal numbers count as 0. So the processor's manual describes TDPBF16PS, and a test holds it to that.
@@ -28,7 +29,11 @@ mod tiles;
 mod transpose;
 mod view;
 #[cfg(target_arch = "x86_64")]
+mod woven;
+#[cfg(target_arch = "x86_64")]
 mod zmm;
+#[cfg(target_arch = "x86_64")]
+mod zmm_rows;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use bf16_panels::{Side, pack as pack_bf16};

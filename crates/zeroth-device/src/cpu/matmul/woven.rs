@@ -1,0 +1,130 @@
+//! A task of an f32 product with AVX-512. The multiplications leave most of the processor idle: while one panel of rows is
+//! multiplied, the next one is copied and the places of the sums are asked for, a few lines every 16 terms.
+#![allow(unsafe_code, reason = "hints to the processor take pointers")]
+
+use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+
+use super::blocks::{Between, Job, Kernel, Place, aligned};
+use super::zmm::{LANES, ROWS, Zmm, multiply};
+use super::zmm_rows::{Filling, GROUP, Panel, panel_len};
+use crate::cpu::cut::Tile;
+use crate::cpu::element::Element;
+
+/// What is done while two panels are multiplied.
+struct Meanwhile<'a, 'f, T> {
+    /// The panel of rows that comes next, and lines of it that are copied at a beat.
+    next: Option<&'a mut Filling<'f, T>>,
+    each: usize,
+    /// Rows that will be written: the sums, and the result.
+    writes: [Rows; 2],
+    /// Beats to come.
+    beats: usize,
+}
+
+/// Rows of a tile, in bytes: where they begin, from one to the next, and the last of each.
+#[derive(Clone, Copy)]
+struct Rows {
+    start: *const u8,
+    stride: usize,
+    last: usize,
+}
+
+impl Rows {
+    fn new<O>(start: *const O, stride: usize, columns: usize) -> Self {
+        let [stride, width] = [stride, columns].map(|count| count * size_of::<O>());
+        Self { start: start.cast(), stride, last: width.saturating_sub(1) }
+    }
+}
+
+impl<T: Element> Between for Meanwhile<'_, '_, T> {
+    #[inline(always)]
+    fn beat(&mut self) {
+        if let Some(next) = &mut self.next {
+            next.step(self.each);
+        }
+        self.beats -= 1;
+        // A row at each of the last beats.
+        if self.beats < ROWS {
+            for rows in self.writes {
+                let row = rows.start.wrapping_add(self.beats * rows.stride);
+                // SAFETY: hints, whatever the addresses are.
+                unsafe {
+                    _mm_prefetch::<_MM_HINT_ET0>(row.cast());
+                    _mm_prefetch::<_MM_HINT_ET0>(row.wrapping_add(rows.last).cast());
+                }
+            }
+        }
+    }
+}
+
+/// As [`super::blocks::task`].
+pub(super) fn task<A: Element, B: Element, O>(
+    job: Job<'_, A, B>,
+    mut out: Tile<O>,
+    scratch: &mut [f32],
+    store: &impl Fn(usize, &[f32], &mut [O]),
+) {
+    let (k, sizes) = (job.k, Zmm::SIZES);
+    let (rows, columns) = (out.rows(), out.columns());
+    let across = columns.div_ceil(sizes.columns);
+    let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
+    let place = |row: usize, column: usize| Place {
+        row,
+        column,
+        rows: ROWS.min(rows - row),
+        columns: sizes.columns.min(columns - column),
+    };
+    if k == 0 {
+        sums.fill(0.0);
+        for at in (0..rows).step_by(ROWS).flat_map(|row| (0..across).map(move |number| [row, number])) {
+            Zmm::finish(sums, place(at[0], at[1] * sizes.columns), &mut out, store);
+        }
+        return;
+    }
+    let longest = sizes.depth(k);
+    let (groups, b_pack) = pack.split_at_mut(sizes.panel(sizes.panels * ROWS, longest));
+    let (mut here, mut there) = groups.split_at_mut(sizes.panel(GROUP * ROWS, longest));
+    let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
+    let (tile, height) = (ROWS * sizes.columns, GROUP * ROWS);
+    let lines =
+        |row: usize, first: usize| (a.from(row, first), height.min(rows - row), longest.min(k - first));
+    Filling::new(lines(0, 0), here).finish();
+    for first in (0..k).step_by(longest) {
+        let (depth, last) = (longest.min(k - first), first + longest >= k);
+        let (beats, b_len) = (depth.div_ceil(LANES), sizes.panel(sizes.columns, depth));
+        for top in (0..rows).step_by(height) {
+            let bottom = rows.min(top + height);
+            let (below, term) = if bottom < rows { (bottom, first) } else { (0, first + depth) };
+            let mut next = (term < k).then(|| Filling::new(lines(below, term), there));
+            let all = (bottom - top).div_ceil(ROWS) * across * beats;
+            let each = next.as_ref().map_or(0, |next| next.lines().div_ceil(all));
+            for (row, numbers) in (top..bottom).step_by(ROWS).zip(here.chunks_exact(panel_len(depth))) {
+                let (down, panel) = (row / ROWS, Panel { numbers, depth, turned: a.turned() });
+                // In order: the kernel asks for what lies beyond the end of a panel of b, and that is the next one.
+                for number in 0..across {
+                    let at = place(row, number * sizes.columns);
+                    let b_panel = &mut b_pack[number * b_len..][..b_len];
+                    if row == 0 {
+                        Zmm.pack_columns(b.from(at.column, first), at.columns, depth, b_panel);
+                    }
+                    let slot = if k <= longest { 0 } else { down * across + number };
+                    let sums = &mut sums[slot * tile..][..tile];
+                    let kept = Rows::new(sums.as_ptr(), sizes.columns, at.columns);
+                    let stride = out.stride();
+                    let written = Rows::new(out.row(row)[at.column..].as_ptr(), stride, at.columns);
+                    let writes = [kept, if last { written } else { kept }];
+                    let mut meanwhile = Meanwhile { next: next.as_mut(), each, writes, beats };
+                    let live = [at.rows, at.columns];
+                    multiply(panel, b_panel, sums, sizes.columns, live, first > 0, &mut meanwhile);
+                    if last {
+                        Zmm::finish(sums, at, &mut out, store);
+                    }
+                }
+            }
+            if let Some(next) = next {
+                next.finish();
+                std::mem::swap(&mut here, &mut there);
+            }
+        }
+    }
+}
