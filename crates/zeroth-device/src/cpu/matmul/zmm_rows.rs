@@ -131,6 +131,13 @@ impl<'a, T: Element> Filling<'a, T> {
 
     /// Copies the lines that are missing.
     pub(super) fn finish(mut self) {
+        // SAFETY: `Path::available` has found AVX-512.
+        unsafe { self.rest() }
+    }
+
+    /// All steps, in code for AVX-512.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    fn rest(&mut self) {
         self.step(usize::MAX);
     }
 }
