@@ -12,9 +12,11 @@
 //! AMX is for products in which a factor is bf16. A factor in f32 (softmax weights and score gradients of attention,
 //! gradients of logits) is rounded to bf16 when it is packed, as flash attention and PyTorch's bf16 head do.
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels of x86-64 have beats"))]
 mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod bf16_panels;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels of x86-64 have beats"))]
 mod blocks;
 mod f32_panels;
 #[cfg(target_arch = "aarch64")]
