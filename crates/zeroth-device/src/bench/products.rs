@@ -219,7 +219,9 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
     random::<bf16>(2, w);
     // Logits of the size that a model has: of larger ones most exponentials are less than a number holds.
     let part = (hidden as f32).sqrt().recip();
-    of::<bf16>(w).iter_mut().for_each(|weight| *weight = bf16::from_f32(weight.to_f32() * part));
+    for weight in of::<bf16>(w) {
+        *weight = bf16::from_f32(weight.to_f32() * part);
+    }
     let labels: Vec<i32> = (0..rows).map(|row| (row * 7919 % vocab) as i32).collect();
     let limit = matrix_limit(Path::chosen()?, DType::Bf16);
     // Logits, and the gradients of both operands.

@@ -26,7 +26,7 @@ pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
 }
 
 each_path! {
-    pub(super) fn convert_piece<A, B>(from: &[A], to: &mut [B], past: bool) {
+    fn convert_piece<A, B>(from: &[A], to: &mut [B], past: bool) {
         staged(to, past, |at, to| {
             stream::ask_ahead(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
