@@ -113,7 +113,7 @@ fn who_updates_follows_from_what_the_machine_can_do() {
 fn sums_in_host_memory_are_counted_against_processors() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = cut(folder.path());
-    // Processors three times as fast as the bus win, until gradients of several micro-batches meet in host memory.
+    // Processors four times as fast as the bus win, until gradients of several micro-batches meet in host memory.
     assert_eq!(updater(&mut job, 1 << 40, 4000, 1000).0, Some(UpdatedBy::Host));
     let mut job = cut(folder.path());
     (job.settings.accumulation, job.shape.accumulation) = (4, 4);

@@ -554,9 +554,12 @@ impl Device for CpuDevice {
     }
 
     fn sum_ranks(&mut self, _queue: Queue, sum: &RankSum<'_>) -> Result<(), DeviceError> {
-        if sum.own.meets(sum.to) {
-            let problem = format!("{:?} and {:?} overlap, and one of them is written", sum.own, sum.to);
-            return Err(DeviceError::Operands { what: "sum over ranks", problem });
+        let places = [(sum.own, Some(sum.to)), (sum.own, sum.squares), (sum.to, sum.squares)];
+        for (one, other) in places.into_iter().filter_map(|(one, other)| Some((one, other?))) {
+            if one.meets(other) {
+                let problem = format!("{one:?} and {other:?} overlap, and one of them is written");
+                return Err(DeviceError::Operands { what: "sum over ranks", problem });
+            }
         }
         typed!(sum.from_type, A => {
             // SAFETY: they do not overlap, and this call borrows the arenas alone.
@@ -564,7 +567,7 @@ impl Device for CpuDevice {
             let part = |rank: usize| {
                 if rank == sum.rank { own } else { bytemuck::cast_slice((sum.other)(rank)) }
             };
-            // SAFETY: as above; sums of squares are apart from both, which `Report` is for.
+            // SAFETY: as above.
             let squares = sum.squares.map(|squares| unsafe { self.write_one::<ExactSum>(squares) }).transpose()?;
             sum_parts(&self.pool, sum.ranks, part, to, sum.add, squares);
         });

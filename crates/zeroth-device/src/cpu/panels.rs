@@ -7,9 +7,7 @@ use std::arch::x86_64::{
 };
 
 use super::math::{POWERS, ROUND};
-
-/// f32 elements that bring a buffer to a cache line.
-const ALIGN: usize = 16;
+use super::matmul::ALIGN;
 
 /// [`crate::cpu::math::exp2`] of 16 numbers.
 #[inline]

@@ -147,7 +147,8 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::{block_squares, sum_ranks};
+    use crate::cpu::{CpuDevice, block_squares, sum_ranks};
+    use crate::{Device, Queue, RankSum, Span};
 
     #[test]
     fn parts_apart_sum_to_the_same_bits_as_parts_end_to_end() {
@@ -177,6 +178,28 @@ mod tests {
                     assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn places_that_overlap_are_refused() {
+        let mut device = CpuDevice::new(1, 4096, 0).unwrap();
+        // 32 elements.
+        let [own, to, apart] = [(0, 64), (256, 128), (512, 88)].map(|(at, bytes)| Span::device(at, bytes));
+        let sum = |to: Span, squares: u64| RankSum {
+            ranks: 1,
+            rank: 0,
+            own,
+            other: &|rank| unreachable!("rank {rank} is not there"),
+            from_type: zeroth_base::DType::Bf16,
+            to,
+            add: false,
+            squares: Some(Span { at: squares, ..apart }),
+        };
+        assert!(device.sum_ranks(Queue::Comm, &sum(to, apart.at)).is_ok());
+        for (to, squares) in [(Span { at: 32, ..to }, apart.at), (to, own.at), (to, to.at + 64)] {
+            let refused = device.sum_ranks(Queue::Comm, &sum(to, squares)).unwrap_err();
+            assert!(refused.to_string().contains("overlap"), "{refused}");
         }
     }
 

@@ -108,10 +108,14 @@ fn run<T: Element>(
     x: &[T],
     w: &[T],
     labels: &[i32],
-    gradients: Option<Gradients<T>>,
+    mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
     check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
+    if let (0, Some(Gradients { dw, add: false, .. })) = (dims.rows, &mut gradients) {
+        // Otherwise the first slice writes it.
+        dw.fill(0.0);
+    }
     #[cfg(target_arch = "x86_64")]
     if tiles::fit::<T>(pool.path(), dims) {
         return tiles::run(pool, dims, x, w, labels, gradients, scratch);

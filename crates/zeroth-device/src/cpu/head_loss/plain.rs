@@ -71,11 +71,6 @@ pub(super) fn run<T: Element, E: Element>(
     let (sums, scratch) = scratch.split_at_mut(sums);
     let (exps, marks) = (bytemuck::cast_slice_mut::<f32, E>(exps), bytemuck::cast_slice_mut(marks));
     let mut total = 0.0;
-    if let Some(Gradients { dw, add: false, .. }) = &mut gradients
-        && dims.rows == 0
-    {
-        dw.fill(0.0);
-    }
     for first in (0..dims.rows).step_by(dims.slice_rows::<E>().max(1)) {
         let rows = dims.slice_rows::<E>().min(dims.rows - first);
         let place = first * dims.hidden..(first + rows) * dims.hidden;

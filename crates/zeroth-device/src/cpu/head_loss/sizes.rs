@@ -5,11 +5,8 @@
 use half::bf16;
 
 use super::HeadLossDims;
+use crate::cpu::matmul::{ALIGN, PANEL, TILE};
 
-/// Rows or columns of a panel: two tiles.
-pub(super) const PANEL: usize = 32;
-/// Elements of a panel's step, and of the sums of two panels.
-pub(super) const TILE: usize = PANEL * PANEL;
 /// Lanes that a row's exponentials are summed in.
 pub(super) const LANES: usize = 16;
 /// The widest model whose sums of dx are added to block by block of the vocabulary: of wider ones too few tokens of the
@@ -18,8 +15,6 @@ const WIDEST: usize = 1024;
 /// Panels of a block at most, and how many in all of both packed forms the second-level cache has room for.
 const BLOCK: usize = 16;
 const CACHED: usize = 384;
-/// f32 elements that bring a buffer to a cache line.
-const ALIGN: usize = 16;
 
 /// The head in panels.
 #[derive(Clone, Copy)]

@@ -42,7 +42,7 @@ pub(super) use bf16_panels::{Side, pack as pack_bf16};
 #[cfg(target_arch = "x86_64")]
 pub(super) use blocks::{Between, Nothing};
 pub(super) use blocks::{block, in_bands, matmul, over_rows};
-pub(super) use sizes::{band_scratch, over_rows_scratch, pack_len, scratch};
+pub(super) use sizes::{ALIGN, PANEL, TILE, band_scratch, over_rows_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
 pub(super) use tiles::{Tiles, permitted as tiles_permitted};
 #[cfg(target_arch = "x86_64")]

@@ -69,7 +69,7 @@ pub(super) const BAND: usize = 96;
 const ALL: [Sizes; 5] = [TILES, TILES.seen(true), ZMM, PLAIN, NEON];
 
 /// f32 elements that bring a buffer to a cache line.
-pub(super) const ALIGN: usize = 16;
+pub(in crate::cpu) const ALIGN: usize = 16;
 
 const fn min(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
@@ -136,8 +136,8 @@ impl Sizes {
 }
 
 /// Rows or columns of a panel for tiles; elements of a panel's step, and of the sums of two panels.
-pub(super) const PANEL: usize = 32;
-pub(super) const TILE: usize = PANEL * PANEL;
+pub(in crate::cpu) const PANEL: usize = 32;
+pub(in crate::cpu) const TILE: usize = PANEL * PANEL;
 /// Panels of the wider factor that are packed at a time, at most, where products sum over rows.
 const GROUP: usize = 8;
 /// Steps of the narrower one that the second-level cache has room for beside these; steps of one panel at most: longer

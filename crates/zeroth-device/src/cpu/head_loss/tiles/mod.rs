@@ -19,12 +19,12 @@ use std::f32::consts::{LN_2, LOG2_E};
 use half::bf16;
 use zeroth_base::DType;
 
-use super::sizes::{LANES, MARK, PANEL, Panels, TILE};
+use super::sizes::{LANES, MARK, Panels};
 use super::{Gradients, HeadLossDims};
 use crate::cpu::cut::{Chunks, Grid, Optional};
 use crate::cpu::element::Element;
 use crate::cpu::math;
-use crate::cpu::matmul::{Nothing, Side, Tiles, View, pack_bf16};
+use crate::cpu::matmul::{Nothing, PANEL, Side, TILE, Tiles, View, pack_bf16};
 use crate::cpu::panels::Room;
 use crate::cpu::path::{Path, each_path};
 use crate::cpu::pool::Pool;
@@ -129,11 +129,6 @@ pub(super) fn run<T: Element>(
     scratch: &mut [f32],
 ) -> f64 {
     let mut total = 0.0;
-    if let Some(Gradients { dw, add: false, .. }) = &mut gradients
-        && dims.rows == 0
-    {
-        dw.fill(0.0);
-    }
     let most = Panels::of(dims).expect("`fit` has said yes");
     let (shared, own) = scratch.split_at_mut(most.shared());
     for first in (0..dims.rows).step_by(dims.slice_rows::<bf16>().max(1)) {

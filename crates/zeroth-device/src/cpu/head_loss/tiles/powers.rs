@@ -7,10 +7,10 @@ use std::arch::x86_64::{
 };
 use std::f32::consts::LOG2_E;
 
-use super::super::sizes::{LANES, PANEL, TILE};
+use super::super::sizes::LANES;
 use super::Mark;
 use crate::cpu::cut::Tile;
-use crate::cpu::matmul::{Between, Nothing, Tiles};
+use crate::cpu::matmul::{Between, Nothing, PANEL, TILE, Tiles};
 use crate::cpu::panels::{Room, bits, exp2, joined};
 
 /// A block of the vocabulary.

@@ -5,8 +5,8 @@ use std::arch::x86_64::{
     _mm512_maskz_loadu_ps, _mm512_setzero_ps,
 };
 
-use super::super::sizes::{LANES, PANEL, TILE};
-use crate::cpu::matmul::{Between, Tiles, transpose_from};
+use super::super::sizes::LANES;
+use crate::cpu::matmul::{Between, PANEL, TILE, Tiles, transpose_from};
 use crate::cpu::panels::{Room, bits, merged};
 
 /// Panels of the vocabulary of a chunk.
