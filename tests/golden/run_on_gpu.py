@@ -2,9 +2,9 @@
 
 Needs a GPU and a release build (`cargo build --release`). Trains every golden model in fp32 at stages 0 and 3 with one rank and
 two ranks on one card, and one model with offload and recomputation, and compares the losses with PyTorch's (1e-3); then
-compares programs with each other bit by bit in bf16 and fp16, the processor with the card, at last over 200 steps of a model
+compares programs with each other bit by bit in bf16 and fp16, and with attention by cuDNN, the processor with the card, at last over 200 steps of a model
 of 12 layers in bf16 (1 %), and two ranks that exchange bytes from card to card with two that do so through the host; last it
-kills a rank, and stops one. PART names some of these: golden, same_bits, both_devices, curve, ways, lost_rank. Exit 1 where
+kills a rank, and stops one. PART names some of these: golden, same_bits, attention, both_devices, curve, ways, lost_rank. Exit 1 where
 one is wrong.
 """
 import json
@@ -129,6 +129,43 @@ def curve(output):
     return int(apart > 0.01)
 
 
+def attention(output):
+    """Rows of one length, attention forward by cuDNN: the same bits in every program, and the losses of our own kernel."""
+    model, data = output + "-attention", output + "-attention.jsonl"
+    made = [BINARY, "init", "--family", "qwen3", "--hidden", "128", "--intermediate-size", "256", "--layers", "3",
+            "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--vocab-size", "512", "--tied", "--output", model]
+    subprocess.run(made, check=True, capture_output=True)
+    with open(data, "w") as file:
+        for row in range(80):
+            file.write(json.dumps({"input_ids": [(row * row + 7 * at * (row % 5 + 1)) % 512 for at in range(192)]}) + "\n")
+    wrong = 0
+    for ranks in (1, 2):
+        seen, losses = {}, {}
+        for who in ("cudnn", "own"):
+            for stage, offload, recompute in [(0, "none", "none"), (2, "none", "none"), (3, "both", "block")]:
+                config = {"zero_optimization": {"stage": stage, **OFFLOAD[offload]}, "zeroth": {"recompute": recompute}}
+                command = [
+                    BINARY, "train", "--model", model, "--data", data, "--deepspeed", json.dumps(config), "--bf16",
+                    "--device", "cuda", "--ranks", str(ranks), "--per-device-train-batch-size", str(8 // ranks),
+                    "--max-length", "192", "--max-steps", "10", "--learning-rate", "1e-3", "--save-steps", "0",
+                    "--output", output, "--overwrite-output-dir"]
+                done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ZEROTH_GPU_ATTENTION": who})
+                if done.returncode != 0:
+                    print("FAILED", " ".join(command), done.stderr[-600:])
+                    return 1
+                with open(f"{output}/metrics.jsonl") as lines:
+                    found = [json.loads(line) for line in lines]
+                seen.setdefault(who, set()).add(tuple((line["loss"], line["grad_norm"]) for line in found))
+                losses[who] = [line["loss"] for line in found]
+        apart = max(abs(a / b - 1) for a, b in zip(losses["cudnn"], losses["own"]))
+        # The same bits as our own kernel's would mean that the library was never asked.
+        asked = not seen["cudnn"] & seen["own"]
+        print(f"attention by cuDNN, {ranks} rank(s): 3 programs, {len(seen['cudnn'])} training(s) among them, own kernel "
+              f"{len(seen['own'])}; losses at most {apart:.1e} apart{'' if asked else '; the library was NOT asked'}")
+        wrong += len(seen["cudnn"]) - 1 + len(seen["own"]) - 1 + (apart > 0.01) + (not asked)
+    return wrong
+
+
 def ways(output):
     """Two ranks on one card, from card to card and through the host's memory: the same bits."""
     cases = [(stage, "none", precision) for stage in (0, 1, 2, 3) for precision in ("--fp32", "--bf16")]
@@ -186,7 +223,7 @@ def lose(output, by, expected):
 
 
 if __name__ == "__main__":
-    PARTS = (golden, same_bits, both_devices, curve, ways, lost_rank)
+    PARTS = (golden, same_bits, attention, both_devices, curve, ways, lost_rank)
     asked = sys.argv[2:]
     with tempfile.TemporaryDirectory() as folder:
         sys.exit(min(1, sum(part(folder + "/run") for part in PARTS if not asked or part.__name__ in asked)))

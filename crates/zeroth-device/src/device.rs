@@ -166,6 +166,10 @@ pub trait Device: Send {
     /// How many marks will be used.
     fn marks(&mut self, count: usize) -> Result<(), DeviceError>;
 
+    /// All sequences of the micro-batches that are enqueued from now on have this length, and fill their rows; none: any
+    /// lengths. A device may have a faster kernel for it. Lines that are kept stay what they were.
+    fn equal_sequences(&mut self, _length: Option<usize>) {}
+
     /// Keeps a line of launches of one queue, which are not run now, and gives its number; none where a device has nothing
     /// to gain by it. Each of them has been enqueued before.
     fn keep(

@@ -153,6 +153,8 @@ fn card_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), Devic
     }
     let run = || {
         let mut card = CudaDevice::open(0, BESIDE_ARENA, 0)?;
+        // Where it is there, it is compared as well.
+        card.attention_by_library(card.has_attention_library().is_ok());
         Ok((card.name(), beside_processor(&mut card, Target::Cuda)?))
     };
     Some(run())
@@ -176,11 +178,12 @@ fn kernels_text(whose: &str, with: &str, tests: &[SelfTest]) -> String {
 
 /// Libraries that a GPU's kernels need and that were not found.
 fn missing(machine: &Machine) -> Vec<&'static str> {
-    let state = |name: &str| {
-        machine.software.iter().find(|library| library.name == name).map(|library| &library.state)
-    };
-    let opened = |name: &&str| matches!(state(name), Some(LibraryState::Opened { .. }));
-    ["nvrtc", "cublasLt"].into_iter().filter(|name| !opened(name)).collect()
+    ["nvrtc", "cublasLt"].into_iter().filter(|name| !is_open(machine, name)).collect()
+}
+
+fn is_open(machine: &Machine, name: &str) -> bool {
+    let found = machine.software.iter().find(|library| library.name == name);
+    found.is_some_and(|library| matches!(library.state, LibraryState::Opened { .. }))
 }
 
 /// What `zeroth train` would compute on, as far as probing can tell.
@@ -193,8 +196,13 @@ fn device_text(machine: &Machine) -> String {
     if missing.is_empty() {
         return format!(
             "`zeroth train` computes on GPUs here ({} found, the first is {first}): kernels are compiled for it by NVRTC, \
-             products are cuBLASLt's",
-            devices.len()
+             products are cuBLASLt's{}",
+            devices.len(),
+            if is_open(machine, "cudnn") {
+                ", attention over many long sequences of one length cuDNN's"
+            } else {
+                ""
+            }
         );
     }
     format!(

@@ -49,9 +49,17 @@ const ZEROTH: &[Variable] = &[
     ),
     of(
         "ZEROTH_CUDA_LIBRARIES",
-        "Folders, with `:` between them, that hold libnvrtc, libcublasLt and libnccl.",
+        "Folders, with `:` between them, that hold libnvrtc, libcublasLt, libcudnn and libnccl.",
         Honoured,
         "runs with --device cuda search them before all other places",
+    ),
+    of(
+        "ZEROTH_GPU_ATTENTION",
+        "Chooses who computes attention forward on a GPU: cudnn or own.",
+        Honoured,
+        "cudnn does so wherever it can: in 16 bits, heads of up to 128, no window, and all sequences of a micro-batch of one \
+         length; it is refused where the library is not found. Without it the faster of both is taken, by a rule of sizes \
+         and the card alone, so that runs repeat each other's bits; results differ in their last bits",
     ),
     of(
         "ZEROTH_GPU_COLLECTIVES",

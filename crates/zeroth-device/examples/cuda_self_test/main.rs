@@ -30,6 +30,7 @@ use zeroth_device::{
 
 #[path = "../../tests/cuda/bench.rs"]
 mod bench;
+mod fused;
 mod ranks;
 #[path = "../../tests/cuda/step.rs"]
 mod step;
@@ -141,6 +142,7 @@ impl Bench {
             let dims = AttentionDims { rows: *rows, heads, kv_heads, head_dim, window: *window, scale };
             self.attention(dims, starts)?;
         }
+        self.fused_attentions()?;
         for head_dim in [36, 64, 128, 256] {
             self.moved(4, 2, head_dim, None)?;
             self.moved(2, 2, head_dim, Some(100))?;

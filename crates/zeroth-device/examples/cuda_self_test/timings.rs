@@ -68,9 +68,14 @@ impl Bench {
     fn time_attention(&mut self) -> Outcome {
         for dtype in [DType::Bf16, DType::F16] {
             self.dtype = dtype;
-            for (sequences, length, heads, kv_heads, head_dim) in
-                [(1, 4096, 32, 32, 128), (8, 2048, 16, 8, 128), (4, 4096, 32, 32, 64)]
-            {
+            for (sequences, length, heads, kv_heads, head_dim) in [
+                (1, 4096, 32, 32, 128),
+                (8, 2048, 16, 8, 128),
+                (4, 4096, 32, 8, 128),
+                (16, 1024, 16, 8, 128),
+                (1, 4096, 16, 8, 128),
+                (4, 4096, 32, 32, 64),
+            ] {
                 let rows = sequences * length;
                 let scale = 1.0 / (head_dim as f32).sqrt();
                 let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale };
@@ -85,7 +90,15 @@ impl Bench {
                 // Two products of half of [length, length, head_dim] a head and sequence.
                 let flops = 2.0 * (rows * length) as f64 * (heads * head_dim) as f64;
                 let shape = format!("{sequences}x{length}, {heads}/{kv_heads} heads of {head_dim}");
-                self.time(&shape, Work::Flops(flops), Kernel::Attention { dims, starts, q, k, v, y, lse })?;
+                let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
+                self.device.equal_sequences(Some(length));
+                let is_there = self.device.has_attention_library().is_ok();
+                for library in [true, false].into_iter().filter(|library| is_there || !library) {
+                    self.device.attention_by_library(library);
+                    let by = if library { "cuDNN" } else { "own kernel" };
+                    self.time(&format!("{shape} by {by}"), Work::Flops(flops), forward.clone())?;
+                }
+                self.device.equal_sequences(None);
                 let (dq, dk, dv) = (self.place(2 * wide), self.place(2 * narrow), self.place(2 * narrow));
                 let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
                 self.time(&shape, Work::Flops(2.5 * flops), kernel)?;

@@ -1,8 +1,9 @@
-//! Attention on a card: on the tensor cores where the type has 16 bits and the head is a multiple of 16 bytes, else in
+//! Attention on a card: by NVIDIA's library where that is faster, else by our own kernels: on the tensor cores where the type has 16 bits and the head is a multiple of 16 bytes, else in
 //! plain f32 arithmetic, with a block for every tile of 64 rows, head, and 128 elements of a head.
 
 use zeroth_base::DType;
 
+use super::cudnn::{Fused, Operands, workspace};
 use super::driver::{Address, Handle};
 use super::flash::{Cuts, Part, program_head};
 use super::line::{LOT, Line, THREADS, WARP, float, in_sixteens};
@@ -71,7 +72,8 @@ fn items(part: Part, rows: usize, heads: usize) -> usize {
 }
 
 pub(super) fn forward(
-    line: &Line,
+    line: &mut Line,
+    fused: &mut Fused,
     dims: &AttentionDims,
     starts: Span,
     [q, k, v]: [Span; 3],
@@ -85,6 +87,13 @@ pub(super) fn forward(
     let q = line.typed("q", q, q_elements)?;
     let (k, v) = (line.typed("k", k, kv_elements)?, line.typed("v", v, kv_elements)?);
     let (y, lse) = (line.typed("y", y, q_elements)?, line.words("lse", lse, deltas(dims))?);
+    let workspace = match workspace(dims, line.dtype) {
+        0 => 0,
+        bytes => line.scratch.take(bytes)?,
+    };
+    if fused.forward(dims, line.dtype, &Operands { q, k, v, y, lse, workspace }, line.stream)? {
+        return Ok(());
+    }
     let [rows, heads, kv_heads, head_dim, window, scale] = shape(dims);
     let arguments = [starts, room, q, k, v, y, lse, rows, heads, kv_heads, head_dim, window, scale];
     if let Some((cuts, [function, ..])) = tensor_cores(line, dims, &[q, k, v, y])? {

@@ -3,14 +3,16 @@
 
 use std::ffi::c_int;
 
+use super::cudnn::Fused;
 use super::driver::{Address, Attribute, Driver, Handle};
+use super::flash::is_hopper;
 use super::graphs::Graphs;
 use super::line::{Arenas, Line};
 use super::peers::{Peers, card, not_on_cards, token};
 use super::processors::Processors;
 use super::products::Products;
 use super::programs::Functions;
-use super::{ipc, nccl, run};
+use super::{cudnn, ipc, nccl, run};
 use crate::device::NOTES;
 use crate::{Device, DeviceError, Doors, Exchange, Launch, Queue, Span, Tier, Way};
 
@@ -30,6 +32,8 @@ pub struct CudaDevice {
     context: Handle,
     functions: Option<Functions>,
     products: Products,
+    /// Attention by the library; `None` only while the device is opened.
+    fused: Option<Fused>,
     arenas: Arenas,
     /// What the host's arena belongs to.
     processors: Option<Processors>,
@@ -80,6 +84,7 @@ impl CudaDevice {
             context,
             functions: None,
             products: Products::default(),
+            fused: None,
             arenas: Arenas::default(),
             processors: None,
             graphs: None,
@@ -96,7 +101,9 @@ impl CudaDevice {
         let driver = &opened.driver;
         let major = driver.attribute(device, Attribute::CapabilityMajor)?;
         let minor = driver.attribute(device, Attribute::CapabilityMinor)?;
-        opened.functions = Some(Functions::load(driver, &arch(major, minor))?);
+        let arch = arch(major, minor);
+        opened.functions = Some(Functions::load(driver, &arch)?);
+        opened.fused = Some(Fused::new(is_hopper(&arch))?);
         opened.products.open()?;
         opened.graphs = Graphs::open()?;
         for _ in Queue::ALL {
@@ -124,6 +131,25 @@ impl CudaDevice {
     /// shapes get that the library has no algorithm for.
     pub fn own_products(&mut self, own: bool) {
         self.products.own = own;
+    }
+
+    /// Whether NVIDIA's library of attention is there, and what is wrong where it is not.
+    pub fn has_attention_library(&self) -> Result<(), DeviceError> {
+        self.current()?;
+        cudnn::is_there()
+    }
+
+    /// Whether attention forward over sequences of one length is NVIDIA's library's wherever it can, from now on, or our own
+    /// kernel's always; before, whoever is faster does it.
+    pub fn attention_by_library(&mut self, library: bool) {
+        if let Some(fused) = &mut self.fused {
+            fused.by_library(library);
+        }
+    }
+
+    /// Shapes whose attention forward the library has computed.
+    pub fn attention_plans(&self) -> usize {
+        self.fused.as_ref().map_or(0, Fused::plans)
     }
 
     /// The version of NVIDIA's library of collectives, where it is found.
@@ -182,7 +208,14 @@ impl Device for CudaDevice {
         }
         let functions = self.functions.as_ref().expect("an open device has its functions");
         let mut line = Line::new(&self.driver, functions, self.arenas, stream, launch)?;
-        run::run(&mut line, &mut self.products, &launch.kernel)
+        let fused = self.fused.as_mut().expect("an open device knows who computes attention");
+        run::run(&mut line, &mut self.products, fused, &launch.kernel)
+    }
+
+    fn equal_sequences(&mut self, length: Option<usize>) {
+        if let Some(fused) = &mut self.fused {
+            fused.length = length;
+        }
     }
 
     fn keep(
@@ -399,6 +432,9 @@ impl Drop for CudaDevice {
             graphs.close();
         }
         self.products.close();
+        if let Some(fused) = &mut self.fused {
+            fused.close();
+        }
         let notes = self.notes.iter().map(|(event, _)| event);
         let events = self.staged.iter().chain(&self.marks).chain(&self.stamps).chain(notes);
         events.for_each(|&event| self.driver.destroy_event(event));

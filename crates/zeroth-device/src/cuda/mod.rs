@@ -1,7 +1,8 @@
 //! NVIDIA's cards: the same kernels as CUDA C++, compiled by NVRTC for the card found.
 //!
-//! The driver, NVRTC and cuBLASLt are opened at run time. Kernels are in `kernels/`; each is the function of the same
-//! name in [`crate::cpu`], with the same rounding. Matrix products are cuBLASLt's; a sum that is cut along its length is added
+//! The driver, NVRTC, cuBLASLt and, where it is there, cuDNN are opened at run time. Kernels are in `kernels/`; each is the function of the same
+//! name in [`crate::cpu`], with the same rounding. Matrix products are cuBLASLt's, and attention forward over long sequences of one
+//! length cuDNN's; a sum that is cut along its length is added
 //! in one order. There are no atomics: a kernel gives the same bits at every run.
 #![allow(clippy::similar_names, reason = "names of the formulas: dx and dw; cos and sin")]
 
@@ -9,6 +10,7 @@ mod attention;
 mod choice;
 mod compiler;
 mod cublaslt;
+mod cudnn;
 mod device;
 mod driver;
 mod flash;

@@ -3,6 +3,7 @@
 use zeroth_base::DType;
 
 use super::cublaslt::place;
+use super::cudnn::Fused;
 use super::line::{Line, THREADS, float};
 use super::products::{Matrix, Products, Task};
 use super::programs::Entry;
@@ -15,7 +16,12 @@ use crate::{
 };
 
 /// Enqueues a kernel.
-pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(), DeviceError> {
+pub(super) fn run(
+    line: &mut Line,
+    products: &mut Products,
+    fused: &mut Fused,
+    kernel: &Kernel,
+) -> Result<(), DeviceError> {
     let dtype = line.dtype;
     match *kernel {
         Kernel::Embedding { dims, rows, ids, table, y } => rows::embedding(line, dims, rows, [ids, table, y]),
@@ -45,7 +51,7 @@ pub(super) fn run(line: &mut Line, products: &mut Products, kernel: &Kernel) -> 
             norm_rope::backward(line, dims, [dy, h, rstd, w], [cos, sin], [dh, dw])
         }
         Kernel::Attention { dims, starts, q, k, v, y, lse } => {
-            attention::forward(line, &dims, starts, [q, k, v], y, lse)
+            attention::forward(line, fused, &dims, starts, [q, k, v], y, lse)
         }
         Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
             attention::backward(line, &dims, starts, [q, k, v], [y, lse, dy], [dq, dk, dv])

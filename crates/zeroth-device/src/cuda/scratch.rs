@@ -2,6 +2,7 @@
 
 use zeroth_base::DType;
 
+use super::cudnn::workspace;
 use super::driver::Address;
 use super::rows::Spans;
 use crate::cpu::{AttentionDims, BLOCK, ExactSum, HeadLossDims};
@@ -65,6 +66,7 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
             let norm = dims.norm();
             [column_sums(norm.rows, norm.width), 0, 0]
         }
+        Kernel::Attention { dims, .. } => [workspace(&dims, dtype), 0, 0],
         Kernel::AttentionBackward { dims, .. } => [4 * deltas(&dims) as u64, 0, 0],
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => [
             WORKSPACE,

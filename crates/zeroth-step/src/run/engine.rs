@@ -360,6 +360,7 @@ impl<'c> Engine<'c> {
         };
         let rows = sizes[size] as usize;
         self.feed.fill(batch, rows)?;
+        self.device.equal_sequences(self.feed.length);
         let (feed, compiled, step) = (&self.feed, self.compiled, self.step);
         let pairs = compiled.graph.rotary.frequencies.len();
         let inputs = &compiled.graph.inputs;
@@ -416,7 +417,7 @@ impl<'c> Engine<'c> {
             return Ok(false);
         }
         let works = &self.lowered[size][section];
-        let replayed = self.replays.run(self.device.as_mut(), [size, section], works);
+        let replayed = self.replays.run(self.device.as_mut(), [size, section], self.feed.length, works);
         replayed.map_err(RunError::device(self.step, "a section as a whole"))
     }
 

@@ -31,6 +31,8 @@ pub(super) struct Feed {
     /// [rows, pairs].
     pub(super) cosines: Vec<f32>,
     pub(super) sines: Vec<f32>,
+    /// The length of all sequences, where it is one and they fill the rows.
+    pub(super) length: Option<usize>,
     rotary: Rotary,
     table: Angles,
     /// The frequencies of a sequence that is stretched, made anew for each.
@@ -62,6 +64,7 @@ impl Feed {
             keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
             cosines: vec![0.0; rows * pairs],
             sines: vec![0.0; rows * pairs],
+            length: None,
             rotary,
             table,
             stretched: frequencies,
@@ -89,6 +92,7 @@ impl Feed {
             check("keys", batch.keys.len(), tokens)?;
             pad(&mut self.keys[..rows], batch.keys, RowKey { sample: 0, position: 0, epoch: 0 });
         }
+        self.length = one_length(batch.starts, rows);
         self.turn(batch, rows);
         Ok(())
     }
@@ -119,6 +123,13 @@ impl Feed {
     }
 }
 
+fn one_length(starts: &[u32], rows: usize) -> Option<usize> {
+    let length = starts.get(1)?.checked_sub(*starts.first()?)?;
+    let fills = starts.last().is_some_and(|end| *end as usize == rows);
+    let alike = starts.windows(2).all(|sequence| sequence[1].checked_sub(sequence[0]) == Some(length));
+    (length > 0 && fills && alike).then_some(length as usize)
+}
+
 fn pad<T: Copy>(to: &mut [T], from: &[T], rest: T) {
     to[..from.len()].copy_from_slice(from);
     to[from.len()..].fill(rest);
@@ -137,5 +148,20 @@ fn angles(
     table.inv_freq.extend(rotary.of_length(length).map(|frequency| frequency as f32));
     if !table.inv_freq.is_empty() {
         rope_angles(pool, table, positions, cosines, sines);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_length;
+
+    #[test]
+    fn sequences_have_one_length_where_all_are_alike_and_fill_the_rows() {
+        assert_eq!(one_length(&[0, 4, 8, 12], 12), Some(4));
+        assert_eq!(one_length(&[0, 7], 7), Some(7));
+        assert_eq!(one_length(&[0, 4, 8, 12], 16), None, "rows of padding");
+        assert_eq!(one_length(&[0, 4, 9, 12], 12), None, "other lengths");
+        assert_eq!(one_length(&[0, 0], 0), None, "nothing");
+        assert_eq!(one_length(&[0], 0), None, "no sequence");
     }
 }
