@@ -1,28 +1,36 @@
-//! How fast state in host memory can be updated: by the host's processors where it lies, or on its way through the device.
-//! Measured on the machine, on random numbers, in under a second.
+//! How fast state in host memory can be updated: by the host's processors where it lies, or on its way through the device,
+//! beneath what the device computes meanwhile. Measured on the machine, on random numbers, in under a second.
 
 use std::time::Instant;
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 
+use crate::cpu::LinearDims;
 use crate::{
     Control, Device, DeviceError, GROUPS, Kernel, Launch, Optimizer, Queue, Recipe, Rounding, Span,
     StepNumbers, Tier,
 };
 
-/// Bytes a second.
+/// Bytes a second, and operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Rates {
     /// Of state that AdamW updates on the host's processors: master weights and moments.
     pub update: u64,
     /// Of copies to the device while others come back.
     pub bus: u64,
+    /// Of what a kernel of the device reads and writes.
+    pub memory: u64,
+    /// Operations of its products of matrices.
+    pub products: u64,
 }
 
 /// Elements of the trial: more than caches hold.
 const ELEMENTS: u64 = 32 << 20;
 const ROUNDS: usize = 3;
+/// Rows, inputs and outputs of the product, and how long a timing of what the device does alone is at least.
+const SIDE: usize = 2048;
+const LEAST: f64 = 2e-3;
 
 impl Rates {
     /// Bytes of the device's arena and of the host's that a measurement needs.
@@ -88,7 +96,22 @@ impl Rates {
         let [update, bus] = best;
         let rate = |bytes: u64, seconds: f64| (bytes as f64 / seconds) as u64;
         let state = (4 + 2 * moments.bytes()) * ELEMENTS;
-        Ok(Self { update: rate(state, update), bus: rate(4 * ELEMENTS, bus) })
+        Ok(Self {
+            update: rate(state, update),
+            bus: rate(4 * ELEMENTS, bus),
+            memory: rate(8 * ELEMENTS, seconds(device, &copy(there, back))?),
+            products: rate(2 * (SIDE * SIDE * SIDE) as u64, seconds(device, &product())?),
+        })
+    }
+
+    /// Seconds that the device's kernels take for bytes that they read and write.
+    pub fn in_memory(self, bytes: u64) -> f64 {
+        bytes as f64 / self.memory.max(1) as f64
+    }
+
+    /// Seconds that the device's products take for so many operations.
+    pub fn of_products(self, operations: u64) -> f64 {
+        operations as f64 / self.products.max(1) as f64
     }
 
     /// Seconds that the processors take for so many bytes of state.
@@ -100,6 +123,36 @@ impl Rates {
     pub fn through_device(self, bytes: u64) -> f64 {
         bytes as f64 / self.bus.max(1) as f64
     }
+}
+
+/// A product in bf16 over what copies have left at the beginning of the device's arena.
+fn product() -> Launch {
+    let matrix = 2 * (SIDE * SIDE) as u64;
+    let [x, w, y] = [0, 1, 2].map(|place| Span::device(place * matrix, matrix));
+    let dims = LinearDims { rows: SIDE, inputs: SIDE, outputs: SIDE };
+    let kernel = Kernel::Linear { dims, x, w, bias: None, y };
+    let scratch = Span::device(4 * matrix, 8 * ELEMENTS - 4 * matrix);
+    Launch { kernel, dtype: DType::Bf16, scratch }
+}
+
+/// Seconds of a launch, the best of some, each often enough that its beginning and end do not count.
+fn seconds(device: &mut dyn Device, launch: &Launch) -> Result<f64, DeviceError> {
+    let (mut best, mut runs) = (f64::INFINITY, 1u32);
+    let mut rounds = 0;
+    while rounds < ROUNDS {
+        device.synchronise()?;
+        let begin = Instant::now();
+        (0..runs).try_for_each(|_| device.enqueue(Queue::Compute, launch))?;
+        device.synchronise()?;
+        let taken = begin.elapsed().as_secs_f64();
+        if taken < LEAST {
+            runs *= 2;
+            continue;
+        }
+        best = best.min(taken / f64::from(runs));
+        rounds += 1;
+    }
+    Ok(best)
 }
 
 /// Small numbers in f32 and in pairs of bf16 that look like chance.
@@ -120,10 +173,14 @@ mod tests {
         for (moments, by_chance) in [(DType::F32, false), (DType::Bf16, true)] {
             let rates = Rates::measure(&mut device, moments, by_chance).unwrap();
             assert!(rates.update > 1 << 20 && rates.bus > 1 << 20, "{rates:?}");
+            assert!(rates.memory > 1 << 20 && rates.products > 1 << 20, "{rates:?}");
         }
-        let round = Rates { update: 4_000, bus: 2_000 };
+        let round = Rates { update: 4_000, bus: 2_000, memory: 16_000, products: 1_000 };
         assert!((round.by_processors(8_000) - 2.0).abs() < 1e-12);
         assert!((round.through_device(8_000) - 4.0).abs() < 1e-12);
+        assert!(
+            (round.in_memory(8_000) - 0.5).abs() < 1e-12 && (round.of_products(8_000) - 8.0).abs() < 1e-12
+        );
     }
 
     #[test]

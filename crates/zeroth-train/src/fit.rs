@@ -18,6 +18,9 @@ const SPARE: u64 = 32;
 
 const EVERY_BLOCK: Recompute = Recompute::Block { blocks: None, kept: None, parked: false };
 
+/// Bytes that kernels read and write for a byte that is computed again: what it is made of, itself, and itself once more.
+const AGAIN: u64 = 3;
+
 /// Bytes that one rank may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Budget {
@@ -132,6 +135,7 @@ impl Job {
                         None => {
                             let compiled = self.fewest_blocks(compiled, target, budget, asked.0.recompute)?;
                             let compiled = self.widen(compiled, target, budget)?;
+                            let compiled = self.wider(compiled, target, budget, freedom)?;
                             let compiled = self.faster_update(compiled, target, budget, freedom.update)?;
                             return Ok(Ok((compiled, self.choices(&asked.0, cuts))));
                         }
@@ -197,6 +201,47 @@ impl Job {
         self.settings.offload.stream = Some(Stream { window, ..stream });
         self.settings.offload.window = Some(window);
         self.compile(target)
+    }
+
+    /// Where state in host memory has too little room on the device, and forward would wait for it: what is cheap to compute
+    /// again gives its room to the window, if that saves more time than it takes.
+    fn wider(
+        &mut self,
+        compiled: Compiled,
+        target: Target,
+        budget: Budget,
+        freedom: Freedom,
+    ) -> Result<Compiled, JobError> {
+        let asked = self.settings;
+        let (Some(rates), Some(stream), Recompute::Nothing, true) =
+            (freedom.update, asked.offload.stream, asked.recompute, freedom.recompute)
+        else {
+            return Ok(compiled);
+        };
+        let activations = |compiled: &Compiled| compiled.memory.by_category(Tier::Device).activations;
+        let before = self.waiting(&compiled, rates);
+        self.settings.recompute = Recompute::NormSwiGlu;
+        let closed = Some(Stream { window: 0, ..stream });
+        self.settings.offload = Offload { window: None, stream: closed, ..asked.offload };
+        let candidate = self.compile(target)?;
+        let candidate = self.widen(candidate, target, budget)?;
+        let again = activations(&compiled).saturating_sub(activations(&candidate));
+        let cost = rates.in_memory(AGAIN * again * asked.accumulation);
+        if budget.lack(&candidate.memory).is_none() && self.waiting(&candidate, rates) + cost < before {
+            return Ok(candidate);
+        }
+        self.settings = asked;
+        Ok(compiled)
+    }
+
+    /// Seconds that forward waits for state that had no room on the device before it was decided about: what does not pass
+    /// beneath forward itself.
+    fn waiting(&self, compiled: &Compiled, rates: Rates) -> f64 {
+        let window = self.settings.offload.stream.map_or(0, |stream| stream.window);
+        let outside = compiled.memory.states(Tier::Host).saturating_sub(window);
+        let parameters: u64 = compiled.graph.params.iter().map(zeroth_graph::Param::elements).sum();
+        let rows = self.row_sizes.last().copied().unwrap_or(0);
+        (rates.through_device(outside) - rates.of_products(2 * parameters * rows)).max(0.0)
     }
 
     /// State that passes through the device is updated by the host's processors instead where they are faster.

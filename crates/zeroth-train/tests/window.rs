@@ -8,7 +8,7 @@ use std::path::Path;
 
 use small_job::job;
 use zeroth_device::{Queue, Rates, Target, Tier};
-use zeroth_step::program::{Action, UpdatedBy};
+use zeroth_step::program::{Action, Recompute, UpdatedBy};
 use zeroth_step::run::Compiled;
 use zeroth_train::{Budget, Freedom, Job};
 
@@ -81,7 +81,8 @@ fn updated_by(device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
 
 fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
     let budget = Budget { device: Some(device), ..Budget::default() };
-    let freedom = Freedom { update: Some(Rates { update, bus }), ..Freedom::default() };
+    let rates = Rates { update, bus, memory: 1 << 40, products: 1 << 40 };
+    let freedom = Freedom { update: Some(rates), ..Freedom::default() };
     let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
     assert!(compiled.memory.arena(Tier::Device) <= device);
     let by = job.settings.offload.updated_by;
@@ -139,4 +140,29 @@ fn a_window_beyond_all_measure_is_refused_with_what_is_missing() {
     assert_eq!((refused.of, refused.given), ("device memory", 1 << 40));
     assert!(refused.needed > 1 << 59, "{refused}");
     assert!(refused.to_string().contains("\n  zeroth.update_window 0"), "{refused}");
+}
+
+#[test]
+fn what_is_cheap_to_compute_again_gives_its_room_to_a_window_that_is_too_small() {
+    let folder = tempfile::tempdir().unwrap();
+    let (roomy, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
+    let small = roomy.memory.arena(Tier::Device) - window.unwrap() + roomy.memory.states(Tier::Host) / 4;
+    let chosen = |device: u64, accumulation: u64, rates: Rates| {
+        let mut job = cut(folder.path());
+        (job.settings.accumulation, job.shape.accumulation) = (accumulation, accumulation);
+        let budget = Budget { device: Some(device), ..Budget::default() };
+        let freedom = Freedom { recompute: true, update: Some(rates), ..Freedom::default() };
+        let (compiled, _) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
+        assert!(compiled.memory.arena(Tier::Device) <= device);
+        (job.settings.recompute, job.settings.offload.window)
+    };
+    // A bus that is slow beside the card's memory and its products, and processors that are slower still.
+    let slow = Rates { update: 1 << 10, bus: 1 << 20, memory: 1 << 30, products: 1 << 40 };
+    let (recompute, wider) = chosen(small, 1, slow);
+    let (nothing, window) = chosen(small, 1, Rates { products: 1, ..slow });
+    assert_eq!((recompute, nothing), (Recompute::NormSwiGlu, Recompute::Nothing), "forward hides the bus");
+    assert!(wider > window, "{wider:?} {window:?}");
+    // With room for all of it, or where computing it again takes longer, there is nothing to gain.
+    assert_eq!(chosen(1 << 40, 1, slow).0, Recompute::Nothing);
+    assert_eq!(chosen(small, 4, Rates { memory: 1 << 20, ..slow }).0, Recompute::Nothing);
 }

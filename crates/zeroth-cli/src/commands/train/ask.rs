@@ -68,11 +68,14 @@ impl Asked {
         };
         for choice in choices {
             let why = match self.told.rates {
-                Some(Rates { update, bus }) if choice.key == "zeroth.update" => format!(
+                Some(Rates { update, bus, .. }) if choice.key == "zeroth.update" => format!(
                     "the processors update {} of state a second, and the bus moves {} each way",
                     format_bytes(update),
                     format_bytes(bus)
                 ),
+                Some(_) if choice.key == "zeroth.recompute" => {
+                    "chosen for the memory that it leaves".to_owned()
+                }
                 _ => "chosen to fit the memory".to_owned(),
             };
             self.notes.push(format!("{} is {}: {why}", choice.key, choice.value));
@@ -267,9 +270,10 @@ fn rates(
     let measured = CudaDevice::open(0, device_bytes, host_bytes)
         .and_then(|mut card| Rates::measure(&mut card, moments, rounds_by_chance));
     match measured {
-        Ok(Rates { update, bus }) => {
+        Ok(Rates { update, bus, memory, products }) => {
             let of_card = ranks.div_ceil(gpus(machine).max(1));
-            Some(Rates { update: update / ranks, bus: bus / of_card })
+            let [bus, memory, products] = [bus, memory, products].map(|rate| rate / of_card);
+            Some(Rates { update: update / ranks, bus, memory, products })
         }
         Err(error) => {
             notes.push(format!("zeroth.update is \"device\": what is faster could not be measured: {error}"));
