@@ -32,6 +32,8 @@ mod element;
 mod embedding;
 mod head_loss;
 mod head_norm_rope;
+#[cfg(target_arch = "x86_64")]
+mod lines;
 mod linear;
 mod logits;
 mod math;
