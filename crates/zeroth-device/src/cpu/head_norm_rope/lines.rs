@@ -3,15 +3,13 @@
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_prefetch, _mm_shuffle_ps,
-    _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm512_add_ps, _mm512_castps512_ps256,
-    _mm512_extractf32x8_ps, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_storeu_ps, _mm512_sub_ps,
+    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use super::HeadNormRopeDims;
 use crate::cpu::element::Element;
-use crate::cpu::lines::{self, LANES, load, rounded, store};
+use crate::cpu::lines::{self, LANES, load, rounded, store, total};
 use crate::cpu::path::Path;
 use crate::cpu::rope::RopeDims;
 
@@ -192,16 +190,6 @@ unsafe fn turned<const N: usize>(head: [__m512; N], cos: *const f32, sin: *const
         };
     }
     out
-}
-
-/// The sum of 16 lanes, in the order of [`crate::cpu::math`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
-fn total(lanes: __m512) -> f32 {
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }
 
 /// Asks for a head that comes later.

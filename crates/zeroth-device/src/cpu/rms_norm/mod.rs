@@ -3,6 +3,12 @@
 //! Order of rounding, as transformers' LlamaRMSNorm: h = round(r + x); the mean of h² and rstd = 1/√(mean + eps) in
 //! f32; n = round(h · rstd); y = round(w · n). Backward works on the unrounded n, in f32, and rounds dh once.
 
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::{cast_slice, cast_slice_mut};
+
 use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
@@ -58,6 +64,11 @@ pub fn rms_norm_residual<T: Element>(
     pool.each(parts, |block, (h, y, rstd)| {
         let x = columns::block_of(x, dims.width, block);
         let residual = columns::block_of(residual, dims.width, block);
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let [x, residual, w] = [x, residual, w].map(cast_slice);
+            return lines::add_norm_rows(dims, x, residual, w, cast_slice_mut(h), cast_slice_mut(y), rstd);
+        }
         add_norm_rows(pool.path(), dims, x, residual, w, h, y, rstd);
     });
 }
@@ -70,7 +81,12 @@ pub fn rms_norm<T: Element>(pool: &Pool, dims: RmsNormDims, x: &[T], w: &[T], y:
     check_len("rstd", rstd.len(), dims.rows);
     let parts = (Chunks::new(y, ROWS * dims.width), Chunks::new(rstd, ROWS));
     pool.each(parts, |block, (y, rstd)| {
-        norm_rows(pool.path(), dims, columns::block_of(x, dims.width, block), w, y, rstd);
+        let x = columns::block_of(x, dims.width, block);
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            return lines::norm_rows(dims, cast_slice(x), cast_slice(w), cast_slice_mut(y), rstd);
+        }
+        norm_rows(pool.path(), dims, x, w, y, rstd);
     });
 }
 
@@ -116,6 +132,11 @@ pub fn rms_norm_backward<T: Element>(
         let h = columns::block_of(h, width, block);
         let grad = residual_grad.map(|grad| columns::block_of(grad, width, block));
         let rstd = &rstd[block * ROWS..];
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let ([dy, h, w], grad) = ([dy, h, w].map(cast_slice), grad.map(cast_slice));
+            return lines::backward_rows(width, dy, h, rstd, w, grad, cast_slice_mut(dh), dw);
+        }
         backward_rows(pool.path(), width, dy, h, rstd, w, grad, dh, dw);
     });
     columns::add_partials(pool, partials, dw);
