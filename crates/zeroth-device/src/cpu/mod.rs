@@ -32,9 +32,9 @@ mod element;
 mod embedding;
 mod head_loss;
 mod head_norm_rope;
+mod linear;
 #[cfg(target_arch = "x86_64")]
 mod lines;
-mod linear;
 mod logits;
 mod math;
 mod matmul;

@@ -150,8 +150,7 @@ unsafe fn backward<const N: usize>(
                 near
             };
             let scale = _mm512_set1_ps(rstd[head]);
-            let normed: [__m512; N] =
-                std::array::from_fn(|i| _mm512_mul_ps(load(h.add(i * LANES)), scale));
+            let normed: [__m512; N] = std::array::from_fn(|i| _mm512_mul_ps(load(h.add(i * LANES)), scale));
             let weighed: [__m512; N] = std::array::from_fn(|i| _mm512_mul_ps(dy[i], weights[i]));
             let mut lanes = _mm512_setzero_ps();
             for i in 0..N {
@@ -159,9 +158,8 @@ unsafe fn backward<const N: usize>(
                 sums[i] = _mm512_add_ps(sums[i], _mm512_mul_ps(dy[i], normed[i]));
             }
             let along = _mm512_set1_ps(total(lanes) / width as f32);
-            let slope = |i: usize| {
-                _mm512_mul_ps(scale, _mm512_sub_ps(weighed[i], _mm512_mul_ps(normed[i], along)))
-            };
+            let slope =
+                |i: usize| _mm512_mul_ps(scale, _mm512_sub_ps(weighed[i], _mm512_mul_ps(normed[i], along)));
             for i in (0..N).step_by(2) {
                 store([slope(i), slope(i + 1)], dh.as_mut_ptr().add(head * width + i * LANES));
             }
@@ -175,12 +173,18 @@ unsafe fn backward<const N: usize>(
 /// A head after its turn, or its turn back, not rounded.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn turned<const N: usize>(head: [__m512; N], cos: *const f32, sin: *const f32, back: bool) -> [__m512; N] {
+unsafe fn turned<const N: usize>(
+    head: [__m512; N],
+    cos: *const f32,
+    sin: *const f32,
+    back: bool,
+) -> [__m512; N] {
     let (mut out, half) = (head, N / 2);
     for i in 0..half {
         let (u, v) = (head[i], head[half + i]);
         // SAFETY: the caller has angles for half of the head.
-        let (cos, sin) = unsafe { (_mm512_loadu_ps(cos.add(i * LANES)), _mm512_loadu_ps(sin.add(i * LANES))) };
+        let (cos, sin) =
+            unsafe { (_mm512_loadu_ps(cos.add(i * LANES)), _mm512_loadu_ps(sin.add(i * LANES))) };
         let (near, far) = (_mm512_mul_ps(u, cos), _mm512_mul_ps(v, cos));
         let (across, along) = (_mm512_mul_ps(v, sin), _mm512_mul_ps(u, sin));
         (out[i], out[half + i]) = if back {

@@ -81,7 +81,9 @@ fn count_blocks<'a, A: Element>(
     let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
     for (block, to) in to.chunks_mut(BLOCK).enumerate() {
         #[cfg(target_arch = "x86_64")]
-        if let (true, 2, false, Ok(to)) = (super::lines::fit::<A>(path), ranks, add, <&mut [f32; BLOCK]>::try_from(&mut *to)) {
+        if let (true, 2, false, Ok(to)) =
+            (super::lines::fit::<A>(path), ranks, add, <&mut [f32; BLOCK]>::try_from(&mut *to))
+        {
             let [one, two] = [of(0), of(1)].map(|part| bytemuck::cast_slice(&part[block * BLOCK..]));
             counted.add(lines::sum_block(one, two, to, past));
             continue;

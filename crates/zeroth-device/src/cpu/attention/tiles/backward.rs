@@ -75,8 +75,7 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
         for (number, dq) in work.dq.chunks_exact(panel(dims)).enumerate() {
             let place = |lane: usize| {
                 let row = number * PANEL + merged(lane);
-                (row < rows.len())
-                    .then(|| task.grads[0].row(row)[first..][..dims.head_dim].as_mut_ptr())
+                (row < rows.len()).then(|| task.grads[0].row(row)[first..][..dims.head_dim].as_mut_ptr())
             };
             // SAFETY: the row has a head's elements there, and is this task's alone.
             unsafe { rounded::columns(dq, &[dims.scale; PANEL], dims.head_dim, place) }
@@ -253,10 +252,8 @@ impl Work<'_> {
             return;
         }
         let first = (seeing.start - queries.start) * STEP / 2;
-        let both = [
-            (&self.weights, &self.dout_terms, &mut self.dv),
-            (&self.grads, &self.q_terms, &mut self.dk),
-        ];
+        let both =
+            [(&self.weights, &self.dout_terms, &mut self.dv), (&self.grads, &self.q_terms, &mut self.dk)];
         for (rows, terms_of, sums) in both {
             for step in 0..width / PANEL {
                 let terms = (step * panels + seeing.start) * STEP / 2;

@@ -145,7 +145,8 @@ impl<const COUNT: usize> Woven<COUNT> {
     #[inline(always)]
     fn next(&mut self) {
         let Product { a, b, steps, c, stride } = self.products[self.at];
-        let (a_at, b_at) = (a.start.wrapping_byte_add(self.done * a.apart), b.start.wrapping_byte_add(self.done * b.apart));
+        let (a_at, b_at) =
+            (a.start.wrapping_byte_add(self.done * a.apart), b.start.wrapping_byte_add(self.done * b.apart));
         let more = self.done + 1 < steps;
         // SAFETY: the promise to `new`.
         unsafe {

@@ -1,10 +1,10 @@
 //! Softmax of 32 keys by 32 queries, streamed: from scores in f32 to weights as tiles read them. A query is a lane.
 
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _CMP_GT_OQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmsub_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_mask_max_ps, _mm512_mask_mov_ps, _mm512_maskz_mov_ps, _mm512_max_ps,
-    _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
-    _mm512_storeu_si512, _mm512_sub_ps,
+    __m512, __m512i, __mmask16, _CMP_GT_OQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmsub_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_max_ps, _mm512_mask_mov_ps, _mm512_maskz_mov_ps,
+    _mm512_max_ps, _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
 use super::super::SLACK;
@@ -48,7 +48,9 @@ impl Scores<'_> {
         unsafe {
             match self.seen {
                 Some(seen) => absorb::<true>(self.raw, self.scale, seen, limit, weights, state, woven),
-                None => absorb::<false>(self.raw, self.scale, &[u32::MAX; PANEL], limit, weights, state, woven),
+                None => {
+                    absorb::<false>(self.raw, self.scale, &[u32::MAX; PANEL], limit, weights, state, woven)
+                }
             }
         }
     }
@@ -145,7 +147,8 @@ unsafe fn move_peaks(
         let mut most = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
         for key in 0..PANEL {
             for half in 0..2 {
-                let score = _mm512_mul_ps(_mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES)), scale);
+                let score =
+                    _mm512_mul_ps(_mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES)), scale);
                 most[half] = _mm512_mask_max_ps(most[half], half_of(seen[key], half), score, most[half]);
             }
         }
