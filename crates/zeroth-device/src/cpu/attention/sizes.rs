@@ -20,8 +20,6 @@ const STEP: usize = PANEL * PANEL;
 
 /// f32 elements that bring a buffer to a cache line.
 pub(super) const ALIGN: usize = 16;
-/// Lanes that a row's weights are summed in.
-pub(super) const LANES: usize = 16;
 
 const fn max(a: usize, b: usize) -> usize {
     if a > b { a } else { b }

@@ -252,3 +252,44 @@ each_path! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::cpu::{Path, normal};
+
+    #[test]
+    fn rows_have_the_same_bits_on_every_path() {
+        // Whole lines of 32, and others; more than a task's rows.
+        for width in [96, 768, 40] {
+            let (dims, elements) = (RmsNormDims { rows: 70, width, eps: 1e-6 }, 70 * width);
+            let random = |name: u64, count: usize| {
+                let mut values = vec![bf16::ZERO; count];
+                normal(&Pool::new(1), 9, name, 0, 1.0, &mut values);
+                values
+            };
+            let [x, residual, dy, grad] = [1, 2, 3, 4].map(|name| random(name, elements));
+            let w = random(5, width);
+            let on = |path: Path| {
+                let pool = Pool::on_path(2, path).unwrap();
+                let [mut h, mut y, mut alone, mut dh, mut dh_alone] = [(); 5].map(|()| x.clone());
+                let (mut rstd, mut dw, mut scratch) =
+                    (vec![0.0; 70], vec![0.5; width], vec![f32::NAN; rms_norm_scratch(dims)]);
+                rms_norm(&pool, dims, &x, &w, &mut alone, &mut rstd);
+                rms_norm_residual(&pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
+                for (grad, dh) in [(Some(&grad[..]), &mut dh), (None, &mut dh_alone)] {
+                    rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, grad, dh, &mut dw, &mut scratch);
+                }
+                let narrow: Vec<u16> =
+                    [h, y, alone, dh, dh_alone].concat().into_iter().map(bf16::to_bits).collect();
+                (narrow, [rstd, dw].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>())
+            };
+            let expected = on(Path::Portable);
+            for &path in Path::available() {
+                assert!(on(path) == expected, "{path}, {width} wide");
+            }
+        }
+    }
+}

@@ -6,9 +6,9 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi16,
 };
 
-use super::super::sizes::{LANES, PANEL};
+use super::super::sizes::PANEL;
 use super::products::Woven;
-use super::{LINE, STEP, power};
+use super::{LANES, LINE, STEP, power};
 use crate::cpu::panels::joined;
 
 /// What becomes of a tile: a step of a panel each.

@@ -33,6 +33,8 @@ use crate::cpu::path::Path;
 /// Bytes of a step of a panel: two tiles of 16 lines of 64 bytes. Elements of a line.
 const STEP: usize = 2048;
 const LINE: usize = 32;
+/// Numbers of a register.
+const LANES: usize = 16;
 
 /// Whether tiles multiply this type on this path.
 pub(super) fn fit<T: Element>(path: Path) -> bool {

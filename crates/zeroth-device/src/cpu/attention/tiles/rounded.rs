@@ -6,8 +6,8 @@ use std::arch::x86_64::{
     _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
 
-use super::super::sizes::{LANES, PANEL};
-use super::LINE;
+use super::super::sizes::PANEL;
+use super::{LANES, LINE};
 use crate::cpu::element::Element;
 use crate::cpu::matmul::transpose_from;
 use crate::cpu::panels::{bits, joined, merged};

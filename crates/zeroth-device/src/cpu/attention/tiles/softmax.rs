@@ -8,9 +8,9 @@ use std::arch::x86_64::{
 };
 
 use super::super::SLACK;
-use super::super::sizes::{LANES, PANEL};
+use super::super::sizes::PANEL;
 use super::products::Woven;
-use super::{LINE, STEP, power};
+use super::{LANES, LINE, STEP, power};
 use crate::cpu::panels::joined;
 
 /// What 32 queries have seen so far.
