@@ -96,7 +96,7 @@ unsafe fn forward<const N: usize>(
     // SAFETY: the caller has checked all places; hints may have any address.
     unsafe {
         let weights: [__m512; N] = std::array::from_fn(|i| load(w.add(i * LANES)));
-        for head in 0..y.len() / width {
+        for (head, rstd) in rstd.iter_mut().enumerate().take(y.len() / width) {
             let (x, y) = (x.add(head * width), y.as_mut_ptr().add(head * width));
             ask(x, width);
             let mut h: [__m512; N] = std::array::from_fn(|i| load(x.add(i * LANES)));
@@ -105,7 +105,7 @@ unsafe fn forward<const N: usize>(
                 lanes = _mm512_add_ps(lanes, _mm512_mul_ps(h, h));
             }
             let scale = 1.0 / (total(lanes) / width as f32 + dims.eps).sqrt();
-            rstd[head] = scale;
+            *rstd = scale;
             let scale = _mm512_set1_ps(scale);
             for (h, w) in h.chunks_exact_mut(2).zip(weights.chunks_exact(2)) {
                 let normed = rounded([_mm512_mul_ps(h[0], scale), _mm512_mul_ps(h[1], scale)]);
@@ -137,7 +137,7 @@ unsafe fn backward<const N: usize>(
     unsafe {
         let weights: [__m512; N] = std::array::from_fn(|i| load(w.add(i * LANES)));
         let mut sums = [_mm512_setzero_ps(); N];
-        for head in 0..dh.len() / width {
+        for (head, rstd) in rstd.iter().enumerate().take(dh.len() / width) {
             let (dy, h) = (dy.add(head * width), h.add(head * width));
             ask(dy, width);
             ask(h, width);
@@ -149,7 +149,7 @@ unsafe fn backward<const N: usize>(
                 near.chunks_exact_mut(2).for_each(|pair| pair.copy_from_slice(&rounded([pair[0], pair[1]])));
                 near
             };
-            let scale = _mm512_set1_ps(rstd[head]);
+            let scale = _mm512_set1_ps(*rstd);
             let normed: [__m512; N] = std::array::from_fn(|i| _mm512_mul_ps(load(h.add(i * LANES)), scale));
             let weighed: [__m512; N] = std::array::from_fn(|i| _mm512_mul_ps(dy[i], weights[i]));
             let mut lanes = _mm512_setzero_ps();

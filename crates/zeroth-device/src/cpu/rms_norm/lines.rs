@@ -144,8 +144,9 @@ unsafe fn backward<const GRAD: bool>(
     dw: &mut [f32],
 ) {
     let (width, scale) = (dw.len(), _mm512_set1_ps(rstd));
-    // dy times w, and h as it was normed. SAFETY: the caller has a row in each; hints may have any address.
+    // dy, dy times w, and h as it was normed.
     let read = |at: usize| -> [__m512; 3] {
+        // SAFETY: the caller has a row in each.
         unsafe {
             let dy = load(dy.add(at));
             [dy, _mm512_mul_ps(dy, load(w.add(at))), _mm512_mul_ps(load(h.add(at)), scale)]
@@ -158,7 +159,7 @@ unsafe fn backward<const GRAD: bool>(
     }
     let along = _mm512_set1_ps(total(lanes) / width as f32);
     for at in (0..width).step_by(LINE) {
-        // SAFETY: as above.
+        // SAFETY: as above; hints may have any address.
         unsafe {
             ask(dy, at);
             ask(h, at);

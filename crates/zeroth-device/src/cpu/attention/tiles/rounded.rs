@@ -24,8 +24,7 @@ pub(super) unsafe fn columns<T: Element>(
     mut row: impl FnMut(usize) -> Option<*mut T>,
 ) {
     assert!(panel.len() >= width.next_multiple_of(PANEL) * PANEL && size_of::<T>() == size_of::<u16>());
-    let rows: [Option<*mut i16>; PANEL] =
-        std::array::from_fn(|line| row(merged(line)).map(|row| row.cast::<i16>()));
+    let rows: [Option<*mut i16>; PANEL] = std::array::from_fn(|line| row(merged(line)).map(<*mut T>::cast));
     for first in (0..width).step_by(PANEL) {
         // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; the panel has these 32 rows, and lines have room
         // by the caller's promise.

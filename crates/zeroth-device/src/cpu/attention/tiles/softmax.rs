@@ -126,8 +126,8 @@ unsafe fn absorb<const MASKED: bool>(
         if _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_max_ps(most[0], most[1]), _mm512_set1_ps(limit)) != 0 {
             return false;
         }
-        for half in 0..2 {
-            _mm512_storeu_ps(state.totals.as_mut_ptr().add(half * LANES), totals[half]);
+        for (half, totals) in totals.into_iter().enumerate() {
+            _mm512_storeu_ps(state.totals.as_mut_ptr().add(half * LANES), totals);
         }
         true
     }
@@ -145,11 +145,11 @@ unsafe fn move_peaks(
     // SAFETY: all places are within arrays whose lengths are known.
     unsafe {
         let mut most = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
-        for key in 0..PANEL {
-            for half in 0..2 {
+        for (key, seen) in seen.iter().enumerate() {
+            for (half, most) in most.iter_mut().enumerate() {
                 let score =
                     _mm512_mul_ps(_mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES)), scale);
-                most[half] = _mm512_mask_max_ps(most[half], half_of(seen[key], half), score, most[half]);
+                *most = _mm512_mask_max_ps(*most, half_of(*seen, half), score, *most);
             }
         }
         let (peaks, totals) = (both(&state.peaks), both(&state.totals));
