@@ -33,6 +33,8 @@ mod embedding;
 mod head_loss;
 mod head_norm_rope;
 mod linear;
+#[cfg(target_arch = "x86_64")]
+mod lines;
 mod logits;
 mod math;
 mod matmul;

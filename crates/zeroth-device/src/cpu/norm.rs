@@ -14,7 +14,8 @@ use super::{math, stream};
 /// Elements of a block.
 pub const BLOCK: usize = 2048;
 
-const LANES: usize = 256;
+/// Lanes of a block's squares.
+pub(super) const SQUARES: usize = 256;
 /// Blocks that one task sums.
 const TASK_BLOCKS: usize = 32;
 
@@ -33,10 +34,10 @@ pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
 
 each_path! {
     pub(super) fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
-        let mut lanes = [0.0f64; LANES];
-        for (at, values) in block.chunks(LANES).enumerate() {
+        let mut lanes = [0.0f64; SQUARES];
+        for (at, values) in block.chunks(SQUARES).enumerate() {
             // A block is a page or two, and the processor's own asking ahead ends with a page.
-            stream::ask_for(next.get(at * LANES..(at + 1) * LANES).unwrap_or_default());
+            stream::ask_for(next.get(at * SQUARES..(at + 1) * SQUARES).unwrap_or_default());
             if fused {
                 // The same bits: the square is exact either way.
                 for (lane, value) in lanes.iter_mut().zip(values) {
@@ -50,16 +51,22 @@ each_path! {
                 }
             }
         }
-        let mut half = LANES / 2;
-        while half > 0 {
-            let (low, high) = lanes.split_at_mut(half);
-            for (low, high) in low.iter_mut().zip(high) {
-                *low += *high;
-            }
-            half /= 2;
-        }
-        lanes[0]
+        fold(lanes)
     }
+}
+
+/// The sum of a block's squares from their lanes.
+#[inline(always)]
+pub(super) fn fold(mut lanes: [f64; SQUARES]) -> f64 {
+    let mut half = SQUARES / 2;
+    while half > 0 {
+        let (low, high) = lanes.split_at_mut(half);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low += *high;
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 /// A sum of block sums, exact: 640 bits with 2^-300 as the unit, which holds 2^50 blocks of the largest f32 numbers.

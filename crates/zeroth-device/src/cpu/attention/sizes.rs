@@ -11,14 +11,15 @@ pub(super) const KEYS: usize = 128;
 
 /// Queries or keys of a panel for AMX: two tiles.
 pub(super) const PANEL: usize = 32;
-/// Queries or keys that are taken together with AMX: panels, and rows.
-pub(super) const PANELS: usize = 4;
-pub(super) const BLOCK: usize = PANELS * PANEL;
+/// Queries of a task of AMX's forward.
+pub(super) const BLOCK: usize = 4 * PANEL;
+/// Panels of queries or keys whose weights are kept with AMX until they are multiplied.
+pub(super) const SPAN: usize = 8;
+/// bf16 elements of a step of a panel.
+const STEP: usize = PANEL * PANEL;
 
 /// f32 elements that bring a buffer to a cache line.
 pub(super) const ALIGN: usize = 16;
-/// Lanes that a row's weights are summed in.
-pub(super) const LANES: usize = 16;
 
 const fn max(a: usize, b: usize) -> usize {
     if a > b { a } else { b }
@@ -45,20 +46,18 @@ pub(super) const fn forward_shared(dims: &AttentionDims) -> usize {
     slots(dims) * dims.kv_heads * panel(dims) + ALIGN
 }
 
-/// What a thread of AMX's forward needs: queries, the sequence's last keys and values in bf16; two times scores and
-/// weights (in bf16); sums, lanes, peaks.
+/// What a thread of AMX's forward needs: queries, the sequence's last keys and values in bf16; two tiles of scores; weights
+/// in bf16; sums.
 const fn forward_thread(dims: &AttentionDims) -> usize {
-    let packed = (PANELS + 2) * panel(dims) / 2;
-    let scores = 2 * (PANEL * BLOCK + PANEL * BLOCK / 2);
-    packed + scores + BLOCK * (padded(dims) + LANES + 1) + ALIGN
+    (BLOCK / PANEL + 2) * panel(dims) / 2 + 2 * STEP + SPAN * STEP / 2 + panel(dims) + ALIGN
 }
 
-/// What a thread of AMX's backward needs: seven packed forms of the sequence and three sums; lse and delta; a panel of
-/// dq; two times two tiles of scores; three blocks in bf16.
+/// What a thread of AMX's backward needs: seven packed forms of the sequence and three sums; lse and delta; two times two
+/// tiles of scores; weights and gradients of a panel of keys, and gradients of a span of them, in bf16.
 const fn backward_thread(dims: &AttentionDims) -> usize {
     let sequence = slots(dims) * panel(dims);
-    let tiles = 4 * PANEL * PANEL + 3 * BLOCK * BLOCK / 2;
-    7 * sequence / 2 + 3 * sequence + 2 * slots(dims) * PANEL + tiles + panel(dims) + ALIGN
+    let tiles = 4 * STEP + (2 + SPAN) * SPAN * STEP / 2;
+    7 * sequence / 2 + 3 * sequence + 2 * slots(dims) * PANEL + tiles + ALIGN
 }
 
 const fn plain_forward_thread(dims: &AttentionDims) -> usize {

@@ -14,7 +14,7 @@ pub(super) const LANES: usize = 16;
 const WIDEST: usize = 1024;
 /// Panels of a block at most, and how many in all of both packed forms the second-level cache has room for.
 const BLOCK: usize = 16;
-const CACHED: usize = 384;
+const CACHED: usize = 256;
 
 /// The head in panels.
 #[derive(Clone, Copy)]

@@ -46,5 +46,5 @@ pub(super) use sizes::{ALIGN, PANEL, TILE, band_scratch, over_rows_scratch, pack
 #[cfg(target_arch = "x86_64")]
 pub(super) use tiles::{Tiles, permitted as tiles_permitted};
 #[cfg(target_arch = "x86_64")]
-pub(super) use transpose::{transpose, transpose_from};
+pub(super) use transpose::transpose_from;
 pub(super) use view::View;

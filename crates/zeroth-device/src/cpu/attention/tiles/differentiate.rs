@@ -5,12 +5,11 @@ use std::arch::x86_64::{
     _mm512_set1_ps, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_ps, _mm512_unpackhi_epi16,
     _mm512_unpacklo_epi16,
 };
-use std::ops::Range;
 
-use super::super::sizes::{LANES, PANEL};
-use super::queue::Queue;
-use super::{LINE, STEP};
-use crate::cpu::panels::{bits, exp2, joined};
+use super::super::sizes::PANEL;
+use super::products::Woven;
+use super::{LANES, LINE, STEP, power};
+use crate::cpu::panels::joined;
 
 /// What becomes of a tile: a step of a panel each.
 pub(super) struct Turned<'a> {
@@ -22,15 +21,15 @@ pub(super) struct Turned<'a> {
     pub(super) columns: &'a mut [u16],
 }
 
-/// From raw scores and the gradients of weights, both [32 keys, 32 queries]. `seen` says which queries see a key; without
-/// it all do. Others get zeros. Does what waits in `queue` on the way.
+/// From raw scores and the gradients of weights, both [32 keys, 32 queries]. `seen` has the bits of queries that see a key; without
+/// it all do. Others get zeros. Does what is woven in on the way.
 pub(super) fn differentiate(
     [scores, grads]: [&[f32]; 2],
     [lse, delta]: [&[f32]; 2],
     scale: f32,
-    seen: Option<&dyn Fn(usize) -> Range<usize>>,
+    seen: Option<&[u32; PANEL]>,
     mut out: Turned<'_>,
-    queue: &mut Queue,
+    woven: Option<&mut Woven<2>>,
 ) {
     for input in [scores, grads] {
         assert!(input.len() >= PANEL * PANEL);
@@ -42,9 +41,9 @@ pub(super) fn differentiate(
     // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; all places were checked above.
     unsafe {
         if let Some(seen) = seen {
-            run::<true>([scores, grads], [lse, delta], scale, seen, &mut out, queue);
+            run::<true>([scores, grads], [lse, delta], scale, seen, &mut out, woven);
         } else {
-            run::<false>([scores, grads], [lse, delta], scale, &|_| 0..PANEL, &mut out, queue);
+            run::<false>([scores, grads], [lse, delta], scale, &[u32::MAX; PANEL], &mut out, woven);
         }
     }
 }
@@ -54,11 +53,10 @@ unsafe fn run<const MASKED: bool>(
     [scores, grads]: [&[f32]; 2],
     [lse, delta]: [&[f32]; 2],
     scale: f32,
-    seen: &dyn Fn(usize) -> Range<usize>,
+    seen: &[u32; PANEL],
     out: &mut Turned<'_>,
-    queue: &mut Queue,
+    mut woven: Option<&mut Woven<2>>,
 ) {
-    let each = queue.left().div_ceil(PANEL / 2);
     let scale = _mm512_set1_ps(scale);
     // SAFETY: the caller has checked all places.
     unsafe {
@@ -68,21 +66,15 @@ unsafe fn run<const MASKED: bool>(
             let mut lines = [_mm512_setzero_si512(); 2];
             for (odd, line) in lines.iter_mut().enumerate() {
                 let key = 2 * pair + odd;
-                let bits = if MASKED {
-                    let Range { start, end } = seen(key);
-                    bits(start, end)
-                } else {
-                    u32::MAX
-                };
                 let (mut weights, mut slopes) = ([_mm512_set1_ps(0.0); 2], [_mm512_set1_ps(0.0); 2]);
                 for half in 0..2 {
                     let place = key * PANEL + half * LANES;
                     let score = _mm512_loadu_ps(scores.as_ptr().add(place));
                     let grad = _mm512_loadu_ps(grads.as_ptr().add(place));
-                    let weight = exp2(_mm512_fmsub_ps(score, scale, lse[half]));
+                    let weight = power(_mm512_fmsub_ps(score, scale, lse[half]));
                     let slope = _mm512_sub_ps(grad, delta[half]);
                     if MASKED {
-                        let mask = (bits >> (half * LANES)) as u16;
+                        let mask = (seen[key] >> (half * LANES)) as u16;
                         weights[half] = _mm512_maskz_mov_ps(mask, weight);
                         slopes[half] = _mm512_maskz_mul_ps(mask, weight, slope);
                     } else {
@@ -99,7 +91,12 @@ unsafe fn run<const MASKED: bool>(
                 (_mm512_unpacklo_epi16(lines[0], lines[1]), _mm512_unpackhi_epi16(lines[0], lines[1]));
             _mm512_storeu_si512(columns.cast(), low);
             _mm512_storeu_si512(columns.add(STEP / 4).cast(), high);
-            queue.advance(each);
+            if let Some(woven) = &mut woven {
+                woven.beat();
+            }
+        }
+        if let Some(woven) = woven {
+            woven.finish();
         }
     }
 }

@@ -1,15 +1,17 @@
 //! Forward: keys and values are packed once for all tasks, a task is a block of queries of one head.
+//!
+//! Scores stand with keys as rows: then a query's peak and total are lanes, and its weights are columns of the product with
+//! the values as they come. Only what comes out, as [head's elements, queries], has to be turned at the end.
 
 use std::ops::Range;
 
-use super::super::sizes::{BLOCK, LANES, PANEL, PANELS, forward_shared, padded, panel, slots};
-use super::super::{AttentionDims, Scores, padding, pieces, round, tiles_of};
-use super::queue::{Product, Queue, Steps};
-use super::softmax::{self, State};
-use super::{STEP, Tiles};
+use super::super::sizes::{BLOCK, PANEL, SPAN, forward_shared, padded, panel, slots};
+use super::super::{AttentionDims, SLACK, padding, pieces};
+use super::products::{Product, Steps, Woven};
+use super::softmax::{Scores, State};
+use super::{STEP, Tiles, rounded, seen};
 use crate::cpu::cut::{Chunks, Grid};
 use crate::cpu::element::Element;
-use crate::cpu::math;
 use crate::cpu::matmul::{Side, View, pack_bf16};
 use crate::cpu::panels::Room;
 use crate::cpu::pool::Pool;
@@ -44,17 +46,14 @@ pub(in super::super) fn forward<T: Element>(
         let mut work = Work {
             dims,
             packed: &shared[kv_head * slots(dims) * 2 * panel(dims)..][..slots(dims) * 2 * panel(dims)],
-            queries: scratch.bf16(PANELS * panel(dims)),
+            queries: scratch.bf16(BLOCK / PANEL * panel(dims)),
+            at: 0,
             last: scratch.bf16(2 * panel(dims)),
-            scores: [scratch.f32(PANEL * BLOCK), scratch.f32(PANEL * BLOCK)],
-            weights: [scratch.bf16(PANEL * BLOCK), scratch.bf16(PANEL * BLOCK)],
-            sums: scratch.f32(BLOCK * padded(dims)),
-            lanes: scratch.f32(BLOCK * LANES),
-            peaks: scratch.f32(BLOCK),
-            queue: Queue::new(),
-            unit: None,
-            turn: 0,
-            adding: None,
+            scores: [0; 2].map(|_| scratch.f32(PANEL * PANEL).try_into().expect("a tile of scores")),
+            weights: scratch.bf16(SPAN * STEP / 2),
+            sums: scratch.f32(panel(dims)),
+            state: State::NEW,
+            begun: false,
         };
         let first = out.first_row();
         let rows = first..first + out.rows();
@@ -63,23 +62,26 @@ pub(in super::super) fn forward<T: Element>(
             lse.row(0)[row - first] = 0.0;
         }
         for (sequence, queries) in pieces(starts, rows) {
-            work.start(&queries, q, head);
-            let seen = dims.first_key(sequence.start, queries.start)..queries.end;
-            for keys in tiles_of(sequence.start, seen, BLOCK) {
-                let last = sequence.end - (sequence.end - sequence.start) % PANEL;
-                if keys.end > last {
-                    pack_panel(dims, [k, v], kv_head, last..sequence.end, work.last);
-                }
-                let tile = Scores { sequence: sequence.start, queries: queries.clone(), keys };
-                work.block(&tile, last);
+            let last = sequence.end - (sequence.end - sequence.start) % PANEL;
+            if queries.end > last {
+                pack_panel(dims, [k, v], kv_head, last..sequence.end, work.last);
             }
-            work.finish();
-            for row in 0..queries.len() {
-                let place = queries.start - first + row;
-                let total = math::sum_of(&work.lanes[row * LANES..][..LANES], |lane| lane);
-                let sums = &work.sums[row * padded(dims)..][..dims.head_dim];
-                round(pool.path(), sums, 1.0 / total, out.row(place));
-                lse.row(0)[place] = work.peaks[row] * std::f32::consts::LN_2 + total.ln();
+            work.pack_queries(&queries, q, head);
+            for (at, start) in queries.clone().step_by(PANEL).enumerate() {
+                let queries = start..queries.end.min(start + PANEL);
+                (work.at, work.state, work.begun) = (at * panel(dims), State::NEW, false);
+                work.attend(&sequence, &queries);
+                let factors = work.state.totals.map(|total| 1.0 / total);
+                let place = |lane: usize| {
+                    let row = queries.start - first + lane;
+                    (lane < queries.len()).then(|| out.row(row).as_mut_ptr())
+                };
+                // SAFETY: rows of a tile have the width of a head, and are this task's alone.
+                unsafe { rounded::columns(work.sums, &factors, dims.head_dim, place) }
+                let lse = &mut lse.row(0)[queries.start - first..][..queries.len()];
+                for ((lse, peak), total) in lse.iter_mut().zip(work.state.peaks).zip(work.state.totals) {
+                    *lse = peak * std::f32::consts::LN_2 + total.ln();
+                }
             }
         }
     });
@@ -94,7 +96,7 @@ fn whole_panel(starts: &[u32], first: usize) -> Option<Range<usize>> {
     })
 }
 
-/// Packs keys as columns over the head's elements, then values as columns over keys.
+/// Packs keys as rows over the head's elements, then values as rows over keys, a row being an element of the head.
 fn pack_panel<T: Element>(
     dims: &AttentionDims,
     [k, v]: [&[T]; 2],
@@ -104,167 +106,140 @@ fn pack_panel<T: Element>(
 ) {
     let (out_keys, out_values) = out.split_at_mut(panel(dims));
     let keys_view = dims.view(k, dims.kv_width(), keys.start, kv_head);
-    pack_bf16(Side::Columns, keys_view, keys.len(), dims.head_dim, out_keys);
+    pack_bf16(Side::Rows, keys_view, keys.len(), dims.head_dim, out_keys);
     for (step, out) in out_values.chunks_exact_mut(STEP / 2).enumerate() {
         let (column, width) = (step * PANEL, dims.kv_width());
         let values = &v[keys.start * width + kv_head * dims.head_dim + column..];
         let columns = PANEL.min(dims.head_dim - column);
-        pack_bf16(Side::Columns, View::rows(values, width).transposed(), columns, keys.len(), out);
+        pack_bf16(Side::Rows, View::rows(values, width).transposed(), columns, keys.len(), out);
     }
 }
 
-/// A panel of queries and a block of keys.
-struct Unit {
-    /// Which of the task's panels of queries.
-    number: usize,
-    tile: Scores,
-    /// The block's panels of keys that are seen, and the first that is not among the sequence's whole ones.
-    panels: Range<usize>,
-    whole: usize,
-}
-
-/// What a task works with. Rows of `sums`, `lanes` and `peaks` are those of its queries.
+/// What a task works with, for 32 queries at a time.
 struct Work<'a> {
     dims: &'a AttentionDims,
     /// The whole panels of keys and values of the task's head, by slots.
     packed: &'a [u16],
-    /// The task's queries, in panels.
+    /// The task's queries as columns, in panels, and where the panel at hand is.
     queries: &'a mut [u16],
+    at: usize,
     /// Keys and values behind the last whole panel of the sequence.
     last: &'a mut [u16],
-    /// Of two units, in turn.
-    scores: [&'a mut [f32]; 2],
-    weights: [&'a mut [u16]; 2],
+    /// [32 keys, 32 queries], of two panels of keys in turn.
+    scores: [&'a mut [f32; PANEL * PANEL]; 2],
+    /// Of a span of panels of keys, as columns.
+    weights: &'a mut [u16],
+    /// [padded, 32 queries].
     sums: &'a mut [f32],
-    lanes: &'a mut [f32],
-    peaks: &'a mut [f32],
-    queue: Queue,
-    /// The unit whose scores are there or wait, and in which of the two places.
-    unit: Option<Unit>,
-    turn: usize,
-    /// The panel of queries whose sums may wait for a product.
-    adding: Option<usize>,
+    state: State,
+    /// Whether sums hold something.
+    begun: bool,
 }
 
 impl Work<'_> {
-    /// Makes it ready for the queries of a sequence.
-    fn start<T: Element>(&mut self, queries: &Range<usize>, q: &[T], head: usize) {
+    /// Packs the task's queries of a sequence.
+    fn pack_queries<T: Element>(&mut self, queries: &Range<usize>, q: &[T], head: usize) {
         let dims = self.dims;
-        for (first, out) in queries.clone().step_by(PANEL).zip(self.queries.chunks_exact_mut(panel(dims))) {
-            let rows = PANEL.min(queries.end - first);
-            pack_bf16(Side::Rows, dims.view(q, dims.q_width(), first, head), rows, dims.head_dim, out);
+        if !queries.len().is_multiple_of(PANEL) {
+            // Scores of queries that are not there are 0.
+            self.queries[queries.len() / PANEL * panel(dims)..][..panel(dims)].fill(0);
         }
-        self.sums[..queries.len() * padded(dims)].fill(0.0);
-        self.lanes[..queries.len() * LANES].fill(0.0);
-        self.peaks[..queries.len()].fill(f32::NEG_INFINITY);
+        let view = dims.view(q, dims.q_width(), queries.start, head);
+        pack_bf16(Side::Columns, view, queries.len(), dims.head_dim, self.queries);
     }
 
-    /// Takes a block of keys for all queries. Panels from key `last` on are not among the whole ones.
-    fn block(&mut self, tile: &Scores, last: usize) {
-        let dims = self.dims;
-        let Scores { sequence, ref queries, ref keys } = *tile;
-        for (number, first) in queries.clone().step_by(PANEL).enumerate() {
-            let end = queries.end.min(first + PANEL);
-            let from = dims.first_key(sequence, first).max(keys.start);
-            let to = keys.end.min(end);
-            if from >= to {
-                continue;
+    /// Sums up the values that queries see.
+    fn attend(&mut self, sequence: &Range<usize>, queries: &Range<usize>) {
+        let seen = self.dims.first_key(sequence.start, queries.start) - sequence.start;
+        let panels = seen / PANEL..(queries.end - sequence.start).div_ceil(PANEL);
+        // SAFETY: tiles are configured, and panels are whole in scratch: 32 rows or columns, and steps for the head's elements.
+        unsafe { self.product(sequence, panels.start).run(false) }
+        for first in panels.clone().step_by(SPAN) {
+            let span = first..panels.end.min(first + SPAN);
+            let mut done = first;
+            for at in span.clone() {
+                // SAFETY: as above. What is written is the other place of the two.
+                let next =
+                    (at + 1 < panels.end).then(|| unsafe { Woven::new([self.product(sequence, at + 1)]) });
+                self.absorb(sequence, queries, at, first, &mut done, next);
             }
-            let panels = (from - keys.start) / PANEL..(to - keys.start).div_ceil(PANEL);
-            let whole = panels.end.min(last.saturating_sub(keys.start) / PANEL);
-            let tile = Scores { sequence, queries: first..end, keys: keys.clone() };
-            self.next(Unit { number, tile, panels, whole });
+            self.add(sequence, done..span.end, first);
         }
     }
 
-    /// Lets the scores of a unit wait, and does the unit before it.
-    fn next(&mut self, unit: Unit) {
-        self.turn = 1 - self.turn;
-        let dims = self.dims;
-        for at in unit.panels.clone() {
-            // SAFETY: tiles are configured, and panels are whole in scratch: 32 rows or columns, and steps for the head's
-            // elements. The scores of the unit before are the other ones.
-            unsafe {
-                self.queue.push(Product {
-                    a: Steps::close(self.queries.as_ptr().add(unit.number * panel(dims))),
-                    b: Steps::close(self.keys_of(&unit, at)),
-                    steps: padded(dims) / PANEL,
-                    c: self.scores[self.turn].as_mut_ptr().add(at * PANEL),
-                    stride: BLOCK,
-                    add: false,
-                });
-            }
+    /// The scores of a panel of keys.
+    fn product(&mut self, sequence: &Range<usize>, at: usize) -> Product {
+        Product {
+            a: Steps::close(self.keys_of(sequence, at)),
+            b: Steps::close(self.queries[self.at..].as_ptr()),
+            steps: padded(self.dims) / PANEL,
+            c: self.scores[at % 2].as_mut_ptr(),
+            stride: PANEL,
         }
-        let before = self.unit.replace(unit);
-        self.absorb(before, 1 - self.turn);
     }
 
-    /// Does the last unit, and all that waits.
-    fn finish(&mut self) {
-        self.queue.finish();
-        let last = self.unit.take();
-        self.absorb(last, self.turn);
-        self.queue.finish();
-        self.adding = None;
-    }
-
-    /// The packed keys of a unit's panel; values follow them.
-    fn keys_of(&self, unit: &Unit, at: usize) -> *const u16 {
-        if at >= unit.whole {
+    /// The packed keys of a panel of the sequence; values follow them.
+    fn keys_of(&self, sequence: &Range<usize>, at: usize) -> *const u16 {
+        let start = sequence.start + at * PANEL;
+        if start + PANEL > sequence.end {
             return self.last.as_ptr();
         }
-        let slot = (unit.tile.keys.start + at * PANEL) / PANEL;
-        self.packed[slot * 2 * panel(self.dims)..].as_ptr()
+        self.packed[start / PANEL * 2 * panel(self.dims)..].as_ptr()
     }
 
-    /// Softmax of a unit whose scores are there, beside what waits; its product with the values waits then.
-    fn absorb(&mut self, unit: Option<Unit>, turn: usize) {
-        let Some(unit) = unit else {
-            // The first unit has none beside which its scores could be done.
-            self.queue.finish();
-            return;
-        };
-        let (dims, width) = (self.dims, padded(self.dims));
-        let Unit { number, ref tile, ref panels, whole } = unit;
-        // A peak that moves scales sums that must be complete.
-        if self.adding == Some(number) {
-            self.queue.finish();
-        }
-        let queries = &tile.queries;
-        let covered = tile.keys.start + panels.start * PANEL..tile.keys.start + panels.end * PANEL;
-        let all = covered.end <= queries.start + 1
-            && dims.first_key(tile.sequence, queries.end - 1) <= covered.start;
-        let seen = |row: usize| tile.seen(dims, queries.start + row);
-        let seen: Option<&dyn Fn(usize) -> Range<usize>> = if all { None } else { Some(&seen) };
-        let row = number * PANEL;
-        let state = State {
-            peaks: &mut self.peaks[row..],
-            lanes: &mut self.lanes[row * LANES..],
-            sums: &mut self.sums[row * width..][..PANEL * width],
-        };
-        let (rows, scale) = (queries.len(), dims.log2_scale());
-        let (scores, weights) = (&*self.scores[turn], &mut *self.weights[turn]);
-        softmax::absorb(scores, weights, panels.clone(), rows, scale, seen, state, &mut self.queue);
-        self.queue.finish();
-        self.adding = Some(number);
-        for step in 0..width / PANEL {
-            for (first, count) in [(panels.start, whole - panels.start), (whole, panels.end - whole)] {
-                if count == 0 {
-                    continue;
-                }
-                // SAFETY: as in `next`. Weights are written again after this is done, and sums as well.
-                unsafe {
-                    let values = self.keys_of(&unit, first).add(panel(dims) + step * STEP / 2);
-                    self.queue.push(Product {
-                        a: Steps::close(self.weights[turn].as_ptr().add(first * STEP / 2)),
-                        b: Steps::apart(values, 4 * panel(dims)),
-                        steps: count,
-                        c: self.sums.as_mut_ptr().add(row * width + step * PANEL),
-                        stride: width,
-                        add: true,
-                    });
+    /// Turns the scores of a panel of keys into weights, beside the product that comes next. Where peaks move, panels from `done`
+    /// on are added to the sums first.
+    fn absorb(
+        &mut self,
+        sequence: &Range<usize>,
+        queries: &Range<usize>,
+        at: usize,
+        first: usize,
+        done: &mut usize,
+        mut next: Option<Woven<1>>,
+    ) {
+        let dims = self.dims;
+        let start = sequence.start + at * PANEL;
+        let seen = seen(dims, sequence.end, start, queries.start);
+        for limit in [SLACK, f32::INFINITY] {
+            let scores = Scores { raw: self.scores[at % 2], scale: dims.log2_scale(), seen: seen.as_ref() };
+            let place = (at - first) * STEP / 2;
+            let weights = self.weights[place..].first_chunk_mut().expect("a step");
+            let fresh = !self.begun && at == *done && limit == SLACK;
+            if !fresh && scores.absorb(limit, weights, &mut self.state, next.as_mut()) {
+                return;
+            }
+            let factors = scores.move_peaks(&mut self.state);
+            self.add(sequence, *done..at, first);
+            *done = at;
+            if self.begun {
+                for sums in self.sums.as_chunks_mut::<PANEL>().0 {
+                    sums.iter_mut().zip(factors).for_each(|(sum, factor)| *sum *= factor);
                 }
             }
+        }
+    }
+
+    /// Adds what panels of keys, whose weights are there, bring to the sums.
+    fn add(&mut self, sequence: &Range<usize>, panels: Range<usize>, first: usize) {
+        let (dims, whole) = (self.dims, (sequence.end - sequence.start) / PANEL);
+        for panels in [panels.start..panels.end.min(whole), panels.start.max(whole)..panels.end] {
+            if panels.is_empty() {
+                continue;
+            }
+            let values = self.keys_of(sequence, panels.start).wrapping_add(panel(dims));
+            for (step, sums) in self.sums.chunks_exact_mut(PANEL * PANEL).enumerate() {
+                let product = Product {
+                    a: Steps::apart(values.wrapping_add(step * STEP / 2), 4 * panel(dims)),
+                    b: Steps::close(self.weights[(panels.start - first) * STEP / 2..].as_ptr()),
+                    steps: panels.len(),
+                    c: sums.as_mut_ptr(),
+                    stride: PANEL,
+                };
+                // SAFETY: as in `attend`; weights have a step for each panel.
+                unsafe { product.run(self.begun) }
+            }
+            self.begun = true;
         }
     }
 }

@@ -1,5 +1,11 @@
 //! y = silu(gate) · up and its gradient. Both are computed in f32 and rounded once.
 
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::{cast_slice, cast_slice_mut};
+
 use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
@@ -16,6 +22,11 @@ pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
     let fused = math::has_fused(pool.path());
     pool.each(Chunks::new(y, PIECE), |task, y| {
         let range = task * PIECE..task * PIECE + y.len();
+        #[cfg(target_arch = "x86_64")]
+        if super::lines::fit::<T>(pool.path()) {
+            let [gate, up] = [gate, up].map(|from| cast_slice(&from[range.clone()]));
+            return lines::forward(gate, up, cast_slice_mut(y));
+        }
         forward(pool.path(), fused, &gate[range.clone()], &up[range], y);
     });
 }
@@ -36,6 +47,11 @@ pub fn swiglu_backward<T: Element>(
     let fused = math::has_fused(pool.path());
     pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
         let range = task * PIECE..task * PIECE + dgate.len();
+        #[cfg(target_arch = "x86_64")]
+        if super::lines::fit::<T>(pool.path()) {
+            let [dy, gate, up] = [dy, gate, up].map(|from| cast_slice(&from[range.clone()]));
+            return lines::backward(dy, gate, up, cast_slice_mut(dgate), cast_slice_mut(dup));
+        }
         backward(pool.path(), fused, &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
     });
 }

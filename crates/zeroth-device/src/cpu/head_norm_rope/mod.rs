@@ -3,6 +3,12 @@
 //! What is normed is rounded before it turns, and a gradient that was turned back before it meets the norm: the bits are
 //! those of [`super::rms_norm()`] and [`super::rope()`], one after the other.
 
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::{cast_slice, cast_slice_mut};
+
 use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
@@ -62,6 +68,11 @@ pub fn head_norm_rope<T: Element>(
     let parts = (Chunks::new(y, columns::BLOCK * width), Chunks::new(rstd, columns::BLOCK));
     pool.each(parts, |block, (y, rstd)| {
         let x = columns::block_of(x, width, block);
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let (x, w, y) = (cast_slice(x), cast_slice(w), cast_slice_mut(y));
+            return lines::norm_and_turn(dims, block * columns::BLOCK, x, w, [cos, sin], y, rstd);
+        }
         norm_and_turn(pool.path(), dims, block * columns::BLOCK, x, w, cos, sin, y, rstd);
     });
 }
@@ -100,9 +111,14 @@ pub fn head_norm_rope_backward<T: Element>(
     let partials = &mut scratch[..head_norm_rope_scratch(dims)];
     let parts = (Chunks::new(dh, columns::BLOCK * width), Chunks::new(partials, width));
     pool.each(parts, |block, (dh, dw)| {
-        dw.fill(0.0);
         let (dy, h) = (columns::block_of(dy, width, block), columns::block_of(h, width, block));
         let first = block * columns::BLOCK;
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let (inputs, w, dh) = ([dy, h].map(cast_slice), cast_slice(w), cast_slice_mut(dh));
+            return lines::backward_heads(dims, first, inputs, &rstd[first..], w, [cos, sin], dh, dw);
+        }
+        dw.fill(0.0);
         backward_heads(pool.path(), dims, first, dy, h, &rstd[first..], w, cos, sin, dh, dw);
     });
     columns::add_partials(pool, partials, dw);

@@ -3,6 +3,12 @@
 //! Order of rounding, as transformers' LlamaRMSNorm: h = round(r + x); the mean of h² and rstd = 1/√(mean + eps) in
 //! f32; n = round(h · rstd); y = round(w · n). Backward works on the unrounded n, in f32, and rounds dh once.
 
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::{cast_slice, cast_slice_mut};
+
 use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
@@ -58,6 +64,11 @@ pub fn rms_norm_residual<T: Element>(
     pool.each(parts, |block, (h, y, rstd)| {
         let x = columns::block_of(x, dims.width, block);
         let residual = columns::block_of(residual, dims.width, block);
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let [x, residual, w] = [x, residual, w].map(cast_slice);
+            return lines::add_norm_rows(dims, x, residual, w, cast_slice_mut(h), cast_slice_mut(y), rstd);
+        }
         add_norm_rows(pool.path(), dims, x, residual, w, h, y, rstd);
     });
 }
@@ -70,7 +81,12 @@ pub fn rms_norm<T: Element>(pool: &Pool, dims: RmsNormDims, x: &[T], w: &[T], y:
     check_len("rstd", rstd.len(), dims.rows);
     let parts = (Chunks::new(y, ROWS * dims.width), Chunks::new(rstd, ROWS));
     pool.each(parts, |block, (y, rstd)| {
-        norm_rows(pool.path(), dims, columns::block_of(x, dims.width, block), w, y, rstd);
+        let x = columns::block_of(x, dims.width, block);
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            return lines::norm_rows(dims, cast_slice(x), cast_slice(w), cast_slice_mut(y), rstd);
+        }
+        norm_rows(pool.path(), dims, x, w, y, rstd);
     });
 }
 
@@ -116,6 +132,11 @@ pub fn rms_norm_backward<T: Element>(
         let h = columns::block_of(h, width, block);
         let grad = residual_grad.map(|grad| columns::block_of(grad, width, block));
         let rstd = &rstd[block * ROWS..];
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let ([dy, h, w], grad) = ([dy, h, w].map(cast_slice), grad.map(cast_slice));
+            return lines::backward_rows(width, dy, h, rstd, w, grad, cast_slice_mut(dh), dw);
+        }
         backward_rows(pool.path(), width, dy, h, rstd, w, grad, dh, dw);
     });
     columns::add_partials(pool, partials, dw);
@@ -227,6 +248,47 @@ each_path! {
             }
             for ((dw, dy), h) in dw.iter_mut().zip(dy).zip(h) {
                 *dw += dy.to_f32() * (h.to_f32() * rstd);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::cpu::{Path, normal};
+
+    #[test]
+    fn rows_have_the_same_bits_on_every_path() {
+        // Whole lines of 32, and others; more than a task's rows.
+        for width in [96, 768, 40] {
+            let (dims, elements) = (RmsNormDims { rows: 70, width, eps: 1e-6 }, 70 * width);
+            let random = |name: u64, count: usize| {
+                let mut values = vec![bf16::ZERO; count];
+                normal(&Pool::new(1), 9, name, 0, 1.0, &mut values);
+                values
+            };
+            let [x, residual, dy, grad] = [1, 2, 3, 4].map(|name| random(name, elements));
+            let w = random(5, width);
+            let on = |path: Path| {
+                let pool = Pool::on_path(2, path).unwrap();
+                let [mut h, mut y, mut alone, mut dh, mut dh_alone] = [(); 5].map(|()| x.clone());
+                let (mut rstd, mut dw, mut scratch) =
+                    (vec![0.0; 70], vec![0.5; width], vec![f32::NAN; rms_norm_scratch(dims)]);
+                rms_norm(&pool, dims, &x, &w, &mut alone, &mut rstd);
+                rms_norm_residual(&pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
+                for (grad, dh) in [(Some(&grad[..]), &mut dh), (None, &mut dh_alone)] {
+                    rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, grad, dh, &mut dw, &mut scratch);
+                }
+                let narrow: Vec<u16> =
+                    [h, y, alone, dh, dh_alone].concat().into_iter().map(bf16::to_bits).collect();
+                (narrow, [rstd, dw].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>())
+            };
+            let expected = on(Path::Portable);
+            for &path in Path::available() {
+                assert!(on(path) == expected, "{path}, {width} wide");
             }
         }
     }

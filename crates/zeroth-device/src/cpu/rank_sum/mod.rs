@@ -3,6 +3,9 @@
 //! [`super::sum_ranks`] is the same sum over parts that lie end to end, and what this one is compared with. Where the result is a
 //! complete gradient, its squares are counted while it is in the nearest cache.
 
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
 use std::sync::{Mutex, PoisonError};
 
 use super::check_len;
@@ -77,6 +80,14 @@ fn count_blocks<'a, A: Element>(
     let fused = math::has_fused(path);
     let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
     for (block, to) in to.chunks_mut(BLOCK).enumerate() {
+        #[cfg(target_arch = "x86_64")]
+        if let (true, 2, false, Ok(to)) =
+            (super::lines::fit::<A>(path), ranks, add, <&mut [f32; BLOCK]>::try_from(&mut *to))
+        {
+            let [one, two] = [of(0), of(1)].map(|part| bytemuck::cast_slice(&part[block * BLOCK..]));
+            counted.add(lines::sum_block(one, two, to, past));
+            continue;
+        }
         let sums = &mut near[..to.len()];
         for (stage, sums) in sums.chunks_mut(STAGE).enumerate() {
             let at = block * BLOCK + stage * STAGE;

@@ -1,0 +1,66 @@
+//! Numbers of bf16 in registers of f32: for kernels whose arithmetic, not memory, would be the limit. Rounding is the
+//! processor's own, which takes what is below the smallest normal number for 0.
+#![allow(unsafe_code, reason = "vector loads and stores take pointers")]
+
+use std::arch::x86_64::{
+    __m512, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_add_ps,
+    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32, _mm512_extractf32x8_ps,
+    _mm512_extracti64x4_epi64, _mm512_slli_epi32, _mm512_storeu_si512,
+};
+
+use zeroth_base::DType;
+
+use super::element::Element;
+use super::panels::joined;
+use super::path::Path;
+
+/// Numbers of a register.
+pub(super) const LANES: usize = 16;
+
+/// Whether the path has the instructions, and the type is theirs.
+pub(super) fn fit<T: Element>(path: Path) -> bool {
+    path == Path::Amx && T::DTYPE == DType::Bf16
+}
+
+/// 16 numbers.
+///
+/// # Safety
+/// They can be read.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn load(from: *const u16) -> __m512 {
+    // SAFETY: the caller's promise.
+    let narrow = unsafe { _mm256_loadu_si256(from.cast()) };
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
+}
+
+/// 32 numbers, rounded and read again.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) fn rounded(values: [__m512; 2]) -> [__m512; 2] {
+    let line = joined(values);
+    [_mm512_castsi512_si256(line), _mm512_extracti64x4_epi64::<1>(line)]
+        .map(|half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half))))
+}
+
+/// Writes 32 numbers.
+///
+/// # Safety
+/// They can be written.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) unsafe fn store(values: [__m512; 2], to: *mut u16) {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_storeu_si512(to.cast(), joined(values)) }
+}
+
+/// The sum of 16 lanes, in the order of [`super::math`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+pub(super) fn total(lanes: __m512) -> f32 {
+    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+}
