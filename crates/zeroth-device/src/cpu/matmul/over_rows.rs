@@ -14,6 +14,7 @@ use super::View;
 use super::bf16_panels::{Side, pack};
 use super::blocks::{Between, Place};
 use super::sizes::{OverRows, PANEL, TILE};
+use super::store::Store;
 use super::tiles::Tiles;
 use super::transpose::transpose_from;
 use crate::cpu::cut::{Chunks, Grid, Tile};
@@ -27,7 +28,7 @@ const STORES: usize = PANEL;
 const QUARTERS: usize = 4;
 const SIDE: usize = 16;
 
-/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store(first column, sums, out)`.
+/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`.
 pub(super) fn run<T: Element, O: Send>(
     pool: &Pool,
     cut: OverRows,
@@ -36,7 +37,7 @@ pub(super) fn run<T: Element, O: Send>(
     b: &[T],
     out: &mut [O],
     scratch: &mut [f32],
-    store: &(impl Fn(usize, &[f32], &mut [O]) + Sync),
+    store: &(impl Store<O> + Sync),
 ) {
     let ((narrow, width), (wide, across)) = if m > n { ((b, n), (a, m)) } else { ((a, m), (b, n)) };
     let (shared, own) = scratch.split_at_mut(cut.shared());
@@ -61,7 +62,7 @@ pub(super) fn run<T: Element, O: Send>(
     });
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 fn task<O>(
     rows: &[u16],
     columns: &[u16],
@@ -69,7 +70,7 @@ fn task<O>(
     turned: bool,
     mut out: Tile<O>,
     mut room: Room,
-    store: &impl Fn(usize, &[f32], &mut [O]),
+    store: &impl Store<O>,
 ) {
     let mut tiles = Tiles::ready();
     let (mut next, mut sums, over) = (room.f32(TILE), room.f32(TILE), room.f32(TILE));
@@ -106,7 +107,7 @@ fn task<O>(
 }
 
 /// A tile that is stored while the next one is multiplied.
-struct Storing<'a, 'o, O, F> {
+struct Storing<'a, 'o, O, S> {
     sums: &'a [f32],
     /// Where it is turned to, if it has to be.
     turned: Option<&'a mut [f32]>,
@@ -115,10 +116,10 @@ struct Storing<'a, 'o, O, F> {
     unit: usize,
     each: usize,
     out: &'a mut Tile<'o, O>,
-    store: &'a F,
+    store: &'a S,
 }
 
-impl<O, F: Fn(usize, &[f32], &mut [O])> Between for Storing<'_, '_, O, F> {
+impl<O, S: Store<O>> Between for Storing<'_, '_, O, S> {
     #[inline(always)]
     fn beat(&mut self) {
         for _ in 0..self.each {
@@ -127,7 +128,7 @@ impl<O, F: Fn(usize, &[f32], &mut [O])> Between for Storing<'_, '_, O, F> {
     }
 }
 
-impl<O, F: Fn(usize, &[f32], &mut [O])> Storing<'_, '_, O, F> {
+impl<O, S: Store<O>> Storing<'_, '_, O, S> {
     #[inline(always)]
     fn next(&mut self) {
         let (Some(at), true) = (self.at, self.unit < QUARTERS + STORES) else { return };
@@ -142,12 +143,11 @@ impl<O, F: Fn(usize, &[f32], &mut [O])> Storing<'_, '_, O, F> {
                 if row < at.rows {
                     let sums = self.turned.as_deref().unwrap_or(self.sums);
                     let first = self.out.first_column() + at.column;
-                    let sums = &sums[row * PANEL..][..PANEL];
+                    let sums = &sums.as_chunks::<PANEL>().0[row];
                     let out = &mut self.out.row(at.row + row)[at.column..][..at.columns];
-                    // A length that the compiler knows lets it write the row in straight vector code.
                     match out.as_chunks_mut::<PANEL>() {
-                        ([out], _) => (self.store)(first, sums, out),
-                        (_, out) => (self.store)(first, &sums[..at.columns], out),
+                        ([out], _) => self.store.line(first, sums, out),
+                        (_, out) => self.store.row(first, &sums[..at.columns], out),
                     }
                 }
             }
@@ -186,6 +186,14 @@ mod tests {
     use super::*;
     use crate::cpu::{Path, normal};
 
+    struct Copied;
+
+    impl Store<f32> for Copied {
+        fn row(&self, _: usize, sums: &[f32], out: &mut [f32]) {
+            out.copy_from_slice(sums);
+        }
+    }
+
     #[test]
     fn the_bits_are_those_of_the_product_in_blocks() {
         let Some(pool) = Pool::on_path(2, Path::Amx) else { return };
@@ -203,9 +211,7 @@ mod tests {
                 out.copy_from_slice(sums);
             });
             scratch.fill(f32::NAN);
-            over_rows(&pool, [m, n, k], &a, &b, &mut found, &mut scratch, |_, sums, out| {
-                out.copy_from_slice(sums);
-            });
+            over_rows(&pool, [m, n, k], &a, &b, &mut found, &mut scratch, &Copied);
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
             assert!(bits(&found) == bits(&expected), "{m} x {n} over {k} rows");
         }
