@@ -57,6 +57,8 @@ impl<T: Element> Store<T> for Biased<'_, T> {
 struct Added;
 
 impl<T: Element> Store<T> for Added {
+    const READS: bool = true;
+
     #[inline(always)]
     fn row(&self, _: usize, sums: &[f32], out: &mut [T]) {
         for (out, sum) in out.iter_mut().zip(sums) {
@@ -214,4 +216,60 @@ pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [
         }
     });
     columns::add_partials(pool, partials, db);
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::fmt::Debug;
+
+    use half::bf16;
+
+    use super::*;
+    use crate::cpu::Path;
+
+    /// What sums of tiles may be: halfway between two numbers, -0, infinite, no number.
+    fn sums() -> [f32; LINE] {
+        let odd = [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE];
+        std::array::from_fn(|at| match at {
+            0..8 => odd[at],
+            8 => f32::from_bits(0x7f80_0001),
+            // The last 16 bits are a half, a bit more or a bit less.
+            at => f32::from_bits(0x3f80_0000 + ((at as u32) << 16) + 0x7fff + at as u32 % 3),
+        })
+    }
+
+    /// `line` and `row` leave the same bits.
+    #[track_caller]
+    fn agree<T: Element + PartialEq + Debug>(store: &impl Store<T>, sums: &[f32; LINE], there: [T; LINE]) {
+        let (mut line, mut row) = (there, there);
+        store.line(0, sums, &mut line);
+        store.row(0, sums, &mut row);
+        assert_eq!(bytemuck::bytes_of(&line), bytemuck::bytes_of(&row));
+    }
+
+    fn agree_in<T: Element + PartialEq + Debug>() {
+        let there = std::array::from_fn(|at| T::from_f32(at as f32 * 0.37 - 3.0));
+        let finite = sums().map(|sum| if sum.is_finite() { sum } else { -1.5 });
+        for sums in [sums(), finite] {
+            agree(&Rounded, &sums, there);
+            agree(&Added, &sums, there);
+            agree(&Biased(&there), &sums, there);
+            let [line, row] = [AtomicBool::new(false), AtomicBool::new(false)];
+            agree(&Checked { broken: &line }, &sums, there);
+            let mut out = there;
+            Store::<T>::row(&Checked { broken: &row }, 0, &sums, &mut out);
+            let broken = AtomicBool::new(false);
+            Store::<T>::line(&Checked { broken: &broken }, 0, &sums, &mut out);
+            assert_eq!(broken.into_inner(), row.into_inner());
+        }
+    }
+
+    #[test]
+    fn a_row_of_two_tiles_is_stored_as_any_other() {
+        if Path::available().contains(&Path::Amx) {
+            agree_in::<f32>();
+            agree_in::<bf16>();
+            agree_in::<half::f16>();
+        }
+    }
 }

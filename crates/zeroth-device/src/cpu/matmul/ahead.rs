@@ -92,7 +92,7 @@ fn ask_to_read(_: *const u8) {}
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
 #[inline(always)]
-fn ask_to_read_later(line: *const u8) {
+pub(super) fn ask_to_read_later(line: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
     // SAFETY: a hint, whatever the address is.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
@@ -100,7 +100,7 @@ fn ask_to_read_later(line: *const u8) {
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-fn ask_to_read_later(_: *const u8) {}
+pub(super) fn ask_to_read_later(_: *const u8) {}
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]

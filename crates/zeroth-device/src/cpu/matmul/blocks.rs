@@ -89,7 +89,7 @@ pub(super) trait Kernel {
     ) where
         Self: Sized,
     {
-        task::<Self, A, B, O>(job, out, scratch, store);
+        task::<Self, A, B, O, _>(job, out, scratch, store);
     }
 }
 
@@ -224,11 +224,11 @@ pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
 /// One task's part of a product. The sums of a tile are finished while the next one is multiplied: tile instructions leave
 /// the rest of the processor idle.
 #[inline(always)]
-pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
+pub(super) fn task<K: Kernel, A: Element, B: Element, O, S: Store<O>>(
     job: Job<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
-    store: &impl Store<O>,
+    store: &S,
 ) {
     let (k, sizes) = (job.k, K::SIZES.seen(job.a.turned()));
     let (rows, columns) = (out.rows(), out.columns());
@@ -283,7 +283,7 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
                         let next = band + turn * share;
                         a.ask(&mut ahead, [next, term], end.saturating_sub(next));
                     }
-                    if last && size_of::<O>() == size_of::<f32>() {
+                    if last && S::READS {
                         let stride = out.stride();
                         ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
                     }

@@ -6,6 +6,9 @@ pub(in crate::cpu) const LINE: usize = 32;
 /// Takes sums, a piece of a row at a time. A trait and no closure: it has to be compiled into the loops of the kernels, with
 /// their instructions, and the compiler stops doing that to a closure that many places call.
 pub(in crate::cpu) trait Store<O> {
+    /// Whether it reads what is there.
+    const READS: bool = false;
+
     /// Takes the sums of a row from column `first` of the matrix on; `out` is their place.
     fn row(&self, first: usize, sums: &[f32], out: &mut [O]);
 
@@ -21,6 +24,9 @@ pub(in crate::cpu) trait Store<O> {
 pub(super) struct Each<F>(pub(super) F);
 
 impl<O, F: Fn(usize, &[f32], &mut [O])> Store<O> for Each<F> {
+    // It may, and where it does results are f32.
+    const READS: bool = size_of::<O>() == size_of::<f32>();
+
     #[inline(always)]
     fn row(&self, first: usize, sums: &[f32], out: &mut [O]) {
         (self.0)(first, sums, out);

@@ -318,7 +318,7 @@ fn task_avx512<A: Element, B: Element, O>(
     scratch: &mut [f32],
     store: &impl Store<O>,
 ) {
-    task::<Tiles, A, B, O>(job, out, scratch, store);
+    task::<Tiles, A, B, O, _>(job, out, scratch, store);
 }
 
 /// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
