@@ -39,6 +39,7 @@ pub(super) const TILES: Sizes = Sizes {
     cuts: &[
         Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
         Cut { longest: 2048, rows: 4096, columns: 256, depth: 2048 },
+        Cut { longest: 2304, rows: 4096, columns: 192, depth: 2304 },
         Cut { longest: 3072, rows: 2048, columns: 256, depth: 1536 },
         Cut { longest: usize::MAX, rows: 2048, columns: 256, depth: 2048 },
     ],

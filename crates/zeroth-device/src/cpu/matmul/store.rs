@@ -44,10 +44,10 @@ pub(in crate::cpu) use lines::Line;
 )]
 mod lines {
     use std::arch::x86_64::{
-        __m256i, __m512, __m512bh, __m512i, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512,
-        _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmpeq_epi16_mask, _mm512_cmpeq_epi32_mask,
-        _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_set1_epi16, _mm512_set1_epi32,
-        _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+        __m512, __m512bh, __m512i, _mm256_loadu_epi16, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
+        _mm512_castsi512_ps, _mm512_cmpeq_epi16_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32,
+        _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_ps,
+        _mm512_slli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
     };
 
     use zeroth_base::DType;
@@ -95,12 +95,12 @@ mod lines {
                     }
                     DType::Bf16 => {
                         let half = |at: usize| {
-                            let bits = _mm256_loadu_si256(start.cast::<u16>().add(at).cast::<__m256i>());
+                            let bits = _mm256_loadu_epi16(start.cast::<i16>().add(at));
                             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
                         };
                         Some(Self([half(0), half(16)]))
                     }
-                    _ => None,
+                    DType::F16 => None,
                 }
             }
         }
@@ -129,7 +129,7 @@ mod lines {
                         let endless = _mm512_set1_epi16(0x7f80);
                         Some(_mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, endless), endless) != 0)
                     }
-                    _ => None,
+                    DType::F16 => None,
                 }
             }
         }
