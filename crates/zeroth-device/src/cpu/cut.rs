@@ -168,6 +168,40 @@ impl<T> Tile<'_, T> {
         // SAFETY: within the tile, which is this part's alone; the borrow of self keeps rows from overlapping.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.columns) }
     }
+
+    /// `N` elements from `column` on of each of `rows` rows from `row` on; none where the tile has not as many columns.
+    pub(super) fn lines<const N: usize>(
+        &mut self,
+        [row, column]: [usize; 2],
+        rows: usize,
+    ) -> Lines<'_, T, N> {
+        let left = if column + N <= self.columns { rows.min(self.rows.saturating_sub(row)) } else { 0 };
+        let start = self.start.wrapping_add(row * self.stride + column);
+        Lines { start, stride: self.stride, left, tile: PhantomData }
+    }
+}
+
+/// Pieces of rows of a [`Tile`], one below the other.
+pub(super) struct Lines<'a, T, const N: usize> {
+    start: *mut T,
+    stride: usize,
+    /// Pieces to come.
+    left: usize,
+    tile: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T, const N: usize> Iterator for Lines<'a, T, N> {
+    type Item = &'a mut [T; N];
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        let line = self.start.cast::<[T; N]>();
+        self.start = self.start.wrapping_add(self.stride);
+        // SAFETY: `N` elements of a row of the tile, which is this part's alone and borrowed as long as the pieces are.
+        // Rows do not overlap, and each is given once.
+        Some(unsafe { &mut *line })
+    }
 }
 
 /// Parts of a buffer that may be absent: as many as the others', each `None` where it is.

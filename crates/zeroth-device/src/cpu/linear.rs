@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cut::Chunks;
 use super::element::{Element, is_endless};
-use super::matmul::{self, View, matmul, over_rows};
+use super::matmul::{self, Store, View, over_rows, product};
+#[cfg(target_arch = "x86_64")]
+use super::matmul::{LINE, Line};
 use super::pool::Pool;
 use super::{check_len, check_scratch, columns};
 
@@ -17,6 +19,95 @@ pub struct LinearDims {
     pub inputs: usize,
     /// Width of y.
     pub outputs: usize,
+}
+
+/// Sums are rounded and written.
+struct Rounded;
+
+impl<T: Element> Store<T> for Rounded {
+    #[inline(always)]
+    fn row(&self, _: usize, sums: &[f32], out: &mut [T]) {
+        for (out, &sum) in out.iter_mut().zip(sums) {
+            *out = T::from_f32(sum);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
+        if Line::of(sums).write(out).is_none() {
+            self.row(first, sums, out);
+        }
+    }
+}
+
+/// The same with a number for every column added before.
+struct Biased<'a, T>(&'a [T]);
+
+impl<T: Element> Store<T> for Biased<'_, T> {
+    #[inline(always)]
+    fn row(&self, first: usize, sums: &[f32], out: &mut [T]) {
+        for ((out, sum), bias) in out.iter_mut().zip(sums).zip(&self.0[first..]) {
+            *out = T::from_f32(sum + bias.to_f32());
+        }
+    }
+}
+
+/// Sums are added to what is there.
+struct Added;
+
+impl<T: Element> Store<T> for Added {
+    const READS: bool = true;
+
+    #[inline(always)]
+    fn row(&self, _: usize, sums: &[f32], out: &mut [T]) {
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = T::from_f32(out.to_f32() + sum);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
+        let sum = Line::read(out).map(|there| there.plus(Line::of(sums)));
+        if sum.and_then(|sum| sum.write(out)).is_none() {
+            self.row(first, sums, out);
+        }
+    }
+}
+
+/// Sums are rounded and written, and `broken` becomes true where one is not finite. It only ever becomes true, so the
+/// order of the tasks means nothing.
+struct Checked<'a> {
+    broken: &'a AtomicBool,
+}
+
+impl<T: Element> Store<T> for Checked<'_> {
+    #[inline(always)]
+    fn row(&self, _: usize, sums: &[f32], out: &mut [T]) {
+        let mut endless = false;
+        for (out, sum) in out.iter_mut().zip(sums) {
+            // A sum of -0 becomes 0.
+            *out = T::from_f32(0.0 + sum);
+            endless |= is_endless(*out);
+        }
+        if endless {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
+        match Line::of(sums).plus_zero().write(out) {
+            Some(endless) => {
+                if endless {
+                    self.broken.store(true, Ordering::Relaxed);
+                }
+            }
+            None => self.row(first, sums, out),
+        }
+    }
 }
 
 /// f32 elements of scratch that any of the functions here needs with a pool of `threads`.
@@ -44,18 +135,11 @@ pub fn linear<T: Element>(
     if let Some(bias) = bias {
         check_len("bias", bias.len(), outputs);
     }
-    let w = View::rows(w, inputs).transposed();
-    matmul(pool, [rows, outputs, inputs], View::rows(x, inputs), w, y, scratch, |first, sums, out| {
-        if let Some(bias) = bias {
-            for ((out, sum), bias) in out.iter_mut().zip(sums).zip(&bias[first..]) {
-                *out = T::from_f32(sum + bias.to_f32());
-            }
-        } else {
-            for (out, &sum) in out.iter_mut().zip(sums) {
-                *out = T::from_f32(sum);
-            }
-        }
-    });
+    let (sizes, x, w) = ([rows, outputs, inputs], View::rows(x, inputs), View::rows(w, inputs).transposed());
+    match bias {
+        Some(bias) => product(pool, sizes, x, w, y, scratch, &Biased(bias)),
+        None => product(pool, sizes, x, w, y, scratch, &Rounded),
+    }
 }
 
 /// dx[rows, inputs] = dy[rows, outputs] · w[outputs, inputs]; with `add` the result is added to what dx holds.
@@ -72,11 +156,12 @@ pub fn linear_dx<T: Element>(
     check_len("dy", dy.len(), rows * outputs);
     check_len("w", w.len(), outputs * inputs);
     let (dy, w) = (View::rows(dy, outputs), View::rows(w, inputs));
-    matmul(pool, [rows, inputs, outputs], dy, w, dx, scratch, |_, sums, out| {
-        for (out, &sum) in out.iter_mut().zip(sums) {
-            *out = T::from_f32(if add { out.to_f32() + sum } else { sum });
-        }
-    });
+    let sizes = [rows, inputs, outputs];
+    if add {
+        product(pool, sizes, dy, w, dx, scratch, &Added);
+    } else {
+        product(pool, sizes, dy, w, dx, scratch, &Rounded);
+    }
 }
 
 /// dw[outputs, inputs] += dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
@@ -91,11 +176,7 @@ pub fn linear_dw<T: Element>(
     let LinearDims { rows, inputs, outputs } = dims;
     check_len("dy", dy.len(), rows * outputs);
     check_len("x", x.len(), rows * inputs);
-    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, |_, sums, out| {
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out += sum;
-        }
-    });
+    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Added);
 }
 
 /// dw[outputs, inputs] = dy[rows, outputs]ᵀ · x[rows, inputs], rounded once; whether a result is not finite. The bits are
@@ -111,19 +192,8 @@ pub fn linear_dw_once<T: Element, O: Element>(
     let LinearDims { rows, inputs, outputs } = dims;
     check_len("dy", dy.len(), rows * outputs);
     check_len("x", x.len(), rows * inputs);
-    // It only ever becomes true, so the order of the tasks means nothing.
     let broken = AtomicBool::new(false);
-    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, |_, sums, out| {
-        let mut endless = false;
-        for (out, sum) in out.iter_mut().zip(sums) {
-            // A sum of -0 becomes 0.
-            *out = O::from_f32(0.0 + sum);
-            endless |= is_endless(*out);
-        }
-        if endless {
-            broken.store(true, Ordering::Relaxed);
-        }
-    });
+    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Checked { broken: &broken });
     broken.into_inner()
 }
 
@@ -146,4 +216,60 @@ pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [
         }
     });
     columns::add_partials(pool, partials, db);
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::fmt::Debug;
+
+    use half::bf16;
+
+    use super::*;
+    use crate::cpu::Path;
+
+    /// What sums of tiles may be: halfway between two numbers, -0, infinite, no number.
+    fn sums() -> [f32; LINE] {
+        let odd = [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE];
+        std::array::from_fn(|at| match at {
+            0..8 => odd[at],
+            8 => f32::from_bits(0x7f80_0001),
+            // The last 16 bits are a half, a bit more or a bit less.
+            at => f32::from_bits(0x3f80_0000 + ((at as u32) << 16) + 0x7fff + at as u32 % 3),
+        })
+    }
+
+    /// `line` and `row` leave the same bits.
+    #[track_caller]
+    fn agree<T: Element + PartialEq + Debug>(store: &impl Store<T>, sums: &[f32; LINE], there: [T; LINE]) {
+        let (mut line, mut row) = (there, there);
+        store.line(0, sums, &mut line);
+        store.row(0, sums, &mut row);
+        assert_eq!(bytemuck::bytes_of(&line), bytemuck::bytes_of(&row));
+    }
+
+    fn agree_in<T: Element + PartialEq + Debug>() {
+        let there = std::array::from_fn(|at| T::from_f32(at as f32 * 0.37 - 3.0));
+        let finite = sums().map(|sum| if sum.is_finite() { sum } else { -1.5 });
+        for sums in [sums(), finite] {
+            agree(&Rounded, &sums, there);
+            agree(&Added, &sums, there);
+            agree(&Biased(&there), &sums, there);
+            let [line, row] = [AtomicBool::new(false), AtomicBool::new(false)];
+            agree(&Checked { broken: &line }, &sums, there);
+            let mut out = there;
+            Store::<T>::row(&Checked { broken: &row }, 0, &sums, &mut out);
+            let broken = AtomicBool::new(false);
+            Store::<T>::line(&Checked { broken: &broken }, 0, &sums, &mut out);
+            assert_eq!(broken.into_inner(), row.into_inner());
+        }
+    }
+
+    #[test]
+    fn a_row_of_two_tiles_is_stored_as_any_other() {
+        if Path::available().contains(&Path::Amx) {
+            agree_in::<f32>();
+            agree_in::<bf16>();
+            agree_in::<half::f16>();
+        }
+    }
 }

@@ -12,6 +12,8 @@ const LINES: usize = 4;
 
 /// What to ask for during one product of two panels: straight code, which costs nothing beside the product.
 pub(super) struct Ahead {
+    /// Whether rows are asked for no further than the second-level cache.
+    second: bool,
     /// Lines of rows that will be read.
     reads: [Option<Lines>; 2],
     /// Lines of what will be added to, both ends of two rows.
@@ -22,7 +24,9 @@ pub(super) struct Ahead {
 type Lines = ([*const u8; LINES], usize);
 
 impl Ahead {
-    pub(super) const NOTHING: Self = Self { reads: [None, None], adds: None };
+    pub(super) const fn nothing(second: bool) -> Self {
+        Self { second, reads: [None, None], adds: None }
+    }
 
     /// Reads `rows` rows, `row` elements from one to the next: up to four of them, or every other cache line of up to eight,
     /// whose neighbours the processor brings by itself.
@@ -55,7 +59,11 @@ impl Ahead {
     pub(super) fn step(&mut self) {
         for (lines, on) in self.reads.iter_mut().flatten() {
             for line in lines {
-                ask_to_read(*line);
+                if self.second {
+                    ask_to_read_later(*line);
+                } else {
+                    ask_to_read(*line);
+                }
                 *line = line.wrapping_add(*on);
             }
         }
@@ -80,6 +88,19 @@ fn ask_to_read(line: *const u8) {
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn ask_to_read(_: *const u8) {}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
+#[inline(always)]
+pub(super) fn ask_to_read_later(line: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    // SAFETY: a hint, whatever the address is.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub(super) fn ask_to_read_later(_: *const u8) {}
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]

@@ -1,6 +1,7 @@
 //! The loops around a register kernel, the same for all of them.
 
-use std::marker::PhantomData;
+use std::iter::Zip;
+use std::slice::Iter;
 
 use bytemuck::Pod;
 #[cfg(target_arch = "x86_64")]
@@ -12,7 +13,8 @@ use super::plain;
 #[cfg(target_arch = "x86_64")]
 use super::sizes::OverRows;
 use super::sizes::{ALIGN, BAND, Sizes, band_scratch, over_rows_scratch, scratch};
-use crate::cpu::cut::{Grid, Tile};
+use super::store::{Each, LINE, Store};
+use crate::cpu::cut::{Grid, Lines, Tile};
 use crate::cpu::element::Element;
 use crate::cpu::path::Path;
 use crate::cpu::pool::Pool;
@@ -46,6 +48,12 @@ pub(super) trait Kernel {
         rows
     }
 
+    /// Whether the kernel keeps such rows in the first-level cache itself: what comes next is then asked for no further than
+    /// the second.
+    fn near(_rows: Self::Rows<'_>) -> bool {
+        false
+    }
+
     /// Packs at most `SIZES.panels` panels of `SIZES.columns` columns of b, given as the rows of its transpose.
     fn pack_columns<T: Element>(
         &self,
@@ -69,7 +77,7 @@ pub(super) trait Kernel {
     );
 
     /// Calls [`finish_rows`], compiled with the instructions of the kernel. `sums` begins with the first row of `at`.
-    fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F);
+    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S);
 
     /// Calls [`task`], or has loops of its own; a kernel whose loops take in what happens between beats compiles it with its
     /// instructions.
@@ -77,18 +85,16 @@ pub(super) trait Kernel {
         job: Job<'_, A, B>,
         out: Tile<O>,
         scratch: &mut [f32],
-        store: &impl Fn(usize, &[f32], &mut [O]),
+        store: &impl Store<O>,
     ) where
         Self: Sized,
     {
-        task::<Self, A, B, O>(job, out, scratch, store);
+        task::<Self, A, B, O, _>(job, out, scratch, store);
     }
 }
 
 /// Terms of a beat.
 pub(super) const BEAT: usize = 64;
-/// Beats from one storing of rows to the next: a call costs as much as two rows.
-const STORING: usize = 4;
 
 /// Work that is done between the beats of a product. A trait and no closure: it has to be compiled into the loop that it
 /// stands in, with the instructions of that loop.
@@ -161,12 +167,25 @@ const fn for_tiles<A: Element, B: Element>() -> bool {
 /// Computes a[m, k] · b[k, n] and gives each piece of a row to `store(first column, sums, out)`.
 pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
     pool: &Pool,
-    [m, n, k]: [usize; 3],
+    sizes: [usize; 3],
     a: View<A>,
     b: View<B>,
     out: &mut [O],
     scratch: &mut [f32],
     store: impl Fn(usize, &[f32], &mut [O]) + Sync,
+) {
+    product(pool, sizes, a, b, out, scratch, &Each(store));
+}
+
+/// Computes a[m, k] · b[k, n] and gives each piece of a row to `store`.
+pub(in crate::cpu) fn product<A: Element, B: Element, O: Send>(
+    pool: &Pool,
+    [m, n, k]: [usize; 3],
+    a: View<A>,
+    b: View<B>,
+    out: &mut [O],
+    scratch: &mut [f32],
+    store: &(impl Store<O> + Sync),
 ) {
     check_len("out", out.len(), m * n);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
@@ -174,12 +193,12 @@ pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
     with_kernel!(pool.path(), A, B, K => {
         let [rows, columns] = K::SIZES.seen(a.turned()).task(m, n, k, pool.threads());
         pool.each_with(Grid::new(out, n, rows, columns), scratch, |_, tile, scratch| {
-            K::run_task(job, tile, scratch, &store);
+            K::run_task(job, tile, scratch, store);
         });
     });
 }
 
-/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store(first column, sums, out)`.
+/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`.
 pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
     pool: &Pool,
     [m, n, k]: [usize; 3],
@@ -187,7 +206,7 @@ pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
     b: &[T],
     out: &mut [O],
     scratch: &mut [f32],
-    store: impl Fn(usize, &[f32], &mut [O]) + Sync,
+    store: &(impl Store<O> + Sync),
 ) {
     check_len("out", out.len(), m * n);
     check_scratch(scratch.len(), over_rows_scratch(m, n, k, pool.threads()));
@@ -196,20 +215,20 @@ pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
         && T::DTYPE == DType::Bf16
         && pool.threads() <= cut.wide
     {
-        super::over_rows::run(pool, cut, [m, n, k], a, b, out, scratch, &store);
+        super::over_rows::run(pool, cut, [m, n, k], a, b, out, scratch, store);
         return;
     }
-    matmul(pool, [m, n, k], View::rows(a, m).transposed(), View::rows(b, n), out, scratch, store);
+    product(pool, [m, n, k], View::rows(a, m).transposed(), View::rows(b, n), out, scratch, store);
 }
 
 /// One task's part of a product. The sums of a tile are finished while the next one is multiplied: tile instructions leave
 /// the rest of the processor idle.
 #[inline(always)]
-pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
+pub(super) fn task<K: Kernel, A: Element, B: Element, O, S: Store<O>>(
     job: Job<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
-    store: &impl Fn(usize, &[f32], &mut [O]),
+    store: &S,
 ) {
     let (k, sizes) = (job.k, K::SIZES.seen(job.a.turned()));
     let (rows, columns) = (out.rows(), out.columns());
@@ -233,13 +252,13 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
     let mut kernel = K::start();
     let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
     let (group_rows, share) = (sizes.panels * sizes.rows, sizes.rows.div_ceil(across.max(1)));
-    let mut waiting = Waiting { at: place(0, 0), slot: 1, done: usize::MAX };
+    let mut waiting = Waiting { at: None, slot: 1 };
     for first in (0..k).step_by(sizes.depth(k)) {
         let depth = sizes.depth(k).min(k - first);
         let last = first + depth == k;
         let (a_pack, b_pack) = panels::<K>(pack, group_rows, columns, depth);
         let panel_len = sizes.panel(sizes.columns, depth);
-        let each = (STORING * sizes.rows).div_ceil(depth.div_ceil(BEAT));
+        let each = sizes.rows.div_ceil(depth.div_ceil(BEAT));
         for group in (0..rows).step_by(group_rows) {
             let packed = kernel.pack_rows(a.from(group, first), group_rows.min(rows - group), depth, a_pack);
             for row in (group..rows.min(group + group_rows)).step_by(sizes.rows) {
@@ -256,7 +275,7 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
                         kernel.pack_columns(b.from(at.column, first), columns, depth, out);
                     }
                     let b_panel = &b_pack[panel * panel_len..][..panel_len];
-                    let mut ahead = Ahead::NOTHING;
+                    let mut ahead = Ahead::nothing(K::near(a_panel));
                     // The rows that come next, a share of them with every panel of b.
                     let (band, term) = if below < rows { (below, first) } else { (0, first + depth) };
                     if term < k {
@@ -264,86 +283,79 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O>(
                         let next = band + turn * share;
                         a.ask(&mut ahead, [next, term], end.saturating_sub(next));
                     }
-                    if last && size_of::<O>() == size_of::<f32>() {
+                    if last && S::READS {
                         let stride = out.stride();
                         ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
                     }
                     // Two tiles take turns where each is finished at once.
                     let slot = if k <= sizes.depth(k) { 1 - waiting.slot } else { down * across + panel };
-                    let other =
-                        if waiting.done < waiting.at.rows { waiting.slot } else { (slot == 0).into() };
+                    let other = if waiting.at.is_some() { waiting.slot } else { (slot == 0).into() };
                     let [sums, earlier] = sums
                         .get_disjoint_mut([slot * tile..(slot + 1) * tile, other * tile..(other + 1) * tile])
                         .expect("two tiles of the sums");
+                    let whole = waiting.at.filter(|at| at.columns == LINE);
+                    let corner = whole.map_or([0, 0], |at| [at.row, at.column]);
                     let mut meanwhile = Meanwhile {
                         ahead,
-                        waiting: &mut waiting,
                         each,
-                        earlier,
-                        out: &mut out,
+                        first: out.first_column() + corner[1],
+                        rows: earlier
+                            .as_chunks()
+                            .0
+                            .iter()
+                            .zip(out.lines(corner, whole.map_or(0, |at| at.rows))),
                         store,
-                        beats: 0,
-                        kernel: PhantomData::<K>,
                     };
                     let live = [at.rows, at.columns];
                     kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut meanwhile);
-                    waiting.finish::<K, O>(sizes.rows, earlier, &mut out, store);
-                    if last {
-                        waiting = Waiting { at, slot, done: 0 };
+                    meanwhile.finish();
+                    if let (Some(at), None) = (waiting.at, whole) {
+                        K::finish(earlier, at, &mut out, store);
                     }
+                    waiting =
+                        if last { Waiting { at: Some(at), slot } } else { Waiting { at: None, ..waiting } };
                 }
             }
         }
     }
-    waiting.finish::<K, O>(sizes.rows, &sums[waiting.slot * tile..][..tile], &mut out, store);
+    if let Some(at) = waiting.at {
+        K::finish(&sums[waiting.slot * tile..][..tile], at, &mut out, store);
+    }
 }
 
-/// A tile whose sums are complete, and how many of its rows were stored.
+/// A tile whose sums are complete and not yet stored, and where they are.
 struct Waiting {
-    at: Place,
+    at: Option<Place>,
     slot: usize,
-    done: usize,
 }
 
-impl Waiting {
-    /// Stores at most `most` more rows.
+/// What is done while a task multiplies two panels: asking for what comes next, and storing the sums of the tile before.
+struct Meanwhile<'a, O, S> {
+    ahead: Ahead,
+    /// Rows stored at a beat.
+    each: usize,
+    /// The column of the matrix that they begin with.
+    first: usize,
+    rows: Zip<Iter<'a, [f32; LINE]>, Lines<'a, O, LINE>>,
+    store: &'a S,
+}
+
+impl<O, S: Store<O>> Meanwhile<'_, O, S> {
     #[inline(always)]
-    fn finish<K: Kernel, O>(
-        &mut self,
-        most: usize,
-        sums: &[f32],
-        out: &mut Tile<O>,
-        store: &impl Fn(usize, &[f32], &mut [O]),
-    ) {
-        if self.done < self.at.rows {
-            let rows = most.min(self.at.rows - self.done);
-            let part = Place { row: self.at.row + self.done, rows, ..self.at };
-            K::finish(&sums[self.done * K::SIZES.columns..], part, out, store);
-            self.done += rows;
+    fn finish(self) {
+        for (sums, out) in self.rows {
+            self.store.line(self.first, sums, out);
         }
     }
 }
 
-/// What is done while a task multiplies two panels: asking for what comes next, and storing the sums of the tile before.
-struct Meanwhile<'a, 'o, K, O, F> {
-    ahead: Ahead,
-    waiting: &'a mut Waiting,
-    /// Rows stored at a time.
-    each: usize,
-    earlier: &'a [f32],
-    out: &'a mut Tile<'o, O>,
-    store: &'a F,
-    beats: usize,
-    kernel: PhantomData<K>,
-}
-
-impl<K: Kernel, O, F: Fn(usize, &[f32], &mut [O])> Between for Meanwhile<'_, '_, K, O, F> {
+impl<O, S: Store<O>> Between for Meanwhile<'_, O, S> {
     #[inline(always)]
     fn beat(&mut self) {
         self.ahead.step();
-        self.beats += 1;
-        if self.beats.is_multiple_of(STORING) {
-            self.waiting.finish::<K, O>(self.each, self.earlier, self.out, self.store);
+        for _ in 0..self.each {
+            let Some((sums, out)) = self.rows.next() else { return };
+            self.store.line(self.first, sums, out);
         }
     }
 }
@@ -363,7 +375,7 @@ pub(super) fn finish_rows<const WIDTH: usize, O>(
     sums: &[f32],
     at: Place,
     out: &mut Tile<O>,
-    store: &impl Fn(usize, &[f32], &mut [O]),
+    store: &impl Store<O>,
 ) {
     let Place { row, column, rows, columns } = at;
     let first = out.first_column() + column;
@@ -371,9 +383,24 @@ pub(super) fn finish_rows<const WIDTH: usize, O>(
         let out = &mut out.row(row + i)[column..][..columns];
         // A length that the compiler knows lets it write the row in straight vector code.
         match out.as_chunks_mut::<WIDTH>() {
-            ([out], _) => store(first, sums, out),
-            (_, out) => store(first, &sums[..columns], out),
+            ([out], _) => store.row(first, sums, out),
+            (_, out) => store.row(first, &sums[..columns], out),
         }
+    }
+}
+
+/// As [`finish_rows`] of two tiles.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn finish_lines<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &impl Store<O>) {
+    let Place { row, column, rows, columns } = at;
+    let first = out.first_column() + column;
+    if columns == LINE {
+        for (sums, out) in sums.as_chunks().0.iter().zip(out.lines([row, column], rows)) {
+            store.line(first, sums, out);
+        }
+    } else {
+        finish_rows::<LINE, O>(sums, at, out, store);
     }
 }
 

@@ -25,6 +25,7 @@ mod neon;
 mod over_rows;
 mod plain;
 mod sizes;
+mod store;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 #[cfg(target_arch = "x86_64")]
@@ -41,8 +42,11 @@ mod zmm_rows;
 pub(super) use bf16_panels::{Side, pack as pack_bf16};
 #[cfg(target_arch = "x86_64")]
 pub(super) use blocks::{Between, Nothing};
-pub(super) use blocks::{block, in_bands, matmul, over_rows};
+pub(super) use blocks::{block, in_bands, matmul, over_rows, product};
 pub(super) use sizes::{ALIGN, PANEL, TILE, band_scratch, over_rows_scratch, pack_len, scratch};
+pub(super) use store::Store;
+#[cfg(target_arch = "x86_64")]
+pub(super) use store::{LINE, Line};
 #[cfg(target_arch = "x86_64")]
 pub(super) use tiles::{Tiles, permitted as tiles_permitted};
 #[cfg(target_arch = "x86_64")]

@@ -8,6 +8,7 @@ use super::View;
 use super::blocks::{Between, Kernel, Place, finish_rows};
 use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
+use super::store::Store;
 use crate::cpu::cut::Tile;
 use crate::cpu::element::Element;
 use crate::cpu::path::Path;
@@ -70,7 +71,7 @@ impl Kernel for Neon {
         }
     }
 
-    fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F) {
+    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
         finish_rows::<COLUMNS, O>(sums, at, out, store);
     }
 }

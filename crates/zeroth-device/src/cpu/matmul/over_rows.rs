@@ -2,8 +2,9 @@
 //!
 //! Neither factor stands as tiles want the rows of a product: one has to be turned over, which costs four times what packing
 //! the other does. The narrower one is turned, once, and stays in the second-level cache; if it is the right one, tiles of
-//! the result are turned as they are stored. The wider one is packed some panels at a time. Nothing is asked for ahead:
-//! tiles from the second level and lines from the memory wait for the same few buffers.
+//! the result are turned as they are stored. The wider one is packed some panels at a time. The packed rows that come next are
+//! asked for; what is still to be packed is not: tiles from the second level and lines from the memory wait for the same few
+//! buffers.
 //!
 //! The bits are those of the product in blocks: each sum has the same terms in the same order.
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
@@ -11,23 +12,24 @@
 use std::arch::x86_64::_mm512_storeu_si512;
 
 use super::View;
+use super::ahead::ask_to_read_later;
 use super::bf16_panels::{Side, pack};
-use super::blocks::{Between, Place};
+use super::blocks::{Between, Place, finish_rows};
 use super::sizes::{OverRows, PANEL, TILE};
+use super::store::Store;
 use super::tiles::Tiles;
 use super::transpose::transpose_from;
-use crate::cpu::cut::{Chunks, Grid, Tile};
+use crate::cpu::cut::{Chunks, Grid, Lines, Tile};
 use crate::cpu::element::Element;
 use crate::cpu::panels::Room;
 use crate::cpu::pool::Pool;
 
-/// Rows of a tile, which are stored one by one.
-const STORES: usize = PANEL;
 /// Quarters that a tile is turned in.
 const QUARTERS: usize = 4;
 const SIDE: usize = 16;
-
-/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store(first column, sums, out)`.
+/// Panels of the wider factor that are packed at the same time.
+const TOGETHER: usize = 8;
+/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`.
 pub(super) fn run<T: Element, O: Send>(
     pool: &Pool,
     cut: OverRows,
@@ -36,7 +38,7 @@ pub(super) fn run<T: Element, O: Send>(
     b: &[T],
     out: &mut [O],
     scratch: &mut [f32],
-    store: &(impl Fn(usize, &[f32], &mut [O]) + Sync),
+    store: &(impl Store<O> + Sync),
 ) {
     let ((narrow, width), (wide, across)) = if m > n { ((b, n), (a, m)) } else { ((a, m), (b, n)) };
     let (shared, own) = scratch.split_at_mut(cut.shared());
@@ -55,26 +57,29 @@ pub(super) fn run<T: Element, O: Send>(
         let panels = (across - group * part).div_ceil(PANEL).min(together);
         let columns = room.bf16(panels * cut.steps * TILE);
         let view = View::rows(&wide[group * part..], across).transposed();
-        pack(Side::Columns, view, part.min(across - group * part), k, columns);
+        // Some at a time: what is packed together should not be driven out by its own pieces.
+        for (at, out) in columns.chunks_mut(TOGETHER * cut.steps * TILE).enumerate() {
+            let first = at * TOGETHER * PANEL;
+            let lines = (TOGETHER * PANEL).min(part.min(across - group * part) - first);
+            pack(Side::Columns, view.from(first, 0), lines, k, out);
+        }
         // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
-        unsafe { task(packed, columns, cut.steps, m > n, out, room, store) }
+        unsafe { task(cut, packed, columns, m > n, out, room, store) }
     });
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 fn task<O>(
+    cut: OverRows,
     rows: &[u16],
     columns: &[u16],
-    steps: usize,
     turned: bool,
     mut out: Tile<O>,
     mut room: Room,
-    store: &impl Fn(usize, &[f32], &mut [O]),
+    store: &impl Store<O>,
 ) {
     let mut tiles = Tiles::ready();
     let (mut next, mut sums, over) = (room.f32(TILE), room.f32(TILE), room.f32(TILE));
-    let units = if turned { QUARTERS + STORES } else { STORES };
-    let each = units.div_ceil(2 * steps);
     let place = |row: usize, column: usize, out: &Tile<O>| Place {
         row,
         column,
@@ -82,84 +87,101 @@ fn task<O>(
         columns: PANEL.min(out.columns() - column),
     };
     let mut waiting = None;
-    for (down, rows) in rows.chunks_exact(steps * TILE).enumerate() {
-        for (right, columns) in columns.chunks_exact(steps * TILE).enumerate() {
-            let mut storing = Storing {
-                sums: &*sums,
-                turned: turned.then_some(&mut *over),
-                at: waiting,
-                unit: if turned { 0 } else { QUARTERS },
-                each,
-                out: &mut out,
-                store,
-            };
-            tiles.woven(rows, columns, next, &mut storing);
+    let panel = cut.steps * TILE;
+    let count = columns.len() / panel;
+    for (down, panel_rows) in rows.chunks_exact(panel).enumerate() {
+        // After the last rows the next task begins with the first ones.
+        let mut next_rows = rows[(down + 1) * panel % rows.len()..].as_ptr();
+        for turn in 0..count {
+            // Back and forth: what the cache has let go by the end of a band is what the next one needs last.
+            let right = if down.is_multiple_of(2) { turn } else { count - 1 - turn };
+            let ask = (!cut.resident()).then_some(next_rows);
+            let mut storing =
+                Storing::new(&*sums, turned.then_some(&mut *over), waiting, ask, &mut out, store);
+            tiles.woven(panel_rows, &columns[right * panel..][..panel], next, &mut storing);
             storing.finish();
+            store_edge(if turned { over } else { sums }, waiting, &mut out, store);
             let [row, column] = if turned { [right, down] } else { [down, right] };
             waiting = Some(place(row * PANEL, column * PANEL, &out));
             (next, sums) = (sums, next);
+            next_rows = next_rows.wrapping_add(panel / count);
         }
     }
-    let unit = if turned { 0 } else { QUARTERS };
-    let turned = turned.then_some(over);
-    Storing { sums, turned, at: waiting, unit, each, out: &mut out, store }.finish();
+    Storing::new(sums, turned.then_some(&mut *over), waiting, None, &mut out, store).finish();
+    store_edge(if turned { over } else { sums }, waiting, &mut out, store);
 }
 
-/// A tile that is stored while the next one is multiplied.
-struct Storing<'a, 'o, O, F> {
+/// Stores a tile that has not all columns.
+fn store_edge<O>(sums: &[f32], at: Option<Place>, out: &mut Tile<O>, store: &impl Store<O>) {
+    if let Some(at) = at.filter(|at| at.columns < PANEL) {
+        finish_rows::<PANEL, O>(sums, at, out, store);
+    }
+}
+
+/// A tile that is stored while the next one is multiplied: first it is turned, if it has to be, then whole rows are stored.
+struct Storing<'a, O, S> {
     sums: &'a [f32],
-    /// Where it is turned to, if it has to be.
     turned: Option<&'a mut [f32]>,
-    at: Option<Place>,
-    /// What comes next: quarters to turn first, then rows to store.
-    unit: usize,
-    each: usize,
-    out: &'a mut Tile<'o, O>,
-    store: &'a F,
+    /// Quarters that were turned, and rows that were stored.
+    quarters: usize,
+    rows: usize,
+    lines: Lines<'a, O, PANEL>,
+    /// The column of the matrix that they begin with.
+    first: usize,
+    /// Rows that will be multiplied later.
+    ask: Option<*const u16>,
+    store: &'a S,
 }
 
-impl<O, F: Fn(usize, &[f32], &mut [O])> Between for Storing<'_, '_, O, F> {
+impl<O, S: Store<O>> Between for Storing<'_, O, S> {
     #[inline(always)]
     fn beat(&mut self) {
-        for _ in 0..self.each {
-            self.next();
+        if let Some(line) = &mut self.ask {
+            ask_to_read_later(line.cast());
+            *line = line.wrapping_add(PANEL);
         }
+        self.next();
     }
 }
 
-impl<O, F: Fn(usize, &[f32], &mut [O])> Storing<'_, '_, O, F> {
+impl<'a, O, S: Store<O>> Storing<'a, O, S> {
     #[inline(always)]
-    fn next(&mut self) {
-        let (Some(at), true) = (self.at, self.unit < QUARTERS + STORES) else { return };
-        // SAFETY: a machine with tiles has AVX-512.
-        unsafe {
-            if self.unit < QUARTERS {
-                if let Some(turned) = &mut self.turned {
-                    turn(self.sums, turned, self.unit);
-                }
-            } else {
-                let row = self.unit - QUARTERS;
-                if row < at.rows {
-                    let sums = self.turned.as_deref().unwrap_or(self.sums);
-                    let first = self.out.first_column() + at.column;
-                    let sums = &sums[row * PANEL..][..PANEL];
-                    let out = &mut self.out.row(at.row + row)[at.column..][..at.columns];
-                    // A length that the compiler knows lets it write the row in straight vector code.
-                    match out.as_chunks_mut::<PANEL>() {
-                        ([out], _) => (self.store)(first, sums, out),
-                        (_, out) => (self.store)(first, &sums[..at.columns], out),
-                    }
-                }
+    fn new(
+        sums: &'a [f32],
+        turned: Option<&'a mut [f32]>,
+        at: Option<Place>,
+        ask: Option<*const u16>,
+        out: &'a mut Tile<O>,
+        store: &'a S,
+    ) -> Self {
+        let corner = at.map_or([0, 0], |at| [at.row, at.column]);
+        let quarters = if turned.is_some() && at.is_some() { 0 } else { QUARTERS };
+        let first = out.first_column() + corner[1];
+        let lines = out.lines(corner, at.map_or(0, |at| at.rows));
+        Self { sums, turned, quarters, rows: 0, lines, first, ask, store }
+    }
+
+    /// Does the next piece; whether there was one.
+    #[inline(always)]
+    fn next(&mut self) -> bool {
+        if self.quarters < QUARTERS {
+            if let Some(turned) = &mut self.turned {
+                // SAFETY: a machine with tiles has AVX-512.
+                unsafe { turn(self.sums, turned, self.quarters) };
             }
+            self.quarters += 1;
+            return true;
         }
-        self.unit += 1;
+        let Some(out) = self.lines.next() else { return false };
+        let sums = self.turned.as_deref().unwrap_or(self.sums);
+        self.store.line(self.first, &sums.as_chunks().0[self.rows], out);
+        self.rows += 1;
+        true
     }
 
     #[inline(always)]
     fn finish(&mut self) {
-        while self.at.is_some() && self.unit < QUARTERS + STORES {
-            self.next();
-        }
+        while self.next() {}
     }
 }
 
@@ -186,12 +208,28 @@ mod tests {
     use super::*;
     use crate::cpu::{Path, normal};
 
+    struct Copied;
+
+    impl Store<f32> for Copied {
+        fn row(&self, _: usize, sums: &[f32], out: &mut [f32]) {
+            out.copy_from_slice(sums);
+        }
+    }
+
     #[test]
     fn the_bits_are_those_of_the_product_in_blocks() {
         let Some(pool) = Pool::on_path(2, Path::Amx) else { return };
-        for [m, n, k] in
-            [[32, 32, 32], [70, 33, 100], [33, 300, 1], [300, 40, 1024], [1, 1, 31], [256, 96, 513]]
-        {
+        for [m, n, k] in [
+            [32, 32, 32],
+            [70, 33, 100],
+            [33, 300, 1],
+            [300, 40, 1024],
+            [1, 1, 31],
+            [256, 96, 513],
+            // More than the second-level cache keeps, both ways round.
+            [290, 610, 1024],
+            [610, 290, 1000],
+        ] {
             assert!(OverRows::of([m, n, k]).is_some());
             let (mut a, mut b) = (vec![bf16::ZERO; k * m], vec![bf16::ZERO; k * n]);
             normal(&pool, 1, 1, 0, 1.0, &mut a);
@@ -203,9 +241,7 @@ mod tests {
                 out.copy_from_slice(sums);
             });
             scratch.fill(f32::NAN);
-            over_rows(&pool, [m, n, k], &a, &b, &mut found, &mut scratch, |_, sums, out| {
-                out.copy_from_slice(sums);
-            });
+            over_rows(&pool, [m, n, k], &a, &b, &mut found, &mut scratch, &Copied);
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
             assert!(bits(&found) == bits(&expected), "{m} x {n} over {k} rows");
         }

@@ -4,6 +4,7 @@ use super::View;
 use super::blocks::{Between, Kernel, Place, finish_rows};
 use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
+use super::store::Store;
 use crate::cpu::cut::Tile;
 use crate::cpu::element::Element;
 use crate::cpu::path::Path;
@@ -81,7 +82,7 @@ impl Kernel for Portable {
         multiply::<{ cfg!(target_arch = "aarch64") }>(a, b, c, stride, live, add);
     }
 
-    fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F) {
+    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
         finish_rows::<COLUMNS, O>(sums, at, out, store);
     }
 }
@@ -90,8 +91,8 @@ impl Kernel for Portable {
 #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
 mod avx2 {
     use super::{
-        Avx2, Between, COLUMNS, Element, Kernel, Path, Place, ROWS, Sizes, Tile, View, finish_rows, multiply,
-        pack_panel, sizes,
+        Avx2, Between, COLUMNS, Element, Kernel, Path, Place, ROWS, Sizes, Store, Tile, View, finish_rows,
+        multiply, pack_panel, sizes,
     };
 
     #[target_feature(enable = "avx2,fma")]
@@ -100,7 +101,7 @@ mod avx2 {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    fn finish_avx2<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &impl Fn(usize, &[f32], &mut [O])) {
+    fn finish_avx2<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &impl Store<O>) {
         finish_rows::<COLUMNS, O>(sums, at, out, store);
     }
 
@@ -143,7 +144,7 @@ mod avx2 {
             unsafe { multiply_avx2(a, b, c, stride, live, add) }
         }
 
-        fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F) {
+        fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
             // SAFETY: as above.
             unsafe { finish_avx2(sums, at, out, store) }
         }

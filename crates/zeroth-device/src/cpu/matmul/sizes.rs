@@ -39,6 +39,7 @@ pub(super) const TILES: Sizes = Sizes {
     cuts: &[
         Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
         Cut { longest: 2048, rows: 4096, columns: 256, depth: 2048 },
+        Cut { longest: 2304, rows: 4096, columns: 192, depth: 2304 },
         Cut { longest: 3072, rows: 2048, columns: 256, depth: 1536 },
         Cut { longest: usize::MAX, rows: 2048, columns: 256, depth: 2048 },
     ],
@@ -138,10 +139,14 @@ impl Sizes {
 /// Rows or columns of a panel for tiles; elements of a panel's step, and of the sums of two panels.
 pub(in crate::cpu) const PANEL: usize = 32;
 pub(in crate::cpu) const TILE: usize = PANEL * PANEL;
-/// Panels of the wider factor that are packed at a time, at most, where products sum over rows.
+/// Panels of the wider factor that a task takes, at most, where products sum over rows.
 const GROUP: usize = 8;
-/// Steps of the narrower one that the second-level cache has room for beside these; steps of one panel at most: longer
-/// sums would have to be kept from one block of terms to the next.
+/// The same beside a narrower factor of more than `RESIDENT` steps, of which the second-level cache keeps a part: the more
+/// panels take a row of it that comes from further away, the better.
+const LARGER_GROUP: usize = 16;
+const RESIDENT: usize = 256;
+/// Steps of the narrower one at most, and steps of one panel at most: longer sums would have to be kept from one block of
+/// terms to the next.
 const CACHED: usize = 768;
 const LONGEST: usize = 32;
 
@@ -163,10 +168,21 @@ impl OverRows {
         if fits { Some(Self { narrow, wide, steps }) } else { None }
     }
 
-    /// Panels of a task: as many as are packed at a time, or less where tasks could not be shared evenly by `threads`.
+    /// Whether the second-level cache keeps the narrower factor.
+    pub(super) const fn resident(self) -> bool {
+        self.narrow * self.steps <= RESIDENT
+    }
+
+    /// Panels of the wider factor that a task takes, at most: all tasks about as many.
+    const fn largest_group(self) -> usize {
+        let most = if self.resident() { GROUP } else { LARGER_GROUP };
+        self.wide.div_ceil(self.wide.div_ceil(most))
+    }
+
+    /// Panels of a task: the most, or less where tasks could not be shared evenly by `threads`.
     #[cfg(target_arch = "x86_64")]
     pub(super) const fn group(self, threads: usize) -> usize {
-        let mut group = GROUP;
+        let mut group = self.largest_group();
         while group > 1
             && !self.wide.div_ceil(group).is_multiple_of(threads)
             && self.wide.div_ceil(group) < 4 * threads
@@ -187,7 +203,7 @@ pub(in crate::cpu) const fn over_rows_scratch(m: usize, n: usize, k: usize, thre
     let blocks = scratch(m, n, k, threads);
     let Some(cut) = OverRows::of([m, n, k]) else { return blocks };
     // Some panels of the wider factor, two tiles of sums and a turned one.
-    let tiles = cut.shared() + threads * (min(GROUP, cut.wide) * cut.steps * TILE / 2 + 3 * TILE + ALIGN);
+    let tiles = cut.shared() + threads * (cut.largest_group() * cut.steps * TILE / 2 + 3 * TILE + ALIGN);
     if tiles > blocks { tiles } else { blocks }
 }
 

@@ -9,9 +9,9 @@ use zeroth_base::DType;
 
 use super::View;
 use super::bf16_panels::{Side, pack};
-use super::blocks::{BEAT, Between, Job, Kernel, Place, task};
+use super::blocks::{BEAT, Between, Job, Kernel, Place, finish_lines, task};
 use super::sizes::{self, Sizes};
-use super::zmm::finish_avx512;
+use super::store::Store;
 use crate::cpu::cut::Tile;
 use crate::cpu::element::Element;
 
@@ -56,9 +56,12 @@ const FULL: [usize; 2] = [2 * SIDE, 2 * SIDE];
 /// Elements of a panel's step: two tiles.
 const STEP: usize = 2 * SIDE * 2 * SIDE;
 
-/// Steps of rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded past it,
-/// because what is not there again in time only drives out what is.
+/// Steps of packed rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded
+/// past it, because what is not there again in time only drives out what is.
 const NEAR: usize = 16;
+/// The same of rows as they stand. Their lines lie an even number of lines apart, which the second level gives at five
+/// sixths of its speed: even where half of them are driven out before they are wanted again, the rest pays for it.
+const NEAR_IN_PLACE: usize = 32;
 
 /// The upper and the lower half of a step of packed panels.
 macro_rules! upper_half {
@@ -101,6 +104,13 @@ pub(super) struct Lines<'a> {
     /// Elements from one panel to the next.
     panel: usize,
     matrix: PhantomData<&'a u16>,
+}
+
+impl Lines<'_> {
+    /// Whether they are loaded into the first-level cache.
+    const fn near(self) -> bool {
+        self.steps <= if self.step == STEP { NEAR } else { NEAR_IN_PLACE }
+    }
 }
 
 impl Tiles {
@@ -243,6 +253,10 @@ impl Kernel for Tiles {
         Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
     }
 
+    fn near(rows: Self::Rows<'_>) -> bool {
+        rows.near()
+    }
+
     fn panel(rows: Self::Rows<'_>, index: usize) -> Self::Rows<'_> {
         Lines { start: rows.start.wrapping_add(index * rows.panel), ..rows }
     }
@@ -281,31 +295,30 @@ impl Kernel for Tiles {
     }
 
     #[inline(always)]
-    fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F) {
-        // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
-        unsafe { finish_avx512(sums, at, out, store) }
+    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
+        finish_lines(sums, at, out, store);
     }
 
     fn run_task<A: Element, B: Element, O>(
         job: Job<'_, A, B>,
         out: Tile<O>,
         scratch: &mut [f32],
-        store: &impl Fn(usize, &[f32], &mut [O]),
+        store: &impl Store<O>,
     ) {
-        // SAFETY: as above.
+        // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
         unsafe { task_avx512(job, out, scratch, store) }
     }
 }
 
 /// [`task`] with what it does between the steps of tiles in vectors.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 fn task_avx512<A: Element, B: Element, O>(
     job: Job<'_, A, B>,
     out: Tile<O>,
     scratch: &mut [f32],
-    store: &impl Fn(usize, &[f32], &mut [O]),
+    store: &impl Store<O>,
 ) {
-    task::<Tiles, A, B, O>(job, out, scratch, store);
+    task::<Tiles, A, B, O, _>(job, out, scratch, store);
 }
 
 /// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
@@ -348,7 +361,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     between: &mut impl Between,
 ) {
     let below = c.wrapping_add(SIDE * stride);
-    let near = a.steps <= NEAR;
+    let near = a.near();
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
     // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
     // SAFETY: the caller's promise.

@@ -5,6 +5,7 @@
 use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
 
 use super::blocks::{Between, Job, Kernel, Place, aligned};
+use super::store::Store;
 use super::zmm::{LANES, ROWS, Zmm, multiply};
 use super::zmm_rows::{Filling, GROUP, Panel, panel_len};
 use crate::cpu::cut::Tile;
@@ -62,7 +63,7 @@ pub(super) fn task<A: Element, B: Element, O>(
     job: Job<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
-    store: &impl Fn(usize, &[f32], &mut [O]),
+    store: &impl Store<O>,
 ) {
     let (k, sizes) = (job.k, Zmm::SIZES);
     let (rows, columns) = (out.rows(), out.columns());

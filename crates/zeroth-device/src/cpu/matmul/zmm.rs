@@ -14,6 +14,7 @@ use zeroth_base::DType;
 use super::View;
 use super::blocks::{Between, Job, Kernel, Place, finish_rows};
 use super::sizes::{self, Sizes};
+use super::store::Store;
 use super::transpose::{transpose, transpose_from};
 use super::woven;
 use super::zmm_rows::{Filling, Panel};
@@ -32,12 +33,7 @@ const AHEAD: usize = 32 * COLUMNS;
 /// [`finish_rows`] compiled with AVX-512.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(super) fn finish_avx512<O>(
-    sums: &[f32],
-    at: Place,
-    out: &mut Tile<O>,
-    store: &impl Fn(usize, &[f32], &mut [O]),
-) {
+pub(super) fn finish_avx512<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &impl Store<O>) {
     finish_rows::<COLUMNS, O>(sums, at, out, store);
 }
 
@@ -82,7 +78,7 @@ impl Kernel for Zmm {
         multiply(a, b, c, stride, live, add, between);
     }
 
-    fn finish<O, F: Fn(usize, &[f32], &mut [O])>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &F) {
+    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
         // SAFETY: `Path::available` has found AVX-512.
         unsafe { finish_avx512(sums, at, out, store) }
     }
@@ -91,7 +87,7 @@ impl Kernel for Zmm {
         job: Job<'_, A, B>,
         out: Tile<O>,
         scratch: &mut [f32],
-        store: &impl Fn(usize, &[f32], &mut [O]),
+        store: &impl Store<O>,
     ) {
         woven::task(job, out, scratch, store);
     }
