@@ -51,6 +51,15 @@ impl<T: Element> Store<T> for Biased<'_, T> {
             *out = T::from_f32(sum + bias.to_f32());
         }
     }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
+        let bias = self.0[first..].first_chunk().and_then(Line::read);
+        if bias.and_then(|bias| Line::of(sums).plus(bias).write(out)).is_none() {
+            self.row(first, sums, out);
+        }
+    }
 }
 
 /// Sums are added to what is there.

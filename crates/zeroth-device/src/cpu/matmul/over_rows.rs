@@ -29,6 +29,7 @@ const QUARTERS: usize = 4;
 const SIDE: usize = 16;
 /// Panels of the wider factor that are packed at the same time.
 const TOGETHER: usize = 8;
+
 /// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`.
 pub(super) fn run<T: Element, O: Send>(
     pool: &Pool,
@@ -112,6 +113,7 @@ fn task<O>(
 }
 
 /// Stores a tile that has not all columns.
+#[inline(always)]
 fn store_edge<O>(sums: &[f32], at: Option<Place>, out: &mut Tile<O>, store: &impl Store<O>) {
     if let Some(at) = at.filter(|at| at.columns < PANEL) {
         finish_rows::<PANEL, O>(sums, at, out, store);

@@ -31,6 +31,27 @@ impl<O, F: Fn(usize, &[f32], &mut [O])> Store<O> for Each<F> {
     fn row(&self, first: usize, sums: &[f32], out: &mut [O]) {
         (self.0)(first, sums, out);
     }
+
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
+    #[inline(always)]
+    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [O; LINE]) {
+        // SAFETY: a machine with tiles has AVX-512.
+        unsafe { call_avx512(&self.0, first, sums, out) }
+    }
+}
+
+/// A closure on its own, where the compiler makes vectors of it.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn call_avx512<O>(
+    store: &impl Fn(usize, &[f32], &mut [O]),
+    first: usize,
+    sums: &[f32; LINE],
+    out: &mut [O; LINE],
+) {
+    store(first, sums, out);
 }
 
 #[cfg(target_arch = "x86_64")]
