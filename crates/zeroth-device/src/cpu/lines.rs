@@ -17,6 +17,8 @@ use super::path::Path;
 
 /// Numbers of a register.
 pub(super) const LANES: usize = 16;
+/// Numbers ahead of which is asked for what will be read: a page.
+pub(super) const AHEAD: usize = 2048;
 
 /// Whether the path has the instructions, and the type is theirs.
 pub(super) fn fit<T: Element>(path: Path) -> bool {

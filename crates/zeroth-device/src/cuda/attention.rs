@@ -1,5 +1,6 @@
-//! Attention on a card: by NVIDIA's library where that is faster, else by our own kernels: on the tensor cores where the type has 16 bits and the head is a multiple of 16 bytes, else in
-//! plain f32 arithmetic, with a block for every tile of 64 rows, head, and 128 elements of a head.
+//! Attention on a card: by NVIDIA's library where that is faster, else by our own kernels. These are on the tensor cores
+//! where the type has 16 bits and the head is a multiple of 16 bytes, else in plain f32 arithmetic, with a block for every
+//! tile of 64 rows, head, and 128 elements of a head.
 
 use zeroth_base::DType;
 

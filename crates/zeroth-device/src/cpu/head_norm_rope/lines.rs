@@ -9,12 +9,9 @@ use std::arch::x86_64::{
 
 use super::HeadNormRopeDims;
 use crate::cpu::element::Element;
-use crate::cpu::lines::{self, LANES, load, rounded, store, total};
+use crate::cpu::lines::{self, AHEAD, LANES, load, rounded, store, total};
 use crate::cpu::path::Path;
 use crate::cpu::rope::RopeDims;
-
-/// Numbers ahead of which is asked for what will be read: a page.
-const AHEAD: usize = 2048;
 
 /// Whether heads of this type and size are done here.
 pub(super) fn fit<T: Element>(path: Path, dims: HeadNormRopeDims) -> bool {

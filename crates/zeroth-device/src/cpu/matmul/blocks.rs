@@ -48,6 +48,9 @@ pub(super) trait Kernel {
         rows
     }
 
+    /// Whether whole rows of its sums are stored by [`Store::line`], whose vectors only machines with tiles have.
+    const LINES: bool = false;
+
     /// Whether the kernel keeps such rows in the first-level cache itself: what comes next is then asked for no further than
     /// the second.
     fn near(_rows: Self::Rows<'_>) -> bool {
@@ -293,7 +296,7 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O, S: Store<O>>(
                     let [sums, earlier] = sums
                         .get_disjoint_mut([slot * tile..(slot + 1) * tile, other * tile..(other + 1) * tile])
                         .expect("two tiles of the sums");
-                    let whole = waiting.at.filter(|at| at.columns == LINE);
+                    let whole = waiting.at.filter(|at| K::LINES && at.columns == LINE);
                     let corner = whole.map_or([0, 0], |at| [at.row, at.column]);
                     let mut meanwhile = Meanwhile {
                         ahead,

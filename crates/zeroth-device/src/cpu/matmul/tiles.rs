@@ -226,6 +226,7 @@ impl Drop for Tiles {
 impl Kernel for Tiles {
     type Packed = u16;
     const SIZES: Sizes = sizes::TILES;
+    const LINES: bool = true;
 
     fn start() -> Self {
         Self::ready()

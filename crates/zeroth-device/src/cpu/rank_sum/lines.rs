@@ -8,11 +8,8 @@ use std::arch::x86_64::{
     _mm512_stream_ps,
 };
 
-use crate::cpu::lines::{LANES, load};
+use crate::cpu::lines::{AHEAD, LANES, load};
 use crate::cpu::norm::{BLOCK, SQUARES, fold};
-
-/// Numbers ahead of which is asked for what will be read: a page.
-const AHEAD: usize = 2048;
 
 /// to = one + two, past the caches where `past` says so; the sum of squares of a block of `to`, in the tree of
 /// [`crate::cpu::norm`].

@@ -9,13 +9,11 @@ use std::arch::x86_64::{
 
 use super::RmsNormDims;
 use crate::cpu::element::Element;
-use crate::cpu::lines::{self, LANES, load, rounded, store, total};
+use crate::cpu::lines::{self, AHEAD, LANES, load, rounded, store, total};
 use crate::cpu::path::Path;
 
 /// Numbers that are taken at a time.
 const LINE: usize = 2 * LANES;
-/// Numbers ahead of which is asked for what will be read: a page.
-const AHEAD: usize = 2048;
 
 /// Whether rows of this type and width are done here.
 pub(super) fn fit<T: Element>(path: Path, dims: RmsNormDims) -> bool {

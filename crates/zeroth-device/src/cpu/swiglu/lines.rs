@@ -12,14 +12,12 @@ use std::arch::x86_64::{
 };
 use std::f32::consts::LOG2_E;
 
-use crate::cpu::lines::LANES;
+use crate::cpu::lines::{AHEAD, LANES};
 use crate::cpu::math::{POWERS, ROUND};
 use crate::cpu::panels::{bits, joined};
 
 /// Numbers that are taken at a time.
 const LINE: usize = 2 * LANES;
-/// Numbers ahead of which is asked for what will be read: a page.
-const AHEAD: usize = 2048;
 
 pub(super) fn forward(gate: &[u16], up: &[u16], y: &mut [u16]) {
     assert!(gate.len() == y.len() && up.len() == y.len());
