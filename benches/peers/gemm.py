@@ -13,23 +13,26 @@ import time
 
 import torch
 
-BURST = 4  # runs of one side before the other has its turn
+TURN = 0.25  # seconds of one side before the other has its turn: a core that was idle takes a while to reach its speed
+BURST = 4  # runs of ours between two looks at the clock
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
 
 
 class Ours:
     """Something that our binary runs a few times whenever it is asked to."""
 
-    def __init__(self, binary, what, amount, threads, rounds):
+    def __init__(self, binary, what, amount, threads):
         self.process = subprocess.Popen([binary, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.amount, self.rates = amount, []
-        self.process.stdin.write(f"{what} {threads} {BURST * rounds}\n")
+        self.process.stdin.write(f"{what} {threads} {2**62}\n")
         self.process.stdin.flush()
 
     def run(self):
-        self.process.stdin.write(BURST * "\n")
-        self.process.stdin.flush()
-        self.rates += [self.amount / float(self.process.stdout.readline()) / 1e9 for _ in range(BURST)]
+        end = time.perf_counter() + TURN
+        while time.perf_counter() < end:
+            self.process.stdin.write(BURST * "\n")
+            self.process.stdin.flush()
+            self.rates += [self.amount / float(self.process.stdout.readline()) / 1e9 for _ in range(BURST)]
 
     def close(self):
         self.process.stdin.close()
@@ -37,27 +40,27 @@ class Ours:
         return max(self.rates), statistics.median(self.rates)
 
 
-def product(binary, name, shape, threads, rounds):
+def product(binary, name, shape, threads):
     m, n, k = shape
-    return Ours(binary, f"{name} forward {m} {n} {k}", 2 * m * n * k, threads, rounds)
+    return Ours(binary, f"{name} forward {m} {n} {k}", 2 * m * n * k, threads)
 
 
-def limit(binary, name, threads, rounds):
-    return Ours(binary, f"limit {name}", 1e9, threads, rounds)
+def limit(binary, name, threads):
+    return Ours(binary, f"limit {name}", 1e9, threads)
 
 
 def beside_torch(binary, threads, dtype, name, shape, rounds):
     m, n, k = shape
     x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
     torch.nn.functional.linear(x, w)
-    ours = product(binary, name, shape, threads, rounds)
-    loop = limit(binary, "l2" if dtype is torch.bfloat16 else "f32", threads, rounds)
+    ours = product(binary, name, shape, threads)
+    loop = limit(binary, "l2" if dtype is torch.bfloat16 else "f32", threads)
     theirs = []
     for _ in range(rounds):
         loop.run()
         ours.run()
-        for _ in range(BURST):
-            start = time.perf_counter()
+        end = time.perf_counter() + TURN
+        while (start := time.perf_counter()) < end:
             torch.nn.functional.linear(x, w)
             theirs.append(2 * m * n * k / (time.perf_counter() - start) / 1e9)
     (best, median), (most, usual) = ours.close(), loop.close()
@@ -73,8 +76,8 @@ def beside_torch(binary, threads, dtype, name, shape, rounds):
 def scaling(binary, name, shape, rounds):
     """Two threads beside one, and the same of a loop that needs no memory."""
     loop = "registers" if name == "bf16" else "f32"
-    lines = [product(binary, name, shape, threads, rounds) for threads in (1, 2)]
-    lines += [limit(binary, loop, threads, rounds) for threads in (1, 2)]
+    lines = [product(binary, name, shape, threads) for threads in (1, 2)]
+    lines += [limit(binary, loop, threads) for threads in (1, 2)]
     for _ in range(rounds):
         for line in lines:
             line.run()
@@ -91,7 +94,7 @@ def scaling(binary, name, shape, rounds):
 
 def main() -> None:
     binary = sys.argv[1] if len(sys.argv) > 1 else "target/release/examples/cpu_bench"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 30
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     work = [(torch.bfloat16, "bf16", shape) for shape in SHAPES]
     work += [(torch.float32, "f32", shape) for shape in SHAPES if shape[0] * shape[1] * shape[2] <= 2**33]
     print("GFLOP/s, best and median: ours, PyTorch's, the loop at the limit (bf16: tiles from L2, f32: registers);")
