@@ -13,13 +13,13 @@ import time
 
 import torch
 
-TURN = 0.25  # seconds of one side before the other has its turn: a core that was idle takes a while to reach its speed
+TURN = 0.25  # seconds of one side before the other has its turn; in a few milliseconds even the limit's loop varies by a fifth
 BURST = 4  # runs of ours between two looks at the clock
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
 
 
 class Ours:
-    """Something that our binary runs a few times whenever it is asked to."""
+    """Something that our binary runs again and again while it has its turn."""
 
     def __init__(self, binary, what, amount, threads):
         self.process = subprocess.Popen([binary, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
