@@ -140,7 +140,7 @@ impl Cudnn {
         }
         // SAFETY: writes one handle.
         let code = unsafe { create(&raw mut opened.handle) };
-        opened.check("cudnnCreate", code)?;
+        opened.check(code, || "cudnnCreate".to_owned())?;
         Ok(Arc::new(opened))
     }
 
@@ -159,18 +159,21 @@ impl Cudnn {
         stream: Handle,
     ) -> Result<(), DeviceError> {
         // SAFETY: a living handle and stream.
-        self.check("cudnnSetStream", unsafe { (self.set_stream)(self.handle, stream) })?;
+        let code = unsafe { (self.set_stream)(self.handle, stream) };
+        self.check(code, || "cudnnSetStream".to_owned())?;
         // SAFETY: the caller's promise.
-        self.check("cudnnBackendExecute", unsafe { (self.execute)(self.handle, plan.object, pack.object) })
+        let code = unsafe { (self.execute)(self.handle, plan.object, pack.object) };
+        self.check(code, || "cudnnBackendExecute".to_owned())
     }
 
-    fn check(&self, call: &str, code: c_int) -> Result<(), DeviceError> {
+    /// An error where a call failed, by the name that only then is made.
+    fn check(&self, code: c_int, call: impl FnOnce() -> String) -> Result<(), DeviceError> {
         if code == 0 {
             return Ok(());
         }
         // SAFETY: gives a constant of the library.
         let reason = format!("status {code}: {}", text(unsafe { (self.error_text)(code) }));
-        Err(DeviceError::Call { device: "cuda".to_owned(), call: call.to_owned(), reason })
+        Err(DeviceError::Call { device: "cuda".to_owned(), call: call(), reason })
     }
 }
 
@@ -195,7 +198,7 @@ impl Descriptor {
         let mut object = 0;
         // SAFETY: writes one handle.
         let code = unsafe { (library.create)(kind as c_int, &raw mut object) };
-        library.check(&format!("cudnnBackendCreateDescriptor of {kind:?}"), code)?;
+        library.check(code, || format!("cudnnBackendCreateDescriptor of {kind:?}"))?;
         Ok(Self { library: Arc::clone(library), object, kind })
     }
 
@@ -215,7 +218,7 @@ impl Descriptor {
                 values.as_ptr().cast(),
             )
         };
-        self.library.check(&format!("cudnnBackendSetAttribute of {:?}: {name:?}", self.kind), code)
+        self.library.check(code, || format!("cudnnBackendSetAttribute of {:?}: {name:?}", self.kind))
     }
 
     /// Reads up to as many values as there is room for; how many there are.
@@ -237,7 +240,7 @@ impl Descriptor {
                 values.as_mut_ptr().cast(),
             )
         };
-        self.library.check(&format!("cudnnBackendGetAttribute of {:?}: {name:?}", self.kind), code)?;
+        self.library.check(code, || format!("cudnnBackendGetAttribute of {:?}: {name:?}", self.kind))?;
         Ok((count.max(0) as usize).min(values.len()))
     }
 
@@ -245,7 +248,7 @@ impl Descriptor {
     pub(super) fn finish(self) -> Result<Self, DeviceError> {
         // SAFETY: a living descriptor.
         let code = unsafe { (self.library.finalize)(self.object) };
-        self.library.check(&format!("cudnnBackendFinalize of {:?}", self.kind), code)?;
+        self.library.check(code, || format!("cudnnBackendFinalize of {:?}", self.kind))?;
         Ok(self)
     }
 }
