@@ -36,10 +36,12 @@ const KNOWN: [&str; 8] = [
 fn rank_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let place = Place::of_this_process().unwrap().expect("started by a launcher");
-    match meet(&role, &place) {
-        Ok(sum) => println!("\n{} rank {} sum {sum}", place.launcher, place.rank),
-        Err(error) => println!("\nrank {} error {error}", place.rank),
-    }
+    let said = match meet(&role, &place) {
+        Ok(sum) => format!("\n{} rank {} sum {sum}\n", place.launcher, place.rank),
+        Err(error) => format!("\nrank {} error {error}\n", place.rank),
+    };
+    // In one piece: a launcher puts what other ranks say between two.
+    print!("{said}");
 }
 
 /// All ranks send their number and what rank 0 told them; the sum over ranks.
