@@ -148,7 +148,7 @@ pub(crate) enum StatesArg {
     Master,
     /// 2 + 2 + 8: without one
     Plain,
-    /// What our own runs hold: 16 bytes with one rank and no accumulation, else 18
+    /// What our own runs hold: 14 bytes with one rank and no accumulation, else 16; 2 more with offload
     Run,
 }
 

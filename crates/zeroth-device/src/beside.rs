@@ -13,8 +13,8 @@ use crate::cpu::{
     LogitsDims, Pool, RmsNormDims, RopeDims, RowKey, SelfTest, normal,
 };
 use crate::{
-    Access, Control, Device, DeviceError, GROUPS, Kernel, Landing, Launch, Optimizer, Queue, RATES, Recipe,
-    Record, Report, Span, StepInput, StepNumbers, Target,
+    Access, Control, Device, DeviceError, GROUPS, Kernel, Landing, Launch, MasterForm, Optimizer, Queue,
+    RATES, Recipe, Record, Report, Span, StepInput, StepNumbers, Target,
 };
 
 /// Bytes of the device's arena that the comparison needs.
@@ -376,6 +376,7 @@ impl Pair<'_> {
                 grads,
                 grad_type: dtype,
                 master,
+                master_form: MasterForm::Whole,
                 first,
                 second,
                 moment_type: DType::F32,

@@ -7,11 +7,11 @@
 
 use zeroth_base::DType;
 
-use crate::Recipe;
 use crate::cpu::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
+use crate::{MasterForm, Recipe};
 
 /// A kind of memory: one arena each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -191,7 +191,8 @@ pub enum Kernel {
     },
     /// An optimizer's step with the numbers of `control` for a `group` of parameters; where the step does not count,
     /// master weights and moments stay, and `weights` are written from the master weights all the same. `weights` are in
-    /// the launch's type, absent where master weights are computed with. Moments that an optimizer does not have are
+    /// the launch's type, absent where master weights are computed with. Beside weights in bf16 master weights are
+    /// [`crate::settled`], and may be the rest of them, which is read and written with the weights. Moments that an optimizer does not have are
     /// absent; they are in `moment_type`, f32 or bf16. Arithmetic is in f32; a moment in bf16 is rounded once, when it is
     /// stored: by chance where `rounding` is given, else to the nearest.
     Optimize {
@@ -201,6 +202,7 @@ pub enum Kernel {
         grads: Span,
         grad_type: DType,
         master: Span,
+        master_form: MasterForm,
         first: Option<Span>,
         second: Option<Span>,
         moment_type: DType,

@@ -10,6 +10,7 @@ pub mod cuda;
 mod device;
 mod exchange;
 mod kernel;
+mod master;
 mod probe;
 mod rates;
 
@@ -19,6 +20,7 @@ pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, Ste
 pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Sight, Target};
 pub use exchange::{Doors, Exchange, Take, Way, Words};
 pub use kernel::{Access, Kernel, Landing, Launch, Optimizer, Rounding, Span, Tier};
+pub use master::{MasterForm, rest, settled, with_rest};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,
     InstructionSets, KernelPath, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk,

@@ -8,8 +8,8 @@ use zeroth_base::DType;
 
 use crate::cpu::LinearDims;
 use crate::{
-    Control, Device, DeviceError, GROUPS, Kernel, Launch, Optimizer, Queue, Recipe, Rounding, Span,
-    StepNumbers, Tier,
+    Control, Device, DeviceError, GROUPS, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Rounding,
+    Span, StepNumbers, Tier,
 };
 
 /// Bytes a second, and operations.
@@ -66,6 +66,7 @@ impl Rates {
             grads,
             grad_type: DType::Bf16,
             master,
+            master_form: MasterForm::Whole,
             first: Some(first),
             second: Some(second),
             moment_type: moments,

@@ -8,8 +8,8 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_device::cpu::{CpuDevice, ExactSum};
 use zeroth_device::{
-    Control, Device, DeviceError, Kernel, Launch, Optimizer, Queue, Recipe, Record, Report, Rounding, Span,
-    StepInput,
+    Control, Device, DeviceError, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Record, Report,
+    Rounding, Span, StepInput,
 };
 
 /// What one rank tells: its loss, and for each flat the sum of squares and whether its own gradient was broken.
@@ -218,6 +218,7 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_are_and_an_applied_one_does
                 grads: put(&mut device, 327_680, &values),
                 grad_type: DType::F32,
                 master,
+                master_form: MasterForm::Whole,
                 first: Some(first),
                 second: Some(second),
                 moment_type: DType::Bf16,
@@ -248,6 +249,7 @@ fn moments_that_are_missing_or_of_a_type_that_overflows_are_refused() {
         grads,
         grad_type: DType::F32,
         master: Span::device(1024, 16),
+        master_form: MasterForm::Whole,
         first,
         second,
         moment_type,

@@ -6,7 +6,7 @@
 use half::bf16;
 use serde_json::Value;
 use zeroth_device::cpu::*;
-use zeroth_device::{Optimizer, Recipe, Rounding, StepNumbers};
+use zeroth_device::{Optimizer, Recipe, Rounding, StepNumbers, rest, settled, with_rest};
 
 const COUNT: usize = 6;
 
@@ -67,7 +67,15 @@ fn two_thousand_steps_of_every_optimizer_agree_with_pytorch() {
                 let grads: Vec<f32> = (0..COUNT).map(|i| gradient(t, i)).collect();
                 let numbers = StepNumbers::new(&recipe, 0, t, rate, 1.0, 1.0);
                 let moments = Moments { first: Some(&mut m), second: Some(&mut v), rounding: None };
-                optimize::<f32, f32, f32>(&pool, optimizer, &numbers, &grads, &mut p, moments, None);
+                optimize::<f32, f32, f32>(
+                    &pool,
+                    optimizer,
+                    &numbers,
+                    &grads,
+                    Master::Whole(&mut p),
+                    moments,
+                    None,
+                );
             }
             for (found, expected) in p.iter().zip(weights.as_array().unwrap()) {
                 let expected = expected.as_f64().unwrap();
@@ -86,7 +94,15 @@ fn stored(pool: &Pool, grads: &[f32], rounding: Option<(Rounding, u64)>) -> Vec<
     let numbers = StepNumbers::new(&recipe, 0, 1, 0.0, 1.0, 1.0);
     let moments = Moments { first: Some(&mut first), second: None, rounding };
     let mut master = vec![0.0; grads.len()];
-    optimize::<f32, bf16, f32>(pool, Optimizer::Sgd, &numbers, grads, &mut master, moments, None);
+    optimize::<f32, bf16, f32>(
+        pool,
+        Optimizer::Sgd,
+        &numbers,
+        grads,
+        Master::Whole(&mut master),
+        moments,
+        None,
+    );
     first
 }
 
@@ -147,7 +163,15 @@ fn both_moments_follow_the_words_of_philox() {
         Moments { first: Some(&mut first), second: Some(&mut second), rounding: Some((rounding, 11)) };
     let numbers = StepNumbers::new(&recipe, 0, 11, 1e-3, 1.0, 1.0);
     let (pool, mut master) = (Pool::new(2), vec![0.0; 1000]);
-    optimize::<f32, bf16, f32>(&pool, Optimizer::AdamW, &numbers, &grads, &mut master, moments, None);
+    optimize::<f32, bf16, f32>(
+        &pool,
+        Optimizer::AdamW,
+        &numbers,
+        &grads,
+        Master::Whole(&mut master),
+        moments,
+        None,
+    );
     for (i, &g) in grads.iter().enumerate() {
         let place = rounding.first + i as u64;
         let counter = [11, 3, place as u32, (place >> 32) as u32];
@@ -170,7 +194,15 @@ fn small_changes_survive_in_16_bits_only_by_chance() {
             let rounding = by_chance.then_some((CHANCE, t));
             let moments = Moments { first: Some(&mut first), second: Some(&mut second), rounding };
             let grads = vec![0.5f32; count];
-            optimize::<f32, bf16, f32>(&pool, Optimizer::AdamW, &numbers, &grads, &mut master, moments, None);
+            optimize::<f32, bf16, f32>(
+                &pool,
+                Optimizer::AdamW,
+                &numbers,
+                &grads,
+                Master::Whole(&mut master),
+                moments,
+                None,
+            );
         }
         second.iter().map(|v| v.to_f64()).sum::<f64>() / count as f64
     };
@@ -184,7 +216,15 @@ fn small_changes_survive_in_16_bits_only_by_chance() {
 fn a_missing_moment_is_named() {
     let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-3, 1.0, 1.0);
     let moments = Moments::<f32> { first: None, second: None, rounding: None };
-    optimize::<f32, f32, f32>(&Pool::new(1), Optimizer::Lion, &numbers, &[1.0], &mut [1.0], moments, None);
+    optimize::<f32, f32, f32>(
+        &Pool::new(1),
+        Optimizer::Lion,
+        &numbers,
+        &[1.0],
+        Master::Whole(&mut [1.0]),
+        moments,
+        None,
+    );
 }
 
 #[test]
@@ -194,12 +234,28 @@ fn sgd_without_momentum_needs_no_velocity_and_leaves_one_alone() {
     let pool = Pool::new(1);
     let mut without = [2.0f32, -1.0];
     let moments = Moments::<f32> { first: None, second: None, rounding: None };
-    optimize::<f32, f32, f32>(&pool, Optimizer::Sgd, &numbers, &[4.0, 8.0], &mut without, moments, None);
+    optimize::<f32, f32, f32>(
+        &pool,
+        Optimizer::Sgd,
+        &numbers,
+        &[4.0, 8.0],
+        Master::Whole(&mut without),
+        moments,
+        None,
+    );
     // p - 0.25 (0.5 g + 0.5 p)
     assert_eq!(without, [1.25, -1.875]);
     let (mut with, mut velocity) = ([2.0f32, -1.0], [f32::NAN; 2]);
     let moments = Moments { first: Some(&mut velocity), second: None, rounding: None };
-    optimize::<f32, f32, f32>(&pool, Optimizer::Sgd, &numbers, &[4.0, 8.0], &mut with, moments, None);
+    optimize::<f32, f32, f32>(
+        &pool,
+        Optimizer::Sgd,
+        &numbers,
+        &[4.0, 8.0],
+        Master::Whole(&mut with),
+        moments,
+        None,
+    );
     assert_eq!(with, without);
     assert!(velocity.iter().all(|v| v.is_nan()));
 }
@@ -231,7 +287,15 @@ fn adamw_gives_the_same_bits_on_every_path_also_for_weights_stored_past_the_cach
         for t in [1, 2] {
             let step = StepNumbers::new(&recipe, 0, t, 1e-2, 1.0, 0.7);
             let moments = Moments { first: Some(&mut first), second: Some(&mut second), rounding: None };
-            optimize(&pool, Optimizer::AdamW, &step, &gradients, &mut master, moments, Some(&mut weights));
+            optimize(
+                &pool,
+                Optimizer::AdamW,
+                &step,
+                &gradients,
+                Master::Whole(&mut master),
+                moments,
+                Some(&mut weights),
+            );
         }
         let number = |value: &f32| if value.is_nan() { u32::MAX } else { value.to_bits() };
         let bits: Vec<u32> = [&master, &first, &second].into_iter().flatten().map(number).collect();
@@ -245,4 +309,67 @@ fn adamw_gives_the_same_bits_on_every_path_also_for_weights_stored_past_the_cach
         let expected = expected.get_or_insert_with(|| bits.clone());
         assert!(*expected == bits, "{path:?}");
     }
+}
+
+/// Weights and moments after two steps: bits, but that what is no number is one number.
+fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool) -> Vec<u32> {
+    // Not a multiple of what is near, and more than a task of two threads.
+    let count = 40_000 + 77;
+    let value = |i: usize, factor: f32| (i as f32 * factor).sin();
+    let odd = [f32::NAN, f32::INFINITY, f32::MAX, 0.0, f32::from_bits(1)];
+    let gradients: Vec<f32> =
+        (0..count).map(|i| if i % 997 == 0 { odd[i / 997 % odd.len()] } else { value(i, 0.37) }).collect();
+    // Among them many that lie halfway between two weights.
+    let halfway = |i: usize, p: f32| {
+        f32::from_bits(p.to_bits() & 0xffff_0000 | if i % 3 == 0 { 0x8000 } else { 0x1234 })
+    };
+    let given: Vec<f32> = (0..count).map(|i| settled(halfway(i, value(i, 0.11)))).collect();
+    let mut weights: Vec<bf16> = given.iter().map(|p| bf16::from_f32(*p)).collect();
+    let mut rests: Vec<i16> = given.iter().zip(&weights).map(|(p, w)| rest(*p, *w)).collect();
+    let mut master = given;
+    let moment = |i: usize| M::from_f32(value(i, 0.05).abs());
+    let mut moments: [Vec<M>; 2] = [(0..count).map(moment).collect(), (0..count).map(moment).collect()];
+    let recipe = Recipe { momentum: 0.9, weight_decay: [0.1; 2], ..Recipe::default() };
+    for t in [1, 2] {
+        // A rate so small that many weights stay and only what they lack changes.
+        let numbers = StepNumbers::new(&recipe, 0, t, [1e-2, 1e-6][t as usize - 1], 1.0, 0.7);
+        let [first, second] = &mut moments;
+        let rounding = Some((Rounding { seed: 5, flat: 1, first: 3 }, t));
+        let moments = Moments { first: Some(first), second: Some(second), rounding };
+        let master = if is_whole { Master::Whole(&mut master) } else { Master::Rest(&mut rests) };
+        optimize(pool, optimizer, &numbers, &gradients, master, moments, Some(&mut weights));
+    }
+    if !is_whole {
+        master = weights.iter().zip(&rests).map(|(w, rest)| with_rest(*w, *rest)).collect();
+    }
+    let weights = weights.iter().map(|w| w.to_f32());
+    let moments = moments.iter().flatten().map(|m| m.to_f32());
+    let all = master.into_iter().chain(weights).chain(moments);
+    all.map(|value| if value.is_nan() { u32::MAX } else { value.to_bits() }).collect()
+}
+
+#[test]
+fn master_weights_beside_their_weights_are_those_in_f32_for_every_optimizer_and_path() {
+    let all = [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad];
+    for optimizer in all {
+        let expected = after_two_steps::<f32>(&Pool::on_path(1, Path::Portable).unwrap(), optimizer, true);
+        for &path in Path::available() {
+            let pool = Pool::on_path(2, path).unwrap();
+            for is_whole in [true, false] {
+                let found = after_two_steps::<f32>(&pool, optimizer, is_whole);
+                assert!(found == expected, "{optimizer:?}, {path:?}, whole: {is_whole}");
+            }
+            let [whole, rest] = [true, false].map(|whole| after_two_steps::<bf16>(&pool, optimizer, whole));
+            assert!(whole == rest, "{optimizer:?}, {path:?}, moments in bf16");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "needs these, in bf16")]
+fn a_rest_without_weights_is_none() {
+    let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-2, 1.0, 1.0);
+    let moments = Moments::<f32> { first: None, second: None, rounding: None };
+    let rests = Master::Rest(&mut [1]);
+    optimize::<f32, f32, bf16>(&Pool::new(1), Optimizer::Sgd, &numbers, &[1.0], rests, moments, None);
 }

@@ -72,7 +72,7 @@ pub enum States {
     Master,
     /// 2 + 2 + 8: fp32 moments, no master copy.
     Plain,
-    /// What a run of ours holds: 2 + 2 + 12 with one rank and no accumulation, else 2 + 4 + 12.
+    /// What a run of ours holds: 2 + 2 + 10 with one rank and no accumulation, else 2 + 4 + 10.
     Run,
 }
 
@@ -188,6 +188,12 @@ impl Ask {
     /// Bytes of a trained parameter, by what they are for.
     pub fn bytes_per_parameter(&self) -> BytesPerParameter {
         self.states.bytes_per_parameter(self.ranks, self.accumulation)
+    }
+
+    /// Bytes of the optimizer's state for a trained parameter, with what lives in host memory.
+    pub(crate) fn optimizer_bytes(&self, offload: Offload) -> u64 {
+        let more = if offload == Offload::None { 0 } else { self.states.more_apart() };
+        self.bytes_per_parameter().optimizer + more
     }
 
     /// The largest rank's part of `elements`. Ranks hold whole elements, so the division rounds up.

@@ -52,10 +52,20 @@ impl States {
             Self::Master => (2, 12),
             Self::Plain => (2, 8),
             // Ranks and micro-batches add in f32. With neither there is nothing to add: the 16-bit gradient is all.
-            Self::Run if ranks <= 1 && accumulation <= 1 => (2, 12),
-            Self::Run => (4, 12),
+            // Master weights are the 16 bits that weights lack.
+            Self::Run if ranks <= 1 && accumulation <= 1 => (2, 10),
+            Self::Run => (4, 10),
         };
         BytesPerParameter { parameters: 2, gradients, optimizer }
+    }
+
+    /// Bytes that the optimizer has more of where it or the parameters are in host memory: master weights that lie elsewhere
+    /// than weights, or pass through a device, are whole.
+    pub const fn more_apart(self) -> u64 {
+        match self {
+            Self::Master | Self::Plain => 0,
+            Self::Run => 2,
+        }
     }
 }
 
@@ -90,8 +100,11 @@ pub fn device_states(ask: &Ask, stage: u8, offload: Offload) -> Bytes {
     } else {
         each.gradients.saturating_mul(held(ask.trainable(), 2))
     };
-    let optimizer =
-        if offload.optimizer() { 0 } else { each.optimizer.saturating_mul(held(ask.trainable(), 1)) };
+    let optimizer = if offload.optimizer() {
+        0
+    } else {
+        ask.optimizer_bytes(offload).saturating_mul(held(ask.trainable(), 1))
+    };
     Bytes::of_states(parameters, gradients, optimizer)
 }
 
@@ -106,7 +119,7 @@ pub fn host_states(ask: &Ask, offload: Offload) -> Bytes {
         0
     };
     let (gradients, optimizer) = if offload.optimizer() {
-        (shards(each.gradients, ask.trainable()), shards(each.optimizer, ask.trainable()))
+        (shards(each.gradients, ask.trainable()), shards(ask.optimizer_bytes(offload), ask.trainable()))
     } else {
         (0, 0)
     };
@@ -137,10 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn a_run_holds_16_bytes_a_parameter_alone_and_18_in_company() {
-        for (ranks, accumulation, bytes) in [(1, 1, 16), (2, 1, 18), (1, 2, 18)] {
+    fn a_run_holds_14_bytes_a_parameter_alone_and_16_in_company() {
+        for (ranks, accumulation, bytes) in [(1, 1, 14), (2, 1, 16), (1, 2, 16)] {
             assert_eq!(States::Run.bytes_per_parameter(ranks, accumulation).total(), bytes);
         }
+    }
+
+    #[test]
+    fn a_runs_master_weights_are_whole_where_weights_or_states_are_in_host_memory() {
+        let ask = Ask { states: States::Run, ..Ask::new(8 * GB, 5) };
+        assert_eq!(device_states(&ask, 3, Offload::None).optimizer, 16 * GB);
+        assert_eq!(device_states(&ask, 3, Offload::Parameters).optimizer, 19_200_000_000);
+        assert_eq!(host_states(&ask, Offload::Optimizer).optimizer, 96 * GB);
     }
 
     #[test]

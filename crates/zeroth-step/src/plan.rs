@@ -210,8 +210,12 @@ fn notes(ask: &Ask, rows: &[Row], recommended: Option<&str>) -> Vec<String> {
     // The question behind "it fitted before I added ZeRO".
     let each = ask.bytes_per_parameter();
     if ask.train_type == TrainType::Full {
+        let apart = match ask.states.more_apart() {
+            0 => String::new(),
+            more => format!(" ({more} more with offload)"),
+        };
         notes.push(format!(
-            "{} bytes a parameter: {} parameters, {} gradients, {} optimizer. Training wholly in 16 bits without ZeRO \
+            "{} bytes a parameter: {} parameters, {} gradients, {} optimizer{apart}. Training wholly in 16 bits without ZeRO \
              holds 8 ({}), which is why adding ZeRO on few ranks can need more",
             each.total(),
             each.parameters,

@@ -161,13 +161,15 @@ fn the_ratio_of_the_state_leaves_the_device() {
     let compiled = RATIO.compiled();
     // Half of each unit, in whole blocks of 2,048, of which a norm of 1,024 elements takes one.
     let share = |elements: u64| elements.div_ceil(2 * 2048) * 2048;
-    let all = 12 * (share(EMBEDDING) + BLOCKS * share(BLOCK + 2048) + share(EMBEDDING + 2048));
+    let all = share(EMBEDDING) + BLOCKS * share(BLOCK + 2048) + share(EMBEDDING + 2048);
     let away: Vec<u64> = compiled.iter().map(|compiled| compiled.get(HOST_OPTIMIZER)).collect();
     let here: Vec<u64> = compiled.iter().map(|compiled| compiled.get(OPTIMIZER)).collect();
-    assert!(here.iter().zip(&away).all(|(here, away)| here + away == all), "{here:?} {away:?} {all}");
+    // Moments and whole master weights there, and here only what of these the weights lack.
+    let elements = here.iter().zip(&away).map(|(here, away)| here / 10 + away / 12);
+    assert!(elements.into_iter().all(|elements| elements == all), "{here:?} {away:?} {all}");
     assert_eq!((away[0], here[2]), (0, 0));
     // Up to a block more than half.
-    assert!(away[1] >= all / 2 && away[1] < all / 2 + 12 * share(BLOCK + 2048), "{} of {all}", away[1]);
+    assert!(away[1] >= 6 * all && away[1] < 6 * all + 12 * share(BLOCK + 2048), "{} of {all}", away[1]);
 }
 
 const PIECES: Key = Key {
@@ -496,7 +498,7 @@ const MOMENTS: Key = Key {
 #[test]
 fn moments_in_16_bits_take_half() {
     let [wide, narrow] = both(&MOMENTS);
-    assert_eq!(wide.get(OPTIMIZER) / 12, narrow.get(OPTIMIZER) / 8);
+    assert_eq!(wide.get(OPTIMIZER) / 10, narrow.get(OPTIMIZER) / 6);
     assert_eq!(wide.get(DEVICE) - narrow.get(DEVICE), wide.get(OPTIMIZER) - narrow.get(OPTIMIZER));
 }
 
@@ -565,7 +567,8 @@ fn what_leaves_the_device_is_in_host_memory() {
             };
             let [parameters, none, optimizer, nothing] = states("none");
             assert_eq!([none, nothing], [0, 0]);
-            let away = if stage > 0 { [0, optimizer] } else { [optimizer, 0] };
+            // There master weights are whole, 12 bytes with the moments, and not what weights lack of them.
+            let away = if stage > 0 { [0, optimizer / 10 * 12] } else { [optimizer, 0] };
             let expected = [[parameters, 0], away].concat();
             assert_eq!(states("optimizer")[..], expected, "stage {stage}, {ranks} ranks");
             let expected = if stage == 3 { [[0, parameters], away].concat() } else { expected };

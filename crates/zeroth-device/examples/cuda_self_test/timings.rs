@@ -6,7 +6,7 @@ use zeroth_device::cpu::{
     AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims, RopeDims,
 };
 use zeroth_device::{
-    Control, Device, DeviceError, Kernel, Landing, Optimizer, Queue, Span, StepInput, StepNumbers,
+    Control, Device, DeviceError, Kernel, Landing, MasterForm, Optimizer, Queue, Span, StepInput, StepNumbers,
 };
 
 use crate::bench::{Bench, Group, Outcome, Work, to_bytes};
@@ -265,6 +265,7 @@ impl Bench {
             grads,
             grad_type: DType::F32,
             master: self.filled(DType::F32, count)?,
+            master_form: MasterForm::Whole,
             first: Some(self.filled(DType::F32, count)?),
             second: Some(self.filled(DType::F32, count)?),
             moment_type: DType::F32,

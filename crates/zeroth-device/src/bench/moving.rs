@@ -10,9 +10,9 @@ use super::memory::{copy as copy_past, triad};
 use super::room::{Room, of, random};
 use super::{COPY, Line, TRIAD, Unit};
 use crate::cpu::{
-    BLOCK, EmbeddingDims, Moments, Pool, RmsNormDims, RopeDims, block_squares, convert, convert_and_look,
-    copy, embedding_backward, fill, optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch,
-    rope_from, sum_ranks, swiglu, swiglu_backward,
+    BLOCK, Element, EmbeddingDims, Master, Moments, Pool, RmsNormDims, RopeDims, block_squares, convert,
+    convert_and_look, copy, embedding_backward, fill, optimize, rms_norm_backward, rms_norm_residual,
+    rms_norm_scratch, rope_from, sum_ranks, swiglu, swiglu_backward,
 };
 use crate::{DeviceError, Optimizer, Recipe, StepNumbers};
 
@@ -119,23 +119,13 @@ const LIMITS: [Kernel; 2] = [
     ),
 ];
 
-const OPTIMIZER: [Kernel; 2] = [
+const OPTIMIZER: [Kernel; 4] = [
     (
         "adamw, bf16 gradient, bf16 weight",
         |s| 28 * s.parameters,
         |pool, b| {
             let ([_, master, first, second, _], [weights, gradients, ..]) = b.first(b.sizes.parameters);
-            let moments = Moments { first: Some(first), second: Some(second), rounding: None };
-            let step = numbers();
-            optimize::<bf16, f32, bf16>(
-                pool,
-                Optimizer::AdamW,
-                &step,
-                gradients,
-                master,
-                moments,
-                Some(weights),
-            );
+            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
         },
     ),
     (
@@ -143,20 +133,39 @@ const OPTIMIZER: [Kernel; 2] = [
         |s| 30 * s.parameters,
         |pool, b| {
             let ([gradients, master, first, second, _], [weights, ..]) = b.first(b.sizes.parameters);
-            let moments = Moments { first: Some(first), second: Some(second), rounding: None };
-            let step = numbers();
-            optimize::<f32, f32, bf16>(
-                pool,
-                Optimizer::AdamW,
-                &step,
-                gradients,
-                master,
-                moments,
-                Some(weights),
-            );
+            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
+        },
+    ),
+    (
+        "adamw, bf16 gradient, bf16 weight and rest",
+        |s| 26 * s.parameters,
+        |pool, b| {
+            let ([_, _, first, second, _], [weights, gradients, rests, ..]) = b.first(b.sizes.parameters);
+            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
+            adamw(pool, gradients, rests, [first, second], weights);
+        },
+    ),
+    (
+        "adamw, f32 gradient, bf16 weight and rest",
+        |s| 28 * s.parameters,
+        |pool, b| {
+            let ([gradients, _, first, second, _], [weights, rests, ..]) = b.first(b.sizes.parameters);
+            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
+            adamw(pool, gradients, rests, [first, second], weights);
         },
     ),
 ];
+
+fn adamw<G: Element>(
+    pool: &Pool,
+    gradients: &[G],
+    master: Master<'_>,
+    [first, second]: [&mut [f32]; 2],
+    weights: &mut [bf16],
+) {
+    let moments = Moments { first: Some(first), second: Some(second), rounding: None };
+    optimize::<G, f32, bf16>(pool, Optimizer::AdamW, &numbers(), gradients, master, moments, Some(weights));
+}
 
 const KERNELS: [Kernel; 12] = [
     (

@@ -20,7 +20,7 @@ use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx};
 use super::logits::logits;
 use super::norm::{BLOCK, ExactSum, block_squares};
-use super::optimizer::{Moments, optimize};
+use super::optimizer::{Master, Moments, optimize};
 use super::path::Path;
 use super::pool::Pool;
 use super::rank_sum::sum_parts;
@@ -30,8 +30,8 @@ use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
 use crate::device::NOTES;
 use crate::{
-    Access, Control, Device, DeviceError, Kernel, Landing, Launch, Optimizer, Queue, RankSum, ReadWrite,
-    Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier,
+    Access, Control, Device, DeviceError, Kernel, Landing, Launch, MasterForm, Optimizer, Queue, RankSum,
+    ReadWrite, Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier,
 };
 
 /// The most operands a kernel has, scratch included.
@@ -408,6 +408,7 @@ impl CpuDevice {
             control,
             grads,
             master,
+            master_form,
             first,
             second,
             rounding,
@@ -417,12 +418,17 @@ impl CpuDevice {
         else {
             unreachable!("called for the optimizer only")
         };
+        let is_beside = weights.is_some() && T::DTYPE == DType::Bf16;
+        if master_form == MasterForm::Rest && !is_beside {
+            let problem = format!("what master weights are beside weights in bf16, and weights {weights:?}");
+            return Err(DeviceError::Operands { what: kernel.name(), problem });
+        }
         // SAFETY: the launch has been checked, and each operand is taken once.
         unsafe {
             let control = self.read_one::<Control>(control)?;
             if control.apply == 0 {
-                // Whoever takes the weights from here finds what they were.
-                if let Some(weights) = weights {
+                // Whoever takes the weights from here finds what they were; beside their rests they are.
+                if let (Some(weights), MasterForm::Whole) = (weights, master_form) {
                     convert::<f32, T>(&self.pool, self.read(master)?, self.write(weights)?);
                 }
                 return Ok(());
@@ -440,7 +446,10 @@ impl CpuDevice {
                 rounding: rounding.map(|rounding| (rounding, control.applied)),
             };
             let weights = weights.map(|weights| self.write::<T>(weights)).transpose()?;
-            let (grads, master) = (self.read::<G>(grads)?, self.write(master)?);
+            let (grads, master) = match master_form {
+                MasterForm::Whole => (self.read::<G>(grads)?, Master::Whole(self.write(master)?)),
+                MasterForm::Rest => (self.read::<G>(grads)?, Master::Rest(self.write(master)?)),
+            };
             optimize(&self.pool, optimizer, step, grads, master, moments, weights);
         }
         Ok(())

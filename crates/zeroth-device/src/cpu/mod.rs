@@ -71,7 +71,7 @@ pub use head_norm_rope::{HeadNormRopeDims, head_norm_rope, head_norm_rope_backwa
 pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
 pub use logits::{LogitsDims, logits, logits_scratch};
 pub use norm::{BLOCK, ExactSum, block_squares};
-pub use optimizer::{Moments, optimize};
+pub use optimizer::{Master, Moments, optimize};
 pub use path::{Path, PathError};
 pub use pool::Pool;
 pub use processors::Processors;

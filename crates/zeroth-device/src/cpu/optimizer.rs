@@ -2,10 +2,12 @@
 
 use zeroth_base::DType;
 
-use crate::{Optimizer, Rounding, StepNumbers};
+use half::bf16;
+
+use crate::{Optimizer, Rounding, StepNumbers, rest, settled, with_rest};
 
 use super::check_len;
-use super::cut::{Chunks, Optional, Parts};
+use super::cut::{Chunks, Optional};
 use super::element::Element;
 use super::path::{Path, each_path};
 use super::pool::Pool;
@@ -30,23 +32,30 @@ pub struct Moments<'a, M> {
     pub rounding: Option<(Rounding, u64)>,
 }
 
-/// One step over a piece of a flat: f32 master weights and moments in place, and the weights as stored for compute.
+/// Master weights of a piece of a flat: see [`crate::MasterForm`].
+pub enum Master<'a> {
+    /// In f32.
+    Whole(&'a mut [f32]),
+    /// What they are beside weights in bf16.
+    Rest(&'a mut [i16]),
+}
+
+/// One step over a piece of a flat: master weights and moments in place, and the weights as stored for compute.
 ///
 /// `weights` is `None` where the master weights are the ones computed with (f32 training).
 ///
 /// # Panics
-/// When a moment that the optimizer needs is absent, or a buffer has another length.
+/// When a moment that the optimizer needs is absent, a buffer has another length, or there is a rest without weights in bf16.
 pub fn optimize<G: Element, M: Element, T: Element>(
     pool: &Pool,
     optimizer: Optimizer,
     step: &StepNumbers,
     grads: &[G],
-    master: &mut [f32],
+    master: Master<'_>,
     moments: Moments<'_, M>,
     weights: Option<&mut [T]>,
 ) {
     let (elements, path) = (grads.len(), pool.path());
-    check_len("master", master.len(), elements);
     let Moments { first, second, rounding } = moments;
     let chance = rounding.filter(|_| M::DTYPE == DType::Bf16).map(|(rounding, step)| Chance {
         path,
@@ -55,25 +64,50 @@ pub fn optimize<G: Element, M: Element, T: Element>(
         flat: rounding.flat,
         first: rounding.first,
     });
-    // Master weights and moments were just read and are in the cache; the weights were not.
-    let past = weights.as_ref().is_some_and(|weights| stream::worth(size_of_val(&**weights)));
+    let (whole, rests) = match master {
+        Master::Whole(master) => (Some(master), None),
+        Master::Rest(rests) => (None, Some(rests)),
+    };
+    let settles = weights.is_some() && T::DTYPE == DType::Bf16;
+    assert!(rests.is_none() || settles, "what master weights are beside weights needs these, in bf16");
+    // Master weights and moments were just read and are in the cache; the weights were not, but beside their rests.
+    let past =
+        whole.is_some() && weights.as_ref().is_some_and(|weights| stream::worth(size_of_val(&**weights)));
     let inverse = exact_inverse(path, step.root_correction);
     let piece = piece(elements, pool.threads());
-    let master = Chunks::new(master, piece);
-    let shape = [elements, piece, master.count()];
+    let shape = [elements, piece, elements.div_ceil(piece)];
+    let (whole, rests) = (cut("master", whole, shape), cut("rests of master", rests, shape));
     let (first, second) = (cut("first", first, shape), cut("second", second, shape));
     let weights = cut("weights", weights, shape);
-    pool.each((master, first, second, weights), |task, (master, mut first, mut second, mut weights)| {
-        for (near, master) in master.chunks_mut(NEAR).enumerate() {
-            let (at, count) = (near * NEAR, master.len());
+    pool.each((whole, rests, first, second, weights), |task, parts| {
+        let (mut whole, mut rests, mut first, mut second, mut weights) = parts;
+        let mut joined = [0.0; NEAR];
+        for at in (0..piece.min(elements - task * piece)).step_by(NEAR) {
             let place = task * piece + at;
+            let near = at..at + NEAR.min(elements - place);
             let chance = chance.map(|chance| Chance { first: chance.first + place as u64, ..chance });
-            let first = first.as_deref_mut().map(|first| &mut first[at..][..count]);
-            let second = second.as_deref_mut().map(|second| &mut second[at..][..count]);
-            let grads = &grads[place..][..count];
+            let first = first.as_deref_mut().map(|first| &mut first[near.clone()]);
+            let second = second.as_deref_mut().map(|second| &mut second[near.clone()]);
+            let mut weights = weights.as_deref_mut().map(|weights| &mut weights[near.clone()]);
+            let mut rests = rests.as_deref_mut().map(|rests| &mut rests[near.clone()]);
+            let master = match (&mut whole, &rests, &weights) {
+                (_, Some(rests), Some(weights)) => {
+                    join(path, weights, rests, &mut joined);
+                    &mut joined[..near.len()]
+                }
+                (Some(whole), ..) => &mut whole[near],
+                _ => unreachable!("a rest has weights, and what has none is whole"),
+            };
+            let grads = &grads[place..][..master.len()];
             update(path, optimizer, step, inverse, chance, grads, master, first, second);
+            if settles {
+                settle(path, master);
+            }
             if let Some(weights) = &mut weights {
-                store_weights(path, master, &mut weights[at..][..count], past);
+                store_weights(path, master, weights, past);
+                if let Some(rests) = &mut rests {
+                    store_rests(path, master, weights, rests);
+                }
             }
         }
         if past {
@@ -110,6 +144,38 @@ each_path! {
             }
         });
     }
+}
+
+each_path! {
+    /// Master weights that both of their forms hold.
+    fn settle(master: &mut [f32]) {
+        for master in master {
+            *master = settled(*master);
+        }
+    }
+}
+
+each_path! {
+    fn join<T>(weights: &[T], rests: &[i16], master: &mut [f32]) {
+        for ((master, weight), rest) in master.iter_mut().zip(weights).zip(rests) {
+            *master = with_rest(upper_half(weight.to_f32()), *rest);
+        }
+    }
+}
+
+each_path! {
+    /// What settled master weights are beside the weights that were made of them.
+    fn store_rests<T>(master: &[f32], weights: &[T], rests: &mut [i16]) {
+        for ((master, weight), to) in master.iter().zip(weights).zip(rests) {
+            *to = rest(*master, upper_half(weight.to_f32()));
+        }
+    }
+}
+
+/// A number of bf16 that is at hand as f32.
+#[inline(always)]
+const fn upper_half(value: f32) -> bf16 {
+    bf16::from_bits((value.to_bits() >> 16) as u16)
 }
 
 each_path! {

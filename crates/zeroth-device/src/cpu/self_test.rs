@@ -7,12 +7,12 @@ use zeroth_base::DType;
 
 use super::{
     AttentionDims, AttentionSaved, Dropout, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims,
-    LinearDims, LogitsDims, Moments, Pool, RmsNormDims, RopeDims, RopeTable, RowKey, block_squares, convert,
-    dropout, embedding, embedding_backward, head_loss, head_loss_backward, head_loss_scratch, head_norm_rope,
-    head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_once, linear_dx,
-    linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm, rms_norm_backward,
-    rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks, swiglu,
-    swiglu_backward,
+    LinearDims, LogitsDims, Master, Moments, Pool, RmsNormDims, RopeDims, RopeTable, RowKey, block_squares,
+    convert, dropout, embedding, embedding_backward, head_loss, head_loss_backward, head_loss_scratch,
+    head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw,
+    linear_dw_once, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm,
+    rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks,
+    swiglu, swiglu_backward,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 
@@ -307,7 +307,15 @@ impl<T: Element> Bench<'_, T> {
                 let numbers = StepNumbers::new(&recipe, 0, step, 1e-2, 0.5, 0.25);
                 let [p, m, v] = &mut state;
                 let moments = Moments { first: Some(m), second: Some(v), rounding: None };
-                optimize::<T, f32, T>(self.pool, optimizer, &numbers, &grads, p, moments, Some(&mut weights));
+                optimize::<T, f32, T>(
+                    self.pool,
+                    optimizer,
+                    &numbers,
+                    &grads,
+                    Master::Whole(p),
+                    moments,
+                    Some(&mut weights),
+                );
                 let grads: Vec<f64> = wide(&grads).iter().map(|grad| grad * 0.125).collect();
                 let [p, m, v] = &mut exact;
                 reference::optimize(optimizer, &recipe, step, 1e-2, &grads, [p, m, v]);

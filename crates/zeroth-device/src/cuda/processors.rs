@@ -134,7 +134,7 @@ mod tests {
     use zeroth_base::DType;
 
     use super::*;
-    use crate::Optimizer;
+    use crate::{MasterForm, Optimizer};
 
     fn launch(tier: Tier) -> Launch {
         let span = Span { tier, at: 0, bytes: 64 };
@@ -145,6 +145,7 @@ mod tests {
             grads: span,
             grad_type: DType::Bf16,
             master: Span { tier: Tier::Host, ..span },
+            master_form: MasterForm::Whole,
             first: Some(span),
             second: Some(span),
             moment_type: DType::F32,

@@ -11,8 +11,8 @@ use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, head, norm_rope, rows};
 use crate::cpu::{ExactSum, LinearDims, RowKey};
 use crate::{
-    Control, DeviceError, GROUPS, Kernel, Landing, Optimizer, Recipe, Record, Report, Rounding, Span,
-    StepInput,
+    Control, DeviceError, GROUPS, Kernel, Landing, MasterForm, Optimizer, Recipe, Record, Report, Rounding,
+    Span, StepInput,
 };
 
 /// Enqueues a kernel.
@@ -223,6 +223,7 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
         grads,
         grad_type,
         master,
+        master_form,
         first,
         second,
         moment_type,
@@ -247,7 +248,12 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
     let control = line.one::<Control>("control", control)?;
     let count = line.count("grads", grads, grad_type)?;
     let grads = line.sized("grads", grads, count, grad_type.bytes())?;
-    let master = line.words("master", master, count)?;
+    let is_beside = weights.is_some() && line.dtype == DType::Bf16;
+    if master_form == MasterForm::Rest && !is_beside {
+        let problem = format!("what master weights are beside weights in bf16, and weights {weights:?}");
+        return Err(line.refuse(problem));
+    }
+    let master = line.sized("master", master, count, master_form.bytes())?;
     // A moment that the optimizer does not have is not touched.
     let moment = |name, span: Option<Span>, has: bool| match span.filter(|_| has) {
         Some(span) => line.sized(name, span, count, moment_type.bytes()),
@@ -265,6 +271,7 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
         grads,
         u64::from(place(grad_type)),
         master,
+        u64::from(master_form == MasterForm::Rest),
         first,
         second,
         narrow,

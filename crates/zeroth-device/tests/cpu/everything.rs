@@ -184,13 +184,29 @@ impl<T: Element> Everything<T> {
         for optimizer in [Optimizer::AdamW, Optimizer::Adam] {
             let moments =
                 Moments { first: Some(&mut first[..]), second: Some(&mut second[..]), rounding: None };
-            optimize(pool, optimizer, &numbers, &self.flat, master, moments, Some(&mut weights[..]));
+            optimize(
+                pool,
+                optimizer,
+                &numbers,
+                &self.flat,
+                Master::Whole(master),
+                moments,
+                Some(&mut weights[..]),
+            );
         }
         let rounding = Some((Rounding { seed: 3, flat: 1, first: 77 }, 3));
         for optimizer in [Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad] {
             let [first, second] = &mut self.moments;
             let moments = Moments { first: Some(first), second: Some(second), rounding };
-            optimize(pool, optimizer, &numbers, &self.flat, master, moments, Some(&mut weights[..]));
+            optimize(
+                pool,
+                optimizer,
+                &numbers,
+                &self.flat,
+                Master::Whole(master),
+                moments,
+                Some(&mut weights[..]),
+            );
         }
         convert(pool, &self.moments[0], kept_first);
         convert(pool, &self.moments[1], kept_second);

@@ -232,7 +232,15 @@ fn twenty_clipped_steps_of_adamw_agree_with_pytorch() {
             let clip = (1.0 / (norm + 1e-6)).min(1.0) as f32;
             let numbers = StepNumbers::new(&recipe, 0, step as u64 + 1, 1e-2, 1.0, clip);
             let moments = Moments { first: Some(&mut m), second: Some(&mut v), rounding: None };
-            optimize::<f32, f32, f32>(pool, Optimizer::AdamW, &numbers, grads, &mut p, moments, None);
+            optimize::<f32, f32, f32>(
+                pool,
+                Optimizer::AdamW,
+                &numbers,
+                grads,
+                Master::Whole(&mut p),
+                moments,
+                None,
+            );
             weights.extend_from_slice(&p);
             norms.push(norm as f32);
         }

@@ -4,8 +4,8 @@ use bytemuck::{Zeroable, bytes_of};
 use zeroth_base::DType;
 use zeroth_device::cpu::{self, CpuDevice, ExactSum, Pool};
 use zeroth_device::{
-    Control, Device, DeviceError, Kernel, Launch, Optimizer, Queue, Recipe, Record, Report, Rounding, Span,
-    StepInput, StepNumbers,
+    Control, Device, DeviceError, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Record, Report,
+    Rounding, Span, StepInput, StepNumbers,
 };
 
 use crate::bench::{Bench, Expected, Outcome, Output, POISON, narrow, to_bytes};
@@ -105,6 +105,20 @@ impl Bench {
     }
 
     fn optimizer(&mut self, optimizer: Optimizer, moment_type: DType, chance: bool) -> Outcome {
+        self.optimizer_on(MasterForm::Whole, optimizer, moment_type, chance)?;
+        if self.dtype == DType::Bf16 {
+            self.optimizer_on(MasterForm::Rest, optimizer, moment_type, chance)?;
+        }
+        Ok(())
+    }
+
+    fn optimizer_on(
+        &mut self,
+        master_form: MasterForm,
+        optimizer: Optimizer,
+        moment_type: DType,
+        chance: bool,
+    ) -> Outcome {
         let momentum = Recipe { momentum: 0.9, nesterov: 1, ..Recipe::default() };
         let decay = Recipe { weight_decay: [0.0, 0.1], dampening: 0.2, lr_decay: 0.1, ..Recipe::default() };
         let plain = Recipe { bias_correction: 0, ..Recipe::default() };
@@ -122,11 +136,16 @@ impl Bench {
             control.numbers[1] = StepNumbers::new(&recipe, 1, t, 1e-2, 0.125, 0.3);
             let grad_type = self.dtype;
             let read = [self.hold(bytes_of(&control).to_vec()), self.hold(to_bytes(grad_type, &grads))];
+            // Rests are any 16 bits, and then there are weights before.
+            let (master_type, weights) = match master_form {
+                MasterForm::Whole => (DType::F32, vec![POISON; count * self.dtype.bytes() as usize]),
+                MasterForm::Rest => (DType::Bf16, to_bytes(DType::Bf16, &self.random_of(DType::Bf16, count))),
+            };
             let written = [
-                self.hold(to_bytes(DType::F32, &master)),
+                self.hold(to_bytes(master_type, &master)),
                 self.hold(to_bytes(moment_type, &first)),
                 self.hold(to_bytes(moment_type, &second)),
-                self.hold(vec![POISON; count * self.dtype.bytes() as usize]),
+                self.hold(weights),
             ];
             // Across the place where a flat's element needs its second word.
             let rounding = Rounding { seed: 1 << 40 | 9, flat: 5, first: (1 << 32) - 4000 };
@@ -137,14 +156,16 @@ impl Bench {
                 grads: read[1].0,
                 grad_type,
                 master: written[0].0,
+                master_form,
                 first: Some(written[1].0),
                 second: Some(written[2].0),
                 moment_type,
                 rounding: chance.then_some(rounding),
                 weights: Some(written[3].0),
             };
-            let shape =
-                format!("{optimizer:?} {count}, moments {moment_type}, chance {chance}, apply {apply}");
+            let shape = format!(
+                "{optimizer:?} {count}, {master_form:?}, moments {moment_type}, chance {chance}, apply {apply}"
+            );
             self.like_the_processor(&shape, kernel, &read, &written)?;
         }
         Ok(())

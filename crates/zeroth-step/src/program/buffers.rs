@@ -33,7 +33,7 @@ pub enum Content {
     Rounded(usize),
     /// A flat's gradient as kept for the update, where that is not the flat in which it landed.
     Kept(usize),
-    /// Master weights of what this rank updates of a flat.
+    /// Master weights of what this rank updates of a flat, or what they are beside its weights.
     Master(usize),
     /// First moments.
     First(usize),
@@ -173,7 +173,8 @@ impl Source<'_> {
                 push_to(held.gradients, Content::Kept(flat), Category::Gradients, kept);
             }
             if program.has_master(flat) {
-                push_to(held.states, Content::Master(flat), Category::Optimizer, 4 * updated);
+                let bytes = program.master_form(flat).bytes() * updated;
+                push_to(held.states, Content::Master(flat), Category::Optimizer, bytes);
             }
             let moments = program.moments.bytes() * updated;
             let [has_first, has_second] = program.optimizer.moments();

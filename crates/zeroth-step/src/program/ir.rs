@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_device::{Optimizer, Queue, Tier};
+use zeroth_device::{MasterForm, Optimizer, Queue, Tier};
 use zeroth_graph::ParamId;
 
 use super::{Content, Givers, Types};
@@ -399,6 +399,14 @@ impl Program {
     pub fn has_master(&self, flat: usize) -> bool {
         let held = self.held[flat];
         self.is_trained(flat) && (self.types.run != DType::F32 || held.weights != held.states)
+    }
+
+    /// How a flat's master weights are stored: beside weights in bf16 that are updated in the same place, as what these
+    /// lack. What passes through a device, or lies elsewhere than its weights, is whole.
+    pub fn master_form(&self, flat: usize) -> MasterForm {
+        let held = self.held[flat];
+        let is_together = [held.weights, held.states, held.updates] == [Tier::Device; 3];
+        if self.types.run == DType::Bf16 && is_together { MasterForm::Rest } else { MasterForm::Whole }
     }
 
     /// Whether a flat's states pass through the device for their update.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 use zeroth_base::DType;
-use zeroth_device::{Control, Queue, Span};
+use zeroth_device::{Control, MasterForm, Queue, Span, rest, settled, with_rest};
 use zeroth_graph::ParamId;
 
 use super::{Engine, RunError};
@@ -55,7 +55,7 @@ impl Engine<'_> {
             self.each_piece(flat, &weights, &mut elements, &mut |engine, param, range, at, elements| {
                 source(param, range, elements).map_err(RunError::Weights)?;
                 if are_alike {
-                    engine.put(Content::Master(flat), DType::F32, at - updated.start, elements)?;
+                    engine.put_master(flat, at - updated.start, elements)?;
                 }
                 engine.put(
                     Content::Weights(flat),
@@ -67,7 +67,7 @@ impl Engine<'_> {
             if has_master && !are_alike {
                 self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
                     source(param, range, elements).map_err(RunError::Weights)?;
-                    engine.put(Content::Master(flat), DType::F32, at - updated.start, elements)
+                    engine.put_master(flat, at - updated.start, elements)
                 })?;
             }
             self.begin_sums(flat, &mut elements)?;
@@ -145,16 +145,15 @@ impl Engine<'_> {
                 continue;
             }
             let shard = held.shard(self.rank, program.layout.ranks);
-            let (content, dtype, first) = self.place_of(flat, state);
             self.each_piece(flat, &shard, &mut elements, &mut |engine, param, range, at, elements| {
-                engine.get(content, dtype, at - first, elements)?;
+                engine.get_state(flat, state, at, elements)?;
                 sink(param, range, elements).map_err(RunError::Weights)
             })?;
         }
         Ok(())
     }
 
-    /// Takes a state back, as [`Self::read`] gave it on any number of ranks.
+    /// Takes a moment back, as [`Self::read`] gave it on any number of ranks. Weights come by [`Self::load`].
     pub fn restore(&mut self, state: State, source: Source<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
@@ -191,10 +190,9 @@ impl Engine<'_> {
         let counts: Vec<usize> =
             (0..layout.ranks).map(owned).map(|part| 4 * (part.end - part.start) as usize).collect();
         let own = owned(self.rank);
-        let (content, dtype, first) = self.place_of(flat, state);
         let mut elements = vec![0.0f32; (own.end - own.start) as usize];
         if !elements.is_empty() {
-            self.get(content, dtype, own.start - first, &mut elements)?;
+            self.get_state(flat, state, own.start, &mut elements)?;
         }
         let Some(comm) = self.comm() else {
             into.copy_from_slice(&elements);
@@ -210,16 +208,65 @@ impl Engine<'_> {
     /// The buffer of a state, its type, and the element of the flat that it begins with.
     fn place_of(&self, flat: usize, state: State) -> (Content, DType, u64) {
         let program = &self.compiled.program;
-        let (updated, types) = (program.updated(flat, self.rank).start, program.types);
-        let shard = program.layout.flats[flat].shard(self.rank, program.layout.ranks).start;
-        let weights = if program.stays_gathered(flat) { 0 } else { shard };
+        let updated = program.updated(flat, self.rank).start;
         match state {
-            State::Weights if !program.has_master(flat) => (Content::Weights(flat), types.run, weights),
+            State::Weights if !program.has_master(flat) => self.place_of_weights(flat),
             State::Weights => (Content::Master(flat), DType::F32, updated),
             State::First => (Content::First(flat), program.moments, updated),
             State::Second => (Content::Second(flat), program.moments, updated),
             State::Gradient => program.complete_gradient(flat, self.rank),
         }
+    }
+
+    /// The buffer of the weights that are computed with, as [`Self::place_of`].
+    fn place_of_weights(&self, flat: usize) -> (Content, DType, u64) {
+        let program = &self.compiled.program;
+        let shard = program.layout.flats[flat].shard(self.rank, program.layout.ranks).start;
+        let first = if program.stays_gathered(flat) { 0 } else { shard };
+        (Content::Weights(flat), program.types.run, first)
+    }
+
+    /// Reads a state from element `at` of its flat on.
+    fn get_state(
+        &mut self,
+        flat: usize,
+        state: State,
+        at: u64,
+        elements: &mut [f32],
+    ) -> Result<(), RunError> {
+        let (content, dtype, first) = self.place_of(flat, state);
+        let program = &self.compiled.program;
+        if !matches!(content, Content::Master(_)) || program.master_form(flat) == MasterForm::Whole {
+            return self.get(content, dtype, at - first, elements);
+        }
+        let (weights, run, first_weight) = self.place_of_weights(flat);
+        self.get(weights, run, at - first_weight, elements)?;
+        let mut rests = vec![0i16; elements.len()];
+        let (from, step) = (self.part(content, run, at - first, rests.len()), self.step);
+        let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(&mut rests));
+        read.map_err(RunError::device(step, "download of weights"))?;
+        for (element, rest) in elements.iter_mut().zip(rests) {
+            *element = with_rest(bf16::from_f32(*element), rest);
+        }
+        Ok(())
+    }
+
+    /// Loads master weights, from element `first` of those that this rank updates on. The weights themselves are loaded
+    /// besides.
+    fn put_master(&mut self, flat: usize, first: u64, elements: &mut [f32]) -> Result<(), RunError> {
+        let program = &self.compiled.program;
+        let (run, form, content) = (program.types.run, program.master_form(flat), Content::Master(flat));
+        if run == DType::Bf16 {
+            elements.iter_mut().for_each(|element| *element = settled(*element));
+        }
+        if form == MasterForm::Whole {
+            return self.put(content, DType::F32, first, elements);
+        }
+        let rests: Vec<i16> =
+            elements.iter().map(|element| rest(*element, bf16::from_f32(*element))).collect();
+        let (to, step) = (self.part(content, run, first, rests.len()), self.step);
+        let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(&rests), to);
+        done.map_err(RunError::device(step, "upload of weights"))
     }
 
     fn each_piece(

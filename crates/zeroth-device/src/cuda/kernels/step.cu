@@ -375,19 +375,59 @@ __device__ __forceinline__ void put_any(void *to, u64 type, u64 first, u64 count
     else put((F16 *)to, first, count, whole, lot);
 }
 
+// What master weights of bf16 weights are: see `master.rs`.
+__device__ __forceinline__ float settled(float master) {
+    u32 bits = __float_as_uint(master);
+    return __uint_as_float(bits - ((bits & 0x1ffff) == 0x8000));
+}
+
+// Master weights from what they are beside their weights, which `lot` holds. Rests are moved like numbers of 16 bits.
+__device__ __forceinline__ void take_rests(float (&lot)[LOT], const Bf16 *rests, u64 first, u64 count, bool whole) {
+    float upper[LOT];
+    take(upper, rests, first, count, whole);
+#pragma unroll
+    for (int i = 0; i < LOT; i++) {
+        i32 rest = (i32)__float_as_uint(upper[i]) >> 16;
+        lot[i] = __uint_as_float(__float_as_uint(lot[i]) + (u32)rest);
+    }
+}
+
+// What settled master weights are beside the weights that are made of them.
+__device__ __forceinline__ void put_rests(Bf16 *rests, u64 first, u64 count, bool whole, const float (&lot)[LOT]) {
+    u32 rest[LOT];
+#pragma unroll
+    for (int i = 0; i < LOT; i++)
+        rest[i] = (__float_as_uint(lot[i]) - __float_as_uint(rounded<Bf16>(lot[i]))) & 0xffffu;
+    if (whole) {
+        Packed<Bf16> packed;
+        packed.pieces[0] = make_uint4(rest[0] | rest[1] << 16, rest[2] | rest[3] << 16, rest[4] | rest[5] << 16,
+                                      rest[6] | rest[7] << 16);
+        write_packed(rests + first, packed);
+    } else {
+#pragma unroll
+        for (int i = 0; i < LOT; i++)
+            if (first + i < count) rests[first + i].bits = (u16)rest[i];
+    }
+}
+
 // Gradients and weights have any type; the arithmetic is the same for all of them.
 extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *control, const void *grads, u64 grad_type,
-                                    float *master, void *first_moments, void *second_moments, u64 narrow, u64 chance,
+                                    void *master, u64 is_rest, void *first_moments, void *second_moments, u64 narrow, u64 chance,
                                     u64 seed, u64 flat, u64 place, void *weights, u64 weight_type, u64 count) {
     Moments moments = {first_moments, second_moments, narrow, chance, seed, flat, place};
     u64 first = thread_of_grid() * LOT;
     if (first >= count) return;
     bool whole = first + LOT <= count && in_sixteens(grads, master, moments.first, moments.second, weights);
     float p[LOT], g[LOT], m[LOT], v[LOT];
-    take(p, master, first, count, whole);
+    if (is_rest) {
+        take(p, (const Bf16 *)weights, first, count, whole);
+        take_rests(p, (const Bf16 *)master, first, count, whole);
+    } else {
+        take(p, (const float *)master, first, count, whole);
+    }
     if (control->apply == 0) {
-        // Whoever takes the weights from here finds what they were.
-        if (weights) put_any(weights, weight_type, first, count, whole, p);
+        // Whoever takes the weights from here finds what they were; beside their rests they are.
+        if (weights && !is_rest) put_any(weights, weight_type, first, count, whole, p);
         return;
     }
     const Numbers s = control->numbers[group];
@@ -410,7 +450,12 @@ extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *con
     // `narrow` is 1 for bf16, as the types count.
     if (moments.first) put_any(moments.first, moments.narrow, first, count, whole, m);
     if (moments.second) put_any(moments.second, moments.narrow, first, count, whole, v);
-    put(master, first, count, whole, p);
+    if (weights && weight_type == OF_BF16) {
+#pragma unroll
+        for (int i = 0; i < LOT; i++) p[i] = settled(p[i]);
+    }
+    if (is_rest) put_rests((Bf16 *)master, first, count, whole, p);
+    else put((float *)master, first, count, whole, p);
     if (weights) put_any(weights, weight_type, first, count, whole, p);
 }
 

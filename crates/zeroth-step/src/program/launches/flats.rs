@@ -348,7 +348,7 @@ impl At<'_> {
         let [has_first, has_second] = program.optimizer.moments();
         let moment = |content| state(content, program.moments.bytes());
         let rounds = program.moments != DType::F32 && program.rounds_by_chance;
-        let has_master = program.has_master(flat);
+        let (has_master, master_form) = (program.has_master(flat), program.master_form(flat));
         Kernel::Optimize {
             optimizer: program.optimizer,
             group,
@@ -356,10 +356,11 @@ impl At<'_> {
             grads,
             grad_type,
             master: if has_master || tile_parts.is_some() {
-                state(Content::Master(flat), 4)
+                state(Content::Master(flat), master_form.bytes())
             } else {
                 weights
             },
+            master_form,
             first: has_first.then(|| moment(Content::First(flat))),
             second: has_second.then(|| moment(Content::Second(flat))),
             moment_type: program.moments,
