@@ -48,6 +48,7 @@ fn what_a_run_reads_is_honoured() {
         r#"{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#,
         r#"{"steps_per_print": 10, "gradient_clipping": 0.5, "bf16": {"enabled": true}}"#,
         r#"{"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "float32"}}"#,
+        r#"{"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "bf16"}}"#,
         r#"{"communication_data_type": "BF16", "fp16": {"enabled": false}, "bf16": {"enabled": "auto"}}"#,
         r#"{"zero_optimization": {"stage": 0, "overlap_comm": true, "reduce_bucket_size": 5e8}}"#,
         r#"{"zero_optimization": {"stage": 1, "reduce_scatter": true, "reduce_bucket_size": "auto"}}"#,
@@ -190,7 +191,11 @@ fn what_no_run_does_is_not_yet_and_would_change_the_run() {
             "bf16.bf16_optimizer_states",
             "true",
         ),
-        (r#"{"data_types": {"grad_accum_dtype": "bf16"}}"#, "data_types.grad_accum_dtype", "\"bf16\""),
+        (
+            r#"{"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "fp16"}}"#,
+            "data_types.grad_accum_dtype",
+            "\"fp16\"",
+        ),
         (
             r#"{"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 1000}}"#,
             "zero_optimization.stage3_model_persistence_threshold",

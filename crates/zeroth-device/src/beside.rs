@@ -314,7 +314,17 @@ impl Pair<'_> {
         let (values, broken) = (self.random(count), self.given(bytes_of(&0u64)));
         self.compare(Kernel::Look { values, value_type: dtype, broken }, &[Made::Bits])?;
         let (parts, to) = (self.random(3 * count), self.words(count));
-        self.compare(Kernel::SumRanks { ranks: 3, parts, from_type: dtype, to, add: true }, &[Made::Bits])
+        let sum = |parts, to, to_type| Kernel::SumRanks {
+            ranks: 3,
+            parts,
+            from_type: dtype,
+            to,
+            to_type,
+            add: true,
+        };
+        self.compare(sum(parts, to, DType::F32), &[Made::Bits])?;
+        let (parts, to) = (self.random(3 * count), self.random(count));
+        self.compare(sum(parts, to, dtype), &[Made::Bits])
     }
 
     fn head(&mut self) -> Result<(), DeviceError> {

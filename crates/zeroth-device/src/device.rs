@@ -126,8 +126,10 @@ pub struct RankSum<'a> {
     pub other: &'a (dyn Fn(usize) -> &'a [u8] + Sync),
     /// The type of all parts.
     pub from_type: DType,
-    /// The sums, in f32.
+    /// The sums.
     pub to: Span,
+    /// Their type: what is added in f32 is rounded once.
+    pub to_type: DType,
     /// Whether the sum is added to what is there.
     pub add: bool,
     /// A [`crate::cpu::ExactSum`] to which the squares of what `to` then holds are added, block by block.

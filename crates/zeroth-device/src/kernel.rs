@@ -172,9 +172,9 @@ pub enum Kernel {
     Convert { from: Span, from_type: DType, to: Span, to_type: DType, broken: Option<Span> },
     /// `broken`, a u64, becomes 1 where a value is not finite, and is left alone where all are.
     Look { values: Span, value_type: DType, broken: Span },
-    /// `parts` holds `ranks` parts of the length of `to` end to end, in `from_type`; `to` (f32) becomes their sum, added in
-    /// rank order, or has the sum added to it.
-    SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, add: bool },
+    /// `parts` holds `ranks` parts of the length of `to` end to end, in `from_type`; `to` becomes their sum, added in
+    /// f32 in rank order and rounded once, or has the sum added to it.
+    SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, to_type: DType, add: bool },
     /// `sum` (a [`crate::cpu::ExactSum`]) becomes the exact sum of the sums of squares of the blocks of `values`.
     Squares { values: Span, value_type: DType, sum: Span },
     /// What a step's outcome decides: see [`crate::Control`]. `reports` holds for each rank, end to end, a

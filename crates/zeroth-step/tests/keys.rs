@@ -443,6 +443,23 @@ fn gradients_travel_in_the_communication_type() {
     assert_eq!(sent, [2 * most, 2 * most, 4 * most]);
 }
 
+const SUMS: Key = Key {
+    path: "data_types.grad_accum_dtype",
+    shows: "Shards of gradients are kept in this type.",
+    ranks: 2,
+    base: r#"{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2}"#,
+    settings: &["\"fp32\"", "\"bf16\""],
+    figures: &[GRADIENTS, DEVICE],
+    timeline: None,
+};
+
+#[test]
+fn shards_of_gradients_in_16_bits_take_half() {
+    let [wide, narrow] = both(&SUMS);
+    assert_eq!(wide.get(GRADIENTS), 2 * narrow.get(GRADIENTS));
+    assert_eq!(wide.get(DEVICE) - narrow.get(DEVICE), narrow.get(GRADIENTS));
+}
+
 const RECOMPUTE: Key = Key {
     path: "zeroth.recompute",
     shows: "The more backward computes again, the less is kept.",
@@ -506,7 +523,7 @@ fn both(key: &Key) -> [Compiled; 2] {
     key.compiled().try_into().unwrap_or_else(|_| panic!("{} has two settings", key.path))
 }
 
-const KEYS: [Key; 23] = [
+const KEYS: [Key; 24] = [
     MAX_LIVE,
     MAX_REUSE,
     PREFETCH,
@@ -516,6 +533,7 @@ const KEYS: [Key; 23] = [
     REDUCE_BUCKET,
     REDUCE_SCATTER,
     COMMUNICATION,
+    SUMS,
     GATHER_BUCKET,
     PARTITIONS,
     TILE,

@@ -26,6 +26,7 @@ const SETTINGS: Settings = Settings {
     optimizer: Optimizer::AdamW,
     moments: DType::F32,
     rounds_by_chance: false,
+    sums: DType::F32,
     recompute: Recompute::Nothing,
     offload: Offload::NOTHING,
     reduce_scatter: true,

@@ -84,6 +84,30 @@ fn with_accumulation_stages_0_and_1_agree_and_so_do_2_and_3() {
     }
 }
 
+#[test]
+fn sums_in_16_bits_are_the_same_in_every_program_that_keeps_shards_and_near_those_in_32() {
+    let golden = Golden::named("qwen3-tied");
+    for (ranks, accumulation, micro_batch) in [(3, 1, 4), (2, 4, 2), (1, 4, 4)] {
+        let mut setups = programs(ranks, accumulation, micro_batch, &[2, 3], BF16);
+        let away = |stage, offload| Settings { stage, accumulation, offload, ..setups[0].settings };
+        let beside = [(2, OFFLOAD[0]), (3, OFFLOAD[2]), (3, OFFLOAD[4]), (3, OFFLOAD[6])]
+            .map(|(stage, offload)| Setup { settings: away(stage, offload), ..setups[0] });
+        setups.extend(beside);
+        let wide = golden.train(&setups[0]);
+        setups.iter_mut().for_each(|setup| setup.settings.sums = DType::Bf16);
+        assert_all_same(&golden, &setups);
+        let narrow = golden.train(&setups[0]);
+        let gradients = |outcome: &Outcome| outcome.gradients.concat();
+        let (wide, narrow) = (gradients(&wide), gradients(&narrow));
+        let length =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let apart =
+            length(&mut wide.iter().zip(&narrow).map(|(a, b)| a - b)) / length(&mut wide.iter().copied());
+        assert!(apart > 0.0 && apart.sqrt() < 1e-2, "{ranks} ranks, {accumulation}: {}", apart.sqrt());
+        assert!(narrow.iter().all(|value| value.to_bits() & 0xffff == 0), "they are rounded");
+    }
+}
+
 /// Every way to compute again, and to park what is kept.
 const RECOMPUTE: [Recompute; 8] = [
     Recompute::NormSwiGlu,

@@ -82,10 +82,11 @@ pub(super) const KEYS: &[Key] = &[
     Key::section("data_types").does("The types of gradients while they add up, and of parameters.").read_by(Reader::Reduce),
     Key::new("data_types.grad_accum_dtype", TYPES)
         .or_text("fp32")
-        .does("The type micro-batches' gradients add up in.")
-        .set("leave it out")
+        .does("The type in which shards of gradients add up, over ranks and micro-batches. Arithmetic is in f32, and rounded once a sum.")
+        .set("leave it out; \"bf16\" halves the gradients (DeepSpeed's own choice in bf16), and rounds every sum")
         .read_by(Reader::Reduce)
-        .only(&["fp32", "float32"], "write \"fp32\": micro-batches add in f32"),
+        .only(&["fp32", "float32", "bf16", "bfloat16"], "write \"fp32\" or \"bf16\": sums in fp16 would overflow")
+        .unless(when::gradients_add_in_shards),
     Key::new("data_types.param_dtype", TYPES)
         .or_rule("the type of the run")
         .does("The type of parameters.")

@@ -11,6 +11,15 @@ pub(super) fn stage_cuts_state(facts: Facts<'_>) -> Option<String> {
     (facts.stage() == 0).then(|| "stage 0 cuts nothing: every rank holds and updates all of it".to_owned())
 }
 
+pub(super) fn gradients_add_in_shards(facts: Facts<'_>) -> Option<String> {
+    let (stage, asked) = (facts.stage(), facts.text("data_types.grad_accum_dtype")?);
+    (stage < 2 && !["fp32", "float32"].contains(&asked)).then(|| {
+        format!(
+            "only stages 2 and 3 keep shards of gradients; at stage {stage} they add up in fp32, where backward puts them"
+        )
+    })
+}
+
 pub(super) fn stage_gathers_after_update(facts: Facts<'_>) -> Option<String> {
     match facts.stage() {
         0 => Some("stage 0 gathers nothing: every rank updates all parameters itself".to_owned()),

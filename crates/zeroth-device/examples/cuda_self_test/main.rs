@@ -320,8 +320,28 @@ impl Bench {
             let output = self.exact(before, cast_slice(&sums).to_vec());
             let parts = self.input(&[a.as_slice(), &b, &third].concat())?;
             let (ranks, from_type) = (3, self.dtype);
-            let kernel = Kernel::SumRanks { ranks, parts, from_type, to: output.span, add: add_to };
+            let kernel = Kernel::SumRanks {
+                ranks,
+                parts,
+                from_type,
+                to: output.span,
+                to_type: DType::F32,
+                add: add_to,
+            };
             self.case(&format!("3 of {count}, add {add_to}"), kernel, &[output])?;
+            let narrow =
+                |values: &[f32]| values.iter().flat_map(|v| half::bf16::from_f32(*v).to_ne_bytes()).collect();
+            let before = if add_to { narrow(&vec![0.5; count]) } else { vec![POISON; 2 * count] };
+            let output = self.exact(before, narrow(&sums));
+            let kernel = Kernel::SumRanks {
+                ranks,
+                parts,
+                from_type,
+                to: output.span,
+                to_type: DType::Bf16,
+                add: add_to,
+            };
+            self.case(&format!("3 of {count} to bf16, add {add_to}"), kernel, &[output])?;
         }
         Ok(())
     }

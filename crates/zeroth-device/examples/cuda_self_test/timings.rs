@@ -194,7 +194,14 @@ impl Bench {
         let (from_type, to_type) = (DType::F32, DType::Bf16);
         let kernel = Kernel::Convert { from, from_type, to, to_type, broken };
         self.time("f32 to bf16", Work::Bytes(6.0 * count as f64), kernel)?;
-        let kernel = Kernel::SumRanks { ranks: 1, parts: to, from_type: to_type, to: from, add: true };
+        let kernel = Kernel::SumRanks {
+            ranks: 1,
+            parts: to,
+            from_type: to_type,
+            to: from,
+            to_type: from_type,
+            add: true,
+        };
         self.time("bf16 added to f32", Work::Bytes(10.0 * count as f64), kernel)
     }
 

@@ -149,7 +149,7 @@ const OPTIMIZER: [Kernel; 4] = [
         "adamw, f32 gradient, bf16 weight and rest",
         |s| 28 * s.parameters,
         |pool, b| {
-            let ([gradients, _, first, second, _], [weights, rests, ..]) = b.first(b.sizes.parameters);
+            let ([gradients, _, first, second, _], [weights, _, rests, ..]) = b.first(b.sizes.parameters);
             let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
             adamw(pool, gradients, rests, [first, second], weights);
         },

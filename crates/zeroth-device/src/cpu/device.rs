@@ -348,9 +348,11 @@ impl CpuDevice {
                         *self.write_one::<u64>(broken)? = 1;
                     }
                 }),
-                Kernel::SumRanks { parts, from_type, to, add, .. } => typed!(from_type, A => {
-                    sum_ranks::<A, f32>(pool, self.read(parts)?, self.write(to)?, add);
-                }),
+                Kernel::SumRanks { parts, from_type, to, to_type, add, .. } => {
+                    typed!(from_type, A => typed!(to_type, B => {
+                        sum_ranks::<A, B>(pool, self.read(parts)?, self.write(to)?, add);
+                    }));
+                }
                 Kernel::Squares { values, value_type, sum } => {
                     let blocks = (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64);
                     let sums = self.write::<f64>(launch.scratch.part(0, blocks, 8))?;
@@ -570,16 +572,16 @@ impl Device for CpuDevice {
                 return Err(DeviceError::Operands { what: "sum over ranks", problem });
             }
         }
-        typed!(sum.from_type, A => {
+        typed!(sum.from_type, A => typed!(sum.to_type, B => {
             // SAFETY: they do not overlap, and this call borrows the arenas alone.
-            let (own, to) = unsafe { (self.read::<A>(sum.own)?, self.write::<f32>(sum.to)?) };
+            let (own, to) = unsafe { (self.read::<A>(sum.own)?, self.write::<B>(sum.to)?) };
             let part = |rank: usize| {
                 if rank == sum.rank { own } else { bytemuck::cast_slice((sum.other)(rank)) }
             };
             // SAFETY: as above.
             let squares = sum.squares.map(|squares| unsafe { self.write_one::<ExactSum>(squares) }).transpose()?;
             sum_parts(&self.pool, sum.ranks, part, to, sum.add, squares);
-        });
+        }));
         Ok(())
     }
 }

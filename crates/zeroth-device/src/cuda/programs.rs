@@ -125,7 +125,7 @@ entries! {
     SwiGlu: "elements.cu", "swiglu", One;
     SwiGluBackward: "elements.cu", "swiglu_backward", One;
     Sum: "elements.cu", "sum", One;
-    SumRanks: "elements.cu", "sum_ranks", One;
+    SumRanks: "elements.cu", "sum_ranks", Two;
     Rope: "elements.cu", "rope", One;
     Dropout: "elements.cu", "dropout", One;
     Convert: "elements.cu", "convert", Two;

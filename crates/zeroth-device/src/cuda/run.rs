@@ -107,12 +107,12 @@ pub(super) fn run(
             line.lots(Entry::Convert, &[from_type, to_type], count, &arguments)
         }
         Kernel::Look { values, value_type, broken } => look(line, values, value_type, broken),
-        Kernel::SumRanks { ranks, parts, from_type, to, add } => {
-            let count = line.count("to", to, DType::F32)?;
+        Kernel::SumRanks { ranks, parts, from_type, to, to_type, add } => {
+            let count = line.count("to", to, to_type)?;
             let parts = line.sized("parts", parts, ranks * count, from_type.bytes())?;
-            let to = line.words("to", to, count)?;
+            let to = line.sized("to", to, count, to_type.bytes())?;
             let arguments = [parts, ranks as u64, to, count as u64, u64::from(add)];
-            line.lots(Entry::SumRanks, &[from_type], count, &arguments)
+            line.lots(Entry::SumRanks, &[from_type, to_type], count, &arguments)
         }
         Kernel::Squares { values, value_type, sum } => squares(line, values, value_type, sum),
         Kernel::Control { .. } => control(line, kernel),

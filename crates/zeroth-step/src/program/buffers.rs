@@ -166,7 +166,8 @@ impl Source<'_> {
             }
             let kept = match (home, held.gradients) {
                 (GradientHome::Landed, Tier::Device) => 0,
-                (GradientHome::Landed, Tier::Host) | (GradientHome::Shard, _) => 4 * shard,
+                (GradientHome::Landed, Tier::Host) => 4 * shard,
+                (GradientHome::Shard, _) => program.sums.bytes() * shard,
                 (GradientHome::Rounded, _) => program.types.communication.bytes() * laid.padded(),
             };
             if kept > 0 {

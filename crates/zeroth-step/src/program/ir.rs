@@ -22,6 +22,8 @@ pub struct Program {
     pub stage: u8,
     /// The types numbers are stored in.
     pub types: Types,
+    /// The type in which shards of gradients add up, over ranks and micro-batches (stages 2 and 3).
+    pub sums: DType,
     /// How weights are changed.
     pub optimizer: Optimizer,
     /// The type of its moments.
@@ -371,9 +373,8 @@ impl Program {
         match (self.gradient_home(), self.held[flat].gradients) {
             (GradientHome::Landed, Tier::Device) => (Content::Gradient(flat), DType::F32, 0),
             (GradientHome::Rounded, _) => (Content::Kept(flat), self.types.communication, 0),
-            (GradientHome::Landed, Tier::Host) | (GradientHome::Shard, _) => {
-                (Content::Kept(flat), DType::F32, shard)
-            }
+            (GradientHome::Landed, Tier::Host) => (Content::Kept(flat), DType::F32, shard),
+            (GradientHome::Shard, _) => (Content::Kept(flat), self.sums, shard),
         }
     }
 

@@ -129,6 +129,8 @@ pub struct Settings {
     pub accumulation: u64,
     /// `bf16`, `fp16` and `communication_data_type`.
     pub types: Types,
+    /// `data_types.grad_accum_dtype`.
+    pub sums: DType,
     /// `zero_optimization.stage3_param_persistence_threshold`, in elements.
     pub persistence: u64,
     /// `zero_optimization.reduce_bucket_size`, in elements.
@@ -189,6 +191,7 @@ impl Settings {
             stage: 0,
             accumulation: 1,
             types: Types { run, communication: run },
+            sums: DType::F32,
             persistence: 0,
             reduce_bucket: u64::MAX,
             max_live: u64::MAX,
@@ -230,6 +233,7 @@ impl Settings {
             stage: zero("stage") as u8,
             accumulation: config.whole("gradient_accumulation_steps").unwrap_or(1),
             types: Types { run, communication: communication.unwrap_or(run) },
+            sums: config.text("data_types.grad_accum_dtype").and_then(DType::from_name).unwrap_or(DType::F32),
             persistence: zero("stage3_param_persistence_threshold"),
             reduce_bucket: zero("reduce_bucket_size"),
             max_live: zero("stage3_max_live_parameters"),

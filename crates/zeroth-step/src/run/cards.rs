@@ -229,10 +229,19 @@ mod tests {
         let gather = Collective::AllGather { send, recv: to, counts: counts.clone() };
         assert!(exchange(&gather).is_some_and(|exchange| exchange.name() == "all_gather"));
         let starts = vec![0, 4];
-        let from_type = zeroth_base::DType::F32;
+        let (from_type, to_type) = (zeroth_base::DType::F32, zeroth_base::DType::F32);
         assert!(
-            exchange(&Collective::Reduce { send, starts, counts, from_type, to, add: false, squares: None })
-                .is_none()
+            exchange(&Collective::Reduce {
+                send,
+                starts,
+                counts,
+                from_type,
+                to,
+                to_type,
+                add: false,
+                squares: None
+            })
+            .is_none()
         );
     }
 }

@@ -327,12 +327,12 @@ fn sum<'a>(
     rank: usize,
     other: &'a (dyn Fn(usize) -> &'a [u8] + Sync),
 ) -> RankSum<'a> {
-    let Collective::Reduce { send, starts, counts, from_type, to, add, squares } = collective else {
+    let Collective::Reduce { send, starts, counts, from_type, to, to_type, add, squares } = collective else {
         unreachable!("{collective:?} adds nothing")
     };
     let own = send.part(starts[rank] as u64, counts[rank] as u64, 1);
-    let (from_type, to, add, squares) = (*from_type, *to, *add, *squares);
-    RankSum { ranks: counts.len(), rank, own, other, from_type, to, add, squares }
+    let (from_type, to_type, add) = (*from_type, *to_type, *add);
+    RankSum { ranks: counts.len(), rank, own, other, from_type, to: *to, to_type, add, squares: *squares }
 }
 
 /// Whether a collective is read in place where windows are open: the same on all ranks.

@@ -54,6 +54,7 @@ impl Stage {
                 counts,
                 from_type: DType::Bf16,
                 to: self.sums,
+                to_type: DType::F32,
                 add: false,
                 squares: None,
             },

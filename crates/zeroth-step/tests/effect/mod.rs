@@ -100,6 +100,8 @@ pub(crate) const PARAMETERS: Figure =
     size("device: parameters", |c| c.memory.peak(Tier::Device, Category::Parameters));
 pub(crate) const HOST_PARAMETERS: Figure =
     size("host: parameters", |c| c.memory.peak(Tier::Host, Category::Parameters));
+pub(crate) const GRADIENTS: Figure =
+    ("gradients", |compiled| compiled.bytes(Tier::Device).gradients, Shown::Bytes);
 pub(crate) const OPTIMIZER: Figure =
     size("device: optimizer", |c| c.memory.peak(Tier::Device, Category::Optimizer));
 pub(crate) const HOST_OPTIMIZER: Figure =

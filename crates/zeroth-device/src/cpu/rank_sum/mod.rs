@@ -8,6 +8,8 @@ mod lines;
 
 use std::sync::{Mutex, PoisonError};
 
+use zeroth_base::DType;
+
 use super::check_len;
 use super::cut::Chunks;
 use super::element::Element;
@@ -20,9 +22,72 @@ use super::stream::{self, STAGE, staged};
 /// Elements that one task sums.
 const PIECE: usize = 16_384;
 
-/// to = the sum over ranks of `part(rank)`, added in f32 in their order; with `add` the sum is added to what `to` holds.
-/// `squares` has the sums of squares of the blocks of `to` added to it.
-pub fn sum_parts<'a, A: Element>(
+/// to = the sum over ranks of `part(rank)`, added in f32 in their order and rounded once; with `add` the sum is added to what
+/// `to` holds. `squares` has the sums of squares of the blocks of `to` added to it.
+pub fn sum_parts<'a, A: Element, B: Element>(
+    pool: &Pool,
+    ranks: usize,
+    part: impl Fn(usize) -> &'a [A] + Sync,
+    to: &mut [B],
+    add: bool,
+    squares: Option<&mut ExactSum>,
+) {
+    if B::DTYPE == DType::F32 {
+        return sum_wide(pool, ranks, part, bytemuck::cast_slice_mut(to), add, squares);
+    }
+    (0..ranks).for_each(|rank| check_len("part", part(rank).len(), to.len()));
+    let squares = squares.map(Mutex::new);
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        let range = task * PIECE..task * PIECE + to.len();
+        let counted = rounded_blocks(pool.path(), ranks, |rank| &part(rank)[range.clone()], to, add);
+        if let Some(squares) = &squares {
+            squares.lock().unwrap_or_else(PoisonError::into_inner).merge(&counted);
+        }
+    });
+}
+
+/// As [`sum_parts`] of one task's piece with rounded sums; gives the sum of the blocks' squares.
+fn rounded_blocks<'a, A: Element, B: Element>(
+    path: Path,
+    ranks: usize,
+    of: impl Fn(usize) -> &'a [A],
+    to: &mut [B],
+    add: bool,
+) -> ExactSum {
+    let fused = math::has_fused(path);
+    let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
+    for (block, to) in to.chunks_mut(BLOCK).enumerate() {
+        #[cfg(target_arch = "x86_64")]
+        if let (true, true, 2, false, BLOCK) =
+            (super::lines::fit::<A>(path), super::lines::fit::<B>(path), ranks, add, to.len())
+        {
+            let [one, two] = [of(0), of(1)].map(|part| bytemuck::cast_slice(&part[block * BLOCK..]));
+            let to = bytemuck::cast_slice_mut(to).try_into().expect("a whole block, as was asked");
+            counted.add(lines::rounded_block(one, two, to));
+            continue;
+        }
+        let sums = &mut near[..to.len()];
+        sum_near(path, ranks, |rank| &of(rank)[block * BLOCK..], sums);
+        round_sums(path, sums, to, add);
+        counted.add(block_sum(path, fused, sums, &[]));
+    }
+    counted
+}
+
+/// The ranks' sums of some elements that stay in the nearest cache.
+fn sum_near<'a, A: Element>(path: Path, ranks: usize, of: impl Fn(usize) -> &'a [A], sums: &mut [f32]) {
+    for (stage, sums) in sums.chunks_mut(STAGE).enumerate() {
+        let at = stage * STAGE;
+        match ranks {
+            0 => sums.fill(0.0),
+            1 => first(path, &of(0)[at..], sums, false),
+            _ => two(path, &of(0)[at..], &of(1)[at..], sums, false),
+        }
+        (2..ranks).for_each(|rank| more(path, &of(rank)[at..], sums));
+    }
+}
+
+fn sum_wide<'a, A: Element>(
     pool: &Pool,
     ranks: usize,
     part: impl Fn(usize) -> &'a [A] + Sync,
@@ -89,15 +154,7 @@ fn count_blocks<'a, A: Element>(
             continue;
         }
         let sums = &mut near[..to.len()];
-        for (stage, sums) in sums.chunks_mut(STAGE).enumerate() {
-            let at = block * BLOCK + stage * STAGE;
-            match ranks {
-                0 => sums.fill(0.0),
-                1 => first(path, &of(0)[at..], sums, false),
-                _ => two(path, &of(0)[at..], &of(1)[at..], sums, false),
-            }
-            (2..ranks).for_each(|rank| more(path, &of(rank)[at..], sums));
-        }
+        sum_near(path, ranks, |rank| &of(rank)[block * BLOCK..], sums);
         if add {
             more(path, sums, to);
             counted.add(block_sum(path, fused, to, &[]));
@@ -134,6 +191,16 @@ each_path! {
                 *to = one.to_f32() + two.to_f32();
             }
         });
+    }
+}
+
+each_path! {
+    /// Rounds sums to where they belong, or what they make of what is there. `sums` holds what was stored afterwards.
+    fn round_sums<B>(sums: &mut [f32], to: &mut [B], add: bool) {
+        for (sum, to) in sums.iter_mut().zip(to) {
+            *to = B::from_f32(if add { to.to_f32() + *sum } else { *sum });
+            *sum = to.to_f32();
+        }
     }
 }
 
@@ -187,9 +254,24 @@ mod tests {
                     let mut all_squares = ExactSum::default();
                     sums.iter().chain(&[0.5]).for_each(|sum| all_squares.add(*sum));
                     assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}");
+                    rounded_sums_are_those_end_to_end(&pool, ranks, &all, length, add);
                 }
             }
         }
+    }
+
+    fn rounded_sums_are_those_end_to_end(pool: &Pool, ranks: usize, all: &[bf16], length: usize, add: bool) {
+        let mut found: Vec<bf16> = (0..length).map(|i| bf16::from_f32((i as f32).cos())).collect();
+        let (mut expected, mut squares) = (found.clone(), ExactSum::default());
+        let part = |rank: usize| &all[rank * length..(rank + 1) * length];
+        sum_parts(pool, ranks, part, &mut found, add, Some(&mut squares));
+        sum_ranks(pool, all, &mut expected, add);
+        assert!(found == expected, "{ranks} ranks, {length} elements, add {add}, rounded");
+        let mut sums = vec![0.0; length.div_ceil(BLOCK)];
+        block_squares(pool, &expected, &mut sums);
+        let mut all_squares = ExactSum::default();
+        sums.iter().for_each(|sum| all_squares.add(*sum));
+        assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}, rounded");
     }
 
     #[test]
@@ -202,8 +284,9 @@ mod tests {
             rank: 0,
             own,
             other: &|rank| unreachable!("rank {rank} is not there"),
-            from_type: zeroth_base::DType::Bf16,
+            from_type: DType::Bf16,
             to,
+            to_type: DType::F32,
             add: false,
             squares: Some(Span { at: squares, ..apart }),
         };
@@ -217,6 +300,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "`part` has 2 elements; the sizes given need 3")]
     fn a_part_of_the_wrong_length_is_named() {
-        sum_parts(&Pool::new(1), 1, |_| &[1.0f32, 2.0], &mut [0.0; 3], false, None);
+        sum_parts(&Pool::new(1), 1, |_| &[1.0f32, 2.0], &mut [0.0f32; 3], false, None);
     }
 }

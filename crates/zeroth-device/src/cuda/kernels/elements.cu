@@ -74,8 +74,8 @@ __device__ void look(const T *values, u64 count, u64 *broken) {
 }
 
 // Ranks are added in their order, then to what is there.
-template <typename T>
-__device__ void sum_ranks(const T *parts, u64 ranks, float *to, u64 count, u64 add) {
+template <typename T, typename S>
+__device__ void sum_ranks(const T *parts, u64 ranks, S *to, u64 count, u64 add) {
     u64 first = thread_of_grid() * LOT;
     if (first >= count || ranks == 0) return;
     bool whole = first + LOT <= count && in_sixteens(parts, to) && (ranks == 1 || count % LOT == 0);
@@ -165,7 +165,13 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
         swiglu_backward(dy, gate, up, dgate, dup, count);                                                         \
     }                                                                                                             \
     extern "C" __global__ void sum_##NAME(const T *a, const T *b, T *y, u64 count) { sum(a, b, y, count); }       \
-    extern "C" __global__ void sum_ranks_##NAME(const T *parts, u64 ranks, float *to, u64 count, u64 add) {       \
+    extern "C" __global__ void sum_ranks_##NAME##_f32(const T *parts, u64 ranks, float *to, u64 count, u64 add) { \
+        sum_ranks(parts, ranks, to, count, add);                                                                  \
+    }                                                                                                             \
+    extern "C" __global__ void sum_ranks_##NAME##_bf16(const T *parts, u64 ranks, Bf16 *to, u64 count, u64 add) { \
+        sum_ranks(parts, ranks, to, count, add);                                                                  \
+    }                                                                                                             \
+    extern "C" __global__ void sum_ranks_##NAME##_f16(const T *parts, u64 ranks, F16 *to, u64 count, u64 add) {   \
         sum_ranks(parts, ranks, to, count, add);                                                                  \
     }                                                                                                             \
     extern "C" __global__ void rope_##NAME(const float *cosines, const float *sines, const T *x, T *y, u64 rows,  \

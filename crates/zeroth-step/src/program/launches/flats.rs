@@ -101,28 +101,33 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
-        let (to, add) = self.sums(chunk, addition);
+        let Sums { to, to_type, add } = self.sums(chunk, addition);
         let (mut kernels, parts) = self.parts(chunk, count);
-        kernels.push(Kernel::SumRanks { ranks: ranks as usize, parts, from_type, to, add });
+        kernels.push(Kernel::SumRanks { ranks: ranks as usize, parts, from_type, to, to_type, add });
         kernels
     }
 
-    /// Where the sums of what this rank owns of a chunk go, and whether they are added to what is there.
-    fn sums(&self, chunk: &Chunk, addition: Addition) -> (Span, bool) {
+    /// Where the sums of what this rank owns of a chunk go.
+    fn sums(&self, chunk: &Chunk, addition: Addition) -> Sums {
         let owned = self.owned(chunk, self.binding.rank);
         let count = owned.end - owned.start;
-        let to = match self.written(&[
+        let kept = self.program().sums;
+        let (to, to_type) = match self.written(&[
             Content::Gradient(chunk.flat),
             Content::Kept(chunk.flat),
             Content::Summed(self.index),
         ]) {
-            content @ Content::Gradient(_) => self.part(content, owned.start, count, 4),
+            content @ Content::Gradient(_) => (self.part(content, owned.start, count, 4), DType::F32),
             // A rank that owns nothing of the chunk may have its end before the chunk begins.
-            content @ Content::Kept(_) if count > 0 => self.part(content, chunk.range.start, count, 4),
-            content => self.part(content, 0, count, 4),
+            content @ Content::Kept(_) if count > 0 => {
+                (self.part(content, chunk.range.start, count, kept.bytes()), kept)
+            }
+            content @ Content::Kept(_) => (self.part(content, 0, count, kept.bytes()), kept),
+            content => (self.part(content, 0, count, 4), DType::F32),
         };
         // On its way to host memory a sum is added there.
-        (to, addition == Addition::Add && self.program().held[chunk.flat].gradients == Tier::Device)
+        let add = addition == Addition::Add && self.program().held[chunk.flat].gradients == Tier::Device;
+        Sums { to, to_type, add }
     }
 
     /// The ranks' parts of what this rank owns of a chunk, end to end; cut out of all there is where every rank got
@@ -183,10 +188,12 @@ impl At<'_> {
             GradientHome::Landed => self.part(Content::Gradient(chunk.flat), owned.start, count, 4),
             _ => self.part(self.travelling(), 0, count, 4),
         };
-        let to = self.part(Content::Kept(chunk.flat), chunk.range.start, count, 4);
+        let (_, to_type, _) = program.complete_gradient(chunk.flat, self.binding.rank);
+        let to = self.part(Content::Kept(chunk.flat), chunk.range.start, count, to_type.bytes());
+        let from_type = DType::F32;
         vec![match addition {
-            Addition::Write => copy(from, to, DType::F32),
-            Addition::Add => Kernel::SumRanks { ranks: 1, parts: from, from_type: DType::F32, to, add: true },
+            Addition::Write => Kernel::Convert { from, from_type, to, to_type, broken: None },
+            Addition::Add => Kernel::SumRanks { ranks: 1, parts: from, from_type, to, to_type, add: true },
         }]
     }
 
@@ -446,10 +453,10 @@ impl At<'_> {
                 } else {
                     (self.whole(from, counts.iter().sum::<usize>() as u64), starts_of(&counts))
                 };
-                let (to, add) = self.sums(chunk, *addition);
+                let Sums { to, to_type, add } = self.sums(chunk, *addition);
                 let is_last = program.completes(self.section.kind, chunk.flat, *addition);
                 let squares = is_last.then(|| self.exact_sum(chunk.flat));
-                Collective::Reduce { send, starts, counts, from_type, to, add, squares }
+                Collective::Reduce { send, starts, counts, from_type, to, to_type, add, squares }
             }
             Action::Reports => {
                 let (ranks, bytes) = (program.layout.ranks, report_bytes(program.layout.flats.len()));
@@ -462,6 +469,13 @@ impl At<'_> {
             other => unreachable!("{other:?} is no collective"),
         }
     }
+}
+
+/// Where sums over ranks go, in which type, and whether they are added to what is there.
+struct Sums {
+    to: Span,
+    to_type: DType,
+    add: bool,
 }
 
 /// Where parts begin that lie end to end.

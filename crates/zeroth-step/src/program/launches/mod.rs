@@ -56,6 +56,7 @@ pub(crate) enum Collective {
         counts: Vec<usize>,
         from_type: DType,
         to: Span,
+        to_type: DType,
         add: bool,
         /// Where the squares of the sums are counted, if these are the gradient's last.
         squares: Option<Span>,

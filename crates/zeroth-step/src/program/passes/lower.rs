@@ -64,6 +64,7 @@ fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,
+        sums: settings.sums,
         optimizer: settings.optimizer,
         moments: settings.moments,
         rounds_by_chance: settings.rounds_by_chance,

@@ -1,8 +1,10 @@
 //! Optimizers, written op by op: every rounding below is meant, and a device that follows it gets the same bits.
 
-use zeroth_base::DType;
+#[cfg(target_arch = "x86_64")]
+mod lines;
 
 use half::bf16;
+use zeroth_base::DType;
 
 use crate::{Optimizer, Rounding, StepNumbers, rest, settled, with_rest};
 
@@ -82,14 +84,29 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     pool.each((whole, rests, first, second, weights), |task, parts| {
         let (mut whole, mut rests, mut first, mut second, mut weights) = parts;
         let mut joined = [0.0; NEAR];
+        #[cfg(target_arch = "x86_64")]
+        let by_lines = lines::fit::<G, M>(path, optimizer) && chance.is_none();
         for at in (0..piece.min(elements - task * piece)).step_by(NEAR) {
             let place = task * piece + at;
             let near = at..at + NEAR.min(elements - place);
             let chance = chance.map(|chance| Chance { first: chance.first + place as u64, ..chance });
-            let first = first.as_deref_mut().map(|first| &mut first[near.clone()]);
-            let second = second.as_deref_mut().map(|second| &mut second[near.clone()]);
+            let mut first = first.as_deref_mut().map(|first| &mut first[near.clone()]);
+            let mut second = second.as_deref_mut().map(|second| &mut second[near.clone()]);
             let mut weights = weights.as_deref_mut().map(|weights| &mut weights[near.clone()]);
             let mut rests = rests.as_deref_mut().map(|rests| &mut rests[near.clone()]);
+            #[cfg(target_arch = "x86_64")]
+            if let (true, Some(inverse), Some(weights), Some(rests), Some(first), Some(second)) =
+                (by_lines, inverse, &mut weights, &mut rests, &mut first, &mut second)
+            {
+                let states = lines::States {
+                    weights: bytemuck::cast_slice_mut(weights),
+                    rests,
+                    first: bytemuck::cast_slice_mut(first),
+                    second: bytemuck::cast_slice_mut(second),
+                };
+                lines::adamw(step, inverse, &grads[place..][..near.len()], states);
+                continue;
+            }
             let master = match (&mut whole, &rests, &weights) {
                 (_, Some(rests), Some(weights)) => {
                     join(path, weights, rests, &mut joined);
@@ -100,14 +117,10 @@ pub fn optimize<G: Element, M: Element, T: Element>(
             };
             let grads = &grads[place..][..master.len()];
             update(path, optimizer, step, inverse, chance, grads, master, first, second);
-            if settles {
-                settle(path, master);
-            }
-            if let Some(weights) = &mut weights {
-                store_weights(path, master, weights, past);
-                if let Some(rests) = &mut rests {
-                    store_rests(path, master, weights, rests);
-                }
+            match (&mut weights, &mut rests) {
+                (Some(weights), Some(rests)) => separate(path, master, weights, rests),
+                (Some(weights), None) => store_weights(path, master, settles, weights, past),
+                (None, _) => {}
             }
         }
         if past {
@@ -136,22 +149,15 @@ fn cut<'a, T: Send>(
 }
 
 each_path! {
-    /// Weights as they are computed with; a fence is still to come.
-    fn store_weights<T>(master: &[f32], to: &mut [T], past: bool) {
+    /// Weights as they are computed with, and, where these are in bf16, master weights as both of their forms hold them; a
+    /// fence is still to come.
+    fn store_weights<T>(master: &mut [f32], settles: bool, to: &mut [T], past: bool) {
         stream::staged_open(to, past, |at, to| {
-            for (to, master) in to.iter_mut().zip(&master[at..]) {
+            for (to, master) in to.iter_mut().zip(&mut master[at..]) {
+                *master = if settles { settled(*master) } else { *master };
                 *to = T::from_f32(*master);
             }
         });
-    }
-}
-
-each_path! {
-    /// Master weights that both of their forms hold.
-    fn settle(master: &mut [f32]) {
-        for master in master {
-            *master = settled(*master);
-        }
     }
 }
 
@@ -164,10 +170,12 @@ each_path! {
 }
 
 each_path! {
-    /// What settled master weights are beside the weights that were made of them.
-    fn store_rests<T>(master: &[f32], weights: &[T], rests: &mut [i16]) {
+    /// Weights as they are computed with, and what master weights are beside them.
+    fn separate<T>(master: &[f32], weights: &mut [T], rests: &mut [i16]) {
         for ((master, weight), to) in master.iter().zip(weights).zip(rests) {
-            *to = rest(*master, upper_half(weight.to_f32()));
+            let master = settled(*master);
+            *weight = T::from_f32(master);
+            *to = rest(master, upper_half(weight.to_f32()));
         }
     }
 }
