@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use half::{bf16, f16};
+use zeroth_base::DType;
 use zeroth_device::cpu::*;
 
 /// A table that ends within a block and a chunk of the vocabulary, and is more than one of each.
@@ -46,6 +47,18 @@ impl<T: Element> Batch<T> {
             ids: (0..HEAD.rows).map(id).collect(),
             labels: (0..HEAD.rows).map(label).collect(),
         }
+    }
+
+    /// The same with twelve tokens of this label that have a number in x close to the largest, and nothing in w to meet it.
+    fn with_a_gradient_beyond(mut self, label: i32) -> Self {
+        let largest = if T::DTYPE == DType::F16 { 60_000.0 } else { 3e38 };
+        let column = 7;
+        self.w.iter_mut().skip(column).step_by(HEAD.hidden).for_each(|w| *w = T::default());
+        for row in 20..32 {
+            self.labels[row] = label;
+            self.x[row * HEAD.hidden + column] = T::from_f32(largest);
+        }
+        self
     }
 
     /// The sum of the losses, dx, the table's gradient and whether it is broken: added in f32, then rounded.
@@ -124,6 +137,14 @@ fn broken_of_type<T: Element + PartialEq + Debug>() {
         let mut batch = Batch::<T>::new();
         batch.dy[12 * HEAD.hidden + 3] = T::from_f32(f32::INFINITY);
         assert_eq!(same(&pool, &batch, true), [true, false]);
+        // One that only the head gives, of a row that is a token's or is not: what it is for the rest of the vocabulary is
+        // small enough.
+        for (row, by_head) in [(512, false), (1_299, true)] {
+            let batch = Batch::<T>::new().with_a_gradient_beyond(row);
+            assert_eq!(batch.ids.contains(&row), !by_head);
+            assert_eq!(same(&pool, &batch, true), [true, by_head]);
+            assert_eq!(same(&pool, &batch, false), [true, true]);
+        }
         // A gradient that is not finite everywhere: the head has seen it in rows that are no token's.
         let mut batch = Batch::<T>::new();
         batch.x[12 * HEAD.hidden + 3] = T::from_f32(f32::NAN);
