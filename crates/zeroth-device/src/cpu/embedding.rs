@@ -18,8 +18,8 @@ const ROWS: usize = 64;
 const COLUMNS: usize = 128;
 /// Rows of the gradient that are asked for ahead: they lie anywhere in the table.
 const AHEAD: usize = 8;
-/// Ids that are compared at a time.
-const LANES: usize = 16;
+/// Ids that are looked through at a time.
+const LANES: usize = 64;
 
 /// The sizes of an embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,10 +119,9 @@ pub fn embedding_backward_once<T: Element>(
 }
 
 each_path! {
-    /// The first place that has an id.
+    /// The first place that has an id, which is one of them.
     fn first_place(ids: &[i32], id: i32) -> usize {
-        let has = |some: &[i32]| some.iter().fold(false, |found, other| found | (*other == id));
-        let before = ids.chunks(LANES).take_while(|some| !has(some)).count() * LANES;
+        let before = ids.chunks(LANES).take_while(|some| !some.contains(&id)).count() * LANES;
         before + ids[before..].iter().take_while(|other| **other != id).count()
     }
 }

@@ -121,6 +121,9 @@ pub fn head_loss_backward<T: Element>(
 ///
 /// Rows of dw that are `own` go there in f32 as well: what dw has of them is for
 /// [`embedding_backward_once`](super::embedding_backward_once) to write and to look at.
+///
+/// # Panics
+/// When the rows are several slices.
 pub fn head_loss_backward_once<T: Element>(
     pool: &Pool,
     dims: HeadLossDims,
