@@ -146,8 +146,8 @@ impl Source<'_> {
         self.graph.inputs.first().map_or(0, |ids| self.graph.info(*ids).rows)
     }
 
-    /// The tokens whose rows of the gradient that a node of backward gives wait in f32: before an embedding they are left, by
-    /// it they are completed.
+    /// Where a node of backward is the head, which leaves rows of a table's gradient waiting, or the embedding that completes
+    /// them: the tokens whose rows they are.
     pub(super) fn tokens_of_waiting(&self, kind: SectionKind, node: &GradNode) -> Option<Value> {
         let param = node.lands.iter().find(|param| self.program.rows_wait(kind, **param))?;
         let completes = |node: &&GradNode| node.op == GradOp::Embedding && node.lands.contains(param);

@@ -296,16 +296,14 @@ impl At<'_> {
             GradOp::Dropout(op) => self.dropout(op, node.inputs[0], node.outputs[0].0),
             GradOp::Embedding => {
                 let (table, [vocab, width]) = (of.params[0], self.shape(of.params[0]));
-                let broken = |table| self.broken(self.program().layout.place(table).0);
+                let broken = self.broken(self.program().layout.place(table).0);
                 Kernel::EmbeddingBackward {
                     dims: EmbeddingDims { vocab, width },
                     rows: self.rows as usize,
                     ids: input(0),
                     dy: input(1),
                     dtable: self.gradient(table),
-                    waiting: self
-                        .waiting(node, width)
-                        .map(|own| WaitingRows { rows: own.rows, broken: broken(table) }),
+                    waiting: self.waiting(node, width).map(|own| WaitingRows { rows: own.rows, broken }),
                 }
             }
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },
