@@ -200,7 +200,7 @@ impl Pair<'_> {
         let (ids, table, y) = (self.ids(ROWS, vocab), self.random(vocab * width), self.random(ROWS * width));
         self.compare(Kernel::Embedding { dims, rows: ROWS, ids, table, y }, &[Made::Bits])?;
         let (ids, dy, dtable) = (self.ids(ROWS, vocab), self.random(ROWS * width), self.words(vocab * width));
-        let kernel = Kernel::EmbeddingBackward { dims, rows: ROWS, ids, dy, dtable };
+        let kernel = Kernel::EmbeddingBackward { dims, rows: ROWS, ids, dy, dtable, waiting: None };
         self.compare(kernel, &[Made::Of(DType::F32)])?;
         let dims = RmsNormDims { rows: ROWS, width, eps: 1e-6 };
         let (x, w, rstd) = (self.random(ROWS * width), self.random(width), self.empty(4 * ROWS));
@@ -343,8 +343,9 @@ impl Pair<'_> {
         let input = self.given(bytes_of(&StepInput { loss_weight: 0.01, ..StepInput::zeroed() }));
         let control = self.given(bytes_of(&Control::new(64.0)));
         let (dx, dw) = (self.like(x), self.words(vocab * hidden));
+        let (landing, own) = (Landing::Write, None);
         let kernel =
-            Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, add: false };
+            Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, landing, own };
         // The gradients of logits are rounded on their way.
         self.compare(kernel, &[Made::Sum, Made::Rough(dtype), Made::Rough(DType::F32)])
     }

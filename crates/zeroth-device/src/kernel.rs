@@ -79,8 +79,15 @@ pub struct Launch {
 pub enum Kernel {
     /// `y[i] = table[ids[i]]`, `[rows, width]`; an id outside of the table gives zeros.
     Embedding { dims: EmbeddingDims, rows: usize, ids: Span, table: Span, y: Span },
-    /// Adds `dy[i]` to `dtable[ids[i]]`.
-    EmbeddingBackward { dims: EmbeddingDims, rows: usize, ids: Span, dy: Span, dtable: Span },
+    /// Adds `dy[i]` to `dtable[ids[i]]`, or to the rows of it that wait for that: these are then rounded to their places.
+    EmbeddingBackward {
+        dims: EmbeddingDims,
+        rows: usize,
+        ids: Span,
+        dy: Span,
+        dtable: Span,
+        waiting: Option<WaitingRows>,
+    },
     /// `y[rows, outputs]` = x · wᵀ + bias.
     Linear { dims: LinearDims, x: Span, w: Span, bias: Option<Span>, y: Span },
     /// dx = dy · w, or added to what dx holds (one rounding).
@@ -146,8 +153,9 @@ pub enum Kernel {
     Dropout { probability: f32, seed: u64, op: u32, width: usize, keys: Span, x: Span, y: Span },
     /// Adds the sum of the losses of trained tokens (label not negative) to `loss`, an f64.
     HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
-    /// As `HeadLoss`; writes dx, and dw is added to what is there where `add` says so, else written. Both are times
-    /// [`crate::StepInput::loss_weight`] · [`crate::Control::loss_scale`].
+    /// As `HeadLoss`; writes dx, and the gradient of w lands in dw. Both are times [`crate::StepInput::loss_weight`] ·
+    /// [`crate::Control::loss_scale`]. It is rounded only where [`HeadLossDims::is_one_slice`] holds; rows of it that are
+    /// `own` wait for an `EmbeddingBackward`, which then writes them to dw and looks at them.
     HeadLossBackward {
         dims: HeadLossDims,
         x: Span,
@@ -158,7 +166,8 @@ pub enum Kernel {
         control: Span,
         dx: Span,
         dw: Span,
-        add: bool,
+        landing: Landing,
+        own: Option<OwnTokens>,
     },
     /// `logits` `[sequences, vocab]` (f32) = the last row of x of each sequence · wᵀ. `starts` is a table as `Attention` has
     /// it; a sequence that it lacks or that is empty gives zeros.
@@ -236,6 +245,24 @@ impl Landing {
             Self::Round { broken, .. } => Some(broken),
         }
     }
+}
+
+/// The tokens whose rows of a table's gradient the head does not complete, and where it leaves these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnTokens {
+    /// The tokens, as `EmbeddingBackward` has them.
+    pub ids: Span,
+    /// `[rows, hidden]` in f32: for each token what its row has.
+    pub rows: Span,
+}
+
+/// Rows of a table's gradient that the head left, in the launch's type once they are complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitingRows {
+    /// As [`OwnTokens::rows`].
+    pub rows: Span,
+    /// A u64 that becomes 1 where a result is not finite, and is left alone where all are.
+    pub broken: Span,
 }
 
 /// How weights are changed by gradients. The kernels of cards know them by these numbers.
@@ -344,7 +371,7 @@ impl Kernel {
 
     /// Calls `visit` with every operand and how it is touched.
     pub fn operands(&self, mut visit: impl FnMut(Span, Access)) {
-        let (mut reads, mut writes): ([Option<Span>; 8], [Option<Span>; 4]) = ([None; 8], [None; 4]);
+        let (mut reads, mut writes): ([Option<Span>; 8], [Option<Span>; 5]) = ([None; 8], [None; 5]);
         macro_rules! touch {
             ([$($read:expr),*], [$($write:expr),*]) => {{
                 for (place, span) in reads.iter_mut().zip([$(Option::<Span>::from($read)),*]) { *place = span; }
@@ -353,7 +380,11 @@ impl Kernel {
         }
         match *self {
             Self::Embedding { ids, table, y, .. } => touch!([ids, table], [y]),
-            Self::EmbeddingBackward { ids, dy, dtable, .. } => touch!([ids, dy], [dtable]),
+            Self::EmbeddingBackward { ids, dy, dtable, waiting, .. } => {
+                let [rows, broken] =
+                    [waiting.map(|waiting| waiting.rows), waiting.map(|waiting| waiting.broken)];
+                touch!([ids, dy], [dtable, rows, broken]);
+            }
             Self::Linear { x, w, bias, y, .. } => touch!([x, w, bias], [y]),
             Self::LinearDx { dy, w, dx, .. } => touch!([dy, w], [dx]),
             Self::LinearDw { dy, x, dw, landing, .. } => touch!([dy, x], [dw, landing.broken()]),
@@ -376,8 +407,9 @@ impl Kernel {
             Self::SwiGluBackward { dy, gate, up, dgate, dup } => touch!([dy, gate, up], [dgate, dup]),
             Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
             Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
-            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, .. } => {
-                touch!([x, w, labels, input, control], [loss, dx, dw]);
+            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, landing, own, .. } => {
+                let [ids, rows] = [own.map(|own| own.ids), own.map(|own| own.rows)];
+                touch!([x, w, labels, input, control, ids], [loss, dx, dw, landing.broken(), rows]);
             }
             Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
             Self::Sum { a, b, y } => touch!([a, b], [y]),

@@ -19,7 +19,7 @@ pub use cards::{Card, UnknownCard, card, cards};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers};
 pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Sight, Target};
 pub use exchange::{Doors, Exchange, Take, Way, Words};
-pub use kernel::{Access, Kernel, Landing, Launch, Optimizer, Rounding, Span, Tier};
+pub use kernel::{Access, Kernel, Landing, Launch, Optimizer, OwnTokens, Rounding, Span, Tier, WaitingRows};
 pub use master::{MasterForm, rest, settled, with_rest};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,

@@ -6,10 +6,10 @@ use bytemuck::{Pod, Zeroable, bytes_of, cast_slice, pod_read_unaligned};
 use half::{bf16, f16};
 use serde_json::Value;
 use zeroth_base::DType;
-use zeroth_device::cpu::{CpuDevice, ExactSum};
+use zeroth_device::cpu::{CpuDevice, ExactSum, HeadLossDims};
 use zeroth_device::{
-    Control, Device, DeviceError, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Record, Report,
-    Rounding, Span, StepInput,
+    Control, Device, DeviceError, Kernel, Landing, Launch, MasterForm, Optimizer, OwnTokens, Queue, Recipe,
+    Record, Report, Rounding, Span, StepInput,
 };
 
 /// What one rank tells: its loss, and for each flat the sum of squares and whether its own gradient was broken.
@@ -308,5 +308,37 @@ fn a_conversion_says_whether_a_result_is_not_finite() {
             }
             values[place] = 1.5;
         }
+    }
+}
+
+#[test]
+fn a_head_that_cannot_round_what_it_is_asked_to_is_refused() {
+    let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
+    let place = |at: u64, bytes: u64| Span::device(at << 12, bytes);
+    let dims = HeadLossDims { rows: 2, hidden: 3, vocab: 5 };
+    let tokens = |rows: Span| OwnTokens { ids: place(3, 8), rows };
+    let (dw, broken) = (place(9, 60), place(10, 8));
+    let kernel = |landing: Landing, own: Option<OwnTokens>| Kernel::HeadLossBackward {
+        dims,
+        x: place(0, 12),
+        w: place(1, 30),
+        labels: place(2, 8),
+        loss: place(5, 8),
+        input: place(6, size_of::<StepInput>() as u64),
+        control: place(7, size_of::<Control>() as u64),
+        dx: place(8, 12),
+        dw,
+        landing,
+        own,
+    };
+    let round = |to: DType| Landing::Round { to, broken };
+    // To another type; rows that wait beside a gradient that is not rounded; rows that wait where others land.
+    for (landing, own, said) in [
+        (round(DType::F16), None, "F16"),
+        (Landing::Write, Some(tokens(place(4, 24))), "Write"),
+        (round(DType::Bf16), Some(tokens(dw)), "overlap"),
+    ] {
+        let error = launch(&mut device, DType::Bf16, kernel(landing, own)).unwrap_err().to_string();
+        assert!(error.starts_with("head_loss_backward: ") && error.contains(said), "{error}");
     }
 }

@@ -18,3 +18,5 @@ mod gradients;
 mod products;
 #[path = "cpu/threads.rs"]
 mod threads;
+#[path = "cpu/tied_head.rs"]
+mod tied_head;

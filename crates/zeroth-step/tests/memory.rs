@@ -34,6 +34,7 @@ const SETTINGS: Settings = Settings {
     allgather_partitions: true,
     memory_efficient_linear: true,
     reads_in_place: false,
+    head_rounds: false,
 };
 
 /// A llama of these sizes: (hidden, feed-forward, heads, kv heads, head_dim, blocks, vocabulary).

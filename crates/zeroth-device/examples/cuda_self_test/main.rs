@@ -360,7 +360,7 @@ impl Bench {
         cpu::embedding_backward(&self.pool, dims, &ids, &narrow(&dy), &mut dtable);
         let output = self.exact(before, cast_slice(&dtable).to_vec());
         let (ids, dy) = (self.given(cast_slice(&ids))?, self.input(&dy)?);
-        let kernel = Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable: output.span };
+        let kernel = Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable: output.span, waiting: None };
         self.case(&shape, kernel, &[output])
     }
 
@@ -513,7 +513,8 @@ impl Bench {
                 control: self.given(bytes_of(&Control::new(loss_scale)))?,
                 dx: outputs[1].span,
                 dw: outputs[2].span,
-                add,
+                landing: if add { Landing::Add } else { Landing::Write },
+                own: None,
             };
             self.case(&format!("{shape}, add {add}"), kernel, &outputs)?;
         }

@@ -219,7 +219,7 @@ impl Bench {
         self.time(
             "16384 of 151936x1024",
             Work::Bytes(2.0 * bytes),
-            Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable },
+            Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting: None },
         )?;
         self.time(
             "16384 of 151936x1024",
@@ -243,7 +243,8 @@ impl Bench {
             control: self.given(bytes_of(&Control::new(1.0)))?,
             dx: self.place(2 * rows * hidden),
             dw: self.filled(DType::F32, vocab * hidden)?,
-            add: false,
+            landing: Landing::Write,
+            own: None,
         };
         let flops = 6.0 * (rows * hidden) as f64 * vocab as f64;
         self.time("4096x1024x151936", Work::Flops(flops), kernel)

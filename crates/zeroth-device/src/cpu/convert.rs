@@ -51,7 +51,8 @@ pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mu
 }
 
 each_path! {
-    fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
+    /// A piece of [`convert_and_look`], stored past the caches where `past` says so.
+    pub(super) fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
         let mut broken = false;
         staged(to, past, |at, to| {
             stream::ask_ahead(from, at, to.len());
@@ -77,7 +78,8 @@ pub fn look<A: Element>(pool: &Pool, values: &[A]) -> bool {
 }
 
 each_path! {
-    fn is_broken<A>(values: &[A]) -> bool {
+    /// Whether one of some values is not finite.
+    pub(super) fn is_broken<A>(values: &[A]) -> bool {
         values.iter().fold(false, |broken, value| broken | is_endless(*value))
     }
 }

@@ -14,8 +14,8 @@ use super::attention::{AttentionSaved, attention, attention_backward};
 use super::convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
 use super::dropout::{Dropout, RowKey, dropout};
 use super::element::Element;
-use super::embedding::{embedding, embedding_backward};
-use super::head_loss::{head_loss, head_loss_backward};
+use super::embedding::{embedding, embedding_backward, embedding_backward_once};
+use super::head_loss::{OwnRows, head_loss, head_loss_backward, head_loss_backward_once};
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx};
 use super::logits::logits;
@@ -30,12 +30,12 @@ use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
 use crate::device::NOTES;
 use crate::{
-    Access, Control, Device, DeviceError, Kernel, Landing, Launch, MasterForm, Optimizer, Queue, RankSum,
-    ReadWrite, Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier,
+    Access, Control, Device, DeviceError, Kernel, Landing, Launch, MasterForm, Optimizer, OwnTokens, Queue,
+    RankSum, ReadWrite, Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier, WaitingRows,
 };
 
 /// The most operands a kernel has, scratch included.
-const OPERANDS: usize = 13;
+const OPERANDS: usize = 14;
 
 /// An expression with the stored type that a number type has here.
 macro_rules! typed {
@@ -158,9 +158,18 @@ impl CpuDevice {
                     let ids: &[i32] = self.read(ids)?;
                     embedding(pool, dims, &ids[..rows], self.read::<T>(table)?, self.write(y)?);
                 }
-                Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable } => {
+                Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting } => {
                     let ids: &[i32] = self.read(ids)?;
-                    embedding_backward(pool, dims, &ids[..rows], self.read::<T>(dy)?, self.write(dtable)?);
+                    let (ids, dy) = (&ids[..rows], self.read::<T>(dy)?);
+                    match waiting {
+                        None => embedding_backward(pool, dims, ids, dy, self.write(dtable)?),
+                        Some(WaitingRows { rows, broken }) => {
+                            let (rows, dtable) = (self.write(rows)?, self.write(dtable)?);
+                            if embedding_backward_once(pool, dims, ids, dy, rows, dtable) {
+                                *self.write_one::<u64>(broken)? = 1;
+                            }
+                        }
+                    }
                 }
                 Kernel::Linear { dims, x, w, bias, y } => {
                     let bias = bias.map(|bias| self.read::<T>(bias)).transpose()?;
@@ -304,12 +313,48 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, add } => {
+                Kernel::HeadLossBackward {
+                    dims,
+                    x,
+                    w,
+                    labels,
+                    loss,
+                    input,
+                    control,
+                    dx,
+                    dw,
+                    landing,
+                    own,
+                } => {
                     let weight = self.read_one::<StepInput>(input)?.loss_weight;
                     let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
                     let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
-                    let (dx, dw) = (self.write(dx)?, self.write(dw)?);
-                    let sum = head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, scratch()?);
+                    let (dx, s) = (self.write(dx)?, scratch()?);
+                    let sum = match (landing, own) {
+                        (Landing::Round { to, broken }, own) if to == T::DTYPE => {
+                            let own = match own {
+                                Some(OwnTokens { ids, rows }) => {
+                                    Some(OwnRows { ids: self.read(ids)?, rows: self.write(rows)? })
+                                }
+                                None => None,
+                            };
+                            let dw = self.write(dw)?;
+                            let (sum, is_broken) =
+                                head_loss_backward_once(pool, dims, x, w, labels, scale, dx, dw, own, s);
+                            if is_broken {
+                                *self.write_one::<u64>(broken)? = 1;
+                            }
+                            sum
+                        }
+                        (Landing::Add | Landing::Write, None) => {
+                            let (dw, add) = (self.write(dw)?, landing == Landing::Add);
+                            head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, s)
+                        }
+                        (landing, own) => {
+                            let problem = format!("{landing:?} of {} with {own:?}", T::DTYPE);
+                            return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                        }
+                    };
                     *self.write_one::<f64>(loss)? += sum;
                 }
                 Kernel::Logits { dims, starts, x, w, logits: to } => {

@@ -2,9 +2,13 @@
 //!
 //! A negative id is a row of padding: zeros going in, no gradient coming back.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::check_len;
+use super::convert::look_piece;
 use super::cut::{Chunks, Grid};
 use super::element::Element;
+use super::path::each_path;
 use super::pool::Pool;
 use super::stream;
 
@@ -14,6 +18,8 @@ const ROWS: usize = 64;
 const COLUMNS: usize = 128;
 /// Rows of the gradient that are asked for ahead: they lie anywhere in the table.
 const AHEAD: usize = 8;
+/// Ids that are looked through at a time.
+const LANES: usize = 64;
 
 /// The sizes of an embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +72,58 @@ pub fn embedding_backward<T: Element>(
             }
         }
     });
+}
+
+/// Completes the rows of a gradient that wait in f32 for the tokens that chose them, and rounds them to their places in the
+/// table; whether a result is not finite. The table's other rows are left alone.
+///
+/// `rows` [tokens, width] holds for every token what its row has, the same for the same tokens, as
+/// [`OwnRows`](super::OwnRows) of the head. dy is added to the first of the same in the order of [`embedding_backward`], so
+/// the bits are those that it leaves, rounded.
+pub fn embedding_backward_once<T: Element>(
+    pool: &Pool,
+    dims: EmbeddingDims,
+    ids: &[i32],
+    dy: &[T],
+    rows: &mut [f32],
+    dtable: &mut [T],
+) -> bool {
+    let (width, path) = (dims.width, pool.path());
+    check_len("dy", dy.len(), ids.len() * width);
+    check_len("rows", rows.len(), ids.len() * width);
+    check_len("dtable", dtable.len(), dims.vocab * width);
+    if ids.is_empty() {
+        return false;
+    }
+    // It only ever becomes true, so the order of the tasks means nothing.
+    let broken = AtomicBool::new(false);
+    let columns = (Grid::new(rows, width, ids.len(), COLUMNS), Grid::new(dtable, width, dims.vocab, COLUMNS));
+    pool.each(columns, |_, (mut rows, mut table)| {
+        let first = rows.first_column();
+        for (&id, dy) in ids.iter().zip(dy.chunks_exact(width)) {
+            if row_of(id, dims.vocab).is_some() {
+                for (sum, dy) in rows.row(first_place(path, ids, id)).iter_mut().zip(&dy[first..]) {
+                    *sum += dy.to_f32();
+                }
+            }
+        }
+        for (place, &id) in ids.iter().enumerate() {
+            if let Some(row) = row_of(id, dims.vocab).filter(|_| first_place(path, ids, id) == place)
+                && look_piece(path, rows.row(place), table.row(row), false)
+            {
+                broken.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    broken.into_inner()
+}
+
+each_path! {
+    /// The first place that has an id, which is one of them.
+    fn first_place(ids: &[i32], id: i32) -> usize {
+        let before = ids.chunks(LANES).take_while(|some| !some.contains(&id)).count() * LANES;
+        before + ids[before..].iter().take_while(|other| **other != id).count()
+    }
 }
 
 fn row_of(id: i32, vocab: usize) -> Option<usize> {

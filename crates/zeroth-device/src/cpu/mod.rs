@@ -65,8 +65,11 @@ pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;
 pub use dropout::{Dropout, RowKey, dropout};
 pub use element::Element;
-pub use embedding::{EmbeddingDims, embedding, embedding_backward};
-pub use head_loss::{HeadLossDims, head_loss, head_loss_backward, head_loss_scratch};
+pub use embedding::{EmbeddingDims, embedding, embedding_backward, embedding_backward_once};
+pub use head_loss::{
+    HeadLossDims, OwnRows, head_loss, head_loss_backward, head_loss_backward_once, head_loss_once_scratch,
+    head_loss_scratch,
+};
 pub use head_norm_rope::{HeadNormRopeDims, head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
 pub use linear::{LinearDims, linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
 pub use logits::{LogitsDims, logits, logits_scratch};

@@ -1,13 +1,13 @@
 //! How much scratch a kernel of the processor needs: from sizes and threads only, so that a plan is exact before a run.
 
 use super::attention::{attention_backward_scratch, attention_scratch};
-use super::head_loss::head_loss_scratch;
+use super::head_loss::{head_loss_once_scratch, head_loss_scratch};
 use super::head_norm_rope::head_norm_rope_scratch;
 use super::linear::linear_scratch;
 use super::logits::logits_scratch;
 use super::norm::BLOCK;
 use super::rms_norm::rms_norm_scratch;
-use crate::Kernel;
+use crate::{Kernel, Landing};
 
 /// Bytes of scratch that a kernel needs with a pool of `threads`.
 pub(crate) fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
@@ -21,6 +21,9 @@ pub(crate) fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
+        Kernel::HeadLossBackward { dims, landing: Landing::Round { .. }, .. } => {
+            floats(head_loss_once_scratch(*dims, threads))
+        }
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
             floats(head_loss_scratch(*dims, threads))
         }

@@ -7,12 +7,13 @@ use zeroth_base::DType;
 
 use super::{
     AttentionDims, AttentionSaved, Dropout, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims,
-    LinearDims, LogitsDims, Master, Moments, Pool, RmsNormDims, RopeDims, RopeTable, RowKey, block_squares,
-    convert, dropout, embedding, embedding_backward, head_loss, head_loss_backward, head_loss_scratch,
-    head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw,
-    linear_dw_once, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm,
-    rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks,
-    swiglu, swiglu_backward,
+    LinearDims, LogitsDims, Master, Moments, OwnRows, Pool, RmsNormDims, RopeDims, RopeTable, RowKey,
+    block_squares, convert, dropout, embedding, embedding_backward, embedding_backward_once, head_loss,
+    head_loss_backward, head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, head_norm_rope,
+    head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_once, linear_dx,
+    linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm, rms_norm_backward,
+    rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks, swiglu,
+    swiglu_backward,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 
@@ -266,6 +267,23 @@ impl<T: Element> Bench<'_, T> {
         dw.fill(f32::NAN);
         head_loss_backward(self.pool, dims, &x, &w, &labels, 0.125, &mut dx, &mut dw, false, &mut scratch);
         self.compare("head_loss dw written", &dw, &expected_dw);
+        self.tied_head(dims, &x, &w, &labels, &expected_dw);
+    }
+
+    /// The gradient of a table that is the head's and an embedding's, rounded by both.
+    fn tied_head(&mut self, dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32], of_head: &[f64]) {
+        let HeadLossDims { rows, hidden, vocab } = dims;
+        let ids: Vec<i32> = (0..40).map(|i| if i % 10 == 9 { -1 } else { i * i % 90 }).collect();
+        let mut scratch = vec![0.0; head_loss_once_scratch(dims, self.pool.threads())];
+        let (mut dx, mut dw) = (x.to_vec(), w.to_vec());
+        let mut waiting = vec![f32::NAN; rows * hidden];
+        let own = Some(OwnRows { ids: &ids, rows: &mut waiting });
+        head_loss_backward_once(self.pool, dims, x, w, labels, 0.125, &mut dx, &mut dw, own, &mut scratch);
+        let dims = EmbeddingDims { vocab, width: hidden };
+        embedding_backward_once(self.pool, dims, &ids, x, &mut waiting, &mut dw);
+        let mut expected = reference::embedding_backward(dims, &ids, &wide(x));
+        expected.iter_mut().zip(of_head).for_each(|(sum, of_head)| *sum += of_head);
+        self.compare("head_loss dw tied", &dw, &expected);
     }
 
     fn logits(&mut self) {

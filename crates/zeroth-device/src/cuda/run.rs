@@ -25,8 +25,14 @@ pub(super) fn run(
     let dtype = line.dtype;
     match *kernel {
         Kernel::Embedding { dims, rows, ids, table, y } => rows::embedding(line, dims, rows, [ids, table, y]),
-        Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable } => {
+        Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting: None } => {
             rows::embedding_backward(line, dims, rows, [ids, dy, dtable])
+        }
+        Kernel::EmbeddingBackward { waiting: Some(_), .. }
+        | Kernel::HeadLossBackward { landing: Landing::Round { .. }, .. }
+        | Kernel::HeadLossBackward { own: Some(_), .. } => {
+            let problem = "on a card the head's gradient lands in f32 and is rounded later".to_owned();
+            Err(DeviceError::Operands { what: kernel.name(), problem })
         }
         Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => {
             linear(line, products, kernel)
@@ -81,7 +87,20 @@ pub(super) fn run(
         Kernel::HeadLoss { dims, x, w, labels, loss } => {
             head::run(line, products, dims, [x, w, labels, loss], None)
         }
-        Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, add } => {
+        Kernel::HeadLossBackward {
+            dims,
+            x,
+            w,
+            labels,
+            loss,
+            input,
+            control,
+            dx,
+            dw,
+            landing: landing @ (Landing::Add | Landing::Write),
+            own: None,
+        } => {
+            let add = landing == Landing::Add;
             head::run(line, products, dims, [x, w, labels, loss], Some(([input, control, dx, dw], add)))
         }
         Kernel::Logits { dims, starts, x, w, logits } => {

@@ -23,6 +23,8 @@ const ATTENTION: AttentionDims =
 const WINDOW: AttentionDims = AttentionDims { window: Some(33), ..ATTENTION };
 /// More than one slice.
 const HEAD: HeadLossDims = HeadLossDims { rows: HEAD_ROWS, hidden: 8, vocab: VOCAB };
+/// One slice, of a table that is an embedding's, too.
+const TIED: HeadLossDims = HeadLossDims { rows: ROWS, ..HEAD };
 const LOGITS: LogitsDims = LogitsDims { rows: ROWS, sequences: 5, hidden: WIDTH, vocab: 290 };
 const STARTS: [u32; 5] = [0, 1, 150, 151, 320];
 
@@ -64,6 +66,7 @@ impl<T: Element> Everything<T> {
             attention_scratch(&ATTENTION, MOST_THREADS),
             attention_backward_scratch(&ATTENTION, MOST_THREADS),
             head_loss_scratch(HEAD, MOST_THREADS),
+            head_loss_once_scratch(TIED, MOST_THREADS),
             logits_scratch(LOGITS, MOST_THREADS),
         ];
         let narrow = [
@@ -90,6 +93,7 @@ impl<T: Element> Everything<T> {
             FLAT,
             FLAT,
             FLAT,
+            ROWS * 8,
         ];
         assert!(HEAD.slice_rows::<bf16>() < HEAD_ROWS, "the head must take several slices");
         Self {
@@ -109,12 +113,12 @@ impl<T: Element> Everything<T> {
             narrow: narrow
                 .iter()
                 .map(|width| vec![T::default(); ROWS * width])
-                .chain([vec![T::default(); HEAD_ROWS * 8], vec![T::default(); FLAT]])
+                .chain([HEAD_ROWS * 8, FLAT, ROWS * 8, VOCAB * 8].map(|count| vec![T::default(); count]))
                 .collect(),
             wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
-            sums: vec![0.0; FLAT.div_ceil(BLOCK) + 3],
+            sums: vec![0.0; FLAT.div_ceil(BLOCK) + 4],
             moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
-            scratch: vec![0.0; scratch.into_iter().max().expect("there are seven")],
+            scratch: vec![0.0; scratch.into_iter().max().expect("there are eight")],
         }
     }
 
@@ -129,20 +133,21 @@ impl<T: Element> Everything<T> {
         let [y, dx, embedded, h, normed, plain, dh, turned, back, swished, dgate, dup, dk, dv, dq, rest @ ..] =
             &mut self.narrow[..]
         else {
-            unreachable!("25 outputs")
+            unreachable!("27 outputs")
         };
-        let [dk_window, dv_window, dq_window, out, out_window, dropped, both, both_dh, head_dx, weights] =
-            rest
+        let [dk_window, dv_window, dq_window, out, out_window, dropped, both, both_dh, rest @ ..] = rest
         else {
-            unreachable!("25 outputs")
+            unreachable!("27 outputs")
         };
+        let [head_dx, weights, tied_dx, tied_dw] = rest else { unreachable!("27 outputs") };
         let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, answers, others @ ..] =
             &mut self.wide[..]
         else {
-            unreachable!("19 outputs")
+            unreachable!("20 outputs")
         };
-        let [head_rstd, dhead, master, first, second, total, kept_first, kept_second] = others else {
-            unreachable!("19 outputs")
+        let [head_rstd, dhead, master, first, second, total, kept_first, kept_second, waiting] = others
+        else {
+            unreachable!("20 outputs")
         };
         self.moments.iter_mut().for_each(|moments| moments.fill(bf16::ONE));
         linear(pool, LINEAR, x, &self.weight, Some(&self.weight[..290]), y, s);
@@ -175,6 +180,13 @@ impl<T: Element> Everything<T> {
         s.fill(f32::NAN);
         self.sums[1] =
             head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, true, s);
+        s.fill(f32::NAN);
+        let (labels, own) = (&self.labels[..ROWS], Some(OwnRows { ids: &self.ids, rows: waiting }));
+        let (tied_x, dims) = (&head_x[..ROWS * 8], EmbeddingDims { vocab: VOCAB, width: 8 });
+        let (sum, broken) =
+            head_loss_backward_once(pool, TIED, tied_x, head_w, labels, 0.01, tied_dx, tied_dw, own, s);
+        let own_broken = embedding_backward_once(pool, dims, &self.ids, tied_x, waiting, tied_dw);
+        self.sums[3] = sum + f64::from(u8::from(broken)) + f64::from(u8::from(own_broken));
         logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);
         let setting = Dropout { probability: 0.3, seed: 1, op: 3 };
         dropout(pool, setting, &self.keys, WIDTH, x, dropped);
@@ -211,7 +223,7 @@ impl<T: Element> Everything<T> {
         convert(pool, &self.moments[0], kept_first);
         convert(pool, &self.moments[1], kept_second);
         self.sums[2] = f64::from(u8::from(convert_and_look(pool, &self.flat, weights)));
-        block_squares(pool, &self.flat, &mut self.sums[3..]);
+        block_squares(pool, &self.flat, &mut self.sums[4..]);
         sum_ranks(pool, &self.flat, total, true);
     }
 

@@ -2,7 +2,7 @@
 
 use zeroth_device::cpu::{ExactSum, RowKey};
 use zeroth_device::{Access, Control, Recipe, Record, Report, StepInput, Tier};
-use zeroth_graph::{Backward, Graph, Kind, Op, Value};
+use zeroth_graph::{Backward, GradNode, GradOp, Graph, Kind, Node, Op, Value};
 
 use super::tile::TileParts;
 use super::{Action, Chunk, GradientHome, Instruction, Program, Section, SectionKind};
@@ -31,6 +31,8 @@ pub enum Content {
     Gradient(usize),
     /// A flat's gradient in the communication type, each element in its place.
     Rounded(usize),
+    /// Rows of the head's gradient that wait for what an embedding adds to them, in f32, one for each token.
+    WaitingRows,
     /// A flat's gradient as kept for the update, where that is not the flat in which it landed.
     Kept(usize),
     /// Master weights of what this rank updates of a flat, or what they are beside its weights.
@@ -132,13 +134,24 @@ pub(crate) const fn record_bytes(flats: usize) -> u64 {
 
 /// Rows of the head's projection.
 pub(crate) fn vocabulary(graph: &Graph) -> u64 {
-    let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss);
-    head.map_or(0, |head| graph.param(head.params[0]).spec.shape[0])
+    head(graph).map_or(0, |head| graph.param(head.params[0]).spec.shape[0])
+}
+
+fn head(graph: &Graph) -> Option<&Node> {
+    graph.nodes.iter().find(|node| node.op == Op::HeadLoss)
 }
 
 impl Source<'_> {
     fn rows(&self) -> u64 {
         self.graph.inputs.first().map_or(0, |ids| self.graph.info(*ids).rows)
+    }
+
+    /// Where a node of backward is the head, which leaves rows of a table's gradient waiting, or the embedding that completes
+    /// them: the tokens whose rows they are.
+    pub(super) fn tokens_of_waiting(&self, kind: SectionKind, node: &GradNode) -> Option<Value> {
+        let param = node.lands.iter().find(|param| self.program.rows_wait(kind, **param))?;
+        let completes = |node: &&GradNode| node.op == GradOp::Embedding && node.lands.contains(param);
+        self.backward.nodes.iter().find(completes).map(|embedding| embedding.inputs[0])
     }
 
     fn has_dropout(&self) -> bool {
@@ -243,6 +256,10 @@ impl Source<'_> {
             }
             Content::Rounded(flat) => {
                 (Category::Buffers, layout.flats[flat].padded() * types.communication.bytes())
+            }
+            Content::WaitingRows => {
+                let width = head(self.graph).map_or(0, |head| self.graph.info(head.inputs[0]).width);
+                (Category::Buffers, 4 * self.rows() * width)
             }
             Content::Sent(at) => (Category::Buffers, chunk(at) * layout.ranks * types.communication.bytes()),
             Content::Received(at) => {
@@ -371,8 +388,11 @@ impl Source<'_> {
                         touched.push(landing);
                     }
                 }
-                if node.lands.iter().any(|param| program.product_rounds(way.kind, *param)) {
+                if node.lands.iter().any(|param| program.givers_round(way.kind, *param)) {
                     touched.push((Content::Report, Write));
+                }
+                if let Some(tokens) = self.tokens_of_waiting(way.kind, node) {
+                    touched.extend([(value(&tokens), Read), (Content::WaitingRows, Write)]);
                 }
                 let of = self.graph.nodes[node.of].op;
                 if of == Op::HeadLoss {

@@ -2,16 +2,18 @@
 //!
 //! What ops give of a parameter's gradient adds up in f32 and is rounded once to the communication type. Where one product
 //! gives all of it and it is rounded in the same section, the product itself rounds what it writes: nothing is cleared,
-//! read, added to and rounded later, and the bits are the same. All else lands in f32: in the flat's own gradient where that
-//! stays (stages 0 and 1), otherwise in a buffer that holds only such parameters, end to end.
+//! read, added to and rounded later, and the bits are the same. So does a head whose rows are one slice; of a table that is
+//! an embedding's, too, it leaves the rows of the micro-batch's own tokens to that. All else lands in f32: in the flat's own
+//! gradient where that stays (stages 0 and 1), otherwise in a buffer that holds only such parameters, end to end.
 
 use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_device::Tier;
-use zeroth_graph::{Backward, GradOp, Graph, ParamId};
+use zeroth_device::cpu::HeadLossDims;
+use zeroth_graph::{Backward, GradNode, GradOp, Graph, Op, ParamId};
 
-use super::{Content, GradientHome, Program, SectionKind, Types};
+use super::{Content, GradientHome, Program, SectionKind, Settings, Types};
 use crate::Slot;
 
 /// Who gives a parameter's gradient in a micro-batch.
@@ -19,33 +21,58 @@ use crate::Slot;
 pub enum Givers {
     /// One product, all of it at once.
     Product,
+    /// The head, all of it at once but for the rows of the micro-batch's own tokens, which an embedding completes.
+    HeadAndRows,
     /// A product first; what others give, or the product itself by and by, is added to that.
     ProductFirst,
     /// Ops that add to what is there; or nobody.
     Adders,
 }
 
-/// For each parameter, who gives its gradient.
-pub(super) fn givers(graph: &Graph, backward: &Backward) -> Vec<Givers> {
-    let mut all = vec![None; graph.params.len()];
-    for node in &backward.nodes {
-        let weight = graph.nodes[node.of].params.first();
-        for param in &node.lands {
-            let this = match node.op {
-                GradOp::LinearParams if weight == Some(param) => Givers::Product,
-                // It is taken in slices of rows.
-                GradOp::HeadLoss => Givers::ProductFirst,
-                _ => Givers::Adders,
-            };
-            let found = &mut all[param.index()];
-            *found = Some(match found {
-                None => this,
-                Some(Givers::Product) => Givers::ProductFirst,
-                Some(first) => *first,
-            });
-        }
+impl Givers {
+    /// Whether they can round what they give: each element is complete when one of them writes it.
+    const fn can_round(self) -> bool {
+        matches!(self, Self::Product | Self::HeadAndRows)
     }
-    all.into_iter().map(|found| found.unwrap_or(Givers::Adders)).collect()
+}
+
+/// For each parameter, who gives its gradient.
+pub(super) fn givers(graph: &Graph, backward: &Backward, settings: &Settings) -> Vec<Givers> {
+    let mut all: Vec<Vec<&GradNode>> = vec![Vec::new(); graph.params.len()];
+    for node in &backward.nodes {
+        node.lands.iter().for_each(|param| all[param.index()].push(node));
+    }
+    let head_rounds = head_rounds(graph, settings);
+    let of = |(place, nodes): (usize, &Vec<&GradNode>)| {
+        let is_product = |node: &GradNode| {
+            let weight = graph.nodes[node.of].params.first().map(|weight| weight.index());
+            node.op == GradOp::LinearParams && weight == Some(place)
+        };
+        match nodes[..] {
+            [node] if is_product(node) => Givers::Product,
+            [node] if node.op == GradOp::HeadLoss && head_rounds => Givers::Product,
+            [head, rows] if head.op == GradOp::HeadLoss && rows.op == GradOp::Embedding && head_rounds => {
+                Givers::HeadAndRows
+            }
+            // The head may take its rows in slices.
+            [first, ..] if is_product(first) || first.op == GradOp::HeadLoss => Givers::ProductFirst,
+            _ => Givers::Adders,
+        }
+    };
+    all.iter().enumerate().map(of).collect()
+}
+
+/// Whether the head can round the gradient of its projection: to the type of its operands, where it takes the largest
+/// micro-batch, and so every other, as one slice.
+fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
+    let Types { run, communication } = settings.types;
+    let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss);
+    head.is_some_and(|head| {
+        let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
+        let rows = graph.info(head.inputs[0]).rows as usize;
+        let is_narrow = run == communication && run != DType::F32;
+        settings.head_rounds && is_narrow && HeadLossDims { rows, hidden, vocab }.is_one_slice(run)
+    })
 }
 
 /// A parameter whose gradient lands in f32: its elements in the flat, padding included, and where in the buffer of such
@@ -85,13 +112,18 @@ impl Program {
 
     /// Whether a parameter's gradient lands in the communication type.
     fn lands_rounded(&self, kind: SectionKind, param: ParamId) -> bool {
-        let is_at_once = self.givers[param.index()] == Givers::Product;
-        self.rounds_landings(kind) && (is_at_once || self.types.communication == DType::F32)
+        let is_wide = self.types.communication == DType::F32;
+        self.givers_round(kind, param) || self.rounds_landings(kind) && is_wide
     }
 
-    /// Whether the product that gives a parameter's gradient rounds it, and so looks whether it is finite.
-    pub(super) fn product_rounds(&self, kind: SectionKind, param: ParamId) -> bool {
-        self.rounds_landings(kind) && self.givers[param.index()] == Givers::Product
+    /// Whether those who give a parameter's gradient round it, and so look whether it is finite.
+    pub(super) fn givers_round(&self, kind: SectionKind, param: ParamId) -> bool {
+        self.rounds_landings(kind) && self.givers[param.index()].can_round()
+    }
+
+    /// Whether rows of a parameter's gradient wait in f32 for what an embedding adds to them.
+    pub(super) fn rows_wait(&self, kind: SectionKind, param: ParamId) -> bool {
+        self.rounds_landings(kind) && self.givers[param.index()] == Givers::HeadAndRows
     }
 
     /// The buffer of a flat's gradient in the communication type, each element in its place.
@@ -169,8 +201,7 @@ impl Program {
     /// What of a flat landed in the communication type without a look at whether it is finite.
     pub(super) fn unseen(&self, kind: SectionKind, flat: usize) -> Vec<Range<u64>> {
         let slots = self.layout.flats[flat].padded_slots();
-        let is_unseen =
-            |param| self.lands_rounded(kind, param) && self.givers[param.index()] != Givers::Product;
+        let is_unseen = |param| self.lands_rounded(kind, param) && !self.givers_round(kind, param);
         let mut runs: Vec<Range<u64>> = Vec::new();
         for (_, of_flat) in slots.filter(|(slot, _)| is_unseen(slot.param)) {
             match runs.last_mut() {

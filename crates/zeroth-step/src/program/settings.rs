@@ -165,6 +165,8 @@ pub struct Settings {
     /// `stage3_prefetch_bucket_size`, `memory_efficient_linear`): where ranks see each other's memory, they are read where
     /// they lie, and none is gathered.
     pub reads_in_place: bool,
+    /// The device's head can round the gradient of its projection as it makes it.
+    pub head_rounds: bool,
 }
 
 impl Settings {
@@ -172,7 +174,9 @@ impl Settings {
     /// single elements, unless the host's processors update them.
     #[must_use]
     pub fn on(mut self, target: Target) -> Self {
-        self.reads_in_place &= matches!(target, Target::Cpu { .. });
+        let is_cpu = matches!(target, Target::Cpu { .. });
+        self.reads_in_place &= is_cpu;
+        self.head_rounds &= is_cpu;
         let offload = &mut self.offload;
         // Without master weights there are only the card's own for a processor to change.
         if self.types.run == DType::F32 || offload.optimizer.is_none() {
@@ -208,6 +212,7 @@ impl Settings {
             allgather_partitions: true,
             memory_efficient_linear: true,
             reads_in_place: false,
+            head_rounds: false,
         }
     }
 
@@ -273,6 +278,7 @@ impl Settings {
             ]
             .iter()
             .all(|key| is_open(key)),
+            head_rounds: true,
         }
     }
 }

@@ -101,7 +101,7 @@ pub(crate) const PARAMETERS: Figure =
 pub(crate) const HOST_PARAMETERS: Figure =
     size("host: parameters", |c| c.memory.peak(Tier::Host, Category::Parameters));
 pub(crate) const GRADIENTS: Figure =
-    ("gradients", |compiled| compiled.bytes(Tier::Device).gradients, Shown::Bytes);
+    size("device: gradients", |c| c.memory.peak(Tier::Device, Category::Gradients));
 pub(crate) const OPTIMIZER: Figure =
     size("device: optimizer", |c| c.memory.peak(Tier::Device, Category::Optimizer));
 pub(crate) const HOST_OPTIMIZER: Figure =
@@ -152,8 +152,10 @@ pub(crate) fn resolved(text: &str, ranks: u64) -> Resolved {
 impl Compiled {
     /// The program of a config's text.
     pub(crate) fn new(text: &str, ranks: u64) -> Self {
-        // As where ranks do not see each other's memory: what arrives and leaves is gathered.
-        let settings = Settings { reads_in_place: false, ..Settings::from_config(&resolved(text, ranks)) };
+        // As where ranks do not see each other's memory: what arrives and leaves is gathered. And as where the head's gradient
+        // lands in f32, whatever the rows are.
+        let asked = Settings::from_config(&resolved(text, ranks));
+        let settings = Settings { reads_in_place: false, head_rounds: false, ..asked };
         let (graph, backward) = model();
         let program = compile(&graph, &backward, ranks, &settings).unwrap();
         let memory = bytes(&program, &graph, &backward, Target::Cpu { threads: 2 }, &[TOKENS]);

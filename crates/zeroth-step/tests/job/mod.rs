@@ -39,6 +39,7 @@ pub(crate) const ROOMY: Settings = Settings {
     allgather_partitions: true,
     memory_efficient_linear: true,
     reads_in_place: true,
+    head_rounds: true,
 };
 
 /// A golden model: its folder, its weights and its rows.

@@ -6,9 +6,12 @@
 //! How many rows a slice has depends on the sizes and the type only.
 
 mod plain;
+mod rounded;
 mod sizes;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+
+use std::sync::atomic::AtomicBool;
 
 use half::bf16;
 use zeroth_base::DType;
@@ -16,6 +19,8 @@ use zeroth_base::DType;
 use super::element::Element;
 use super::pool::Pool;
 use super::{check_len, check_scratch};
+pub use rounded::OwnRows;
+use rounded::Rounded;
 
 /// What a slice's exponentials take, about, in elements of f32: 160 MiB.
 const SLICE: usize = 40 << 20;
@@ -42,6 +47,16 @@ impl HeadLossDims {
         (more * fitting).min(self.rows)
     }
 
+    /// Whether all rows are one slice of a head whose numbers are stored in this type. Then each of the gradients of its
+    /// weights is one sum, and can be rounded where it is made.
+    pub fn is_one_slice(self, dtype: DType) -> bool {
+        let most = match dtype {
+            DType::Bf16 => self.slice_rows::<bf16>(),
+            DType::F16 | DType::F32 => self.slice_rows::<f32>(),
+        };
+        self.rows <= most
+    }
+
     fn check<T>(self, x: &[T], w: &[T], labels: &[i32]) {
         check_len("x", x.len(), self.rows * self.hidden);
         check_len("w", w.len(), self.vocab * self.hidden);
@@ -52,9 +67,14 @@ impl HeadLossDims {
     }
 }
 
-/// f32 elements of scratch that the functions here need with a pool of `threads`.
+/// f32 elements of scratch that [`head_loss`] and [`head_loss_backward`] need with a pool of `threads`.
 pub fn head_loss_scratch(dims: HeadLossDims, threads: usize) -> usize {
-    plain::scratch(dims, threads).max(sizes::scratch(dims, threads))
+    plain::scratch(dims, threads, false).max(sizes::scratch(dims, threads, false))
+}
+
+/// f32 elements of scratch that [`head_loss_backward_once`] needs with a pool of `threads`.
+pub fn head_loss_once_scratch(dims: HeadLossDims, threads: usize) -> usize {
+    plain::scratch(dims, threads, true).max(sizes::scratch(dims, threads, true))
 }
 
 /// The sum of the losses of trained tokens, without gradients. A negative label (-100) is not trained.
@@ -67,6 +87,7 @@ pub fn head_loss<T: Element>(
     scratch: &mut [f32],
 ) -> f64 {
     dims.check(x, w, labels);
+    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
     run(pool, dims, x, w, labels, None, scratch)
 }
 
@@ -90,16 +111,70 @@ pub fn head_loss_backward<T: Element>(
     dims.check(x, w, labels);
     check_len("dx", dx.len(), x.len());
     check_len("dw", dw.len(), w.len());
-    let gradients = Some(Gradients { scale, dx, dw, add });
+    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
+    let gradients = Some(Gradients { scale, dx, dw: Weights::Wide { dw, add } });
     run(pool, dims, x, w, labels, gradients, scratch)
+}
+
+/// As [`head_loss_backward`] of rows that are one slice ([`HeadLossDims::is_one_slice`]), dw rounded once; the sum of the
+/// losses, and whether a result of dw is not finite. The bits are those that [`head_loss_backward`] writes, rounded.
+///
+/// Rows of dw that are `own` go there in f32 as well: what dw has of them is for
+/// [`embedding_backward_once`](super::embedding_backward_once) to write and to look at.
+///
+/// # Panics
+/// When the rows are several slices.
+pub fn head_loss_backward_once<T: Element>(
+    pool: &Pool,
+    dims: HeadLossDims,
+    x: &[T],
+    w: &[T],
+    labels: &[i32],
+    scale: f32,
+    dx: &mut [T],
+    dw: &mut [T],
+    own: Option<OwnRows>,
+    scratch: &mut [f32],
+) -> (f64, bool) {
+    dims.check(x, w, labels);
+    check_len("dx", dx.len(), x.len());
+    check_len("dw", dw.len(), w.len());
+    if let Some(own) = &own {
+        check_len("ids", own.ids.len(), dims.rows);
+        check_len("own rows", own.rows.len(), dims.rows * dims.hidden);
+    }
+    assert!(dims.is_one_slice(T::DTYPE), "{dims:?} are several slices, whose gradients are added in f32");
+    check_scratch(scratch.len(), head_loss_once_scratch(dims, pool.threads()));
+    let broken = AtomicBool::new(false);
+    let gradients = Gradients { scale, dx, dw: Weights::Rounded(Rounded { dw, own, broken: &broken }) };
+    let sum = run(pool, dims, x, w, labels, Some(gradients), scratch);
+    (sum, broken.into_inner())
 }
 
 /// Where gradients go, and what they are multiplied by.
 struct Gradients<'a, T> {
     scale: f32,
     dx: &'a mut [T],
-    dw: &'a mut [f32],
-    add: bool,
+    dw: Weights<'a, T>,
+}
+
+/// Where the gradient of w goes.
+enum Weights<'a, T> {
+    /// In f32: added to what is there, or written.
+    Wide { dw: &'a mut [f32], add: bool },
+    /// Rounded.
+    Rounded(Rounded<'a, T>),
+}
+
+impl<T: Element> Weights<'_, T> {
+    /// What it is when nothing is added to it.
+    fn clear(&mut self) {
+        match self {
+            Self::Wide { dw, add: false } => dw.fill(0.0),
+            Self::Wide { add: true, .. } => {}
+            Self::Rounded(rounded) => rounded.dw.fill(T::default()),
+        }
+    }
 }
 
 fn run<T: Element>(
@@ -111,10 +186,9 @@ fn run<T: Element>(
     mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
-    check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
-    if let (0, Some(Gradients { dw, add: false, .. })) = (dims.rows, &mut gradients) {
+    if let (0, Some(gradients)) = (dims.rows, &mut gradients) {
         // Otherwise the first slice writes it.
-        dw.fill(0.0);
+        gradients.dw.clear();
     }
     #[cfg(target_arch = "x86_64")]
     if tiles::fit::<T>(pool.path(), dims) {

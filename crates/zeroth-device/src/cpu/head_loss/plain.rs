@@ -2,9 +2,11 @@
 //! largest) in the type of the gradient, and for each row the block's largest and the sum. When all blocks of a slice are
 //! known, each becomes its own gradient in place and is used up, by dw and by dx, while it is in the cache.
 
+use std::sync::atomic::Ordering;
+
 use half::bf16;
 
-use super::{Gradients, HeadLossDims};
+use super::{Gradients, HeadLossDims, Weights};
 use crate::cpu::cut::{Chunks, Optional};
 use crate::cpu::element::Element;
 use crate::cpu::math;
@@ -14,6 +16,8 @@ use crate::cpu::pool::Pool;
 
 /// Tokens of the vocabulary of a block.
 const BLOCK: usize = 512;
+/// Rows of a block's gradient that one task rounds.
+const BAND: usize = 64;
 
 /// What a block knows of a row: its largest logit, the sum of its exponentials, and the label's logit if it has it.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
@@ -35,15 +39,16 @@ fn slice_scratch<E: Element>(dims: HeadLossDims) -> [usize; 4] {
     ]
 }
 
-/// f32 elements of scratch that [`run`] needs with a pool of `threads`.
-pub(super) fn scratch(dims: HeadLossDims, threads: usize) -> usize {
+/// f32 elements of scratch that [`run`] needs with a pool of `threads`, for a gradient of w that is rounded or not.
+pub(super) fn scratch(dims: HeadLossDims, threads: usize, rounds: bool) -> usize {
     let HeadLossDims { hidden, vocab, .. } = dims;
     let (rows, block) = (dims.slice_rows::<bf16>(), BLOCK.min(vocab));
     let product = (threads * matmul::band_scratch(block, hidden))
         .max(matmul::scratch(rows, hidden, block, threads))
         .max(matmul::scratch(block, hidden, rows, threads));
     let slice = |parts: [usize; 4]| parts.iter().sum::<usize>();
-    slice(slice_scratch::<bf16>(dims)).max(slice(slice_scratch::<f32>(dims))) + product
+    let rounded = if rounds { block * hidden } else { 0 };
+    slice(slice_scratch::<bf16>(dims)).max(slice(slice_scratch::<f32>(dims))) + product + rounded
 }
 
 /// The rows of one slice.
@@ -89,9 +94,8 @@ pub(super) fn run<T: Element, E: Element>(
             *factor = gradients.as_ref().map_or(0.0, |gradients| gradients.scale) / sum;
             marks.iter_mut().skip(row).step_by(rows).for_each(|mark| mark.peak -= peak);
         }
-        if let Some(Gradients { scale, dx, dw, add }) = &mut gradients {
-            slice.gradients(exps, marks, factors, *scale, &mut dx[place], dw, *add, sums, scratch);
-            *add = true;
+        if let Some(Gradients { scale, dx, dw }) = &mut gradients {
+            slice.gradients(exps, marks, factors, *scale, &mut dx[place], dw, sums, scratch);
         }
     }
     total
@@ -142,8 +146,7 @@ impl<T: Element> Slice<'_, T> {
         factors: &[f32],
         weight: f32,
         dx: &mut [T],
-        dw: &mut [f32],
-        add: bool,
+        dw: &mut Weights<T>,
         sums: &mut [f32],
         scratch: &mut [f32],
     ) {
@@ -152,8 +155,7 @@ impl<T: Element> Slice<'_, T> {
         let sums = &mut sums[..rows * hidden];
         sums.fill(0.0);
         let blocks = exps.chunks_mut(rows * BLOCK).zip(marks.chunks_exact(rows)).enumerate();
-        let parts = dw.chunks_mut(BLOCK * hidden).zip(self.w.chunks(BLOCK * hidden));
-        for ((block, (exps, marks)), (dw, w)) in blocks.zip(parts) {
+        for ((block, (exps, marks)), w) in blocks.zip(self.w.chunks(BLOCK * hidden)) {
             let columns = exps.len() / rows;
             pool.each(Chunks::new(exps, columns), |row, exps| {
                 if self.labels[row] < 0 {
@@ -170,12 +172,23 @@ impl<T: Element> Slice<'_, T> {
                 }
             });
             let grads = View::rows(&*exps, columns);
-            let x = View::rows(self.x, hidden);
-            matmul(pool, [columns, hidden, rows], grads.transposed(), x, dw, scratch, |_, sums, dw| {
-                for (dw, sum) in dw.iter_mut().zip(sums) {
-                    *dw = if add { *dw } else { 0.0 } + sum;
+            match dw {
+                Weights::Wide { dw, add } => {
+                    self.weights(grads, &mut dw[block * BLOCK * hidden..][..w.len()], *add, scratch);
                 }
-            });
+                Weights::Rounded(rounded) => {
+                    let (sums, scratch) = scratch.split_at_mut(w.len());
+                    self.weights(grads, sums, false, scratch);
+                    let (first, broken) = (block * BLOCK, rounded.broken);
+                    let bands = rounded.bands(first..first + columns, BAND, hidden);
+                    pool.each(bands, |band, rows| {
+                        let sums = &sums[band * BAND * hidden..][..rows.len()];
+                        if rows.finish(pool.path(), sums) {
+                            broken.store(true, Ordering::Relaxed);
+                        }
+                    });
+                }
+            }
             matmul(
                 pool,
                 [rows, hidden, columns],
@@ -190,8 +203,22 @@ impl<T: Element> Slice<'_, T> {
                 },
             );
         }
+        if let Weights::Wide { add, .. } = dw {
+            *add = true;
+        }
         pool.each((Chunks::new(dx, hidden), Chunks::new(sums, hidden)), |_, (dx, sums)| {
             round(pool.path(), sums, dx);
+        });
+    }
+
+    /// Writes a block's dw, or adds to it.
+    fn weights<E: Element>(&self, grads: View<E>, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
+        let (hidden, rows) = (self.dims.hidden, self.labels.len());
+        let (sizes, x) = ([dw.len() / hidden, hidden, rows], View::rows(self.x, hidden));
+        matmul(self.pool, sizes, grads.transposed(), x, dw, scratch, |_, sums, dw| {
+            for (dw, sum) in dw.iter_mut().zip(sums) {
+                *dw = if add { *dw } else { 0.0 } + sum;
+            }
         });
     }
 }

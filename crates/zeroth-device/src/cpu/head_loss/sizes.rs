@@ -15,6 +15,8 @@ const WIDEST: usize = 1024;
 /// Panels of a block at most, and how many in all of both packed forms the second-level cache has room for.
 const BLOCK: usize = 16;
 const CACHED: usize = 256;
+/// Panels of the vocabulary whose gradients a thread computes at a time.
+pub(super) const CHUNK: usize = 16;
 
 /// The head in panels.
 #[derive(Clone, Copy)]
@@ -50,12 +52,18 @@ impl Panels {
     pub(super) fn thread(self) -> usize {
         2 * TILE + self.block * TILE / 2 + self.hidden * TILE + ALIGN
     }
+
+    /// f32 elements of a thread for a chunk of the gradient that is yet to be rounded.
+    const fn chunk(self) -> usize {
+        CHUNK * self.hidden * TILE + ALIGN
+    }
 }
 
 /// f32 elements of a row's mark.
 pub(super) const MARK: usize = 4;
 
-/// f32 elements of scratch with a pool of `threads`.
-pub(super) fn scratch(dims: HeadLossDims, threads: usize) -> usize {
-    Panels::of(dims).map_or(0, |panels| panels.shared() + threads * panels.thread())
+/// f32 elements of scratch with a pool of `threads`, for a gradient of w that is rounded or not.
+pub(super) fn scratch(dims: HeadLossDims, threads: usize, rounds: bool) -> usize {
+    let chunk = |panels: Panels| if rounds { panels.chunk() } else { 0 };
+    Panels::of(dims).map_or(0, |panels| panels.shared() + threads * (panels.thread() + chunk(panels)))
 }

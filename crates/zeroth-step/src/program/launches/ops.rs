@@ -1,10 +1,10 @@
 //! Kernels of the model's ops and of their gradients.
 
-use zeroth_device::Kernel;
 use zeroth_device::cpu::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
+use zeroth_device::{Kernel, OwnTokens, WaitingRows};
 use zeroth_graph::{GradNode, GradOp, Landing, Node, Op, ParamId, Value};
 
 use super::super::Content;
@@ -182,11 +182,18 @@ impl At<'_> {
     /// How the product that is a weight's gradient, or the next part of it, meets what is there.
     fn product_lands(&self, node: &GradNode, weight: ParamId) -> zeroth_device::Landing {
         let program = self.program();
-        if program.product_rounds(self.section.kind, weight) {
+        if program.givers_round(self.section.kind, weight) {
             let broken = self.broken(program.layout.place(weight).0);
             return zeroth_device::Landing::Round { to: program.types.communication, broken };
         }
         if self.adds(node, weight) { zeroth_device::Landing::Add } else { zeroth_device::Landing::Write }
+    }
+
+    /// Rows of a gradient that the head leaves to an embedding, and their tokens.
+    fn waiting(&self, node: &GradNode, width: usize) -> Option<OwnTokens> {
+        let tokens = self.source.tokens_of_waiting(self.section.kind, node)?;
+        let rows = self.part(Content::WaitingRows, 0, self.rows * width as u64, 4);
+        Some(OwnTokens { ids: self.value(tokens), rows })
     }
 
     pub(super) fn backward(&self, node: &GradNode) -> Vec<Kernel> {
@@ -198,6 +205,7 @@ impl At<'_> {
                 let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
                 let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
                 let lands = node.lands.contains(&weight);
+                let unasked = zeroth_device::Landing::Write;
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
@@ -208,7 +216,8 @@ impl At<'_> {
                     control: self.whole(Content::Control, size_of::<zeroth_device::Control>() as u64),
                     dx: dx.unwrap_or_else(|| self.sink(self.rows * dims.hidden as u64 * self.run_bytes())),
                     dw: self.landing(node, weight),
-                    add: lands && self.adds(node, weight),
+                    landing: if lands { self.product_lands(node, weight) } else { unasked },
+                    own: self.waiting(node, dims.hidden),
                 }
             }
             GradOp::LinearInput => Kernel::LinearDx {
@@ -286,13 +295,15 @@ impl At<'_> {
             },
             GradOp::Dropout(op) => self.dropout(op, node.inputs[0], node.outputs[0].0),
             GradOp::Embedding => {
-                let [vocab, width] = self.shape(of.params[0]);
+                let (table, [vocab, width]) = (of.params[0], self.shape(of.params[0]));
+                let broken = self.broken(self.program().layout.place(table).0);
                 Kernel::EmbeddingBackward {
                     dims: EmbeddingDims { vocab, width },
                     rows: self.rows as usize,
                     ids: input(0),
                     dy: input(1),
-                    dtable: self.gradient(of.params[0]),
+                    dtable: self.gradient(table),
+                    waiting: self.waiting(node, width).map(|own| WaitingRows { rows: own.rows, broken }),
                 }
             }
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },

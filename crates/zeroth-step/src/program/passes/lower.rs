@@ -31,7 +31,7 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
-    program(layout, sections, givers(graph, backward), settings)
+    program(layout, sections, givers(graph, backward, settings), settings)
 }
 
 /// Forward whose head gives next-token logits instead of a loss.

@@ -15,12 +15,13 @@ mod powers;
 mod weights;
 
 use std::f32::consts::{LN_2, LOG2_E};
+use std::sync::atomic::Ordering;
 
 use half::bf16;
 use zeroth_base::DType;
 
-use super::sizes::{LANES, MARK, Panels};
-use super::{Gradients, HeadLossDims};
+use super::sizes::{CHUNK, LANES, MARK, Panels};
+use super::{Gradients, HeadLossDims, Weights};
 use crate::cpu::cut::{Chunks, Grid, Optional};
 use crate::cpu::element::Element;
 use crate::cpu::math;
@@ -140,10 +141,9 @@ pub(super) fn run<T: Element>(
         let slice = Slice { pool, dims, panels, x: &x[place.clone()], w, labels };
         let mut shared = Shared::new(panels, shared);
         total += slice.losses(&mut shared, gradients.is_some(), own);
-        if let Some(Gradients { scale, dx, dw, add }) = &mut gradients {
+        if let Some(Gradients { scale, dx, dw }) = &mut gradients {
             slice.finish_dx(&shared, *scale, &mut dx[place]);
-            slice.dw(&mut shared, *scale, dw, *add, own);
-            *add = true;
+            slice.dw(&mut shared, *scale, dw, own);
         }
     }
     total
@@ -253,8 +253,8 @@ impl<T: Element> Slice<'_, T> {
     }
 
     /// The second pass: dw.
-    fn dw(&self, shared: &mut Shared, scale: f32, dw: &mut [f32], add: bool, own: &mut [f32]) {
-        let (HeadLossDims { rows, hidden, .. }, panels) = (self.dims, self.panels);
+    fn dw(&self, shared: &mut Shared, scale: f32, dw: &mut Weights<T>, own: &mut [f32]) {
+        let (HeadLossDims { rows, hidden, vocab }, panels) = (self.dims, self.panels);
         let Shared { exps, x, terms, marks, .. } = shared;
         let scaled = &mut bytemuck::cast_slice_mut::<u16, T>(x)[..rows * hidden];
         self.pool.each(Chunks::new(scaled, hidden), |row, scaled| {
@@ -263,29 +263,66 @@ impl<T: Element> Slice<'_, T> {
             }
             multiply(self.pool.path(), &self.x[row * hidden..][..hidden], scale / marks[row].sum, scaled);
         });
-        let (exps, scaled) = (&**exps, &*scaled);
+        let (exps, scaled, marks) = (&**exps, &*scaled, &**marks);
         self.pool.each(Chunks::new(terms, 2 * panels.rows * TILE), |pair, out| {
             let column = 2 * pair * PANEL;
             let view = View::rows(&scaled[column..], hidden).transposed();
             pack_bf16(Side::Rows, view, (2 * PANEL).min(hidden - column), rows, out);
         });
-        let terms = &**terms;
-        self.pool.each_with(Chunks::new(dw, weights::CHUNK * PANEL * hidden), own, |chunk, dw, scratch| {
-            let first = chunk * weights::CHUNK;
-            let taken = weights::CHUNK.min(panels.vocab - first);
-            let exps = &exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
-            weights::chunk(exps, terms, panels.rows, hidden, dw, add, scratch);
-            let labels = first * PANEL..first * PANEL + dw.len() / hidden;
-            for ((x, mark), &label) in scaled.chunks_exact(hidden).zip(&**marks).zip(self.labels) {
-                if let Ok(label) = usize::try_from(label)
-                    && labels.contains(&label)
-                {
-                    // Of the rounded x: where a label is all but certain, nearly all of what it brought goes again.
-                    let dw = &mut dw[(label - labels.start) * hidden..][..hidden];
-                    subtract(self.pool.path(), x, mark.sum, dw);
-                }
+        let second = Second { slice: self, exps, terms, scaled, marks };
+        match dw {
+            Weights::Wide { dw, add } => {
+                self.pool.each_with(Chunks::new(dw, CHUNK * PANEL * hidden), own, |chunk, dw, scratch| {
+                    second.chunk(chunk, dw, *add, scratch);
+                });
+                *add = true;
             }
-        });
+            Weights::Rounded(rounded) => {
+                let broken = rounded.broken;
+                let bands = rounded.bands(0..vocab, CHUNK * PANEL, hidden);
+                self.pool.each_with(bands, own, |chunk, band, scratch| {
+                    let (scratch, sums) = scratch.split_at_mut(panels.thread());
+                    let sums = Room::new(sums).f32(band.len());
+                    second.chunk(chunk, sums, false, scratch);
+                    if band.finish(self.pool.path(), sums) {
+                        broken.store(true, Ordering::Relaxed);
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// What the second pass reads.
+struct Second<'a, T> {
+    slice: &'a Slice<'a, T>,
+    /// Columns and rows of its product.
+    exps: &'a [u16],
+    terms: &'a [u16],
+    /// x over its totals, as it stands.
+    scaled: &'a [T],
+    marks: &'a [Mark],
+}
+
+impl<T: Element> Second<'_, T> {
+    /// Writes a chunk of dw, or adds to it.
+    fn chunk(&self, chunk: usize, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
+        let Self { slice, exps, terms, scaled, marks } = *self;
+        let (hidden, panels) = (slice.dims.hidden, slice.panels);
+        let first = chunk * CHUNK;
+        let taken = CHUNK.min(panels.vocab - first);
+        let exps = &exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
+        weights::chunk(exps, terms, panels.rows, hidden, dw, add, scratch);
+        let labels = first * PANEL..first * PANEL + dw.len() / hidden;
+        for ((x, mark), &label) in scaled.chunks_exact(hidden).zip(marks).zip(slice.labels) {
+            if let Ok(label) = usize::try_from(label)
+                && labels.contains(&label)
+            {
+                // Of the rounded x: where a label is all but certain, nearly all of what it brought goes again.
+                let dw = &mut dw[(label - labels.start) * hidden..][..hidden];
+                subtract(slice.pool.path(), x, mark.sum, dw);
+            }
+        }
     }
 }
 

@@ -9,8 +9,6 @@ use super::super::sizes::LANES;
 use crate::cpu::matmul::{Between, PANEL, TILE, Tiles, transpose_from};
 use crate::cpu::panels::{Room, bits, merged};
 
-/// Panels of the vocabulary of a chunk.
-pub(super) const CHUNK: usize = 16;
 /// Steps of x that the second-level cache has room for.
 const CACHED: usize = 512;
 
