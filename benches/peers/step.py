@@ -8,7 +8,8 @@ Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1
 (ZeRO stages, 2 ranks of 1 thread each over shared memory and gloo) and torch (1 process of 2 threads, which takes the
 batch of both ranks in two micro-batches). Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
 (--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
-each time, whose first step does not count. Memory is the peak of a rank: PSS as sampled, and the system's peak RSS.
+each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
+out, ours add in fp32 and DeepSpeed in the model's type. Memory is that of a rank: the largest PSS of the samples, and its peak.
 """
 
 import argparse
@@ -45,22 +46,34 @@ def model_config(size):
     }
 
 
+def data_types(sums):
+    """The part of a config that says in which type shards of gradients add up."""
+    return {"data_types": {"grad_accum_dtype": sums}} if sums else {}
+
+
 # ---- memory of a side's ranks ----
 
 
 class Memory(threading.Thread):
-    """Looks at processes while they work; keeps the largest PSS and the largest peak RSS of one, in MiB."""
+    """Looks at processes while they work; keeps the largest PSS of one and its peak, in MiB.
+
+    The system keeps a process's peak RSS, and what of it is shared is seen in the samples: the peak is that RSS less what
+    the largest PSS was below the RSS of its moment. Samples alone miss a peak that lasts less than the time between two.
+    """
 
     def __init__(self, pids):
         super().__init__(daemon=True)
-        self.pids, self.pss, self.rss, self.done = pids, 0.0, 0.0, threading.Event()
+        self.pids, self.pss, self.shared, self.rss, self.done = pids, 0.0, 0.0, 0.0, threading.Event()
         self.start()
 
     def run(self):
         while not self.done.wait(0.3):
             for pid in self.pids():
                 try:
-                    self.pss = max(self.pss, field(f"/proc/{pid}/smaps_rollup", "Pss:"))
+                    rollup = f"/proc/{pid}/smaps_rollup"
+                    pss, rss = field(rollup, "Pss:"), field(rollup, "Rss:")
+                    if pss > self.pss:
+                        self.pss, self.shared = pss, rss - pss
                     self.rss = max(self.rss, field(f"/proc/{pid}/status", "VmHWM:"))
                 except OSError:
                     pass  # It ended meanwhile.
@@ -68,7 +81,7 @@ class Memory(threading.Thread):
     def stop(self):
         self.done.set()
         self.join()
-        return self.pss, self.rss
+        return self.pss, max(self.pss, self.rss - self.shared)
 
 
 def field(path, name):
@@ -101,6 +114,7 @@ class Ours:
                 "stage": self.stage, "overlap_comm": True, "stage3_gather_16bit_weights_on_model_save": False,
             },
             "gradient_clipping": 1.0,
+            **data_types(options.sums),
         }
         command = [
             options.zeroth, "train", "--model", self.folder / "model", "--data", self.folder / "tokens.jsonl",
@@ -144,6 +158,7 @@ class Peer:
             }
             command = [sys.executable, __file__, "--worker", self.name, "--size", self.options.size,
                        "--dtype", self.options.dtype]
+            command += ["--sums", self.options.sums] if self.options.sums else []
             self.workers.append(subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 env={**os.environ, **{key: str(value) for key, value in places.items()}},
@@ -189,7 +204,7 @@ class Peer:
 # ---- a worker: one rank of a peer ----
 
 
-def worker(name, size, dtype):
+def worker(name, size, dtype, sums):
     # What libraries print must not come between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -213,7 +228,7 @@ def worker(name, size, dtype):
     def tokens():
         return torch.randint(0, vocab, (sequences, LENGTH))
 
-    step = torch_step(torch, model, tokens) if name == "torch" else deepspeed_step(model, tokens, name, dtype, sequences)
+    step = torch_step(torch, model, tokens) if name == "torch" else deepspeed_step(model, tokens, name, dtype, sums, sequences)
     for _ in range(2):
         step()
     answer(parameters=sum(parameter.numel() for parameter in model.parameters()))
@@ -240,7 +255,7 @@ def torch_step(torch, model, tokens):
     return step
 
 
-def deepspeed_step(model, tokens, name, dtype, sequences):
+def deepspeed_step(model, tokens, name, dtype, sums, sequences):
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo")
@@ -254,6 +269,7 @@ def deepspeed_step(model, tokens, name, dtype, sequences):
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1, "torch_adam": True}},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
+        **data_types(sums),
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
 
@@ -280,24 +296,25 @@ def prepare(folder, size):
 
 
 def report(found, tokens):
-    print(f"\n{'side':<14} {'best tok/s':>11} {'median':>9} {'best ms':>9} {'PSS MiB':>9} {'peak RSS':>9}")
-    for side, (seconds, pss, rss) in found.items():
+    print(f"\n{'side':<14} {'best tok/s':>11} {'median':>9} {'best ms':>9} {'PSS MiB':>9} {'its peak':>9}")
+    for side, (seconds, pss, peak) in found.items():
         best, median = min(seconds), statistics.median(seconds)
-        print(f"{side:<14} {tokens / best:>11.0f} {tokens / median:>9.0f} {best * 1e3:>9.0f} {pss:>9.0f} {rss:>9.0f}")
-    print("\nratios of tokens/s: best, median; of a rank's PSS")
+        print(f"{side:<14} {tokens / best:>11.0f} {tokens / median:>9.0f} {best * 1e3:>9.0f} {pss:>9.0f} {peak:>9.0f}")
+    print("\nratios of tokens/s: best, median; of a rank's PSS as sampled, at its peak")
     for ours in (side for side in found if side.startswith("zeroth")):
         for peer in (f"deepspeed-{ours[-1]}", "torch"):
             if peer not in found:
                 continue
-            (a, our_pss, _), (b, peer_pss, _) = found[ours], found[peer]
+            (a, our_pss, our_peak), (b, peer_pss, peer_peak) = found[ours], found[peer]
             print(f"{ours} / {peer:<14} {min(b) / min(a):6.2f} {statistics.median(b) / statistics.median(a):6.2f}"
-                  f"   {our_pss / peer_pss:6.2f}")
+                  f"   {our_pss / peer_pss:6.2f} {our_peak / peer_peak:6.2f}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="m50")
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--sums", choices=["bf16", "fp32"], help="grad_accum_dtype of all: unsaid, ours is fp32, DeepSpeed's bf16")
     parser.add_argument("--sides", default=",".join(SIDES), help="what takes turns, with commas between")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn that count")
@@ -307,7 +324,7 @@ def main():
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return worker(options.worker, options.size, options.dtype)
+        return worker(options.worker, options.size, options.dtype, options.sums)
     names = options.sides.split(",")
     if unknown := [name for name in names if name not in SIDES]:
         parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES)}")
@@ -320,12 +337,12 @@ def main():
         sides = {name: (Ours if name.startswith("zeroth") else Peer)(name, options, folder) for name in names}
         for number in range(1, options.rounds + 1):
             for name, side in sides.items():
-                seconds, (pss, rss) = side.run(options.steps)
+                seconds, (pss, peak) = side.run(options.steps)
                 if fresh:
                     side.stop()
                 of_side = found[name]
                 of_side[0] += seconds
-                of_side[1:] = [max(of_side[1], pss), max(of_side[2], rss)]
+                of_side[1:] = [max(of_side[1], pss), max(of_side[2], peak)]
                 print(f"round {number}, {name}: {tokens / min(seconds):.0f} tokens/s", file=sys.stderr, flush=True)
         for side in sides.values():
             side.stop()

@@ -24,6 +24,6 @@ pub use master::{MasterForm, rest, settled, with_rest};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,
     InstructionSets, KernelPath, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk,
-    probe,
+    probe, probe_processor,
 };
 pub use rates::Rates;

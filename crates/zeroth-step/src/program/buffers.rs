@@ -267,7 +267,14 @@ impl Source<'_> {
                 let from_each = if self.program.reduce_scatter { 1 } else { layout.ranks };
                 (Category::Buffers, chunk(at) * from_each * layout.ranks * types.communication.bytes())
             }
-            Content::Summed(at) => (Category::Buffers, 4 * chunk(at)),
+            Content::Summed(at) => {
+                let (Action::Add(_, addition) | Action::Reduce(_, addition)) =
+                    &section.instructions[at].action
+                else {
+                    unreachable!("only sums are on their way to host memory")
+                };
+                (Category::Buffers, self.program.summed_type(*addition).bytes() * chunk(at))
+            }
             Content::Staged(at) | Content::Updated(at) => (Category::Buffers, chunk(at) * types.run.bytes()),
             Content::Tile(at) => {
                 let flat = section.instructions[at].action.flat().expect("a tile is of a flat");

@@ -378,6 +378,15 @@ impl Program {
         }
     }
 
+    /// The type of a sum over ranks on its way to host memory: what takes the place there is rounded here, so that its
+    /// squares are those of what is kept; what is added to something there is rounded with that.
+    pub(super) const fn summed_type(&self, addition: Addition) -> DType {
+        match addition {
+            Addition::Write => self.sums,
+            Addition::Add => DType::F32,
+        }
+    }
+
     /// Whether a sum over ranks is a gradient's last: nothing is added to it any more.
     pub(super) fn completes(&self, kind: SectionKind, flat: usize, addition: Addition) -> bool {
         kind.is_last() && (self.held[flat].gradients == Tier::Device || addition == Addition::Write)

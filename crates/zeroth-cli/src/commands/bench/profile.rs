@@ -14,8 +14,18 @@ pub(super) fn place(named: Option<&PathBuf>, machine: &Identity) -> anyhow::Resu
 }
 
 fn default_place(machine: &Identity) -> Option<PathBuf> {
-    let cache = CacheFolder::default_place();
-    Some(cache.places().first()?.join("machines").join(machine.file_name()))
+    Some(folder()?.join(machine.file_name()))
+}
+
+fn folder() -> Option<PathBuf> {
+    Some(CacheFolder::default_place().places().first()?.join("machines"))
+}
+
+/// Whether an earlier `zeroth bench` left anything: to know whether it was on this machine, its cards are looked for, which
+/// takes time and memory.
+pub(in crate::commands) fn is_any_kept() -> bool {
+    let files = folder().and_then(|folder| std::fs::read_dir(folder).ok());
+    files.is_some_and(|mut files| files.next().is_some())
 }
 
 /// The profile that an earlier `zeroth bench` left on this machine, and its file.

@@ -7,7 +7,7 @@ use zeroth::base::format_bytes;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::unbuilt::unbuilt;
 use zeroth::device::cuda::CudaDevice;
-use zeroth::device::{Gpus, Machine, Rates, Target, probe};
+use zeroth::device::{Gpus, Machine, Rates, Target, probe, probe_processor};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, table};
 use zeroth::step::program::Settings;
 use zeroth::step::run::Compiled;
@@ -99,7 +99,7 @@ pub(super) fn ask(
     let folder = locate(&arguments.model)?;
     let (map, origin) = read_config(&folder)?;
     let model = ModelConfig::from_map(&map, &origin)?;
-    let machine = probe();
+    let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_processor() } else { probe() };
     let device =
         arguments.device.unwrap_or(if gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu });
     let ranks = ranks_given.or(arguments.ranks).unwrap_or(match device {

@@ -214,6 +214,9 @@ pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
 fn peak(asked: &Asked, target: Target) -> Option<f64> {
     let dtype = asked.job.settings.types.run;
     if let Target::Cpu { threads } = target {
+        if !profile::is_any_kept() {
+            return None;
+        }
         let machine = Identity::of(&probe());
         let (_, profile) = profile::kept(&machine).ok()??;
         let threads = (asked.ranks as usize * threads).min(machine.threads as usize);

@@ -123,7 +123,10 @@ impl At<'_> {
                 (self.part(content, chunk.range.start, count, kept.bytes()), kept)
             }
             content @ Content::Kept(_) => (self.part(content, 0, count, kept.bytes()), kept),
-            content => (self.part(content, 0, count, 4), DType::F32),
+            content => {
+                let dtype = self.program().summed_type(addition);
+                (self.part(content, 0, count, dtype.bytes()), dtype)
+            }
         };
         // On its way to host memory a sum is added there.
         let add = addition == Addition::Add && self.program().held[chunk.flat].gradients == Tier::Device;
@@ -184,13 +187,17 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
-        let from = match program.gradient_home() {
-            GradientHome::Landed => self.part(Content::Gradient(chunk.flat), owned.start, count, 4),
-            _ => self.part(self.travelling(), 0, count, 4),
+        let (from, from_type) = match program.gradient_home() {
+            GradientHome::Landed => {
+                (self.part(Content::Gradient(chunk.flat), owned.start, count, 4), DType::F32)
+            }
+            _ => {
+                let dtype = program.summed_type(addition);
+                (self.part(self.travelling(), 0, count, dtype.bytes()), dtype)
+            }
         };
         let (_, to_type, _) = program.complete_gradient(chunk.flat, self.binding.rank);
         let to = self.part(Content::Kept(chunk.flat), chunk.range.start, count, to_type.bytes());
-        let from_type = DType::F32;
         vec![match addition {
             Addition::Write => Kernel::Convert { from, from_type, to, to_type, broken: None },
             Addition::Add => Kernel::SumRanks { ranks: 1, parts: from, from_type, to, to_type, add: true },
