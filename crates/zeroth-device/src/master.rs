@@ -4,6 +4,8 @@
 //! added to its own as a signed number. An even weight stands for 65,537 numbers, from halfway below to halfway above it, one
 //! more than 16 bits tell apart: so a master weight halfway above an even weight is put one unit below that, whichever its form is.
 
+#![allow(clippy::inline_always, reason = "a loop over them becomes vector code only where they are inlined")]
+
 use half::bf16;
 
 /// How master weights are stored.

@@ -257,7 +257,9 @@ impl Engine<'_> {
         let program = &self.compiled.program;
         let (run, form, content) = (program.types.run, program.master_form(flat), Content::Master(flat));
         if run == DType::Bf16 {
-            elements.iter_mut().for_each(|element| *element = settled(*element));
+            for element in elements.iter_mut() {
+                *element = settled(*element);
+            }
         }
         if form == MasterForm::Whole {
             return self.put(content, DType::F32, first, elements);

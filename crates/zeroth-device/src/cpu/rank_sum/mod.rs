@@ -270,7 +270,9 @@ mod tests {
         let mut sums = vec![0.0; length.div_ceil(BLOCK)];
         block_squares(pool, &expected, &mut sums);
         let mut all_squares = ExactSum::default();
-        sums.iter().for_each(|sum| all_squares.add(*sum));
+        for sum in sums {
+            all_squares.add(sum);
+        }
         assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}, rounded");
     }
 

@@ -187,14 +187,11 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
-        let (from, from_type) = match program.gradient_home() {
-            GradientHome::Landed => {
-                (self.part(Content::Gradient(chunk.flat), owned.start, count, 4), DType::F32)
-            }
-            _ => {
-                let dtype = program.summed_type(addition);
-                (self.part(self.travelling(), 0, count, dtype.bytes()), dtype)
-            }
+        let (from, from_type) = if program.gradient_home() == GradientHome::Landed {
+            (self.part(Content::Gradient(chunk.flat), owned.start, count, 4), DType::F32)
+        } else {
+            let dtype = program.summed_type(addition);
+            (self.part(self.travelling(), 0, count, dtype.bytes()), dtype)
         };
         let (_, to_type, _) = program.complete_gradient(chunk.flat, self.binding.rank);
         let to = self.part(Content::Kept(chunk.flat), chunk.range.start, count, to_type.bytes());
