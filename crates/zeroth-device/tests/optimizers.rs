@@ -321,7 +321,7 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
         (0..count).map(|i| if i % 997 == 0 { odd[i / 997 % odd.len()] } else { value(i, 0.37) }).collect();
     // Among them many that lie halfway between two weights.
     let halfway = |i: usize, p: f32| {
-        f32::from_bits(p.to_bits() & 0xffff_0000 | if i % 3 == 0 { 0x8000 } else { 0x1234 })
+        f32::from_bits(p.to_bits() & 0xffff_0000 | if i.is_multiple_of(3) { 0x8000 } else { 0x1234 })
     };
     let given: Vec<f32> = (0..count).map(|i| settled(halfway(i, value(i, 0.11)))).collect();
     let mut weights: Vec<bf16> = given.iter().map(|p| bf16::from_f32(*p)).collect();
