@@ -18,6 +18,8 @@ pub struct Ask {
     pub ranks_per_host: u64,
     /// How the bytes of a trained parameter are counted.
     pub states: States,
+    /// Whether weights are in bf16, and not in fp16: what a run of ours stores of master weights depends on it.
+    pub in_bf16: bool,
     /// Micro-batches of one optimizer step.
     pub accumulation: u64,
     /// The model's shape. Without it activations and buffers are 0.
@@ -161,6 +163,7 @@ impl Ask {
             ranks,
             ranks_per_host: ranks,
             states: States::Master,
+            in_bf16: true,
             accumulation: 1,
             shape: None,
             largest_layer: None,
@@ -185,14 +188,30 @@ impl Ask {
         }
     }
 
-    /// Bytes of a trained parameter, by what they are for.
+    /// Bytes of a trained parameter, by what they are for, where all of it is on the device.
     pub fn bytes_per_parameter(&self) -> BytesPerParameter {
-        self.states.bytes_per_parameter(self.ranks, self.accumulation)
+        let each = self.states.bytes_per_parameter(self.ranks, self.accumulation);
+        let more = if self.in_bf16 { 0 } else { self.more_whole() };
+        BytesPerParameter { optimizer: each.optimizer + more, ..each }
+    }
+
+    /// Bytes that whole master weights of a run of ours take more than what weights in bf16 lack of them.
+    const fn more_whole(&self) -> u64 {
+        match self.states {
+            States::Master | States::Plain => 0,
+            States::Run => 2,
+        }
+    }
+
+    /// Bytes that the optimizer has more of where it or the parameters are in host memory: master weights that lie
+    /// elsewhere than weights, or pass through a device, are whole.
+    pub(crate) const fn more_apart(&self) -> u64 {
+        if self.in_bf16 { self.more_whole() } else { 0 }
     }
 
     /// Bytes of the optimizer's state for a trained parameter, with what lives in host memory.
     pub(crate) fn optimizer_bytes(&self, offload: Offload) -> u64 {
-        let more = if offload == Offload::None { 0 } else { self.states.more_apart() };
+        let more = if offload == Offload::None { 0 } else { self.more_apart() };
         self.bytes_per_parameter().optimizer + more
     }
 

@@ -52,20 +52,11 @@ impl States {
             Self::Master => (2, 12),
             Self::Plain => (2, 8),
             // Ranks and micro-batches add in f32. With neither there is nothing to add: the 16-bit gradient is all.
-            // Master weights are the 16 bits that weights lack.
+            // Beside weights in bf16 master weights are the 16 bits that these lack.
             Self::Run if ranks <= 1 && accumulation <= 1 => (2, 10),
             Self::Run => (4, 10),
         };
         BytesPerParameter { parameters: 2, gradients, optimizer }
-    }
-
-    /// Bytes that the optimizer has more of where it or the parameters are in host memory: master weights that lie elsewhere
-    /// than weights, or pass through a device, are whole.
-    pub const fn more_apart(self) -> u64 {
-        match self {
-            Self::Master | Self::Plain => 0,
-            Self::Run => 2,
-        }
     }
 }
 
@@ -161,6 +152,11 @@ mod tests {
         let ask = Ask { states: States::Run, ..Ask::new(8 * GB, 5) };
         assert_eq!(device_states(&ask, 3, Offload::None).optimizer, 16 * GB);
         assert_eq!(device_states(&ask, 3, Offload::Parameters).optimizer, 19_200_000_000);
+        assert_eq!(host_states(&ask, Offload::Optimizer).optimizer, 96 * GB);
+        // In fp16 they are whole everywhere.
+        let ask = Ask { in_bf16: false, ..ask };
+        assert_eq!(ask.bytes_per_parameter().total(), 18);
+        assert_eq!(device_states(&ask, 3, Offload::None).optimizer, 19_200_000_000);
         assert_eq!(host_states(&ask, Offload::Optimizer).optimizer, 96 * GB);
     }
 

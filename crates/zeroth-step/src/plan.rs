@@ -210,7 +210,7 @@ fn notes(ask: &Ask, rows: &[Row], recommended: Option<&str>) -> Vec<String> {
     // The question behind "it fitted before I added ZeRO".
     let each = ask.bytes_per_parameter();
     if ask.train_type == TrainType::Full {
-        let apart = match ask.states.more_apart() {
+        let apart = match ask.more_apart() {
             0 => String::new(),
             more => format!(" ({more} more with offload)"),
         };

@@ -152,6 +152,7 @@ fn ask(
         },
         ranks_per_host: arguments.ranks_per_host.unwrap_or(arguments.ranks),
         states,
+        in_bf16: configs.iter().all(|(_, config)| precision(config) != Precision::Fp16),
         accumulation: settled("gradient_accumulation_steps"),
         largest_layer: model
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
