@@ -162,6 +162,21 @@ fn a_config_file_is_planned_by_its_stage_and_devices() {
 }
 
 #[test]
+fn sums_in_16_bits_halve_the_gradients_and_fp16_has_whole_master_weights() {
+    let planned = |config: &str, flag: &str| {
+        let model = model("Qwen3-8B");
+        let (_, plan) =
+            zeroth_json(&["plan", "--ranks", "2", "--model", &model, "--deepspeed", config, flag]);
+        ["gradients", "optimizer"].map(|name| plan["rows"][0]["device_bytes"][name].as_u64().unwrap())
+    };
+    let stage = |rest: &str| format!(r#"{{"zero_optimization": {{"stage": 3}}{rest}}}"#);
+    let [gradients, optimizer] = planned(&stage(""), "--bf16");
+    let narrow = planned(&stage(r#", "data_types": {"grad_accum_dtype": "bf16"}"#), "--bf16");
+    assert_eq!(narrow, [gradients / 2, optimizer]);
+    assert_eq!(planned(&stage(""), "--fp16"), [gradients, optimizer / 10 * 12]);
+}
+
+#[test]
 fn accumulation_costs_stages_2_and_3_communication() {
     let sent = |accumulation: &str, row: usize| {
         let (_, plan) = zeroth_json(&[

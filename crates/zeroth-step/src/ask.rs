@@ -20,6 +20,8 @@ pub struct Ask {
     pub states: States,
     /// Whether weights are in bf16, and not in fp16: what a run of ours stores of master weights depends on it.
     pub in_bf16: bool,
+    /// Whether shards of gradients add up in 16 bits (`data_types.grad_accum_dtype`, stages 2 and 3).
+    pub narrow_sums: bool,
     /// Micro-batches of one optimizer step.
     pub accumulation: u64,
     /// The model's shape. Without it activations and buffers are 0.
@@ -164,6 +166,7 @@ impl Ask {
             ranks_per_host: ranks,
             states: States::Master,
             in_bf16: true,
+            narrow_sums: false,
             accumulation: 1,
             shape: None,
             largest_layer: None,
@@ -192,7 +195,9 @@ impl Ask {
     pub fn bytes_per_parameter(&self) -> BytesPerParameter {
         let each = self.states.bytes_per_parameter(self.ranks, self.accumulation);
         let more = if self.in_bf16 { 0 } else { self.more_whole() };
-        BytesPerParameter { optimizer: each.optimizer + more, ..each }
+        let narrow = self.narrow_sums && self.states == States::Run;
+        let gradients = if narrow { each.gradients.min(2) } else { each.gradients };
+        BytesPerParameter { gradients, optimizer: each.optimizer + more, ..each }
     }
 
     /// Bytes that whole master weights of a run of ours take more than what weights in bf16 lack of them.

@@ -153,6 +153,9 @@ mod tests {
         assert_eq!(device_states(&ask, 3, Offload::None).optimizer, 16 * GB);
         assert_eq!(device_states(&ask, 3, Offload::Parameters).optimizer, 19_200_000_000);
         assert_eq!(host_states(&ask, Offload::Optimizer).optimizer, 96 * GB);
+        let narrow = Ask { narrow_sums: true, ..ask.clone() };
+        assert_eq!(device_states(&narrow, 3, Offload::None).gradients, 3_200_000_000);
+        assert_eq!(device_states(&ask, 3, Offload::None).gradients, 6_400_000_000);
         // In fp16 they are whole everywhere.
         let ask = Ask { in_bf16: false, ..ask };
         assert_eq!(ask.bytes_per_parameter().total(), 18);

@@ -1,7 +1,7 @@
 //! `plan`: bytes by tier and category for every preset, what fits, and what to change where nothing does.
 
 use serde_json::json;
-use zeroth::base::{format_bytes, format_count, grouped};
+use zeroth::base::{DType, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::device::card;
@@ -152,6 +152,7 @@ fn ask(
         },
         ranks_per_host: arguments.ranks_per_host.unwrap_or(arguments.ranks),
         states,
+        narrow_sums: configs.iter().all(|(_, config)| has_narrow_sums(config)),
         in_bf16: configs.iter().all(|(_, config)| precision(config) != Precision::Fp16),
         accumulation: settled("gradient_accumulation_steps"),
         largest_layer: model
@@ -171,6 +172,13 @@ fn ask(
         shape: Some(planning::shape(&model.config, &model.table, micro_batch, max_length, recompute)),
         ..ask
     })
+}
+
+/// Whether shards of gradients add up in 16 bits: only stages 2 and 3 keep shards.
+fn has_narrow_sums(config: &Resolved) -> bool {
+    let sums = config.text("data_types.grad_accum_dtype").and_then(DType::from_name);
+    let stage = config.whole("zero_optimization.stage").unwrap_or(0);
+    stage >= 2 && sums.is_some_and(|sums| sums.bytes() == 2)
 }
 
 fn precision(config: &Resolved) -> Precision {
