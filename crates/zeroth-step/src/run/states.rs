@@ -13,6 +13,9 @@ use crate::program::Content;
 /// Elements that are moved at once.
 const PIECE: u64 = 1 << 20;
 
+/// Rests of master weights that are moved at once: a small part of a piece, so that a run holds no second one for them.
+const RESTS: usize = 1 << 16;
+
 /// A state of the optimizer, or the weights themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -241,12 +244,16 @@ impl Engine<'_> {
         }
         let (weights, run, first_weight) = self.place_of_weights(flat);
         self.get(weights, run, at - first_weight, elements)?;
-        let mut rests = vec![0i16; elements.len()];
-        let (from, step) = (self.part(content, run, at - first, rests.len()), self.step);
-        let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(&mut rests));
-        read.map_err(RunError::device(step, "download of weights"))?;
-        for (element, rest) in elements.iter_mut().zip(rests) {
-            *element = with_rest(bf16::from_f32(*element), rest);
+        let (begin, step) = (at - first, self.step);
+        let mut rests = vec![0i16; RESTS.min(elements.len())];
+        for (number, elements) in elements.chunks_mut(RESTS).enumerate() {
+            let rests = &mut rests[..elements.len()];
+            let from = self.part(content, run, begin + (number * RESTS) as u64, rests.len());
+            let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(rests));
+            read.map_err(RunError::device(step, "download of weights"))?;
+            for (element, rest) in elements.iter_mut().zip(rests) {
+                *element = with_rest(bf16::from_f32(*element), *rest);
+            }
         }
         Ok(())
     }
@@ -264,11 +271,16 @@ impl Engine<'_> {
         if form == MasterForm::Whole {
             return self.put(content, DType::F32, first, elements);
         }
-        let rests: Vec<i16> =
-            elements.iter().map(|element| rest(*element, bf16::from_f32(*element))).collect();
-        let (to, step) = (self.part(content, run, first, rests.len()), self.step);
-        let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(&rests), to);
-        done.map_err(RunError::device(step, "upload of weights"))
+        let mut rests = Vec::with_capacity(RESTS.min(elements.len()));
+        for (number, elements) in elements.chunks(RESTS).enumerate() {
+            rests.clear();
+            rests.extend(elements.iter().map(|element| rest(*element, bf16::from_f32(*element))));
+            let (to, step) =
+                (self.part(content, run, first + (number * RESTS) as u64, rests.len()), self.step);
+            let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(&rests), to);
+            done.map_err(RunError::device(step, "upload of weights"))?;
+        }
+        Ok(())
     }
 
     fn each_piece(
