@@ -29,9 +29,10 @@ fn children(process: u32) -> Vec<u32> {
     text.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
-/// The most that each rank was seen to hold: while all of them were there, and ever.
+/// The most that each rank was seen to hold: while all of them were there, and ever; and all of them at one moment.
 #[derive(Default)]
 struct Peaks {
+    sum: u64,
     together: BTreeMap<u32, u64>,
     ever: BTreeMap<u32, u64>,
 }
@@ -85,6 +86,7 @@ fn watched(model: &Path, data: &Path, run: &Path, ranks: usize) -> Peaks {
         // A second look: none left while the first one was on its way.
         if look().len() == ranks {
             raise(&mut peaks.together, &found);
+            peaks.sum = peaks.sum.max(found.iter().map(|(_, bytes)| bytes).sum());
         }
         std::thread::sleep(Duration::from_millis(20));
     };
@@ -106,13 +108,17 @@ fn ranks_hold_what_the_plan_says_and_little_more() {
         let over =
             |peaks: &BTreeMap<u32, u64>| peaks.values().map(|most| *most as i64 - plan as i64).collect();
         let (together, ever): (Vec<i64>, Vec<i64>) = (over(&peaks.together), over(&peaks.ever));
-        let what =
-            format!("{ranks} ranks, plan {plan}; beside it {together:?}, ever {ever:?}; metrics {said}");
+        let what = format!(
+            "{ranks} ranks, plan {plan}; beside it {together:?}, ever {ever:?}, in all {}; metrics {said}",
+            peaks.sum
+        );
         println!("{what}");
         assert_eq!(together.len(), ranks, "{what}");
         let everything = OVERHEAD + (ranks as u64 - 1) * REGION;
-        assert!(together.iter().all(|over| *over <= OVERHEAD as i64), "{what}");
-        assert!(ever.iter().all(|over| *over <= everything as i64), "{what}");
+        // Pages of other ranks that one has read and others have not yet count as its own for a while: a rank that is ahead
+        // seems to hold more, and those behind it less. All together they hold what they hold.
+        assert!(peaks.sum <= ranks as u64 * (plan + OVERHEAD), "{what}");
+        assert!(together.iter().chain(&ever).all(|over| *over <= everything as i64), "{what}");
         assert!(said <= plan + OVERHEAD, "{what}");
         // The plan is no gross overestimate.
         let least = plan as f64 * 0.6;
