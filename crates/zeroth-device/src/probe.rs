@@ -69,26 +69,24 @@ pub struct DeviceMemory {
 
 /// Looks at this machine. Never fails and starts no process; without a GPU it takes a few milliseconds.
 pub fn probe() -> Machine {
-    let tree = Tree::system();
-    let mut notes = Notes::default();
-    let cpu = cpu::probe(&tree, &mut notes);
-    let memory = memory::probe(&tree, &mut notes);
-    let gpus = gpu::probe(&mut notes);
-    let disk = notes.keep("disk", disk(Path::new(".")));
-    let software = software::probe(matches!(gpus, Gpus::NoDriver { .. }));
-    Machine { cpu, memory, gpus, disk, software, unknown: notes.0 }
+    look(gpu::probe, |gpus| software::probe(matches!(gpus, Gpus::NoDriver { .. })))
 }
 
 /// Looks at this machine but for its GPUs and their libraries, for a process that will not use them: in every one that opens
 /// them they take 150 MB.
 pub fn probe_processor() -> Machine {
+    look(|_| Gpus::NoDevice { why: "none was looked for".to_owned() }, |_| Vec::new())
+}
+
+fn look(gpus: impl FnOnce(&mut Notes) -> Gpus, software: impl FnOnce(&Gpus) -> Vec<Library>) -> Machine {
     let tree = Tree::system();
     let mut notes = Notes::default();
     let cpu = cpu::probe(&tree, &mut notes);
     let memory = memory::probe(&tree, &mut notes);
-    let gpus = Gpus::NoDevice { why: "none was looked for".to_owned() };
+    let gpus = gpus(&mut notes);
     let disk = notes.keep("disk", disk(Path::new(".")));
-    Machine { cpu, memory, gpus, disk, software: Vec::new(), unknown: notes.0 }
+    let software = software(&gpus);
+    Machine { cpu, memory, gpus, disk, software, unknown: notes.0 }
 }
 
 impl Machine {

@@ -11,9 +11,9 @@ pub(super) const STAGE: usize = 256;
 /// Bytes of a result from which on its stores go past the caches: twice the second-level cache of the processors meant.
 const LARGE: usize = 4 << 20;
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 /// Bytes of a small page.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// Whether a result of this many bytes is stored past the caches.
 pub(super) const fn worth(bytes: usize) -> bool {

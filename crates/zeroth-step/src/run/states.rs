@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 use zeroth_base::DType;
 use zeroth_device::{Control, MasterForm, Queue, Span, rest, settled, with_rest};
 use zeroth_graph::ParamId;
@@ -13,8 +13,8 @@ use crate::program::Content;
 /// Elements that are moved at once.
 const PIECE: u64 = 1 << 20;
 
-/// Rests of master weights that are moved at once: a small part of a piece, so that a run holds no second one for them.
-const RESTS: usize = 1 << 16;
+/// Elements of 16 bits that are moved at once: a small part of a piece, so that a rank holds no second one for them.
+const HALVES: usize = 1 << 16;
 
 /// A state of the optimizer, or the weights themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,18 +244,9 @@ impl Engine<'_> {
         }
         let (weights, run, first_weight) = self.place_of_weights(flat);
         self.get(weights, run, at - first_weight, elements)?;
-        let (begin, step) = (at - first, self.step);
-        let mut rests = vec![0i16; RESTS.min(elements.len())];
-        for (number, elements) in elements.chunks_mut(RESTS).enumerate() {
-            let rests = &mut rests[..elements.len()];
-            let from = self.part(content, run, begin + (number * RESTS) as u64, rests.len());
-            let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(rests));
-            read.map_err(RunError::device(step, "download of weights"))?;
-            for (element, rest) in elements.iter_mut().zip(rests) {
-                *element = with_rest(bf16::from_f32(*element), *rest);
-            }
-        }
-        Ok(())
+        self.get_halves(content, at - first, elements, |weight, rest| {
+            with_rest(bf16::from_f32(weight), rest.cast_signed())
+        })
     }
 
     /// Loads master weights, from element `first` of those that this rank updates on. The weights themselves are loaded
@@ -271,16 +262,9 @@ impl Engine<'_> {
         if form == MasterForm::Whole {
             return self.put(content, DType::F32, first, elements);
         }
-        let mut rests = Vec::with_capacity(RESTS.min(elements.len()));
-        for (number, elements) in elements.chunks(RESTS).enumerate() {
-            rests.clear();
-            rests.extend(elements.iter().map(|element| rest(*element, bf16::from_f32(*element))));
-            let (to, step) =
-                (self.part(content, run, first + (number * RESTS) as u64, rests.len()), self.step);
-            let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(&rests), to);
-            done.map_err(RunError::device(step, "upload of weights"))?;
-        }
-        Ok(())
+        self.put_halves(content, first, elements, |element| {
+            rest(element, bf16::from_f32(element)).cast_unsigned()
+        })
     }
 
     fn each_piece(
@@ -305,20 +289,15 @@ impl Engine<'_> {
     }
 
     fn put(&mut self, content: Content, dtype: DType, first: u64, elements: &[f32]) -> Result<(), RunError> {
-        let (to, step) = (self.part(content, dtype, first, elements.len()), self.step);
-        let done = match dtype {
-            DType::F32 => self.device.upload(Queue::Compute, bytemuck::cast_slice(elements), to),
-            DType::Bf16 => {
-                let rounded: Vec<bf16> = elements.iter().map(|element| bf16::from_f32(*element)).collect();
-                self.device.upload(Queue::Compute, bytemuck::cast_slice(&rounded), to)
+        match dtype {
+            DType::F32 => {
+                let (to, step) = (self.part(content, dtype, first, elements.len()), self.step);
+                let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(elements), to);
+                done.map_err(RunError::device(step, "upload of weights"))
             }
-            DType::F16 => {
-                let rounded: Vec<half::f16> =
-                    elements.iter().map(|element| half::f16::from_f32(*element)).collect();
-                self.device.upload(Queue::Compute, bytemuck::cast_slice(&rounded), to)
-            }
-        };
-        done.map_err(RunError::device(step, "upload of weights"))
+            DType::Bf16 => self.put_halves(content, first, elements, |e| bf16::from_f32(e).to_bits()),
+            DType::F16 => self.put_halves(content, first, elements, |e| f16::from_f32(e).to_bits()),
+        }
     }
 
     fn get(
@@ -328,26 +307,56 @@ impl Engine<'_> {
         first: u64,
         elements: &mut [f32],
     ) -> Result<(), RunError> {
-        let (from, step) = (self.part(content, dtype, first, elements.len()), self.step);
-        let failed = RunError::device(step, "download of weights");
-        let narrow = |device: &mut dyn zeroth_device::Device, bits: &mut Vec<u16>| {
-            bits.resize(elements.len(), 0);
-            device.download(Queue::Compute, from, bytemuck::cast_slice_mut(bits))
-        };
-        let mut bits: Vec<u16> = Vec::new();
         match dtype {
-            DType::F32 => self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(elements)),
-            DType::Bf16 => narrow(self.device.as_mut(), &mut bits).map(|()| {
-                for (element, bits) in elements.iter_mut().zip(&bits) {
-                    *element = bf16::from_bits(*bits).to_f32();
-                }
-            }),
-            DType::F16 => narrow(self.device.as_mut(), &mut bits).map(|()| {
-                for (element, bits) in elements.iter_mut().zip(&bits) {
-                    *element = half::f16::from_bits(*bits).to_f32();
-                }
-            }),
+            DType::F32 => {
+                let (from, step) = (self.part(content, dtype, first, elements.len()), self.step);
+                let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(elements));
+                read.map_err(RunError::device(step, "download of weights"))
+            }
+            DType::Bf16 => {
+                self.get_halves(content, first, elements, |_, bits| bf16::from_bits(bits).to_f32())
+            }
+            DType::F16 => self.get_halves(content, first, elements, |_, bits| f16::from_bits(bits).to_f32()),
         }
-        .map_err(failed)
+    }
+
+    /// Writes 16 bits for each element.
+    fn put_halves(
+        &mut self,
+        content: Content,
+        first: u64,
+        elements: &[f32],
+        half: impl Fn(f32) -> u16,
+    ) -> Result<(), RunError> {
+        let mut halves: Vec<u16> = Vec::with_capacity(HALVES.min(elements.len()));
+        for (number, elements) in elements.chunks(HALVES).enumerate() {
+            halves.clear();
+            halves.extend(elements.iter().map(|element| half(*element)));
+            let to = self.part(content, DType::Bf16, first + (number * HALVES) as u64, halves.len());
+            let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(&halves), to);
+            done.map_err(RunError::device(self.step, "upload of weights"))?;
+        }
+        Ok(())
+    }
+
+    /// Replaces each element by what it and the 16 bits that are stored for it make.
+    fn get_halves(
+        &mut self,
+        content: Content,
+        first: u64,
+        elements: &mut [f32],
+        whole: impl Fn(f32, u16) -> f32,
+    ) -> Result<(), RunError> {
+        let mut halves = vec![0u16; HALVES.min(elements.len())];
+        for (number, elements) in elements.chunks_mut(HALVES).enumerate() {
+            let halves = &mut halves[..elements.len()];
+            let from = self.part(content, DType::Bf16, first + (number * HALVES) as u64, halves.len());
+            let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(halves));
+            read.map_err(RunError::device(self.step, "download of weights"))?;
+            for (element, half) in elements.iter_mut().zip(halves) {
+                *element = whole(*element, *half);
+            }
+        }
+        Ok(())
     }
 }

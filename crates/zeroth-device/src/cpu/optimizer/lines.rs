@@ -20,11 +20,8 @@ use zeroth_base::DType;
 use crate::cpu::element::Element;
 use crate::cpu::lines::{LANES, nearest, widened};
 use crate::cpu::path::Path;
+use crate::cpu::stream::{LINE, PAGE};
 use crate::{Optimizer, StepNumbers};
-
-/// Bytes of a cache line, and of a small page.
-const LINE: usize = 64;
-const PAGE: usize = 4096;
 
 /// What is updated, all of one length.
 pub(super) struct States<'a> {
