@@ -5,6 +5,8 @@
 //! every launch safe, whatever a program says.
 #![allow(unsafe_code, reason = "operands become slices after they are checked")]
 
+mod optimize;
+
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use zeroth_base::DType;
@@ -20,7 +22,6 @@ use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx};
 use super::logits::logits;
 use super::norm::{BLOCK, ExactSum, block_squares};
-use super::optimizer::{Master, Moments, optimize};
 use super::path::Path;
 use super::pool::Pool;
 use super::rank_sum::sum_parts;
@@ -30,8 +31,8 @@ use super::swiglu::{swiglu, swiglu_backward};
 use crate::control::{Told, decide};
 use crate::device::NOTES;
 use crate::{
-    Access, Control, Device, DeviceError, Kernel, Landing, Launch, MasterForm, Optimizer, OwnTokens, Queue,
-    RankSum, ReadWrite, Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier, WaitingRows,
+    Access, Control, Device, DeviceError, Kernel, Landing, Launch, OwnTokens, Queue, RankSum, ReadWrite,
+    Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier, WaitingRows,
 };
 
 /// The most operands a kernel has, scratch included.
@@ -439,65 +440,6 @@ impl CpuDevice {
                     return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// As [`Self::run`], for a launch of [`Kernel::Optimize`] with these types of gradients, moments and weights.
-    unsafe fn optimize<G: Element + Pod, M: Element + Pod, T: Element + Pod>(
-        &self,
-        kernel: &Kernel,
-    ) -> Result<(), DeviceError> {
-        let Kernel::Optimize {
-            optimizer,
-            group,
-            control,
-            grads,
-            master,
-            master_form,
-            first,
-            second,
-            rounding,
-            weights,
-            ..
-        } = *kernel
-        else {
-            unreachable!("called for the optimizer only")
-        };
-        let is_beside = weights.is_some() && T::DTYPE == DType::Bf16;
-        if master_form == MasterForm::Rest && !is_beside {
-            let problem = format!("what master weights are beside weights in bf16, and weights {weights:?}");
-            return Err(DeviceError::Operands { what: kernel.name(), problem });
-        }
-        // SAFETY: the launch has been checked, and each operand is taken once.
-        unsafe {
-            let control = self.read_one::<Control>(control)?;
-            if control.apply == 0 {
-                // Whoever takes the weights from here finds what they were; beside their rests they are.
-                if let (Some(weights), MasterForm::Whole) = (weights, master_form) {
-                    convert::<f32, T>(&self.pool, self.read(master)?, self.write(weights)?);
-                }
-                return Ok(());
-            }
-            let step = &control.numbers[group];
-            let [mut needs_first, needs_second] = optimizer.moments();
-            needs_first &= optimizer != Optimizer::Sgd || step.momentum != 0.0;
-            if needs_first && first.is_none() || needs_second && second.is_none() {
-                let problem = format!("{optimizer:?} has no place for its moments: {first:?}, {second:?}");
-                return Err(DeviceError::Operands { what: kernel.name(), problem });
-            }
-            let moments = Moments {
-                first: first.map(|first| self.write::<M>(first)).transpose()?,
-                second: second.map(|second| self.write::<M>(second)).transpose()?,
-                rounding: rounding.map(|rounding| (rounding, control.applied)),
-            };
-            let weights = weights.map(|weights| self.write::<T>(weights)).transpose()?;
-            let (grads, master) = match master_form {
-                MasterForm::Whole => (self.read::<G>(grads)?, Master::Whole(self.write(master)?)),
-                MasterForm::Rest => (self.read::<G>(grads)?, Master::Rest(self.write(master)?)),
-            };
-            optimize(&self.pool, optimizer, step, grads, master, moments, weights);
         }
         Ok(())
     }
