@@ -14,7 +14,6 @@ import time
 import torch
 
 TURN = 0.25  # seconds of one side before the other has its turn; in a few milliseconds even the limit's loop varies by a fifth
-BURST = 4  # runs of ours between two looks at the clock
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
 
 
@@ -24,15 +23,14 @@ class Ours:
     def __init__(self, binary, what, amount, threads):
         self.process = subprocess.Popen([binary, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.amount, self.rates = amount, []
-        self.process.stdin.write(f"{what} {threads} {2**62}\n")
+        self.process.stdin.write(f"{what} {threads}\n")
         self.process.stdin.flush()
 
     def run(self):
-        end = time.perf_counter() + TURN
-        while time.perf_counter() < end:
-            self.process.stdin.write(BURST * "\n")
-            self.process.stdin.flush()
-            self.rates += [self.amount / float(self.process.stdout.readline()) / 1e9 for _ in range(BURST)]
+        # One after the other without a word between, as PyTorch's are.
+        self.process.stdin.write(f"{TURN}\n")
+        self.process.stdin.flush()
+        self.rates += [self.amount / float(seconds) / 1e9 for seconds in self.process.stdout.readline().split()]
 
     def close(self):
         self.process.stdin.close()

@@ -46,6 +46,10 @@ def model_config(size):
     }
 
 
+# What makes DeepSpeed's ranks smaller: its defaults are ten times these.
+TIGHT = {"sub_group_size": 100_000_000, "reduce_bucket_size": 50_000_000, "stage3_prefetch_bucket_size": 5_000_000}
+
+
 def data_types(sums):
     """The part of a config that says in which type shards of gradients add up."""
     return {"data_types": {"grad_accum_dtype": sums}} if sums else {}
@@ -159,6 +163,7 @@ class Peer:
             command = [sys.executable, __file__, "--worker", self.name, "--size", self.options.size,
                        "--dtype", self.options.dtype]
             command += ["--sums", self.options.sums] if self.options.sums else []
+            command += ["--tight"] if self.options.tight else []
             self.workers.append(subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 env={**os.environ, **{key: str(value) for key, value in places.items()}},
@@ -204,7 +209,7 @@ class Peer:
 # ---- a worker: one rank of a peer ----
 
 
-def worker(name, size, dtype, sums):
+def worker(name, size, dtype, sums, tight):
     # What libraries print must not come between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -228,7 +233,7 @@ def worker(name, size, dtype, sums):
     def tokens():
         return torch.randint(0, vocab, (sequences, LENGTH))
 
-    step = torch_step(torch, model, tokens) if name == "torch" else deepspeed_step(model, tokens, name, dtype, sums, sequences)
+    step = torch_step(torch, model, tokens) if name == "torch" else deepspeed_step(model, tokens, name, dtype, sums, tight, sequences)
     for _ in range(2):
         step()
     answer(parameters=sum(parameter.numel() for parameter in model.parameters()))
@@ -255,7 +260,7 @@ def torch_step(torch, model, tokens):
     return step
 
 
-def deepspeed_step(model, tokens, name, dtype, sums, sequences):
+def deepspeed_step(model, tokens, name, dtype, sums, tight, sequences):
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo")
@@ -264,7 +269,9 @@ def deepspeed_step(model, tokens, name, dtype, sums, sequences):
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": dtype == "bf16"},
-        "zero_optimization": {"stage": int(name[-1]), "overlap_comm": True, "contiguous_gradients": True},
+        "zero_optimization": {
+            "stage": int(name[-1]), "overlap_comm": True, "contiguous_gradients": True, **(TIGHT if tight else {}),
+        },
         # Its own Adam is compiled for the machine when it is first used, which not every machine can.
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1, "torch_adam": True}},
         "zero_allow_untested_optimizer": True,
@@ -318,13 +325,14 @@ def main():
     parser.add_argument("--sides", default=",".join(SIDES), help="what takes turns, with commas between")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn that count")
+    parser.add_argument("--tight", action="store_true", help="DeepSpeed with a tenth of its buckets, where its defaults do not fit")
     parser.add_argument("--fresh", action="store_true", help="start peers anew for every turn")
     target = os.environ.get("CARGO_TARGET_DIR", "target")
     parser.add_argument("--zeroth", default=f"{target}/release/zeroth", help="the binary of ours")
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return worker(options.worker, options.size, options.dtype, options.sums)
+        return worker(options.worker, options.size, options.dtype, options.sums, options.tight)
     names = options.sides.split(",")
     if unknown := [name for name in names if name not in SIDES]:
         parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES)}")

@@ -108,34 +108,36 @@ fn scaling(lines: &[Measured]) {
     }
 }
 
-/// Reads lines of `type form m n k threads bursts`, or of `limit registers|l2|f32 threads bursts`; then runs once for every
-/// line, and answers with the seconds, for a limit with those of 10^9 operations.
+/// Reads a line of `type form m n k threads`, or of `limit registers|l2|f32 threads`; then, for every line that says how long,
+/// runs until so many seconds have passed, and answers with those of each run, for a limit with those of 10^9 operations.
+/// It says nothing meanwhile: whoever reads it would be woken up, on a processor that it may be running on.
 fn serve() -> Result<(), BenchError> {
     let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);
-    while let Some(line) = lines.next() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [stored, form, numbers @ ..] = &words[..] else { continue };
-        let numbers: Vec<usize> = numbers.iter().filter_map(|word| word.parse().ok()).collect();
-        let form_asked = Form::ALL.into_iter().find(|known| known.name() == *form).unwrap_or(Form::Forward);
-        let (mut burst, bursts): (Box<dyn FnMut() -> f64>, usize) = match (*stored, &numbers[..]) {
-            ("limit", &[threads, bursts]) => (limit(form, threads)?, bursts),
-            ("f32", &[m, n, k, threads, bursts]) => {
-                let mut product = Product::<f32>::new(threads, form_asked, [m, n, k])?;
-                (Box::new(move || product.run()), bursts)
-            }
-            (_, &[m, n, k, threads, bursts]) => {
-                let mut product = Product::<bf16>::new(threads, form_asked, [m, n, k])?;
-                (Box::new(move || product.run()), bursts)
-            }
-            _ => continue,
-        };
-        burst();
-        for _ in 0..bursts {
-            if lines.next().is_none() {
-                return Ok(());
-            }
-            println!("{}", burst());
+    let Some(line) = lines.next() else { return Ok(()) };
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [stored, form, numbers @ ..] = &words[..] else { return Ok(()) };
+    let numbers: Vec<usize> = numbers.iter().filter_map(|word| word.parse().ok()).collect();
+    let form_asked = Form::ALL.into_iter().find(|known| known.name() == *form).unwrap_or(Form::Forward);
+    let mut run: Box<dyn FnMut() -> f64> = match (*stored, &numbers[..]) {
+        ("limit", &[threads]) => limit(form, threads)?,
+        ("f32", &[m, n, k, threads]) => {
+            let mut product = Product::<f32>::new(threads, form_asked, [m, n, k])?;
+            Box::new(move || product.run())
         }
+        (_, &[m, n, k, threads]) => {
+            let mut product = Product::<bf16>::new(threads, form_asked, [m, n, k])?;
+            Box::new(move || product.run())
+        }
+        _ => return Ok(()),
+    };
+    run();
+    for line in lines {
+        let (wanted, start) = (line.trim().parse().unwrap_or(0.0), Instant::now());
+        let mut runs = vec![run()];
+        while start.elapsed().as_secs_f64() < wanted {
+            runs.push(run());
+        }
+        println!("{}", runs.iter().map(f64::to_string).collect::<Vec<_>>().join(" "));
     }
     Ok(())
 }

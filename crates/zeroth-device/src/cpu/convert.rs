@@ -91,11 +91,7 @@ pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
     pool.each(Chunks::new(to, piece), |task, to| {
         let from = &from[task * piece..][..to.len()];
         if past {
-            let pieces = to.chunks_mut(STAGE).zip(from.chunks(STAGE)).enumerate();
-            for (at, (to, piece)) in pieces {
-                stream::ask_ahead(from, at * STAGE, STAGE);
-                stream::store(piece, to);
-            }
+            stream::copy(pool.path(), from, to);
             stream::fence();
         } else {
             to.copy_from_slice(from);

@@ -6,6 +6,8 @@
 
 use bytemuck::Pod;
 
+use super::path::Path;
+
 /// Elements that are computed in the nearest cache before they leave for memory.
 pub(super) const STAGE: usize = 256;
 /// Bytes of a result from which on its stores go past the caches: twice the second-level cache of the processors meant.
@@ -86,6 +88,66 @@ fn lines(from: &[u8], to: &mut [u8]) {
     to[whole..].copy_from_slice(&from[whole..]);
 }
 
+/// to = from, past the caches.
+///
+/// [`fence`] comes after the last one and before another thread is told.
+pub(super) fn copy<T: Pod>(path: Path, from: &[T], to: &mut [T]) {
+    assert!(from.len() == to.len(), "{} elements do not fill {}", from.len(), to.len());
+    let (from, to): (&[u8], &mut [u8]) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
+    // What stands before the first whole line is stored as usual.
+    let head = to.as_ptr().align_offset(LINE).min(to.len());
+    let ((from_head, from), (to_head, to)) = (from.split_at(head), to.split_at_mut(head));
+    to_head.copy_from_slice(from_head);
+    let done = match path {
+        #[cfg(target_arch = "x86_64")]
+        #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
+        // SAFETY: these paths are taken where AVX-512 was found.
+        Path::Avx512 | Path::Amx if !to.is_empty() => unsafe { pages::copy(from, to) },
+        _ => 0,
+    };
+    let mut from = &from[done..];
+    for to in to[done..].chunks_mut(STAGE) {
+        ask_ahead(from, 0, to.len());
+        let (piece, rest) = from.split_at(to.len());
+        store(piece, to);
+        from = rest;
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector instructions take pointers")]
+mod pages {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm512_loadu_si512, _mm512_stream_si512};
+
+    use super::{LINE, PAGE};
+
+    /// Pages that are copied side by side, a line of each in turn. The processor asks ahead for each page that it sees lines
+    /// of, a few lines at a time: of one alone that is less than memory could give.
+    const TOGETHER: usize = 4;
+
+    /// Copies as many bytes as fill such pages and gives their number. `to` begins on a line.
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn copy(from: &[u8], to: &mut [u8]) -> usize {
+        assert!(from.len() == to.len() && to.as_ptr().addr().is_multiple_of(LINE));
+        let blocks = from.chunks_exact(TOGETHER * PAGE).zip(to.chunks_exact_mut(TOGETHER * PAGE));
+        let count = blocks.len();
+        for (from, to) in blocks {
+            let (from, to) = (from.as_ptr(), to.as_mut_ptr());
+            for line in (0..PAGE).step_by(LINE) {
+                for page in 0..TOGETHER {
+                    let at = line + page * PAGE;
+                    // SAFETY: a line inside both blocks, on a line of `to`; a hint, wherever it is for.
+                    unsafe {
+                        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + TOGETHER * PAGE).cast());
+                        _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast()));
+                    }
+                }
+            }
+        }
+        count * TOGETHER * PAGE
+    }
+}
+
 /// Asks for the lines of a slice, so that they are there when they are read. Nothing else comes of it.
 #[inline(always)]
 pub(super) fn ask_for<T>(values: &[T]) {
@@ -124,6 +186,25 @@ pub(super) fn fence() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_is_the_same_on_every_path_for_every_place_and_length() {
+        let from: Vec<u16> = (0..40_000_u32).map(|i| (i * 7) as u16).collect();
+        for path in Path::available() {
+            for (start, source) in [(0, 0), (1, 3), (31, 0), (32, 5)] {
+                for length in [0, 1, 31, 32, 33, 500, 8191, 8192, 8193, 17_000, 33_000] {
+                    let mut to = vec![9; 40_000];
+                    copy(*path, &from[source..source + length], &mut to[start..start + length]);
+                    fence();
+                    assert!(
+                        to[start..start + length] == from[source..source + length],
+                        "{path}: {length} from {source} to {start}"
+                    );
+                    assert!(to[..start].iter().chain(&to[start + length..]).all(|v| *v == 9));
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_result_is_the_same_past_the_caches_for_every_place_and_length() {
