@@ -59,9 +59,9 @@ const STEP: usize = 2 * SIDE * 2 * SIDE;
 /// Steps of packed rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded
 /// past it, because what is not there again in time only drives out what is.
 const NEAR: usize = 16;
-/// The same of rows as they stand. Their lines lie an even number of lines apart, which the second level gives at five
-/// sixths of its speed: even where half of them are driven out before they are wanted again, the rest pays for it.
-const NEAR_IN_PLACE: usize = 32;
+/// The same of the lower half of rows as they stand. Both halves would be too many lines for the sets that rows an even
+/// number of lines apart share.
+const HALF_NEAR: usize = 32;
 
 /// The upper and the lower half of a step of packed panels.
 macro_rules! upper_half {
@@ -107,9 +107,14 @@ pub(super) struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Whether they are loaded into the first-level cache.
+    /// Whether the lower half of them is loaded into the first-level cache.
     const fn near(self) -> bool {
-        self.steps <= if self.step == STEP { NEAR } else { NEAR_IN_PLACE }
+        self.steps <= if self.step == STEP { NEAR } else { HALF_NEAR }
+    }
+
+    /// Whether all of them are.
+    const fn all_near(self) -> bool {
+        self.steps <= NEAR
     }
 }
 
@@ -325,6 +330,9 @@ fn task_avx512<A: Element, B: Element, O>(
 /// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
 macro_rules! step {
     ($load:literal, $a:literal, $b:literal, $right:literal) => {
+        step!($load, $load, $a, $b, $right)
+    };
+    ($load:literal, $lower:literal, $a:literal, $b:literal, $right:literal) => {
         concat!(
             $load,
             " tmm4, [{upper} + {row}*1 + ",
@@ -338,7 +346,7 @@ macro_rules! step {
             $right,
             "]\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
-            $load,
+            $lower,
             " tmm5, [{lower} + {row}*1 + ",
             $a,
             "]\n",
@@ -362,7 +370,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     between: &mut impl Between,
 ) {
     let below = c.wrapping_add(SIDE * stride);
-    let near = a.near();
+    let (near, all_near) = (a.near(), a.all_near());
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
     // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
     // SAFETY: the caller's promise.
@@ -404,9 +412,16 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
-            } else if TALL && WIDE && both && near {
+            } else if TALL && WIDE && both && all_near {
                 asm!(
                     step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "64", "2048", "3072"),
+                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            } else if TALL && WIDE && both && near {
+                asm!(
+                    step!("tileloaddt1", "tileloadd", "0", "0", "1024"),
+                    step!("tileloaddt1", "tileloadd", "64", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
