@@ -6,6 +6,8 @@ use crate::cpu::{Arena, Element, Pool, normal};
 use crate::{DeviceError, Span};
 
 const PAGE: usize = 4096;
+/// A run's arena is so large that its end on small pages does not count; here the last operand would lie there.
+const LARGE_PAGE: usize = 2 << 20;
 
 /// The operands of a kernel, given by their bytes.
 pub(super) struct Room<const N: usize> {
@@ -16,7 +18,7 @@ pub(super) struct Room<const N: usize> {
 impl<const N: usize> Room<N> {
     pub(super) fn new(bytes: [usize; N]) -> Result<Self, DeviceError> {
         let all: usize = bytes.iter().map(|bytes| bytes.next_multiple_of(PAGE)).sum();
-        Ok(Self { arena: Arena::new("device", all as u64)?, bytes })
+        Ok(Self { arena: Arena::new("device", all.next_multiple_of(LARGE_PAGE) as u64)?, bytes })
     }
 
     /// All operands, in the order they were given.

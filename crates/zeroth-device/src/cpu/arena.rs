@@ -16,6 +16,8 @@ use crate::{DeviceError, Shared, Sight, Span};
 
 /// What arenas and shared places are rounded to: a page, or several, of every system meant (4 to 64 KiB).
 const PAGE: u64 = 64 << 10;
+/// Bytes of a large page: an arena begins on one, so that all of it but the end can lie on large pages.
+const LARGE_PAGE: usize = 2 << 20;
 /// Bytes that one task takes from the system.
 const TOUCHED: usize = 32 << 20;
 
@@ -53,9 +55,19 @@ impl Arena {
         let (bytes, length) = (size(bytes)?, size(bytes.next_multiple_of(PAGE))?);
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let spare = if length < LARGE_PAGE { 0 } else { LARGE_PAGE };
         // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists.
-        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, flags) };
-        let start = start.map_err(|error| refused(error.to_string()))?;
+        let mapped =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length + spare, protection, flags) };
+        let mapped = mapped.map_err(|error| refused(error.to_string()))?.cast::<u8>();
+        let before = if spare == 0 { 0 } else { mapped.align_offset(LARGE_PAGE).min(spare) };
+        let start = mapped.wrapping_add(before).cast();
+        for (from, bytes) in [(0, before), (before + length, spare - before)] {
+            if bytes > 0 {
+                // SAFETY: an end of the mapping just made, which nobody has seen. What stays mapped has no pages, and does no harm.
+                let _ = unsafe { rustix::mm::munmap(mapped.wrapping_add(from).cast(), bytes) };
+            }
+        }
         // SAFETY: the mapping just made. Only advice: small pages work as well, only slower.
         let _ = unsafe { rustix::mm::madvise(start, length, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or_else(|| refused("mapped at address 0".to_owned()))?;

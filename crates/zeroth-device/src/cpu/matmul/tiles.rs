@@ -60,8 +60,9 @@ const STEP: usize = 2 * SIDE * 2 * SIDE;
 /// past it, because what is not there again in time only drives out what is.
 const NEAR: usize = 16;
 /// The same of the lower half of rows as they stand. Both halves would be too many lines for the sets that rows an even
-/// number of lines apart share.
+/// number of lines apart share, and a half is where that number is a multiple of `SETS`.
 const HALF_NEAR: usize = 32;
+const SETS: usize = 64;
 
 /// The upper and the lower half of a step of packed panels.
 macro_rules! upper_half {
@@ -107,14 +108,15 @@ pub(super) struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Whether the lower half of them is loaded into the first-level cache.
-    const fn near(self) -> bool {
-        self.steps <= if self.step == STEP { NEAR } else { HALF_NEAR }
-    }
-
-    /// Whether all of them are.
-    const fn all_near(self) -> bool {
-        self.steps <= NEAR
+    /// Steps that are loaded into the first-level cache, both halves of them and the lower one.
+    const fn near(self) -> [usize; 2] {
+        if self.step == STEP || self.steps <= NEAR {
+            [NEAR, NEAR]
+        } else if self.row.is_multiple_of(SETS * 2 * SIDE) {
+            [0, 0]
+        } else {
+            [0, HALF_NEAR]
+        }
     }
 }
 
@@ -164,9 +166,9 @@ impl Tiles {
         // SAFETY: the panels hold the same number of steps, all tiles are configured in full, and c has room for them.
         unsafe {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
-            let (mut at, mut bt, near) = (a.as_ptr(), b.as_ptr(), a.len() <= NEAR * STEP);
-            for _ in 0..a.len() / STEP {
-                if near {
+            let (mut at, mut bt) = (a.as_ptr(), b.as_ptr());
+            for step in 0..a.len() / STEP {
+                if step < NEAR {
                     asm!(
                         upper_half!("tileloadd"),
                         a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
@@ -178,7 +180,7 @@ impl Tiles {
                     );
                 }
                 between.beat();
-                if near {
+                if step < NEAR {
                     asm!(lower_half!("tileloadd"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
                 } else {
                     asm!(lower_half!("tileloaddt1"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
@@ -260,7 +262,7 @@ impl Kernel for Tiles {
     }
 
     fn near(rows: Self::Rows<'_>) -> bool {
-        rows.near()
+        rows.near()[1] > 0
     }
 
     fn panel(rows: Self::Rows<'_>, index: usize) -> Self::Rows<'_> {
@@ -370,7 +372,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     between: &mut impl Between,
 ) {
     let below = c.wrapping_add(SIDE * stride);
-    let (near, all_near) = (a.near(), a.all_near());
+    let [near, lower_near] = a.near();
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
     // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
     // SAFETY: the caller's promise.
@@ -400,7 +402,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         }
         for at in (0..a.steps).step_by(BEAT / (2 * SIDE)) {
             let both = at + 1 < a.steps;
-            if TALL && WIDE && both && a.step == STEP && near {
+            if TALL && WIDE && both && a.step == STEP && at < near {
                 asm!(
                     step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "2048", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
@@ -412,13 +414,13 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
-            } else if TALL && WIDE && both && all_near {
+            } else if TALL && WIDE && both && at < near {
                 asm!(
                     step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "64", "2048", "3072"),
                     upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                     b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
-            } else if TALL && WIDE && both && near {
+            } else if TALL && WIDE && both && at < lower_near {
                 asm!(
                     step!("tileloaddt1", "tileloadd", "0", "0", "1024"),
                     step!("tileloaddt1", "tileloadd", "64", "2048", "3072"),
