@@ -179,6 +179,26 @@ fn types_are_resolved_as_the_table_spells_them() {
 }
 
 #[test]
+fn sums_in_16_bits_are_those_of_shards() {
+    for (stage, expected) in
+        [(0, Status::NoEffect), (1, Status::NoEffect), (2, Status::Honoured), (3, Status::Honoured)]
+    {
+        let asked = |sums: &str| {
+            let text = format!(
+                r#"{{"zero_optimization": {{"stage": {stage}}}, "data_types": {{"grad_accum_dtype": "{sums}"}}}}"#
+            );
+            let found =
+                check(&read(&text)).of_keys().find(|key| key.path.ends_with("dtype")).unwrap().clone();
+            (found.status, found.message)
+        };
+        let (status, said) = asked("bf16");
+        assert_eq!(status, expected, "stage {stage}");
+        assert_eq!(said.contains("only stages 2 and 3 keep shards"), status == Status::NoEffect, "{said}");
+        assert_eq!(asked("fp32").0, Status::Honoured, "sums are in fp32 at every stage");
+    }
+}
+
+#[test]
 fn what_no_run_does_is_not_yet_and_would_change_the_run() {
     for (text, path, value) in [
         (

@@ -90,8 +90,14 @@ pub fn optimize<G: Element, M: Element, T: Element>(
             let place = task * piece + at;
             let near = at..at + NEAR.min(elements - place);
             let chance = chance.map(|chance| Chance { first: chance.first + place as u64, ..chance });
-            let mut first = first.as_deref_mut().map(|first| &mut first[near.clone()]);
-            let mut second = second.as_deref_mut().map(|second| &mut second[near.clone()]);
+            #[cfg_attr(
+                not(target_arch = "x86_64"),
+                allow(unused_mut, reason = "only lines change them here")
+            )]
+            let (mut first, mut second) = (
+                first.as_deref_mut().map(|first| &mut first[near.clone()]),
+                second.as_deref_mut().map(|second| &mut second[near.clone()]),
+            );
             let mut weights = weights.as_deref_mut().map(|weights| &mut weights[near.clone()]);
             let mut rests = rests.as_deref_mut().map(|rests| &mut rests[near.clone()]);
             #[cfg(target_arch = "x86_64")]
