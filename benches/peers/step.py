@@ -9,7 +9,7 @@ Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1
 batch of both ranks in two micro-batches). Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
 (--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
 each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
-out, ours add in fp32 and DeepSpeed in the model's type. Memory is that of a rank: the largest PSS of the samples, and its peak.
+out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. Memory is that of a rank: the largest PSS of the samples, and its peak.
 """
 
 import argparse
@@ -209,7 +209,8 @@ class Peer:
 # ---- a worker: one rank of a peer ----
 
 
-def worker(name, size, dtype, sums, tight):
+def worker(options):
+    name, size, dtype = options.worker, options.size, options.dtype
     # What libraries print must not come between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -233,7 +234,7 @@ def worker(name, size, dtype, sums, tight):
     def tokens():
         return torch.randint(0, vocab, (sequences, LENGTH))
 
-    step = torch_step(torch, model, tokens) if name == "torch" else deepspeed_step(model, tokens, name, dtype, sums, tight, sequences)
+    step = torch_step(torch, model, tokens) if name == "torch" else deepspeed_step(model, tokens, options)
     for _ in range(2):
         step()
     answer(parameters=sum(parameter.numel() for parameter in model.parameters()))
@@ -260,23 +261,24 @@ def torch_step(torch, model, tokens):
     return step
 
 
-def deepspeed_step(model, tokens, name, dtype, sums, tight, sequences):
+def deepspeed_step(model, tokens, options):
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo")
     config = {
-        "train_micro_batch_size_per_gpu": sequences,
+        "train_micro_batch_size_per_gpu": SIZES[options.size][7],
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
-        "bf16": {"enabled": dtype == "bf16"},
+        "bf16": {"enabled": options.dtype == "bf16"},
         "zero_optimization": {
-            "stage": int(name[-1]), "overlap_comm": True, "contiguous_gradients": True, **(TIGHT if tight else {}),
+            "stage": int(options.worker[-1]), "overlap_comm": True, "contiguous_gradients": True,
+            **(TIGHT if options.tight else {}),
         },
         # Its own Adam is compiled for the machine when it is first used, which not every machine can.
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1, "torch_adam": True}},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
-        **data_types(sums),
+        **data_types(options.sums),
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
 
@@ -332,7 +334,7 @@ def main():
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return worker(options.worker, options.size, options.dtype, options.sums, options.tight)
+        return worker(options)
     names = options.sides.split(",")
     if unknown := [name for name in names if name not in SIDES]:
         parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES)}")

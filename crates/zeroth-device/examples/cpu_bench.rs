@@ -114,21 +114,27 @@ fn scaling(lines: &[Measured]) {
 fn serve() -> Result<(), BenchError> {
     let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);
     let Some(line) = lines.next() else { return Ok(()) };
+    let refuse = || {
+        println!(
+            "`{line}`: write `bf16|f32 forward|dx|dw m n k threads` or `limit registers|l2|f32 threads`"
+        );
+        Ok(())
+    };
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [stored, form, numbers @ ..] = &words[..] else { return Ok(()) };
+    let [stored, form, numbers @ ..] = &words[..] else { return refuse() };
     let numbers: Vec<usize> = numbers.iter().filter_map(|word| word.parse().ok()).collect();
-    let form_asked = Form::ALL.into_iter().find(|known| known.name() == *form).unwrap_or(Form::Forward);
-    let mut run: Box<dyn FnMut() -> f64> = match (*stored, &numbers[..]) {
-        ("limit", &[threads]) => limit(form, threads)?,
-        ("f32", &[m, n, k, threads]) => {
-            let mut product = Product::<f32>::new(threads, form_asked, [m, n, k])?;
+    let known = Form::ALL.into_iter().find(|known| known.name() == *form);
+    let mut run: Box<dyn FnMut() -> f64> = match (*stored, known, &numbers[..]) {
+        ("limit", None, &[threads]) => limit(form, threads)?,
+        ("f32", Some(form), &[m, n, k, threads]) => {
+            let mut product = Product::<f32>::new(threads, form, [m, n, k])?;
             Box::new(move || product.run())
         }
-        (_, &[m, n, k, threads]) => {
-            let mut product = Product::<bf16>::new(threads, form_asked, [m, n, k])?;
+        ("bf16", Some(form), &[m, n, k, threads]) => {
+            let mut product = Product::<bf16>::new(threads, form, [m, n, k])?;
             Box::new(move || product.run())
         }
-        _ => return Ok(()),
+        _ => return refuse(),
     };
     run();
     for line in lines {

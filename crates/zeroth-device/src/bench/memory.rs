@@ -74,7 +74,7 @@ mod past {
     }
 
     /// Elements of a page, and pages that are copied side by side: lines of one alone are not asked for as fast as memory
-    /// gives them. (A triad's two sources are enough.)
+    /// gives them. (A triad's two sources are enough.) It is not the kernel's loop: a limit that is what it judges says nothing.
     const PAGE: usize = 4096 / size_of::<f32>();
     const TOGETHER: usize = 4;
 

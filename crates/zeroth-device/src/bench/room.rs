@@ -2,12 +2,10 @@
 
 use bytemuck::Pod;
 
-use crate::cpu::{Arena, Element, Pool, normal};
+use crate::cpu::{Arena, Element, LARGE_PAGE, Pool, normal};
 use crate::{DeviceError, Span};
 
 const PAGE: usize = 4096;
-/// A run's arena is so large that its end on small pages does not count; here the last operand would lie there.
-const LARGE_PAGE: usize = 2 << 20;
 
 /// The operands of a kernel, given by their bytes.
 pub(super) struct Room<const N: usize> {
@@ -18,6 +16,7 @@ pub(super) struct Room<const N: usize> {
 impl<const N: usize> Room<N> {
     pub(super) fn new(bytes: [usize; N]) -> Result<Self, DeviceError> {
         let all: usize = bytes.iter().map(|bytes| bytes.next_multiple_of(PAGE)).sum();
+        // A run's arena is so large that its end on small pages does not count; here the last operand would lie there.
         Ok(Self { arena: Arena::new("device", all.next_multiple_of(LARGE_PAGE) as u64)?, bytes })
     }
 

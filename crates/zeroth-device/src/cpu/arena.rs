@@ -17,7 +17,7 @@ use crate::{DeviceError, Shared, Sight, Span};
 /// What arenas and shared places are rounded to: a page, or several, of every system meant (4 to 64 KiB).
 const PAGE: u64 = 64 << 10;
 /// Bytes of a large page: an arena begins on one, so that all of it but the end can lie on large pages.
-const LARGE_PAGE: usize = 2 << 20;
+pub(crate) const LARGE_PAGE: usize = 2 << 20;
 /// Bytes that one task takes from the system.
 const TOUCHED: usize = 32 << 20;
 

@@ -56,6 +56,7 @@ mod stream;
 mod swiglu;
 
 pub use arena::Arena;
+pub(crate) use arena::LARGE_PAGE;
 pub use attention::{
     AttentionDims, AttentionSaved, attention, attention_backward, attention_backward_scratch,
     attention_scratch,
