@@ -180,8 +180,7 @@ fn two_collectives_may_be_under_way_and_are_waited_for_in_order() {
 fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
     let warnings: Arc<Mutex<Vec<Slow>>> = Arc::default();
     let seen = Arc::clone(&warnings);
-    let short =
-        Timing { slow: Duration::from_millis(100), join: Duration::from_millis(300), ..Timing::default() };
+    let short = Timing { slow: Duration::from_millis(100), ..Timing::default() };
     let options =
         Options::default().timing(short).on_slow(move |slow| seen.lock().unwrap().push(slow.clone()));
     ranks(2, 100, &options, |comm| {
@@ -197,6 +196,7 @@ fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
     assert!(slow.to_string().contains("for rank 1, which lives and is after step 4, op test#2"), "{slow}");
 
     let job = Job::create(2, 0).unwrap();
+    let short = Timing { join: Duration::from_millis(300), ..short };
     let alone = job.join(0, &Options::default().timing(short)).unwrap();
     // Publishing the first round of a barrier needs nobody; its wait does.
     let lost = lost(alone.barrier(OP).unwrap().wait());

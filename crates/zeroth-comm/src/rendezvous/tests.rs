@@ -14,7 +14,7 @@ fn job(test: &str) -> String {
 }
 
 fn short() -> Patience {
-    Patience::default().guests(Duration::from_millis(200)).host(Duration::from_millis(200))
+    Patience::default().guests(Duration::from_millis(500)).host(Duration::from_millis(500))
 }
 
 #[test]
@@ -114,7 +114,8 @@ fn waiting_is_told_of_and_ends() {
     let told: Arc<Mutex<Vec<Waiting>>> = Arc::default();
     let keep = Arc::clone(&told);
     let mut patience = short().tell(move |waiting| keep.lock().unwrap().push(waiting.clone()));
-    patience.first = Duration::from_millis(50);
+    // At the first look: a busy machine may not let this process have a second one in time.
+    patience.first = Duration::ZERO;
     let error = attend(&job("nobody"), 4, 5, &patience).unwrap_err();
     assert!(matches!(error, MeetError::NoHost { rank: 4, .. }), "{error}");
     let error = Host::open(&job("lonely"), 3, patience).unwrap().begin(0, &[]).err().unwrap();
@@ -123,6 +124,18 @@ fn waiting_is_told_of_and_ends() {
     for said in ["rank 4 is waiting for rank 0 (", "rank 0 is waiting for ranks 1, 2 ("] {
         assert!(told.contains(said), "{told}");
     }
+}
+
+#[test]
+fn waiting_is_told_of_after_the_first_time_and_then_after_twice_as_long() {
+    let told: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let keep = Arc::clone(&told);
+    let patience = Patience::default().tell(move |waiting| keep.lock().unwrap().push(waiting.seconds));
+    let mut telling = Telling::new(&patience);
+    for waited in [0, 9, 10, 11, 19, 25, 49, 50, 99, 100] {
+        telling.wait(Duration::from_secs(waited), 1, vec![0]).unwrap();
+    }
+    assert_eq!(*told.lock().unwrap(), [10, 25, 50, 100]);
 }
 
 #[test]
