@@ -16,11 +16,28 @@ const OVERHEAD: u64 = 32_000_000;
 /// left, all of them count as the last one's.
 const REGION: u64 = 8 << 20;
 
-/// The proportional share of memory of a process: pages that several hold are divided among them.
-fn resident(process: u32) -> Option<u64> {
+/// Memory of a process: its own, and its proportional share of pages that several may hold, of files and of shared memory.
+#[derive(Clone, Copy)]
+struct Resident {
+    own: u64,
+    share: u64,
+}
+
+fn resident(process: u32) -> Option<Resident> {
     let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    Some(1024 * line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?)
+    let bytes = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(1024 * line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?)
+    };
+    let (all, own) = (bytes("Pss:")?, bytes("Pss_Anon:")?);
+    Some(Resident { own, share: all - own })
+}
+
+/// What each of the ranks that are there holds. Pages that several may hold count for all of them alike: the system counts
+/// them for whoever touched them first, and how many that is at one moment depends on which rank was let run.
+fn held(ranks: &[(u32, Resident)]) -> Vec<(u32, u64)> {
+    let share = ranks.iter().map(|(_, resident)| resident.share).sum::<u64>() / ranks.len().max(1) as u64;
+    ranks.iter().map(|(process, resident)| (*process, resident.own + share)).collect()
 }
 
 /// The processes that a process started.
@@ -78,13 +95,13 @@ fn watched(model: &Path, data: &Path, run: &Path, ranks: usize) -> Peaks {
             break status;
         }
         let processes = if ranks == 1 { vec![launcher.id()] } else { children(launcher.id()) };
-        let look = || -> Vec<(u32, u64)> {
+        let look = || -> Vec<(u32, Resident)> {
             processes.iter().filter_map(|process| Some((*process, resident(*process)?))).collect()
         };
-        let found = look();
+        let found = held(&look());
         raise(&mut peaks.ever, &found);
         // A second look: none left while the first one was on its way.
-        if look().len() == ranks {
+        if look().len() == ranks && found.len() == ranks {
             raise(&mut peaks.together, &found);
             peaks.sum = peaks.sum.max(found.iter().map(|(_, bytes)| bytes).sum());
         }
