@@ -125,7 +125,10 @@ fn serve() -> Result<(), BenchError> {
     let numbers: Vec<usize> = numbers.iter().filter_map(|word| word.parse().ok()).collect();
     let known = Form::ALL.into_iter().find(|known| known.name() == *form);
     let mut run: Box<dyn FnMut() -> f64> = match (*stored, known, &numbers[..]) {
-        ("limit", None, &[threads]) => limit(form, threads)?,
+        ("limit", None, &[threads]) => match limit(form, threads)? {
+            Some(run) => run,
+            None => return refuse(),
+        },
         ("f32", Some(form), &[m, n, k, threads]) => {
             let mut product = Product::<f32>::new(threads, form, [m, n, k])?;
             Box::new(move || product.run())
@@ -148,16 +151,17 @@ fn serve() -> Result<(), BenchError> {
     Ok(())
 }
 
-/// A loop of the processor at its limit, on as many threads at the same time.
-fn limit(name: &str, threads: usize) -> Result<Box<dyn FnMut() -> f64>, BenchError> {
+/// A loop of the processor at its limit, on as many threads at the same time; `None` where there is no such name.
+fn limit(name: &str, threads: usize) -> Result<Option<Box<dyn FnMut() -> f64>>, BenchError> {
     let path = Path::chosen().map_err(DeviceError::from)?;
     let name = match name {
         "registers" if path == Path::Amx => TILES,
         "l2" if path == Path::Amx => TILES_FROM_L2,
-        _ => F32,
+        "registers" | "l2" | "f32" => F32,
+        _ => return Ok(None),
     };
     let (pool, barrier) = (Pool::new(threads), Barrier::new(threads));
-    Ok(Box::new(move || {
+    Ok(Some(Box::new(move || {
         let (start, done) = (Instant::now(), AtomicU64::new(0));
         pool.run(threads, |_, _| {
             // So that no thread takes two of the parts.
@@ -165,5 +169,5 @@ fn limit(name: &str, threads: usize) -> Result<Box<dyn FnMut() -> f64>, BenchErr
             done.fetch_add(processor_flop(path, name) as u64, Ordering::Relaxed);
         });
         1e9 * start.elapsed().as_secs_f64() / done.into_inner() as f64
-    }))
+    })))
 }

@@ -11,8 +11,9 @@ use super::{Line, TILES, Unit, matrix_limit};
 use crate::DeviceError;
 use crate::cpu::{
     AttentionDims, AttentionSaved, Element, HeadLossDims, LinearDims, Path, Pool, attention,
-    attention_backward, attention_backward_scratch, attention_scratch, head_loss_backward, head_loss_scratch,
-    linear, linear_dw, linear_dx, linear_scratch,
+    attention_backward, attention_backward_scratch, attention_scratch, head_loss_backward,
+    head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, linear, linear_dw, linear_dx,
+    linear_scratch,
 };
 
 /// Which product of a linear map.
@@ -202,18 +203,18 @@ pub fn attention_lines(threads: usize, shapes: &[(usize, usize, usize)]) -> Resu
     Ok(lines)
 }
 
-/// The head with its loss and both gradients.
+/// The head with its loss and both gradients, that of w rounded at once where steps do so.
 pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, DeviceError> {
     let HeadLossDims { rows, hidden, vocab } = dims;
     let pool = Pool::new(threads);
+    let once = dims.is_one_slice(DType::Bf16);
+    let (dw, scratch) = if once {
+        (2 * vocab * hidden, head_loss_once_scratch(dims, threads))
+    } else {
+        (4 * vocab * hidden, head_loss_scratch(dims, threads))
+    };
     // x, w; dx, dw; scratch.
-    let mut room = Room::new([
-        2 * rows * hidden,
-        2 * vocab * hidden,
-        2 * rows * hidden,
-        4 * vocab * hidden,
-        4 * head_loss_scratch(dims, threads),
-    ])?;
+    let mut room = Room::new([2 * rows * hidden, 2 * vocab * hidden, 2 * rows * hidden, dw, 4 * scratch])?;
     let [x, w, ..] = room.operands();
     random::<bf16>(1, x);
     random::<bf16>(2, w);
@@ -230,7 +231,13 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         let [x, w, dx, dw, scratch] = room.operands();
         let (x, w, dx) = (of::<bf16>(x), of::<bf16>(w), of::<bf16>(dx));
         let start = Instant::now();
-        head_loss_backward(&pool, dims, x, w, &labels, 1.0 / rows as f32, dx, of(dw), true, of(scratch));
+        let scale = 1.0 / rows as f32;
+        if once {
+            let dw = of::<bf16>(dw);
+            head_loss_backward_once(&pool, dims, x, w, &labels, scale, dx, dw, None, of(scratch));
+        } else {
+            head_loss_backward(&pool, dims, x, w, &labels, scale, dx, of(dw), true, of(scratch));
+        }
         Ok(start.elapsed().as_secs_f64())
     };
     let name = format!("bf16 head_loss with gradients {rows}x{hidden}x{vocab}");
@@ -248,10 +255,15 @@ mod tests {
         lines.extend(product_lines(2, DType::Bf16, &[[48, 40, 33]]).unwrap());
         lines.extend(product_lines(2, DType::F32, &[[48, 40, 33]]).unwrap());
         lines.extend(attention_lines(2, &[(2, 24, 4)]).unwrap());
-        lines.extend(head_lines(2, HeadLossDims { rows: 20, hidden: 32, vocab: 100 }).unwrap());
+        // One slice of rows, and several.
+        for rows in [20, 1100] {
+            let dims = HeadLossDims { rows, hidden: 32, vocab: 100 };
+            assert_eq!(dims.is_one_slice(DType::Bf16), rows == 20);
+            lines.extend(head_lines(2, dims).unwrap());
+        }
         let measured = measure(lines, 2, &mut |_| {}).unwrap();
         let limited: Vec<_> = measured.iter().filter(|line| line.limit.is_some()).collect();
-        assert_eq!(limited.len(), 3 + 3 + 2 + 1);
+        assert_eq!(limited.len(), 3 + 3 + 2 + 2);
         assert!(measured.iter().all(|line| line.best >= line.median && line.median > 0.0), "{measured:?}");
     }
 
