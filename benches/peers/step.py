@@ -9,7 +9,8 @@ Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1
 batch of both ranks in two micro-batches). Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
 (--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
 each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
-out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. Memory is that of a rank: the largest PSS of the samples, and its peak.
+out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. Memory is
+that of a rank: the largest PSS of the samples, and its peak.
 """
 
 import argparse

@@ -12,6 +12,8 @@ use super::{json, metrics, new_data, new_model, text};
 /// threads), 9 MB more while weights are read or written (pieces of 2^20 elements: twice as f32 and once rounded), and
 /// the region through which it sends.
 const OVERHEAD: u64 = 32_000_000;
+/// The same of each of several, whose shared pages are counted once for all of them. Measured: 20 to 23 MB.
+const OVERHEAD_OF_SEVERAL: u64 = 28_000_000;
 /// Shared memory through which a rank sends. All ranks hold all regions, so that each counts as one; once the others have
 /// left, all of them count as the last one's.
 const REGION: u64 = 8 << 20;
@@ -132,9 +134,10 @@ fn ranks_hold_what_the_plan_says_and_little_more() {
         println!("{what}");
         assert_eq!(together.len(), ranks, "{what}");
         let everything = OVERHEAD + (ranks as u64 - 1) * REGION;
-        assert!(together.iter().all(|over| *over <= OVERHEAD as i64), "{what}");
+        let most = if ranks == 1 { OVERHEAD } else { OVERHEAD_OF_SEVERAL };
+        assert!(together.iter().all(|over| *over <= most as i64), "{what}");
         assert!(ever.iter().all(|over| *over <= everything as i64), "{what}");
-        assert!(peaks.sum <= ranks as u64 * (plan + OVERHEAD), "{what}");
+        assert!(peaks.sum <= ranks as u64 * (plan + most), "{what}");
         assert!(said <= plan + OVERHEAD, "{what}");
         // The plan is no gross overestimate.
         let least = plan as f64 * 0.6;
