@@ -4,17 +4,27 @@ their ratios; then how two threads scale, beside a loop that stays in registers.
 Needs Python with torch, and `cargo build --release -p zeroth-device --example cpu_bench` before.
 
     python benches/peers/gemm.py [path of the cpu_bench binary] [rounds]
+    python benches/peers/gemm.py --fastest --rounds-in-all 60 target/release/examples/cpu_bench 12
+
+A line that begins with "calm" repeats the one above it for the rounds in which the loop at the limit had 80 % of its best
+before the round and after it: a machine that others use, or whose tile unit changes its speed, is then left out by what
+neither side computes. --fastest takes the processors that are fastest by that loop before every line, and with
+--rounds-in-all a line goes on until as many rounds were calm as are asked for, or so many were run.
 """
 
+import argparse
+import os
 import statistics
 import subprocess
-import sys
 import time
 
+import processors
 import torch
 
 TURN = 0.25  # seconds of one side before the other has its turn; in a few milliseconds even the limit's loop varies by a fifth
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
+CALM = 0.8  # of the best turn of the loop at the limit
+ALLOWED = sorted(os.sched_getaffinity(0))
 
 
 class Ours:
@@ -22,20 +32,39 @@ class Ours:
 
     def __init__(self, binary, what, amount, threads):
         self.process = subprocess.Popen([binary, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.amount, self.rates = amount, []
+        self.amount = amount
         self.process.stdin.write(f"{what} {threads}\n")
         self.process.stdin.flush()
 
     def run(self):
+        """The rates of a turn."""
         # One after the other without a word between, as PyTorch's are.
         self.process.stdin.write(f"{TURN}\n")
         self.process.stdin.flush()
-        self.rates += [self.amount / float(seconds) / 1e9 for seconds in self.process.stdout.readline().split()]
+        return [self.amount / float(seconds) / 1e9 for seconds in self.process.stdout.readline().split()]
 
     def close(self):
         self.process.stdin.close()
         self.process.wait()
-        return max(self.rates), statistics.median(self.rates)
+
+
+class Torch:
+    """The same product by PyTorch."""
+
+    def __init__(self, dtype, shape):
+        m, n, k = shape
+        self.x, self.w, self.amount = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), 2 * m * n * k
+        torch.nn.functional.linear(self.x, self.w)
+
+    def run(self):
+        rates, end = [], time.perf_counter() + TURN
+        while (start := time.perf_counter()) < end:
+            torch.nn.functional.linear(self.x, self.w)
+            rates.append(self.amount / (time.perf_counter() - start) / 1e9)
+        return rates
+
+    def close(self):
+        pass
 
 
 def product(binary, name, shape, threads):
@@ -47,63 +76,102 @@ def limit(binary, name, threads):
     return Ours(binary, f"limit {name}", 1e9, threads)
 
 
-def beside_torch(binary, threads, dtype, name, shape, rounds):
-    m, n, k = shape
-    x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
-    torch.nn.functional.linear(x, w)
-    ours = product(binary, name, shape, threads)
-    loop = limit(binary, "l2" if dtype is torch.bfloat16 else "f32", threads)
-    theirs = []
-    for _ in range(rounds):
-        loop.run()
-        ours.run()
-        end = time.perf_counter() + TURN
-        while (start := time.perf_counter()) < end:
-            torch.nn.functional.linear(x, w)
-            theirs.append(2 * m * n * k / (time.perf_counter() - start) / 1e9)
-    (best, median), (most, usual) = ours.close(), loop.close()
-    their_best, their_median = max(theirs), statistics.median(theirs)
-    print(
-        f"{f'{name} {m}x{n}x{k}, {threads} thread(s)':36} {best:8.1f} {median:8.1f} {their_best:8.1f} {their_median:8.1f}"
-        f" {most:8.1f} {usual:8.1f}   {best / their_best:5.2f} {median / their_median:5.2f}"
-        f"   {100 * best / most:5.1f} {100 * median / usual:5.1f}",
-        flush=True,
-    )
+def take_turns(sides, loops, options):
+    """Rates by round and side; and which rounds were calm by the first `loops` sides, the loops at the limit.
+
+    One turn of the loops more than of the others: every round lies between two of theirs.
+    """
+    rounds, calm = [], []
+    while len(rounds) < options.rounds or sum(calm) < options.rounds and len(rounds) < options.rounds_in_all:
+        rounds.append([side.run() for side in sides])
+        after = [side.run() for side in sides[:loops]]
+        # By their medians: a burst of two milliseconds says nothing of a quarter of a second.
+        turns = [[statistics.median(turn) for turn in turns[:loops]] for turns in [*rounds, after]]
+        best = [max(of_loop) for of_loop in zip(*turns)]
+        steady = [all(rate >= CALM * most for rate, most in zip(turn, best)) for turn in turns]
+        calm = [before and behind for before, behind in zip(steady, steady[1:])]
+    for side in sides:
+        side.close()
+    return rounds, calm
 
 
-def scaling(binary, name, shape, rounds):
+def best_and_median(rounds, side):
+    rates = [rate for turns in rounds for rate in turns[side]]
+    return max(rates), statistics.median(rates)
+
+
+def tell(what, rounds, calm, line):
+    """Prints the line of all rounds, and the one of the calm rounds where they are others and there are three."""
+    print(f"{what:36} {line(rounds)}", flush=True)
+    kept = [turns for turns, steady in zip(rounds, calm) if steady]
+    if len(kept) < len(rounds):
+        print(f"{f'calm, {len(kept)} of {len(rounds)} rounds':>36} {line(kept) if len(kept) > 2 else ''}", flush=True)
+
+
+def settle(threads, options):
+    """On the fastest processors of the moment, where that is asked for."""
+    if options.fastest:
+        chosen, _ = processors.fastest(options.binary, threads, ALLOWED)
+        processors.move([os.getpid()], chosen)
+
+
+def beside_torch(options, threads, dtype, name, shape):
+    settle(threads, options)
+    loop = limit(options.binary, "l2" if dtype is torch.bfloat16 else "f32", threads)
+    sides = [loop, product(options.binary, name, shape, threads), Torch(dtype, shape)]
+
+    def line(rounds):
+        (most, usual), (best, median), (their_best, their_median) = [best_and_median(rounds, side) for side in range(3)]
+        return (
+            f"{best:8.1f} {median:8.1f} {their_best:8.1f} {their_median:8.1f} {most:8.1f} {usual:8.1f}"
+            f"   {best / their_best:5.2f} {median / their_median:5.2f}   {100 * best / most:5.1f} {100 * median / usual:5.1f}"
+        )
+
+    rounds, calm = take_turns(sides, 1, options)
+    tell(f"{name} {'x'.join(map(str, shape))}, {threads} thread(s)", rounds, calm, line)
+
+
+def scaling(options, name, shape):
     """Two threads beside one, and the same of a loop that needs no memory."""
+    settle(2, options)
     loop = "registers" if name == "bf16" else "f32"
-    lines = [product(binary, name, shape, threads) for threads in (1, 2)]
-    lines += [limit(binary, loop, threads) for threads in (1, 2)]
-    for _ in range(rounds):
-        for line in lines:
-            line.run()
-    one, two, loop_one, loop_two = [line.close() for line in lines]
-    own = [two[i] / one[i] for i in (0, 1)]
-    registers = [loop_two[i] / loop_one[i] for i in (0, 1)]
-    what = f"{name} {'x'.join(map(str, shape))}"
-    print(
-        f"{what:36} {own[0]:8.2f} {own[1]:8.2f} {registers[0]:8.2f} {registers[1]:8.2f}"
-        f"   {own[0] / registers[0]:5.2f} {own[1] / registers[1]:5.2f}",
-        flush=True,
-    )
+    sides = [limit(options.binary, loop, threads) for threads in (1, 2)]
+    sides += [product(options.binary, name, shape, threads) for threads in (1, 2)]
+
+    def line(rounds):
+        loop_one, loop_two, one, two = [best_and_median(rounds, side) for side in range(4)]
+        own = [two[i] / one[i] for i in (0, 1)]
+        registers = [loop_two[i] / loop_one[i] for i in (0, 1)]
+        return (
+            f"{own[0]:8.2f} {own[1]:8.2f} {registers[0]:8.2f} {registers[1]:8.2f}"
+            f"   {own[0] / registers[0]:5.2f} {own[1] / registers[1]:5.2f}"
+        )
+
+    rounds, calm = take_turns(sides, 2, options)
+    tell(f"{name} {'x'.join(map(str, shape))}", rounds, calm, line)
 
 
 def main() -> None:
-    binary = sys.argv[1] if len(sys.argv) > 1 else "target/release/examples/cpu_bench"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("binary", nargs="?", default="target/release/examples/cpu_bench", help="the cpu_bench binary")
+    parser.add_argument("rounds", nargs="?", type=int, default=12)
+    parser.add_argument("--rounds-in-all", type=int, default=0, help="go on until `rounds` were calm, at most for so many")
+    parser.add_argument("--fastest", action="store_true", help="take the processors that are fastest before every line")
+    parser.add_argument("--only", choices=["1", "2", "scaling"], action="append", help="these lines; may be given again")
+    options = parser.parse_args()
+    wanted = options.only or ["1", "2", "scaling"]
     work = [(torch.bfloat16, "bf16", shape) for shape in SHAPES]
     work += [(torch.float32, "f32", shape) for shape in SHAPES if shape[0] * shape[1] * shape[2] <= 2**33]
-    print("GFLOP/s, best and median: ours, PyTorch's, the loop at the limit (bf16: tiles from L2, f32: registers);")
-    print("then ours / PyTorch's, and percent of the limit")
-    for threads in (1, 2):
+    print(f"PyTorch {torch.__version__}. GFLOP/s, best and median: ours, PyTorch's, the loop at the limit (bf16: tiles from L2,")
+    print("f32: registers); then ours / PyTorch's, and percent of the limit")
+    for threads in (threads for threads in (1, 2) if str(threads) in wanted):
         torch.set_num_threads(threads)
         for dtype, name, shape in work:
-            beside_torch(binary, threads, dtype, name, shape, rounds)
-    print("Two threads / one, best and median: ours, the loop in registers, and the first over the second")
-    for _, name, shape in work:
-        scaling(binary, name, shape, rounds)
+            beside_torch(options, threads, dtype, name, shape)
+    if "scaling" in wanted:
+        print("Two threads / one, best and median: ours, the loop in registers, and the first over the second")
+        for _, name, shape in work:
+            scaling(options, name, shape)
 
 
 if __name__ == "__main__":

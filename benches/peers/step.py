@@ -9,8 +9,10 @@ Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1
 batch of both ranks in two micro-batches). Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
 (--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
 each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
-out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. Memory is
-that of a rank: the largest PSS of the samples, and its peak.
+out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. --fastest,
+with the binary of `cargo build --release -p zeroth-device --example cpu_bench`, puts every turn on the processors on which
+tile instructions are fastest at that moment, and says how fast they were before it and after it. Memory is that of a rank:
+the largest PSS of the samples, and its peak.
 """
 
 import argparse
@@ -24,6 +26,8 @@ import sys
 import tempfile
 import threading
 import time
+
+import processors
 
 LENGTH = 512
 RANKS = 2
@@ -140,6 +144,9 @@ class Ours:
         lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         return [line["step_ms"] / 1e3 for line in lines[1:]], found
 
+    def running(self):
+        return []
+
     def stop(self):
         pass
 
@@ -189,7 +196,7 @@ class Peer:
         return answers
 
     def run(self, steps):
-        memory = Memory(lambda: [worker.pid for worker in self.workers])
+        memory = Memory(self.running)
         if not self.workers:
             self.start()
         for worker in self.workers:
@@ -198,6 +205,9 @@ class Peer:
         answers = self.answers()
         # Ranks meet in every step: the slowest one's time is the step's.
         return [max(times) for times in zip(*(answer["seconds"] for answer in answers))], memory.stop()
+
+    def running(self):
+        return [worker.pid for worker in self.workers]
 
     def stop(self):
         for worker in self.workers:
@@ -305,6 +315,26 @@ def prepare(folder, size):
             print(json.dumps({"input_ids": [chance.randrange(vocab) for _ in range(LENGTH)]}), file=file)
 
 
+class Places:
+    """Where a turn runs, and how fast tiles are there in GFLOP/s."""
+
+    def __init__(self, binary):
+        self.binary, self.allowed, self.chosen = binary, sorted(os.sched_getaffinity(0)), None
+
+    def settle(self, side):
+        if not self.binary:
+            return ""
+        self.chosen, rates = processors.fastest(self.binary, RANKS, self.allowed)
+        processors.move([os.getpid(), *side.running()], self.chosen)
+        return f"; tiles {self.said(rates)} before"
+
+    def look(self):
+        return f", {self.said(processors.fastest(self.binary, RANKS, self.chosen)[1])} after" if self.binary else ""
+
+    def said(self, rates):
+        return " and ".join(f"{rates[processor]:.0f}" for processor in sorted(self.chosen))
+
+
 def report(found, tokens):
     print(f"\n{'side':<14} {'best tok/s':>11} {'median':>9} {'best ms':>9} {'PSS MiB':>9} {'its peak':>9}")
     for side, (seconds, pss, peak) in found.items():
@@ -329,6 +359,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn that count")
     parser.add_argument("--tight", action="store_true", help="DeepSpeed with a tenth of its buckets, where its defaults do not fit")
+    parser.add_argument("--fastest", metavar="CPU_BENCH", help="every turn on the processors that this binary finds fastest")
     parser.add_argument("--fresh", action="store_true", help="start peers anew for every turn")
     target = os.environ.get("CARGO_TARGET_DIR", "target")
     parser.add_argument("--zeroth", default=f"{target}/release/zeroth", help="the binary of ours")
@@ -346,15 +377,18 @@ def main():
         folder = pathlib.Path(folder)
         prepare(folder, options.size)
         sides = {name: (Ours if name.startswith("zeroth") else Peer)(name, options, folder) for name in names}
+        places = Places(options.fastest)
         for number in range(1, options.rounds + 1):
             for name, side in sides.items():
+                before = places.settle(side)
                 seconds, (pss, peak) = side.run(options.steps)
+                where = before + places.look()
                 if fresh:
                     side.stop()
                 of_side = found[name]
                 of_side[0] += seconds
                 of_side[1:] = [max(of_side[1], pss), max(of_side[2], peak)]
-                print(f"round {number}, {name}: {tokens / min(seconds):.0f} tokens/s", file=sys.stderr, flush=True)
+                print(f"round {number}, {name}: {tokens / min(seconds):.0f} tokens/s{where}", file=sys.stderr, flush=True)
         for side in sides.values():
             side.stop()
     print(f"{options.size} {options.dtype}, {RANKS} ranks x 1 thread (torch: 1 x {RANKS}), {tokens} tokens a step")

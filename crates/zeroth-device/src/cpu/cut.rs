@@ -204,6 +204,45 @@ impl<'a, T, const N: usize> Iterator for Lines<'a, T, N> {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+impl<'a, T, const N: usize> Lines<'a, T, N> {
+    /// The pieces, each beside its row of `sums`.
+    ///
+    /// # Safety
+    /// There are as many rows at `sums` as pieces, and they can be read whenever one is taken.
+    #[inline(always)]
+    pub(super) unsafe fn beside(self, sums: *const [f32; N]) -> Beside<'a, T, N> {
+        Beside { sums, pieces: self }
+    }
+}
+
+/// Pieces of rows beside the sums that go there.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Beside<'a, T, const N: usize> {
+    sums: *const [f32; N],
+    pieces: Lines<'a, T, N>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<T, const N: usize> Beside<'_, T, N> {
+    /// Gives the next `COUNT` of them away, if there are as many; whether there were. No iterator: one that is asked for its
+    /// next element inside a loop of tiles takes more instructions than what is done with it.
+    #[inline(always)]
+    pub(super) fn take<const COUNT: usize>(&mut self, mut to: impl FnMut(&[f32; N], &mut [T; N])) -> bool {
+        if self.pieces.left < COUNT {
+            return false;
+        }
+        self.pieces.left -= COUNT;
+        for _ in 0..COUNT {
+            // SAFETY: both are there, as `beside` was promised and as in `Lines::next`.
+            unsafe { to(&*self.sums, &mut *self.pieces.start.cast()) };
+            self.sums = self.sums.wrapping_add(1);
+            self.pieces.start = self.pieces.start.wrapping_add(self.pieces.stride);
+        }
+        true
+    }
+}
+
 /// Parts of a buffer that may be absent: as many as the others', each `None` where it is.
 pub struct Optional<P> {
     parts: Option<P>,

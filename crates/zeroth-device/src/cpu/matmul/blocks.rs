@@ -1,20 +1,18 @@
 //! The loops around a register kernel, the same for all of them.
 
-use std::iter::Zip;
-use std::slice::Iter;
-
 use bytemuck::Pod;
 #[cfg(target_arch = "x86_64")]
 use zeroth_base::DType;
 
 use super::View;
-use super::ahead::Ahead;
 use super::plain;
 #[cfg(target_arch = "x86_64")]
 use super::sizes::OverRows;
 use super::sizes::{ALIGN, BAND, Sizes, band_scratch, over_rows_scratch, scratch};
-use super::store::{Each, LINE, Store};
-use crate::cpu::cut::{Grid, Lines, Tile};
+#[cfg(target_arch = "x86_64")]
+use super::store::LINE;
+use super::store::{Each, Store};
+use crate::cpu::cut::{Grid, Tile};
 use crate::cpu::element::Element;
 use crate::cpu::path::Path;
 use crate::cpu::pool::Pool;
@@ -48,15 +46,6 @@ pub(super) trait Kernel {
         rows
     }
 
-    /// Whether whole rows of its sums are stored by [`Store::line`], whose vectors only machines with tiles have.
-    const LINES: bool = false;
-
-    /// Whether the kernel keeps such rows in the first-level cache itself: what comes next is then asked for no further than
-    /// the second.
-    fn near(_rows: Self::Rows<'_>) -> bool {
-        false
-    }
-
     /// Packs at most `SIZES.panels` panels of `SIZES.columns` columns of b, given as the rows of its transpose.
     fn pack_columns<T: Element>(
         &self,
@@ -67,7 +56,7 @@ pub(super) trait Kernel {
     );
 
     /// Writes the product of a panel of a and one of b to the `live` rows and columns of `c`, whose rows are `stride` apart, or adds
-    /// it to what is there. It may do what there is to do `between` beats, where other work costs little.
+    /// it to what is there.
     fn multiply(
         &mut self,
         a: Self::Rows<'_>,
@@ -76,14 +65,12 @@ pub(super) trait Kernel {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl Between,
     );
 
     /// Calls [`finish_rows`], compiled with the instructions of the kernel. `sums` begins with the first row of `at`.
     fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S);
 
-    /// Calls [`task`], or has loops of its own; a kernel whose loops take in what happens between beats compiles it with its
-    /// instructions.
+    /// Calls [`task`], or has loops of its own, in which other work is done between the beats of a product.
     fn run_task<A: Element, B: Element, O>(
         job: Job<'_, A, B>,
         out: Tile<O>,
@@ -104,6 +91,10 @@ pub(super) const BEAT: usize = 64;
 pub(in crate::cpu) trait Between {
     /// Called after every beat.
     fn beat(&mut self);
+
+    /// Called after the last one, before the sums are written: whoever takes what stands in their place has done so then.
+    #[inline(always)]
+    fn end(&mut self) {}
 }
 
 /// No work.
@@ -224,9 +215,7 @@ pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
     product(pool, [m, n, k], View::rows(a, m).transposed(), View::rows(b, n), out, scratch, store);
 }
 
-/// One task's part of a product. The sums of a tile are finished while the next one is multiplied: tile instructions leave
-/// the rest of the processor idle.
-#[inline(always)]
+/// One task's part of a product.
 pub(super) fn task<K: Kernel, A: Element, B: Element, O, S: Store<O>>(
     job: Job<'_, A, B>,
     mut out: Tile<O>,
@@ -237,40 +226,24 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O, S: Store<O>>(
     let (rows, columns) = (out.rows(), out.columns());
     let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
     let (tile, across) = (sizes.rows * sizes.columns, columns.div_ceil(sizes.columns));
-    let place = |row: usize, column: usize| Place {
-        row,
-        column,
-        rows: sizes.rows.min(rows - row),
-        columns: sizes.columns.min(columns - column),
-    };
     if k == 0 {
-        sums.fill(0.0);
-        for row in (0..rows).step_by(sizes.rows) {
-            for column in (0..columns).step_by(sizes.columns) {
-                K::finish(&sums[..tile], place(row, column), &mut out, store);
-            }
-        }
-        return;
+        return no_terms::<K, O, S>(&mut sums[..tile], &mut out, store);
     }
     let mut kernel = K::start();
     let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
-    let (group_rows, share) = (sizes.panels * sizes.rows, sizes.rows.div_ceil(across.max(1)));
-    let mut waiting = Waiting { at: None, slot: 1 };
+    let group_rows = sizes.panels * sizes.rows;
     for first in (0..k).step_by(sizes.depth(k)) {
         let depth = sizes.depth(k).min(k - first);
         let last = first + depth == k;
         let (a_pack, b_pack) = panels::<K>(pack, group_rows, columns, depth);
         let panel_len = sizes.panel(sizes.columns, depth);
-        let each = sizes.rows.div_ceil(depth.div_ceil(BEAT));
         for group in (0..rows).step_by(group_rows) {
             let packed = kernel.pack_rows(a.from(group, first), group_rows.min(rows - group), depth, a_pack);
             for row in (group..rows.min(group + group_rows)).step_by(sizes.rows) {
-                let (down, below) = (row / sizes.rows, rows.min(row + sizes.rows));
                 let a_panel = K::panel(packed, (row - group) / sizes.rows);
                 for turn in 0..across {
-                    // Back and forth: what the cache has let go by the end of a band is what the next one needs last.
-                    let panel = if down.is_multiple_of(2) { turn } else { across - 1 - turn };
-                    let at = place(row, panel * sizes.columns);
+                    let panel = back_and_forth(row / sizes.rows, turn, across);
+                    let at = Place::of(&out, [row, panel * sizes.columns], [sizes.rows, sizes.columns]);
                     if row == 0 && panel.is_multiple_of(sizes.panels) {
                         let together = sizes.panels.min(across - panel);
                         let out = &mut b_pack[panel * panel_len..][..together * panel_len];
@@ -278,89 +251,34 @@ pub(super) fn task<K: Kernel, A: Element, B: Element, O, S: Store<O>>(
                         kernel.pack_columns(b.from(at.column, first), columns, depth, out);
                     }
                     let b_panel = &b_pack[panel * panel_len..][..panel_len];
-                    let mut ahead = Ahead::nothing(K::near(a_panel));
-                    // The rows that come next, a share of them with every panel of b.
-                    let (band, term) = if below < rows { (below, first) } else { (0, first + depth) };
-                    if term < k {
-                        let end = rows.min(band + sizes.rows).min(band + (turn + 1) * share);
-                        let next = band + turn * share;
-                        a.ask(&mut ahead, [next, term], end.saturating_sub(next));
+                    let slot = if k <= sizes.depth(k) { 0 } else { row / sizes.rows * across + panel };
+                    let sums = &mut sums[slot * tile..][..tile];
+                    kernel.multiply(a_panel, b_panel, sums, sizes.columns, [at.rows, at.columns], first > 0);
+                    if last {
+                        K::finish(sums, at, &mut out, store);
                     }
-                    if last && S::READS {
-                        let stride = out.stride();
-                        ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
-                    }
-                    // Two tiles take turns where each is finished at once.
-                    let slot = if k <= sizes.depth(k) { 1 - waiting.slot } else { down * across + panel };
-                    let other = if waiting.at.is_some() { waiting.slot } else { (slot == 0).into() };
-                    let [sums, earlier] = sums
-                        .get_disjoint_mut([slot * tile..(slot + 1) * tile, other * tile..(other + 1) * tile])
-                        .expect("two tiles of the sums");
-                    let whole = waiting.at.filter(|at| K::LINES && at.columns == LINE);
-                    let corner = whole.map_or([0, 0], |at| [at.row, at.column]);
-                    let mut meanwhile = Meanwhile {
-                        ahead,
-                        each,
-                        first: out.first_column() + corner[1],
-                        rows: earlier
-                            .as_chunks()
-                            .0
-                            .iter()
-                            .zip(out.lines(corner, whole.map_or(0, |at| at.rows))),
-                        store,
-                    };
-                    let live = [at.rows, at.columns];
-                    kernel.multiply(a_panel, b_panel, sums, sizes.columns, live, first > 0, &mut meanwhile);
-                    meanwhile.finish();
-                    if let (Some(at), None) = (waiting.at, whole) {
-                        K::finish(earlier, at, &mut out, store);
-                    }
-                    waiting =
-                        if last { Waiting { at: Some(at), slot } } else { Waiting { at: None, ..waiting } };
                 }
             }
         }
     }
-    if let Some(at) = waiting.at {
-        K::finish(&sums[waiting.slot * tile..][..tile], at, &mut out, store);
-    }
 }
 
-/// A tile whose sums are complete and not yet stored, and where they are.
-struct Waiting {
-    at: Option<Place>,
-    slot: usize,
-}
-
-/// What is done while a task multiplies two panels: asking for what comes next, and storing the sums of the tile before.
-struct Meanwhile<'a, O, S> {
-    ahead: Ahead,
-    /// Rows stored at a beat.
-    each: usize,
-    /// The column of the matrix that they begin with.
-    first: usize,
-    rows: Zip<Iter<'a, [f32; LINE]>, Lines<'a, O, LINE>>,
-    store: &'a S,
-}
-
-impl<O, S: Store<O>> Meanwhile<'_, O, S> {
-    #[inline(always)]
-    fn finish(self) {
-        for (sums, out) in self.rows {
-            self.store.line(self.first, sums, out);
+/// A task whose sums have no terms.
+pub(super) fn no_terms<K: Kernel, O, S: Store<O>>(sums: &mut [f32], out: &mut Tile<O>, store: &S) {
+    sums.fill(0.0);
+    for row in (0..out.rows()).step_by(K::SIZES.rows) {
+        for column in (0..out.columns()).step_by(K::SIZES.columns) {
+            let at = Place::of(out, [row, column], [K::SIZES.rows, K::SIZES.columns]);
+            K::finish(sums, at, out, store);
         }
     }
 }
 
-impl<O, S: Store<O>> Between for Meanwhile<'_, O, S> {
-    #[inline(always)]
-    fn beat(&mut self) {
-        self.ahead.step();
-        for _ in 0..self.each {
-            let Some((sums, out)) = self.rows.next() else { return };
-            self.store.line(self.first, sums, out);
-        }
-    }
+/// The panel of b at a turn of a band of rows: what the cache has let go by the end of a band is what the next one needs
+/// last.
+#[inline(always)]
+pub(super) const fn back_and_forth(band: usize, turn: usize, across: usize) -> usize {
+    if band.is_multiple_of(2) { turn } else { across - 1 - turn }
 }
 
 /// The rectangle of a task's part that a tile of sums belongs to.
@@ -370,6 +288,19 @@ pub(super) struct Place {
     pub(super) column: usize,
     pub(super) rows: usize,
     pub(super) columns: usize,
+}
+
+impl Place {
+    /// The one of `size` at a corner, less what is not in `out`.
+    #[inline(always)]
+    pub(super) fn of<O>(out: &Tile<O>, [row, column]: [usize; 2], size: [usize; 2]) -> Self {
+        Self {
+            row,
+            column,
+            rows: size[0].min(out.rows() - row),
+            columns: size[1].min(out.columns() - column),
+        }
+    }
 }
 
 /// Gives the rows of a tile of sums, `WIDTH` columns wide where none is missing, to `store`.
@@ -444,7 +375,7 @@ pub(in crate::cpu) fn in_bands<A: Element, B: Element>(
                     for (panel, b_panel) in b_pack.chunks_exact(sizes.panel(sizes.columns, depth)).enumerate() {
                         let column = panel * sizes.columns;
                         let live = [rows, sizes.columns.min(n - column)];
-                        kernel.multiply(a_panel, b_panel, &mut sums[row * n + column..], n, live, first > 0, &mut Nothing);
+                        kernel.multiply(a_panel, b_panel, &mut sums[row * n + column..], n, live, first > 0);
                     }
                 }
             }
@@ -481,7 +412,7 @@ pub(in crate::cpu) fn block<A: Element, B: Element>(
                 for (panel, b_panel) in b_pack.chunks_exact(panel_len).enumerate() {
                     let column = panel * sizes.columns;
                     let live = [rows, sizes.columns.min(n - column)];
-                    kernel.multiply(a_panel, b_panel, &mut c[row * width + column..], width, live, add || first > 0, &mut Nothing);
+                    kernel.multiply(a_panel, b_panel, &mut c[row * width + column..], width, live, add || first > 0);
                 }
             }
         }
@@ -495,7 +426,7 @@ pub(super) fn aligned(buffer: &mut [f32]) -> &mut [f32] {
 }
 
 /// Room for `rows` rows of a and all panels of b.
-fn panels<K: Kernel>(
+pub(super) fn panels<K: Kernel>(
     pack: &mut [f32],
     rows: usize,
     columns: usize,

@@ -12,7 +12,7 @@
 //! AMX is for products in which a factor is bf16. A factor in f32 (softmax weights and score gradients of attention,
 //! gradients of logits) is rounded to bf16 when it is packed, as flash attention and PyTorch's bf16 head do.
 
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels of x86-64 have beats"))]
+#[cfg(target_arch = "x86_64")]
 mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod bf16_panels;
@@ -26,6 +26,8 @@ mod over_rows;
 mod plain;
 mod sizes;
 mod store;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 #[cfg(target_arch = "x86_64")]

@@ -5,7 +5,7 @@
 use std::arch::aarch64::{vaddq_f32, vdupq_n_f32, vfmaq_laneq_f32, vld1q_f32, vst1q_f32};
 
 use super::View;
-use super::blocks::{Between, Kernel, Place, finish_rows};
+use super::blocks::{Kernel, Place, finish_rows};
 use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
 use super::store::Store;
@@ -46,16 +46,7 @@ impl Kernel for Neon {
         pack_panel(Path::Neon, source, columns, depth, COLUMNS, out);
     }
 
-    fn multiply(
-        &mut self,
-        a: &[f32],
-        b: &[f32],
-        c: &mut [f32],
-        stride: usize,
-        live: [usize; 2],
-        add: bool,
-        _: &mut impl Between,
-    ) {
+    fn multiply(&mut self, a: &[f32], b: &[f32], c: &mut [f32], stride: usize, live: [usize; 2], add: bool) {
         let [rows, columns] = live;
         assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());
         if live == [ROWS, COLUMNS] {

@@ -1,7 +1,7 @@
 //! The f32 kernel that the compiler turns into vector code: 6 by 16 sums, compiled for AVX2 and for what the target has.
 
 use super::View;
-use super::blocks::{Between, Kernel, Place, finish_rows};
+use super::blocks::{Kernel, Place, finish_rows};
 use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
 use super::store::Store;
@@ -69,16 +69,7 @@ impl Kernel for Portable {
         pack_panel(Path::Portable, source, columns, depth, COLUMNS, out);
     }
 
-    fn multiply(
-        &mut self,
-        a: &[f32],
-        b: &[f32],
-        c: &mut [f32],
-        stride: usize,
-        live: [usize; 2],
-        add: bool,
-        _: &mut impl Between,
-    ) {
+    fn multiply(&mut self, a: &[f32], b: &[f32], c: &mut [f32], stride: usize, live: [usize; 2], add: bool) {
         multiply::<{ cfg!(target_arch = "aarch64") }>(a, b, c, stride, live, add);
     }
 
@@ -91,8 +82,8 @@ impl Kernel for Portable {
 #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
 mod avx2 {
     use super::{
-        Avx2, Between, COLUMNS, Element, Kernel, Path, Place, ROWS, Sizes, Store, Tile, View, finish_rows,
-        multiply, pack_panel, sizes,
+        Avx2, COLUMNS, Element, Kernel, Path, Place, ROWS, Sizes, Store, Tile, View, finish_rows, multiply,
+        pack_panel, sizes,
     };
 
     #[target_feature(enable = "avx2,fma")]
@@ -138,7 +129,6 @@ mod avx2 {
             stride: usize,
             live: [usize; 2],
             add: bool,
-            _: &mut impl Between,
         ) {
             // SAFETY: a pool takes a path only when `Path::available` has found its instructions.
             unsafe { multiply_avx2(a, b, c, stride, live, add) }

@@ -9,9 +9,10 @@ use zeroth_base::DType;
 
 use super::View;
 use super::bf16_panels::{Side, pack};
-use super::blocks::{BEAT, Between, Job, Kernel, Place, finish_lines, task};
+use super::blocks::{BEAT, Between, Job, Kernel, Nothing, Place, finish_lines};
 use super::sizes::{self, Sizes};
 use super::store::Store;
+use super::tiled;
 use crate::cpu::cut::Tile;
 use crate::cpu::element::Element;
 
@@ -55,6 +56,9 @@ const SIDE: usize = 16;
 const FULL: [usize; 2] = [2 * SIDE, 2 * SIDE];
 /// Elements of a panel's step: two tiles.
 const STEP: usize = 2 * SIDE * 2 * SIDE;
+
+/// Steps of a beat.
+const PAIR: usize = BEAT / (2 * SIDE);
 
 /// Steps of packed rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded
 /// past it, because what is not there again in time only drives out what is.
@@ -109,7 +113,7 @@ pub(super) struct Lines<'a> {
 
 impl Lines<'_> {
     /// Steps that are loaded into the first-level cache, both halves of them and the lower one.
-    const fn near(self) -> [usize; 2] {
+    pub(super) const fn near(self) -> [usize; 2] {
         if self.step == STEP || self.steps <= NEAR {
             [NEAR, NEAR]
         } else if self.row.is_multiple_of(SETS * 2 * SIDE) {
@@ -199,6 +203,38 @@ impl Tiles {
         }
     }
 
+    /// As [`Kernel::multiply`], with what there is to do between beats, and before the sums are written.
+    ///
+    /// # Safety
+    /// `c` has the live rows and columns, `stride` apart, and nobody has a reference to them but `between` until its end.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_to(
+        &mut self,
+        a: Lines<'_>,
+        b: &[u16],
+        c: *mut f32,
+        stride: usize,
+        live: [usize; 2],
+        add: bool,
+        between: &mut impl Between,
+    ) {
+        let [rows, columns] = live;
+        assert!(a.steps * STEP == b.len());
+        // One by one: an array is compared in a vector register, which waits for both halves to reach the cache.
+        if self.live[0] != rows || self.live[1] != columns {
+            self.configure(live);
+        }
+        // SAFETY: the panels hold the same number of steps, and the tiles are configured to the rows and columns that c has.
+        unsafe {
+            match (rows > SIDE, columns > SIDE) {
+                (true, true) => run::<true, true>(a, b.as_ptr(), c, stride, add, between),
+                (true, false) => run::<true, false>(a, b.as_ptr(), c, stride, add, between),
+                (false, true) => run::<false, true>(a, b.as_ptr(), c, stride, add, between),
+                (false, false) => run::<false, false>(a, b.as_ptr(), c, stride, add, between),
+            }
+        }
+    }
+
     fn configure(&mut self, live: [usize; 2]) {
         self.live = live;
         let mut config =
@@ -233,7 +269,6 @@ impl Drop for Tiles {
 impl Kernel for Tiles {
     type Packed = u16;
     const SIZES: Sizes = sizes::TILES;
-    const LINES: bool = true;
 
     fn start() -> Self {
         Self::ready()
@@ -261,10 +296,6 @@ impl Kernel for Tiles {
         Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
     }
 
-    fn near(rows: Self::Rows<'_>) -> bool {
-        rows.near()[1] > 0
-    }
-
     fn panel(rows: Self::Rows<'_>, index: usize) -> Self::Rows<'_> {
         Lines { start: rows.start.wrapping_add(index * rows.panel), ..rows }
     }
@@ -273,7 +304,6 @@ impl Kernel for Tiles {
         pack(Side::Columns, source, columns, depth, out);
     }
 
-    #[inline(always)]
     fn multiply(
         &mut self,
         a: Lines<'_>,
@@ -282,24 +312,10 @@ impl Kernel for Tiles {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl Between,
     ) {
-        let [rows, columns] = live;
-        assert!(a.steps * STEP == b.len() && (rows - 1) * stride + columns <= c.len());
-        // One by one: an array is compared in a vector register, which waits for both halves to reach the cache.
-        if self.live[0] != rows || self.live[1] != columns {
-            self.configure(live);
-        }
-        let c = c.as_mut_ptr();
-        // SAFETY: the panels hold the same number of steps, and the tiles are configured to the rows and columns that c has.
-        unsafe {
-            match (rows > SIDE, columns > SIDE) {
-                (true, true) => run::<true, true>(a, b.as_ptr(), c, stride, add, between),
-                (true, false) => run::<true, false>(a, b.as_ptr(), c, stride, add, between),
-                (false, true) => run::<false, true>(a, b.as_ptr(), c, stride, add, between),
-                (false, false) => run::<false, false>(a, b.as_ptr(), c, stride, add, between),
-            }
-        }
+        assert!((live[0] - 1) * stride + live[1] <= c.len());
+        // SAFETY: c has the live rows and columns, and nobody else has it.
+        unsafe { self.multiply_to(a, b, c.as_mut_ptr(), stride, live, add, &mut Nothing) }
     }
 
     #[inline(always)]
@@ -313,27 +329,12 @@ impl Kernel for Tiles {
         scratch: &mut [f32],
         store: &impl Store<O>,
     ) {
-        // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
-        unsafe { task_avx512(job, out, scratch, store) }
+        tiled::run_task(job, out, scratch, store);
     }
-}
-
-/// [`task`] with what it does between the steps of tiles in vectors.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-fn task_avx512<A: Element, B: Element, O>(
-    job: Job<'_, A, B>,
-    out: Tile<O>,
-    scratch: &mut [f32],
-    store: &impl Store<O>,
-) {
-    task::<Tiles, A, B, O, _>(job, out, scratch, store);
 }
 
 /// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
 macro_rules! step {
-    ($load:literal, $a:literal, $b:literal, $right:literal) => {
-        step!($load, $load, $a, $b, $right)
-    };
     ($load:literal, $lower:literal, $a:literal, $b:literal, $right:literal) => {
         concat!(
             $load,
@@ -400,53 +401,39 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                 asm!("tilezero tmm3", options(nostack, nomem));
             }
         }
-        for at in (0..a.steps).step_by(BEAT / (2 * SIDE)) {
-            let both = at + 1 < a.steps;
-            if TALL && WIDE && both && a.step == STEP && at < near {
-                asm!(
-                    step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "2048", "2048", "3072"),
-                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
-                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
-                );
-            } else if TALL && WIDE && both && a.step == STEP {
-                asm!(
-                    step!("tileloaddt1", "0", "0", "1024"), step!("tileloaddt1", "2048", "2048", "3072"),
-                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
-                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
-                );
-            } else if TALL && WIDE && both && at < near {
-                asm!(
-                    step!("tileloadd", "0", "0", "1024"), step!("tileloadd", "64", "2048", "3072"),
-                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
-                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
-                );
-            } else if TALL && WIDE && both && at < lower_near {
-                asm!(
-                    step!("tileloaddt1", "tileloadd", "0", "0", "1024"),
-                    step!("tileloaddt1", "tileloadd", "64", "2048", "3072"),
-                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
-                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
-                );
-            } else if TALL && WIDE && both {
-                asm!(
-                    step!("tileloaddt1", "0", "0", "1024"), step!("tileloaddt1", "64", "2048", "3072"),
-                    upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
-                    b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
-                );
-            } else {
-                for i in 0..=usize::from(both) {
-                    edge::<TALL, WIDE>(
-                        upper.wrapping_add(i * a.step),
-                        lower.wrapping_add(i * a.step),
-                        row,
-                        b.wrapping_add(i * STEP),
+        // A loop for each way of loading, so that none has to look: numbers that do not fit the registers are loaded, too.
+        macro_rules! beats {
+            ($count:expr, $upper:literal, $lower:literal, $second:literal, $on:expr) => {
+                for _ in 0..$count {
+                    asm!(
+                        step!($upper, $lower, "0", "0", "1024"), step!($upper, $lower, $second, "2048", "3072"),
+                        upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
+                        b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                     );
+                    between.beat();
+                    (upper, lower, b) = (upper.wrapping_add($on), lower.wrapping_add($on), b.wrapping_add(2 * STEP));
                 }
-            }
-            between.beat();
-            (upper, lower, b) =
-                (upper.wrapping_add(2 * a.step), lower.wrapping_add(2 * a.step), b.wrapping_add(2 * STEP));
+            };
         }
+        let whole = if TALL && WIDE { a.steps / PAIR } else { 0 };
+        let (near, lower_near) = (whole.min(near / PAIR), whole.min(lower_near / PAIR));
+        if a.step == STEP {
+            beats!(near, "tileloadd", "tileloadd", "2048", 2 * STEP);
+            beats!(whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
+        } else {
+            beats!(near, "tileloadd", "tileloadd", "64", 4 * SIDE);
+            beats!(lower_near - near, "tileloaddt1", "tileloadd", "64", 4 * SIDE);
+            beats!(whole - lower_near, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
+        }
+        for at in PAIR * whole..a.steps {
+            edge::<TALL, WIDE>(upper, lower, row, b);
+            (upper, lower, b) =
+                (upper.wrapping_add(a.step), lower.wrapping_add(a.step), b.wrapping_add(STEP));
+            if at % PAIR == 1 || at + 1 == a.steps {
+                between.beat();
+            }
+        }
+        between.end();
         asm!("tilestored [{} + {}*1], tmm0", in(reg) c, in(reg) 4 * stride, options(nostack));
         if WIDE {
             asm!("tilestored [{} + {}*1 + 64], tmm1", in(reg) c, in(reg) 4 * stride, options(nostack));
@@ -475,7 +462,7 @@ unsafe fn edge<const TALL: bool, const WIDE: bool>(
     unsafe {
         if TALL && WIDE {
             asm!(
-                step!("tileloaddt1", "0", "0", "1024"),
+                step!("tileloaddt1", "tileloaddt1", "0", "0", "1024"),
                 upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                 b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
             );

@@ -1,7 +1,5 @@
 //! A matrix in a slice, seen either way round.
 
-use super::ahead::Ahead;
-
 /// A matrix in a slice: element (i, j) at `i * row + j * column`, one of which is 1.
 pub(in crate::cpu) struct View<'a, T> {
     pub(super) data: &'a [T],
@@ -46,14 +44,5 @@ impl<'a, T> View<'a, T> {
         let fits = rows == 0 || columns == 0 || last < self.data.len();
         assert!(fits, "{rows} by {columns} elements of a slice of {}", self.data.len());
         self.data.as_ptr()
-    }
-
-    /// Asks for `rows` rows from row `i`, column `j` on. Rows of a matrix that is seen the other way round come by
-    /// themselves: they are packed one after the other.
-    #[inline(always)]
-    pub(super) fn ask(self, ahead: &mut Ahead, [i, j]: [usize; 2], rows: usize) {
-        if !self.turned() {
-            ahead.read(self.data.as_ptr().wrapping_add(i * self.row + j), self.row, rows);
-        }
     }
 }

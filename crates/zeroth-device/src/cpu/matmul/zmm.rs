@@ -12,7 +12,7 @@ use std::arch::x86_64::{
 use zeroth_base::DType;
 
 use super::View;
-use super::blocks::{Between, Job, Kernel, Place, finish_rows};
+use super::blocks::{Between, Job, Kernel, Nothing, Place, finish_rows};
 use super::sizes::{self, Sizes};
 use super::store::Store;
 use super::transpose::{transpose, transpose_from};
@@ -73,9 +73,8 @@ impl Kernel for Zmm {
         stride: usize,
         live: [usize; 2],
         add: bool,
-        between: &mut impl Between,
     ) {
-        multiply(a, b, c, stride, live, add, between);
+        multiply(a, b, c, stride, live, add, &mut Nothing);
     }
 
     fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
