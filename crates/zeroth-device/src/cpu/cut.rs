@@ -154,6 +154,7 @@ impl<T> Tile<'_, T> {
     }
 
     /// Elements from one row to the next.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
@@ -170,6 +171,7 @@ impl<T> Tile<'_, T> {
     }
 
     /// `N` elements from `column` on of each of `rows` rows from `row` on; none where the tile has not as many columns.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn lines<const N: usize>(
         &mut self,
         [row, column]: [usize; 2],
@@ -182,6 +184,7 @@ impl<T> Tile<'_, T> {
 }
 
 /// Pieces of rows of a [`Tile`], one below the other.
+#[cfg(target_arch = "x86_64")]
 pub(super) struct Lines<'a, T, const N: usize> {
     start: *mut T,
     stride: usize,
@@ -190,6 +193,7 @@ pub(super) struct Lines<'a, T, const N: usize> {
     tile: PhantomData<&'a mut [T]>,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<'a, T, const N: usize> Iterator for Lines<'a, T, N> {
     type Item = &'a mut [T; N];
 

@@ -25,6 +25,7 @@ mod neon;
 mod over_rows;
 mod plain;
 mod sizes;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only tiles store whole lines"))]
 mod store;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
