@@ -10,27 +10,27 @@ const LINE: usize = 64;
 
 /// What to ask for during one product of two panels. It has few numbers and nothing to decide: the loads of tiles are limited
 /// by the buffer that all loads share, so a number that the loop had to load from the stack would cost as much as a line.
-pub(super) struct Ahead {
+pub(super) struct Ahead<A> {
     /// Whether rows are asked for no further than the second-level cache.
     second: bool,
-    /// The first of four rows that will be read, where the next beat asks, and bytes from one to the next.
-    line: *const u8,
+    /// The first of four rows that will be read, where the next beat asks, and elements from one to the next.
+    line: *const A,
     pitch: usize,
     /// The row that will be added to, and bytes from it to its end and to the next one.
     adds: Option<[usize; 2]>,
     sums: *const u8,
 }
 
-impl Ahead {
+impl<A> Ahead<A> {
     /// Nothing but a line that is there already.
     pub(super) const fn nothing(here: *const u8) -> Self {
-        Self { second: true, line: here, pitch: 0, adds: None, sums: here }
+        Self { second: true, line: here.cast(), pitch: 0, adds: None, sums: here }
     }
 
-    /// Reads four rows, `pitch` bytes from one to the next: every other line where they go to the second level, whose
+    /// Reads four rows, `pitch` elements from one to the next: every other line where they go to the second level, whose
     /// neighbours the processor brings by itself.
     #[inline(always)]
-    pub(super) fn read(&mut self, start: *const u8, pitch: usize, second: bool) {
+    pub(super) fn read(&mut self, start: *const A, pitch: usize, second: bool) {
         (self.line, self.pitch, self.second) = (start, pitch, second);
     }
 
@@ -44,9 +44,8 @@ impl Ahead {
     /// Asks for the lines of one beat.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        let rows = [self.line, self.line.wrapping_add(self.pitch)];
-        for row in rows {
-            let below = row.wrapping_add(2 * self.pitch);
+        for row in [self.line, self.line.wrapping_add(self.pitch)] {
+            let (row, below) = (row.cast::<u8>(), row.wrapping_add(2 * self.pitch).cast::<u8>());
             if self.second {
                 ask_to_read_later(row);
                 ask_to_read_later(below);
@@ -56,7 +55,7 @@ impl Ahead {
                 }
             }
         }
-        self.line = self.line.wrapping_add(2 * BEAT);
+        self.line = self.line.wrapping_add(BEAT);
         if let Some([right, stride]) = self.adds {
             for row in [self.sums, self.sums.wrapping_add(stride)] {
                 ask_to_write(row);

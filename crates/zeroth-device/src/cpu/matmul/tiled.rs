@@ -12,6 +12,7 @@ use super::tiles::Tiles;
 use crate::cpu::cut::{Beside, Tile};
 use crate::cpu::element::Element;
 
+/// Computes the task's part.
 pub(super) fn run_task<A: Element, B: Element, O>(
     job: Job<'_, A, B>,
     out: Tile<O>,
@@ -36,14 +37,14 @@ fn task<A: Element, B: Element, O, S: Store<O>>(
     if k == 0 {
         return no_terms::<Tiles, O, S>(&mut sums[..TILE], &mut out, store);
     }
-    // Tiles take turns where sums are complete after one block of terms: it stays in the first-level cache, and what is stored
-    // in it is taken before the next one is. Else each has its own.
+    // Where sums are complete after one block of terms, all tiles use the same place in turn: it stays in the first-level cache,
+    // and what stands there is taken before the next sums are written. Else each tile has its own.
     let (tiles_of_sums, sums) = (sums.len() / TILE, sums.as_mut_ptr());
     let mut tiles = Tiles::ready();
     let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
     let (across, group_rows) = (columns.div_ceil(PANEL), sizes.panels * PANEL);
     // Where rows follow each other, every panel of b asks for a share of the next ones.
-    let (share, pitch) = (PANEL.div_ceil(across.max(1)), a.row * size_of::<A>());
+    let share = PANEL.div_ceil(across.max(1));
     let mut waiting = Waiting { corner: [0, 0], rows: 0, slot: 0 };
     for first in (0..k).step_by(sizes.depth(k)) {
         let depth = sizes.depth(k).min(k - first);
@@ -72,7 +73,7 @@ fn task<A: Element, B: Element, O, S: Store<O>>(
                     let b_panel = &b_pack[panel * panel_len..][..panel_len];
                     let mut ahead = Ahead::nothing(b_panel.as_ptr().cast());
                     if let Some(next) = next {
-                        ahead.read(next.cast::<u8>().wrapping_add(turn * share * pitch), pitch, near);
+                        ahead.read(next.wrapping_add(turn * share * a.row), a.row, near);
                     }
                     if last && S::READS {
                         let stride = out.stride();
@@ -108,7 +109,7 @@ fn task<A: Element, B: Element, O, S: Store<O>>(
         (out.first_column() + waiting.corner[1], out.lines(waiting.corner, waiting.rows));
     // SAFETY: as above.
     let rows = unsafe { lines.beside(sums.wrapping_add(waiting.slot * TILE).cast_const().cast()) };
-    Meanwhile { ahead: Ahead::nothing(std::ptr::null()), each: 0, first_column, rows, store }.end();
+    Meanwhile { ahead: Ahead::<A>::nothing(std::ptr::null()), each: 0, first_column, rows, store }.end();
 }
 
 /// A tile whose sums are complete and not yet stored: where it stands, rows of it, and where the sums are.
@@ -119,8 +120,8 @@ struct Waiting {
 }
 
 /// What is done while a task multiplies two panels: asking for what comes next, and storing the sums of the tile before.
-struct Meanwhile<'a, O, S> {
-    ahead: Ahead,
+struct Meanwhile<'a, A, O, S> {
+    ahead: Ahead<A>,
     /// Rows stored at a beat.
     each: usize,
     /// The column of the matrix that they begin with.
@@ -129,7 +130,7 @@ struct Meanwhile<'a, O, S> {
     store: &'a S,
 }
 
-impl<O, S: Store<O>> Between for Meanwhile<'_, O, S> {
+impl<A, O, S: Store<O>> Between for Meanwhile<'_, A, O, S> {
     #[inline(always)]
     fn beat(&mut self) {
         self.ahead.step();
