@@ -79,7 +79,7 @@ def limit(binary, name, threads):
 def take_turns(sides, loops, options):
     """Rates by round and side; and which rounds were calm by the first `loops` sides, the loops at the limit.
 
-    One turn of the loops more than of the others: every round lies between two of theirs.
+    The loops have a turn after every round, too, so that the last one lies between two of theirs.
     """
     rounds, calm = [], []
     while len(rounds) < options.rounds or sum(calm) < options.rounds and len(rounds) < options.rounds_in_all:
@@ -159,6 +159,9 @@ def main() -> None:
     parser.add_argument("--fastest", action="store_true", help="take the processors that are fastest before every line")
     parser.add_argument("--only", choices=["1", "2", "scaling"], action="append", help="these lines; may be given again")
     options = parser.parse_args()
+    processors.built(options.binary, parser)
+    if options.rounds < 1:
+        parser.error(f"rounds: at least 1, not {options.rounds}")
     wanted = options.only or ["1", "2", "scaling"]
     work = [(torch.bfloat16, "bf16", shape) for shape in SHAPES]
     work += [(torch.float32, "f32", shape) for shape in SHAPES if shape[0] * shape[1] * shape[2] <= 2**33]

@@ -6,8 +6,15 @@ else running, while vectors keep theirs. Whoever compares programs that use it d
 
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
+
+
+def built(binary, parser):
+    """Ends with what to do where the binary is not there."""
+    if not shutil.which(binary):
+        parser.error(f"{binary}: no such program; `cargo build --release -p zeroth-device --example cpu_bench` builds it")
 
 
 def fastest(binary, count, allowed):

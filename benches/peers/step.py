@@ -367,6 +367,8 @@ def main():
     options = parser.parse_args()
     if options.worker:
         return worker(options)
+    if options.fastest:
+        processors.built(options.fastest, parser)
     names = options.sides.split(",")
     if unknown := [name for name in names if name not in SIDES]:
         parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES)}")

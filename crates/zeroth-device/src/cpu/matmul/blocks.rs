@@ -1,4 +1,4 @@
-//! The loops around a register kernel, the same for all of them.
+//! The loops around a register kernel, the same for all that have none of their own.
 
 use bytemuck::Pod;
 #[cfg(target_arch = "x86_64")]
