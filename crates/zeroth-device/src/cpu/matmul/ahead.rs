@@ -10,58 +10,52 @@ const LINE: usize = 64;
 
 /// What to ask for during one product of two panels. It has few numbers and little to decide: the loads of tiles are limited
 /// by the buffer that all loads share, so a number that the loop had to load from the stack would cost as much as a line.
-pub(super) struct Ahead<A> {
-    /// Whether rows are asked for no further than the second-level cache.
-    second: bool,
+/// `ADDS` where something will be added to.
+pub(super) struct Ahead<A, const ADDS: bool> {
     /// The first of four rows that will be read, where the next beat asks, and elements from one to the next.
     line: *const A,
     pitch: usize,
     /// The row that will be added to, and bytes from it to its end and to the next one.
-    adds: Option<[usize; 2]>,
     sums: *const u8,
+    right: usize,
+    stride: usize,
 }
 
-impl<A> Ahead<A> {
+impl<A, const ADDS: bool> Ahead<A, ADDS> {
     /// Nothing but a line that is there already.
     pub(super) const fn nothing(here: *const u8) -> Self {
-        Self { second: true, line: here.cast(), pitch: 0, adds: None, sums: here }
+        Self { line: here.cast(), pitch: 0, sums: here, right: 0, stride: 0 }
     }
 
-    /// Reads four rows, `pitch` elements from one to the next: every other line where they go to the second level, whose
-    /// neighbours the processor brings by itself.
+    /// Reads four rows, `pitch` elements from one to the next.
     #[inline(always)]
-    pub(super) fn read(&mut self, start: *const A, pitch: usize, second: bool) {
-        (self.line, self.pitch, self.second) = (start, pitch, second);
+    pub(super) fn read(&mut self, start: *const A, pitch: usize) {
+        (self.line, self.pitch) = (start, pitch);
     }
 
     /// Adds to rows of `width` elements, `stride` elements apart, two of them a beat.
     #[inline(always)]
     pub(super) fn add<T>(&mut self, start: *const T, width: usize, stride: usize) {
         self.sums = start.cast();
-        self.adds = Some([(width * size_of::<T>()).saturating_sub(1), stride * size_of::<T>()]);
+        (self.right, self.stride) = ((width * size_of::<T>()).saturating_sub(1), stride * size_of::<T>());
     }
 
-    /// Asks for the lines of one beat.
+    /// Asks for the lines of one beat; `SECOND` for those that will be read no further than in the second-level cache.
     #[inline(always)]
-    pub(super) fn step(&mut self) {
+    pub(super) fn step<const SECOND: bool>(&mut self) {
         for row in [self.line, self.line.wrapping_add(self.pitch)] {
             let (row, below) = (row.cast::<u8>(), row.wrapping_add(2 * self.pitch).cast::<u8>());
-            if self.second {
-                ask_to_read_later(row);
-                ask_to_read_later(below);
-            } else {
-                for line in [row, row.wrapping_add(LINE), below, below.wrapping_add(LINE)] {
-                    ask_to_read(line);
-                }
+            for line in [row, row.wrapping_add(LINE), below, below.wrapping_add(LINE)] {
+                if SECOND { ask_to_read_later(line) } else { ask_to_read(line) }
             }
         }
         self.line = self.line.wrapping_add(BEAT);
-        if let Some([right, stride]) = self.adds {
-            for row in [self.sums, self.sums.wrapping_add(stride)] {
+        if ADDS {
+            for row in [self.sums, self.sums.wrapping_add(self.stride)] {
                 ask_to_write(row);
-                ask_to_write(row.wrapping_add(right));
+                ask_to_write(row.wrapping_add(self.right));
             }
-            self.sums = self.sums.wrapping_add(2 * stride);
+            self.sums = self.sums.wrapping_add(2 * self.stride);
         }
     }
 }

@@ -13,19 +13,26 @@ use crate::cpu::cut::{Beside, Tile};
 use crate::cpu::element::Element;
 
 /// Computes the task's part.
-pub(super) fn run_task<A: Element, B: Element, O>(
+pub(super) fn run_task<A: Element, B: Element, O, S: Store<O>>(
     job: Job<'_, A, B>,
     out: Tile<O>,
     scratch: &mut [f32],
-    store: &impl Store<O>,
+    store: &S,
 ) {
     // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
-    unsafe { task(job, out, scratch, store) }
+    unsafe {
+        // Sums are added to what is stored, or to those of the block before.
+        if S::READS || job.k > Tiles::SIZES.seen(job.a.turned()).depth(job.k) {
+            task::<A, B, O, S, true>(job, out, scratch, store);
+        } else {
+            task::<A, B, O, S, false>(job, out, scratch, store);
+        }
+    }
 }
 
 /// [`run_task`] with what it does between the steps of tiles in vectors.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-fn task<A: Element, B: Element, O, S: Store<O>>(
+fn task<A: Element, B: Element, O, S: Store<O>, const ADDS: bool>(
     job: Job<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
@@ -45,6 +52,7 @@ fn task<A: Element, B: Element, O, S: Store<O>>(
     let (across, group_rows) = (columns.div_ceil(PANEL), sizes.panels * PANEL);
     // Where rows follow each other, every panel of b asks for a share of the next ones.
     let share = PANEL.div_ceil(across.max(1));
+    let in_one = k <= sizes.depth(k);
     let mut waiting = Waiting { corner: [0, 0], rows: 0, slot: 0 };
     for first in (0..k).step_by(sizes.depth(k)) {
         let depth = sizes.depth(k).min(k - first);
@@ -56,7 +64,6 @@ fn task<A: Element, B: Element, O, S: Store<O>>(
             let packed = tiles.pack_rows(a.from(group, first), group_rows.min(rows - group), depth, a_pack);
             for row in (group..rows.min(group + group_rows)).step_by(PANEL) {
                 let a_panel = Tiles::panel(packed, (row - group) / PANEL);
-                let near = a_panel.near()[1] > 0;
                 let (band, term) = if row + PANEL < rows { (row + PANEL, first) } else { (0, first + depth) };
                 // Rows of a matrix that is seen the other way round come by themselves: they are packed one after the other.
                 let next =
@@ -71,16 +78,24 @@ fn task<A: Element, B: Element, O, S: Store<O>>(
                         tiles.pack_columns(b.from(at.column, first), columns, depth, out);
                     }
                     let b_panel = &b_pack[panel * panel_len..][..panel_len];
-                    let mut ahead = Ahead::nothing(b_panel.as_ptr().cast());
+                    let mut ahead = Ahead::<A, ADDS>::nothing(b_panel.as_ptr().cast());
                     if let Some(next) = next {
-                        ahead.read(next.wrapping_add(turn * share * a.row), a.row, near);
+                        ahead.read(next.wrapping_add(turn * share * a.row), a.row);
                     }
+                    let slot = if in_one { 0 } else { row / PANEL * across + panel };
+                    assert!(slot < tiles_of_sums);
                     if last && S::READS {
                         let stride = out.stride();
                         ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
+                    } else if !in_one {
+                        // The next tile's sums, which have left the cache since the block before. After the last panel of a
+                        // band comes the same panel of the next.
+                        let next = match turn + 1 {
+                            end if end == across => slot + across,
+                            turn => row / PANEL * across + back_and_forth(row / PANEL, turn, across),
+                        };
+                        ahead.add(sums.wrapping_add(next * TILE), PANEL, PANEL);
                     }
-                    let slot = if k <= sizes.depth(k) { 0 } else { row / PANEL * across + panel };
-                    assert!(slot < tiles_of_sums);
                     let (sums, earlier) =
                         (sums.wrapping_add(slot * TILE), sums.wrapping_add(waiting.slot * TILE));
                     let first_column = out.first_column() + waiting.corner[1];
@@ -109,7 +124,8 @@ fn task<A: Element, B: Element, O, S: Store<O>>(
         (out.first_column() + waiting.corner[1], out.lines(waiting.corner, waiting.rows));
     // SAFETY: as above.
     let rows = unsafe { lines.beside(sums.wrapping_add(waiting.slot * TILE).cast_const().cast()) };
-    Meanwhile { ahead: Ahead::<A>::nothing(std::ptr::null()), each: 0, first_column, rows, store }.end();
+    Meanwhile { ahead: Ahead::<A, ADDS>::nothing(std::ptr::null()), each: 0, first_column, rows, store }
+        .end();
 }
 
 /// A tile whose sums are complete and not yet stored: where it stands, rows of it, and where the sums are.
@@ -120,8 +136,8 @@ struct Waiting {
 }
 
 /// What is done while a task multiplies two panels: asking for what comes next, and storing the sums of the tile before.
-struct Meanwhile<'a, A, O, S> {
-    ahead: Ahead<A>,
+struct Meanwhile<'a, A, O, S, const ADDS: bool> {
+    ahead: Ahead<A, ADDS>,
     /// Rows stored at a beat.
     each: usize,
     /// The column of the matrix that they begin with.
@@ -130,10 +146,30 @@ struct Meanwhile<'a, A, O, S> {
     store: &'a S,
 }
 
-impl<A, O, S: Store<O>> Between for Meanwhile<'_, A, O, S> {
+impl<A, O, S: Store<O>, const ADDS: bool> Between for Meanwhile<'_, A, O, S, ADDS> {
     #[inline(always)]
     fn beat(&mut self) {
-        self.ahead.step();
+        self.ahead.step::<true>();
+        self.store();
+    }
+
+    #[inline(always)]
+    fn roomy_beat(&mut self) {
+        self.ahead.step::<false>();
+        self.store();
+    }
+
+    #[inline(always)]
+    fn end(&mut self) {
+        let Self { first_column, rows, store, .. } = self;
+        while rows.take::<1>(|sums, out| store.line(*first_column, sums, out)) {}
+    }
+}
+
+impl<A, O, S: Store<O>, const ADDS: bool> Meanwhile<'_, A, O, S, ADDS> {
+    /// Stores the rows of one beat.
+    #[inline(always)]
+    fn store(&mut self) {
         let Self { first_column, rows, store, .. } = self;
         let mut to = |sums: &[f32; LINE], out: &mut [O; LINE]| store.line(*first_column, sums, out);
         if self.each == 1 {
@@ -143,11 +179,5 @@ impl<A, O, S: Store<O>> Between for Meanwhile<'_, A, O, S> {
         for _ in 0..self.each.div_ceil(2) {
             rows.take::<2>(&mut to);
         }
-    }
-
-    #[inline(always)]
-    fn end(&mut self) {
-        let Self { first_column, rows, store, .. } = self;
-        while rows.take::<1>(|sums, out| store.line(*first_column, sums, out)) {}
     }
 }

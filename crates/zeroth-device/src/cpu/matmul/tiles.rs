@@ -113,7 +113,7 @@ pub(super) struct Lines<'a> {
 
 impl Lines<'_> {
     /// Steps that are loaded into the first-level cache, both halves of them and the lower one.
-    pub(super) const fn near(self) -> [usize; 2] {
+    const fn near(self) -> [usize; 2] {
         if self.step == STEP || self.steps <= NEAR {
             [NEAR, NEAR]
         } else if self.row.is_multiple_of(SETS * 2 * SIDE) {
@@ -403,14 +403,14 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         }
         // A loop for each way of loading, so that none has to look: numbers that do not fit the registers are loaded, too.
         macro_rules! beats {
-            ($count:expr, $upper:literal, $lower:literal, $second:literal, $on:expr) => {
+            ($beat:ident, $count:expr, $upper:literal, $lower:literal, $second:literal, $on:expr) => {
                 for _ in 0..$count {
                     asm!(
                         step!($upper, $lower, "0", "0", "1024"), step!($upper, $lower, $second, "2048", "3072"),
                         upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                         b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                     );
-                    between.beat();
+                    between.$beat();
                     (upper, lower, b) = (upper.wrapping_add($on), lower.wrapping_add($on), b.wrapping_add(2 * STEP));
                 }
             };
@@ -418,12 +418,14 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         let whole = if TALL && WIDE { a.steps / PAIR } else { 0 };
         let (near, lower_near) = (whole.min(near / PAIR), whole.min(lower_near / PAIR));
         if a.step == STEP {
-            beats!(near, "tileloadd", "tileloadd", "2048", 2 * STEP);
-            beats!(whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
+            beats!(beat, near, "tileloadd", "tileloadd", "2048", 2 * STEP);
+            beats!(beat, whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
+        } else if lower_near == 0 {
+            beats!(roomy_beat, whole, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
         } else {
-            beats!(near, "tileloadd", "tileloadd", "64", 4 * SIDE);
-            beats!(lower_near - near, "tileloaddt1", "tileloadd", "64", 4 * SIDE);
-            beats!(whole - lower_near, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
+            beats!(beat, near, "tileloadd", "tileloadd", "64", 4 * SIDE);
+            beats!(beat, lower_near - near, "tileloaddt1", "tileloadd", "64", 4 * SIDE);
+            beats!(beat, whole - lower_near, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
         }
         for at in PAIR * whole..a.steps {
             edge::<TALL, WIDE>(upper, lower, row, b);
