@@ -8,7 +8,7 @@ Needs Python with torch, and `cargo build --release -p zeroth-device --example c
 
 A line that begins with "calm" repeats the one above it for the rounds in which the loop at the limit had 80 % of its best
 before the round and after it: a machine that others use, or whose tile unit changes its speed, is then left out by what
-neither side computes. --fastest takes the processors that are fastest by that loop before every line, and with
+neither side computes. Where its speed changes every second, shorter turns (--turn 0.05) find more of them. --fastest takes the processors that are fastest by that loop before every line, and with
 --rounds-in-all a line goes on until as many rounds were calm as are asked for, or so many were run.
 """
 
@@ -21,7 +21,7 @@ import time
 import processors
 import torch
 
-TURN = 0.25  # seconds of one side before the other has its turn; in a few milliseconds even the limit's loop varies by a fifth
+TURN = 0.25  # seconds of one side before the other has its turn, where none are given; in a few milliseconds even the limit's loop varies by a fifth
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
 CALM = 0.8  # of the best turn of the loop at the limit
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -36,10 +36,10 @@ class Ours:
         self.process.stdin.write(f"{what} {threads}\n")
         self.process.stdin.flush()
 
-    def run(self):
-        """The rates of a turn."""
+    def run(self, turn):
+        """The rates of a turn of so many seconds."""
         # One after the other without a word between, as PyTorch's are.
-        self.process.stdin.write(f"{TURN}\n")
+        self.process.stdin.write(f"{turn}\n")
         self.process.stdin.flush()
         return [self.amount / float(seconds) / 1e9 for seconds in self.process.stdout.readline().split()]
 
@@ -56,8 +56,8 @@ class Torch:
         self.x, self.w, self.amount = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), 2 * m * n * k
         torch.nn.functional.linear(self.x, self.w)
 
-    def run(self):
-        rates, end = [], time.perf_counter() + TURN
+    def run(self, turn):
+        rates, end = [], time.perf_counter() + turn
         while (start := time.perf_counter()) < end:
             torch.nn.functional.linear(self.x, self.w)
             rates.append(self.amount / (time.perf_counter() - start) / 1e9)
@@ -79,17 +79,20 @@ def limit(binary, name, threads):
 def take_turns(sides, loops, options):
     """Rates by round and side; and which rounds were calm by the first `loops` sides, the loops at the limit.
 
-    The loops have a turn after every round, too, so that the last one lies between two of theirs.
+    Each round lies between two turns of the loops: that before it, which counts as its own, and that before the next one.
     """
-    rounds, calm = [], []
+    def run(some):
+        return [side.run(options.turn) for side in some]
+
+    rounds, calm, before = [], [], run(sides[:loops])
     while len(rounds) < options.rounds or sum(calm) < options.rounds and len(rounds) < options.rounds_in_all:
-        rounds.append([side.run() for side in sides])
-        after = [side.run() for side in sides[:loops]]
-        # By their medians: a burst of two milliseconds says nothing of a quarter of a second.
-        turns = [[statistics.median(turn) for turn in turns[:loops]] for turns in [*rounds, after]]
+        rounds.append([*before, *run(sides[loops:])])
+        before = run(sides[:loops])
+        # By their medians: a burst of two milliseconds says nothing of a whole turn.
+        turns = [[statistics.median(turn) for turn in turns[:loops]] for turns in [*rounds, before]]
         best = [max(of_loop) for of_loop in zip(*turns)]
         steady = [all(rate >= CALM * most for rate, most in zip(turn, best)) for turn in turns]
-        calm = [before and behind for before, behind in zip(steady, steady[1:])]
+        calm = [start and end for start, end in zip(steady, steady[1:])]
     for side in sides:
         side.close()
     return rounds, calm
@@ -156,12 +159,15 @@ def main() -> None:
     parser.add_argument("binary", nargs="?", default="target/release/examples/cpu_bench", help="the cpu_bench binary")
     parser.add_argument("rounds", nargs="?", type=int, default=12)
     parser.add_argument("--rounds-in-all", type=int, default=0, help="go on until `rounds` were calm, at most for so many")
+    parser.add_argument("--turn", type=float, default=TURN, help=f"seconds of one side before the other has its turn ({TURN})")
     parser.add_argument("--fastest", action="store_true", help="take the processors that are fastest before every line")
     parser.add_argument("--only", choices=["1", "2", "scaling"], action="append", help="these lines; may be given again")
     options = parser.parse_args()
     processors.built(options.binary, parser)
     if options.rounds < 1:
         parser.error(f"rounds: at least 1, not {options.rounds}")
+    if options.turn <= 0:
+        parser.error(f"--turn: more than no seconds, not {options.turn}")
     wanted = options.only or ["1", "2", "scaling"]
     work = [(torch.bfloat16, "bf16", shape) for shape in SHAPES]
     work += [(torch.float32, "f32", shape) for shape in SHAPES if shape[0] * shape[1] * shape[2] <= 2**33]
