@@ -11,8 +11,9 @@ batch of both ranks in two micro-batches). Rounds take turns: a, b, c, a, b, c. 
 each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
 out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. --fastest,
 with the binary of `cargo build --release -p zeroth-device --example cpu_bench`, puts every turn on the processors on which
-tile instructions are fastest at that moment, and says how fast they were before it and after it. Memory is that of a rank:
-the largest PSS of the samples, and its peak.
+tile instructions are fastest at that moment, says how fast they were before it and after it, and compares once more the calm
+turns, in which both processors had 80 % of the best of all turns before and after: short turns (--steps 2) find more of
+them. Memory is that of a rank: the largest PSS of the samples, and its peak.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import processors
 
 LENGTH = 512
 RANKS = 2
+CALM = 0.8  # of the best rate of tiles
 # hidden, feed-forward, layers, heads, kv heads, head_dim, vocabulary, sequences of a rank
 SIZES = {
     "m50": (512, 1536, 8, 8, 4, 64, 32_000, 2),
@@ -322,32 +324,59 @@ class Places:
         self.binary, self.allowed, self.chosen = binary, sorted(os.sched_getaffinity(0)), None
 
     def settle(self, side):
+        """Chooses them, and moves us and what runs of a side there; the rates, where it was asked for."""
         if not self.binary:
-            return ""
+            return []
         self.chosen, rates = processors.fastest(self.binary, RANKS, self.allowed)
         processors.move([os.getpid(), *side.running()], self.chosen)
-        return f"; tiles {self.said(rates)} before"
+        return [rates[processor] for processor in sorted(self.chosen)]
 
     def look(self):
-        return f", {self.said(processors.fastest(self.binary, RANKS, self.chosen)[1])} after" if self.binary else ""
-
-    def said(self, rates):
-        return " and ".join(f"{rates[processor]:.0f}" for processor in sorted(self.chosen))
+        """The rates there now."""
+        return list(processors.fastest(self.binary, RANKS, sorted(self.chosen))[1].values()) if self.binary else []
 
 
-def report(found, tokens):
+class Found:
+    """What a side did in its turns: seconds of the steps of each, rates of tiles before and after it, memory of a rank."""
+
+    def __init__(self):
+        self.turns, self.tiles, self.pss, self.peak = [], [], 0.0, 0.0
+
+    def add(self, seconds, tiles, pss, peak):
+        self.turns.append(seconds)
+        self.tiles.append(tiles)
+        self.pss, self.peak = max(self.pss, pss), max(self.peak, peak)
+
+    def steps(self, fast):
+        """Seconds of all steps of the turns around which tiles had this rate."""
+        return [one for turn, tiles in zip(self.turns, self.tiles) if min(tiles, default=fast) >= fast for one in turn]
+
+
+def report(found, tokens, fast):
     print(f"\n{'side':<14} {'best tok/s':>11} {'median':>9} {'best ms':>9} {'PSS MiB':>9} {'its peak':>9}")
-    for side, (seconds, pss, peak) in found.items():
+    for name, side in found.items():
+        seconds = side.steps(fast)
         best, median = min(seconds), statistics.median(seconds)
-        print(f"{side:<14} {tokens / best:>11.0f} {tokens / median:>9.0f} {best * 1e3:>9.0f} {pss:>9.0f} {peak:>9.0f}")
+        print(f"{name:<14} {tokens / best:>11.0f} {tokens / median:>9.0f} {best * 1e3:>9.0f} {side.pss:>9.0f} {side.peak:>9.0f}")
     print("\nratios of tokens/s: best, median; of a rank's PSS as sampled, at its peak")
     for ours in (side for side in found if side.startswith("zeroth")):
         for peer in (f"deepspeed-{ours[-1]}", "torch"):
             if peer not in found:
                 continue
-            (a, our_pss, our_peak), (b, peer_pss, peer_peak) = found[ours], found[peer]
+            a, b = found[ours].steps(fast), found[peer].steps(fast)
             print(f"{ours} / {peer:<14} {min(b) / min(a):6.2f} {statistics.median(b) / statistics.median(a):6.2f}"
-                  f"   {our_pss / peer_pss:6.2f} {our_peak / peer_peak:6.2f}")
+                  f"   {found[ours].pss / found[peer].pss:6.2f} {found[ours].peak / found[peer].peak:6.2f}")
+
+
+def report_calm(found, tokens):
+    """The same of the calm turns, where every side has some and not all are."""
+    fast = CALM * max((rate for side in found.values() for tiles in side.tiles for rate in tiles), default=0.0)
+    turns = [min(tiles, default=fast) >= fast for side in found.values() for tiles in side.tiles]
+    if all(turns):
+        return
+    print(f"\ncalm turns, {sum(turns)} of {len(turns)}")
+    if all(side.steps(fast) for side in found.values()):
+        report(found, tokens, fast)
 
 
 def main():
@@ -374,7 +403,7 @@ def main():
         parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES)}")
     fresh = options.fresh or options.size == "0.6b"
     tokens = RANKS * SIZES[options.size][7] * LENGTH
-    found = {name: [[], 0.0, 0.0] for name in names}
+    found = {name: Found() for name in names}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         prepare(folder, options.size)
@@ -383,18 +412,19 @@ def main():
         for number in range(1, options.rounds + 1):
             for name, side in sides.items():
                 before = places.settle(side)
-                seconds, (pss, peak) = side.run(options.steps)
-                where = before + places.look()
+                seconds, memory = side.run(options.steps)
+                after = places.look()
                 if fresh:
                     side.stop()
-                of_side = found[name]
-                of_side[0] += seconds
-                of_side[1:] = [max(of_side[1], pss), max(of_side[2], peak)]
+                found[name].add(seconds, before + after, *memory)
+                words = [" and ".join(f"{rate:.0f}" for rate in rates) for rates in (before, after)]
+                where = f"; tiles {words[0]} before, {words[1]} after" if before else ""
                 print(f"round {number}, {name}: {tokens / min(seconds):.0f} tokens/s{where}", file=sys.stderr, flush=True)
         for side in sides.values():
             side.stop()
     print(f"{options.size} {options.dtype}, {RANKS} ranks x 1 thread (torch: 1 x {RANKS}), {tokens} tokens a step")
-    report(found, tokens)
+    report(found, tokens, 0.0)
+    report_calm(found, tokens)
 
 
 if __name__ == "__main__":
