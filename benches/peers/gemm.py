@@ -8,8 +8,9 @@ Needs Python with torch, and `cargo build --release -p zeroth-device --example c
 
 A line that begins with "calm" repeats the one above it for the rounds in which the loop at the limit had 80 % of its best
 before the round and after it: a machine that others use, or whose tile unit changes its speed, is then left out by what
-neither side computes. Where its speed changes every second, shorter turns (--turn 0.05) find more of them. --fastest takes the processors that are fastest by that loop before every line, and with
---rounds-in-all a line goes on until as many rounds were calm as are asked for, or so many were run.
+neither side computes. Where its speed changes every second, shorter turns (--turn 0.05) find more of them. --fastest takes
+the processors that are fastest by that loop before every line, and with --rounds-in-all a line goes on until as many rounds
+were calm as are asked for, or so many were run.
 """
 
 import argparse
@@ -21,9 +22,8 @@ import time
 import processors
 import torch
 
-TURN = 0.25  # seconds of one side before the other has its turn, where none are given; in a few milliseconds even the limit's loop varies by a fifth
+TURN = 0.25  # seconds, where none are given: in a few milliseconds even the limit's loop varies by a fifth
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
-CALM = 0.8  # of the best turn of the loop at the limit
 ALLOWED = sorted(os.sched_getaffinity(0))
 
 
@@ -81,6 +81,7 @@ def take_turns(sides, loops, options):
 
     Each round lies between two turns of the loops: that before it, which counts as its own, and that before the next one.
     """
+
     def run(some):
         return [side.run(options.turn) for side in some]
 
@@ -91,7 +92,7 @@ def take_turns(sides, loops, options):
         # By their medians: a burst of two milliseconds says nothing of a whole turn.
         turns = [[statistics.median(turn) for turn in turns[:loops]] for turns in [*rounds, before]]
         best = [max(of_loop) for of_loop in zip(*turns)]
-        steady = [all(rate >= CALM * most for rate, most in zip(turn, best)) for turn in turns]
+        steady = [all(rate >= processors.CALM * most for rate, most in zip(turn, best)) for turn in turns]
         calm = [start and end for start, end in zip(steady, steady[1:])]
     for side in sides:
         side.close()
@@ -166,8 +167,8 @@ def main() -> None:
     processors.built(options.binary, parser)
     if options.rounds < 1:
         parser.error(f"rounds: at least 1, not {options.rounds}")
-    if options.turn <= 0:
-        parser.error(f"--turn: more than no seconds, not {options.turn}")
+    if not 0 < options.turn < float("inf"):
+        parser.error(f"--turn: seconds, more than 0, not {options.turn}")
     wanted = options.only or ["1", "2", "scaling"]
     work = [(torch.bfloat16, "bf16", shape) for shape in SHAPES]
     work += [(torch.float32, "f32", shape) for shape in SHAPES if shape[0] * shape[1] * shape[2] <= 2**33]

@@ -11,6 +11,9 @@ import statistics
 import subprocess
 
 
+CALM = 0.8  # of the best rate of tiles: what counts as fast
+
+
 def built(binary, parser):
     """Ends with what to do where the binary is not there."""
     if not shutil.which(binary):

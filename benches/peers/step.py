@@ -32,7 +32,6 @@ import processors
 
 LENGTH = 512
 RANKS = 2
-CALM = 0.8  # of the best rate of tiles
 # hidden, feed-forward, layers, heads, kv heads, head_dim, vocabulary, sequences of a rank
 SIZES = {
     "m50": (512, 1536, 8, 8, 4, 64, 32_000, 2),
@@ -370,7 +369,7 @@ def report(found, tokens, fast):
 
 def report_calm(found, tokens):
     """The same of the calm turns, where every side has some and not all are."""
-    fast = CALM * max((rate for side in found.values() for tiles in side.tiles for rate in tiles), default=0.0)
+    fast = processors.CALM * max((rate for side in found.values() for tiles in side.tiles for rate in tiles), default=0.0)
     turns = [min(tiles, default=fast) >= fast for side in found.values() for tiles in side.tiles]
     if all(turns):
         return
