@@ -21,8 +21,9 @@ use crate::cpu::element::Element;
 /// round. Single panels would read each line up to three times, and the caches keep none of those, a power of two apart,
 /// until then.
 pub(super) const GROUP: usize = 4;
-/// Lines of a row, and terms, that are asked for before they are copied.
-const AHEAD: usize = 4;
+/// Lines of a row, and terms, that are asked for before they are copied, in time for the third-level cache to answer. Where
+/// less of a row is left, lines of the next one: each row's first lines would be waited for otherwise, 4 % of a product.
+const AHEAD: usize = 16;
 const AHEAD_TERMS: usize = 4;
 
 /// A panel: four terms of each row and so on, or, `turned`, all rows of each term.
@@ -50,6 +51,8 @@ pub(super) struct Filling<'a, T> {
     /// Lines of this row, or terms, that are left.
     left: usize,
     row: usize,
+    /// Elements from the end of a row's last line to the next row; less than none where rows overlap that line.
+    skip: usize,
     group: PhantomData<&'a mut [f32]>,
 }
 
@@ -60,7 +63,8 @@ impl<'a, T: Element> Filling<'a, T> {
         let out = out[..rows.div_ceil(ROWS) * panel_len(depth)].as_mut_ptr();
         let (from, turned) = (source.checked(rows, depth), source.turned());
         let left = if turned { depth } else { depth.div_ceil(LANES) };
-        Self { source, rows, depth, out, from, to: out, left, row: 0, group: PhantomData }
+        let skip = source.row.wrapping_sub(depth.div_ceil(LANES) * LANES);
+        Self { source, rows, depth, out, from, to: out, left, row: 0, skip, group: PhantomData }
     }
 
     /// Lines to copy.
@@ -102,7 +106,8 @@ impl<'a, T: Element> Filling<'a, T> {
     fn line(&mut self) {
         // SAFETY: as above.
         unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(self.from.wrapping_add(AHEAD * LANES).cast());
+            let skip = if self.left <= AHEAD { self.skip } else { 0 };
+            _mm_prefetch::<_MM_HINT_T0>(self.from.wrapping_add(AHEAD * LANES).wrapping_add(skip).cast());
             let put = |four: usize, numbers: __m128| _mm_storeu_ps(self.to.add(four * FOUR * ROWS), numbers);
             let partial = self.left == 1 && !self.depth.is_multiple_of(LANES);
             if T::DTYPE == DType::F32 && !partial {
@@ -125,7 +130,7 @@ impl<'a, T: Element> Filling<'a, T> {
             let at = self.row / ROWS * panel_len(self.depth) + self.row % ROWS * FOUR;
             self.to = self.out.wrapping_add(at);
             self.left = self.depth.div_ceil(LANES);
-            self.from = self.from.wrapping_add(self.source.row).wrapping_sub(self.left * LANES);
+            self.from = self.from.wrapping_add(self.skip);
         }
     }
 
