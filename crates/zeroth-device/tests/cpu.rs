@@ -6,6 +6,8 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test, in its helpers too")]
 
+#[path = "cpu/allocation.rs"]
+mod allocation;
 #[path = "cpu/bf16.rs"]
 mod bf16_rounding;
 #[path = "cpu/everything.rs"]

@@ -1,18 +1,16 @@
 //! A kernel allocates nothing: an allocator that counts says so.
 #![allow(unsafe_code, reason = "an allocator is unsafe to write")]
-#![allow(
-    clippy::many_single_char_names,
-    clippy::similar_names,
-    reason = "names of the formulas: q, k and v; dx and dw"
-)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zeroth_device::cpu::Pool;
 
-#[path = "cpu/everything.rs"]
-mod everything;
+use crate::everything::{AllTypes, MOST_THREADS};
+
+/// Tells the process that counts from the one that runs all tests.
+const ALONE: &str = "ZEROTH_TEST_ALONE";
 
 struct Counting;
 
@@ -35,11 +33,27 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-// One test in this binary: another one beside it would be counted.
+/// In a process of its own: another test beside it would be counted. And no binary of its own: every kernel would be compiled
+/// once more.
 #[test]
 fn no_kernel_allocates_once_the_pool_runs() {
-    let mut all = everything::AllTypes::new();
-    for threads in [1, 2, everything::MOST_THREADS] {
+    const NAME: &str = "allocation::no_kernel_allocates_once_the_pool_runs";
+    if std::env::var_os(ALONE).is_some() {
+        return count();
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture", "--test-threads", "1"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{said}{}", String::from_utf8_lossy(&child.stderr));
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+fn count() {
+    let mut all = AllTypes::new();
+    for threads in [1, 2, MOST_THREADS] {
         let pool = Pool::new(threads);
         all.run(&pool);
         let before = ALLOCATIONS.load(Ordering::SeqCst);
