@@ -62,7 +62,7 @@ const PAIR: usize = BEAT / (2 * SIDE);
 
 /// Steps of packed rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded
 /// past it, because what is not there again in time only drives out what is.
-const NEAR: usize = 16;
+pub(super) const NEAR: usize = 16;
 /// The same of the lower half of rows as they stand. Both halves would be too many lines for the sets that rows an even
 /// number of lines apart share, and a half is where that number is a multiple of `SETS`.
 const HALF_NEAR: usize = 32;
@@ -70,13 +70,15 @@ const SETS: usize = 64;
 
 /// The upper and the lower half of a step of packed panels.
 macro_rules! upper_half {
-    ($load:literal) => {
+    ($load:literal, $right:literal) => {
         concat!(
             $load,
             " tmm4, [{a} + {line}*1]\n",
-            "tileloaddt1 tmm6, [{b} + {line}*1]\n",
+            $right,
+            " tmm6, [{b} + {line}*1]\n",
             "tdpbf16ps tmm0, tmm4, tmm6\n",
-            "tileloaddt1 tmm7, [{b} + {line}*1 + 1024]\n",
+            $right,
+            " tmm7, [{b} + {line}*1 + 1024]\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
         )
     };
@@ -160,9 +162,16 @@ impl Tiles {
     }
 
     /// As [`Tiles::whole`], written, with two beats a step: work for vectors that comes in small pieces is done beside the
-    /// products, in larger ones the next loads wait behind it.
+    /// products, in larger ones the next loads wait behind it. The first-level cache keeps steps of a, or those of b if `COLUMNS`:
+    /// whichever comes again next.
     #[inline(always)]
-    pub(in crate::cpu) fn woven(&mut self, a: &[u16], b: &[u16], c: &mut [f32], between: &mut impl Between) {
+    pub(in crate::cpu) fn woven<const COLUMNS: bool>(
+        &mut self,
+        a: &[u16],
+        b: &[u16],
+        c: &mut [f32],
+        between: &mut impl Between,
+    ) {
         assert!(a.len() == b.len() && a.len().is_multiple_of(STEP) && c.len() >= FULL[0] * FULL[1]);
         if self.live[0] != FULL[0] || self.live[1] != FULL[1] {
             self.configure(FULL);
@@ -172,19 +181,24 @@ impl Tiles {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
             let (mut at, mut bt) = (a.as_ptr(), b.as_ptr());
             for step in 0..a.len() / STEP {
-                if step < NEAR {
+                if COLUMNS && step < NEAR {
                     asm!(
-                        upper_half!("tileloadd"),
+                        upper_half!("tileloaddt1", "tileloadd"),
+                        a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
+                    );
+                } else if step < NEAR {
+                    asm!(
+                        upper_half!("tileloadd", "tileloaddt1"),
                         a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
                     );
                 } else {
                     asm!(
-                        upper_half!("tileloaddt1"),
+                        upper_half!("tileloaddt1", "tileloaddt1"),
                         a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
                     );
                 }
                 between.beat();
-                if step < NEAR {
+                if !COLUMNS && step < NEAR {
                     asm!(lower_half!("tileloadd"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
                 } else {
                     asm!(lower_half!("tileloaddt1"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));

@@ -91,7 +91,7 @@ fn run<const KEEP: bool>(
                 each,
             };
             if let Some(w) = w {
-                tiles.woven(x, w, next, &mut powers);
+                tiles.woven::<false>(x, w, next, &mut powers);
             }
             powers.finish();
         }
