@@ -15,8 +15,8 @@ const WIDEST: usize = 1024;
 /// Panels of a block at most, and how many in all of both packed forms the second-level cache has room for.
 const BLOCK: usize = 16;
 const CACHED: usize = 256;
-/// Panels of the vocabulary whose gradients a thread computes at a time.
-pub(super) const CHUNK: usize = 16;
+/// Panels of the vocabulary whose gradients a thread computes at a time: few enough to be in the cache when they are rounded.
+pub(super) const CHUNK: usize = 2;
 
 /// The head in panels.
 #[derive(Clone, Copy)]

@@ -52,6 +52,9 @@ fn task<A: Element, B: Element, O, S: Store<O>, const ADDS: bool>(
     let (across, group_rows) = (columns.div_ceil(PANEL), sizes.panels * PANEL);
     // Where rows follow each other, every panel of b asks for a share of the next ones.
     let share = PANEL.div_ceil(across.max(1));
+    // Where columns of b lie side by side, all are packed together: the further the processor reads along a row, the more it reads
+    // ahead by itself. With two panels at a time a product of 512 rows took up to a fifth longer.
+    let packed_together = if b.turned() { across } else { sizes.panels };
     let in_one = k <= sizes.depth(k);
     let mut waiting = Waiting { corner: [0, 0], rows: 0, slot: 0 };
     for first in (0..k).step_by(sizes.depth(k)) {
@@ -71,8 +74,8 @@ fn task<A: Element, B: Element, O, S: Store<O>, const ADDS: bool>(
                 for turn in 0..across {
                     let panel = back_and_forth(row / PANEL, turn, across);
                     let at = Place::of(&out, [row, panel * PANEL], [PANEL; 2]);
-                    if row == 0 && panel.is_multiple_of(sizes.panels) {
-                        let together = sizes.panels.min(across - panel);
+                    if row == 0 && panel.is_multiple_of(packed_together) {
+                        let together = packed_together.min(across - panel);
                         let out = &mut b_pack[panel * panel_len..][..together * panel_len];
                         let columns = (together * PANEL).min(columns - at.column);
                         tiles.pack_columns(b.from(at.column, first), columns, depth, out);

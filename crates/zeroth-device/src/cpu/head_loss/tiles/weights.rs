@@ -60,7 +60,7 @@ fn run<const ADD: bool>(
                     beats: 0,
                     ahead: exps.as_ptr().wrapping_add(exps.len() + column * part).cast(),
                 };
-                tiles.whole(x, exps, next, false, &mut storing);
+                tiles.woven::<true>(x, exps, next, &mut storing);
                 storing.finish();
                 waiting = Some([panel * PANEL, (number * group + column) * PANEL]);
                 (next, sums) = (sums, next);
@@ -88,13 +88,12 @@ struct Storing<'a, const ADD: bool> {
 impl<const ADD: bool> Between for Storing<'_, ADD> {
     #[inline(always)]
     fn beat(&mut self) {
-        for line in 0..4 {
-            // SAFETY: a hint, whatever the address is.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.ahead.wrapping_add(64 * line).cast()) }
-        }
-        self.ahead = self.ahead.wrapping_add(256);
+        // SAFETY: a hint, whatever the address is.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.ahead.cast()) }
+        self.ahead = self.ahead.wrapping_add(64);
         self.beats += 1;
-        if self.beats.is_multiple_of(2) {
+        // The loads of the next steps wait behind a quarter that is turned.
+        if self.beats.is_multiple_of(4) {
             self.next();
         }
     }
