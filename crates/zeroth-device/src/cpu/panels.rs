@@ -2,8 +2,9 @@
 #![allow(unsafe_code, reason = "vector instructions take pointers")]
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cvtne2ps_pbh, _mm512_fmadd_ps, _mm512_max_ps, _mm512_set1_ps, _mm512_slli_epi32, _mm512_sub_ps,
+    __m512, __m512bh, __m512i, _MM_HINT_ET0, _mm_prefetch, _mm512_add_epi32, _mm512_add_ps,
+    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh, _mm512_fmadd_ps, _mm512_max_ps,
+    _mm512_set1_ps, _mm512_slli_epi32, _mm512_sub_ps,
 };
 
 use super::math::{POWERS, ROUND};
@@ -52,6 +53,15 @@ impl<'a> Room<'a> {
     /// Cuts off `count` bf16 elements, an even number.
     pub(super) fn bf16(&mut self, count: usize) -> &'a mut [u16] {
         bytemuck::cast_slice_mut(self.f32(count / 2))
+    }
+}
+
+/// Asks for the lines of a row that will be written. Where rows are far apart, the processor does not do so by itself.
+#[inline]
+pub(super) fn ask_to_write<T>(row: &[T]) {
+    for line in row.chunks(64 / size_of::<T>()) {
+        // SAFETY: a hint, whatever the address is.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) }
     }
 }
 

@@ -15,7 +15,10 @@ use super::products::{Product, Steps, Woven};
 use super::{STEP, Tiles, rounded, seen};
 use crate::cpu::element::Element;
 use crate::cpu::matmul::{Side, View, pack_bf16};
-use crate::cpu::panels::{Room, merged};
+use crate::cpu::panels::{Room, ask_to_write, merged};
+
+/// How many rows of dk and dv are asked for before they are written.
+const AHEAD: usize = 8;
 
 pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f32]) {
     let _tiles = Tiles::configure();
@@ -50,18 +53,23 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
     };
     let k = Source { dims, data: task.saved.k, width: dims.kv_width(), rows: rows.clone(), head: kv_head };
     let v = Source { data: task.saved.v, ..k.clone() };
-    k.panels(Side::Rows, work.k);
-    v.panels(Side::Rows, work.v);
-    k.terms(Side::Rows, work.k_turned);
+    for number in 0..panels {
+        k.panel(number, Side::Rows, work.k);
+        k.terms(number, Side::Rows, work.k_turned);
+        v.panel(number, Side::Rows, work.v);
+    }
     for head in task.heads() {
         let is_first = head == task.heads().start;
-        work.statistics(&task, head);
         let q = Source { dims, data: task.saved.q, width: dims.q_width(), rows: rows.clone(), head };
         let dout = Source { data: task.dout, ..q.clone() };
-        q.panels(Side::Columns, work.q);
-        q.terms(Side::Columns, work.q_terms);
-        dout.panels(Side::Columns, work.dout);
-        dout.terms(Side::Columns, work.dout_terms);
+        // All that 32 rows are needed for, one after the other: rows are so far apart that caches keep few of them.
+        for number in 0..panels {
+            work.statistics(&task, head, number);
+            dout.panel(number, Side::Columns, work.dout);
+            dout.terms(number, Side::Columns, work.dout_terms);
+            q.panel(number, Side::Columns, work.q);
+            q.terms(number, Side::Columns, work.q_terms);
+        }
         for keys in (0..panels).step_by(SPAN) {
             let keys = keys..panels.min(keys + SPAN);
             let seeing = work.end_panel(keys.end - 1);
@@ -73,6 +81,9 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
         }
         let first = (head - task.heads().start) * dims.head_dim;
         for (number, dq) in work.dq.chunks_exact(panel(dims)).enumerate() {
+            for row in ((number + 1) * PANEL..rows.len()).take(PANEL) {
+                ask_to_write(&task.grads[0].row(row)[first..][..dims.head_dim]);
+            }
             let place = |lane: usize| {
                 let row = number * PANEL + merged(lane);
                 (row < rows.len()).then(|| task.grads[0].row(row)[first..][..dims.head_dim].as_mut_ptr())
@@ -82,6 +93,10 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
         }
     }
     for row in 0..rows.len() {
+        if row + AHEAD < rows.len() {
+            ask_to_write(task.grads[1].row(row + AHEAD));
+            ask_to_write(task.grads[2].row(row + AHEAD));
+        }
         rounded::row(&work.dk[row * width..][..width], dims.scale, task.grads[1].row(row));
         rounded::row(&work.dv[row * width..][..width], 1.0, task.grads[2].row(row));
     }
@@ -98,24 +113,30 @@ struct Source<'a, T> {
 }
 
 impl<T: Element> Source<'_, T> {
-    /// Packs panels of 32 rows over the head's elements.
-    fn panels(&self, side: Side, out: &mut [u16]) {
-        let dims = self.dims;
-        for (first, out) in self.rows.clone().step_by(PANEL).zip(out.chunks_exact_mut(panel(dims))) {
-            let view = dims.view(self.data, self.width, first, self.head);
-            pack_bf16(side, view, PANEL.min(self.rows.end - first), dims.head_dim, out);
-        }
+    /// The rows of a panel.
+    fn rows_of(&self, number: usize) -> Range<usize> {
+        let first = self.rows.start + number * PANEL;
+        first..self.rows.end.min(first + PANEL)
     }
 
-    /// Packs panels of 32 of the head's elements over all rows.
-    fn terms(&self, side: Side, out: &mut [u16]) {
-        let dims = self.dims;
+    /// Packs one panel of 32 rows over the head's elements.
+    fn panel(&self, number: usize, side: Side, out: &mut [u16]) {
+        let (dims, rows) = (self.dims, self.rows_of(number));
+        let view = dims.view(self.data, self.width, rows.start, self.head);
+        let out = &mut out[number * panel(dims)..][..panel(dims)];
+        pack_bf16(side, view, rows.len(), dims.head_dim, out);
+    }
+
+    /// Packs the step of one panel of rows in all panels of 32 of the head's elements over rows.
+    fn terms(&self, number: usize, side: Side, out: &mut [u16]) {
+        let (dims, rows) = (self.dims, self.rows_of(number));
         let panel = self.rows.len().next_multiple_of(PANEL) * PANEL;
-        for (number, out) in out.chunks_exact_mut(panel).enumerate() {
-            let column = number * PANEL;
-            let data = &self.data[self.rows.start * self.width + self.head * dims.head_dim + column..];
+        for (at, out) in out.chunks_exact_mut(panel).enumerate() {
+            let column = at * PANEL;
+            let data = &self.data[rows.start * self.width + self.head * dims.head_dim + column..];
             let view = View::rows(data, self.width).transposed();
-            pack_bf16(side, view, PANEL.min(dims.head_dim - column), self.rows.len(), out);
+            let out = &mut out[number * STEP / 2..][..STEP / 2];
+            pack_bf16(side, view, PANEL.min(dims.head_dim - column), rows.len(), out);
         }
     }
 }
@@ -163,16 +184,18 @@ struct Tile {
 }
 
 impl Work<'_> {
-    /// What one head's queries bring to their scores: the saved lse as a power of 2, and the sum over dout · out.
-    fn statistics<T: Element>(&mut self, task: &Task<T>, head: usize) {
-        let (dims, rows) = (self.dims, task.rows());
-        let saved = &task.saved.lse[head * dims.rows..][rows.clone()];
-        for (lse, saved) in self.lse.iter_mut().zip(saved) {
+    /// What a panel of one head's queries brings to its scores: the saved lse as a power of 2, and the sum over dout · out.
+    fn statistics<T: Element>(&mut self, task: &Task<T>, head: usize, number: usize) {
+        let (dims, all) = (self.dims, task.rows());
+        let own = number * PANEL..all.len().min((number + 1) * PANEL);
+        let first = all.start + own.start;
+        let saved = &task.saved.lse[head * dims.rows + first..];
+        for (lse, saved) in self.lse[own.clone()].iter_mut().zip(saved) {
             *lse = saved * std::f32::consts::LOG2_E;
         }
-        let place = rows.start * dims.q_width() + head * dims.head_dim;
+        let place = first * dims.q_width() + head * dims.head_dim;
         let (out, dout) = (&task.saved.out[place..], &task.dout[place..]);
-        rounded::products(out, dout, dims.q_width(), dims.head_dim, &mut self.delta[..rows.len()]);
+        rounded::products(out, dout, dims.q_width(), dims.head_dim, &mut self.delta[own]);
     }
 
     /// Adds what panels `keys` and panels `queries`, a span of each at most, bring to all sums; without `add`, dk and dv begin.
