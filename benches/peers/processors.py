@@ -1,7 +1,8 @@
 """Processors to measure on: those on which tile instructions are fast at the moment.
 
 On a virtual machine the tile unit of a processor may fall to a quarter of its speed for seconds to minutes, with nothing
-else running, while vectors keep theirs or at least half of it. Whoever compares programs that use it differently has to know which it was.
+else running, while vectors keep theirs or at least half of it. Whoever compares programs that use it differently has to know
+which it was.
 """
 
 import os

@@ -2,13 +2,12 @@
 #![allow(unsafe_code, reason = "vector instructions take pointers")]
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _MM_HINT_ET0, _mm_prefetch, _mm512_add_epi32, _mm512_add_ps,
-    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh, _mm512_fmadd_ps, _mm512_max_ps,
-    _mm512_set1_ps, _mm512_slli_epi32, _mm512_sub_ps,
+    __m512, __m512bh, __m512i, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cvtne2ps_pbh, _mm512_fmadd_ps, _mm512_max_ps, _mm512_set1_ps, _mm512_slli_epi32, _mm512_sub_ps,
 };
 
 use super::math::{POWERS, ROUND};
-use super::matmul::ALIGN;
+use super::matmul::{ALIGN, ask_to_write};
 
 /// [`crate::cpu::math::exp2`] of 16 numbers.
 #[inline]
@@ -58,10 +57,9 @@ impl<'a> Room<'a> {
 
 /// Asks for the lines of a row that will be written. Where rows are far apart, the processor does not do so by itself.
 #[inline]
-pub(super) fn ask_to_write<T>(row: &[T]) {
+pub(super) fn ask_to_write_row<T>(row: &[T]) {
     for line in row.chunks(64 / size_of::<T>()) {
-        // SAFETY: a hint, whatever the address is.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) }
+        ask_to_write(line.as_ptr().cast());
     }
 }
 

@@ -15,8 +15,12 @@ const WIDEST: usize = 1024;
 /// Panels of a block at most, and how many in all of both packed forms the second-level cache has room for.
 const BLOCK: usize = 16;
 const CACHED: usize = 256;
-/// Panels of the vocabulary whose gradients a thread computes at a time: few enough to be in the cache when they are rounded.
-pub(super) const CHUNK: usize = 2;
+/// Steps of x that the second-level cache has room for when gradients of w are computed.
+pub(super) const RESIDENT: usize = 512;
+/// Panels of the vocabulary whose gradients a thread computes at a time: few, to be in the cache when they are rounded. Where x
+/// does not stay there, each time reads all of it again.
+const CHUNK: usize = 2;
+const LARGER_CHUNK: usize = 16;
 
 /// The head in panels.
 #[derive(Clone, Copy)]
@@ -53,9 +57,14 @@ impl Panels {
         2 * TILE + self.block * TILE / 2 + self.hidden * TILE + ALIGN
     }
 
+    /// Panels of the vocabulary whose gradients a thread computes at a time.
+    pub(super) const fn chunk(self) -> usize {
+        if self.rows * self.hidden <= RESIDENT { CHUNK } else { LARGER_CHUNK }
+    }
+
     /// f32 elements of a thread for a chunk of the gradient that is yet to be rounded.
-    const fn chunk(self) -> usize {
-        CHUNK * self.hidden * TILE + ALIGN
+    const fn chunk_sums(self) -> usize {
+        self.chunk() * self.hidden * TILE + ALIGN
     }
 }
 
@@ -64,6 +73,6 @@ pub(super) const MARK: usize = 4;
 
 /// f32 elements of scratch with a pool of `threads`, for a gradient of w that is rounded or not.
 pub(super) fn scratch(dims: HeadLossDims, threads: usize, rounds: bool) -> usize {
-    let chunk = |panels: Panels| if rounds { panels.chunk() } else { 0 };
+    let chunk = |panels: Panels| if rounds { panels.chunk_sums() } else { 0 };
     Panels::of(dims).map_or(0, |panels| panels.shared() + threads * (panels.thread() + chunk(panels)))
 }

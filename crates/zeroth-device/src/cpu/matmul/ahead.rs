@@ -78,7 +78,7 @@ pub(super) fn ask_to_read_later(line: *const u8) {
 
 #[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
 #[inline(always)]
-fn ask_to_write(line: *const u8) {
+pub(in crate::cpu) fn ask_to_write(line: *const u8) {
     use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
     // SAFETY: a hint, whatever the address is.
     unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) }

@@ -42,6 +42,8 @@ mod zmm;
 mod zmm_rows;
 
 #[cfg(target_arch = "x86_64")]
+pub(super) use ahead::ask_to_write;
+#[cfg(target_arch = "x86_64")]
 pub(super) use bf16_panels::{Side, pack as pack_bf16};
 #[cfg(target_arch = "x86_64")]
 pub(super) use blocks::{Between, Nothing};

@@ -8,7 +8,8 @@ pub(super) struct Sizes {
     /// Rows and columns of the register tile.
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// Panels that a task packs at a time: where the lines of a term lie side by side, two share what the processor reads.
+    /// Panels that a task packs at a time: where the rows of a term lie side by side, two share what the processor reads. (Tiles pack
+    /// all columns at a time if these lie so.)
     /// AVX-512 in f32: a group of four that is multiplied, and one that is filled meanwhile.
     pub(super) panels: usize,
     /// Tasks, by the length of the sums, the shortest first.

@@ -15,7 +15,7 @@ use super::products::{Product, Steps, Woven};
 use super::{STEP, Tiles, rounded, seen};
 use crate::cpu::element::Element;
 use crate::cpu::matmul::{Side, View, pack_bf16};
-use crate::cpu::panels::{Room, ask_to_write, merged};
+use crate::cpu::panels::{Room, ask_to_write_row, merged};
 
 /// How many rows of dk and dv are asked for before they are written.
 const AHEAD: usize = 8;
@@ -82,7 +82,7 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
         let first = (head - task.heads().start) * dims.head_dim;
         for (number, dq) in work.dq.chunks_exact(panel(dims)).enumerate() {
             for row in ((number + 1) * PANEL..rows.len()).take(PANEL) {
-                ask_to_write(&task.grads[0].row(row)[first..][..dims.head_dim]);
+                ask_to_write_row(&task.grads[0].row(row)[first..][..dims.head_dim]);
             }
             let place = |lane: usize| {
                 let row = number * PANEL + merged(lane);
@@ -94,8 +94,8 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
     }
     for row in 0..rows.len() {
         if row + AHEAD < rows.len() {
-            ask_to_write(task.grads[1].row(row + AHEAD));
-            ask_to_write(task.grads[2].row(row + AHEAD));
+            ask_to_write_row(task.grads[1].row(row + AHEAD));
+            ask_to_write_row(task.grads[2].row(row + AHEAD));
         }
         rounded::row(&work.dk[row * width..][..width], dims.scale, task.grads[1].row(row));
         rounded::row(&work.dv[row * width..][..width], 1.0, task.grads[2].row(row));

@@ -13,7 +13,7 @@ use super::{STEP, Tiles, rounded, seen};
 use crate::cpu::cut::{Chunks, Grid};
 use crate::cpu::element::Element;
 use crate::cpu::matmul::{Side, View, pack_bf16};
-use crate::cpu::panels::{Room, ask_to_write};
+use crate::cpu::panels::{Room, ask_to_write_row};
 use crate::cpu::pool::Pool;
 
 pub(in super::super) fn forward<T: Element>(
@@ -71,7 +71,7 @@ pub(in super::super) fn forward<T: Element>(
                 let queries = start..queries.end.min(start + PANEL);
                 (work.at, work.state, work.begun) = (at * panel(dims), State::NEW, false);
                 for row in queries.clone() {
-                    ask_to_write(out.row(row - first));
+                    ask_to_write_row(out.row(row - first));
                 }
                 work.attend(&sequence, &queries);
                 let factors = work.state.totals.map(|total| 1.0 / total);

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use half::bf16;
 use zeroth_base::DType;
 
-use super::sizes::{CHUNK, LANES, MARK, Panels};
+use super::sizes::{LANES, MARK, Panels};
 use super::{Gradients, HeadLossDims, Weights};
 use crate::cpu::cut::{Chunks, Grid, Optional};
 use crate::cpu::element::Element;
@@ -270,16 +270,17 @@ impl<T: Element> Slice<'_, T> {
             pack_bf16(Side::Rows, view, (2 * PANEL).min(hidden - column), rows, out);
         });
         let second = Second { slice: self, exps, terms, scaled, marks };
+        let chunk_rows = panels.chunk() * PANEL;
         match dw {
             Weights::Wide { dw, add } => {
-                self.pool.each_with(Chunks::new(dw, CHUNK * PANEL * hidden), own, |chunk, dw, scratch| {
+                self.pool.each_with(Chunks::new(dw, chunk_rows * hidden), own, |chunk, dw, scratch| {
                     second.chunk(chunk, dw, *add, scratch);
                 });
                 *add = true;
             }
             Weights::Rounded(rounded) => {
                 let broken = rounded.broken;
-                let bands = rounded.bands(0..vocab, CHUNK * PANEL, hidden);
+                let bands = rounded.bands(0..vocab, chunk_rows, hidden);
                 self.pool.each_with(bands, own, |chunk, band, scratch| {
                     let (scratch, sums) = scratch.split_at_mut(panels.thread());
                     let sums = Room::new(sums).f32(band.len());
@@ -309,8 +310,8 @@ impl<T: Element> Second<'_, T> {
     fn chunk(&self, chunk: usize, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
         let Self { slice, exps, terms, scaled, marks } = *self;
         let (hidden, panels) = (slice.dims.hidden, slice.panels);
-        let first = chunk * CHUNK;
-        let taken = CHUNK.min(panels.vocab - first);
+        let first = chunk * panels.chunk();
+        let taken = panels.chunk().min(panels.vocab - first);
         let exps = &exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
         weights::chunk(exps, terms, panels.rows, hidden, dw, add, scratch);
         let labels = first * PANEL..first * PANEL + dw.len() / hidden;

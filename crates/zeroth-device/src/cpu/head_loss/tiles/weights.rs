@@ -5,12 +5,9 @@ use std::arch::x86_64::{
     _mm512_maskz_loadu_ps, _mm512_setzero_ps,
 };
 
-use super::super::sizes::LANES;
+use super::super::sizes::{LANES, RESIDENT};
 use crate::cpu::matmul::{Between, PANEL, TILE, Tiles, transpose_from};
 use crate::cpu::panels::{Room, bits, merged};
-
-/// Steps of x that the second-level cache has room for.
-const CACHED: usize = 512;
 
 /// Writes to dw [vocabulary, hidden], or adds to it, the product of `exps` [panels, steps of rows] and `x` [panels of hidden,
 /// steps of rows].
@@ -44,7 +41,7 @@ fn run<const ADD: bool>(
 ) {
     let (mut tiles, mut room) = (Tiles::ready(), Room::new(scratch));
     let (mut next, mut sums) = (room.f32(TILE), room.f32(TILE));
-    let group = (CACHED / steps).max(1);
+    let group = (RESIDENT / steps).max(1);
     let mut waiting: Option<[usize; 2]> = None;
     for (number, x) in x.chunks(group * steps * TILE).enumerate() {
         for (panel, exps) in exps.chunks_exact(steps * TILE).enumerate() {
