@@ -33,6 +33,11 @@ fn edges_are_exact<T: Element>(bound: f64) {
         [5, 40, 540],
         [3, 530, 1030],
         [193, 257, 97],
+        // Around panels of 9 rows and 48 columns, tasks of 240 and beats of 64 terms, of AVX-512 in f32.
+        [9, 64, 48],
+        [13, 65, 64],
+        [24, 130, 80],
+        [46, 1026, 241],
         // Sums of more than one block of terms, in y and in dw.
         [70, 4200, 37],
         [4150, 70, 37],

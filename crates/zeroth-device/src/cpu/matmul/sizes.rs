@@ -10,7 +10,7 @@ pub(super) struct Sizes {
     pub(super) columns: usize,
     /// Panels that a task packs at a time: where the rows of a term lie side by side, two share what the processor reads. (Tiles pack
     /// all columns at a time if these lie so.)
-    /// AVX-512 in f32: a group of four that is multiplied, and one that is filled meanwhile.
+    /// AVX-512 in f32: a group of five that is multiplied, and one that is filled meanwhile.
     pub(super) panels: usize,
     /// Tasks, by the length of the sums, the shortest first.
     cuts: &'static [Cut],
@@ -51,21 +51,21 @@ pub(super) const TILES: Sizes = Sizes {
     step: 32,
     bytes: 2,
 };
-/// All columns of a task in packed form take 1 MiB, and two groups of panels of rows a third of that. Sums of up to 1024
+/// All columns of a task in packed form take 0.94 MiB, and two groups of panels of rows a third of that. Sums of up to 1024
 /// terms never leave the registers.
 const WOVEN: &[Cut] = &[
-    Cut { longest: 1024, rows: 4096, columns: 256, depth: 1024 },
-    Cut { longest: usize::MAX, rows: 2048, columns: 256, depth: 1024 },
+    Cut { longest: 1024, rows: 4096, columns: 240, depth: 1024 },
+    Cut { longest: usize::MAX, rows: 2048, columns: 240, depth: 1024 },
 ];
 pub(super) const ZMM: Sizes =
-    Sizes { rows: 12, columns: 32, panels: 8, cuts: WOVEN, turned: WOVEN, step: 16, bytes: 4 };
+    Sizes { rows: 9, columns: 48, panels: 10, cuts: WOVEN, turned: WOVEN, step: 16, bytes: 4 };
 /// A panel of b of this depth stays in the first-level cache with one of a.
 const F32: &[Cut] = &[Cut { longest: usize::MAX, rows: 768, columns: 512, depth: 192 }];
 pub(super) const PLAIN: Sizes =
     Sizes { rows: 6, columns: 16, panels: 1, cuts: F32, turned: F32, step: 1, bytes: 4 };
 pub(super) const NEON: Sizes = Sizes { rows: 8, columns: 12, ..PLAIN };
 
-/// Rows of a band: a multiple of every kernel's.
+/// Rows of a band: a multiple of most kernels'.
 pub(super) const BAND: usize = 96;
 
 const ALL: [Sizes; 5] = [TILES, TILES.seen(true), ZMM, PLAIN, NEON];

@@ -1,20 +1,24 @@
 //! A task of an f32 product with AVX-512. The multiplications leave most of the processor idle: while one panel of rows is
-//! multiplied, the next one is copied and the places of the sums are asked for, a few lines every 16 terms.
+//! multiplied, the next one is asked for, or copied if it does not stand as the kernel can take it, and so are the places of the
+//! sums, some lines a beat.
 #![allow(unsafe_code, reason = "hints to the processor take pointers")]
 
-use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-
-use super::blocks::{Between, Job, Kernel, Place, aligned};
+use super::ahead::{ask_to_read_later, ask_to_write};
+use super::blocks::{BEAT, Between, Job, Kernel, Place, aligned};
 use super::store::Store;
 use super::zmm::{LANES, ROWS, Zmm, multiply};
-use super::zmm_rows::{Filling, GROUP, Panel, panel_len};
+use super::zmm_rows::{Filling, GROUP, Panel, panel_len, stands};
 use crate::cpu::cut::Tile;
 use crate::cpu::element::Element;
 
 /// What is done while two panels are multiplied.
 struct Meanwhile<'a, 'f, T> {
-    /// The panel of rows that comes next, and lines of it that are copied at a beat.
+    /// The panels of rows that come next, if they are copied.
     next: Option<&'a mut Filling<'f, T>>,
+    /// Else where some of their rows stand, and elements from one to the next.
+    ask: *const T,
+    pitch: usize,
+    /// Lines that are copied, or rows that are asked for, at a beat.
     each: usize,
     /// Rows that will be written: the sums, and the result.
     writes: [Rows; 2],
@@ -30,6 +34,9 @@ struct Rows {
     last: usize,
 }
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 impl Rows {
     fn new<O>(start: *const O, stride: usize, columns: usize) -> Self {
         let [stride, width] = [stride, columns].map(|count| count * size_of::<O>());
@@ -42,16 +49,22 @@ impl<T: Element> Between for Meanwhile<'_, '_, T> {
     fn beat(&mut self) {
         if let Some(next) = &mut self.next {
             next.step(self.each);
+        } else {
+            for row in 0..self.each {
+                let row = self.ask.wrapping_add(row * self.pitch);
+                for line in (0..BEAT).step_by(LANES) {
+                    ask_to_read_later(row.wrapping_add(line).cast());
+                }
+            }
+            self.ask = self.ask.wrapping_add(BEAT);
         }
         self.beats -= 1;
         // A row at each of the last beats.
         if self.beats < ROWS {
             for rows in self.writes {
                 let row = rows.start.wrapping_add(self.beats * rows.stride);
-                // SAFETY: hints, whatever the addresses are.
-                unsafe {
-                    _mm_prefetch::<_MM_HINT_ET0>(row.cast());
-                    _mm_prefetch::<_MM_HINT_ET0>(row.wrapping_add(rows.last).cast());
+                for at in [0, LINE.min(rows.last), (2 * LINE).min(rows.last), rows.last] {
+                    ask_to_write(row.wrapping_add(at));
                 }
             }
         }
@@ -89,19 +102,26 @@ pub(super) fn task<A: Element, B: Element, O>(
     let (tile, height) = (ROWS * sizes.columns, GROUP * ROWS);
     let lines =
         |row: usize, first: usize| (a.from(row, first), height.min(rows - row), longest.min(k - first));
-    Filling::new(lines(0, 0), here).finish();
+    let copies = !stands(a);
+    if copies {
+        Filling::new(lines(0, 0), here).finish();
+    }
     for first in (0..k).step_by(longest) {
         let (depth, last) = (longest.min(k - first), first + longest >= k);
-        let (beats, b_len) = (depth.div_ceil(LANES), sizes.panel(sizes.columns, depth));
+        let (beats, b_len) = (depth.div_ceil(BEAT), sizes.panel(sizes.columns, depth));
         for top in (0..rows).step_by(height) {
             let bottom = rows.min(top + height);
             let (below, term) = if bottom < rows { (bottom, first) } else { (0, first + depth) };
-            let mut next = (term < k).then(|| Filling::new(lines(below, term), there));
+            let mut next = (copies && term < k).then(|| Filling::new(lines(below, term), there));
             let all = (bottom - top).div_ceil(ROWS) * across * beats;
-            let each = next.as_ref().map_or(0, |next| next.lines().div_ceil(all));
+            let each = next.as_ref().map_or(ROWS.div_ceil(across), |next| next.lines().div_ceil(all));
             for (row, numbers) in (top..bottom).step_by(ROWS).zip(here.chunks_exact(panel_len(depth))) {
-                let (down, panel) = (row / ROWS, Panel { numbers, depth, turned: a.turned() });
-                // In order: the kernel asks for what lies beyond the end of a panel of b, and that is the next one.
+                let down = row / ROWS;
+                let panel = Panel::in_place(a.from(row, first), ROWS.min(rows - row), depth)
+                    .unwrap_or_else(|| Panel::packed(numbers, depth, a.turned()));
+                let (below, term) = if row + ROWS < rows { (row + ROWS, first) } else { (0, first + depth) };
+                let coming = a.data.as_ptr().wrapping_add(below * a.row + term);
+                // In order: the processor reads ahead beyond the end of a panel of b, and that is the next one.
                 for number in 0..across {
                     let at = place(row, number * sizes.columns);
                     let b_panel = &mut b_pack[number * b_len..][..b_len];
@@ -114,7 +134,9 @@ pub(super) fn task<A: Element, B: Element, O>(
                     let stride = out.stride();
                     let written = Rows::new(out.row(row)[at.column..].as_ptr(), stride, at.columns);
                     let writes = [kept, if last { written } else { kept }];
-                    let mut meanwhile = Meanwhile { next: next.as_mut(), each, writes, beats };
+                    let ask = coming.wrapping_add(number * each * a.row);
+                    let mut meanwhile =
+                        Meanwhile { next: next.as_mut(), ask, pitch: a.row, each, writes, beats };
                     let live = [at.rows, at.columns];
                     multiply(panel, b_panel, sums, sizes.columns, live, first > 0, &mut meanwhile);
                     if last {

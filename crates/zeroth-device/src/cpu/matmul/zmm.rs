@@ -1,4 +1,4 @@
-//! The f32 kernel of AVX-512: 12 by 32 sums in 24 of the 32 registers.
+//! The f32 kernel of AVX-512: 9 by 48 sums in 27 of the 32 registers. No other shape loads as little for a multiplication.
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
 
 use std::arch::asm;
@@ -12,7 +12,7 @@ use std::arch::x86_64::{
 use zeroth_base::DType;
 
 use super::View;
-use super::blocks::{Between, Job, Kernel, Nothing, Place, finish_rows};
+use super::blocks::{BEAT, Between, Job, Kernel, Nothing, Place, finish_rows};
 use super::sizes::{self, Sizes};
 use super::store::Store;
 use super::transpose::{transpose, transpose_from};
@@ -21,14 +21,14 @@ use super::zmm_rows::{Filling, Panel};
 use crate::cpu::cut::Tile;
 use crate::cpu::element::Element;
 
-pub(super) const ROWS: usize = 12;
-const COLUMNS: usize = 32;
+pub(super) const ROWS: usize = 9;
+const COLUMNS: usize = 48;
 /// Lanes of a register.
 pub(super) const LANES: usize = 16;
-/// Terms of a row that lie side by side in a panel of a.
-pub(super) const FOUR: usize = 4;
-/// Elements of b that are asked for before they are needed: 32 terms.
-const AHEAD: usize = 32 * COLUMNS;
+/// Registers of a row of sums.
+const WIDTH: usize = COLUMNS / LANES;
+/// Terms of a turn of the loop.
+const FOUR: usize = 4;
 
 /// [`finish_rows`] compiled with AVX-512.
 #[inline]
@@ -57,8 +57,11 @@ impl Kernel for Zmm {
         depth: usize,
         out: &'a mut [f32],
     ) -> Panel<'a> {
+        if let Some(panel) = Panel::in_place(source, rows, depth) {
+            return panel;
+        }
         Filling::new((source, rows, depth), out).finish();
-        Panel { numbers: out, depth, turned: source.turned() }
+        Panel::packed(out, depth, source.turned())
     }
 
     fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
@@ -92,7 +95,7 @@ impl Kernel for Zmm {
     }
 }
 
-/// The product of two panels, as [`Kernel::multiply`] says; a beat is 16 terms.
+/// The product of two panels, as [`Kernel::multiply`] says.
 pub(super) fn multiply(
     a: Panel<'_>,
     b: &[f32],
@@ -104,23 +107,24 @@ pub(super) fn multiply(
 ) {
     let [rows, columns] = live;
     assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());
-    assert!(a.numbers.len() >= ROWS * a.depth.next_multiple_of(FOUR) && b.len() >= COLUMNS * a.depth);
-    // Fewer rows than a panel's take as much less time.
-    let kernel = match (a.turned, rows) {
-        (false, 0..=4) => few::<false, 4>,
-        (false, 5..=8) => few::<false, 8>,
-        (false, _) => all::<false>,
-        (true, 0..=4) => few::<true, 4>,
-        (true, 5..=8) => few::<true, 8>,
-        (true, _) => all::<true>,
+    assert!(rows <= a.rows && b.len() >= COLUMNS * a.depth);
+    // Fewer rows or columns than a panel's take as much less time.
+    let kernel = match (columns.div_ceil(LANES), rows) {
+        (WIDTH, ROWS) if a.turned() => all::<{ ROWS * size_of::<f32>() }>,
+        (WIDTH, ROWS) => all::<{ size_of::<f32>() }>,
+        (WIDTH, 0..=3) => few::<WIDTH, 3>,
+        (WIDTH, 4..=6) => few::<WIDTH, 6>,
+        (WIDTH, _) => few::<WIDTH, ROWS>,
+        (1, _) => few::<1, ROWS>,
+        (_, _) => few::<2, ROWS>,
     };
     // SAFETY: `Path::available` has found AVX-512; the panels have as many terms, and the live part of c is in the slice.
     unsafe { kernel(a, b.as_ptr(), c.as_mut_ptr(), stride, live, add, between) }
 }
 
-/// [`multiply`] for at most `LIVE` rows.
+/// [`multiply`] for at most `LIVE` rows and `WIDE` registers of columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn few<const TURNED: bool, const LIVE: usize>(
+unsafe fn few<const WIDE: usize, const LIVE: usize>(
     a: Panel<'_>,
     b: *const f32,
     c: *mut f32,
@@ -129,12 +133,13 @@ unsafe fn few<const TURNED: bool, const LIVE: usize>(
     add: bool,
     between: &mut impl Between,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); 2]; LIVE];
-    for first in (0..a.depth).step_by(LANES) {
+    let mut sums = [[_mm512_setzero_ps(); WIDE]; LIVE];
+    let rows = a.starts();
+    for first in (0..a.depth).step_by(BEAT) {
         between.beat();
-        for term in first..a.depth.min(first + LANES) {
+        for term in first..a.depth.min(first + BEAT) {
             // SAFETY: the caller has panels of as many terms.
-            unsafe { one::<TURNED, LIVE>(&mut sums, a.numbers.as_ptr(), b, term) };
+            unsafe { one(&mut sums, &rows, a.term, b, term) };
         }
     }
     // SAFETY: the caller has the live part of c.
@@ -143,38 +148,43 @@ unsafe fn few<const TURNED: bool, const LIVE: usize>(
 
 /// Adds one term to the sums.
 #[inline(always)]
-unsafe fn one<const TURNED: bool, const LIVE: usize>(
-    sums: &mut [[__m512; 2]; LIVE],
-    a: *const f32,
+unsafe fn one<const WIDE: usize, const LIVE: usize>(
+    sums: &mut [[__m512; WIDE]; LIVE],
+    rows: &[*const f32; LIVE],
+    next: usize,
     b: *const f32,
     term: usize,
 ) {
     // SAFETY: the caller has that term of both panels, and AVX-512.
     unsafe {
-        let (a, b) = (
-            a.add(if TURNED { term * ROWS } else { term / FOUR * FOUR * ROWS + term % FOUR }),
-            b.add(term * COLUMNS),
-        );
-        let (left, right) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(LANES)));
-        for (i, sums) in sums.iter_mut().enumerate() {
-            let a = _mm512_set1_ps(*a.add(if TURNED { i } else { i * FOUR }));
-            sums[0] = _mm512_fmadd_ps(a, left, sums[0]);
-            sums[1] = _mm512_fmadd_ps(a, right, sums[1]);
+        let b = b.add(term * COLUMNS);
+        let b: [__m512; WIDE] = std::array::from_fn(|part| _mm512_loadu_ps(b.add(part * LANES)));
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            let a = _mm512_set1_ps(*row.add(term * next));
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
         }
     }
 }
 
 /// Writes or adds the sums to the live part of c.
 #[inline(always)]
-unsafe fn put(sums: &[[__m512; 2]], c: *mut f32, stride: usize, [rows, columns]: [usize; 2], add: bool) {
-    let masks = [mask(columns), mask(columns.saturating_sub(LANES))];
+unsafe fn put<const WIDE: usize>(
+    sums: &[[__m512; WIDE]],
+    c: *mut f32,
+    stride: usize,
+    [rows, columns]: [usize; 2],
+    add: bool,
+) {
+    let masks: [u16; WIDE] = std::array::from_fn(|part| mask(columns.saturating_sub(part * LANES)));
     for (i, sums) in sums.iter().enumerate().take(rows) {
-        for (half, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
-            let at = c.wrapping_add(i * stride + half * LANES);
+        for (part, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
+            let at = c.wrapping_add(i * stride + part * LANES);
             // SAFETY: the caller has the live part of c, and AVX-512; the rest is masked.
             unsafe {
                 let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), sum) } else { sum };
-                if columns == COLUMNS {
+                if columns == WIDE * LANES {
                     // What is stored whole can be read again at once.
                     _mm512_storeu_ps(at, sum);
                 } else {
@@ -185,97 +195,122 @@ unsafe fn put(sums: &[[__m512; 2]], c: *mut f32, stride: usize, [rows, columns]:
     }
 }
 
-/// A row of a times both halves of a row of b: its number is spread over a register first.
+/// A row of a times a row of b: its number is spread over a register first.
 macro_rules! spread {
-    ($a:expr, $row:literal) => {
+    ($at:literal, $term:literal, $row:literal, $number:literal) => {
         concat!(
-            "vbroadcastss zmm29, dword ptr [{at} + ",
-            $a,
-            "]\n",
-            "vfmadd231ps {s",
-            $row,
-            "}, zmm29, zmm30\n",
-            "vfmadd231ps {r",
-            $row,
-            "}, zmm29, zmm31\n",
-        )
-    };
-}
-
-/// The same with the number loaded twice, which is one instruction less.
-macro_rules! direct {
-    ($a:expr, $row:literal) => {
-        concat!(
-            "vfmadd231ps {s",
-            $row,
-            "}, zmm30, dword ptr [{at} + ",
-            $a,
-            "]{{1to16}}\n",
-            "vfmadd231ps {r",
-            $row,
-            "}, zmm31, dword ptr [{at} + ",
-            $a,
-            "]{{1to16}}\n",
-        )
-    };
-}
-
-/// One of four terms; bytes of a from one row to the next, and from one term to the next.
-macro_rules! term {
-    ($term:literal, $row:literal, $next:literal) => {
-        concat!(
-            "vmovups zmm30, [{b} + 128*",
+            "vbroadcastss ",
+            $number,
+            ", dword ptr [",
+            $at,
+            " + {next}*",
             $term,
             "]\n",
-            "vmovups zmm31, [{b} + 128*",
+            "vfmadd231ps {s",
+            $row,
+            "}, ",
+            $number,
+            ", zmm29\n",
+            "vfmadd231ps {m",
+            $row,
+            "}, ",
+            $number,
+            ", zmm30\n",
+            "vfmadd231ps {r",
+            $row,
+            "}, ",
+            $number,
+            ", zmm31\n",
+        )
+    };
+}
+
+/// The same with the number loaded three times, which is one instruction less.
+macro_rules! direct {
+    ($at:literal, $term:literal, $row:literal) => {
+        concat!(
+            "vfmadd231ps {s",
+            $row,
+            "}, zmm29, dword ptr [",
+            $at,
+            " + {next}*",
+            $term,
+            "]{{1to16}}\n",
+            "vfmadd231ps {m",
+            $row,
+            "}, zmm30, dword ptr [",
+            $at,
+            " + {next}*",
+            $term,
+            "]{{1to16}}\n",
+            "vfmadd231ps {r",
+            $row,
+            "}, zmm31, dword ptr [",
+            $at,
+            " + {next}*",
+            $term,
+            "]{{1to16}}\n",
+        )
+    };
+}
+
+/// One of four terms. Rows are reached from every third one. One number is loaded by the multiplications: none or three of nine
+/// are 1 to 2 % better on one machine and as much worse on another.
+macro_rules! term {
+    ($term:literal) => {
+        concat!(
+            "vmovups zmm29, [{b} + 192*",
+            $term,
+            "]\n",
+            "vmovups zmm30, [{b} + 192*",
             $term,
             " + 64]\n",
-            "prefetcht0 [{b} + 128*",
+            "vmovups zmm31, [{b} + 192*",
             $term,
-            " + {ahead}]\n",
-            "prefetcht0 [{b} + 128*",
-            $term,
-            " + {ahead} + 64]\n",
-            spread!(concat!($next, "*", $term, " + 0*", $row), 0),
-            direct!(concat!($next, "*", $term, " + 1*", $row), 1),
-            spread!(concat!($next, "*", $term, " + 2*", $row), 2),
-            direct!(concat!($next, "*", $term, " + 3*", $row), 3),
-            spread!(concat!($next, "*", $term, " + 4*", $row), 4),
-            direct!(concat!($next, "*", $term, " + 5*", $row), 5),
-            spread!(concat!($next, "*", $term, " + 6*", $row), 6),
-            direct!(concat!($next, "*", $term, " + 7*", $row), 7),
-            spread!(concat!($next, "*", $term, " + 8*", $row), 8),
-            direct!(concat!($next, "*", $term, " + 9*", $row), 9),
-            spread!(concat!($next, "*", $term, " + 10*", $row), 10),
-            direct!(concat!($next, "*", $term, " + 11*", $row), 11),
+            " + 128]\n",
+            spread!("{upper}", $term, 0, "zmm27"),
+            spread!("{upper} + {row}", $term, 1, "zmm28"),
+            spread!("{upper} + 2*{row}", $term, 2, "zmm27"),
+            direct!("{middle}", $term, 3),
+            spread!("{middle} + {row}", $term, 4, "zmm28"),
+            spread!("{middle} + 2*{row}", $term, 5, "zmm27"),
+            spread!("{lower}", $term, 6, "zmm28"),
+            spread!("{lower} + {row}", $term, 7, "zmm27"),
+            spread!("{lower} + 2*{row}", $term, 8, "zmm28"),
         )
     };
 }
 
 /// Four terms, again and again. All sums are named, so that each stays in its register.
 macro_rules! loop_of_fours {
-    ($sums:ident, $a:ident, $b:ident, $count:ident, $row:literal, $next:literal) => {
-        loop_of_fours!(@rows $sums, $a, $b, $count, $row, $next,
-            s0 r0 0, s1 r1 1, s2 r2 2, s3 r3 3, s4 r4 4, s5 r5 5, s6 r6 6, s7 r7 7, s8 r8 8, s9 r9 9, s10 r10 10,
-            s11 r11 11)
-    };
-    (@rows $sums:ident, $a:ident, $b:ident, $count:ident, $row:literal, $next:literal,
-        $($left:ident $right:ident $i:literal),*) => {
+    ($sums:ident, $rows:ident, $row:ident, $next:ident, $b:ident, $count:ident,
+        $($left:ident $middle:ident $right:ident $i:literal),*) => {
         asm!(
             "2:",
-            term!(0, $row, $next),
-            term!(1, $row, $next),
-            term!(2, $row, $next),
-            term!(3, $row, $next),
-            "add {b}, 512",
-            "add {at}, 192",
+            term!(0),
+            term!(1),
+            term!(2),
+            term!(3),
+            "add {b}, 768",
+            "add {upper}, 4*{next}",
+            "add {middle}, 4*{next}",
+            "add {lower}, 4*{next}",
             "dec {count}",
             "jnz 2b",
-            at = inout(reg) $a => _,
+            upper = inout(reg) $rows[0] => _,
+            middle = inout(reg) $rows[1] => _,
+            lower = inout(reg) $rows[2] => _,
+            row = in(reg) $row,
             b = inout(reg) $b => _,
             count = inout(reg) $count => _,
-            $($left = inout(zmm_reg) $sums[$i][0], $right = inout(zmm_reg) $sums[$i][1],)*
-            ahead = const AHEAD * size_of::<f32>(),
+            $(
+                $left = inout(zmm_reg) $sums[$i][0],
+                $middle = inout(zmm_reg) $sums[$i][1],
+                $right = inout(zmm_reg) $sums[$i][2],
+            )*
+            next = const $next,
+            out("zmm27") _,
+            out("zmm28") _,
             out("zmm29") _,
             out("zmm30") _,
             out("zmm31") _,
@@ -284,10 +319,10 @@ macro_rules! loop_of_fours {
     };
 }
 
-/// [`multiply`] for all rows of a panel. In assembly, for as few instructions as there can be: on a processor that is shared
-/// the compiler's 45 a term ran at four fifths of the speed of these 36.
+/// [`multiply`] for a whole panel; `NEXT` bytes from one term of a row to the next. In assembly, for as few instructions as
+/// there can be: on a processor that is shared a compiler's loop ran at four fifths of the speed.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn all<const TURNED: bool>(
+unsafe fn all<const NEXT: usize>(
     a: Panel<'_>,
     b: *const f32,
     c: *mut f32,
@@ -296,26 +331,25 @@ unsafe fn all<const TURNED: bool>(
     add: bool,
     between: &mut impl Between,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    let mut sums = [[_mm512_setzero_ps(); WIDTH]; ROWS];
     let whole = a.depth / FOUR * FOUR;
-    for first in (0..a.depth).step_by(LANES) {
+    let row = a.row * size_of::<f32>();
+    for first in (0..a.depth).step_by(BEAT) {
         between.beat();
-        let count = LANES.min(whole - first) / FOUR;
-        let (a, b) = (a.numbers.as_ptr().wrapping_add(first * ROWS), b.wrapping_add(first * COLUMNS));
+        let count = BEAT.min(whole - first) / FOUR;
+        let (start, b) = (a.start.wrapping_add(first * a.term), b.wrapping_add(first * COLUMNS));
+        let rows = [start, start.wrapping_add(3 * a.row), start.wrapping_add(6 * a.row)];
         if count > 0 {
-            // SAFETY: the caller has panels of as many terms; what lies ahead is only asked for.
+            // SAFETY: the caller has panels of as many terms.
             unsafe {
-                if TURNED {
-                    loop_of_fours!(sums, a, b, count, 4, 48);
-                } else {
-                    loop_of_fours!(sums, a, b, count, 16, 4);
-                }
+                loop_of_fours!(sums, rows, row, NEXT, b, count,
+                    s0 m0 r0 0, s1 m1 r1 1, s2 m2 r2 2, s3 m3 r3 3, s4 m4 r4 4, s5 m5 r5 5, s6 m6 r6 6, s7 m7 r7 7, s8 m8 r8 8);
             }
         }
     }
     for term in whole..a.depth {
         // SAFETY: as above.
-        unsafe { one::<TURNED, ROWS>(&mut sums, a.numbers.as_ptr(), b, term) };
+        unsafe { one(&mut sums, &a.starts(), a.term, b, term) };
     }
     // SAFETY: the caller has the live part of c.
     unsafe { put(&sums, c, stride, live, add) };
