@@ -1,7 +1,6 @@
 //! A task of an f32 product with AVX-512. The multiplications leave most of the processor idle: while one panel of rows is
 //! multiplied, the next one is asked for, or copied if it does not stand as the kernel can take it, and so are the places of the
 //! sums, some lines a beat.
-#![allow(unsafe_code, reason = "hints to the processor take pointers")]
 
 use super::ahead::{ask_to_read_later, ask_to_write};
 use super::blocks::{BEAT, Between, Job, Kernel, Place, aligned};
