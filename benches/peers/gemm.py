@@ -11,6 +11,9 @@ before the round and after it: a machine that others use, or whose tile unit cha
 neither side computes. Where its speed changes every second, shorter turns (--turn 0.05) find more of them. --fastest takes
 the processors that are fastest by that loop before every line, and with --rounds-in-all a line goes on until as many rounds
 were calm as are asked for, or so many were run.
+
+Products get new memory every few rounds (--same-memory): the same product by the same program differs by up to a fifth with the
+pages that it happens to stand on.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import time
 import processors
 import torch
 
+SAME_MEMORY = 3  # rounds
 TURN = 0.25  # seconds, where none are given: in a few milliseconds even the limit's loop varies by a fifth
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -76,8 +80,8 @@ def limit(binary, name, threads):
     return Ours(binary, f"limit {name}", 1e9, threads)
 
 
-def take_turns(sides, loops, options):
-    """Rates by round and side; and which rounds were calm by the first `loops` sides, the loops at the limit.
+def take_turns(loops, make_products, options):
+    """Rates by round and side, the loops at the limit first; and which rounds were calm by those.
 
     Each round lies between two turns of the loops: that before it, which counts as its own, and that before the next one.
     """
@@ -85,18 +89,28 @@ def take_turns(sides, loops, options):
     def run(some):
         return [side.run(options.turn) for side in some]
 
-    rounds, calm, before = [], [], run(sides[:loops])
+    products = make_products()
+    rounds, calm, before = [], [], run(loops)
     while len(rounds) < options.rounds or sum(calm) < options.rounds and len(rounds) < options.rounds_in_all:
-        rounds.append([*before, *run(sides[loops:])])
-        before = run(sides[:loops])
+        if rounds and len(rounds) % options.same_memory == 0:
+            # New ones before the others go: memory that was just given back would be the same again.
+            earlier, products = products, make_products()
+            close(earlier)
+            before = run(loops)
+        rounds.append([*before, *run(products)])
+        before = run(loops)
         # By their medians: a burst of two milliseconds says nothing of a whole turn.
-        turns = [[statistics.median(turn) for turn in turns[:loops]] for turns in [*rounds, before]]
+        turns = [[statistics.median(turn) for turn in turns[: len(loops)]] for turns in [*rounds, before]]
         best = [max(of_loop) for of_loop in zip(*turns)]
         steady = [all(rate >= processors.CALM * most for rate, most in zip(turn, best)) for turn in turns]
         calm = [start and end for start, end in zip(steady, steady[1:])]
+    close([*loops, *products])
+    return rounds, calm
+
+
+def close(sides):
     for side in sides:
         side.close()
-    return rounds, calm
 
 
 def best_and_median(rounds, side):
@@ -122,7 +136,9 @@ def settle(threads, options):
 def beside_torch(options, threads, dtype, name, shape):
     settle(threads, options)
     loop = limit(options.binary, "l2" if dtype is torch.bfloat16 else "f32", threads)
-    sides = [loop, product(options.binary, name, shape, threads), Torch(dtype, shape)]
+
+    def products():
+        return [product(options.binary, name, shape, threads), Torch(dtype, shape)]
 
     def line(rounds):
         (most, usual), (best, median), (their_best, their_median) = [best_and_median(rounds, side) for side in range(3)]
@@ -131,7 +147,7 @@ def beside_torch(options, threads, dtype, name, shape):
             f"   {best / their_best:5.2f} {median / their_median:5.2f}   {100 * best / most:5.1f} {100 * median / usual:5.1f}"
         )
 
-    rounds, calm = take_turns(sides, 1, options)
+    rounds, calm = take_turns([loop], products, options)
     tell(f"{name} {'x'.join(map(str, shape))}, {threads} thread(s)", rounds, calm, line)
 
 
@@ -139,8 +155,10 @@ def scaling(options, name, shape):
     """Two threads beside one, and the same of a loop that needs no memory."""
     settle(2, options)
     loop = "registers" if name == "bf16" else "f32"
-    sides = [limit(options.binary, loop, threads) for threads in (1, 2)]
-    sides += [product(options.binary, name, shape, threads) for threads in (1, 2)]
+    loops = [limit(options.binary, loop, threads) for threads in (1, 2)]
+
+    def products():
+        return [product(options.binary, name, shape, threads) for threads in (1, 2)]
 
     def line(rounds):
         loop_one, loop_two, one, two = [best_and_median(rounds, side) for side in range(4)]
@@ -151,7 +169,7 @@ def scaling(options, name, shape):
             f"   {own[0] / registers[0]:5.2f} {own[1] / registers[1]:5.2f}"
         )
 
-    rounds, calm = take_turns(sides, 2, options)
+    rounds, calm = take_turns(loops, products, options)
     tell(f"{name} {'x'.join(map(str, shape))}", rounds, calm, line)
 
 
@@ -161,12 +179,17 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=12)
     parser.add_argument("--rounds-in-all", type=int, default=0, help="go on until `rounds` were calm, at most for so many")
     parser.add_argument("--turn", type=float, default=TURN, help=f"seconds of one side before the other has its turn ({TURN})")
+    parser.add_argument(
+        "--same-memory", type=int, default=SAME_MEMORY, help=f"rounds before products get new memory ({SAME_MEMORY})"
+    )
     parser.add_argument("--fastest", action="store_true", help="take the processors that are fastest before every line")
     parser.add_argument("--only", choices=["1", "2", "scaling"], action="append", help="these lines; may be given again")
     options = parser.parse_args()
     processors.built(options.binary, parser)
     if options.rounds < 1:
         parser.error(f"rounds: at least 1, not {options.rounds}")
+    if options.same_memory < 1:
+        parser.error(f"--same-memory: rounds, at least 1, not {options.same_memory}")
     if not 0 < options.turn < float("inf"):
         parser.error(f"--turn: seconds, more than 0, not {options.turn}")
     wanted = options.only or ["1", "2", "scaling"]

@@ -6,7 +6,7 @@
 use super::blocks::BEAT;
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// What to ask for during one product of two panels. It has few numbers and little to decide: the loads of tiles are limited
 /// by the buffer that all loads share, so a number that the loop had to load from the stack would cost as much as a line.

@@ -2,7 +2,7 @@
 //! multiplied, the next one is asked for, or copied if it does not stand as the kernel can take it, and so are the places of the
 //! sums, some lines a beat.
 
-use super::ahead::{ask_to_read_later, ask_to_write};
+use super::ahead::{LINE, ask_to_read_later, ask_to_write};
 use super::blocks::{BEAT, Between, Job, Kernel, Place, aligned};
 use super::store::Store;
 use super::zmm::{LANES, ROWS, Zmm, multiply};
@@ -32,9 +32,6 @@ struct Rows {
     stride: usize,
     last: usize,
 }
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 impl Rows {
     fn new<O>(start: *const O, stride: usize, columns: usize) -> Self {
@@ -113,13 +110,14 @@ pub(super) fn task<A: Element, B: Element, O>(
             let (below, term) = if bottom < rows { (bottom, first) } else { (0, first + depth) };
             let mut next = (copies && term < k).then(|| Filling::new(lines(below, term), there));
             let all = (bottom - top).div_ceil(ROWS) * across * beats;
-            let each = next.as_ref().map_or(ROWS.div_ceil(across), |next| next.lines().div_ceil(all));
+            let copied = next.as_ref().map_or(0, |next| next.lines().div_ceil(all));
             for (row, numbers) in (top..bottom).step_by(ROWS).zip(here.chunks_exact(panel_len(depth))) {
                 let down = row / ROWS;
                 let panel = Panel::in_place(a.from(row, first), ROWS.min(rows - row), depth)
                     .unwrap_or_else(|| Panel::packed(numbers, depth, a.turned()));
                 let (below, term) = if row + ROWS < rows { (row + ROWS, first) } else { (0, first + depth) };
                 let coming = a.data.as_ptr().wrapping_add(below * a.row + term);
+                let each = if copies || term >= k { copied } else { ROWS.div_ceil(across) };
                 // In order: the processor reads ahead beyond the end of a panel of b, and that is the next one.
                 for number in 0..across {
                     let at = place(row, number * sizes.columns);

@@ -255,7 +255,7 @@ macro_rules! direct {
 }
 
 /// One of four terms. Rows are reached from every third one. One number is loaded by the multiplications: none or three of nine
-/// are 1 to 2 % better on one machine and as much worse on another.
+/// are 1 to 2 % better on one machine and as much worse on another, three up to 7 % worse.
 macro_rules! term {
     ($term:literal) => {
         concat!(
