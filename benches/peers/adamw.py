@@ -10,6 +10,7 @@ that weights lack, as they are in training). The peers update f32 weights from f
 bytes); "and cast" adds the bf16 copy that training in bf16 needs. Parameters a second are compared, because bytes differ.
 Data is random.
 """
+import argparse
 import json
 import os
 import pathlib
@@ -90,7 +91,11 @@ def peers():
 
 
 def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 4
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rounds", nargs="?", type=int, default=4)
+    rounds = parser.parse_args().rounds
+    if rounds < 1:
+        parser.error(f"rounds: at least 1, not {rounds}")
     sides, all_found = [ours, *(peer.run for peer in peers())], {}
     for _ in range(rounds):
         for side in sides:
