@@ -96,7 +96,6 @@ def take_turns(loops, make_products, options):
             # New ones before the others go: memory that was just given back would be the same again.
             earlier, products = products, make_products()
             close(earlier)
-            before = run(loops)
         rounds.append([*before, *run(products)])
         before = run(loops)
         # By their medians: a burst of two milliseconds says nothing of a whole turn.

@@ -117,6 +117,7 @@ pub(super) fn task<A: Element, B: Element, O>(
                     .unwrap_or_else(|| Panel::packed(numbers, depth, a.turned()));
                 let (below, term) = if row + ROWS < rows { (row + ROWS, first) } else { (0, first + depth) };
                 let coming = a.data.as_ptr().wrapping_add(below * a.row + term);
+                // None of either where nothing follows.
                 let each = if copies || term >= k { copied } else { ROWS.div_ceil(across) };
                 // In order: the processor reads ahead beyond the end of a panel of b, and that is the next one.
                 for number in 0..across {
