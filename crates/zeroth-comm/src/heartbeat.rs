@@ -2,8 +2,7 @@
 
 use std::ffi::CStr;
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,32 +13,64 @@ use crate::segment::Segment;
 
 /// A thread that counts up in its rank's slot until it is dropped.
 pub(crate) struct Heartbeat {
-    // Dropped to stop the thread; an `Option` because dropping must come before joining.
-    running: Option<Sender<()>>,
+    heart: Arc<Heart>,
+    // An `Option` because it is joined by value.
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread and its owner tell each other.
+struct Heart {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The thread has not begun.
+    Starting,
+    Beating,
+    /// The thread is to end.
+    Stopping,
 }
 
 impl Heartbeat {
     pub(crate) fn start(segment: Arc<Segment>, rank: usize, period: Duration) -> Result<Self, JoinError> {
-        let (running, stopped) = mpsc::channel();
+        let heart = Arc::new(Heart { state: Mutex::new(State::Starting), changed: Condvar::new() });
+        let inside = Arc::clone(&heart);
         let thread = std::thread::Builder::new()
             .name(format!("heartbeat {rank}"))
-            .spawn(move || {
-                loop {
-                    segment.slot(rank).beat();
-                    if stopped.recv_timeout(period) != Err(RecvTimeoutError::Timeout) {
-                        return;
-                    }
-                }
-            })
+            .spawn(move || inside.run(&segment, rank, period))
             .map_err(|source| JoinError::System { what: "start the heartbeat", source })?;
-        Ok(Self { running: Some(running), thread: Some(thread) })
+        // A rank has joined when it is heard.
+        let state = heart.lock();
+        drop(heart.changed.wait_while(state, |state| *state == State::Starting));
+        Ok(Self { heart, thread: Some(thread) })
+    }
+}
+
+impl Heart {
+    fn run(&self, segment: &Segment, rank: usize, period: Duration) {
+        let mut state = self.lock();
+        *state = State::Beating;
+        while *state == State::Beating {
+            segment.slot(rank).beat();
+            self.changed.notify_all();
+            // Waiting here allocates nothing, as no part of a step does.
+            let waited = self.changed.wait_timeout_while(state, period, |state| *state == State::Beating);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Nobody panics while it is locked, and a state is whole at any time.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        self.running.take();
+        *self.heart.lock() = State::Stopping;
+        self.heart.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // It cannot panic, and if it did, the rank is leaving anyway.
             let _ = thread.join();

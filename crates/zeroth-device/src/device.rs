@@ -292,4 +292,12 @@ impl Target {
             Self::Cuda => crate::cuda::scratch_bytes(kernel, dtype),
         }
     }
+
+    /// Elements from one row of activations to the next.
+    pub fn row_pitch(self, width: u64, dtype: DType) -> u64 {
+        match self {
+            Self::Cpu { .. } => crate::cpu::row_pitch(width as usize, dtype) as u64,
+            Self::Cuda => width,
+        }
+    }
 }

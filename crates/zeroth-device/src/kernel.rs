@@ -73,7 +73,8 @@ pub struct Launch {
 }
 
 /// What is computed. Operands named `x`, `y`, `w`, `dx`, … are in the launch's type, statistics and gradients of weights
-/// in f32 (but see [`Landing`]), `ids`, `labels` and `positions` in i32. "Adds" means in f32 to what is there.
+/// in f32 (but see [`Landing`]), `ids`, `labels` and `positions` in i32. Rows of activations and their gradients are
+/// [`crate::Target::row_pitch`] apart. "Adds" means in f32 to what is there.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "operands have the names of the formulas in their variant's own sentence")]
 pub enum Kernel {

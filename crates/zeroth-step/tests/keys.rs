@@ -310,7 +310,8 @@ fn kept_activations_wait_in_host_memory() {
     let [here, away] = both(&PARKED);
     assert_eq!((here.get(HOST_ACTIVATIONS), here.get(PARKS)), (0, 0));
     // The sum and the branch that enter a block; the first has the sum alone.
-    let value = 2 * TOKENS * 1024;
+    // Rows of 2 KiB are a cache line further apart.
+    let value = TOKENS * (2 * 1024 + 64);
     assert_eq!((away.get(PARKS), away.get(HOST_ACTIVATIONS)), (2 * BLOCKS - 1, (2 * BLOCKS - 1) * value));
     assert!(away.get(ACTIVATIONS) + 8 * value < here.get(ACTIVATIONS));
 }

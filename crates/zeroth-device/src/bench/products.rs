@@ -13,7 +13,7 @@ use crate::cpu::{
     AttentionDims, AttentionSaved, Element, HeadLossDims, LinearDims, Path, Pool, attention,
     attention_backward, attention_backward_scratch, attention_scratch, head_loss_backward,
     head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, linear, linear_dw, linear_dx,
-    linear_scratch,
+    linear_scratch, row_pitch,
 };
 
 /// Which product of a linear map.
@@ -60,12 +60,14 @@ impl<T: Element> Product<T> {
             Form::Dx => LinearDims { rows: m, inputs: n, outputs: k },
             Form::Dw => LinearDims { rows: k, inputs: n, outputs: m },
         };
+        // Rows lie as they do in a step.
         let size = size_of::<T>();
+        let rows_of = |width: usize| size * dims.rows * row_pitch(width, T::DTYPE);
         let weights = dims.outputs * dims.inputs;
         let mut room = Room::new([
-            size * dims.rows * dims.inputs,
+            rows_of(dims.inputs),
             size * weights,
-            size * dims.rows * dims.outputs,
+            rows_of(dims.outputs),
             4 * weights,
             4 * linear_scratch(dims, threads),
         ])?;
@@ -141,7 +143,8 @@ impl Attention {
     ) -> Result<Self, DeviceError> {
         let (pool, rows, head_dim) = (Pool::new(threads), sequences * length, 64);
         let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale: 0.125 };
-        let [wide, narrow] = [heads, kv_heads].map(|heads| 2 * rows * heads * head_dim);
+        let [wide, narrow] =
+            [heads, kv_heads].map(|heads| 2 * rows * row_pitch(heads * head_dim, DType::Bf16));
         let scratch = attention_scratch(&dims, threads).max(attention_backward_scratch(&dims, threads));
         let mut room = Room::new([
             wide,
@@ -214,7 +217,8 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         (4 * vocab * hidden, head_loss_scratch(dims, threads))
     };
     // x, w; dx, dw; scratch.
-    let mut room = Room::new([2 * rows * hidden, 2 * vocab * hidden, 2 * rows * hidden, dw, 4 * scratch])?;
+    let of_rows = 2 * rows * row_pitch(hidden, DType::Bf16);
+    let mut room = Room::new([of_rows, 2 * vocab * hidden, of_rows, dw, 4 * scratch])?;
     let [x, w, ..] = room.operands();
     random::<bf16>(1, x);
     random::<bf16>(2, w);

@@ -59,6 +59,7 @@ pub struct Grid<'a, T> {
     start: *mut T,
     rows: usize,
     columns: usize,
+    pitch: usize,
     tile_rows: usize,
     tile_columns: usize,
     down_first: bool,
@@ -71,11 +72,26 @@ unsafe impl<T: Send> Sync for Grid<'_, T> {}
 impl<'a, T> Grid<'a, T> {
     /// Cuts a matrix of `columns` columns into tiles of at most `tile_rows` by `tile_columns`.
     pub fn new(slice: &'a mut [T], columns: usize, tile_rows: usize, tile_columns: usize) -> Self {
-        let rows = slice.len().checked_div(columns).unwrap_or(0);
+        Self::with_pitch(slice, [columns, columns], tile_rows, tile_columns)
+    }
+
+    /// The same of a matrix whose rows are `pitch` elements apart.
+    ///
+    /// # Panics
+    /// When rows are longer than that.
+    pub fn with_pitch(
+        slice: &'a mut [T],
+        [columns, pitch]: [usize; 2],
+        tile_rows: usize,
+        tile_columns: usize,
+    ) -> Self {
+        assert!(columns <= pitch, "rows of {columns} elements, {pitch} apart");
+        let rows = slice.len().checked_div(pitch).unwrap_or(0);
         Self {
             start: slice.as_mut_ptr(),
             rows,
             columns,
+            pitch,
             tile_rows: tile_rows.max(1),
             tile_columns: tile_columns.max(1),
             down_first: false,
@@ -110,12 +126,12 @@ unsafe impl<'a, T: Send> Parts for Grid<'a, T> {
         let (row, column) = (down * self.tile_rows, across * self.tile_columns);
         Tile {
             // SAFETY: row < rows and column < columns because index < count.
-            start: unsafe { self.start.add(row * self.columns + column) },
+            start: unsafe { self.start.add(row * self.pitch + column) },
             first_row: row,
             first_column: column,
             rows: self.tile_rows.min(self.rows - row),
             columns: self.tile_columns.min(self.columns - column),
-            stride: self.columns,
+            stride: self.pitch,
             slice: PhantomData,
         }
     }
@@ -310,8 +326,8 @@ mod tests {
     fn tiles_cover_a_matrix_once_in_both_orders() {
         let pool = Pool::new(3);
         for down_first in [false, true] {
-            let mut cells = vec![0u32; 7 * 5];
-            let grid = Grid::new(&mut cells, 5, 3, 2);
+            let mut cells = vec![0u32; 7 * 6];
+            let grid = Grid::with_pitch(&mut cells, [5, 6], 3, 2);
             let grid = if down_first { grid.down_first() } else { grid };
             assert_eq!(grid.count(), 9);
             pool.each(grid, |task, mut tile| {
@@ -321,7 +337,9 @@ mod tests {
                     tile.row(row).iter_mut().for_each(|cell| *cell += 1);
                 }
             });
-            assert!(cells.iter().all(|&cell| cell == 1), "{cells:?}");
+            for row in cells.chunks_exact(6) {
+                assert_eq!(row, [1, 1, 1, 1, 1, 0], "{cells:?}");
+            }
         }
     }
 }

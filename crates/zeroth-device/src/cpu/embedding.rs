@@ -10,6 +10,7 @@ use super::cut::{Chunks, Grid};
 use super::element::Element;
 use super::path::each_path;
 use super::pool::Pool;
+use super::rows::pitch;
 use super::stream;
 
 /// Rows of the output that one task gathers.
@@ -34,9 +35,10 @@ pub struct EmbeddingDims {
 pub fn embedding<T: Element>(pool: &Pool, dims: EmbeddingDims, ids: &[i32], table: &[T], y: &mut [T]) {
     let width = dims.width;
     check_len("table", table.len(), dims.vocab * width);
-    check_len("y", y.len(), ids.len() * width);
-    pool.each(Chunks::new(y, ROWS * width), |task, y| {
-        for (y, &id) in y.chunks_exact_mut(width).zip(&ids[task * ROWS..]) {
+    let pitch = pitch("y", y.len(), [ids.len(), width]);
+    pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
+        for (y, &id) in y.chunks_exact_mut(pitch).zip(&ids[task * ROWS..]) {
+            let y = &mut y[..width];
             match row_of(id, dims.vocab) {
                 Some(row) => y.copy_from_slice(&table[row * width..][..width]),
                 None => y.fill(T::default()),
@@ -57,11 +59,11 @@ pub fn embedding_backward<T: Element>(
     dtable: &mut [f32],
 ) {
     let width = dims.width;
-    check_len("dy", dy.len(), ids.len() * width);
+    let pitch = pitch("dy", dy.len(), [ids.len(), width]);
     check_len("dtable", dtable.len(), dims.vocab * width);
     pool.each(Grid::new(dtable, width, dims.vocab, COLUMNS), |_, mut table| {
         let first = table.first_column();
-        for (at, (&id, dy)) in ids.iter().zip(dy.chunks_exact(width)).enumerate() {
+        for (at, (&id, dy)) in ids.iter().zip(dy.chunks_exact(pitch)).enumerate() {
             if let Some(row) = ids.get(at + AHEAD).and_then(|id| row_of(*id, dims.vocab)) {
                 stream::ask_for(table.row(row));
             }
@@ -89,7 +91,7 @@ pub fn embedding_backward_once<T: Element>(
     dtable: &mut [T],
 ) -> bool {
     let (width, path) = (dims.width, pool.path());
-    check_len("dy", dy.len(), ids.len() * width);
+    let pitch = pitch("dy", dy.len(), [ids.len(), width]);
     check_len("rows", rows.len(), ids.len() * width);
     check_len("dtable", dtable.len(), dims.vocab * width);
     if ids.is_empty() {
@@ -100,7 +102,7 @@ pub fn embedding_backward_once<T: Element>(
     let columns = (Grid::new(rows, width, ids.len(), COLUMNS), Grid::new(dtable, width, dims.vocab, COLUMNS));
     pool.each(columns, |_, (mut rows, mut table)| {
         let first = rows.first_column();
-        for (&id, dy) in ids.iter().zip(dy.chunks_exact(width)) {
+        for (&id, dy) in ids.iter().zip(dy.chunks_exact(pitch)) {
             if row_of(id, dims.vocab).is_some() {
                 for (sum, dy) in rows.row(first_place(path, ids, id)).iter_mut().zip(&dy[first..]) {
                     *sum += dy.to_f32();
@@ -133,4 +135,59 @@ fn row_of(id: i32, vocab: usize) -> Option<usize> {
         "token id {id} in a batch for a vocabulary of {vocab}; the data is checked when it is read"
     );
     Some(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::cpu::rows::apart::{APART, apart, bits, pools, random};
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, tokens: usize, dims: EmbeddingDims) {
+        let EmbeddingDims { vocab, width } = dims;
+        let case = format!("{}, {} threads, {}, {tokens} of {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        // Some tokens more than once, some none.
+        let id = |at: usize| if at % 7 == 6 { -1 } else { (at * at % vocab) as i32 };
+        let ids: Vec<_> = (0..tokens).map(id).collect();
+        let table = random::<T>(1, vocab * width);
+
+        let mut y = vec![T::default(); tokens * width];
+        embedding(pool, dims, &ids, &table, &mut y);
+        let mut found = vec![T::from_f32(-f32::NAN); tokens * (width + APART)];
+        embedding(pool, dims, &ids, &table, &mut found);
+        assert_eq!(bits(&found), bits(&apart(&y, width, -f32::NAN)), "{case}");
+
+        let (dy, wide) = (random::<T>(2, tokens * width), random::<f32>(3, vocab * width));
+        let dy_apart = apart(&dy, width, f32::NAN);
+        let [expected, found] = [&dy, &dy_apart].map(|dy| {
+            let mut dtable = wide.clone();
+            embedding_backward(pool, dims, &ids, dy, &mut dtable);
+            bits(&dtable)
+        });
+        assert_eq!(found, expected, "{case}, backward");
+
+        // What waits is the same for the same tokens.
+        let row = |&id: &i32| &wide[usize::try_from(id).unwrap_or(0) * width..][..width];
+        let waiting: Vec<f32> = ids.iter().flat_map(row).copied().collect();
+        let [expected, found] = [&dy, &dy_apart].map(|dy| {
+            let (mut rows, mut dtable) = (waiting.clone(), table.clone());
+            let broken = embedding_backward_once(pool, dims, &ids, dy, &mut rows, &mut dtable);
+            (broken, bits(&dtable))
+        });
+        assert_eq!(found, expected, "{case}, backward once");
+        assert!(!found.0, "{case}");
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            for (tokens, vocab, width) in [(1, 1, 1), (150, 40, 300), (64, 90, 128), (0, 3, 8)] {
+                let dims = EmbeddingDims { vocab, width };
+                rows_apart_are_rows::<f32>(&pool, tokens, dims);
+                rows_apart_are_rows::<bf16>(&pool, tokens, dims);
+                rows_apart_are_rows::<f16>(&pool, tokens, dims);
+            }
+        }
+    }
 }

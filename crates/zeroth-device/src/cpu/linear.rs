@@ -8,6 +8,7 @@ use super::matmul::{self, Store, View, over_rows, product};
 #[cfg(target_arch = "x86_64")]
 use super::matmul::{LINE, Line};
 use super::pool::Pool;
+use super::rows::pitch;
 use super::{check_len, check_scratch, columns};
 
 /// The sizes of a linear map of `rows` vectors.
@@ -139,12 +140,12 @@ pub fn linear<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    check_len("x", x.len(), rows * inputs);
+    let x = View::rows(x, pitch("x", x.len(), [rows, inputs]));
     check_len("w", w.len(), outputs * inputs);
     if let Some(bias) = bias {
         check_len("bias", bias.len(), outputs);
     }
-    let (sizes, x, w) = ([rows, outputs, inputs], View::rows(x, inputs), View::rows(w, inputs).transposed());
+    let (sizes, w) = ([rows, outputs, inputs], View::rows(w, inputs).transposed());
     match bias {
         Some(bias) => product(pool, sizes, x, w, y, scratch, &Biased(bias)),
         None => product(pool, sizes, x, w, y, scratch, &Rounded),
@@ -162,10 +163,9 @@ pub fn linear_dx<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    check_len("dy", dy.len(), rows * outputs);
+    let dy = View::rows(dy, pitch("dy", dy.len(), [rows, outputs]));
     check_len("w", w.len(), outputs * inputs);
-    let (dy, w) = (View::rows(dy, outputs), View::rows(w, inputs));
-    let sizes = [rows, inputs, outputs];
+    let (sizes, w) = ([rows, inputs, outputs], View::rows(w, inputs));
     if add {
         product(pool, sizes, dy, w, dx, scratch, &Added);
     } else {
@@ -183,8 +183,6 @@ pub fn linear_dw<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    check_len("dy", dy.len(), rows * outputs);
-    check_len("x", x.len(), rows * inputs);
     over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Added);
 }
 
@@ -199,8 +197,6 @@ pub fn linear_dw_once<T: Element, O: Element>(
     scratch: &mut [f32],
 ) -> bool {
     let LinearDims { rows, inputs, outputs } = dims;
-    check_len("dy", dy.len(), rows * outputs);
-    check_len("x", x.len(), rows * inputs);
     let broken = AtomicBool::new(false);
     over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Checked { broken: &broken });
     broken.into_inner()
@@ -209,7 +205,7 @@ pub fn linear_dw_once<T: Element, O: Element>(
 /// `db[outputs]` += the column sums of dy[rows, outputs], in f32.
 pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [f32], scratch: &mut [f32]) {
     let LinearDims { rows, outputs, .. } = dims;
-    check_len("dy", dy.len(), rows * outputs);
+    let pitch = pitch("dy", dy.len(), [rows, outputs]);
     check_len("db", db.len(), outputs);
     if outputs == 0 {
         return;
@@ -218,13 +214,92 @@ pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [
     let partials = &mut scratch[..columns::partials(rows, outputs)];
     pool.each(Chunks::new(partials, outputs), |block, sums| {
         sums.fill(0.0);
-        for dy in columns::block_of(dy, outputs, block).chunks_exact(outputs) {
+        for dy in columns::block_of(dy, pitch, block).chunks_exact(pitch) {
             for (sum, dy) in sums.iter_mut().zip(dy) {
                 *sum += dy.to_f32();
             }
         }
     });
     columns::add_partials(pool, partials, db);
+}
+
+#[cfg(test)]
+mod row_tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::cpu::rows::apart::{apart, bits, pools, random};
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: LinearDims) {
+        let LinearDims { rows, inputs, outputs } = dims;
+        let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let [x, dy, dx] = [(1, inputs), (2, outputs), (3, inputs)].map(|(name, width)| {
+            let together = random::<T>(name, rows * width);
+            let apart = apart(&together, width, f32::NAN);
+            [together, apart]
+        });
+        let (w, bias, dw) =
+            (random::<T>(4, outputs * inputs), random::<T>(5, outputs), random::<f32>(6, outputs * inputs));
+        let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
+        for bias in [None, Some(&bias[..])] {
+            let [expected, found] = [0, 1].map(|at| {
+                let mut y = vec![T::from_f32(f32::NAN); dy[at].len()];
+                linear(pool, dims, &x[at], &w, bias, &mut y, &mut scratch);
+                y
+            });
+            assert_eq!(bits(&found), bits(&apart(&expected, outputs, f32::NAN)), "{case}");
+        }
+        for add in [false, true] {
+            let [expected, found] = [0, 1].map(|at| {
+                let mut dx = dx[at].clone();
+                linear_dx(pool, dims, &dy[at], &w, &mut dx, add, &mut scratch);
+                dx
+            });
+            assert_eq!(bits(&found), bits(&apart(&expected, inputs, f32::NAN)), "{case}, dx, add: {add}");
+        }
+        let [expected, found] = [0, 1].map(|at| {
+            let (mut added, mut once, mut db) = (dw.clone(), w.clone(), dw[..outputs].to_vec());
+            linear_dw(pool, dims, &dy[at], &x[at], &mut added, &mut scratch);
+            let broken = linear_dw_once(pool, dims, &dy[at], &x[at], &mut once, &mut scratch);
+            linear_db(pool, dims, &dy[at], &mut db, &mut scratch);
+            (broken, bits(&added), bits(&once), bits(&db))
+        });
+        assert!(found == expected && !found.0, "{case}, gradients of weights");
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            // Whole steps of tiles and others; sums of several blocks.
+            for (rows, inputs, outputs) in [(70, 64, 96), (33, 40, 5), (5, 1100, 33), (40, 33, 2500)] {
+                let dims = LinearDims { rows, inputs, outputs };
+                rows_apart_are_rows::<f32>(&pool, dims);
+                rows_apart_are_rows::<bf16>(&pool, dims);
+                rows_apart_are_rows::<f16>(&pool, dims);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_whole_lines_apart_are_multiplied_where_they_stand() {
+        // As steps have them: tiles take such rows without a copy.
+        for pool in pools() {
+            let dims = LinearDims { rows: 70, inputs: 512, outputs: 96 };
+            let pitch = crate::cpu::row_pitch(512, zeroth_base::DType::Bf16);
+            let (x, w) = (random::<bf16>(1, 70 * 512), random::<bf16>(2, 96 * 512));
+            let mut wide = vec![bf16::NAN; 70 * pitch];
+            for (to, from) in wide.chunks_exact_mut(pitch).zip(x.chunks_exact(512)) {
+                to[..512].copy_from_slice(from);
+            }
+            let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
+            let [expected, found] = [x, wide].map(|x| {
+                let mut y = vec![bf16::NAN; 70 * 96];
+                linear(&pool, dims, &x, &w, None, &mut y, &mut scratch);
+                bits(&y)
+            });
+            assert!(pitch > 512 && found == expected, "{}, {} threads", pool.path(), pool.threads());
+        }
+    }
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]

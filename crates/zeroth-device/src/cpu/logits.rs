@@ -6,6 +6,7 @@
 use super::element::Element;
 use super::matmul::{self, View, matmul};
 use super::pool::Pool;
+use super::rows::pitch;
 use super::{check_len, check_scratch};
 
 /// The sizes of next-token logits.
@@ -47,7 +48,7 @@ pub fn logits<T: Element>(
     scratch: &mut [f32],
 ) {
     let LogitsDims { rows, sequences, hidden, vocab } = dims;
-    check_len("x", x.len(), rows * hidden);
+    let pitch = pitch("x", x.len(), [rows, hidden]);
     check_len("w", w.len(), vocab * hidden);
     check_scratch(scratch.len(), logits_scratch(dims, pool.threads()));
     let (last, scratch) = scratch.split_at_mut(sequences * hidden);
@@ -55,7 +56,7 @@ pub fn logits<T: Element>(
         let to = &mut last[sequence * hidden..(sequence + 1) * hidden];
         match dims.last_row(starts, sequence) {
             Some(row) => {
-                for (to, from) in to.iter_mut().zip(&x[row * hidden..]) {
+                for (to, from) in to.iter_mut().zip(&x[row * pitch..][..hidden]) {
                     *to = from.to_f32();
                 }
             }
@@ -66,4 +67,40 @@ pub fn logits<T: Element>(
     matmul(pool, [sequences, vocab, hidden], last, w, logits, scratch, |_, sums, logits| {
         logits.copy_from_slice(sums);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::cpu::rows::apart::{apart, bits, pools, random};
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: LogitsDims) {
+        let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let LogitsDims { rows, sequences, hidden, vocab } = dims;
+        let (x, w) = (random::<T>(1, rows * hidden), random::<T>(2, vocab * hidden));
+        // The second sequence is empty, and the last one ends with the rows.
+        let (third, all) = (rows as u32 / 3, rows as u32);
+        let starts = [0, third, third, all];
+        let [expected, found] = [x.clone(), apart(&x, hidden, f32::NAN)].map(|x| {
+            let mut found = vec![f32::NAN; sequences * vocab];
+            let mut scratch = vec![f32::NAN; logits_scratch(dims, pool.threads())];
+            logits(pool, dims, &starts, &x, &w, &mut found, &mut scratch);
+            bits(&found)
+        });
+        assert_eq!(found, expected, "{case}");
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            for (rows, hidden) in [(1, 1), (50, 70), (40, 128)] {
+                let dims = LogitsDims { rows, sequences: 3, hidden, vocab: 90 };
+                rows_apart_are_rows::<f32>(&pool, dims);
+                rows_apart_are_rows::<bf16>(&pool, dims);
+                rows_apart_are_rows::<f16>(&pool, dims);
+            }
+        }
+    }
 }

@@ -3,7 +3,8 @@
 //! A kernel is a plain function over slices: sizes, the [`Pool`] it runs on, inputs, outputs, scratch. Buffers are the
 //! caller's, so a kernel allocates nothing; where it needs scratch, a function beside it says how much, and what the
 //! scratch holds before and after means nothing. Activations and their gradients are [`Element`] slices of
-//! [rows, width]. Gradients of weights are added to f32 slices, because all uses of a parameter in a micro-batch add
+//! [rows, width], whose rows may be further apart than they are long ([`row_pitch`]): a matrix fills its slice, so that its length
+//! says how far. Gradients of weights are added to f32 slices, because all uses of a parameter in a micro-batch add
 //! in f32.
 //!
 //! Same bits for any number of threads: work is cut by shape, each task writes its own part, every sum has a fixed
@@ -50,6 +51,7 @@ mod rank_sum;
 pub mod reference;
 mod rms_norm;
 mod rope;
+mod rows;
 mod scratch;
 mod self_test;
 mod stream;
@@ -83,6 +85,7 @@ pub use random::{name_key, normal};
 pub use rank_sum::sum_parts;
 pub use rms_norm::{RmsNormDims, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 pub use rope::{RopeDims, RopeTable, rope, rope_angles, rope_backward, rope_from};
+pub use rows::row_pitch;
 pub(crate) use scratch::scratch_bytes;
 pub use self_test::{SelfTest, self_test, self_test_on};
 pub use swiglu::{swiglu, swiglu_backward};

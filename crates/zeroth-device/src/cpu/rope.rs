@@ -7,6 +7,7 @@ use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
 use super::pool::Pool;
+use super::rows::pitch;
 
 /// What the kernel needs of a model's rotary embedding. How frequencies are stretched is the model's affair.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,15 +82,15 @@ pub fn rope_from<T: Element>(
     let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
     check_len("cos", cos.len(), dims.rows * pairs);
     check_len("sin", sin.len(), dims.rows * pairs);
-    check_len("x", x.len(), dims.rows * width);
-    check_len("y", y.len(), dims.rows * width);
+    let pitch = pitch("x", x.len(), [dims.rows, width]);
+    check_len("y", y.len(), x.len());
     if pairs == 0 {
         return super::convert::copy(pool, x, y);
     }
     let sign = if back { -1.0 } else { 1.0 };
-    pool.each(Chunks::new(y, ROWS * width), |task, y| {
-        let (first, x) = (task * ROWS * pairs, &x[task * ROWS * width..]);
-        turn_from(pool.path(), dims, &cos[first..], &sin[first..], sign, x, y);
+    pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
+        let (first, x) = (task * ROWS * pairs, &x[task * ROWS * pitch..]);
+        turn_from(pool.path(), dims, pitch, &cos[first..], &sin[first..], sign, x, y);
     });
 }
 
@@ -97,22 +98,22 @@ fn turn<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], sign:
     let pairs = dims.rotated / 2;
     check_len("cos", cos.len(), dims.rows * pairs);
     check_len("sin", sin.len(), dims.rows * pairs);
-    check_len("x", x.len(), dims.rows * dims.heads * dims.head_dim);
+    let pitch = pitch("x", x.len(), [dims.rows, dims.heads * dims.head_dim]);
     if pairs == 0 {
         return;
     }
-    pool.each(Chunks::new(x, ROWS * dims.heads * dims.head_dim), |task, x| {
+    pool.each(Chunks::new(x, ROWS * pitch), |task, x| {
         let first = task * ROWS * pairs;
-        turn_rows(pool.path(), dims, &cos[first..], &sin[first..], sign, x);
+        turn_rows(pool.path(), dims, pitch, &cos[first..], &sin[first..], sign, x);
     });
 }
 
 each_path! {
-    fn turn_rows<T>(dims: RopeDims, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
-        let pairs = dims.rotated / 2;
+    fn turn_rows<T>(dims: RopeDims, pitch: usize, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
+        let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
-        for (row, (cos, sin)) in x.chunks_exact_mut(dims.heads * dims.head_dim).zip(angles) {
-            for head in row.chunks_exact_mut(dims.head_dim) {
+        for (row, (cos, sin)) in x.chunks_exact_mut(pitch).zip(angles) {
+            for head in row[..width].chunks_exact_mut(dims.head_dim) {
                 turn_head(head, cos, sin, sign);
             }
         }
@@ -120,11 +121,19 @@ each_path! {
 }
 
 each_path! {
-    fn turn_from<T>(dims: RopeDims, cos: &[f32], sin: &[f32], sign: f32, x: &[T], y: &mut [T]) {
+    fn turn_from<T>(
+        dims: RopeDims,
+        pitch: usize,
+        cos: &[f32],
+        sin: &[f32],
+        sign: f32,
+        x: &[T],
+        y: &mut [T],
+    ) {
         let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
-        for ((y, x), (cos, sin)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(angles) {
-            for (y, x) in y.chunks_exact_mut(dims.head_dim).zip(x.chunks_exact(dims.head_dim)) {
+        for ((y, x), (cos, sin)) in y.chunks_exact_mut(pitch).zip(x.chunks_exact(pitch)).zip(angles) {
+            for (y, x) in y[..width].chunks_exact_mut(dims.head_dim).zip(x[..width].chunks_exact(dims.head_dim)) {
                 turn_head_from(x, y, cos, sin, sign);
             }
         }
@@ -161,7 +170,29 @@ fn turned<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
+    use crate::cpu::rows::apart::{apart, bits, pools, random};
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated: 6 };
+        let (x, cos, sin) = (random::<bf16>(1, 70 * 24), random(2, 70 * 3), random(3, 70 * 3));
+        for pool in pools() {
+            for back in [false, true] {
+                let [(y, place), (found, found_place)] = [x.clone(), apart(&x, 24, f32::NAN)].map(|x| {
+                    let (mut y, mut place) = (vec![bf16::NAN; x.len()], x.clone());
+                    rope_from(&pool, dims, &cos, &sin, back, &x, &mut y);
+                    let in_place = if back { rope_backward } else { rope };
+                    in_place(&pool, dims, &cos, &sin, &mut place);
+                    (y, place)
+                });
+                assert_eq!(bits(&found), bits(&apart(&y, 24, f32::NAN)), "{}, back: {back}", pool.path());
+                assert_eq!(bits(&found_place), bits(&apart(&place, 24, f32::NAN)), "{}", pool.path());
+            }
+        }
+    }
 
     #[test]
     fn a_turn_into_another_buffer_is_the_turn_in_place() {

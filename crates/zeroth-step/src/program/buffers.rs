@@ -1,7 +1,7 @@
 //! The buffers of a program: what each holds, how large it is, and which instructions touch it.
 
 use zeroth_device::cpu::{ExactSum, RowKey};
-use zeroth_device::{Access, Control, Recipe, Record, Report, StepInput, Tier};
+use zeroth_device::{Access, Control, Recipe, Record, Report, StepInput, Target, Tier};
 use zeroth_graph::{Backward, GradNode, GradOp, Graph, Kind, Node, Op, Value};
 
 use super::tile::TileParts;
@@ -120,6 +120,8 @@ pub(super) struct Source<'a> {
     pub(super) program: &'a Program,
     pub(super) graph: &'a Graph,
     pub(super) backward: &'a Backward,
+    /// The kind of device that says how rows lie.
+    pub(super) target: Target,
 }
 
 /// Bytes of one rank's report: its loss, and for every flat a sum and whether its own gradient was finite.
@@ -296,12 +298,16 @@ impl Source<'_> {
     }
 
     fn value_bytes(&self, value: usize) -> u64 {
-        let info = self.backward.values[value];
-        let element = match info.kind {
-            Kind::Activation => self.program.types.run.bytes(),
-            Kind::Statistic | Kind::Index => 4,
-        };
-        info.elements() * element
+        self.backward.values[value].rows * self.row_bytes(value)
+    }
+
+    /// Bytes from one row of a value to the next.
+    pub(super) fn row_bytes(&self, value: usize) -> u64 {
+        let (info, run) = (self.backward.values[value], self.program.types.run);
+        match info.kind {
+            Kind::Activation => self.target.row_pitch(info.width, run) * run.bytes(),
+            Kind::Statistic | Kind::Index => 4 * info.width,
+        }
     }
 
     /// Every buffer that each instruction of a section touches, in the order of the list.

@@ -102,15 +102,15 @@ pub(crate) fn guarded_bytes(
     row_sizes: &[u64],
     guard: u64,
 ) -> Memory {
-    let source = Source { program, graph, backward };
+    let source = Source { program, graph, backward, target };
     let guarded =
         |buffer: Buffer| Buffer { bytes: (buffer.bytes + guard).next_multiple_of(ALIGNMENT), ..buffer };
-    let lowering = Lowering::new(program, graph, backward);
+    let lowering = Lowering::new(program, graph, backward, target);
     let drafts: Vec<Draft> = program
         .sections
         .iter()
         .map(|section| {
-            let scratch = lowering.scratch(section, target, row_sizes);
+            let scratch = lowering.scratch(section, row_sizes);
             Draft { touches: source.touches(section, &scratch), scratch }
         })
         .collect();

@@ -80,7 +80,7 @@ impl<'c> Engine<'c> {
             let agreed = comm.agree(OpName::new(0, "agree on the program", 0), compiled.program.agreement());
             agreed.map_err(|source| RunError::Comm { step: 0, op: "start".to_owned(), source })?;
         }
-        let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward);
+        let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward, compiled.target);
         let binding = Binding { rank: number, seed, decayed };
         let of_section = |section: usize, rows: u64| {
             let spans = compiled.spans(section);

@@ -12,6 +12,7 @@ use zeroth_comm::local::{Job, Options};
 use zeroth_device::cpu::CpuDevice;
 use zeroth_device::{Optimizer, Recipe, Record, Target, Tier};
 use zeroth_graph::Graph;
+use zeroth_graph::reference::{Data, Machine};
 use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
 use zeroth_step::program::{Offload, Recompute, Settings, Types, bytes, compile};
 use zeroth_step::run::{Compiled, Engine, MicroBatch, Rank, State};
@@ -225,6 +226,36 @@ impl Golden {
         }
         packed.starts.push(packed.ids.len() as u32);
         packed
+    }
+
+    /// The mean loss of the first `count` rows and its gradients, each in the order of the table, by the reference machine;
+    /// parameters are rounded to `dtype` before.
+    pub(crate) fn reference(&self, count: u64, dtype: DType) -> (f64, Vec<Vec<f64>>) {
+        let packed = self.packed(0, count);
+        let data = Data {
+            ids: packed.ids.iter().map(|id| *id as usize).collect(),
+            labels: packed.labels.iter().map(|label| i64::from(*label)).collect(),
+            positions: packed.positions.iter().map(|position| *position as usize).collect(),
+            starts: packed.starts[..count as usize].iter().map(|start| *start as usize).collect(),
+        };
+        let graph = self.graph(data.ids.len() as u64);
+        let place = |name: &str| self.table.iter().position(|parameter| parameter.name == name).unwrap();
+        let rounded = |weight: &f32| match dtype {
+            DType::Bf16 => half::bf16::from_f32(*weight).to_f64(),
+            DType::F16 => half::f16::from_f32(*weight).to_f64(),
+            DType::F32 => f64::from(*weight),
+        };
+        let places: Vec<usize> = graph.params.iter().map(|param| place(&param.spec.name)).collect();
+        let weights = places.iter().map(|place| self.weights[*place].iter().map(rounded).collect());
+        let mut machine = Machine::new(&graph, &data, weights.collect());
+        let loss = machine.train(&graph.backward().unwrap());
+        let trained = packed.labels.iter().filter(|label| **label >= 0).count() as f64;
+        let mut gradients = vec![Vec::new(); self.weights.len()];
+        for param in graph.units.iter().flat_map(|unit| &unit.params) {
+            gradients[places[param.index()]] =
+                machine.gradient(*param).iter().map(|gradient| gradient / trained).collect();
+        }
+        (loss / trained, gradients)
     }
 
     pub(crate) fn graph(&self, tokens: u64) -> Graph {

@@ -11,6 +11,8 @@ mod plain;
 mod plain_backward;
 mod segments;
 mod sizes;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -24,13 +26,14 @@ use super::element::Element;
 use super::matmul::View;
 use super::path::{Path, each_path};
 use super::pool::Pool;
-use super::{check_len, check_scratch, math};
+use super::{check_len, check_scratch, math, rows};
 
 /// A row's weights are relative to a peak that its scores may pass by this many powers of 2 before it moves: moving it
 /// means scaling what was summed before.
 const SLACK: f32 = 8.0;
 
-/// The sizes of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim].
+/// The sizes of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim]. Their rows may be further
+/// apart than they are long, those of one width equally far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDims {
     /// Tokens, padding included.
@@ -76,9 +79,9 @@ impl AttentionDims {
         self.window.map_or(end, |window| end.min(key.saturating_add(window)))
     }
 
-    /// Head `head` of rows from `row` on, of a matrix of `width` columns.
-    fn view<'a, T>(&self, data: &'a [T], width: usize, row: usize, head: usize) -> View<'a, T> {
-        View::rows(&data[row * width + head * self.head_dim..], width)
+    /// Head `head` of rows from `row` on, of a matrix whose rows are `pitch` elements apart.
+    fn view<'a, T>(&self, data: &'a [T], pitch: usize, row: usize, head: usize) -> View<'a, T> {
+        View::rows(&data[row * pitch + head * self.head_dim..], pitch)
     }
 
     fn check(&self, starts: &[u32]) {
@@ -94,6 +97,26 @@ impl AttentionDims {
             "starts of sequences must rise and end within {} rows: {starts:?}",
             self.rows
         );
+    }
+}
+
+/// Elements from one row to the next of matrices of a width.
+#[derive(Clone, Copy)]
+struct Pitches {
+    /// Of q, out and their gradients.
+    q: usize,
+    /// Of k, v and their gradients.
+    kv: usize,
+}
+
+impl Pitches {
+    /// Those of `q` and `k`, by their lengths.
+    #[track_caller]
+    fn new(dims: &AttentionDims, q: usize, k: usize) -> Self {
+        Self {
+            q: rows::pitch("q", q, [dims.rows, dims.q_width()]),
+            kv: rows::pitch("k", k, [dims.rows, dims.kv_width()]),
+        }
     }
 }
 
@@ -138,18 +161,17 @@ pub fn attention<T: Element>(
     scratch: &mut [f32],
 ) {
     dims.check(starts);
-    check_len("q", q.len(), dims.rows * dims.q_width());
-    check_len("k", k.len(), dims.rows * dims.kv_width());
-    check_len("v", v.len(), dims.rows * dims.kv_width());
-    check_len("out", out.len(), dims.rows * dims.q_width());
+    let pitches = Pitches::new(dims, q.len(), k.len());
+    check_len("v", v.len(), dims.rows * pitches.kv);
+    check_len("out", out.len(), dims.rows * pitches.q);
     check_len("lse", lse.len(), dims.heads * dims.rows);
     check_scratch(scratch.len(), attention_scratch(dims, pool.threads()));
     #[cfg(target_arch = "x86_64")]
     if tiles::fit::<T>(pool.path()) {
-        tiles::forward(pool, dims, starts, [q, k, v], out, lse, scratch);
+        tiles::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
         return;
     }
-    plain::forward(pool, dims, starts, [q, k, v], out, lse, scratch);
+    plain::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
 }
 
 /// What forward read and wrote, and backward reads again.
@@ -182,22 +204,21 @@ pub fn attention_backward<T: Element>(
     dv: &mut [T],
     scratch: &mut [f32],
 ) {
-    let (rows, q_width, kv_width) = (dims.rows, dims.q_width(), dims.kv_width());
+    let rows = dims.rows;
     dims.check(starts);
-    check_len("q", saved.q.len(), rows * q_width);
-    check_len("k", saved.k.len(), rows * kv_width);
-    check_len("v", saved.v.len(), rows * kv_width);
-    check_len("out", saved.out.len(), rows * q_width);
+    let pitches = Pitches::new(dims, saved.q.len(), saved.k.len());
+    check_len("v", saved.v.len(), rows * pitches.kv);
+    check_len("out", saved.out.len(), rows * pitches.q);
     check_len("lse", saved.lse.len(), dims.heads * rows);
-    check_len("dout", dout.len(), rows * q_width);
-    check_len("dq", dq.len(), rows * q_width);
-    check_len("dk", dk.len(), rows * kv_width);
-    check_len("dv", dv.len(), rows * kv_width);
+    check_len("dout", dout.len(), rows * pitches.q);
+    check_len("dq", dq.len(), rows * pitches.q);
+    check_len("dk", dk.len(), rows * pitches.kv);
+    check_len("dv", dv.len(), rows * pitches.kv);
     check_scratch(scratch.len(), attention_backward_scratch(dims, pool.threads()));
     let parts = (
-        Segments::new(dq, starts, [rows, dims.kv_heads, dims.group() * dims.head_dim]),
-        Segments::new(dk, starts, [rows, dims.kv_heads, dims.head_dim]),
-        Segments::new(dv, starts, [rows, dims.kv_heads, dims.head_dim]),
+        Segments::new(dq, starts, [rows, dims.kv_heads, dims.group() * dims.head_dim], pitches.q),
+        Segments::new(dk, starts, [rows, dims.kv_heads, dims.head_dim], pitches.kv),
+        Segments::new(dv, starts, [rows, dims.kv_heads, dims.head_dim], pitches.kv),
     );
     pool.each_with(parts, scratch, |_, (mut dq, mut dk, mut dv), scratch| {
         if !dk.is_sequence() {
@@ -206,7 +227,7 @@ pub fn attention_backward<T: Element>(
             }
             return;
         }
-        let task = Task { path: pool.path(), dims, saved, dout, grads: [dq, dk, dv] };
+        let task = Task { path: pool.path(), dims, pitches, saved, dout, grads: [dq, dk, dv] };
         #[cfg(target_arch = "x86_64")]
         if tiles::fit::<T>(pool.path()) {
             tiles::backward(task, scratch);
@@ -239,6 +260,7 @@ impl Scores {
 struct Task<'a, T> {
     path: Path,
     dims: &'a AttentionDims,
+    pitches: Pitches,
     saved: AttentionSaved<'a, T>,
     dout: &'a [T],
     /// dq of all heads that share it, dk, dv.
@@ -267,9 +289,10 @@ impl<T: Element> Task<'_, T> {
         for (lse, saved) in lse.iter_mut().zip(saved) {
             *lse = saved * LOG2_E;
         }
-        let place = rows.start * dims.q_width() + head * dims.head_dim;
+        let pitch = self.pitches.q;
+        let place = rows.start * pitch + head * dims.head_dim;
         let (out, dout) = (&self.saved.out[place..], &self.dout[place..]);
-        products(self.path, out, dout, dims.q_width(), dims.head_dim, &mut delta[..rows.len()]);
+        products(self.path, out, dout, pitch, dims.head_dim, &mut delta[..rows.len()]);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::sizes::{KEYS, QUERIES};
-use super::{AttentionDims, SLACK, Scores, padding, pieces, round, tiles_of};
+use super::{AttentionDims, Pitches, SLACK, Scores, padding, pieces, round, tiles_of};
 use crate::cpu::cut::Grid;
 use crate::cpu::element::Element;
 use crate::cpu::math;
@@ -14,6 +14,7 @@ use crate::cpu::pool::Pool;
 pub(super) fn forward<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
+    pitches: Pitches,
     starts: &[u32],
     [q, k, v]: [&[T]; 3],
     out: &mut [T],
@@ -22,7 +23,7 @@ pub(super) fn forward<T: Element>(
 ) {
     let (path, head_dim) = (pool.path(), dims.head_dim);
     let parts = (
-        Grid::new(out, dims.q_width(), QUERIES, head_dim),
+        Grid::with_pitch(out, [dims.q_width(), pitches.q], QUERIES, head_dim),
         Grid::new(lse, dims.rows, 1, QUERIES).down_first(),
     );
     pool.each_with(parts, scratch, |task, (mut out, mut lse), scratch| {
@@ -47,15 +48,15 @@ pub(super) fn forward<T: Element>(
                 // Queries before the tile's first key see nothing of it.
                 let skip = keys.start.saturating_sub(queries.start);
                 let seeing = queries.start + skip..queries.end;
-                let q = dims.view(q, dims.q_width(), seeing.start, head);
-                let k = dims.view(k, dims.kv_width(), keys.start, kv_head).transposed();
+                let q = dims.view(q, pitches.q, seeing.start, head);
+                let k = dims.view(k, pitches.kv, keys.start, kv_head).transposed();
                 block(path, [seeing.len(), keys.len(), head_dim], q, k, scores, KEYS, false, pack);
                 let tile = Scores { sequence: sequence.start, queries: seeing.clone(), keys: keys.clone() };
                 let sums = &mut sums[skip * head_dim..];
                 let fused = math::has_fused(path);
                 absorb(path, fused, dims, &tile, scores, &mut peaks[skip..], &mut totals[skip..], sums);
                 let weights = View::rows(&*scores, KEYS);
-                let v = dims.view(v, dims.kv_width(), keys.start, kv_head);
+                let v = dims.view(v, pitches.kv, keys.start, kv_head);
                 block(path, [seeing.len(), head_dim, keys.len()], weights, v, sums, head_dim, true, pack);
             }
             for (row, sums) in sums.chunks_exact(head_dim.max(1)).enumerate().take(queries.len()) {

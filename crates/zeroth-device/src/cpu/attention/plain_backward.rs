@@ -11,7 +11,7 @@ use crate::cpu::path::each_path;
 
 pub(super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f32]) {
     let (path, dims, rows, kv_head) = (task.path, task.dims, task.rows(), task.kv_head());
-    let (head_dim, q_width, kv_width) = (dims.head_dim, dims.q_width(), dims.kv_width());
+    let (head_dim, pitches) = (dims.head_dim, task.pitches);
     let (saved, dout) = (task.saved, task.dout);
     let (weights, scratch) = scratch.split_at_mut(QUERIES * KEYS);
     let (grads, scratch) = scratch.split_at_mut(QUERIES * KEYS);
@@ -32,10 +32,10 @@ pub(super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f32]) {
                 // Queries before the tile's first key see nothing of it.
                 let queries = queries.start.max(keys.start)..queries.end;
                 let shape = [queries.len(), keys.len(), head_dim];
-                let q = dims.view(saved.q, q_width, queries.start, head);
-                let k = dims.view(saved.k, kv_width, keys.start, kv_head);
-                let v = dims.view(saved.v, kv_width, keys.start, kv_head);
-                let dout = dims.view(dout, q_width, queries.start, head);
+                let q = dims.view(saved.q, pitches.q, queries.start, head);
+                let k = dims.view(saved.k, pitches.kv, keys.start, kv_head);
+                let v = dims.view(saved.v, pitches.kv, keys.start, kv_head);
+                let dout = dims.view(dout, pitches.q, queries.start, head);
                 block(path, shape, q, k.transposed(), weights, KEYS, false, pack);
                 block(path, shape, dout, v.transposed(), grads, KEYS, false, pack);
                 let place = queries.start - rows.start;

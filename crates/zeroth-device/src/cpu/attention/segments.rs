@@ -14,6 +14,7 @@ pub(super) struct Segments<'a, T> {
     rows: usize,
     bands: usize,
     columns: usize,
+    pitch: usize,
     slice: PhantomData<&'a mut [T]>,
 }
 
@@ -21,15 +22,21 @@ pub(super) struct Segments<'a, T> {
 unsafe impl<T: Send> Sync for Segments<'_, T> {}
 
 impl<'a, T> Segments<'a, T> {
-    /// Cuts [rows, bands · columns] into bands, and these where sequences begin.
-    pub(super) fn new(slice: &'a mut [T], starts: &'a [u32], [rows, bands, columns]: [usize; 3]) -> Self {
-        assert!(slice.len() == rows * bands * columns, "{} elements cut into {rows} rows", slice.len());
+    /// Cuts [rows, bands · columns], whose rows are `pitch` elements apart, into bands, and these where sequences begin.
+    pub(super) fn new(
+        slice: &'a mut [T],
+        starts: &'a [u32],
+        [rows, bands, columns]: [usize; 3],
+        pitch: usize,
+    ) -> Self {
+        assert!(slice.len() == rows * pitch, "{} elements cut into {rows} rows", slice.len());
+        assert!(pitch >= bands * columns, "{bands} bands of {columns} columns in rows {pitch} apart");
         assert!(starts.is_sorted() && starts.last().is_none_or(|&last| last as usize <= rows), "{starts:?}");
-        Self { start: slice.as_mut_ptr(), starts, rows, bands, columns, slice: PhantomData }
+        Self { start: slice.as_mut_ptr(), starts, rows, bands, columns, pitch, slice: PhantomData }
     }
 }
 
-// SAFETY: segments of rows rise without overlap, as checked in `new`, and so do bands.
+// SAFETY: segments of rows rise without overlap, as checked in `new`, and so do bands, which end within their row's pitch.
 unsafe impl<'a, T: Send> Parts for Segments<'a, T> {
     type Part = Segment<'a, T>;
 
@@ -42,11 +49,11 @@ unsafe impl<'a, T: Send> Parts for Segments<'a, T> {
         let first = segment.checked_sub(1).map_or(0, |before| self.starts[before] as usize);
         let last = self.starts.get(segment).map_or(self.rows, |&end| end as usize);
         Segment {
-            start: self.start.wrapping_add((first * self.bands + band) * self.columns),
+            start: self.start.wrapping_add(first * self.pitch + band * self.columns),
             rows: first..last,
             band,
             columns: self.columns,
-            stride: self.bands * self.columns,
+            stride: self.pitch,
             sequence: segment > 0 && segment < self.starts.len(),
             slice: PhantomData,
         }
@@ -103,15 +110,19 @@ mod tests {
     #[test]
     fn segments_cover_a_matrix_once_and_know_what_is_padding() {
         for (starts, sequence_rows) in [(&[][..], 0), (&[2], 0), (&[1, 4, 4, 6], 5), (&[0, 9], 9)] {
-            let mut cells = vec![0.0f32; 9 * 6];
-            Pool::new(3).each(Segments::new(&mut cells, starts, [9, 2, 3]), |_, mut segment| {
-                let mark = if segment.is_sequence() { 1.0 } else { 2.0 };
-                for row in 0..segment.rows().len() {
-                    segment.row(row).iter_mut().for_each(|cell| *cell += mark);
-                }
-            });
-            assert_eq!(cells.iter().filter(|&&cell| cell == 1.0).count(), sequence_rows * 6, "{starts:?}");
-            assert_eq!(cells.iter().filter(|&&cell| cell == 2.0).count(), (9 - sequence_rows) * 6);
+            for pitch in [6, 8] {
+                let mut cells = vec![0.0f32; 9 * pitch];
+                Pool::new(3).each(Segments::new(&mut cells, starts, [9, 2, 3], pitch), |_, mut segment| {
+                    let mark = if segment.is_sequence() { 1.0 } else { 2.0 };
+                    for row in 0..segment.rows().len() {
+                        segment.row(row).iter_mut().for_each(|cell| *cell += mark);
+                    }
+                });
+                let count = |mark: f32| cells.iter().filter(|&&cell| cell == mark).count();
+                assert_eq!(count(1.0), sequence_rows * 6, "{starts:?}");
+                assert_eq!(count(2.0), (9 - sequence_rows) * 6);
+                assert!(cells.chunks(pitch).all(|row| row[6..].iter().all(|&cell| cell == 0.0)));
+            }
         }
     }
 }

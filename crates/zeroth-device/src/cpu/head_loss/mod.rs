@@ -8,6 +8,8 @@
 mod plain;
 mod rounded;
 mod sizes;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -18,6 +20,7 @@ use zeroth_base::DType;
 
 use super::element::Element;
 use super::pool::Pool;
+use super::rows::pitch;
 use super::{check_len, check_scratch};
 pub use rounded::OwnRows;
 use rounded::Rounded;
@@ -57,8 +60,13 @@ impl HeadLossDims {
         self.rows <= most
     }
 
+    /// Elements from one row of x, and of dx, to the next; refuses x that has other rows.
+    fn pitch<T>(self, x: &[T]) -> usize {
+        pitch("x", x.len(), [self.rows, self.hidden])
+    }
+
     fn check<T>(self, x: &[T], w: &[T], labels: &[i32]) {
-        check_len("x", x.len(), self.rows * self.hidden);
+        self.pitch(x);
         check_len("w", w.len(), self.vocab * self.hidden);
         check_len("labels", labels.len(), self.rows);
         if let Some(label) = labels.iter().find(|&&label| label >= 0 && label as usize >= self.vocab) {
@@ -92,7 +100,7 @@ pub fn head_loss<T: Element>(
 }
 
 /// The sum of the losses of trained tokens. Writes dx, and adds dw or, without `add`, writes it (the bits of what is added to
-/// zeros), both times `scale`, in the same pass.
+/// zeros), both times `scale`, in the same pass. Rows of dx are as far apart as those of x.
 ///
 /// `scale` is 1 / (trained tokens of the step), times the loss scale. The sum returned is without it. Gradients of logits
 /// are rounded to bf16 where the model is in bf16.

@@ -56,6 +56,8 @@ struct Slice<'a, T> {
     pool: &'a Pool,
     dims: HeadLossDims,
     x: &'a [T],
+    /// Elements from one row of x, and of dx, to the next.
+    pitch: usize,
     w: &'a [T],
     labels: &'a [i32],
 }
@@ -75,11 +77,13 @@ pub(super) fn run<T: Element, E: Element>(
     let (factors, scratch) = scratch.split_at_mut(factors);
     let (sums, scratch) = scratch.split_at_mut(sums);
     let (exps, marks) = (bytemuck::cast_slice_mut::<f32, E>(exps), bytemuck::cast_slice_mut(marks));
+    let pitch = dims.pitch(x);
     let mut total = 0.0;
     for first in (0..dims.rows).step_by(dims.slice_rows::<E>().max(1)) {
         let rows = dims.slice_rows::<E>().min(dims.rows - first);
-        let place = first * dims.hidden..(first + rows) * dims.hidden;
-        let slice = Slice { pool, dims, x: &x[place.clone()], w, labels: &labels[first..first + rows] };
+        let place = first * pitch..(first + rows) * pitch;
+        let slice =
+            Slice { pool, dims, x: &x[place.clone()], pitch, w, labels: &labels[first..first + rows] };
         let exps = &mut exps[..rows * dims.vocab];
         let marks = &mut marks[..rows * dims.vocab.div_ceil(BLOCK)];
         let exps_parts = gradients.is_some().then(|| Chunks::new(exps, rows * BLOCK));
@@ -113,7 +117,8 @@ impl<T: Element> Slice<'_, T> {
         let HeadLossDims { hidden, vocab, .. } = self.dims;
         let first = block * BLOCK;
         let columns = BLOCK.min(vocab - first);
-        let (x, w) = (View::rows(self.x, hidden), View::rows(&self.w[first * hidden..], hidden).transposed());
+        let x = View::rows(self.x, self.pitch);
+        let w = View::rows(&self.w[first * hidden..], hidden).transposed();
         let path = self.pool.path();
         let fused = math::has_fused(path);
         in_bands(path, [self.labels.len(), columns, hidden], x, w, scratch, |first_row, sums| {
@@ -206,15 +211,15 @@ impl<T: Element> Slice<'_, T> {
         if let Weights::Wide { add, .. } = dw {
             *add = true;
         }
-        pool.each((Chunks::new(dx, hidden), Chunks::new(sums, hidden)), |_, (dx, sums)| {
-            round(pool.path(), sums, dx);
+        pool.each((Chunks::new(dx, self.pitch), Chunks::new(sums, hidden)), |_, (dx, sums)| {
+            round(pool.path(), sums, &mut dx[..hidden]);
         });
     }
 
     /// Writes a block's dw, or adds to it.
     fn weights<E: Element>(&self, grads: View<E>, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
         let (hidden, rows) = (self.dims.hidden, self.labels.len());
-        let (sizes, x) = ([dw.len() / hidden, hidden, rows], View::rows(self.x, hidden));
+        let (sizes, x) = ([dw.len() / hidden, hidden, rows], View::rows(self.x, self.pitch));
         matmul(self.pool, sizes, grads.transposed(), x, dw, scratch, |_, sums, dw| {
             for (dw, sum) in dw.iter_mut().zip(sums) {
                 *dw = if add { *dw } else { 0.0 } + sum;

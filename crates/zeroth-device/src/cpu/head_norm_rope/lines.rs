@@ -7,7 +7,10 @@ use std::arch::x86_64::{
     _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
+use zeroth_base::DType;
+
 use super::HeadNormRopeDims;
+use super::heads::{Heads, Places};
 use crate::cpu::element::Element;
 use crate::cpu::lines::{self, AHEAD, LANES, load, rounded, store, total};
 use crate::cpu::path::Path;
@@ -22,19 +25,19 @@ pub(super) fn fit<T: Element>(path: Path, dims: HeadNormRopeDims) -> bool {
 /// As the plain loop of the same name.
 pub(super) fn norm_and_turn(
     dims: HeadNormRopeDims,
-    first: usize,
+    places: Places,
     x: &[u16],
     w: &[u16],
     angles: [&[f32]; 2],
-    y: &mut [u16],
+    y: &mut Heads<impl Element>,
     rstd: &mut [f32],
 ) {
-    check(dims, first, y.len(), rstd.len(), [x.len(), y.len()], w, angles);
+    check(dims, y, w, angles);
     // SAFETY: the path has the instructions, as `fit` has asked; lengths were checked.
     unsafe {
         match dims.rope.head_dim {
-            64 => forward::<4>(dims, first, x.as_ptr(), w.as_ptr(), angles, y, rstd),
-            _ => forward::<8>(dims, first, x.as_ptr(), w.as_ptr(), angles, y, rstd),
+            64 => forward::<4>(dims, places, x, w.as_ptr(), angles, y, rstd),
+            _ => forward::<8>(dims, places, x, w.as_ptr(), angles, y, rstd),
         }
     }
 }
@@ -42,59 +45,48 @@ pub(super) fn norm_and_turn(
 /// As the plain loop of the same name; dw is written.
 pub(super) fn backward_heads(
     dims: HeadNormRopeDims,
-    first: usize,
-    [dy, h]: [&[u16]; 2],
+    places: Places,
+    both: [&[u16]; 2],
     rstd: &[f32],
     w: &[u16],
     angles: [&[f32]; 2],
-    dh: &mut [u16],
+    dh: &mut Heads<impl Element>,
     dw: &mut [f32],
 ) {
-    check(dims, first, dh.len(), rstd.len(), [dy.len(), h.len()], w, angles);
+    check(dims, dh, w, angles);
     assert!(dw.len() == dims.rope.head_dim, "dw of a head");
-    let both = [dy.as_ptr(), h.as_ptr()];
     // SAFETY: the path has the instructions, as `fit` has asked; lengths were checked.
     unsafe {
         match dims.rope.head_dim {
-            64 => backward::<4>(dims, first, both, rstd, w.as_ptr(), angles, dh, dw),
-            _ => backward::<8>(dims, first, both, rstd, w.as_ptr(), angles, dh, dw),
+            64 => backward::<4>(dims, places, both, rstd, w.as_ptr(), angles, dh, dw),
+            _ => backward::<8>(dims, places, both, rstd, w.as_ptr(), angles, dh, dw),
         }
     }
 }
 
-fn check(
-    dims: HeadNormRopeDims,
-    first: usize,
-    elements: usize,
-    heads: usize,
-    inputs: [usize; 2],
-    w: &[u16],
-    angles: [&[f32]; 2],
-) {
+fn check<T: Element>(dims: HeadNormRopeDims, heads: &Heads<T>, w: &[u16], angles: [&[f32]; 2]) {
     let RopeDims { head_dim, heads: of_token, .. } = dims.rope;
-    let count = elements / head_dim;
-    assert!(elements == count * head_dim && heads >= count && inputs.iter().all(|input| *input >= elements));
-    assert!(w.len() == head_dim);
-    let tokens = (first + count).div_ceil(of_token);
+    assert!(w.len() == head_dim && T::DTYPE == DType::Bf16);
+    let tokens = heads.numbers().end.div_ceil(of_token);
     assert!(angles.iter().all(|angles| angles.len() >= tokens * head_dim / 2), "angles of {tokens} tokens");
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn forward<const N: usize>(
     dims: HeadNormRopeDims,
-    first: usize,
-    x: *const u16,
+    places: Places,
+    all_x: &[u16],
     w: *const u16,
     [cos, sin]: [&[f32]; 2],
-    y: &mut [u16],
+    all_y: &mut Heads<impl Element>,
     rstd: &mut [f32],
 ) {
     let width = N * LANES;
-    // SAFETY: the caller has checked all places; hints may have any address.
+    // SAFETY: the caller has checked angles and w; all heads have the width, and hints may have any address.
     unsafe {
         let weights: [__m512; N] = std::array::from_fn(|i| load(w.add(i * LANES)));
-        for (head, rstd) in rstd.iter_mut().enumerate().take(y.len() / width) {
-            let (x, y) = (x.add(head * width), y.as_mut_ptr().add(head * width));
+        for (head, rstd) in all_y.numbers().zip(rstd) {
+            let x = all_x[places.of(head)].as_ptr();
             ask(x, width);
             let mut h: [__m512; N] = std::array::from_fn(|i| load(x.add(i * LANES)));
             let mut lanes = _mm512_setzero_ps();
@@ -109,8 +101,9 @@ unsafe fn forward<const N: usize>(
                 let normed = rounded([_mm512_mul_ps(w[0], normed[0]), _mm512_mul_ps(w[1], normed[1])]);
                 h.copy_from_slice(&normed);
             }
-            let place = (first + head) / dims.rope.heads * (width / 2);
+            let place = head / dims.rope.heads * (width / 2);
             let turned = turned::<N>(h, cos.as_ptr().add(place), sin.as_ptr().add(place), false);
+            let y = all_y.head(head).as_mut_ptr().cast::<u16>();
             for (i, pair) in turned.as_chunks::<2>().0.iter().enumerate() {
                 store(*pair, y.add(i * 2 * LANES));
             }
@@ -121,24 +114,24 @@ unsafe fn forward<const N: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn backward<const N: usize>(
     dims: HeadNormRopeDims,
-    first: usize,
-    [dy, h]: [*const u16; 2],
+    places: Places,
+    [all_dy, all_h]: [&[u16]; 2],
     rstd: &[f32],
     w: *const u16,
     [cos, sin]: [&[f32]; 2],
-    dh: &mut [u16],
+    all_dh: &mut Heads<impl Element>,
     dw: &mut [f32],
 ) {
     let width = N * LANES;
-    // SAFETY: the caller has checked all places; hints may have any address.
+    // SAFETY: the caller has checked angles, w and dw; all heads have the width, and hints may have any address.
     unsafe {
         let weights: [__m512; N] = std::array::from_fn(|i| load(w.add(i * LANES)));
         let mut sums = [_mm512_setzero_ps(); N];
-        for (head, rstd) in rstd.iter().enumerate().take(dh.len() / width) {
-            let (dy, h) = (dy.add(head * width), h.add(head * width));
+        for head in all_dh.numbers() {
+            let [dy, h] = [all_dy, all_h].map(|values| values[places.of(head)].as_ptr());
             ask(dy, width);
             ask(h, width);
-            let place = (first + head) / dims.rope.heads * (width / 2);
+            let place = head / dims.rope.heads * (width / 2);
             let dy: [__m512; N] = std::array::from_fn(|i| load(dy.add(i * LANES)));
             let dy = turned::<N>(dy, cos.as_ptr().add(place), sin.as_ptr().add(place), true);
             let dy: [__m512; N] = {
@@ -146,7 +139,7 @@ unsafe fn backward<const N: usize>(
                 near.chunks_exact_mut(2).for_each(|pair| pair.copy_from_slice(&rounded([pair[0], pair[1]])));
                 near
             };
-            let scale = _mm512_set1_ps(*rstd);
+            let scale = _mm512_set1_ps(rstd[head]);
             let normed: [__m512; N] = std::array::from_fn(|i| _mm512_mul_ps(load(h.add(i * LANES)), scale));
             let weighed: [__m512; N] = std::array::from_fn(|i| _mm512_mul_ps(dy[i], weights[i]));
             let mut lanes = _mm512_setzero_ps();
@@ -157,8 +150,9 @@ unsafe fn backward<const N: usize>(
             let along = _mm512_set1_ps(total(lanes) / width as f32);
             let slope =
                 |i: usize| _mm512_mul_ps(scale, _mm512_sub_ps(weighed[i], _mm512_mul_ps(normed[i], along)));
+            let dh = all_dh.head(head).as_mut_ptr().cast::<u16>();
             for i in (0..N).step_by(2) {
-                store([slope(i), slope(i + 1)], dh.as_mut_ptr().add(head * width + i * LANES));
+                store([slope(i), slope(i + 1)], dh.add(i * LANES));
             }
         }
         for (i, sums) in sums.into_iter().enumerate() {

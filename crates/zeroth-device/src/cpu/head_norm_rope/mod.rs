@@ -3,11 +3,13 @@
 //! What is normed is rounded before it turns, and a gradient that was turned back before it meets the norm: the bits are
 //! those of [`super::rms_norm()`] and [`super::rope()`], one after the other.
 
+mod heads;
 #[cfg(target_arch = "x86_64")]
 mod lines;
 
 #[cfg(target_arch = "x86_64")]
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::cast_slice;
+use heads::{Blocks, Heads, Places};
 
 use super::cut::Chunks;
 use super::element::Element;
@@ -58,22 +60,28 @@ pub fn head_norm_rope<T: Element>(
 ) {
     let RmsNormDims { rows, width, .. } = dims.norm();
     dims.check(cos, sin);
-    check_len("x", x.len(), rows * width);
+    let places = Places::new("x", x.len(), dims.rope);
     check_len("w", w.len(), width);
-    check_len("y", y.len(), rows * width);
+    check_len("y", y.len(), x.len());
     check_len("rstd", rstd.len(), rows);
     if rows * width == 0 {
         return;
     }
-    let parts = (Chunks::new(y, columns::BLOCK * width), Chunks::new(rstd, columns::BLOCK));
-    pool.each(parts, |block, (y, rstd)| {
-        let x = columns::block_of(x, width, block);
+    let parts = (Blocks::new("y", y, dims.rope), Chunks::new(rstd, columns::BLOCK));
+    pool.each(parts, |_, (mut y, rstd)| {
         #[cfg(target_arch = "x86_64")]
         if lines::fit::<T>(pool.path(), dims) {
-            let (x, w, y) = (cast_slice(x), cast_slice(w), cast_slice_mut(y));
-            return lines::norm_and_turn(dims, block * columns::BLOCK, x, w, [cos, sin], y, rstd);
+            return lines::norm_and_turn(
+                dims,
+                places,
+                cast_slice(x),
+                cast_slice(w),
+                [cos, sin],
+                &mut y,
+                rstd,
+            );
         }
-        norm_and_turn(pool.path(), dims, block * columns::BLOCK, x, w, cos, sin, y, rstd);
+        norm_and_turn(pool.path(), dims, places, x, w, cos, sin, &mut y, rstd);
     });
 }
 
@@ -98,28 +106,26 @@ pub fn head_norm_rope_backward<T: Element>(
 ) {
     let RmsNormDims { rows, width, .. } = dims.norm();
     dims.check(cos, sin);
-    check_len("dy", dy.len(), rows * width);
-    check_len("h", h.len(), rows * width);
+    let places = Places::new("dy", dy.len(), dims.rope);
+    check_len("h", h.len(), dy.len());
     check_len("rstd", rstd.len(), rows);
     check_len("w", w.len(), width);
-    check_len("dh", dh.len(), rows * width);
+    check_len("dh", dh.len(), dy.len());
     check_len("dw", dw.len(), width);
     check_scratch(scratch.len(), head_norm_rope_scratch(dims));
     if rows * width == 0 {
         return;
     }
     let partials = &mut scratch[..head_norm_rope_scratch(dims)];
-    let parts = (Chunks::new(dh, columns::BLOCK * width), Chunks::new(partials, width));
-    pool.each(parts, |block, (dh, dw)| {
-        let (dy, h) = (columns::block_of(dy, width, block), columns::block_of(h, width, block));
-        let first = block * columns::BLOCK;
+    let parts = (Blocks::new("dh", dh, dims.rope), Chunks::new(partials, width));
+    pool.each(parts, |_, (mut dh, dw)| {
         #[cfg(target_arch = "x86_64")]
         if lines::fit::<T>(pool.path(), dims) {
-            let (inputs, w, dh) = ([dy, h].map(cast_slice), cast_slice(w), cast_slice_mut(dh));
-            return lines::backward_heads(dims, first, inputs, &rstd[first..], w, [cos, sin], dh, dw);
+            let (inputs, w) = ([dy, h].map(cast_slice), cast_slice(w));
+            return lines::backward_heads(dims, places, inputs, rstd, w, [cos, sin], &mut dh, dw);
         }
         dw.fill(0.0);
-        backward_heads(pool.path(), dims, first, dy, h, &rstd[first..], w, cos, sin, dh, dw);
+        backward_heads(pool.path(), dims, places, dy, h, rstd, w, cos, sin, &mut dh, dw);
     });
     columns::add_partials(pool, partials, dw);
 }
@@ -132,22 +138,21 @@ fn of_token(dims: HeadNormRopeDims, head: usize, angles: &[f32]) -> &[f32] {
 }
 
 each_path! {
-    /// Head by head, the first being number `first`: it turns while it is in the nearest cache.
+    /// Head by head: it turns while it is in the nearest cache.
     fn norm_and_turn<T>(
         dims: HeadNormRopeDims,
-        first: usize,
+        places: Places,
         x: &[T],
         w: &[T],
         cos: &[f32],
         sin: &[f32],
-        y: &mut [T],
+        all_y: &mut Heads<T>,
         rstd: &mut [f32],
     ) {
-        let width = dims.rope.head_dim;
-        let heads = x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd);
-        for (head, ((x, y), rstd)) in heads.enumerate() {
-            *rstd = norm_row(dims.eps, x, w, y);
-            turn_head(y, of_token(dims, first + head, cos), of_token(dims, first + head, sin), 1.0);
+        for (head, rstd) in all_y.numbers().zip(rstd) {
+            let y = all_y.head(head);
+            *rstd = norm_row(dims.eps, &x[places.of(head)], w, y);
+            turn_head(y, of_token(dims, head, cos), of_token(dims, head, sin), 1.0);
         }
     }
 }
@@ -155,25 +160,25 @@ each_path! {
 each_path! {
     fn backward_heads<T>(
         dims: HeadNormRopeDims,
-        first: usize,
+        places: Places,
         all_dy: &[T],
         all_h: &[T],
         rstd: &[f32],
         w: &[T],
         cos: &[f32],
         sin: &[f32],
-        dh: &mut [T],
+        all_dh: &mut Heads<T>,
         dw: &mut [f32],
     ) {
-        let width = dims.rope.head_dim;
-        let w = &w[..width];
-        for (head, (dh, &rstd)) in dh.chunks_exact_mut(width).zip(rstd).enumerate() {
-            let (dy, h) = (&all_dy[head * width..][..width], &all_h[head * width..][..width]);
+        let w = &w[..dims.rope.head_dim];
+        for head in all_dh.numbers() {
+            let (dy, h, dh, rstd) =
+                (&all_dy[places.of(head)], &all_h[places.of(head)], all_dh.head(head), rstd[head]);
             // The next head is read while this one is computed.
             for values in [all_dy, all_h] {
-                stream::ask_for(values.get((head + 1) * width..(head + 2) * width).unwrap_or_default());
+                stream::ask_for(values.get(places.of(head + 1)).unwrap_or_default());
             }
-            turn_head_from(dy, dh, of_token(dims, first + head, cos), of_token(dims, first + head, sin), -1.0);
+            turn_head_from(dy, dh, of_token(dims, head, cos), of_token(dims, head, sin), -1.0);
             let along = along(dh, w, h, rstd);
             for ((dw, dy), h) in dw.iter_mut().zip(&*dh).zip(h) {
                 *dw += dy.to_f32() * (h.to_f32() * rstd);
@@ -190,17 +195,8 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::cpu::{Path, normal, rms_norm, rms_norm_backward, rope, rope_backward};
-
-    fn random<T: Element>(name: u64, count: usize) -> Vec<T> {
-        let mut values = vec![T::default(); count];
-        normal(&Pool::new(1), 8, name, 0, 1.0, &mut values);
-        values
-    }
-
-    fn bits<T: Element>(values: &[T]) -> Vec<u32> {
-        values.iter().map(|value| value.to_f32().to_bits()).collect()
-    }
+    use crate::cpu::rows::apart::{apart, bits, pools, random};
+    use crate::cpu::{Path, rms_norm, rms_norm_backward, rope, rope_backward};
 
     fn one_pass_is_two_kernels<T: Element>(path: Path, threads: usize, rope_dims: RopeDims) {
         let pool = Pool::on_path(threads, path).unwrap();
@@ -225,6 +221,46 @@ mod tests {
         scratch.fill(f32::NAN);
         rms_norm_backward(&pool, norm, &back, &x, &rstd, &w, None, &mut two, &mut two_dw, &mut scratch);
         assert_eq!((bits(&dh), bits(&dw)), (bits(&two), bits(&two_dw)), "{case}, backward");
+    }
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, rope: RopeDims) {
+        let dims = HeadNormRopeDims { rope, eps: 1e-5 };
+        let case = format!("{}, {} threads, {}, {rope:?}", pool.path(), pool.threads(), T::DTYPE);
+        let (heads, width, angles) =
+            (dims.norm().rows, rope.heads * rope.head_dim, rope.rows * rope.rotated / 2);
+        let [x, dy, empty] = [1, 2, 3].map(|name| {
+            let together = random::<T>(name, rope.rows * width);
+            let apart = apart(&together, width, f32::NAN);
+            [together, apart]
+        });
+        let (w, cos, sin) = (random::<T>(4, rope.head_dim), random(5, angles), random(6, angles));
+        let mut scratch = vec![f32::NAN; head_norm_rope_scratch(dims)];
+        let [(expected, narrow), (found, wide)] = [0, 1].map(|at| {
+            let (mut y, mut dh) = (empty[at].clone(), empty[at].clone());
+            let (mut rstd, mut dw) = (vec![f32::NAN; heads], vec![0.5; rope.head_dim]);
+            head_norm_rope(pool, dims, &x[at], &w, &cos, &sin, &mut y, &mut rstd);
+            let (dy, h) = (&dy[at], &x[at]);
+            head_norm_rope_backward(pool, dims, dy, h, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+            (bits(&[rstd, dw].concat()), [y, dh])
+        });
+        assert_eq!(found, expected, "{case}");
+        for (wide, narrow) in wide.iter().zip(&narrow) {
+            assert_eq!(bits(wide), bits(&apart(narrow, width, f32::NAN)), "{case}");
+        }
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            for (rows, heads, head_dim, rotated) in
+                [(37, 5, 20, 12), (70, 3, 128, 128), (9, 16, 64, 64), (0, 2, 8, 8)]
+            {
+                let dims = RopeDims { rows, heads, head_dim, rotated };
+                rows_apart_are_rows::<f32>(&pool, dims);
+                rows_apart_are_rows::<bf16>(&pool, dims);
+                rows_apart_are_rows::<f16>(&pool, dims);
+            }
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::cpu::cut::{Grid, Tile};
 use crate::cpu::element::Element;
 use crate::cpu::path::Path;
 use crate::cpu::pool::Pool;
+use crate::cpu::rows::pitch;
 use crate::cpu::{check_len, check_scratch};
 
 /// What a register kernel brings.
@@ -177,7 +178,7 @@ pub(in crate::cpu) fn matmul<A: Element, B: Element, O: Send>(
     product(pool, sizes, a, b, out, scratch, &Each(store));
 }
 
-/// Computes a[m, k] · b[k, n] and gives each piece of a row to `store`.
+/// Computes a[m, k] · b[k, n] and gives each piece of a row to `store`. Rows of `out` may be further apart than they are long.
 pub(in crate::cpu) fn product<A: Element, B: Element, O: Send>(
     pool: &Pool,
     [m, n, k]: [usize; 3],
@@ -187,18 +188,19 @@ pub(in crate::cpu) fn product<A: Element, B: Element, O: Send>(
     scratch: &mut [f32],
     store: &(impl Store<O> + Sync),
 ) {
-    check_len("out", out.len(), m * n);
+    let pitch = pitch("out", out.len(), [m, n]);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
     let job = Job { k, a, b };
     with_kernel!(pool.path(), A, B, K => {
         let [rows, columns] = K::SIZES.seen(a.turned()).task(m, n, k, pool.threads());
-        pool.each_with(Grid::new(out, n, rows, columns), scratch, |_, tile, scratch| {
+        pool.each_with(Grid::with_pitch(out, [n, pitch], rows, columns), scratch, |_, tile, scratch| {
             K::run_task(job, tile, scratch, store);
         });
     });
 }
 
-/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`.
+/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`. Rows of a and b may be further apart than they are
+/// long.
 pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
     pool: &Pool,
     [m, n, k]: [usize; 3],
@@ -209,6 +211,8 @@ pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
     store: &(impl Store<O> + Sync),
 ) {
     check_len("out", out.len(), m * n);
+    let a = View::rows(a, pitch("a", a.len(), [k, m]));
+    let b = View::rows(b, pitch("b", b.len(), [k, n]));
     check_scratch(scratch.len(), over_rows_scratch(m, n, k, pool.threads()));
     #[cfg(target_arch = "x86_64")]
     if let (Path::Amx, Some(cut)) = (pool.path(), OverRows::of([m, n, k]))
@@ -218,7 +222,7 @@ pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
         super::over_rows::run(pool, cut, [m, n, k], a, b, out, scratch, store);
         return;
     }
-    product(pool, [m, n, k], View::rows(a, m).transposed(), View::rows(b, n), out, scratch, store);
+    product(pool, [m, n, k], a.transposed(), b, out, scratch, store);
 }
 
 /// One task's part of a product.

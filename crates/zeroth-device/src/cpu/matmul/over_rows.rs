@@ -39,8 +39,8 @@ pub(super) fn run<T: Element, O: Send>(
     pool: &Pool,
     cut: OverRows,
     [m, n, k]: [usize; 3],
-    a: &[T],
-    b: &[T],
+    a: View<T>,
+    b: View<T>,
     out: &mut [O],
     scratch: &mut [f32],
     store: &(impl Store<O> + Sync),
@@ -50,7 +50,7 @@ pub(super) fn run<T: Element, O: Send>(
     let packed = Room::new(shared).bf16(cut.narrow * cut.steps * TILE);
     pool.each(Chunks::new(packed, 2 * cut.steps * TILE), |pair, out| {
         let first = 2 * pair * PANEL;
-        let view = View::rows(&narrow[first..], width).transposed();
+        let view = narrow.from(0, first).transposed();
         pack(Side::Rows, view, (2 * PANEL).min(width - first), k, out);
     });
     let packed = &*packed;
@@ -61,7 +61,7 @@ pub(super) fn run<T: Element, O: Send>(
         let mut room = Room::new(scratch);
         let panels = (across - group * part).div_ceil(PANEL).min(together);
         let columns = room.bf16(panels * cut.steps * TILE);
-        let view = View::rows(&wide[group * part..], across).transposed();
+        let view = wide.from(0, group * part).transposed();
         // Some at a time: what is packed together should not be driven out by its own pieces.
         for (at, out) in columns.chunks_mut(TOGETHER * cut.steps * TILE).enumerate() {
             let first = at * TOGETHER * PANEL;
@@ -259,12 +259,14 @@ mod tests {
             [800, 600, 500],
         ] {
             assert!(OverRows::of([m, n, k]).is_some());
-            let (mut a, mut b) = (vec![bf16::ZERO; k * m], vec![bf16::ZERO; k * n]);
+            // Rows that follow each other, and rows that are further apart than they are long.
+            let [a_pitch, b_pitch] = if k.is_multiple_of(2) { [m, n] } else { [m + 3, n + 32] };
+            let (mut a, mut b) = (vec![bf16::ZERO; k * a_pitch], vec![bf16::ZERO; k * b_pitch]);
             normal(&pool, 1, 1, 0, 1.0, &mut a);
             normal(&pool, 1, 2, 0, 1.0, &mut b);
             let mut scratch = vec![f32::NAN; over_rows_scratch(m, n, k, 2)];
             let (mut expected, mut found) = (vec![0.0f32; m * n], vec![f32::NAN; m * n]);
-            let (left, right) = (View::rows(&a, m).transposed(), View::rows(&b, n));
+            let (left, right) = (View::rows(&a, a_pitch).transposed(), View::rows(&b, b_pitch));
             matmul(&pool, [m, n, k], left, right, &mut expected, &mut scratch, |_, sums, out| {
                 out.copy_from_slice(sums);
             });

@@ -23,6 +23,7 @@ pub(super) fn fit<T: Element>(path: Path, dims: RmsNormDims) -> bool {
 /// As the plain loop of the same name.
 pub(super) fn add_norm_rows(
     dims: RmsNormDims,
+    pitch: usize,
     x: &[u16],
     residual: &[u16],
     w: &[u16],
@@ -31,10 +32,10 @@ pub(super) fn add_norm_rows(
     rstd: &mut [f32],
 ) {
     let (width, count) = (dims.width, h.len());
-    assert!([x.len(), residual.len(), y.len(), rstd.len() * width].iter().all(|len| *len == count));
-    assert!(w.len() == width);
+    assert!([x.len(), residual.len(), y.len(), rstd.len() * pitch].iter().all(|len| *len == count));
+    assert!(w.len() == width && width <= pitch);
     for (row, rstd) in rstd.iter_mut().enumerate() {
-        let at = row * width;
+        let at = row * pitch;
         let from = [x[at..].as_ptr(), residual[at..].as_ptr()];
         // SAFETY: the path has the instructions, as `fit` has asked; lengths were checked.
         unsafe {
@@ -45,11 +46,18 @@ pub(super) fn add_norm_rows(
 }
 
 /// As the plain loop of the same name.
-pub(super) fn norm_rows(dims: RmsNormDims, h: &[u16], w: &[u16], y: &mut [u16], rstd: &mut [f32]) {
+pub(super) fn norm_rows(
+    dims: RmsNormDims,
+    pitch: usize,
+    h: &[u16],
+    w: &[u16],
+    y: &mut [u16],
+    rstd: &mut [f32],
+) {
     let (width, count) = (dims.width, h.len());
-    assert!(y.len() == count && rstd.len() * width == count && w.len() == width);
+    assert!(y.len() == count && rstd.len() * pitch == count && w.len() == width && width <= pitch);
     for (row, rstd) in rstd.iter_mut().enumerate() {
-        let at = row * width;
+        let at = row * pitch;
         // SAFETY: as above.
         unsafe {
             let squares = squares(h[at..].as_ptr(), width);
@@ -60,7 +68,7 @@ pub(super) fn norm_rows(dims: RmsNormDims, h: &[u16], w: &[u16], y: &mut [u16], 
 
 /// As the plain loop of the same name.
 pub(super) fn backward_rows(
-    width: usize,
+    [width, pitch]: [usize; 2],
     dy: &[u16],
     h: &[u16],
     rstd: &[f32],
@@ -71,9 +79,9 @@ pub(super) fn backward_rows(
 ) {
     let count = dh.len();
     assert!([dy.len(), h.len(), residual_grad.map_or(count, <[u16]>::len)].iter().all(|len| *len == count));
-    assert!(w.len() == width && dw.len() == width && rstd.len() * width >= count);
-    for (row, rstd) in rstd.iter().enumerate().take(count / width) {
-        let at = row * width;
+    assert!(w.len() == width && dw.len() == width && width <= pitch && rstd.len() * pitch >= count);
+    for (row, rstd) in rstd.iter().enumerate().take(count / pitch) {
+        let at = row * pitch;
         let from = [dy[at..].as_ptr(), h[at..].as_ptr()];
         let (w, dh) = (w.as_ptr(), dh[at..].as_mut_ptr());
         // SAFETY: as above.

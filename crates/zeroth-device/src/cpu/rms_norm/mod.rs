@@ -13,6 +13,7 @@ use super::cut::Chunks;
 use super::element::Element;
 use super::path::each_path;
 use super::pool::Pool;
+use super::rows::pitch;
 use super::stream::{self, STAGE};
 use super::{check_len, check_scratch, columns, math};
 
@@ -35,10 +36,6 @@ impl RmsNormDims {
     pub const fn per_head(rows: usize, heads: usize, head_dim: usize, eps: f32) -> Self {
         Self { rows: rows * heads, width: head_dim, eps }
     }
-
-    const fn elements(self) -> usize {
-        self.rows * self.width
-    }
 }
 
 /// y = norm(h) · w with h = residual + x. Writes h, y and `rstd [rows]`, which backward needs.
@@ -52,41 +49,41 @@ pub fn rms_norm_residual<T: Element>(
     y: &mut [T],
     rstd: &mut [f32],
 ) {
-    let elements = dims.elements();
-    check_len("x", x.len(), elements);
-    check_len("residual", residual.len(), elements);
+    let pitch = pitch("x", x.len(), [dims.rows, dims.width]);
+    check_len("residual", residual.len(), x.len());
     check_len("w", w.len(), dims.width);
-    check_len("h", h.len(), elements);
-    check_len("y", y.len(), elements);
+    check_len("h", h.len(), x.len());
+    check_len("y", y.len(), x.len());
     check_len("rstd", rstd.len(), dims.rows);
-    let piece = ROWS * dims.width;
+    let piece = ROWS * pitch;
     let parts = (Chunks::new(h, piece), Chunks::new(y, piece), Chunks::new(rstd, ROWS));
     pool.each(parts, |block, (h, y, rstd)| {
-        let x = columns::block_of(x, dims.width, block);
-        let residual = columns::block_of(residual, dims.width, block);
+        let x = columns::block_of(x, pitch, block);
+        let residual = columns::block_of(residual, pitch, block);
         #[cfg(target_arch = "x86_64")]
         if lines::fit::<T>(pool.path(), dims) {
             let [x, residual, w] = [x, residual, w].map(cast_slice);
-            return lines::add_norm_rows(dims, x, residual, w, cast_slice_mut(h), cast_slice_mut(y), rstd);
+            let (h, y) = (cast_slice_mut(h), cast_slice_mut(y));
+            return lines::add_norm_rows(dims, pitch, x, residual, w, h, y, rstd);
         }
-        add_norm_rows(pool.path(), dims, x, residual, w, h, y, rstd);
+        add_norm_rows(pool.path(), dims, pitch, x, residual, w, h, y, rstd);
     });
 }
 
 /// y = norm(x) · w. Writes y and `rstd [rows]`.
 pub fn rms_norm<T: Element>(pool: &Pool, dims: RmsNormDims, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
-    check_len("x", x.len(), dims.elements());
+    let pitch = pitch("x", x.len(), [dims.rows, dims.width]);
     check_len("w", w.len(), dims.width);
-    check_len("y", y.len(), dims.elements());
+    check_len("y", y.len(), x.len());
     check_len("rstd", rstd.len(), dims.rows);
-    let parts = (Chunks::new(y, ROWS * dims.width), Chunks::new(rstd, ROWS));
+    let parts = (Chunks::new(y, ROWS * pitch), Chunks::new(rstd, ROWS));
     pool.each(parts, |block, (y, rstd)| {
-        let x = columns::block_of(x, dims.width, block);
+        let x = columns::block_of(x, pitch, block);
         #[cfg(target_arch = "x86_64")]
         if lines::fit::<T>(pool.path(), dims) {
-            return lines::norm_rows(dims, cast_slice(x), cast_slice(w), cast_slice_mut(y), rstd);
+            return lines::norm_rows(dims, pitch, cast_slice(x), cast_slice(w), cast_slice_mut(y), rstd);
         }
-        norm_rows(pool.path(), dims, x, w, y, rstd);
+        norm_rows(pool.path(), dims, pitch, x, w, y, rstd);
     });
 }
 
@@ -111,33 +108,33 @@ pub fn rms_norm_backward<T: Element>(
     dw: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let (elements, width) = (dims.elements(), dims.width);
-    check_len("dy", dy.len(), elements);
-    check_len("h", h.len(), elements);
+    let width = dims.width;
+    let pitch = pitch("dy", dy.len(), [dims.rows, width]);
+    check_len("h", h.len(), dy.len());
     check_len("rstd", rstd.len(), dims.rows);
     check_len("w", w.len(), width);
     if let Some(grad) = residual_grad {
-        check_len("residual_grad", grad.len(), elements);
+        check_len("residual_grad", grad.len(), dy.len());
     }
-    check_len("dh", dh.len(), elements);
+    check_len("dh", dh.len(), dy.len());
     check_len("dw", dw.len(), width);
     check_scratch(scratch.len(), rms_norm_scratch(dims));
-    if elements == 0 {
+    if dims.rows * width == 0 {
         return;
     }
     let partials = &mut scratch[..rms_norm_scratch(dims)];
-    pool.each((Chunks::new(dh, ROWS * width), Chunks::new(partials, width)), |block, (dh, dw)| {
+    pool.each((Chunks::new(dh, ROWS * pitch), Chunks::new(partials, width)), |block, (dh, dw)| {
         dw.fill(0.0);
-        let dy = columns::block_of(dy, width, block);
-        let h = columns::block_of(h, width, block);
-        let grad = residual_grad.map(|grad| columns::block_of(grad, width, block));
+        let dy = columns::block_of(dy, pitch, block);
+        let h = columns::block_of(h, pitch, block);
+        let grad = residual_grad.map(|grad| columns::block_of(grad, pitch, block));
         let rstd = &rstd[block * ROWS..];
         #[cfg(target_arch = "x86_64")]
         if lines::fit::<T>(pool.path(), dims) {
             let ([dy, h, w], grad) = ([dy, h, w].map(cast_slice), grad.map(cast_slice));
-            return lines::backward_rows(width, dy, h, rstd, w, grad, cast_slice_mut(dh), dw);
+            return lines::backward_rows([width, pitch], dy, h, rstd, w, grad, cast_slice_mut(dh), dw);
         }
-        backward_rows(pool.path(), width, dy, h, rstd, w, grad, dh, dw);
+        backward_rows(pool.path(), width, pitch, dy, h, rstd, w, grad, dh, dw);
     });
     columns::add_partials(pool, partials, dw);
 }
@@ -173,10 +170,10 @@ pub(super) fn norm_row<T: Element>(eps: f32, h: &[T], w: &[T], y: &mut [T]) -> f
 }
 
 each_path! {
-    fn norm_rows<T>(dims: RmsNormDims, h: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
+    fn norm_rows<T>(dims: RmsNormDims, pitch: usize, h: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
         let width = dims.width;
-        for ((h, y), rstd) in h.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
-            *rstd = norm_row(dims.eps, h, w, y);
+        for ((h, y), rstd) in h.chunks_exact(pitch).zip(y.chunks_exact_mut(pitch)).zip(rstd) {
+            *rstd = norm_row(dims.eps, &h[..width], w, &mut y[..width]);
         }
     }
 }
@@ -185,6 +182,7 @@ each_path! {
     /// Row by row: the sum is normed while it is in the nearest cache.
     fn add_norm_rows<T>(
         dims: RmsNormDims,
+        pitch: usize,
         x: &[T],
         residual: &[T],
         w: &[T],
@@ -193,9 +191,10 @@ each_path! {
         rstd: &mut [f32],
     ) {
         let width = dims.width;
-        let rows = h.chunks_exact_mut(width).zip(y.chunks_exact_mut(width)).zip(rstd);
+        let rows = h.chunks_exact_mut(pitch).zip(y.chunks_exact_mut(pitch)).zip(rstd);
         for (row, ((h, y), rstd)) in rows.enumerate() {
-            add_row(x, residual, row * width, h);
+            let (h, y) = (&mut h[..width], &mut y[..width]);
+            add_row(x, residual, row * pitch, h);
             *rstd = norm_row(dims.eps, h, w, y);
         }
     }
@@ -216,6 +215,7 @@ pub(super) fn slope(dy: f32, h: f32, w: f32, rstd: f32, along: f32) -> f32 {
 each_path! {
     fn backward_rows<T>(
         width: usize,
+        pitch: usize,
         all_dy: &[T],
         all_h: &[T],
         rstd: &[f32],
@@ -224,16 +224,17 @@ each_path! {
         dh: &mut [T],
         dw: &mut [f32],
     ) {
-        for (row, (dh, &rstd)) in dh.chunks_exact_mut(width).zip(rstd).enumerate() {
-            let (dy, h) = (&all_dy[row * width..][..width], &all_h[row * width..][..width]);
+        for (row, (dh, &rstd)) in dh.chunks_exact_mut(pitch).zip(rstd).enumerate() {
+            let (dy, h) = (&all_dy[row * pitch..][..width], &all_h[row * pitch..][..width]);
+            let dh = &mut dh[..width];
             let w = &w[..width];
             let along = along(dy, w, h, rstd);
             let slope = |dy: f32, h: f32, w: f32| slope(dy, h, w, rstd, along);
             for (piece, dh) in dh.chunks_mut(STAGE).enumerate() {
-                let (at, place) = (piece * STAGE, row * width + piece * STAGE);
+                let (at, place) = (piece * STAGE, row * pitch + piece * STAGE);
                 // The next row is read while this one is computed.
                 for values in [all_dy, all_h].into_iter().chain(residual_grad) {
-                    stream::ask_for(values.get(place + width..place + width + dh.len()).unwrap_or_default());
+                    stream::ask_for(values.get(place + pitch..place + pitch + dh.len()).unwrap_or_default());
                 }
                 let inputs = dy[at..].iter().zip(&h[at..]).zip(&w[at..]);
                 if let Some(grad) = residual_grad {
@@ -258,7 +259,45 @@ mod tests {
     use half::bf16;
 
     use super::*;
+    use crate::cpu::rows::apart::{apart, bits, pools, random};
     use crate::cpu::{Path, normal};
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: RmsNormDims) {
+        let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let (rows, width) = (dims.rows, dims.width);
+        let [x, residual, dy, grad, empty] = [1, 2, 3, 4, 5].map(|name| {
+            let together = random::<T>(name, rows * width);
+            let apart = apart(&together, width, f32::NAN);
+            [together, apart]
+        });
+        let (w, mut scratch) = (random::<T>(6, width), vec![f32::NAN; rms_norm_scratch(dims)]);
+        let [(expected, narrow), (found, wide)] = [0, 1].map(|at| {
+            let [mut alone, mut h, mut y, mut dh, mut dh_alone] = [(); 5].map(|()| empty[at].clone());
+            let (mut first, mut rstd, mut dw) = (vec![0.0; rows], vec![0.0; rows], vec![0.5; width]);
+            rms_norm(pool, dims, &x[at], &w, &mut alone, &mut first);
+            rms_norm_residual(pool, dims, &x[at], &residual[at], &w, &mut h, &mut y, &mut rstd);
+            for (grad, dh) in [(Some(&grad[at][..]), &mut dh), (None, &mut dh_alone)] {
+                rms_norm_backward(pool, dims, &dy[at], &h, &rstd, &w, grad, dh, &mut dw, &mut scratch);
+            }
+            (bits(&[first, rstd, dw].concat()), [alone, h, y, dh, dh_alone])
+        });
+        assert_eq!(found, expected, "{case}");
+        for (number, (wide, narrow)) in wide.iter().zip(&narrow).enumerate() {
+            assert_eq!(bits(wide), bits(&apart(narrow, width, f32::NAN)), "{case}, output {number}");
+        }
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            for (rows, width) in [(70, 96), (3, 40), (130, 32), (0, 8)] {
+                let dims = RmsNormDims { rows, width, eps: 1e-6 };
+                rows_apart_are_rows::<f32>(&pool, dims);
+                rows_apart_are_rows::<bf16>(&pool, dims);
+                rows_apart_are_rows::<half::f16>(&pool, dims);
+            }
+        }
+    }
 
     #[test]
     fn rows_have_the_same_bits_on_every_path() {

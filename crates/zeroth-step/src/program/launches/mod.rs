@@ -93,12 +93,17 @@ struct At<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    pub(crate) fn new(program: &'a Program, graph: &'a Graph, backward: &'a Backward) -> Self {
-        Self { source: Source { program, graph, backward } }
+    pub(crate) fn new(
+        program: &'a Program,
+        graph: &'a Graph,
+        backward: &'a Backward,
+        target: Target,
+    ) -> Self {
+        Self { source: Source { program, graph, backward, target } }
     }
 
     /// Bytes of scratch of every instruction of a section: the most over all sizes.
-    pub(crate) fn scratch(&self, section: &Section, target: Target, row_sizes: &[u64]) -> Vec<u64> {
+    pub(crate) fn scratch(&self, section: &Section, row_sizes: &[u64]) -> Vec<u64> {
         let count = section.instructions.len();
         let touches = self.source.touches(section, &vec![0; count]);
         // Sizes do not depend on places: every buffer is as large as need be.
@@ -108,7 +113,8 @@ impl<'a> Lowering<'a> {
             let sizes = row_sizes.iter().map(|rows| {
                 let at = self.at(section, index, &touches[index], &span, binding, *rows);
                 let kernels = at.kernels();
-                let most = kernels.iter().map(|kernel| target.scratch(kernel, self.source.program.types.run));
+                let (target, dtype) = (self.source.target, self.source.program.types.run);
+                let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
                 at.sinks.get() + most.max().unwrap_or(0)
             });
             sizes.max().unwrap_or(0)
@@ -187,8 +193,6 @@ impl At<'_> {
 
     /// A value, as many rows of it as this micro-batch has.
     fn value(&self, value: Value) -> Span {
-        let info = self.source.backward.values[value.index()];
-        let size = if info.kind == Kind::Activation { self.run_bytes() } else { 4 };
         // Forward's, or what stands for it in backward.
         let stands = |content: &Content| match content {
             Content::Value(other) | Content::Recomputed(other) | Content::Fetched(other) => {
@@ -198,7 +202,7 @@ impl At<'_> {
         };
         let found = self.touched.iter().map(|(content, _)| content).find(|content| stands(content));
         let content = found.copied().unwrap_or(Content::Value(value.index()));
-        self.part(content, 0, self.rows * info.width, size)
+        self.part(content, 0, self.rows, self.source.row_bytes(value.index()))
     }
 
     fn width(&self, value: Value) -> usize {
@@ -275,17 +279,16 @@ impl At<'_> {
 
     /// A value as it is, from one place to another.
     fn moved(&self, value: usize, from: Content, to: Content) -> Kernel {
-        let info = self.source.backward.values[value];
-        let (from_type, bytes) = match info.kind {
-            Kind::Activation => (self.program().types.run, self.run_bytes()),
-            Kind::Statistic | Kind::Index => (DType::F32, 4),
+        let dtype = match self.source.backward.values[value].kind {
+            Kind::Activation => self.program().types.run,
+            Kind::Statistic | Kind::Index => DType::F32,
         };
-        let count = self.rows * info.width;
+        let row_bytes = self.source.row_bytes(value);
         Kernel::Convert {
-            from: self.part(from, 0, count, bytes),
-            from_type,
-            to: self.part(to, 0, count, bytes),
-            to_type: from_type,
+            from: self.part(from, 0, self.rows, row_bytes),
+            from_type: dtype,
+            to: self.part(to, 0, self.rows, row_bytes),
+            to_type: dtype,
             broken: None,
         }
     }

@@ -214,7 +214,7 @@ impl At<'_> {
                     loss: self.loss(),
                     input: self.whole(Content::Input, size_of::<zeroth_device::StepInput>() as u64),
                     control: self.whole(Content::Control, size_of::<zeroth_device::Control>() as u64),
-                    dx: dx.unwrap_or_else(|| self.sink(self.rows * dims.hidden as u64 * self.run_bytes())),
+                    dx: dx.unwrap_or_else(|| self.sink(input(0).bytes)),
                     dw: self.landing(node, weight),
                     landing: if lands { self.product_lands(node, weight) } else { unasked },
                     own: self.waiting(node, dims.hidden),

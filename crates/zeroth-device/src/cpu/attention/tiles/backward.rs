@@ -51,7 +51,7 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
         tile: None,
         turn: 0,
     };
-    let k = Source { dims, data: task.saved.k, width: dims.kv_width(), rows: rows.clone(), head: kv_head };
+    let k = Source { dims, data: task.saved.k, pitch: task.pitches.kv, rows: rows.clone(), head: kv_head };
     let v = Source { data: task.saved.v, ..k.clone() };
     for number in 0..panels {
         k.panel(number, Side::Rows, work.k);
@@ -60,7 +60,7 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
     }
     for head in task.heads() {
         let is_first = head == task.heads().start;
-        let q = Source { dims, data: task.saved.q, width: dims.q_width(), rows: rows.clone(), head };
+        let q = Source { dims, data: task.saved.q, pitch: task.pitches.q, rows: rows.clone(), head };
         let dout = Source { data: task.dout, ..q.clone() };
         // All that 32 rows are needed for, one after the other: rows are so far apart that caches keep few of them.
         for number in 0..panels {
@@ -107,7 +107,8 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
 struct Source<'a, T> {
     dims: &'a AttentionDims,
     data: &'a [T],
-    width: usize,
+    /// Elements from one row of it to the next.
+    pitch: usize,
     rows: Range<usize>,
     head: usize,
 }
@@ -122,7 +123,7 @@ impl<T: Element> Source<'_, T> {
     /// Packs one panel of 32 rows over the head's elements.
     fn panel(&self, number: usize, side: Side, out: &mut [u16]) {
         let (dims, rows) = (self.dims, self.rows_of(number));
-        let view = dims.view(self.data, self.width, rows.start, self.head);
+        let view = dims.view(self.data, self.pitch, rows.start, self.head);
         let out = &mut out[number * panel(dims)..][..panel(dims)];
         pack_bf16(side, view, rows.len(), dims.head_dim, out);
     }
@@ -133,8 +134,8 @@ impl<T: Element> Source<'_, T> {
         let panel = self.rows.len().next_multiple_of(PANEL) * PANEL;
         for (at, out) in out.chunks_exact_mut(panel).enumerate() {
             let column = at * PANEL;
-            let data = &self.data[rows.start * self.width + self.head * dims.head_dim + column..];
-            let view = View::rows(data, self.width).transposed();
+            let data = &self.data[rows.start * self.pitch + self.head * dims.head_dim + column..];
+            let view = View::rows(data, self.pitch).transposed();
             let out = &mut out[number * STEP / 2..][..STEP / 2];
             pack_bf16(side, view, PANEL.min(dims.head_dim - column), rows.len(), out);
         }
@@ -193,9 +194,10 @@ impl Work<'_> {
         for (lse, saved) in self.lse[own.clone()].iter_mut().zip(saved) {
             *lse = saved * std::f32::consts::LOG2_E;
         }
-        let place = first * dims.q_width() + head * dims.head_dim;
+        let pitch = task.pitches.q;
+        let place = first * pitch + head * dims.head_dim;
         let (out, dout) = (&task.saved.out[place..], &task.dout[place..]);
-        rounded::products(out, dout, dims.q_width(), dims.head_dim, &mut self.delta[own]);
+        rounded::products(out, dout, pitch, dims.head_dim, &mut self.delta[own]);
     }
 
     /// Adds what panels `keys` and panels `queries`, a span of each at most, bring to all sums; without `add`, dk and dv begin.

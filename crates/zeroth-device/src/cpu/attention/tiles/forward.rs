@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::super::sizes::{BLOCK, PANEL, SPAN, forward_shared, padded, panel, slots};
-use super::super::{AttentionDims, SLACK, padding, pieces};
+use super::super::{AttentionDims, Pitches, SLACK, padding, pieces};
 use super::products::{Product, Steps, Woven};
 use super::softmax::{Scores, State};
 use super::{STEP, Tiles, rounded, seen};
@@ -19,6 +19,7 @@ use crate::cpu::pool::Pool;
 pub(in super::super) fn forward<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
+    pitches: Pitches,
     starts: &[u32],
     [q, k, v]: [&[T]; 3],
     out: &mut [T],
@@ -30,12 +31,12 @@ pub(in super::super) fn forward<T: Element>(
     pool.each(Chunks::new(shared, 2 * panel(dims)), |task, slot| {
         let (kv_head, first) = (task / slots(dims), task % slots(dims) * PANEL);
         if let Some(keys) = whole_panel(starts, first) {
-            pack_panel(dims, [k, v], kv_head, keys, slot);
+            pack_panel(dims, pitches.kv, [k, v], kv_head, keys, slot);
         }
     });
     let shared = &*shared;
     let parts = (
-        Grid::new(out, dims.q_width(), BLOCK, dims.head_dim),
+        Grid::with_pitch(out, [dims.q_width(), pitches.q], BLOCK, dims.head_dim),
         Grid::new(lse, dims.rows, 1, BLOCK).down_first(),
     );
     pool.each_with(parts, scratch, |task, (mut out, mut lse), scratch| {
@@ -64,9 +65,9 @@ pub(in super::super) fn forward<T: Element>(
         for (sequence, queries) in pieces(starts, rows) {
             let last = sequence.end - (sequence.end - sequence.start) % PANEL;
             if queries.end > last {
-                pack_panel(dims, [k, v], kv_head, last..sequence.end, work.last);
+                pack_panel(dims, pitches.kv, [k, v], kv_head, last..sequence.end, work.last);
             }
-            work.pack_queries(&queries, q, head);
+            work.pack_queries(&queries, q, pitches.q, head);
             for (at, start) in queries.clone().step_by(PANEL).enumerate() {
                 let queries = start..queries.end.min(start + PANEL);
                 (work.at, work.state, work.begun) = (at * panel(dims), State::NEW, false);
@@ -99,22 +100,24 @@ fn whole_panel(starts: &[u32], first: usize) -> Option<Range<usize>> {
     })
 }
 
-/// Packs keys as rows over the head's elements, then values as rows over keys, a row being an element of the head.
+/// Packs keys as rows over the head's elements, then values as rows over keys, a row being an element of the head. Rows of
+/// k and v are `pitch` elements apart.
 fn pack_panel<T: Element>(
     dims: &AttentionDims,
+    pitch: usize,
     [k, v]: [&[T]; 2],
     kv_head: usize,
     keys: Range<usize>,
     out: &mut [u16],
 ) {
     let (out_keys, out_values) = out.split_at_mut(panel(dims));
-    let keys_view = dims.view(k, dims.kv_width(), keys.start, kv_head);
+    let keys_view = dims.view(k, pitch, keys.start, kv_head);
     pack_bf16(Side::Rows, keys_view, keys.len(), dims.head_dim, out_keys);
     for (step, out) in out_values.chunks_exact_mut(STEP / 2).enumerate() {
-        let (column, width) = (step * PANEL, dims.kv_width());
-        let values = &v[keys.start * width + kv_head * dims.head_dim + column..];
+        let column = step * PANEL;
+        let values = &v[keys.start * pitch + kv_head * dims.head_dim + column..];
         let columns = PANEL.min(dims.head_dim - column);
-        pack_bf16(Side::Rows, View::rows(values, width).transposed(), columns, keys.len(), out);
+        pack_bf16(Side::Rows, View::rows(values, pitch).transposed(), columns, keys.len(), out);
     }
 }
 
@@ -140,14 +143,14 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Packs the task's queries of a sequence.
-    fn pack_queries<T: Element>(&mut self, queries: &Range<usize>, q: &[T], head: usize) {
+    /// Packs the task's queries of a sequence, from rows `pitch` elements apart.
+    fn pack_queries<T: Element>(&mut self, queries: &Range<usize>, q: &[T], pitch: usize, head: usize) {
         let dims = self.dims;
         if !queries.len().is_multiple_of(PANEL) {
             // Scores of queries that are not there are 0.
             self.queries[queries.len() / PANEL * panel(dims)..][..panel(dims)].fill(0);
         }
-        let view = dims.view(q, dims.q_width(), queries.start, head);
+        let view = dims.view(q, pitch, queries.start, head);
         pack_bf16(Side::Columns, view, queries.len(), dims.head_dim, self.queries);
     }
 

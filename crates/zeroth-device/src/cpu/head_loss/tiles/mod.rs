@@ -60,6 +60,8 @@ struct Slice<'a, T> {
     dims: HeadLossDims,
     panels: Panels,
     x: &'a [T],
+    /// Elements from one row of x, and of dx, to the next.
+    pitch: usize,
     w: &'a [T],
     labels: &'a [i32],
 }
@@ -129,16 +131,17 @@ pub(super) fn run<T: Element>(
     mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
+    let pitch = dims.pitch(x);
     let mut total = 0.0;
     let most = Panels::of(dims).expect("`fit` has said yes");
     let (shared, own) = scratch.split_at_mut(most.shared());
     for first in (0..dims.rows).step_by(dims.slice_rows::<bf16>().max(1)) {
         let rows = dims.slice_rows::<bf16>().min(dims.rows - first);
-        let place = first * dims.hidden..(first + rows) * dims.hidden;
+        let place = first * pitch..(first + rows) * pitch;
         let labels = &labels[first..first + rows];
         let panels = Panels { rows: rows.div_ceil(PANEL), ..most };
         let dims = HeadLossDims { rows, ..dims };
-        let slice = Slice { pool, dims, panels, x: &x[place.clone()], w, labels };
+        let slice = Slice { pool, dims, panels, x: &x[place.clone()], pitch, w, labels };
         let mut shared = Shared::new(panels, shared);
         total += slice.losses(&mut shared, gradients.is_some(), own);
         if let Some(Gradients { scale, dx, dw }) = &mut gradients {
@@ -174,7 +177,8 @@ impl<T: Element> Slice<'_, T> {
         self.pool.each_with(parts, own, |panel, (x, marks), scratch| {
             let first = panel * PANEL;
             let labels = &self.labels[first..self.labels.len().min(first + PANEL)];
-            pack_bf16(Side::Rows, View::rows(&self.x[first * hidden..], hidden), labels.len(), hidden, x);
+            let rows = View::rows(&self.x[first * self.pitch..], self.pitch);
+            pack_bf16(Side::Rows, rows, labels.len(), hidden, x);
             let mut room = Room::new(scratch);
             let (tile, weights, packed) = (room.f32(TILE), room.bf16(steps * TILE), room.bf16(steps * TILE));
             let weights = &mut bytemuck::cast_slice_mut::<u16, T>(weights)[..labels.len() * hidden];
@@ -241,7 +245,8 @@ impl<T: Element> Slice<'_, T> {
     /// Rounds the sums of dx, each row's share of the scale of it, less what its label takes away.
     fn finish_dx(&self, shared: &Shared, scale: f32, dx: &mut [T]) {
         let (hidden, panels, path) = (self.dims.hidden, self.panels.hidden, self.pool.path());
-        self.pool.each(Chunks::new(dx, hidden), |row, dx| {
+        self.pool.each(Chunks::new(dx, self.pitch), |row, dx| {
+            let dx = &mut dx[..hidden];
             let Ok(label) = usize::try_from(self.labels[row]) else { return dx.fill(T::default()) };
             let (w, total) = (&self.w[label * hidden..][..hidden], shared.marks[row].sum);
             let sums = &shared.sums[row / PANEL * panels * TILE..][..panels * TILE];
@@ -261,7 +266,8 @@ impl<T: Element> Slice<'_, T> {
             if marks[row].live == 0 {
                 return scaled.fill(T::default());
             }
-            multiply(self.pool.path(), &self.x[row * hidden..][..hidden], scale / marks[row].sum, scaled);
+            let x = &self.x[row * self.pitch..][..hidden];
+            multiply(self.pool.path(), x, scale / marks[row].sum, scaled);
         });
         let (exps, scaled, marks) = (&**exps, &*scaled, &**marks);
         self.pool.each(Chunks::new(terms, 2 * panels.rows * TILE), |pair, out| {
