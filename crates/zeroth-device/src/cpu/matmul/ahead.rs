@@ -40,13 +40,13 @@ impl<A, const ADDS: bool> Ahead<A, ADDS> {
         (self.right, self.stride) = ((width * size_of::<T>()).saturating_sub(1), stride * size_of::<T>());
     }
 
-    /// Asks for the lines of one beat; `SECOND` for those that will be read no further than in the second-level cache.
+    /// Asks for the lines of one beat, those that will be read no further than in the second-level cache.
     #[inline(always)]
-    pub(super) fn step<const SECOND: bool>(&mut self) {
+    pub(super) fn step(&mut self) {
         for row in [self.line, self.line.wrapping_add(self.pitch)] {
             let (row, below) = (row.cast::<u8>(), row.wrapping_add(2 * self.pitch).cast::<u8>());
             for line in [row, row.wrapping_add(LINE), below, below.wrapping_add(LINE)] {
-                if SECOND { ask_to_read_later(line) } else { ask_to_read(line) }
+                ask_to_read_later(line);
             }
         }
         self.line = self.line.wrapping_add(BEAT);
@@ -58,14 +58,6 @@ impl<A, const ADDS: bool> Ahead<A, ADDS> {
             self.sums = self.sums.wrapping_add(2 * self.stride);
         }
     }
-}
-
-#[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
-#[inline(always)]
-fn ask_to_read(line: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a hint, whatever the address is.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
 }
 
 #[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]

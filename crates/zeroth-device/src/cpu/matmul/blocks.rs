@@ -93,12 +93,6 @@ pub(in crate::cpu) trait Between {
     /// Called after every beat.
     fn beat(&mut self);
 
-    /// Called in its place where no rows are kept in the first-level cache: there is room in it for what comes next.
-    #[inline(always)]
-    fn roomy_beat(&mut self) {
-        self.beat();
-    }
-
     /// Called after the last one, before the sums are written: whoever takes what stands in their place has done so then.
     #[inline(always)]
     fn end(&mut self) {}

@@ -152,13 +152,7 @@ struct Meanwhile<'a, A, O, S, const ADDS: bool> {
 impl<A, O, S: Store<O>, const ADDS: bool> Between for Meanwhile<'_, A, O, S, ADDS> {
     #[inline(always)]
     fn beat(&mut self) {
-        self.ahead.step::<true>();
-        self.store();
-    }
-
-    #[inline(always)]
-    fn roomy_beat(&mut self) {
-        self.ahead.step::<false>();
+        self.ahead.step();
         self.store();
     }
 

@@ -63,10 +63,8 @@ const PAIR: usize = BEAT / (2 * SIDE);
 /// Steps of packed rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded
 /// past it, because what is not there again in time only drives out what is.
 pub(super) const NEAR: usize = 16;
-/// The same of the lower half of rows as they stand. Both halves would be too many lines for the sets that rows an even
-/// number of lines apart share, and a half is where that number is a multiple of `SETS`.
+/// The same of the lower half of rows as they stand: twice the steps of a half are as many lines.
 const HALF_NEAR: usize = 32;
-const SETS: usize = 64;
 
 /// The upper and the lower half of a step of packed panels.
 macro_rules! upper_half {
@@ -118,8 +116,6 @@ impl Lines<'_> {
     const fn near(self) -> [usize; 2] {
         if self.step == STEP || self.steps <= NEAR {
             [NEAR, NEAR]
-        } else if self.row.is_multiple_of(SETS * 2 * SIDE) {
-            [0, 0]
         } else {
             [0, HALF_NEAR]
         }
@@ -417,14 +413,14 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         }
         // A loop for each way of loading, so that none has to look: numbers that do not fit the registers are loaded, too.
         macro_rules! beats {
-            ($beat:ident, $count:expr, $upper:literal, $lower:literal, $second:literal, $on:expr) => {
+            ($count:expr, $upper:literal, $lower:literal, $second:literal, $on:expr) => {
                 for _ in 0..$count {
                     asm!(
                         step!($upper, $lower, "0", "0", "1024"), step!($upper, $lower, $second, "2048", "3072"),
                         upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                         b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                     );
-                    between.$beat();
+                    between.beat();
                     (upper, lower, b) = (upper.wrapping_add($on), lower.wrapping_add($on), b.wrapping_add(2 * STEP));
                 }
             };
@@ -432,14 +428,12 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         let whole = if TALL && WIDE { a.steps / PAIR } else { 0 };
         let (near, lower_near) = (whole.min(near / PAIR), whole.min(lower_near / PAIR));
         if a.step == STEP {
-            beats!(beat, near, "tileloadd", "tileloadd", "2048", 2 * STEP);
-            beats!(beat, whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
-        } else if lower_near == 0 {
-            beats!(roomy_beat, whole, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
+            beats!(near, "tileloadd", "tileloadd", "2048", 2 * STEP);
+            beats!(whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
         } else {
-            beats!(beat, near, "tileloadd", "tileloadd", "64", 4 * SIDE);
-            beats!(beat, lower_near - near, "tileloaddt1", "tileloadd", "64", 4 * SIDE);
-            beats!(beat, whole - lower_near, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
+            beats!(near, "tileloadd", "tileloadd", "64", 4 * SIDE);
+            beats!(lower_near - near, "tileloaddt1", "tileloadd", "64", 4 * SIDE);
+            beats!(whole - lower_near, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
         }
         for at in PAIR * whole..a.steps {
             edge::<TALL, WIDE>(upper, lower, row, b);
