@@ -12,6 +12,9 @@ neither side computes. Where its speed changes every second, shorter turns (--tu
 the processors that are fastest by that loop before every line, and with --rounds-in-all a line goes on until as many rounds
 were calm as are asked for, or so many were run.
 
+Rows of x lie as each side has them in training: PyTorch's one after the other, ours a cache line apart. --apart gives PyTorch the
+same layout, which it does not choose itself.
+
 Products get new memory every few rounds (--same-memory): the same product by the same program differs by up to a fifth with the
 pages that it happens to stand on.
 """
@@ -26,6 +29,7 @@ import processors
 import torch
 
 SAME_MEMORY = 3  # rounds
+LINE = 64  # bytes
 TURN = 0.25  # seconds, where none are given: in a few milliseconds even the limit's loop varies by a fifth
 SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 3072), (4096, 3072, 1024)]  # rows, outputs, inputs
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -55,9 +59,10 @@ class Ours:
 class Torch:
     """The same product by PyTorch."""
 
-    def __init__(self, dtype, shape):
+    def __init__(self, dtype, shape, apart):
         m, n, k = shape
-        self.x, self.w, self.amount = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), 2 * m * n * k
+        between = LINE // dtype.itemsize if apart else 0
+        self.x, self.w, self.amount = torch.randn(m, k + between).to(dtype)[:, :k], torch.randn(n, k).to(dtype), 2 * m * n * k
         torch.nn.functional.linear(self.x, self.w)
 
     def run(self, turn):
@@ -137,7 +142,7 @@ def beside_torch(options, threads, dtype, name, shape):
     loop = limit(options.binary, "l2" if dtype is torch.bfloat16 else "f32", threads)
 
     def products():
-        return [product(options.binary, name, shape, threads), Torch(dtype, shape)]
+        return [product(options.binary, name, shape, threads), Torch(dtype, shape, options.apart)]
 
     def line(rounds):
         (most, usual), (best, median), (their_best, their_median) = [best_and_median(rounds, side) for side in range(3)]
@@ -181,6 +186,7 @@ def main() -> None:
     parser.add_argument(
         "--same-memory", type=int, default=SAME_MEMORY, help=f"rounds before products get new memory ({SAME_MEMORY})"
     )
+    parser.add_argument("--apart", action="store_true", help="PyTorch's x with its rows a cache line apart, as steps of ours have them")
     parser.add_argument("--fastest", action="store_true", help="take the processors that are fastest before every line")
     parser.add_argument("--only", choices=["1", "2", "scaling"], action="append", help="these lines; may be given again")
     options = parser.parse_args()
