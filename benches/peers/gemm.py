@@ -177,8 +177,16 @@ def scaling(options, name, shape):
     tell(f"{name} {'x'.join(map(str, shape))}", rounds, calm, line)
 
 
+def shape_of(text):
+    """Three numbers, as lines name them."""
+    sizes = text.split("x")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"rows, outputs and inputs, as 1024x1024x3072, not {text!r}")
+    return tuple(int(size) for size in sizes)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("binary", nargs="?", default="target/release/examples/cpu_bench", help="the cpu_bench binary")
     parser.add_argument("rounds", nargs="?", type=int, default=12)
     parser.add_argument("--rounds-in-all", type=int, default=0, help="go on until `rounds` were calm, at most for so many")
@@ -188,6 +196,7 @@ def main() -> None:
     )
     parser.add_argument("--apart", action="store_true", help="PyTorch's x with its rows a cache line apart, as steps of ours have them")
     parser.add_argument("--fastest", action="store_true", help="take the processors that are fastest before every line")
+    parser.add_argument("--shape", type=shape_of, action="append", metavar="MxNxK", help="rows, outputs, inputs; may be given again")
     parser.add_argument("--only", choices=["1", "2", "scaling"], action="append", help="these lines; may be given again")
     options = parser.parse_args()
     processors.built(options.binary, parser)
@@ -198,8 +207,9 @@ def main() -> None:
     if not 0 < options.turn < float("inf"):
         parser.error(f"--turn: seconds, more than 0, not {options.turn}")
     wanted = options.only or ["1", "2", "scaling"]
-    work = [(torch.bfloat16, "bf16", shape) for shape in SHAPES]
-    work += [(torch.float32, "f32", shape) for shape in SHAPES if shape[0] * shape[1] * shape[2] <= 2**33]
+    shapes = options.shape or SHAPES
+    work = [(torch.bfloat16, "bf16", shape) for shape in shapes]
+    work += [(torch.float32, "f32", shape) for shape in shapes if shape[0] * shape[1] * shape[2] <= 2**33]
     print(f"PyTorch {torch.__version__}. GFLOP/s, best and median: ours, PyTorch's, the loop at the limit (bf16: tiles from L2,")
     print("f32: registers); then ours / PyTorch's, and percent of the limit")
     for threads in (threads for threads in (1, 2) if str(threads) in wanted):
