@@ -125,6 +125,7 @@ class Ours:
             },
             "gradient_clipping": 1.0,
             **data_types(options.sums),
+            **({"zeroth": {"recompute": options.recompute}} if options.recompute else {}),
         }
         command = [
             options.zeroth, "train", "--model", self.folder / "model", "--data", self.folder / "tokens.jsonl",
@@ -386,6 +387,9 @@ def main():
     parser.add_argument("--sides", default=",".join(SIDES), help="what takes turns, with commas between")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn that count")
+    parser.add_argument(
+        "--recompute", choices=["norm_swiglu", "attention", "block"], help="what ours computes again, to the same bits, instead of keeping it"
+    )
     parser.add_argument("--tight", action="store_true", help="DeepSpeed with a tenth of its buckets, where its defaults do not fit")
     parser.add_argument("--fastest", metavar="CPU_BENCH", help="every turn on the processors that this binary finds fastest")
     parser.add_argument("--fresh", action="store_true", help="start peers anew for every turn")

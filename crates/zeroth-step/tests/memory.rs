@@ -238,7 +238,7 @@ fn memory_page() -> String {
          parameters (2). The last two columns are bytes of states a parameter, counted \
          and by that formula;\nthey differ by padding to whole blocks. One rank that sums nothing up, neither over ranks \
          nor over micro-batches,\nkeeps gradients in 2 bytes: 14 in all, else 16; states in host memory have whole master weights, 2 bytes more. Activations are those of one micro-batch \
-         at their peak; buffers are\ngathered parameters, gradients on their way and what kernels need, as far as they do \
+         at their peak, long rows a cache line apart; buffers are\ngathered parameters, gradients on their way and what kernels need, as far as they do \
          not share their place with\nothers. The total is what a run takes, to the byte. Of `stage3_*` the table \
          has persistence 0 and prefetch 0;\nkernels are those of a processor with 2 threads.\n\n\
          A llama with {} parameters, micro-batches of 512 tokens:\n\n{head}",

@@ -114,11 +114,7 @@ pub(super) struct Lines<'a> {
 impl Lines<'_> {
     /// Steps that are loaded into the first-level cache, both halves of them and the lower one.
     const fn near(self) -> [usize; 2] {
-        if self.step == STEP || self.steps <= NEAR {
-            [NEAR, NEAR]
-        } else {
-            [0, HALF_NEAR]
-        }
+        if self.step == STEP || self.steps <= NEAR { [NEAR, NEAR] } else { [0, HALF_NEAR] }
     }
 }
 
