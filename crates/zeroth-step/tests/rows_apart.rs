@@ -7,9 +7,11 @@ mod job;
 
 use job::{BF16, F32, Golden, ROOMY, Setup};
 use zeroth_base::DType;
+use zeroth_device::Target;
 use zeroth_device::cpu::{Pool, normal, row_pitch};
-use zeroth_graph::Kind;
-use zeroth_step::program::{Content, Offload, Recompute, Settings, Types};
+use zeroth_graph::{Kind, ValueInfo};
+use zeroth_step::program::{Content, Memory, Offload, Placed, Recompute, Settings, Types, bytes};
+use zeroth_step::run::Compiled;
 
 const ROWS: u64 = 3;
 
@@ -49,23 +51,43 @@ fn setup(types: Types, ranks: u64) -> Setup {
     Setup { steps: 2, ranks, micro_batch: ROWS, settings, ..Setup::default() }
 }
 
+/// The shape of every activation of a step, and the bytes that a plan has for it.
+fn activations(compiled: &Compiled, memory: &Memory) -> Vec<(ValueInfo, u64)> {
+    let of = |placed: &Placed| match placed.buffer.content {
+        Content::Value(value) => Some((compiled.backward.values[value], placed.buffer.bytes)),
+        _ => None,
+    };
+    let all = memory.sections[0].buffers.iter().filter_map(of);
+    all.filter(|(info, _)| info.kind == Kind::Activation).collect()
+}
+
 #[test]
 fn a_plan_has_a_line_more_for_every_long_row() {
     for (golden, types) in models() {
         let compiled = golden.compile(&setup(types, 1));
+        let size = types.run.bytes();
         let mut apart = 0;
-        for placed in &compiled.memory.sections[0].buffers {
-            let Content::Value(value) = placed.buffer.content else { continue };
-            let info = compiled.backward.values[value];
-            if info.kind == Kind::Activation {
-                let pitch = row_pitch(info.width as usize, types.run) as u64;
-                let bytes = info.rows * pitch * types.run.bytes();
-                // Buffers begin and end on 256 bytes.
-                assert_eq!(placed.buffer.bytes, bytes.next_multiple_of(256), "value {value}, {info:?}");
-                apart += usize::from(pitch * types.run.bytes() == info.width * types.run.bytes() + 64);
-            }
+        for (info, bytes) in activations(&compiled, &compiled.memory) {
+            let pitch = row_pitch(info.width as usize, types.run) as u64;
+            // Buffers begin and end on 256 bytes.
+            assert_eq!(bytes, (info.rows * pitch * size).next_multiple_of(256), "{info:?}");
+            apart += usize::from(pitch * size == info.width * size + 64);
         }
         assert!(apart > 30, "{apart} values, {types:?}");
+    }
+}
+
+#[test]
+fn on_a_card_rows_follow_each_other() {
+    for (golden, types) in models() {
+        let compiled = golden.compile(&setup(types, 1));
+        let Compiled { program, graph, backward, row_sizes, .. } = &compiled;
+        let memory = bytes(program, graph, backward, Target::Cuda, row_sizes);
+        let activations = activations(&compiled, &memory);
+        assert!(activations.len() > 30);
+        for (info, bytes) in activations {
+            assert_eq!(bytes, (info.elements() * types.run.bytes()).next_multiple_of(256), "{info:?}");
+        }
     }
 }
 
