@@ -1,4 +1,5 @@
-//! y = silu(gate) · up and its gradient. Both are computed in f32 and rounded once.
+//! y = silu(gate) · up and its gradient. Both are computed in f32 and rounded once, also of what lies between rows, where it means
+//! nothing: all operands are alike.
 
 #[cfg(target_arch = "x86_64")]
 mod lines;
