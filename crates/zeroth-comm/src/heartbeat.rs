@@ -52,9 +52,10 @@ impl Heart {
     fn run(&self, segment: &Segment, rank: usize, period: Duration) {
         let mut state = self.lock();
         *state = State::Beating;
+        // Its owner goes on when it has the lock, after the first beat.
+        self.changed.notify_all();
         while *state == State::Beating {
             segment.slot(rank).beat();
-            self.changed.notify_all();
             // Waiting here allocates nothing, as no part of a step does.
             let waited = self.changed.wait_timeout_while(state, period, |state| *state == State::Beating);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -173,6 +173,13 @@ pub fn linear_dx<T: Element>(
     }
 }
 
+/// What gradients of weights are products of.
+fn rows_of<'a, T>(dims: LinearDims, dy: &'a [T], x: &'a [T]) -> (View<'a, T>, View<'a, T>) {
+    let LinearDims { rows, inputs, outputs } = dims;
+    let dy = View::rows(dy, pitch("dy", dy.len(), [rows, outputs]));
+    (dy, View::rows(x, pitch("x", x.len(), [rows, inputs])))
+}
+
 /// dw[outputs, inputs] += dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
 pub fn linear_dw<T: Element>(
     pool: &Pool,
@@ -183,6 +190,7 @@ pub fn linear_dw<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
+    let (dy, x) = rows_of(dims, dy, x);
     over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Added);
 }
 
@@ -197,6 +205,7 @@ pub fn linear_dw_once<T: Element, O: Element>(
     scratch: &mut [f32],
 ) -> bool {
     let LinearDims { rows, inputs, outputs } = dims;
+    let (dy, x) = rows_of(dims, dy, x);
     let broken = AtomicBool::new(false);
     over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Checked { broken: &broken });
     broken.into_inner()
@@ -228,7 +237,7 @@ mod row_tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::cpu::rows::apart::{apart, bits, pools, random};
+    use crate::cpu::rows::apart::{apart, bits, pools, random, spread};
 
     fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: LinearDims) {
         let LinearDims { rows, inputs, outputs } = dims;
@@ -287,10 +296,7 @@ mod row_tests {
             let dims = LinearDims { rows: 70, inputs: 512, outputs: 96 };
             let pitch = crate::cpu::row_pitch(512, zeroth_base::DType::Bf16);
             let (x, w) = (random::<bf16>(1, 70 * 512), random::<bf16>(2, 96 * 512));
-            let mut wide = vec![bf16::NAN; 70 * pitch];
-            for (to, from) in wide.chunks_exact_mut(pitch).zip(x.chunks_exact(512)) {
-                to[..512].copy_from_slice(from);
-            }
+            let wide = spread(&x, [512, pitch], f32::NAN);
             let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
             let [expected, found] = [x, wide].map(|x| {
                 let mut y = vec![bf16::NAN; 70 * 96];

@@ -48,10 +48,19 @@ pub(super) mod apart {
         values
     }
 
-    /// The same rows, with numbers between them.
-    pub(in super::super) fn apart<T: Element>(values: &[T], width: usize, between: f32) -> Vec<T> {
-        let between = [T::from_f32(between); APART];
+    /// The same rows, `pitch` elements from one to the next, with numbers between them.
+    pub(in super::super) fn spread<T: Element>(
+        values: &[T],
+        [width, pitch]: [usize; 2],
+        between: f32,
+    ) -> Vec<T> {
+        let between = vec![T::from_f32(between); pitch - width];
         values.chunks_exact(width).flat_map(|row| [row, &between].concat()).collect()
+    }
+
+    /// As [`spread`], [`APART`] elements apart.
+    pub(in super::super) fn apart<T: Element>(values: &[T], width: usize, between: f32) -> Vec<T> {
+        spread(values, [width, width + APART], between)
     }
 
     pub(in super::super) fn bits<T: Element>(values: &[T]) -> Vec<u32> {

@@ -3,19 +3,10 @@
 use half::{bf16, f16};
 
 use super::*;
-use crate::cpu::rows::apart::{bits, pools, random};
+use crate::cpu::rows::apart::{bits, pools, random, spread};
 
 fn nan<T: Element>(count: usize) -> Vec<T> {
     vec![T::from_f32(f32::NAN); count]
-}
-
-/// The same rows further apart, NaN between them.
-fn apart<T: Element>(values: &[T], width: usize, pitch: usize) -> Vec<T> {
-    let mut spread = nan(values.len() / width * pitch);
-    for (to, from) in spread.chunks_exact_mut(pitch).zip(values.chunks_exact(width)) {
-        to[..width].copy_from_slice(from);
-    }
-    spread
 }
 
 /// What attention and its gradient write: out, dq, dk, dv and lse.
@@ -47,8 +38,8 @@ fn rows_may_be_apart<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u3
     let [k, v] = [3, 4].map(|name| random::<T>(name, dims.rows * kv_width));
     let (close, lse) = both_ways(pool, dims, starts, [&q, &k, &v, &dout]);
 
-    let [q, dout] = [q, dout].map(|values| apart(&values, q_width, q_pitch));
-    let [k, v] = [k, v].map(|values| apart(&values, kv_width, kv_pitch));
+    let [q, dout] = [q, dout].map(|values| spread(&values, [q_width, q_pitch], f32::NAN));
+    let [k, v] = [k, v].map(|values| spread(&values, [kv_width, kv_pitch], f32::NAN));
     let (far, far_lse) = both_ways(pool, dims, starts, [&q, &k, &v, &dout]);
     assert_eq!(bits(&far_lse), bits(&lse), "lse: {case}");
     let of_q = (q_width, q_pitch);
@@ -56,7 +47,7 @@ fn rows_may_be_apart<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u3
     let outputs = ["out", "dq", "dk", "dv"].into_iter().zip([of_q, of_q, of_kv, of_kv]);
     for ((name, (width, pitch)), (close, far)) in outputs.zip(close.iter().zip(&far)) {
         // Rows are the same, and what lies between them is still what it was.
-        assert_eq!(bits(far), bits(&apart(close, width, pitch)), "{name}: {case}");
+        assert_eq!(bits(far), bits(&spread(close, [width, pitch], f32::NAN)), "{name}: {case}");
         assert!(close.iter().all(|value| value.to_f32().is_finite()), "{name}: {case}");
     }
 }

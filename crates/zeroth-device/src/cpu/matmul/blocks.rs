@@ -193,20 +193,17 @@ pub(in crate::cpu) fn product<A: Element, B: Element, O: Send>(
     });
 }
 
-/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`. Rows of a and b may be further apart than they are
-/// long.
+/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`.
 pub(in crate::cpu) fn over_rows<T: Element, O: Send>(
     pool: &Pool,
     [m, n, k]: [usize; 3],
-    a: &[T],
-    b: &[T],
+    a: View<T>,
+    b: View<T>,
     out: &mut [O],
     scratch: &mut [f32],
     store: &(impl Store<O> + Sync),
 ) {
     check_len("out", out.len(), m * n);
-    let a = View::rows(a, pitch("a", a.len(), [k, m]));
-    let b = View::rows(b, pitch("b", b.len(), [k, n]));
     check_scratch(scratch.len(), over_rows_scratch(m, n, k, pool.threads()));
     #[cfg(target_arch = "x86_64")]
     if let (Path::Amx, Some(cut)) = (pool.path(), OverRows::of([m, n, k]))

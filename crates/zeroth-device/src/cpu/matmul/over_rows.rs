@@ -266,12 +266,12 @@ mod tests {
             normal(&pool, 1, 2, 0, 1.0, &mut b);
             let mut scratch = vec![f32::NAN; over_rows_scratch(m, n, k, 2)];
             let (mut expected, mut found) = (vec![0.0f32; m * n], vec![f32::NAN; m * n]);
-            let (left, right) = (View::rows(&a, a_pitch).transposed(), View::rows(&b, b_pitch));
-            matmul(&pool, [m, n, k], left, right, &mut expected, &mut scratch, |_, sums, out| {
+            let (a, b) = (View::rows(&a, a_pitch), View::rows(&b, b_pitch));
+            matmul(&pool, [m, n, k], a.transposed(), b, &mut expected, &mut scratch, |_, sums, out| {
                 out.copy_from_slice(sums);
             });
             scratch.fill(f32::NAN);
-            over_rows(&pool, [m, n, k], &a, &b, &mut found, &mut scratch, &Copied);
+            over_rows(&pool, [m, n, k], a, b, &mut found, &mut scratch, &Copied);
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
             assert!(bits(&found) == bits(&expected), "{m} x {n} over {k} rows");
         }
