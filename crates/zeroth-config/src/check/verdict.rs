@@ -208,7 +208,9 @@ fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
         return (Status::NotYet, format!("it follows {switch}, which is not built yet"));
     }
     match key.built {
-        _ if key.is_built_for(value) => (Status::Honoured, String::new()),
+        _ if key.is_built_for(value) => {
+            (Status::Honoured, key.note.and_then(|note| note(facts)).unwrap_or_default())
+        }
         Built::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
         Built::Not | Built::Whole => {
             (Status::NotYet, format!("not built yet; it will be read by {}", key.reader.name()))

@@ -34,6 +34,8 @@ pub struct Key {
     pub built: Built,
     /// Why it has no effect, from the other values; `None` where it has.
     pub idle: Option<Condition>,
+    /// What `check` adds where the key is honoured, from the other values; `None` where there is nothing to add.
+    pub note: Option<Condition>,
     /// The rule by which `"auto"` (or its absence) is filled.
     pub auto: Option<AutoRule>,
     /// The optimizer or scheduler types it belongs to; empty for every other key.
@@ -106,8 +108,6 @@ pub enum Reader {
     Lower,
     /// The pass that decides which activations are kept.
     Checkpoint,
-    /// The pass that cuts state across ranks.
-    Partition,
     /// The pass that brings parameters together and lets them go.
     Gather,
     /// The pass that turns gradients into shards.
@@ -139,7 +139,6 @@ impl Reader {
             Self::Resolve => "resolving of the config",
             Self::Lower => "pass `lower`",
             Self::Checkpoint => "pass `checkpoint`",
-            Self::Partition => "pass `partition`",
             Self::Gather => "pass `gather`",
             Self::Reduce => "pass `reduce`",
             Self::Offload => "pass `offload`",
@@ -160,7 +159,7 @@ impl Reader {
     }
 }
 
-/// The reason, from the other values, why a key has no effect; `None` where it has.
+/// A sentence from the other values: why a key has no effect, or what is worth saying about it; `None` where there is none.
 pub type Condition = fn(Facts<'_>) -> Option<String>;
 
 /// What a key does here.
@@ -248,6 +247,7 @@ impl Key {
             effect: Effect::Works,
             built: Built::Whole,
             idle: None,
+            note: None,
             auto: None,
             types: &[],
         }
@@ -372,6 +372,11 @@ impl Key {
 
     pub(super) const fn unless(mut self, reason: Condition) -> Self {
         self.idle = Some(reason);
+        self
+    }
+
+    pub(super) const fn noting(mut self, note: Condition) -> Self {
+        self.note = Some(note);
         self
     }
 

@@ -44,7 +44,8 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("scheduler.type", Kind::Text)
         .does("WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest.")
         .set("WarmupDecayLR or WarmupCosineLR; WarmupLR never comes down again")
-        .read_by(Reader::Schedule),
+        .read_by(Reader::Schedule)
+        .noting(when::decay_without_its_end),
     Key::section("scheduler.params").does("The parameters of the schedule.").read_by(Reader::Schedule),
     param(Key::float("scheduler.params.warmup_min_lr", 0.0), WARMUPS_TO_LR)
         .or_float(0.0)

@@ -1,6 +1,7 @@
-//! The reasons why a key has no effect, from the other values of the same file.
+//! The reasons why a key has no effect, and what is worth saying about one that has, from the other values of the same
+//! file.
 //!
-//! Each function is the condition of some keys of the table: `None` where they have an effect.
+//! Each function is the condition or the note of some keys of the table: `None` where there is nothing to say.
 
 use crate::facts::{Facts, Switch};
 
@@ -50,6 +51,16 @@ pub(super) fn gathers_are_hoisted(facts: Facts<'_>) -> Option<String> {
     let stays = facts.switch("zero_optimization.overlap_comm") == Switch::Off;
     stage_gathers_units(facts).or_else(|| {
         stays.then(|| "overlap_comm is false, so a unit is gathered at the moment of its use".to_owned())
+    })
+}
+
+pub(super) fn decay_without_its_end(facts: Facts<'_>) -> Option<String> {
+    let name = facts.text("scheduler.type")?;
+    let decays = ["WarmupDecayLR", "WarmupCosineLR"].iter().any(|known| known.eq_ignore_ascii_case(name));
+    (decays && !facts.names("scheduler.params.total_num_steps")).then(|| {
+        "scheduler.params.total_num_steps is absent: here it is the number of steps of the run; DeepSpeed fails without it, \
+         so write it (\"auto\" with Hugging Face) where DeepSpeed reads this file too"
+            .to_owned()
     })
 }
 

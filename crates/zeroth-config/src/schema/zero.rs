@@ -7,13 +7,13 @@ pub(super) const KEYS: &[Key] = &[
     Key::section("zero_optimization")
         .does("Which parts of the training state are cut across ranks, and where they live.")
         .set("an object with at least `stage`; `true` is DeepSpeed's old way to write stage 1")
-        .read_by(Reader::Partition),
+        .read_by(Reader::Lower),
     Key::int("zero_optimization.stage", 0)
         .at_most(3.0)
         .or_int(0)
         .does("0 cuts nothing, 1 cuts optimizer state, 2 gradients as well, 3 parameters as well.")
         .set("2 where it fits, else 3; `zeroth plan` says which")
-        .read_by(Reader::Partition),
+        .read_by(Reader::Lower),
     Key::bool("zero_optimization.overlap_comm", false)
         .or_rule("true at stage 3, else false")
         .does("Collectives run on a queue of their own: gathers are hoisted before their use, sums of exchanged gradients put off behind the next exchange; the results are the same bits with and without.")
