@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 use zeroth_config::check::{Severity, Status, check};
+use zeroth_config::preset::Preset;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::schema;
 
@@ -12,6 +13,56 @@ fn verdict(text: &str, path: &str) -> (Status, String) {
     let verdict = report.verdicts.iter().find(|verdict| verdict.path == path).unwrap();
     assert_eq!(verdict.severity() == Severity::Fine, verdict.status == Status::Honoured, "{path}");
     (verdict.status, verdict.message.clone())
+}
+
+const BOUNDS: [(&str, &str); 4] = [
+    ("stage3_max_live_parameters", "1e9"),
+    ("stage3_max_reuse_distance", "1e9"),
+    ("stage3_prefetch_bucket_size", "5e7"),
+    ("memory_efficient_linear", "true"),
+];
+
+#[test]
+fn bounds_of_gathers_say_where_there_is_something_to_bound() {
+    for (name, value) in BOUNDS {
+        let path = format!("zero_optimization.{name}");
+        let text =
+            |gather: &str| format!(r#"{{"zero_optimization": {{"stage": 3, "{name}": {value}}}{gather}}}"#);
+        for gather in ["", r#", "zeroth": {"gather": "view"}"#, r#", "zeroth": {"gather": "auto"}"#] {
+            let (status, message) = verdict(&text(gather), &path);
+            assert_eq!(status, Status::Honoured, "{name}");
+            for part in
+                ["on GPUs", "offload_param", "zeroth.gather \"copy\"", "on CPU", "satisfies any bound"]
+            {
+                assert!(message.contains(part), "{name}: {message}");
+            }
+        }
+        let copied = verdict(&text(r#", "zeroth": {"gather": "copy"}"#), &path);
+        assert_eq!(copied, (Status::Honoured, String::new()), "{name}");
+    }
+}
+
+#[test]
+fn the_preset_says_it_too() {
+    let zero3 = Preset::find("zero3").unwrap().text;
+    for name in ["stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size"] {
+        let (status, message) = verdict(zero3, &format!("zero_optimization.{name}"));
+        assert!(status == Status::Honoured && message.contains("on CPU"), "{name}: {message}");
+    }
+}
+
+#[test]
+fn gather_is_a_key_of_stage_3() {
+    let text = |stage: u8, gather: &str| {
+        format!(r#"{{"zero_optimization": {{"stage": {stage}}}, "zeroth": {{"gather": "{gather}"}}}}"#)
+    };
+    let (status, message) = verdict(&text(3, "view"), "zeroth.gather");
+    assert!(status == Status::Honoured && message.contains("a run on GPUs refuses it"), "{message}");
+    assert_eq!(verdict(&text(3, "copy"), "zeroth.gather"), (Status::Honoured, String::new()));
+    let (status, message) = verdict(&text(2, "copy"), "zeroth.gather");
+    assert!(status == Status::NoEffect && message.contains("only stage 3"), "{message}");
+    let (status, message) = verdict(&text(3, "window"), "zeroth.gather");
+    assert!(status == Status::Invalid && message.contains("view"), "{message}");
 }
 
 #[test]

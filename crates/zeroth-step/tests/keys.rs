@@ -9,7 +9,6 @@ use std::fs;
 use std::path::Path;
 
 use effect::*;
-use zeroth_step::program::Settings;
 
 /// A config of stage 3 that keeps nothing gathered longer than it is read, with these keys more.
 macro_rules! plain {
@@ -36,23 +35,6 @@ const MAX_LIVE: Key = Key {
     figures: &[MOST_LIVE, GATHERS, BUFFERS, DEVICE],
     timeline: None,
 };
-
-#[test]
-fn parameters_are_read_in_place_unless_it_is_typed_when_they_arrive_and_leave() {
-    let of = |typed: &str| {
-        let text = format!(r#"{{"zero_optimization": {{"stage": 3{typed}}}}}"#);
-        Settings::from_config(&resolved(&text, 2)).reads_in_place
-    };
-    assert!(of("") && of(r#", "overlap_comm": true, "reduce_bucket_size": 1e6"#));
-    for typed in [
-        r#", "stage3_max_live_parameters": 1e9"#,
-        r#", "stage3_max_reuse_distance": 1e9"#,
-        r#", "stage3_prefetch_bucket_size": 5e7"#,
-        r#", "memory_efficient_linear": true"#,
-    ] {
-        assert!(!of(typed), "{typed}");
-    }
-}
 
 #[test]
 fn no_more_is_gathered_than_max_live_allows() {
@@ -555,8 +537,9 @@ const HEADER: &str = "# What keys do, in figures
 
 Each table is one key of the config with settings that differ in nothing else, compiled for a llama with 8 blocks and
 155,730,944 parameters, micro-batches of 512 tokens, in bf16 with AdamW where nothing else is said. Figures are read off the
-program of one rank before it runs. Written by a test, which fails when the page is stale or a key stops having its effect;
-to write it anew:
+program of one rank before it runs. Parameters are gathered by copy (`zeroth.gather: copy`), as GPUs do; CPU ranks read
+each other's shards in place, where bounds of gathers have nothing to bound. Written by a test, which fails when the page is
+stale or a key stops having its effect; to write it anew:
 
     ZEROTH_BLESS=1 cargo test -p zeroth-step --test keys
 

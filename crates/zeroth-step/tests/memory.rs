@@ -10,7 +10,9 @@ use zeroth_base::{DType, format_bytes, grouped};
 use zeroth_device::{Optimizer, Target, Tier};
 use zeroth_graph::{Backward, Graph};
 use zeroth_model::{Batch, ModelConfig, forward, table};
-use zeroth_step::program::{Category, Memory, Offload, Recompute, Settings, Types, bytes, compile, in_place};
+use zeroth_step::program::{
+    Category, Gather, Memory, Offload, Recompute, Settings, Types, bytes, compile, in_place,
+};
 
 const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
 const SETTINGS: Settings = Settings {
@@ -33,7 +35,7 @@ const SETTINGS: Settings = Settings {
     allgather_bucket: u64::MAX / 4,
     allgather_partitions: true,
     memory_efficient_linear: true,
-    reads_in_place: false,
+    gather: Some(Gather::Copy),
     head_rounds: false,
 };
 
@@ -132,8 +134,8 @@ fn gradients_of_one_micro_batch_lie_where_activations_were() {
 fn parameters_that_are_read_in_place_take_no_memory_beside_the_shards() {
     let (graph, backward) = model(MIDDLE, 2048);
     let settings = Settings { max_reuse: u64::MAX / 4, ..SETTINGS };
-    let of = |reads_in_place| memory(&graph, &backward, 2, Settings { reads_in_place, ..settings });
-    let (copied, seen) = (of(false), of(true));
+    let of = |gather| memory(&graph, &backward, 2, Settings { gather: Some(gather), ..settings });
+    let (copied, seen) = (of(Gather::Copy), of(Gather::View));
     assert_eq!(copied.views.1, 0);
     assert!(seen.views.1 >= 2 * elements(&graph), "every flat is seen whole");
     assert_eq!(copied.states(Tier::Device), seen.states(Tier::Device));
@@ -240,7 +242,8 @@ fn memory_page() -> String {
          nor over micro-batches,\nkeeps gradients in 2 bytes: 14 in all, else 16; states in host memory have whole master weights, 2 bytes more. Activations are those of one micro-batch \
          at their peak, long rows a cache line apart; buffers are\ngathered parameters, gradients on their way and what kernels need, as far as they do \
          not share their place with\nothers. The total is what a run takes, to the byte. Of `stage3_*` the table \
-         has persistence 0 and prefetch 0;\nkernels are those of a processor with 2 threads.\n\n\
+         has persistence 0 and prefetch 0, and parameters are\ngathered by copy (`zeroth.gather: copy`), as GPUs do: CPU ranks \
+         read each other's shards in place and take none of these buffers;\nkernels are those of a processor with 2 threads.\n\n\
          A llama with {} parameters, micro-batches of 512 tokens:\n\n{head}",
         grouped(parameters)
     );

@@ -8,7 +8,25 @@ use job::{BF16, F32, Golden, ROOMY, Setup};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use zeroth_comm::Comm;
 use zeroth_comm::local::{Job, Options};
-use zeroth_step::program::Settings;
+use zeroth_step::program::{Gather, Settings};
+
+/// What two ranks of stage 3 say about how they meet.
+fn how_they_meet(golden: &Golden, gather: Option<Gather>) -> Vec<Option<String>> {
+    let settings = Settings { stage: 3, types: BF16, gather, ..ROOMY };
+    let compiled = golden.compile(&Setup { ranks: 2, settings, ..Setup::default() });
+    let job = Job::create(2, 1 << 16).unwrap();
+    std::thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| {
+            let comm = job.join(rank, &Options::default()).unwrap();
+            let compiled = &compiled;
+            scope.spawn(move || {
+                let engine = golden.engine(compiled, 1, Some(Box::new(comm)));
+                engine.how_ranks_meet().map(str::to_owned)
+            })
+        });
+        ranks.map(|rank| rank.join().unwrap()).into()
+    })
+}
 
 /// Alone in its file: what it changes is the whole process's.
 #[test]
@@ -30,6 +48,7 @@ fn ranks_without_windows_train_to_the_same_bits() {
         comm.windows().is_some()
     };
     assert!(has_windows());
+    assert_eq!(how_they_meet(&golden, None), [None, None]);
     let in_place: Vec<_> = setups.iter().map(|setup| golden.train(setup)).collect();
     // A user who may write small files only has no room for windows.
     let Rlimit { maximum, .. } = getrlimit(Resource::Fsize);
@@ -38,4 +57,9 @@ fn ranks_without_windows_train_to_the_same_bits() {
     for (setup, expected) in setups.iter().zip(in_place) {
         assert!(golden.train(setup) == expected, "{setup:?}");
     }
+    // Where they should have read in place they say what that costs, and what to write.
+    for said in how_they_meet(&golden, None) {
+        assert!(said.unwrap().contains("zeroth.gather \"copy\" plans for copies"));
+    }
+    assert_eq!(how_they_meet(&golden, Some(Gather::Copy)), [None, None]);
 }

@@ -51,6 +51,16 @@ pub(super) const KEYS: &[Key] = &[
         .set("leave both out: where memory is short, as few blocks are chosen as fit")
         .read_by(Reader::Checkpoint)
         .unless(when::blocks_are_recomputed),
+    Key::new("zeroth.gather", Kind::OneOf(&["view", "copy"]))
+        .or_rule("view on CPU, copy on GPUs")
+        .does(
+            "How a rank gets parameters that other ranks hold. view (CPU only): it reads their shards in place, and nothing \
+             is gathered; copy: units are gathered by all-gather, within the bounds of the stage3_* keys.",
+        )
+        .set("leave it out")
+        .read_by(Reader::Gather)
+        .unless(when::stage_gathers_units)
+        .noting(when::views_need_a_cpu),
     Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
         .or_text("exact")
         .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")

@@ -54,6 +54,20 @@ pub(super) fn gathers_are_hoisted(facts: Facts<'_>) -> Option<String> {
     })
 }
 
+pub(super) fn gathers_copy(facts: Facts<'_>) -> Option<String> {
+    (facts.text("zeroth.gather") != Some("copy")).then(|| {
+        "it governs gathers by copy: on GPUs, with offload_param, or with zeroth.gather \"copy\"; on CPU ranks read each \
+         other's shards in place and gather nothing, which satisfies any bound"
+            .to_owned()
+    })
+}
+
+pub(super) fn views_need_a_cpu(facts: Facts<'_>) -> Option<String> {
+    (facts.text("zeroth.gather") == Some("view")).then(|| {
+        "on CPU only: a run on GPUs refuses it, and gathers by copy where the key is left out".to_owned()
+    })
+}
+
 pub(super) fn decay_without_its_end(facts: Facts<'_>) -> Option<String> {
     let name = facts.text("scheduler.type")?;
     let decays = ["WarmupDecayLR", "WarmupCosineLR"].iter().any(|known| known.eq_ignore_ascii_case(name));

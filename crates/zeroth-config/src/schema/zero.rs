@@ -26,7 +26,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::int("zero_optimization.reduce_bucket_size", 0)
         .or_int(500_000_000)
         .in_("elements")
-        .does("The most gradient elements of a unit that one reduction moves: whole blocks of 2,048 elements are grouped up to it, at least one a rank.")
+        .does("The most gradient elements of a unit that one reduction moves: whole blocks of 2,048 elements are grouped up to it, at least one a rank. CPU ranks that add up each other's gradients in place move none, and reduce a unit at once.")
         .set("\"auto\" (hidden_size²), or 2e8")
         .read_by(Reader::Reduce)
         .auto(AutoRule::HiddenSquared),
@@ -50,10 +50,11 @@ pub(super) const KEYS: &[Key] = &[
         .built_in("every unit is cut evenly over all ranks, so no rank waits for another's share"),
     Key::bool("zero_optimization.memory_efficient_linear", true)
         .also_at(&["memory_efficient_linear"])
-        .does("Lets stage3_max_reuse_distance decide what stays gathered; false keeps every unit with linear maps gathered from forward to backward, as far as stage3_max_live_parameters allows.")
+        .does("Lets stage3_max_reuse_distance decide what stays gathered; false keeps every unit with linear maps gathered from forward to backward, as far as stage3_max_live_parameters allows. Where shards are read in place (zeroth.gather), none is gathered.")
         .set("true")
         .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units),
+        .unless(when::stage_gathers_units)
+        .noting(when::gathers_copy),
     Key::int("zero_optimization.sub_group_size", 0)
         .or_int(1_000_000_000)
         .in_("elements")
@@ -64,11 +65,12 @@ pub(super) const KEYS: &[Key] = &[
         .named(&["prefetch_bucket_size"])
         .or_int(50_000_000)
         .in_("elements")
-        .does("How many parameter elements may be gathered ahead of their use. A unit is fetched whole, so any size above 0 allows the next unit to be fetched ahead; 0 gathers at the moment of use.")
+        .does("How many parameter elements may be gathered ahead of their use. A unit is fetched whole, so any size above 0 allows the next unit to be fetched ahead; 0 gathers at the moment of use. Where shards are read in place (zeroth.gather), none is gathered.")
         .set("\"auto\" (0.9 · hidden_size²)")
         .read_by(Reader::Overlap)
         .auto(AutoRule::NineTenthsHiddenSquared)
-        .unless(when::gathers_are_hoisted),
+        .unless(when::gathers_are_hoisted)
+        .noting(when::gathers_copy),
     Key::int("zero_optimization.stage3_param_persistence_threshold", 0)
         .named(&["param_persistence_threshold"])
         .or_int(100_000)
@@ -91,18 +93,20 @@ pub(super) const KEYS: &[Key] = &[
         .named(&["max_live_parameters"])
         .or_int(1_000_000_000)
         .in_("elements")
-        .does("The most elements gathered at any time, without padding, persistent ones included; raised to what one instruction needs if below.")
+        .does("The most elements gathered at any time, without padding, persistent ones included; raised to what one instruction needs if below. Where shards are read in place (zeroth.gather), none is gathered.")
         .set("1e9, or lower to bound memory: unlike DeepSpeed's, this bound holds")
         .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units),
+        .unless(when::stage_gathers_units)
+        .noting(when::gathers_copy),
     Key::int("zero_optimization.stage3_max_reuse_distance", 0)
         .named(&["max_reuse_distance"])
         .or_int(1_000_000_000)
         .in_("elements")
-        .does("A unit read again within this many elements of other units stays gathered; 0 releases it after its last read in forward and gathers it again for backward.")
+        .does("A unit read again within this many elements of other units stays gathered; 0 releases it after its last read in forward and gathers it again for backward. Where shards are read in place (zeroth.gather), none is gathered.")
         .set("1e9 keeps what max_live allows; 0 holds the fewest")
         .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units),
+        .unless(when::stage_gathers_units)
+        .noting(when::gathers_copy),
     Key::bool("zero_optimization.stage3_gather_16bit_weights_on_model_save", true)
         .named(&["gather_16bit_weights_on_model_save"])
         .does("Writes the trained model as a Hugging Face folder at the end; false writes none and prints the export command.")

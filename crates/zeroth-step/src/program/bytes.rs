@@ -124,7 +124,7 @@ pub(crate) fn guarded_bytes(
         Placed { buffer, at, life: 0..=usize::MAX, touched_by: Vec::new(), reach: Reach::Always }
     });
     let always: Vec<Placed> = always.collect();
-    let views = Views::new(program, guard);
+    let views = Views::new(program);
     let passing = |at: usize| {
         let (section, draft) = (&program.sections[at], &drafts[at]);
         let mut lives: BTreeMap<Content, Vec<usize>> = BTreeMap::new();

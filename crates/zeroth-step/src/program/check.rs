@@ -65,9 +65,14 @@ impl Program {
     pub fn live_limit(&self, max_live: u64) -> u64 {
         let needs = self.sections.iter().flat_map(|section| &section.instructions).map(|instruction| {
             let cut = instruction.reads.iter().filter(|flat| !self.stays_gathered(**flat));
-            cut.map(|flat| self.layout.flats[*flat].elements()).sum::<u64>()
+            cut.map(|flat| self.gathered_elements(*flat)).sum::<u64>()
         });
         max_live.max(self.persistent_elements() + needs.max().unwrap_or(0))
+    }
+
+    /// Elements of memory that a flat takes while it is gathered: none where it is read in place.
+    pub(super) fn gathered_elements(&self, flat: usize) -> u64 {
+        if self.is_viewed(flat) { 0 } else { self.layout.flats[flat].elements() }
     }
 
     pub(super) fn persistent_elements(&self) -> u64 {
@@ -98,7 +103,7 @@ impl Program {
                     }
                 }
                 let live =
-                    persistent + resident.iter().map(|flat| self.layout.flats[*flat].elements()).sum::<u64>();
+                    persistent + resident.iter().map(|flat| self.gathered_elements(*flat)).sum::<u64>();
                 if live > most && self.cuts_parameters() {
                     return Err(ProgramError::TooManyLive { section: section.kind, index, live, most });
                 }

@@ -38,8 +38,8 @@ pub struct Program {
     pub reduce_scatter: bool,
     /// Where states pass through the device: bytes that they have there for themselves, behind what micro-batches use.
     pub window: Option<u64>,
-    /// Whether ranks read each other's parameters where they lie.
-    pub reads_in_place: bool,
+    /// Whether ranks read each other's shards of parameters in place instead of gathering copies.
+    pub zero_copy_gather: bool,
 }
 
 /// Where a flat's parts live between steps.
@@ -123,7 +123,8 @@ pub enum Action {
     Park(usize),
     /// Brings it back.
     Fetch(usize),
-    /// Brings all shards of a flat's parameters together, in a buffer of its own.
+    /// Brings all shards of a flat's parameters together, in a buffer of its own; where they are read in place, waits until
+    /// every rank's is complete.
     Gather(usize),
     /// Lets a gathered flat go.
     Release(usize),
@@ -346,9 +347,9 @@ impl Program {
         !self.cuts_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
     }
 
-    /// Whether a flat that is cut is read where ranks hold it.
-    pub(super) fn is_seen(&self, flat: usize) -> bool {
-        self.reads_in_place && !self.stays_gathered(flat) && self.held[flat].weights == Tier::Device
+    /// Whether a flat that is cut is read in place: what lives in host memory is copied to the device first.
+    pub fn is_viewed(&self, flat: usize) -> bool {
+        self.zero_copy_gather && !self.stays_gathered(flat) && self.held[flat].weights == Tier::Device
     }
 
     /// Whether a flat has gradients.

@@ -24,7 +24,7 @@ use zeroth_graph::{Backward, Graph};
 
 pub(crate) use buffers::vocabulary;
 pub use buffers::{Buffer, Category, Content};
-pub use settings::{Offload, Recompute, Settings, Stream, Types, UpdatedBy};
+pub use settings::{Gather, Offload, Recompute, Settings, Stream, Types, UpdatedBy};
 
 pub(crate) use bytes::guarded_bytes;
 pub use bytes::{Memory, Placed, Reach, SectionMemory, bytes};

@@ -1,7 +1,7 @@
 //! What the passes ask of a config, and where in a config it stands.
 
 use zeroth_base::DType;
-use zeroth_config::resolve::{Origin, Resolved};
+use zeroth_config::resolve::Resolved;
 use zeroth_device::{Optimizer, Target, Tier};
 
 /// The types a run stores numbers in.
@@ -31,6 +31,15 @@ pub enum Recompute {
         /// Whether they wait for backward in host memory.
         parked: bool,
     },
+}
+
+/// How a rank gets parameters that other ranks hold (`zeroth.gather`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gather {
+    /// It reads their shards in place: every rank maps them, read-only. On CPU only.
+    View,
+    /// Shards are gathered in a buffer of their own.
+    Copy,
 }
 
 /// What leaves the device, and how it travels.
@@ -161,10 +170,8 @@ pub struct Settings {
     pub allgather_partitions: bool,
     /// `zero_optimization.memory_efficient_linear`: false keeps units with linear maps gathered from forward to backward.
     pub memory_efficient_linear: bool,
-    /// Nobody typed when parameters arrive and leave (`stage3_max_live_parameters`, `stage3_max_reuse_distance`,
-    /// `stage3_prefetch_bucket_size`, `memory_efficient_linear`): where ranks see each other's memory, they are read where
-    /// they lie, and none is gathered.
-    pub reads_in_place: bool,
+    /// `zeroth.gather`; none: by the device ([`Settings::on`]), copies where there is none.
+    pub gather: Option<Gather>,
     /// The device's head can round the gradient of its projection as it makes it.
     pub head_rounds: bool,
 }
@@ -175,7 +182,8 @@ impl Settings {
     #[must_use]
     pub fn on(mut self, target: Target) -> Self {
         let is_cpu = matches!(target, Target::Cpu { .. });
-        self.reads_in_place &= is_cpu;
+        let by_default = if is_cpu { Gather::View } else { Gather::Copy };
+        self.gather = self.gather.or(Some(by_default));
         self.head_rounds &= is_cpu;
         let offload = &mut self.offload;
         // Without master weights there are only the card's own for a processor to change.
@@ -211,7 +219,7 @@ impl Settings {
             allgather_bucket: u64::MAX,
             allgather_partitions: true,
             memory_efficient_linear: true,
-            reads_in_place: false,
+            gather: None,
             head_rounds: false,
         }
     }
@@ -223,10 +231,6 @@ impl Settings {
             let found =
                 config.get(&format!("zero_optimization.{key}")).and_then(|setting| setting.value.as_bool());
             found != Some(false)
-        };
-        let is_open = |key: &str| {
-            let found = config.get(&format!("zero_optimization.{key}")).map(|setting| &setting.origin);
-            !matches!(found, Some(Origin::File(_) | Origin::Flag(_)))
         };
         let run = match (config.is_on("fp16.enabled"), config.is_on("bf16.enabled")) {
             (true, _) => DType::F16,
@@ -270,14 +274,11 @@ impl Settings {
             allgather_bucket: zero("allgather_bucket_size"),
             allgather_partitions: is_not_off("allgather_partitions"),
             memory_efficient_linear: is_not_off("memory_efficient_linear"),
-            reads_in_place: [
-                "stage3_max_live_parameters",
-                "stage3_max_reuse_distance",
-                "stage3_prefetch_bucket_size",
-                "memory_efficient_linear",
-            ]
-            .iter()
-            .all(|key| is_open(key)),
+            gather: match config.text("zeroth.gather") {
+                Some("view") => Some(Gather::View),
+                Some("copy") => Some(Gather::Copy),
+                _ => None,
+            },
             head_rounds: true,
         }
     }

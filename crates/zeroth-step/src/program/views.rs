@@ -2,7 +2,7 @@
 //!
 //! A shard is whole blocks of 2,048 elements, so that it begins and ends with a page of 4 KiB in every type, and the system
 //! maps the pages of all ranks beside each other. They are addresses and take no memory; a gather is a meeting, in which
-//! nothing moves. Where a buffer has guards behind it, shards do not lie on pages, and flats are gathered as ever.
+//! nothing moves.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,9 @@ pub(super) struct Views {
 }
 
 impl Views {
-    pub(super) fn new(program: &Program, guard: u64) -> Self {
+    pub(super) fn new(program: &Program) -> Self {
         let mut views = Self { offsets: BTreeMap::new(), bytes: 0 };
-        let seen = (0..program.layout.flats.len()).filter(|flat| guard == 0 && program.is_seen(*flat));
-        for flat in seen {
+        for flat in (0..program.layout.flats.len()).filter(|flat| program.is_viewed(*flat)) {
             views.offsets.insert(flat, views.bytes);
             views.bytes += program.layout.flats[flat].padded() * program.types.run.bytes();
         }

@@ -7,7 +7,7 @@ use zeroth_device::{Span, Target, Tier};
 use zeroth_graph::{Backward, Graph, GraphError, Op};
 
 use crate::program::{
-    Action, Content, Instruction, Memory, Placed, Program, ProgramError, Settings, bytes, compile,
+    Action, Content, Gather, Instruction, Memory, Placed, Program, ProgramError, Settings, bytes, compile,
     compile_inference, guarded_bytes, in_place,
 };
 
@@ -37,6 +37,12 @@ pub enum CompileError {
     /// A pass refused.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// GPUs do not map each other's shards.
+    #[error(
+        "zeroth.gather is \"view\", which only CPU ranks can do, and this run is on GPUs; leave the key out, or write \
+         \"copy\""
+    )]
+    ViewOnGpu,
     /// Sizes that do not end with the graph's rows.
     #[error("row sizes {sizes:?} must rise and end with the {rows} rows of the model")]
     RowSizes {
@@ -70,7 +76,14 @@ impl Compiled {
     ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
+        if target == Target::Cuda && settings.stage >= 3 && settings.gather == Some(Gather::View) {
+            return Err(CompileError::ViewOnGpu);
+        }
         let mut settings = settings.on(target);
+        if guard > 0 {
+            // With guards between them shards do not begin with pages, and cannot be mapped.
+            settings.gather = Some(Gather::Copy);
+        }
         let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
             let program = in_place(compile(&graph, &backward, ranks, settings)?, target);
             let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);

@@ -203,7 +203,7 @@ impl<'c> Engine<'c> {
         self.comm.as_deref()
     }
 
-    /// How ranks on cards meet, in words; none for ranks on processors, or for one alone.
+    /// How ranks on cards meet, in words, or why ranks on processors that should read in place do not; else none.
     pub fn how_ranks_meet(&self) -> Option<&str> {
         self.meetings.how()
     }

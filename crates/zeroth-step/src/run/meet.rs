@@ -28,7 +28,7 @@ pub(super) enum Meeting {
 pub(super) struct Meetings {
     /// Whether the ranks' windows are open.
     in_place: bool,
-    /// The ranks' cards where they reach each other, and how ranks on cards meet, in words.
+    /// The ranks' cards where they reach each other, and what is worth saying about how ranks meet, in words.
     cards: Option<Cards>,
     how: Option<String>,
     /// Where in the arena's places parameters of all ranks are seen; nothing where they are gathered.
@@ -84,6 +84,12 @@ impl Meetings {
             };
             if device.view(views.0, views.1, &sights).map_err(Meeting::Device)? {
                 in_view = views.0..views.0 + views.1;
+            } else {
+                how = Some(format!(
+                    "by copying, because they cannot map each other's memory: parameters take up to {} a rank more than \
+                     planned; zeroth.gather \"copy\" plans for copies, within the bounds of the stage3_* keys",
+                    zeroth_base::format_bytes(views.1)
+                ));
             }
         }
         let (mut send, mut receive) = (0, 0);
@@ -117,7 +123,7 @@ impl Meetings {
         !self.seen.is_empty()
     }
 
-    /// How ranks on cards meet, in words; none for ranks on processors, or for one alone.
+    /// How ranks on cards meet, in words, or why ranks on processors that should read in place do not; else none.
     pub(super) fn how(&self) -> Option<&str> {
         self.how.as_deref()
     }

@@ -12,7 +12,7 @@ use zeroth_device::{Queue, Target, Tier};
 use zeroth_graph::{Backward, Graph};
 use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_step::program::{
-    Action, Category, Chunk, Content, Memory, Program, Residency, Settings, bytes, compile,
+    Action, Category, Chunk, Content, Gather, Memory, Program, Residency, Settings, bytes, compile,
 };
 
 pub(crate) use page::{keys_page, memory_table, offloaded};
@@ -152,10 +152,10 @@ pub(crate) fn resolved(text: &str, ranks: u64) -> Resolved {
 impl Compiled {
     /// The program of a config's text.
     pub(crate) fn new(text: &str, ranks: u64) -> Self {
-        // As where ranks do not see each other's memory: what arrives and leaves is gathered. And as where the head's gradient
-        // lands in f32, whatever the rows are.
+        // Parameters are gathered by copy, so that the keys of stage 3 show. And the head's gradient lands in f32, whatever the
+        // rows are.
         let asked = Settings::from_config(&resolved(text, ranks));
-        let settings = Settings { reads_in_place: false, head_rounds: false, ..asked };
+        let settings = Settings { gather: Some(Gather::Copy), head_rounds: false, ..asked };
         let (graph, backward) = model();
         let program = compile(&graph, &backward, ranks, &settings).unwrap();
         let memory = bytes(&program, &graph, &backward, Target::Cpu { threads: 2 }, &[TOKENS]);

@@ -39,7 +39,7 @@ pub(crate) const ROOMY: Settings = Settings {
     allgather_bucket: u64::MAX / 4,
     allgather_partitions: true,
     memory_efficient_linear: true,
-    reads_in_place: true,
+    gather: None,
     head_rounds: true,
 };
 

@@ -1,11 +1,14 @@
 //! `gather`: when a unit's parameters arrive and leave (stage 3).
 //!
-//! Keys: `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`,
+//! Keys: `zeroth.gather`, `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`,
 //! `zero_optimization.memory_efficient_linear`.
 //!
 //! A flat arrives before the first instruction that reads it and leaves after the last, or earlier: when its next use is
 //! farther than max_reuse elements of other flats away, or when room is needed within max_live; then the one whose next
 //! use is farthest leaves first. max_live below the largest flat is raised to it.
+//!
+//! What is read in place takes no memory, so none of the bounds applies to it: it is there from the beginning of a section,
+//! where ranks wait for each other once and not unit by unit, to its last use.
 
 use super::super::{Action, Instruction, Program, Settings};
 
@@ -38,6 +41,14 @@ impl<'a> Gatherer<'a> {
     }
 
     fn run(mut self) -> Vec<Instruction> {
+        let mut viewed: Vec<usize> = Vec::new();
+        for flat in self.instructions.iter().flat_map(|instruction| instruction.reads.iter().copied()) {
+            if self.program.is_viewed(flat) && !viewed.contains(&flat) {
+                viewed.push(flat);
+            }
+        }
+        self.out.extend(viewed.iter().map(|flat| Instruction::new(Action::Gather(*flat))));
+        self.resident = viewed;
         for (index, instruction) in self.instructions.iter().enumerate() {
             let needs: Vec<usize> = instruction
                 .reads
@@ -62,8 +73,9 @@ impl<'a> Gatherer<'a> {
         self.out
     }
 
+    /// Elements of memory that a gathered flat takes.
     fn elements(&self, flat: usize) -> u64 {
-        self.program.layout.flats[flat].elements()
+        self.program.gathered_elements(flat)
     }
 
     fn live(&self) -> u64 {
@@ -74,7 +86,8 @@ impl<'a> Gatherer<'a> {
     /// Lets go of what this instruction does not need, farthest next use first, until the newcomer fits.
     fn make_room(&mut self, index: usize, newcomer: usize, needs: &[usize]) {
         while self.live() + self.elements(newcomer) > self.settings.max_live {
-            let idle = self.resident.iter().copied().filter(|flat| !needs.contains(flat));
+            let copies = self.resident.iter().copied().filter(|flat| !self.program.is_viewed(*flat));
+            let idle = copies.filter(|flat| !needs.contains(flat));
             let Some(farthest) = idle.max_by_key(|flat| self.next_use(index, *flat).unwrap_or(usize::MAX))
             else {
                 return; // only what this instruction needs is left: it must fit
@@ -97,6 +110,9 @@ impl<'a> Gatherer<'a> {
     /// Whether the flat is not read again, or only after more than max_reuse elements of other flats.
     fn is_far(&self, index: usize, flat: usize) -> bool {
         let Some(next) = self.next_use(index, flat) else { return true };
+        if self.program.is_viewed(flat) {
+            return false;
+        }
         // A linear map that keeps its weight for backward, as PyTorch's own does.
         if !self.settings.memory_efficient_linear && self.program.layout.flats[flat].slots.len() > 1 {
             return false;

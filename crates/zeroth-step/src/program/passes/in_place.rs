@@ -10,14 +10,18 @@
 
 use std::collections::BTreeSet;
 
-use zeroth_device::Target;
+use zeroth_device::{Target, Tier};
 
 use super::super::{Action, Addition, Chunk, Program, Section};
 
 /// The program as a device of this kind runs it.
 pub fn in_place(mut program: Program, target: Target) -> Program {
     if matches!(target, Target::Cpu { .. }) && program.reduce_scatter && program.layout.ranks > 1 {
-        program.sections.iter_mut().for_each(reduce_in_place);
+        let on_device: Vec<bool> = program.held.iter().map(|held| held.gradients == Tier::Device).collect();
+        for section in &mut program.sections {
+            reduce_in_place(section);
+            join_chunks(section, &on_device);
+        }
         let reduced = program.sections.iter().flat_map(|section| {
             section.instructions.iter().filter_map(|instruction| match &instruction.action {
                 Action::Reduce(chunk, addition) => Some((section.kind, chunk.flat, *addition)),
@@ -54,4 +58,22 @@ fn reduce_in_place(section: &mut Section) {
     section
         .instructions
         .retain(|instruction| !matches!(instruction.action, Action::Add(..) | Action::Pack(_)));
+}
+
+/// Makes one sum of chunks that follow each other: a bucket bounds what is packed and received, and here nothing is. What goes
+/// on to host memory stays in chunks, which bound what waits for the copy.
+fn join_chunks(section: &mut Section, on_device: &[bool]) {
+    section.instructions.dedup_by(|next, reduced| {
+        let (Action::Reduce(chunk, addition), Action::Reduce(before, added)) =
+            (&next.action, &mut reduced.action)
+        else {
+            return false;
+        };
+        let follows = chunk.flat == before.flat && chunk.range.start == before.range.end;
+        let joins = follows && addition == added && on_device[chunk.flat];
+        if joins {
+            before.range.end = chunk.range.end;
+        }
+        joins
+    });
 }

@@ -7,7 +7,7 @@ use zeroth_graph::{Backward, Graph};
 
 use super::super::landings::givers;
 use super::super::place::ALIGNMENT;
-use super::super::{Action, Givers, Instruction, Program, Section, SectionKind, Settings};
+use super::super::{Action, Gather, Givers, Instruction, Program, Section, SectionKind, Settings};
 use super::hold;
 use crate::Layout;
 
@@ -60,7 +60,7 @@ fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings
         held,
         reduce_scatter: settings.reduce_scatter,
         window: settings.offload.stream.map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
-        reads_in_place: settings.reads_in_place,
+        zero_copy_gather: settings.gather == Some(Gather::View),
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,

@@ -44,9 +44,13 @@ struct Stay {
 
 /// Moves each gather up, in order.
 fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: u64) {
-    let elements = |flat: usize| program.layout.flats[flat].elements();
+    let elements = |flat: usize| program.gathered_elements(flat);
     for at in 0..section.instructions.len() {
         let Action::Gather(flat) = section.instructions[at].action else { continue };
+        // What is read in place waits at the beginning of the section already.
+        if program.is_viewed(flat) {
+            continue;
+        }
         let mut resident = stays(&section.instructions, at);
         let mut place = at;
         while place > 0 {
