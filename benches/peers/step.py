@@ -5,8 +5,9 @@
     python benches/peers/step.py --size 0.6b --sides zeroth-3,deepspeed-3 --rounds 3
 
 Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1 to zeroth-3 and deepspeed-1 to deepspeed-3
-(ZeRO stages, 2 ranks of 1 thread each over shared memory and gloo) and torch (1 process of 2 threads, which takes the
-batch of both ranks in two micro-batches). Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
+(ZeRO stages, 2 ranks of 1 thread each over shared memory and gloo), zeroth-zero1 to zeroth-zero3 (the same by preset, as
+`--deepspeed zero3` names it) and torch (1 process of 2 threads, which takes the batch of both ranks in two micro-batches).
+--csv writes every step's time and every turn's memory. Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
 (--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
 each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
 out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. --fastest,
@@ -39,6 +40,7 @@ SIZES = {
     "0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 1),
 }
 SIDES = ["zeroth-1", "deepspeed-1", "zeroth-2", "deepspeed-2", "zeroth-3", "deepspeed-3", "torch"]
+PRESETS = ["zeroth-zero1", "zeroth-zero2", "zeroth-zero3"]
 
 
 def model_config(size):
@@ -115,13 +117,19 @@ class Ours:
     """A new `zeroth train` for every turn; step times come from its metrics."""
 
     def __init__(self, name, options, folder):
-        self.stage, self.options, self.folder = int(name[-1]), options, folder
+        self.options, self.folder = options, folder
+        if name in PRESETS:
+            command = [options.zeroth, "config", "presets", name.removeprefix("zeroth-")]
+            self.config = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        else:
+            self.config = {"zero_optimization": {"stage": int(name[-1]), "overlap_comm": True}}
 
     def run(self, steps):
         options, output = self.options, self.folder / "run"
         config = {
+            **self.config,
             "zero_optimization": {
-                "stage": self.stage, "overlap_comm": True, "stage3_gather_16bit_weights_on_model_save": False,
+                **self.config["zero_optimization"], "stage3_gather_16bit_weights_on_model_save": False,
             },
             "gradient_clipping": 1.0,
             **data_types(options.sums),
@@ -340,11 +348,12 @@ class Found:
     """What a side did in its turns: seconds of the steps of each, rates of tiles before and after it, memory of a rank."""
 
     def __init__(self):
-        self.turns, self.tiles, self.pss, self.peak = [], [], 0.0, 0.0
+        self.turns, self.tiles, self.memory, self.pss, self.peak = [], [], [], 0.0, 0.0
 
     def add(self, seconds, tiles, pss, peak):
         self.turns.append(seconds)
         self.tiles.append(tiles)
+        self.memory.append((pss, peak))
         self.pss, self.peak = max(self.pss, pss), max(self.peak, peak)
 
     def steps(self, fast):
@@ -366,6 +375,30 @@ def report(found, tokens, fast):
             a, b = found[ours].steps(fast), found[peer].steps(fast)
             print(f"{ours} / {peer:<14} {min(b) / min(a):6.2f} {statistics.median(b) / statistics.median(a):6.2f}"
                   f"   {found[ours].pss / found[peer].pss:6.2f} {found[ours].peak / found[peer].peak:6.2f}")
+
+
+def report_rounds(found):
+    """How each side compares with the first, round by round: what disturbs a whole round disturbs both."""
+    first, *others = found
+    if not others or len(found[first].turns) < 2:
+        return
+    print(f"\nspeed beside {first} by rounds: median, least, greatest; of a rank's PSS in the median")
+    for name in others:
+        pairs = list(zip(found[name].turns, found[first].turns))
+        ratios = [statistics.median(b) / statistics.median(a) for a, b in pairs]
+        pss = [statistics.median(pss for pss, _ in found[side].memory) for side in (name, first)]
+        print(f"{name:<14} {statistics.median(ratios):6.3f} {min(ratios):6.3f} {max(ratios):6.3f}   {pss[0] / pss[1]:6.3f}"
+              f"   {' '.join(f'{ratio:.3f}' for ratio in ratios)}")
+
+
+def write_series(path, found):
+    """Every step of every turn, a line each."""
+    with open(path, "w") as file:
+        print("side,round,step,seconds,pss_mib,peak_mib", file=file)
+        for name, side in found.items():
+            for number, (seconds, (pss, peak)) in enumerate(zip(side.turns, side.memory), 1):
+                for step, one in enumerate(seconds, 1):
+                    print(f"{name},{number},{step},{one:.6f},{pss:.1f},{peak:.1f}", file=file)
 
 
 def report_calm(found, tokens):
@@ -392,6 +425,7 @@ def main():
     )
     parser.add_argument("--tight", action="store_true", help="DeepSpeed with a tenth of its buckets, where its defaults do not fit")
     parser.add_argument("--fastest", metavar="CPU_BENCH", help="every turn on the processors that this binary finds fastest")
+    parser.add_argument("--csv", metavar="FILE", help="write every step's time and every turn's memory there")
     parser.add_argument("--fresh", action="store_true", help="start peers anew for every turn")
     target = os.environ.get("CARGO_TARGET_DIR", "target")
     parser.add_argument("--zeroth", default=f"{target}/release/zeroth", help="the binary of ours")
@@ -402,8 +436,8 @@ def main():
     if options.fastest:
         processors.built(options.fastest, parser)
     names = options.sides.split(",")
-    if unknown := [name for name in names if name not in SIDES]:
-        parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES)}")
+    if unknown := [name for name in names if name not in SIDES + PRESETS]:
+        parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES + PRESETS)}")
     fresh = options.fresh or options.size == "0.6b"
     tokens = RANKS * SIZES[options.size][7] * LENGTH
     found = {name: Found() for name in names}
@@ -423,10 +457,13 @@ def main():
                 words = [" and ".join(f"{rate:.0f}" for rate in rates) for rates in (before, after)]
                 where = f"; tiles {words[0]} before, {words[1]} after" if before else ""
                 print(f"round {number}, {name}: {tokens / min(seconds):.0f} tokens/s{where}", file=sys.stderr, flush=True)
+            if options.csv:
+                write_series(options.csv, found)
         for side in sides.values():
             side.stop()
     print(f"{options.size} {options.dtype}, {RANKS} ranks x 1 thread (torch: 1 x {RANKS}), {tokens} tokens a step")
     report(found, tokens, 0.0)
+    report_rounds(found)
     report_calm(found, tokens)
 
 
