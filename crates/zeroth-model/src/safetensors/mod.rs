@@ -17,7 +17,7 @@ pub use error::{HeaderError, WeightProblem, WeightsError};
 pub use files::{WeightFiles, WeightWarning};
 pub(crate) use folder_files::weights_include;
 pub use one_file::{TensorPlace, f32_to_stored, read_header, stored_to_f32, write_header};
-pub use writer::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WrittenWeights};
+pub use writer::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WrittenWeights, is_weight_file};
 
 /// The file of a model that lies in one.
 const ONE_FILE: &str = "model.safetensors";

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use half::bf16;
 use serde_json::{Map, Value, json};
-use zeroth_base::{DType, grouped, publish};
+use zeroth_base::{DType, grouped};
 
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
@@ -173,7 +173,8 @@ impl WeightWriter {
         Ok(())
     }
 
-    /// Puts the files in their places: earlier weights of the folder go, and the index comes last.
+    /// Puts the files in their places, and earlier weights of the folder go. All bytes are on disk before the first rename, so
+    /// a full disk costs nothing that was there.
     pub fn finish(mut self) -> Result<WrittenWeights, WeightsError> {
         if let Some(next) = self.tensors.get(self.tensor) {
             let (name, expected) = (next.name.clone(), self.expected());
@@ -188,32 +189,43 @@ impl WeightWriter {
         placed
     }
 
+    /// Readers take the one file before an index. So, unless shards have the names of earlier ones, the folder holds whole
+    /// weights at every moment: the earlier ones until the last rename, the new ones from then on.
     fn put_in_place(&self, shards: &[Shard]) -> Result<WrittenWeights, WeightsError> {
         let at = |path: &Path| {
             let path = path.to_owned();
             move |source| WeightsError::Write { path, source }
         };
-        let new: BTreeSet<&str> = shards.iter().map(|shard| shard.name.as_str()).collect();
-        for name in weight_files(&self.folder).map_err(at(&self.folder))? {
-            // An index goes before any shard is replaced: it would describe a mixture of old and new.
-            if !new.contains(name.as_str()) {
-                let path = self.folder.join(name);
-                fs::remove_file(&path).map_err(at(&path))?;
-            }
-        }
-        let mut files = Vec::with_capacity(shards.len() + 1);
-        for shard in shards {
-            let path = self.folder.join(&shard.name);
-            fs::rename(unfinished(&self.folder, &shard.name), &path).map_err(at(&path))?;
-            files.push(path);
-        }
         let bytes = self.tensors.iter().map(NewTensor::bytes).sum();
+        let mut new: Vec<&str> = shards.iter().map(|shard| shard.name.as_str()).collect();
         if shards.len() > 1 {
-            let path = self.folder.join(INDEX);
+            let path = unfinished(&self.folder, INDEX);
             let index = format!("{:#}\n", self.index(shards, bytes));
-            publish(&path, index.as_bytes())
-                .map_err(|error| WeightsError::Write { path: error.path, source: error.source })?;
+            write_synced(&path, index.as_bytes()).map_err(at(&path))?;
+            new.push(INDEX);
+        }
+        let old = weight_files(&self.folder).map_err(at(&self.folder))?;
+        let is_mixed = shards.iter().any(|shard| shards.len() > 1 && old.contains(&shard.name));
+        if is_mixed && old.contains(INDEX) {
+            // It would describe a mixture of old and new until all shards are replaced.
+            let path = self.folder.join(INDEX);
+            fs::remove_file(&path).map_err(at(&path))?;
+        }
+        let mut files: Vec<PathBuf> = Vec::with_capacity(new.len());
+        for name in &new {
+            let path = self.folder.join(name);
+            if let Err(error) = fs::rename(unfinished(&self.folder, name), &path) {
+                // Best effort: what the earlier weights do not need goes again.
+                for (_, path) in new.iter().zip(&files).filter(|(name, _)| !old.contains(**name)) {
+                    let _ = fs::remove_file(path);
+                }
+                return Err(at(&path)(error));
+            }
             files.push(path);
+        }
+        for name in old.iter().filter(|name| !new.contains(&name.as_str())) {
+            let path = self.folder.join(name);
+            fs::remove_file(&path).map_err(at(&path))?;
         }
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(at(&self.folder))?;
         Ok(WrittenWeights { files, bytes })
@@ -251,7 +263,14 @@ impl Drop for WeightWriter {
             // Best effort: most are not there yet, or no longer.
             let _ = fs::remove_file(unfinished(&self.folder, &shard.name));
         }
+        let _ = fs::remove_file(unfinished(&self.folder, INDEX));
     }
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// Hidden, and marked with our process, so that two writers do not share one unfinished file.
@@ -306,13 +325,20 @@ fn cut(tensors: &[NewTensor], shard_bytes: u64) -> Vec<Shard> {
 fn weight_files(folder: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder)? {
-        if let Ok(name) = entry?.file_name().into_string()
-            && (name == ONE_FILE || name == INDEX || is_shard(&name))
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().into_string()
+            && is_weight_file(&name)
+            && !entry.file_type()?.is_dir()
         {
             names.insert(name);
         }
     }
     Ok(names)
+}
+
+/// Whether a name is one that weights or their index are written under.
+pub fn is_weight_file(name: &str) -> bool {
+    name == ONE_FILE || name == INDEX || is_shard(name)
 }
 
 /// Whether a name is `model-00001-of-00003.safetensors`, with any numbers.

@@ -141,6 +141,29 @@ fn new_weights_take_the_place_of_old_ones_in_either_form() {
 }
 
 #[test]
+fn weights_that_cannot_take_their_names_leave_the_earlier_ones_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = tiny_table(false);
+    write_all(folder.path(), &table, DType::F32, 1 << 20, 100);
+    let before = fs::read(folder.path().join("model.safetensors")).unwrap();
+    // A folder of the name of the second shard, then one of the index's.
+    for taken in ["model-00002-of-00003.safetensors", "model.safetensors.index.json"] {
+        fs::create_dir_all(folder.path().join(taken).join("mine")).unwrap();
+        let mut writer = WeightWriter::create(folder.path(), tensors(&table, DType::F32), 100).unwrap();
+        for parameter in table.iter() {
+            writer.append_f32(&parameter.name, &vec![1.0; parameter.elements() as usize]).unwrap();
+        }
+        let error = writer.finish().unwrap_err().to_string();
+        assert!(error.contains(taken), "{error}");
+        assert_eq!(fs::read(folder.path().join("model.safetensors")).unwrap(), before);
+        let mut expected = [taken, "model.safetensors"];
+        expected.sort_unstable();
+        assert_eq!(names_in(folder.path()), expected);
+        fs::remove_dir_all(folder.path().join(taken)).unwrap();
+    }
+}
+
+#[test]
 fn values_that_are_not_the_next_ones_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let create =
