@@ -17,6 +17,8 @@ pub(crate) const MAX_BLOCKS: u64 = 1 << 12;
 pub(crate) const MAX_EXPERTS: u64 = 1 << 12;
 pub(crate) const MAX_EXPERTS_OF_ALL_BLOCKS: u64 = 1 << 18;
 pub(crate) const MAX_POSITIONS: u64 = 1 << 40;
+/// Parameters of a model: their bytes in every type, on all ranks together, are counted in 64 bits.
+pub const MAX_PARAMETERS: u64 = 1 << 46;
 
 /// A model as its `config.json` describes it, written by transformers 4 or 5. Where a field is absent it has the
 /// value that transformers gives it.
@@ -146,7 +148,9 @@ impl ModelConfig {
         let fields = Fields::new(map);
         let family = Family::of(&fields, origin)?;
         let read = if family.is_encoder_decoder() { t5::read } else { decoder::read };
-        read(family, &fields).map_err(|source| ModelError::Field { origin: origin.to_owned(), source })
+        read(family, &fields)
+            .and_then(check_parameters)
+            .map_err(|source| ModelError::Field { origin: origin.to_owned(), source })
     }
 
     /// Width of all heads together: rows of q.
@@ -179,6 +183,25 @@ pub(crate) fn read_dtype(fields: &Fields<'_>) -> Result<Option<DType>, FieldErro
         Some(dtype) => Ok(Some(dtype)),
         None => Err(fields.unknown_name(field, name, ["float32", "bfloat16", "float16"].into_iter())),
     }
+}
+
+/// Refuses sizes that are each within limits and together give more parameters than any model has.
+fn check_parameters(config: ModelConfig) -> Result<ModelConfig, FieldError> {
+    let [hidden, vocab, ffn] = [config.hidden, config.vocab, config.ffn].map(u128::from);
+    let attention = 2 * u128::from(config.attention_width() + config.kv_width()) * hidden;
+    // A decoder's block beside an encoder has two attentions; biases and norms are less than one width of each.
+    let block = 2 * (attention + 4 * hidden) + 3 * ffn * (hidden + 1);
+    let blocks = u128::from(config.blocks + config.encoder_blocks) * block;
+    let experts = config.experts.as_ref().map_or(0, |experts| {
+        let of_block = u128::from(experts.count) * u128::from(3 * experts.width + 1) * hidden;
+        u128::from(config.blocks) * of_block
+    });
+    let total = 2 * vocab * hidden + blocks + experts;
+    if total <= u128::from(MAX_PARAMETERS) {
+        return Ok(config);
+    }
+    let (field, value) = ("number of parameters".to_owned(), format!("about {total}"));
+    Err(FieldError::OutOfRange { field, value, least: 1, most: MAX_PARAMETERS })
 }
 
 /// Refuses heads that are wider together than any model.

@@ -118,6 +118,15 @@ impl<'a> Fields<'a> {
                 let (field, found) = (self.path(field), number.to_string());
                 Err(FieldError::WrongType { field, found, expected: "a number above zero" })
             }
+            // Zero or infinite where it is computed with.
+            Some(number) if !(f32::MIN_POSITIVE..=f32::MAX).contains(&(number as f32)) => {
+                let (field, found) = (self.path(field), number.to_string());
+                Err(FieldError::WrongType {
+                    field,
+                    found,
+                    expected: "a number above zero that fp32 can hold",
+                })
+            }
             number => Ok(number),
         }
     }

@@ -27,7 +27,7 @@ mod t5;
 mod table;
 
 pub use auto::hidden_size_for_auto;
-pub use config::{Activation, Experts, ModelConfig, Positions};
+pub use config::{Activation, Experts, MAX_PARAMETERS, ModelConfig, Positions};
 pub use config_json::UnwritableConfig;
 pub use error::{FieldError, ModelError};
 pub use family::Family;
