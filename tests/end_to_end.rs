@@ -10,5 +10,6 @@ mod common;
 mod config;
 mod generate;
 mod init;
+mod model_paths;
 mod plan;
 mod train;

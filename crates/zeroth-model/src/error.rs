@@ -1,6 +1,6 @@
 //! What can be wrong with a model folder, each with its own sentence.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::Family;
 
@@ -22,6 +22,25 @@ pub enum ModelError {
     /// A folder without `config.json`.
     #[error("{} has no config.json: it is not a Hugging Face model folder", folder.display())]
     NoConfig {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The folder of a run, which holds a model.
+    #[error("{} is a run's folder and not a model's: {}", folder.display(), model_of_run(run, model.as_deref()))]
+    IsARun {
+        /// The folder as given: the run's, or the one of its checkpoints.
+        folder: PathBuf,
+        /// The run's folder.
+        run: PathBuf,
+        /// The model in it, where it has one.
+        model: Option<PathBuf>,
+    },
+    /// The folder of a checkpoint, which a model can be made of.
+    #[error(
+        "{0} is a checkpoint and not a model's folder: `zeroth checkpoint export {0} --output MODEL` writes its model to the \
+         folder MODEL, which then can be given", folder.display()
+    )]
+    IsACheckpoint {
         /// The folder.
         folder: PathBuf,
     },
@@ -194,4 +213,16 @@ pub enum FieldError {
 /// The end of a sentence about a name that was nearly right; empty without one.
 pub(crate) fn did_you_mean(near: Option<&str>) -> String {
     near.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}
+
+/// Where the model of a run is, or how to get it.
+fn model_of_run(run: &Path, model: Option<&Path>) -> String {
+    match model {
+        Some(model) => format!("the model it has trained is {}", model.display()),
+        None => format!(
+            "it has written no model yet; `zeroth checkpoint export {} --output MODEL` writes that of its newest checkpoint to \
+             the folder MODEL",
+            run.display()
+        ),
+    }
 }

@@ -137,10 +137,43 @@ pub(crate) fn model_folder(path: &Path) -> Result<PathBuf, ModelError> {
     if !found.is_dir() {
         return around.map(Path::to_owned).ok_or_else(|| ModelError::NotAFolder { path: path.to_owned() });
     }
-    match metadata(&path.join(CONFIG))? {
-        Some(config) if config.is_file() => Ok(path.to_owned()),
-        _ => Err(ModelError::NoConfig { folder: path.to_owned() }),
+    let has_config = metadata(&path.join(CONFIG))?.is_some_and(|config| config.is_file());
+    match not_a_model(path, has_config) {
+        Some(error) => Err(error),
+        None if has_config => Ok(path.to_owned()),
+        None => Err(ModelError::NoConfig { folder: path.to_owned() }),
     }
+}
+
+/// A run's folder and a checkpoint's are taken for a model's easily: what was meant instead.
+fn not_a_model(folder: &Path, has_config: bool) -> Option<ModelError> {
+    let has = |name: &str| folder.join(name).is_file();
+    if !has_config && has("manifest.json") && has("SHA256SUMS") {
+        return Some(ModelError::IsACheckpoint { folder: folder.to_owned() });
+    }
+    // A run's config.json is the DeepSpeed config, which has no model_type.
+    let is_model = has_config && {
+        let config = fs::read(folder.join(CONFIG)).ok();
+        let config = config.and_then(|bytes| serde_json::from_slice::<Map<String, Value>>(&bytes).ok());
+        config.is_none_or(|config| config.contains_key("model_type") || config.contains_key("architectures"))
+    };
+    if is_model {
+        return None;
+    }
+    let holds_steps = |folder: &Path| {
+        let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.any(|entry| entry.path().join("manifest.json").is_file())
+    };
+    let run = if has("origin.json") || has("metrics.jsonl") || holds_steps(&folder.join("checkpoints")) {
+        folder
+    } else if folder.file_name().is_some_and(|name| name == "checkpoints") && holds_steps(folder) {
+        folder.parent()?
+    } else {
+        return None;
+    };
+    let model = run.join("model");
+    let (folder, run) = (folder.to_owned(), run.to_owned());
+    Some(ModelError::IsARun { folder, run, model: model.join(CONFIG).is_file().then_some(model) })
 }
 
 /// What is at a path; `None` if nothing is.
