@@ -3,6 +3,7 @@
 
 use std::num::NonZeroU64;
 
+use crate::checkpoint::MAX_SAMPLES;
 use crate::permutation::Permutation;
 
 /// The order of a dataset's samples.
@@ -39,6 +40,16 @@ pub enum LengthError {
     /// No steps.
     #[error("--max-steps is 0: give at least 1, or --num-train-epochs")]
     NoSteps,
+    /// Positions beyond counting.
+    #[error(
+        "{steps} steps of {train_batch} samples are more than can be counted: give fewer steps (--max-steps)"
+    )]
+    TooLong {
+        /// The steps.
+        steps: u64,
+        /// Samples of each.
+        train_batch: u64,
+    },
 }
 
 impl Order {
@@ -85,6 +96,15 @@ impl Order {
     /// Hugging Face rounds up in each epoch, because its epochs end with a short step; ours have none, so we round up
     /// once, at the end of the run, and the last step borrows from the next epoch.
     pub fn total_steps(&self, length: Length, train_batch: NonZeroU64) -> Result<u64, LengthError> {
+        let steps = self.steps_of(length, train_batch)?;
+        let positions = steps.checked_mul(train_batch.get());
+        if positions.is_none_or(|positions| positions > MAX_SAMPLES) {
+            return Err(LengthError::TooLong { steps, train_batch: train_batch.get() });
+        }
+        Ok(steps)
+    }
+
+    fn steps_of(&self, length: Length, train_batch: NonZeroU64) -> Result<u64, LengthError> {
         match length {
             Length::Steps(0) => Err(LengthError::NoSteps),
             Length::Steps(steps) => Ok(steps),
@@ -164,6 +184,9 @@ mod tests {
             assert_eq!(steps(100, Length::Epochs(wrong), 8), Err(LengthError::Epochs(wrong)));
         }
         assert!(steps(100, Length::Epochs(f64::NAN), 8).is_err());
+        let beyond = LengthError::TooLong { steps: 1 << 60, train_batch: 8 };
+        assert_eq!(steps(100, Length::Steps(1 << 60), 8), Err(beyond));
+        assert!(steps(100, Length::Steps(u64::MAX), 1).is_err());
         assert_eq!(order(100, None).steps_per_epoch(batch(8)), 12.5);
     }
 

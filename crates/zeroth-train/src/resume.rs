@@ -55,16 +55,32 @@ pub enum ResumeError {
     },
 }
 
+/// Choices that a message lists; large batches have hundreds.
+const LISTED: usize = 24;
+
 fn listed(numbers: &[u64]) -> String {
-    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    joined(numbers.iter().map(ToString::to_string).collect())
 }
 
 fn pairs(works: &[(u64, u64)]) -> String {
-    works.iter().map(|(micro, times)| format!("{micro} × {times}")).collect::<Vec<_>>().join(", ")
+    joined(works.iter().map(|(micro, times)| format!("{micro} × {times}")).collect())
 }
 
+fn joined(mut choices: Vec<String>) -> String {
+    let more = choices.len().saturating_sub(LISTED);
+    choices.truncate(LISTED);
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    choices.join(", ") + &rest
+}
+
+/// In time that grows with the root of the number: a manifest's batch may have 32 bits.
 fn divisors(number: u64) -> Vec<u64> {
-    (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect()
+    let mut small: Vec<u64> =
+        (1..=number.isqrt()).filter(|divisor| number.is_multiple_of(*divisor)).collect();
+    let large: Vec<u64> = small.iter().rev().map(|divisor| number / divisor).collect();
+    small.extend(large);
+    small.dedup();
+    small
 }
 
 /// Micro-batch and accumulation that give a step of `batch` samples on `ranks` ranks; what was typed stays. Where nothing
@@ -218,6 +234,16 @@ mod tests {
              2 rank(s) cannot give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
              gradient_accumulation_steps: 1 × 6, 2 × 3, 3 × 2, 6 × 1"
         );
+    }
+
+    #[test]
+    fn divisors_come_in_order_and_the_largest_batch_has_them_at_once() {
+        assert_eq!(divisors(1), [1]);
+        assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
+        assert_eq!(divisors(37), [1, 37]);
+        assert_eq!(divisors(1 << 32), (0..=32).map(|power| 1 << power).collect::<Vec<u64>>());
+        let error = cut_again(1 << 32, 3, (None, None), 1).unwrap_err().to_string();
+        assert!(error.ends_with("4194304, 8388608 and 9 more can"), "{error}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! what it holds, and [`Checkpoint`] reads any range on any number of ranks, whatever wrote it. Nothing is believed:
 //! opening proves that every element of every state is there once, verifying compares every byte's checksum.
 
+mod bounds;
 mod collection;
 mod commit;
 mod complete;
@@ -19,6 +20,7 @@ mod state;
 mod sums;
 mod verify;
 
+pub(crate) use bounds::MAX_SAMPLES;
 pub use collection::{Found, Named, Newest, clean, list, newest_good, prune, resolve};
 pub use commit::{Unfinished, is_step_folder, step_folder};
 pub use error::CheckpointError;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Component, Path, PathBuf};
@@ -12,6 +12,7 @@ use zeroth_base::DType;
 use zeroth_model::{ParameterTable, read_header, stored_to_f32};
 use zeroth_step::run::State;
 
+use super::bounds::{check, check_folder};
 use super::complete::{Places, Tensors};
 use super::error::{CheckpointError, reading};
 use super::manifest::{FORMAT_VERSION, FileEntry, Manifest};
@@ -20,6 +21,8 @@ use super::sums::{MANIFEST, SUMS, manifest_sum, sha256, sums_text};
 
 /// Bytes that are read at a time before they are converted.
 const STAGING: usize = 1 << 20;
+/// Bytes of a manifest: those of the largest model tables that are read have some hundred MB.
+const LARGEST_MANIFEST: u64 = 1 << 30;
 /// Differences to another model that are named.
 const NAMED: usize = 3;
 
@@ -199,7 +202,7 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
         zeroth_version: Option<String>,
     }
     let path = folder.join(MANIFEST);
-    let bytes = fs::read(&path).map_err(|source| match source.kind() {
+    let bytes = read_at_most(&path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             CheckpointError::NotACheckpoint { folder: folder.to_owned() }
         }
@@ -208,7 +211,7 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
     let broken = |problem: String| CheckpointError::Manifest { path: path.clone(), problem };
     let changed = || broken(format!("it and {SUMS} beside it do not agree, so one of them has changed"));
     let sums_path = folder.join(SUMS);
-    let sums = fs::read(&sums_path).map_err(reading(&sums_path))?;
+    let sums = read_at_most(&sums_path).map_err(reading(&sums_path))?;
     // Before anything in it is believed, its version too.
     if manifest_sum(&sums).is_some_and(|expected| expected != sha256(&bytes).as_bytes()) {
         return Err(changed());
@@ -228,7 +231,19 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
     if let Some(outside) = manifest.files.iter().find(|file| !is_inside(&file.name)) {
         return Err(broken(format!("it lists `{}`, which is not inside its folder", outside.name)));
     }
+    check(&manifest).and_then(|()| check_folder(folder, &manifest)).map_err(broken)?;
     Ok(manifest)
+}
+
+/// A manifest's bytes; one that is larger than any is an error and takes no memory.
+fn read_at_most(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST_MANIFEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST_MANIFEST {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is larger than 1 GiB"));
+    }
+    Ok(bytes)
 }
 
 /// Checks that a file is there and as long as it was.

@@ -68,6 +68,23 @@ impl Header {
         Sha256::digest(&bytes_of(self)[..HEADER - size_of::<[u8; 32]>()]).into()
     }
 
+    /// Whether its numbers can be those of the sections that follow. Buffers are sized by them.
+    fn check(&self) -> Result<(), &'static str> {
+        let Self { samples, tokens, trained_tokens, longest, .. } = *self;
+        let Self { packs, longest_pack, most_in_pack, .. } = *self;
+        let is_packed = packs > 0;
+        if trained_tokens > tokens || longest > tokens || tokens < samples {
+            return Err("its header counts tokens that it does not have");
+        }
+        if packs > samples || longest_pack > tokens || most_in_pack > samples {
+            return Err("its header counts packs that it does not have");
+        }
+        if is_packed != (longest_pack > 0) || is_packed != (most_in_pack > 0) {
+            return Err("its header counts packs in one place and none in another");
+        }
+        Ok(())
+    }
+
     /// Where each section lies in the file, and where the last one ends. `None` where that is beyond counting.
     fn sections(&self) -> Option<(Sections, u64)> {
         let packed = self.packs > 0;
@@ -143,6 +160,7 @@ impl TokenFile {
         let Some((sections, _)) = sections else {
             return Err(Reject::Damaged("its length is not what its header says"));
         };
+        header.check().map_err(Reject::Damaged)?;
         let units = if header.packs > 0 { header.packs } else { header.samples };
         let count = NonZeroU64::new(units).ok_or(Reject::Damaged("it holds no samples"))?;
         Ok(Self { map, header, sections, count })
@@ -157,7 +175,34 @@ impl TokenFile {
         if found != self.header.body_sha256 {
             return Err(Reject::Damaged("its contents do not match their checksum"));
         }
+        if !self.is_consistent() {
+            return Err(Reject::Damaged("its index leads out of its tokens"));
+        }
         Ok(())
+    }
+
+    /// Whether every sample lies within the tokens, every pack within the samples, and none is longer than the header says.
+    fn is_consistent(&self) -> bool {
+        let header = &self.header;
+        let covers = |starts: &[u64], all: u64, longest: u64| {
+            starts.first() == Some(&0)
+                && starts.last() == Some(&all)
+                && starts.windows(2).all(|ends| {
+                    ends[1].checked_sub(ends[0]).is_some_and(|length| (1..=longest).contains(&length))
+                })
+        };
+        let starts = self.starts();
+        let lengths = starts.windows(2).zip(self.trained());
+        let packs = self.pack_starts();
+        covers(starts, header.tokens, header.longest)
+            && lengths.into_iter().all(|(ends, trained)| u64::from(*trained) <= ends[1] - ends[0])
+            && (packs.is_empty() || covers(packs, header.samples, header.most_in_pack))
+            && self.members().iter().all(|member| *member < header.samples)
+            && packs.windows(2).all(|ends| {
+                let members = &self.members()[ends[0] as usize..ends[1] as usize];
+                let length = |member: &u64| starts[*member as usize + 1] - starts[*member as usize];
+                members.iter().map(length).sum::<u64>() <= header.longest_pack
+            })
     }
 
     pub(super) fn count(&self) -> NonZeroU64 {

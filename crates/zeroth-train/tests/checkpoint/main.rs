@@ -7,6 +7,7 @@ mod collection;
 mod damage;
 mod disk;
 mod export;
+mod forged;
 mod kills;
 mod round_trip;
 mod sample;

@@ -111,7 +111,7 @@ impl Model {
             zeroth_version: ZEROTH_VERSION.to_owned(),
             created: 1_700_000_000,
             step,
-            samples_seen: 12 * step,
+            samples_seen: 12 * ranks * step,
             loss: Some(2.5),
             control: ControlState {
                 applied: step,
@@ -123,7 +123,7 @@ impl Model {
             },
             seed: u64::MAX,
             data: DataEntry { hash: "00ff".to_owned(), samples: 100, shuffle: true },
-            batch: BatchEntry { train_batch_size: 12, micro_batch: 1, accumulation: 12 / ranks.clamp(1, 12) },
+            batch: BatchEntry { train_batch_size: 12 * ranks, micro_batch: 1, accumulation: 12 },
             ranks,
             stage: 3,
             dtype: DType::Bf16,

@@ -1,0 +1,90 @@
+//! Manifests whose checksums are right and whose numbers are not: refused at once, by the number's name.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use zeroth_train::checkpoint::Checkpoint;
+
+use crate::sample::Model;
+
+/// Writes a manifest with the checksum that belongs to it.
+fn forge(folder: &Path, manifest: &Value) {
+    let path = folder.join("manifest.json");
+    fs::write(&path, serde_json::to_string_pretty(manifest).unwrap()).unwrap();
+    let output = Command::new("sha256sum").arg(&path).output().unwrap();
+    let hash = &String::from_utf8(output.stdout).unwrap()[..64];
+    let sums = fs::read_to_string(folder.join("SHA256SUMS")).unwrap();
+    fs::write(folder.join("SHA256SUMS"), format!("{hash}{}", &sums[64..])).unwrap();
+}
+
+#[test]
+fn numbers_beyond_their_bounds_are_refused_by_name() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let step = model.save(folder.path(), 10);
+    let whole: Value = serde_json::from_slice(&fs::read(step.join("manifest.json")).unwrap()).unwrap();
+    let huge = json!(1_u64 << 62);
+    for (pointer, value, words) in [
+        ("/step", huge.clone(), "`step` is 4611686018427387904: it must be from 0 to "),
+        (
+            "/samples_seen",
+            huge.clone(),
+            "`samples_seen` is 4611686018427387904, and 10 steps have taken 12 samples",
+        ),
+        ("/samples_seen", json!(u64::MAX), "`samples_seen` is 18446744073709551615: it must be from "),
+        (
+            "/batch/train_batch_size",
+            huge.clone(),
+            "`batch.train_batch_size` is 4611686018427387904: it must be",
+        ),
+        ("/batch/train_batch_size", json!(0), "`batch.train_batch_size` is 0: it must be from 1 to "),
+        ("/batch/train_batch_size", json!(13), "`batch.train_batch_size` is 13, and `batch.micro_batch` × "),
+        ("/batch/micro_batch", huge.clone(), "`batch.micro_batch` is "),
+        ("/batch/accumulation", json!(0), "`batch.accumulation` is 0"),
+        ("/ranks", huge.clone(), "`ranks` is "),
+        ("/ranks", json!(0), "`ranks` is 0"),
+        ("/stage", json!(4), "`stage` is 4: it must be from 0 to 3"),
+        ("/data/samples", json!(0), "`data.samples` is 0"),
+        (
+            "/control/applied",
+            json!(u64::MAX),
+            "it counts 18446744073709551615 applied and 0 skipped of 10 steps",
+        ),
+        ("/control/skipped", json!(1), "it counts 10 applied and 1 skipped of 10 steps"),
+        ("/control/iteration", huge, "`control.iteration` is "),
+        ("/control/last_overflow", json!(11), "`control.last_overflow` is 11: it must be from -1 to 10"),
+        ("/control/last_overflow", json!(i64::MIN), "`control.last_overflow` is -9223372036854775808"),
+        ("/control/loss_scale", json!("inf"), "`control.loss_scale` is inf: it must be a number above zero"),
+        ("/control/loss_scale", json!("NaN"), "`control.loss_scale` is NaN"),
+        ("/control/loss_scale", json!("0"), "`control.loss_scale` is 0"),
+        ("/model/total", json!(1), "`model.total` is 1, and its parameters have "),
+        ("/model/parameters/0/shape", json!([1_u64 << 40, 1_u64 << 40]), "more elements than a model has"),
+        ("/model/parameters/0/shape", json!([1_u64 << 47]), "more elements than a model has"),
+    ] {
+        let mut manifest = whole.clone();
+        *manifest.pointer_mut(pointer).unwrap() = value.clone();
+        forge(&step, &manifest);
+        let message = Checkpoint::open(&step).unwrap_err().to_string();
+        assert!(message.contains(words), "{pointer} {value}: {message}");
+        assert!(message.contains("manifest.json is broken: "), "{message}");
+    }
+    forge(&step, &whole);
+    Checkpoint::open(&step).unwrap();
+}
+
+#[test]
+fn a_folder_named_after_another_step_is_refused_with_both_and_other_names_are_not() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let step = model.save(folder.path(), 10);
+    let renamed = folder.path().join("step-12");
+    fs::rename(&step, &renamed).unwrap();
+    let message = Checkpoint::open(&renamed).unwrap_err().to_string();
+    assert!(
+        message.contains("its `step` is 10, and its folder is step-12: rename the folder to step-10"),
+        "{message}"
+    );
+    let copy = folder.path().join("good");
+    fs::rename(&renamed, &copy).unwrap();
+    Checkpoint::open(&copy).unwrap();
+}
