@@ -7,16 +7,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use serde_json::{Map, Value};
-use zeroth_base::{DType, publish};
-use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, read_config};
+use zeroth_base::DType;
+use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError};
 use zeroth_step::run::{Engine, RunError, State};
 
 use crate::Job;
 use crate::checkpoint::CheckpointError;
+use crate::staged::StagedFiles;
 
 /// Elements that are gathered at once.
 const PIECE: u64 = 1 << 20;
+/// The file that makes a folder a model's.
+pub(crate) const CONFIG: &str = "config.json";
 /// Files of a model's folder that belong to the model and not to its weights, its config.json apart.
 pub(crate) const BESIDE: &[&str] = &[
     "generation_config.json",
@@ -58,11 +60,30 @@ pub enum ExportError {
         /// The folder.
         folder: PathBuf,
     },
+    /// It would change what a checkpoint's checksums are of.
+    #[error(
+        "{} lies in the checkpoint {}, and a model written there would damage it: give a folder outside of it",
+        folder.display(), checkpoint.display()
+    )]
+    InsideCheckpoint {
+        /// The folder.
+        folder: PathBuf,
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
     /// A run is there.
     #[error("{} holds a run, and its config.json would be written over: give another folder", folder.display())]
     HoldsARun {
         /// The folder.
         folder: PathBuf,
+    },
+    /// A file of the model it comes from could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
     },
     /// Another file could not.
     #[error("cannot write {}: {source}", path.display())]
@@ -86,9 +107,10 @@ pub(crate) fn export(
 ) -> Result<(), ExportError> {
     let dtype = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
     let tensors: Vec<NewTensor> = job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect();
-    let mut writer = None;
+    let (mut beside, mut writer) = (None, None);
     if engine.rank() == 0 {
         std::fs::create_dir_all(folder).map_err(failed(folder))?;
+        beside = Some(StagedFiles::of_model(&job.folder, folder, dtype)?);
         writer = Some(WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?);
     }
     let params = engine.params();
@@ -101,9 +123,9 @@ pub(crate) fn export(
             Ok(engine.gather(State::Weights, param, range, elements)?)
         })?;
     }
-    if let Some(writer) = writer {
+    if let (Some(writer), Some(beside)) = (writer, beside) {
         writer.finish()?;
-        write_beside(&job.folder, folder, dtype)?;
+        beside.publish()?;
     }
     Ok(())
 }
@@ -128,29 +150,6 @@ pub(crate) fn stream(
         writer.append_f32(&tensor.name, piece)?;
     }
     Ok(())
-}
-
-/// The tokenizer's files as they are, and config.json with the type the weights have now. That one comes last: a folder
-/// that was not finished is not taken for a model.
-pub(crate) fn write_beside(from: &Path, to: &Path, dtype: DType) -> Result<(), ExportError> {
-    for name in BESIDE {
-        let (source, target) = (from.join(name), to.join(name));
-        if source.is_file() {
-            std::fs::copy(&source, &target).map_err(failed(&target))?;
-        }
-    }
-    let path = to.join("config.json");
-    let (mut config, _): (Map<String, Value>, String) = read_config(from)
-        .map_err(|error| ExportError::Io { path: path.clone(), source: io::Error::other(error) })?;
-    let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-    let name = match dtype {
-        DType::F32 => "float32",
-        DType::Bf16 => "bfloat16",
-        DType::F16 => "float16",
-    };
-    config.insert(key.to_owned(), name.into());
-    let text = serde_json::to_string_pretty(&config).map_err(io::Error::other).map_err(failed(&path))?;
-    publish(&path, format!("{text}\n").as_bytes()).map_err(io::Error::other).map_err(failed(&path))
 }
 
 pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> ExportError + '_ {

@@ -30,6 +30,7 @@ mod run_folder;
 mod run_lock;
 mod save;
 mod schedule;
+mod staged;
 mod weights;
 
 pub use batch::{BatchShape, Batches, MicroBatch};

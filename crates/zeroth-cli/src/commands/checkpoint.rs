@@ -213,6 +213,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
         Err(
             error @ (ExportError::NotEmpty { .. }
             | ExportError::HoldsARun { .. }
+            | ExportError::InsideCheckpoint { .. }
             | ExportError::OutOfRange { .. }),
         ) => return Err(error.into()),
         Err(error) => {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::commit::{hidden, is_step_folder, step_folder, sync_folder};
 use super::error::{CheckpointError, reading, writing};
+use super::names::{Leftover, foreign_in, remove_own};
 use super::open::Checkpoint;
 use super::sums::MANIFEST;
-use crate::run_lock::start_time;
 
 /// A checkpoint's folder; what is in it has not been looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,9 @@ pub fn list(checkpoints: &Path) -> Result<Vec<Found>, CheckpointError> {
     let mut found = Vec::new();
     for name in names(checkpoints)? {
         let folder = checkpoints.join(&name);
-        if let Some(step) = is_step_folder(&name).filter(|_| folder.is_dir()) {
+        // One that cannot be looked at, or a link to a disk that is not mounted, is there all the same.
+        let is_file = || fs::metadata(&folder).is_ok_and(|found| !found.is_dir());
+        if let Some(step) = is_step_folder(&name).filter(|_| !is_file()) {
             found.push(Found { step, folder });
         }
     }
@@ -55,15 +57,19 @@ pub fn resolve(path: &Path) -> Result<Named, CheckpointError> {
     if path.join(MANIFEST).is_file() {
         return Ok(Named::Step(path.to_owned()));
     }
+    // Named like a checkpoint, and none: the missing manifest is what to say.
+    let is_step = path.file_name().and_then(|name| name.to_str()).and_then(is_step_folder).is_some();
+    let not_one = CheckpointError::NotACheckpoint { folder: path.to_owned() };
+    if !path.is_dir() {
+        return Err(not_one);
+    }
     for checkpoints in [path.join("checkpoints"), path.to_owned()] {
         if !list(&checkpoints)?.is_empty() {
             return Ok(Named::Run(checkpoints));
         }
     }
-    // Named like a checkpoint, and none: the missing manifest is what to say.
-    let is_step = path.file_name().and_then(|name| name.to_str()).and_then(is_step_folder).is_some();
-    if is_step || !path.is_dir() {
-        return Err(CheckpointError::NotACheckpoint { folder: path.to_owned() });
+    if is_step {
+        return Err(not_one);
     }
     Err(CheckpointError::NoneThere { folder: path.to_owned() })
 }
@@ -81,8 +87,8 @@ pub fn newest_good(checkpoints: &Path) -> Result<Newest, CheckpointError> {
     Ok(Newest { found: None, refused })
 }
 
-/// Keeps the newest `limit` checkpoints (all without one), and in any case the newest good one; gives the folders that
-/// were removed. `just_written` is a step that this process has committed: it is good without being read again.
+/// Keeps the newest `limit` checkpoints (all without one), and in any case the newest good one and those that hold other
+/// files too; gives the folders that were removed. `just_written` is a step that this process has committed: it is good without being read again.
 pub fn prune(
     checkpoints: &Path,
     limit: Option<u64>,
@@ -104,8 +110,11 @@ pub fn prune(
     }
     let mut removed = Vec::new();
     for Found { step, folder } in all {
-        remove(checkpoints, step, &folder)?;
-        removed.push(folder);
+        // With somebody's own files in it, it stays.
+        if foreign_in(&folder).is_ok_and(|foreign| foreign.is_empty()) {
+            remove(checkpoints, step, &folder)?;
+            removed.push(folder);
+        }
     }
     Ok(removed)
 }
@@ -122,7 +131,7 @@ pub fn clean(checkpoints: &Path) -> Result<(), CheckpointError> {
         match target.filter(|target| leftover.is_replaced && !target.exists()) {
             Some(target) => fs::rename(&path, &target).map_err(writing("rename to", &target, 0))?,
             None if path.is_dir() => {
-                fs::remove_dir_all(&path).map_err(writing("remove", &path, 0))?;
+                remove_own(&path).map_err(writing("remove", &path, 0))?;
             }
             None => fs::remove_file(&path).map_err(writing("remove", &path, 0))?,
         }
@@ -147,6 +156,10 @@ fn remove(checkpoints: &Path, step: u64, folder: &Path) -> Result<(), Checkpoint
 fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
+        // A file, or a link that leads nowhere, is there and cannot be read.
+        Err(source) if fs::symlink_metadata(folder).is_ok() => {
+            return Err(CheckpointError::Io { doing: "read", path: folder.to_owned(), source });
+        }
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
         }
@@ -161,37 +174,4 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     }
     names.sort_unstable();
     Ok(names)
-}
-
-/// A hidden name that a process of ours made: `.step-5.unfinished-123-456`, or `.latest.unfinished-123`.
-struct Leftover {
-    step: Option<u64>,
-    is_replaced: bool,
-    pid: u32,
-    /// When that process started, where the name says it.
-    started: Option<u64>,
-}
-
-impl Leftover {
-    fn parse(name: &str) -> Option<Self> {
-        let (of, mark) = name.strip_prefix('.')?.split_once('.')?;
-        let (what, process) = mark.split_once('-')?;
-        if !["unfinished", "replaced", "removed"].contains(&what) {
-            return None;
-        }
-        let step = is_step_folder(of);
-        if step.is_none() && of != "latest" {
-            return None;
-        }
-        let (pid, started) = match process.split_once('-') {
-            Some((pid, started)) => (pid.parse().ok()?, Some(started.parse().ok()?)),
-            None => (process.parse().ok()?, None),
-        };
-        Some(Self { step, is_replaced: what == "replaced", pid, started })
-    }
-
-    /// Whether the process that made it is still there. Ids are used again, start times are not.
-    fn is_in_use(&self) -> bool {
-        start_time(self.pid).is_some_and(|found| self.started.is_none_or(|started| started == found))
-    }
 }

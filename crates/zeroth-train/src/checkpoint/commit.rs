@@ -12,15 +12,14 @@ use zeroth_base::publish;
 use super::collection::clean;
 use super::error::{CheckpointError, writing};
 use super::manifest::{FileEntry, Manifest};
+use super::names::{foreign_in, remove_own};
 use super::open::Checkpoint;
 use super::sums::{MANIFEST, SUMS, hex, sums_text};
-use crate::export::BESIDE;
+use crate::export::{BESIDE, CONFIG};
 use crate::run_lock::start_time;
 
 /// The folder of a checkpoint that holds the model's small files.
 pub(super) const MODEL: &str = "model";
-/// The one file that every model has.
-const CONFIG: &str = "config.json";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "latest";
 /// Bytes that are copied at a time.
@@ -61,7 +60,7 @@ impl Unfinished {
         clean(checkpoints)?;
         let path = hidden(checkpoints, step, "unfinished");
         if path.exists() {
-            fs::remove_dir_all(&path).map_err(writing("remove", &path, 0))?;
+            remove_own(&path).map_err(writing("remove", &path, 0))?;
         }
         fs::create_dir(&path).map_err(writing("create", &path, 0))?;
         Ok(Self { checkpoints: checkpoints.to_owned(), path, step })
@@ -73,7 +72,8 @@ impl Unfinished {
     }
 
     /// Makes it a checkpoint. `manifest` lists the parts of all ranks, which are synced; `model` is the folder whose
-    /// config and tokenizer files are carried along. What was there of this step is replaced at the same moment.
+    /// config and tokenizer files are carried along. What was there of this step is replaced at the same moment; files beside
+    /// it that no save wrote stay.
     pub fn commit(self, mut manifest: Manifest, model: &Path) -> Result<PathBuf, CheckpointError> {
         if manifest.step != self.step {
             let problem = format!("step {} in the folder of step {}", manifest.step, self.step);
@@ -96,8 +96,13 @@ impl Unfinished {
 
     fn put_in_place(self) -> Result<PathBuf, CheckpointError> {
         let target = self.checkpoints.join(step_folder(self.step));
-        if fs::symlink_metadata(&target).is_ok() {
+        if let Ok(found) = fs::symlink_metadata(&target) {
+            if found.is_file() {
+                let source = io::Error::new(io::ErrorKind::AlreadyExists, "a file of that name is there");
+                return Err(CheckpointError::Io { doing: "write", path: target, source });
+            }
             exchange(&self.path, &target, &hidden(&self.checkpoints, self.step, "replaced"))?;
+            self.move_foreign(&target);
         } else {
             fs::rename(&self.path, &target).map_err(writing("rename to", &target, 0))?;
         }
@@ -111,10 +116,20 @@ impl Unfinished {
     }
 }
 
+impl Unfinished {
+    /// Moves what no save wrote from the replaced folder, which has the hidden name now, to the one in its place.
+    fn move_foreign(&self, target: &Path) {
+        for name in foreign_in(&self.path).unwrap_or_default() {
+            // Best effort: where it fails the hidden folder stays, as it holds more than a checkpoint.
+            let _ = fs::rename(self.path.join(&name), target.join(&name));
+        }
+    }
+}
+
 impl Drop for Unfinished {
     fn drop(&mut self) {
         // Best effort: a hidden folder is never taken for a checkpoint, and the next save removes it.
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = remove_own(&self.path);
     }
 }
 

@@ -7,9 +7,11 @@ use zeroth_base::DType;
 use zeroth_model::{NewTensor, WeightWriter, WrittenWeights};
 use zeroth_step::run::State;
 
+use super::around::{checkpoint_around, is_same_folder};
 use super::open::Checkpoint;
-use crate::export::{ExportError, failed, stream, write_beside};
+use crate::export::{ExportError, failed, stream};
 use crate::run_folder::MARKS;
+use crate::staged::StagedFiles;
 
 /// What to do with a folder that holds something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +31,16 @@ pub fn export(
     dtype: DType,
     shard_bytes: u64,
 ) -> Result<WrittenWeights, ExportError> {
+    let around = checkpoint_around(to).or_else(|| {
+        let own = [checkpoint.folder(), &checkpoint.model()].iter().any(|own| is_same_folder(to, own));
+        own.then(|| checkpoint.folder().to_owned())
+    });
+    if let Some(around) = around {
+        return Err(ExportError::InsideCheckpoint { folder: to.to_owned(), checkpoint: around });
+    }
     refuse_taken(to, destination)?;
     fs::create_dir_all(to).map_err(failed(to))?;
+    let beside = StagedFiles::of_model(&checkpoint.model(), to, dtype)?;
     let parameters = &checkpoint.manifest().model.parameters;
     let tensors: Vec<NewTensor> = parameters
         .iter()
@@ -43,7 +53,7 @@ pub fn export(
         })?;
     }
     let written = writer.finish()?;
-    write_beside(&checkpoint.model(), to, dtype)?;
+    beside.publish()?;
     Ok(written)
 }
 

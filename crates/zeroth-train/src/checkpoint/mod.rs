@@ -6,6 +6,7 @@
 //! what it holds, and [`Checkpoint`] reads any range on any number of ranks, whatever wrote it. Nothing is believed:
 //! opening proves that every element of every state is there once, verifying compares every byte's checksum.
 
+mod around;
 mod bounds;
 mod collection;
 mod commit;
@@ -13,6 +14,7 @@ mod complete;
 mod error;
 mod export;
 mod manifest;
+mod names;
 mod open;
 mod part;
 mod space;

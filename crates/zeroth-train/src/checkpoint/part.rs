@@ -54,6 +54,14 @@ pub fn part_name(rank: u64, world: u64) -> String {
     format!("rank-{rank:05}-of-{world:05}.safetensors")
 }
 
+/// Whether a name is one that [`part_name`] gives.
+pub(super) fn is_part_name(name: &str) -> bool {
+    let numbers = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let numbers = numbers.and_then(|numbers| numbers.split_once("-of-"));
+    let numbers = numbers.and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
+    numbers.is_some_and(|(rank, world)| part_name(rank, world) == name)
+}
+
 /// A rank's file on its way to a checkpoint. Dropped before [`PartWriter::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct PartWriter {

@@ -98,3 +98,57 @@ fn a_weight_that_fp16_does_not_have_is_refused_and_not_made_infinite() {
     assert!(names_in(&to).is_empty());
     export(&checkpoint, &to, Destination::New, DType::Bf16, DEFAULT_SHARD_BYTES).unwrap();
 }
+
+#[test]
+fn a_folder_in_a_checkpoint_is_refused_by_whatever_path() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let checkpoints = folder.path().join("checkpoints");
+    let (step, other) = (model.save(&checkpoints, 3), model.save(&checkpoints, 4));
+    let checkpoint = Checkpoint::open(&step).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(step.join("model"), &link).unwrap();
+    // A checkpoint that is kept elsewhere, under any name.
+    let kept = folder.path().join("kept");
+    fs::rename(&other, &kept).unwrap();
+    for to in [step.join("model"), step.clone(), step.join("new/model"), link, kept.join("new")] {
+        let error =
+            export(&checkpoint, &to, Destination::Overwrite, DType::F32, DEFAULT_SHARD_BYTES).unwrap_err();
+        assert!(matches!(error, ExportError::InsideCheckpoint { .. }), "{}: {error}", to.display());
+    }
+    for whole in [&step, &kept] {
+        Checkpoint::open(whole).unwrap().verify().unwrap();
+        assert!(!whole.join("new").exists());
+    }
+    // Beside the checkpoints there is room.
+    let to = folder.path().join("model");
+    export(&checkpoint, &to, Destination::New, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
+}
+
+#[test]
+fn an_export_that_fails_leaves_the_model_that_was_there() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let step = model.save(&folder.path().join("checkpoints"), 3);
+    let checkpoint = Checkpoint::open(&step).unwrap();
+    let to = folder.path().join("to");
+    let export = |dtype| export(&checkpoint, &to, Destination::Overwrite, dtype, DEFAULT_SHARD_BYTES);
+    export(DType::F32).unwrap();
+    let files = |folder: &std::path::Path| -> Vec<(String, Vec<u8>)> {
+        names_in(folder)
+            .into_iter()
+            .map(|name| (name.clone(), fs::read(folder.join(&name)).unwrap()))
+            .collect()
+    };
+    let before = files(&to);
+    // The weights end while they are read.
+    let part = step.join("rank-00000-of-00001.safetensors");
+    let bytes = fs::read(&part).unwrap();
+    fs::OpenOptions::new().write(true).open(&part).unwrap().set_len(bytes.len() as u64 / 3).unwrap();
+    export(DType::Bf16).unwrap_err();
+    assert_eq!(files(&to), before);
+    fs::write(&part, bytes).unwrap();
+    // A carried file cannot be read: it is a folder by now.
+    let config = step.join("model/config.json");
+    fs::rename(&config, step.join("model/gone")).unwrap();
+    export(DType::Bf16).unwrap_err();
+    assert_eq!(files(&to), before);
+}

@@ -9,5 +9,6 @@ mod disk;
 mod export;
 mod forged;
 mod kills;
+mod own_files;
 mod round_trip;
 mod sample;

@@ -1,0 +1,43 @@
+//! Whether a path leads into a checkpoint. Whoever writes there changes what its checksums are of.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::commit::is_step_folder;
+use super::names::Leftover;
+use super::part::is_part_name;
+use super::sums::{MANIFEST, SUMS};
+
+/// The checkpoint that a path lies in, by whatever links; the path itself need not be there yet.
+pub(crate) fn checkpoint_around(path: &Path) -> Option<PathBuf> {
+    let there =
+        path.ancestors().find(|folder| folder.exists()).filter(|folder| !folder.as_os_str().is_empty());
+    let real = there.unwrap_or(Path::new(".")).canonicalize().ok()?;
+    real.ancestors().find(|folder| is_checkpoint(folder)).map(Path::to_owned)
+}
+
+/// Whether a folder is a checkpoint: by its manifest, or, where that is lost, by its name and a rank's file in it.
+fn is_checkpoint(folder: &Path) -> bool {
+    let is_manifested =
+        || fs::symlink_metadata(folder.join(SUMS)).is_ok() && is_manifest(&folder.join(MANIFEST));
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let is_named = is_step_folder(name).is_some() || Leftover::parse(name).is_some();
+    let is_part = |entry: fs::DirEntry| entry.file_name().to_str().is_some_and(is_part_name);
+    let holds_part = || fs::read_dir(folder).into_iter().flatten().flatten().any(is_part);
+    is_manifested() || (is_named && holds_part())
+}
+
+/// Whether a file begins like a manifest of ours: others give files that name too.
+fn is_manifest(path: &Path) -> bool {
+    let mut begin = [0; 4096];
+    let read = File::open(path).and_then(|mut file| file.read(&mut begin));
+    read.is_ok_and(|read| String::from_utf8_lossy(&begin[..read]).contains("\"zeroth_version\""))
+}
+
+/// Whether two paths are one folder. A bind mount gives it two names that resolve to themselves.
+pub(super) fn is_same_folder(a: &Path, b: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    identity(a).is_some_and(|found| identity(b) == Some(found))
+}
