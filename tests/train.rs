@@ -15,6 +15,7 @@ mod resume;
 mod run_folder;
 mod running;
 mod same_bits;
+mod same_folder;
 mod stops;
 mod trace;
 

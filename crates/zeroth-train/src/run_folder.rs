@@ -4,8 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::step_folder;
-use crate::export::BESIDE;
+use crate::checkpoint::{checkpoint_around, step_folder};
+use crate::overwrite::Removal;
+use crate::run_inputs::Input;
 use crate::run_lock::{LockError, RunLock};
 
 /// What to do with a folder that already holds a run.
@@ -44,6 +45,42 @@ pub enum RunFolderError {
         /// What was found.
         found: Vec<String>,
     },
+    /// It would lie in a checkpoint, or its model would.
+    #[error(
+        "{} lies in the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
+        checkpoint.display()
+    )]
+    InsideCheckpoint {
+        /// The folder, or the model's folder in it.
+        path: PathBuf,
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
+    /// What is to be removed is needed.
+    #[error(
+        "--overwrite-output-dir would remove {}, and {flag} {} needs it: nothing was removed from {}; choose another --output, \
+         or move the input to another folder first", removed.display(), input.display(), folder.display()
+    )]
+    HoldsInput {
+        /// The flag that names the input.
+        flag: &'static str,
+        /// The input as given.
+        input: PathBuf,
+        /// What would be removed.
+        removed: PathBuf,
+        /// The run's folder.
+        folder: PathBuf,
+    },
+    /// A folder has the name of a run's file, or the other way round.
+    #[error("{} is {found}, and a run makes {made} of that name: move it, or choose another --output", path.display())]
+    InTheWay {
+        /// What is there.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+        /// What it should be.
+        made: &'static str,
+    },
     /// A file stands where the folder should be.
     #[error("{} is a file: --output names a folder", path.display())]
     NotAFolder {
@@ -66,7 +103,7 @@ pub enum RunFolderError {
 }
 
 /// The files that a run writes at the top of its folder.
-const FILES: &[&str] =
+pub(crate) const FILES: &[&str] =
     &["config.json", "origin.json", "plan.json", "metrics.jsonl", "metrics.csv", "loss.svg"];
 /// And the folders.
 const FOLDERS: &[&str] = &["checkpoints", "model", "logs", "tensorboard"];
@@ -80,19 +117,25 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub struct RunFolder {
     root: PathBuf,
-    removed: Vec<String>,
+    removal: Removal,
     _lock: RunLock,
 }
 
 impl RunFolder {
-    /// Makes the folder where it is missing, takes it, and deals with a run that it holds.
-    pub fn open(root: &Path, existing: Existing) -> Result<Self, RunFolderError> {
+    /// Makes the folder where it is missing, takes it, and deals with a run that it holds. Nothing is removed where that
+    /// would take away one of the `inputs`.
+    pub fn open(root: &Path, existing: Existing, inputs: &[Input]) -> Result<Self, RunFolderError> {
         if fs::metadata(root).is_ok_and(|found| !found.is_dir()) {
             return Err(RunFolderError::NotAFolder { path: root.to_owned() });
         }
+        for path in [root.to_owned(), root.join("model")] {
+            if let Some(checkpoint) = checkpoint_around(&path) {
+                return Err(RunFolderError::InsideCheckpoint { path, checkpoint });
+            }
+        }
         fs::create_dir_all(root).map_err(failed("create", root))?;
         let lock = RunLock::take(root, &root.join(LOCK))?;
-        let mut folder = Self { root: root.to_owned(), removed: Vec::new(), _lock: lock };
+        let mut folder = Self { root: root.to_owned(), removal: Removal::default(), _lock: lock };
         let found: Vec<String> = FILES
             .iter()
             .chain(FOLDERS)
@@ -107,7 +150,11 @@ impl RunFolder {
             _ if found.is_empty() => {}
             Existing::Keep => {}
             Existing::Refuse => return Err(RunFolderError::HoldsARun { folder: root.to_owned(), found }),
-            Existing::Overwrite => folder.remove_run()?,
+            Existing::Overwrite => {
+                folder.removal = Removal::plan(root)?;
+                folder.removal.refuse_inputs(inputs)?;
+                folder.removal.carry_out()?;
+            }
         }
         Ok(folder)
     }
@@ -119,7 +166,12 @@ impl RunFolder {
 
     /// What of an earlier run was removed, by name.
     pub fn removed(&self) -> &[String] {
-        &self.removed
+        &self.removal.removed
+    }
+
+    /// What was found among that and left, because no run wrote it.
+    pub fn kept(&self) -> &[String] {
+        &self.removal.kept
     }
 
     /// The resolved config.
@@ -178,87 +230,14 @@ impl RunFolder {
         fs::create_dir_all(&logs).map_err(failed("create", &logs))?;
         Ok(logs.join(format!("rank-{rank}.log")))
     }
-
-    /// Removes what a run writes, by name, and folders that are empty then. Other people's files stay.
-    fn remove_run(&mut self) -> Result<(), RunFolderError> {
-        self.remove_inside("checkpoints", of_checkpoints)?;
-        self.remove_inside("model", of_a_model)?;
-        self.remove_inside("logs", of_logs)?;
-        self.remove_inside("tensorboard", of_tensorboard)?;
-        // The marks last: a removal that was cut short is still known as a run's folder.
-        let (marks, others): (Vec<&str>, Vec<&str>) =
-            FILES.iter().copied().partition(|name| MARKS.contains(name));
-        for name in others.into_iter().chain(marks) {
-            self.remove(name)?;
-        }
-        Ok(())
-    }
-
-    fn remove_inside(&mut self, name: &str, is_ours: fn(&str) -> bool) -> Result<(), RunFolderError> {
-        let path = self.root.join(name);
-        // A link to elsewhere is removed as a link; what it leads to is not ours.
-        if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
-            return self.remove(name);
-        }
-        let mut ours = Vec::new();
-        for entry in fs::read_dir(&path).map_err(failed("read", &path))? {
-            let entry = entry.map_err(failed("read", &path))?;
-            // A name that is no UTF-8 is none of ours.
-            if let Some(entry) = entry.file_name().to_str().filter(|entry| is_ours(entry)) {
-                ours.push(format!("{name}/{entry}"));
-            }
-        }
-        ours.sort_unstable();
-        for entry in ours {
-            self.remove(&entry)?;
-        }
-        // Fails where something else is in it, and then it should stay.
-        let _ = fs::remove_dir(&path);
-        Ok(())
-    }
-
-    fn remove(&mut self, name: &str) -> Result<(), RunFolderError> {
-        let path = self.root.join(name);
-        let Ok(found) = fs::symlink_metadata(&path) else { return Ok(()) };
-        let removed = if found.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        removed.map_err(failed("remove", &path))?;
-        self.removed.push(name.to_owned());
-        Ok(())
-    }
 }
 
 fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> RunFolderError {
+pub(crate) fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> RunFolderError {
     move |source| RunFolderError::Io { doing, path: path.to_owned(), source }
-}
-
-/// `latest`, `step-12`, and unfinished ones, which begin with a dot.
-fn of_checkpoints(name: &str) -> bool {
-    let step = name.strip_prefix('.').unwrap_or(name).strip_prefix("step-");
-    name == "latest"
-        || name.starts_with(".latest.unfinished-")
-        || step.is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
-}
-
-/// `rank-0.log`.
-fn of_logs(name: &str) -> bool {
-    let number = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".log"));
-    number.is_some_and(|number| number.parse::<u64>().is_ok())
-}
-
-/// `events.out.tfevents.…`.
-fn of_tensorboard(name: &str) -> bool {
-    name.starts_with("events.out.tfevents.")
-}
-
-/// Weights, and the files that a model folder carries beside them.
-fn of_a_model(name: &str) -> bool {
-    const OTHERS: &[&str] = &["config.json", "model.safetensors.index.json"];
-    let weights = name.strip_prefix("model").and_then(|rest| rest.strip_suffix(".safetensors"));
-    OTHERS.contains(&name) || BESIDE.contains(&name) || weights.is_some()
 }
 
 #[cfg(test)]
@@ -268,16 +247,18 @@ mod tests {
     /// A folder as a run leaves it.
     fn with_a_run() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let run = RunFolder::open(folder.path(), Existing::Refuse).unwrap();
+        let run = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
         for path in
             [run.config(), run.origin(), run.plan(), run.metrics(), run.log(0).unwrap(), run.log(11).unwrap()]
         {
             fs::write(path, "x").unwrap();
         }
-        for path in [run.checkpoint(5), run.checkpoints().join(".step-10.unfinished"), run.model()] {
+        for path in [run.checkpoint(5), run.checkpoints().join(".step-10.unfinished-4194304-1")] {
             fs::create_dir_all(&path).unwrap();
-            fs::write(path.join("model.safetensors"), "x").unwrap();
+            fs::write(path.join("rank-00000-of-00001.safetensors"), "x").unwrap();
         }
+        fs::create_dir_all(run.model()).unwrap();
+        fs::write(run.model().join("model.safetensors"), "x").unwrap();
         fs::write(run.latest(), "step-5").unwrap();
         fs::write(run.checkpoints().join(".latest.unfinished-12"), "step").unwrap();
         folder
@@ -287,18 +268,18 @@ mod tests {
     fn a_new_folder_is_made_with_those_above_it() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("a/b");
-        let run = RunFolder::open(&root, Existing::Refuse).unwrap();
+        let run = RunFolder::open(&root, Existing::Refuse, &[]).unwrap();
         assert_eq!(run.checkpoint(12), root.join("checkpoints/step-12"));
         assert_eq!(run.log(3).unwrap(), root.join("logs/rank-3.log"));
         drop(run);
         assert!(!root.join(LOCK).exists());
-        assert!(RunFolder::open(folder.path(), Existing::Refuse).is_ok(), "foreign files are no run");
+        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_ok(), "foreign files are no run");
     }
 
     #[test]
     fn a_folder_with_a_run_is_refused_with_both_ways_out() {
         let folder = with_a_run();
-        let message = RunFolder::open(folder.path(), Existing::Refuse).unwrap_err().to_string();
+        let message = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap_err().to_string();
         assert!(
             message.ends_with(
                 " already holds a run (config.json, origin.json, plan.json, metrics.jsonl, checkpoints, model, logs): \
@@ -306,7 +287,7 @@ mod tests {
             ),
             "{message}"
         );
-        let kept = RunFolder::open(folder.path(), Existing::Keep).unwrap();
+        let kept = RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap();
         assert!(kept.metrics().exists() && kept.checkpoint(5).exists());
     }
 
@@ -317,12 +298,12 @@ mod tests {
         for name in foreign {
             fs::write(folder.path().join(name), "mine").unwrap();
         }
-        let run = RunFolder::open(folder.path(), Existing::Overwrite).unwrap();
+        let run = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap();
         assert_eq!(
             run.removed(),
             [
                 "checkpoints/.latest.unfinished-12",
-                "checkpoints/.step-10.unfinished",
+                "checkpoints/.step-10.unfinished-4194304-1",
                 "checkpoints/latest",
                 "checkpoints/step-5",
                 "model/model.safetensors",
@@ -337,14 +318,29 @@ mod tests {
         for name in foreign {
             assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), "mine", "{name}");
         }
+        assert_eq!(run.kept(), ["checkpoints/best", "model/README.md", "logs/mine.log"]);
+    }
+
+    #[test]
+    fn a_folder_in_a_checkpoint_is_no_place_for_a_run() {
+        let folder = with_a_run();
+        let step = folder.path().join("checkpoints/step-5");
+        let error = RunFolder::open(&step.join("new"), Existing::Refuse, &[]).unwrap_err().to_string();
+        assert!(error.contains("lies in the checkpoint") && !step.join("new").exists(), "{error}");
+        // Nor for the model of one, by a link.
+        fs::remove_dir_all(folder.path().join("model")).unwrap();
+        fs::create_dir(step.join("model")).unwrap();
+        std::os::unix::fs::symlink(step.join("model"), folder.path().join("model")).unwrap();
+        let error = RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap_err().to_string();
+        assert!(error.contains("/model lies in the checkpoint"), "{error}");
     }
 
     #[test]
     fn overwriting_leaves_an_empty_folder_where_nothing_else_was() {
         let folder = with_a_run();
-        drop(RunFolder::open(folder.path(), Existing::Overwrite).unwrap());
+        drop(RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        drop(RunFolder::open(folder.path(), Existing::Overwrite).unwrap());
+        drop(RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap());
     }
 
     #[test]
@@ -353,7 +349,7 @@ mod tests {
         let config = folder.path().join("config.json");
         fs::write(&config, "{\"model_type\": \"qwen3\"}").unwrap();
         for existing in [Existing::Refuse, Existing::Overwrite, Existing::Keep] {
-            let message = RunFolder::open(folder.path(), existing).unwrap_err().to_string();
+            let message = RunFolder::open(folder.path(), existing, &[]).unwrap_err().to_string();
             assert!(message.contains(" holds config.json but neither origin.json nor "), "{message}");
             assert!(config.exists());
         }
@@ -362,9 +358,9 @@ mod tests {
     #[test]
     fn a_run_that_was_killed_before_its_first_file_can_be_gone_on_with() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(RunFolder::open(folder.path(), Existing::Keep).unwrap().log(0).unwrap(), "x").unwrap();
-        assert!(RunFolder::open(folder.path(), Existing::Keep).is_ok());
-        let removed = RunFolder::open(folder.path(), Existing::Overwrite).unwrap().removed().to_vec();
+        fs::write(RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap().log(0).unwrap(), "x").unwrap();
+        assert!(RunFolder::open(folder.path(), Existing::Keep, &[]).is_ok());
+        let removed = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap().removed().to_vec();
         assert_eq!(removed, ["logs/rank-0.log"]);
     }
 
@@ -375,7 +371,7 @@ mod tests {
         fs::write(elsewhere.path().join("latest"), "x").unwrap();
         fs::remove_dir_all(folder.path().join("checkpoints")).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), folder.path().join("checkpoints")).unwrap();
-        RunFolder::open(folder.path(), Existing::Overwrite).unwrap();
+        RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap();
         assert!(elsewhere.path().join("latest").exists());
         assert!(!exists(&folder.path().join("checkpoints")));
     }
@@ -385,10 +381,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("out");
         fs::write(&file, "x").unwrap();
-        let error = RunFolder::open(&file, Existing::Refuse).unwrap_err();
+        let error = RunFolder::open(&file, Existing::Refuse, &[]).unwrap_err();
         assert!(matches!(error, RunFolderError::NotAFolder { .. }), "{error}");
-        let _held = RunFolder::open(folder.path(), Existing::Refuse).unwrap();
-        let error = RunFolder::open(folder.path(), Existing::Overwrite).unwrap_err();
+        let _held = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
+        let error = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap_err();
         assert!(matches!(error, RunFolderError::Lock(LockError::Held { .. })), "{error}");
     }
 }

@@ -22,6 +22,7 @@ mod state;
 mod sums;
 mod verify;
 
+pub(crate) use around::checkpoint_around;
 pub(crate) use bounds::MAX_SAMPLES;
 pub use collection::{Found, Named, Newest, clean, list, newest_good, prune, resolve};
 pub use commit::{Unfinished, is_step_folder, step_folder};
@@ -31,6 +32,7 @@ pub use manifest::{
     BatchEntry, ControlState, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry,
     ZEROTH_VERSION, now,
 };
+pub(crate) use names::{Leftover, foreign_in};
 pub use open::Checkpoint;
 pub use part::{PartWriter, PartWritten, Piece, part_name};
 pub use space::{free_bytes, needed_bytes};

@@ -19,9 +19,10 @@ mod told;
 
 use zeroth::base::publish;
 use zeroth::comm::local::JOB_FD;
+use zeroth::config::preset::Preset;
 use zeroth::step::run::Compiled;
-use zeroth::train::checkpoint::Checkpoint;
-use zeroth::train::{Existing, RunFolder, Weights};
+use zeroth::train::checkpoint::{Checkpoint, is_step_folder};
+use zeroth::train::{Existing, Input, RunFolder, Weights};
 
 use self::ask::Asked;
 pub(super) use self::data::Reading;
@@ -98,10 +99,8 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
         show::first_batch(&asked, output)?;
         return Ok(Err(Exit::Done));
     }
-    let folder = open_folder(arguments, asked.checkpoint.as_ref())?;
-    for name in folder.removed() {
-        output::note(&format!("removed {name} of an earlier run"));
-    }
+    let folder = open_folder(arguments, &asked)?;
+    say_removed(&folder);
     write_json(&folder.origin(), &show::origin_json(&asked))?;
     write_json(&folder.config(), &asked.resolved.to_json())?;
     write_json(&folder.plan(), &show::plan_json(&asked, &compiled))?;
@@ -126,9 +125,10 @@ fn is_complete(arguments: &TrainArgs, asked: &Asked) -> bool {
     })
 }
 
-fn open_folder(arguments: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::Result<RunFolder> {
+fn open_folder(arguments: &TrainArgs, asked: &Asked) -> anyhow::Result<RunFolder> {
+    let checkpoint = asked.checkpoint.as_ref().map(Checkpoint::folder);
     let goes_on_here = match checkpoint {
-        Some(checkpoint) => resume::is_inside(checkpoint.folder(), &arguments.output),
+        Some(checkpoint) => resume::is_inside(checkpoint, &arguments.output),
         // Killed before its first checkpoint: `auto` begins it again.
         None => arguments.resume.as_deref() == Some("auto"),
     };
@@ -137,7 +137,27 @@ fn open_folder(arguments: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow
         (true, false) => Existing::Overwrite,
         (false, false) => Existing::Refuse,
     };
-    Ok(RunFolder::open(&arguments.output, existing)?)
+    let mut inputs = vec![Input::new("--model", &asked.job.folder)];
+    inputs.extend(arguments.data.iter().map(|path| Input::new("--data", path)));
+    inputs.extend(arguments.eval_data.iter().map(|path| Input::new("--eval-data", path)));
+    inputs.extend(checkpoint.map(|folder| Input::new("--resume", folder)));
+    // A preset's name is no path; a config may also be typed as text, which is none that exists.
+    inputs.extend(
+        Preset::find(&arguments.deepspeed).is_err().then(|| Input::new("--deepspeed", &arguments.deepspeed)),
+    );
+    Ok(RunFolder::open(&arguments.output, existing, &inputs)?)
+}
+
+/// Says what overwriting has removed, and what it left.
+fn say_removed(folder: &RunFolder) {
+    for name in folder.removed() {
+        output::note(&format!("removed {name} of an earlier run"));
+    }
+    for name in folder.kept() {
+        let is_step = name.strip_prefix("checkpoints/").and_then(is_step_folder).is_some();
+        let why = if is_step { "; --resume auto would take it for a checkpoint: move it away" } else { "" };
+        output::note(&format!("note: {name} stays: not all of it was written by a run{why}"));
+    }
 }
 
 fn write_json(path: &std::path::Path, value: &serde_json::Value) -> anyhow::Result<()> {

@@ -1,0 +1,264 @@
+//! `--overwrite-output-dir`: what of a run's folder is removed, by the names that a run gives, and what stays.
+
+use std::fs::{self, DirEntry};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use zeroth_model::is_weight_file;
+
+use crate::checkpoint::{Leftover, foreign_in, is_step_folder};
+use crate::export::{BESIDE, CONFIG};
+use crate::run_folder::{FILES, MARKS, RunFolderError, failed};
+use crate::run_inputs::{Input, Tree};
+
+/// What overwriting a run's folder does.
+#[derive(Debug, Default)]
+pub(crate) struct Removal {
+    root: PathBuf,
+    /// Files and folders of a run, by their path inside the root, in the order they are removed.
+    pub(crate) removed: Vec<String>,
+    /// What lies among them and is not a run's.
+    pub(crate) kept: Vec<String>,
+}
+
+impl Removal {
+    /// Looks at the folder, and changes nothing.
+    pub(crate) fn plan(root: &Path) -> Result<Self, RunFolderError> {
+        let mut plan = Self { root: root.to_owned(), ..Self::default() };
+        plan.inside("checkpoints", of_checkpoints)?;
+        plan.inside("model", of_a_model)?;
+        plan.inside("logs", of_logs)?;
+        plan.inside("tensorboard", of_tensorboard)?;
+        // The marks last: a removal that was cut short is still known as a run's folder.
+        let (marks, others): (Vec<&str>, Vec<&str>) =
+            FILES.iter().copied().partition(|name| MARKS.contains(name));
+        for name in others.into_iter().chain(marks) {
+            match fs::symlink_metadata(root.join(name)) {
+                Ok(found) if found.is_dir() => {
+                    let path = root.join(name);
+                    return Err(RunFolderError::InTheWay { path, found: "a folder", made: "a file" });
+                }
+                Ok(_) => plan.removed.push(name.to_owned()),
+                Err(_) => {}
+            }
+        }
+        Ok(plan)
+    }
+
+    fn inside(
+        &mut self,
+        name: &str,
+        is_ours: fn(&str, &DirEntry) -> io::Result<bool>,
+    ) -> Result<(), RunFolderError> {
+        let path = self.root.join(name);
+        match fs::symlink_metadata(&path) {
+            Err(_) => return Ok(()),
+            Ok(found) if found.is_dir() => {}
+            // A link to elsewhere is removed as a link; what it leads to is not ours.
+            Ok(found) if found.is_symlink() => {
+                self.removed.push(name.to_owned());
+                return Ok(());
+            }
+            Ok(_) => return Err(RunFolderError::InTheWay { path, found: "a file", made: "a folder" }),
+        }
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(&path).map_err(failed("read", &path))? {
+            let entry = entry.map_err(failed("read", &path))?;
+            let entry_name = entry.file_name();
+            // A name that is no UTF-8 is none of ours, and what cannot be looked at may be anybody's.
+            let is_ours = entry_name.to_str().is_some_and(|name| is_ours(name, &entry).unwrap_or(false));
+            let list = if is_ours { &mut ours } else { &mut others };
+            list.push(format!("{name}/{}", entry_name.to_string_lossy()));
+        }
+        ours.sort_unstable();
+        others.sort_unstable();
+        self.removed.append(&mut ours);
+        self.kept.append(&mut others);
+        Ok(())
+    }
+
+    /// Refuses where something that the run reads would be removed.
+    pub(crate) fn refuse_inputs(&self, inputs: &[Input]) -> Result<(), RunFolderError> {
+        let root = self.root.canonicalize().map_err(failed("read", &self.root))?;
+        let removed: Vec<Tree> = self.removed.iter().map(|name| Tree::at(&root.join(name))).collect();
+        for input in inputs {
+            if let Some(tree) = removed.iter().find(|tree| tree.holds(input)) {
+                return Err(RunFolderError::HoldsInput {
+                    flag: input.flag,
+                    input: input.path.clone(),
+                    removed: tree.path.clone(),
+                    folder: self.root.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes it, and folders that are empty then.
+    pub(crate) fn carry_out(&self) -> Result<(), RunFolderError> {
+        for name in &self.removed {
+            let path = self.root.join(name);
+            let is_folder = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
+            let removed = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(failed("remove", &path))?;
+        }
+        for name in ["checkpoints", "model", "logs", "tensorboard"] {
+            // Fails where something else is in it, and then it should stay.
+            let _ = fs::remove_dir(self.root.join(name));
+        }
+        Ok(())
+    }
+}
+
+/// `latest`, and `step-12` or what a save that was cut short left, where nothing else is in it.
+fn of_checkpoints(name: &str, entry: &DirEntry) -> io::Result<bool> {
+    let kind = entry.file_type()?;
+    let leftover = Leftover::parse(name);
+    if name == "latest" || leftover.as_ref().is_some_and(|leftover| leftover.step.is_none()) {
+        return Ok(!kind.is_dir());
+    }
+    if leftover.is_none() && is_step_folder(name).is_none() {
+        return Ok(false);
+    }
+    Ok(kind.is_symlink() || (kind.is_dir() && foreign_in(&entry.path())?.is_empty()))
+}
+
+/// `rank-0.log`, and a rank's part of a timeline.
+fn of_logs(name: &str, entry: &DirEntry) -> io::Result<bool> {
+    let number = |first, last| name.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
+    let number = number("rank-", ".log").or_else(|| number("trace-", ".part"));
+    Ok(number.is_some_and(is_digits) && !entry.file_type()?.is_dir())
+}
+
+/// `events.out.tfevents.SECONDS.HOST.PROCESS.0`.
+fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
+    let parts = name.strip_prefix("events.out.tfevents.").and_then(|rest| rest.strip_suffix(".0"));
+    let parts = parts.and_then(|parts| Some((parts.split_once('.')?.0, parts.rsplit_once('.')?.1)));
+    let is_ours = parts.is_some_and(|(seconds, process)| is_digits(seconds) && is_digits(process));
+    Ok(is_ours && !entry.file_type()?.is_dir())
+}
+
+/// Weights, the files that a model folder carries beside them, and any of them that an export has not finished.
+fn of_a_model(name: &str, entry: &DirEntry) -> io::Result<bool> {
+    let unfinished = name.strip_prefix('.').and_then(|name| name.rsplit_once(".unfinished-"));
+    let whole = unfinished.filter(|(_, process)| is_digits(process)).map_or(name, |(name, _)| name);
+    let is_ours = whole == CONFIG || BESIDE.contains(&whole) || is_weight_file(whole);
+    Ok(is_ours && !entry.file_type()?.is_dir())
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes files, with the folders they lie in.
+    fn write(root: &Path, names: &[&str]) {
+        for name in names {
+            fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+            fs::write(root.join(name), "x").unwrap();
+        }
+    }
+
+    #[test]
+    fn only_what_a_run_writes_is_removed_and_the_rest_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let ours = [
+            "checkpoints/.step-3.unfinished-12-34/rank-00000-of-00002.safetensors",
+            "checkpoints/latest",
+            "checkpoints/step-5/manifest.json",
+            "checkpoints/step-5/SHA256SUMS",
+            "checkpoints/step-5/rank-00000-of-00001.safetensors",
+            "checkpoints/step-5/model/config.json",
+            "checkpoints/step-5/model/tokenizer.json",
+            // Damaged: all but its weights is gone.
+            "checkpoints/step-6/rank-00000-of-00001.safetensors",
+            "model/.model.safetensors.unfinished-77",
+            "model/model-00001-of-00002.safetensors",
+            "model/tokenizer.json",
+            "logs/rank-0.log",
+            "logs/trace-0.part",
+            "tensorboard/events.out.tfevents.1700000000.host.7.0",
+            "metrics.jsonl",
+        ];
+        let others = [
+            "checkpoints/notes.txt",
+            "checkpoints/step-7-good/manifest.json",
+            "checkpoints/step-007/manifest.json",
+            "checkpoints/step-8/manifest.json",
+            "checkpoints/step-8/notes.txt",
+            "checkpoints/step-9/model/notes.txt",
+            "checkpoints/step-10/rank-best.safetensors",
+            "checkpoints/.step-11.unfinished-1-2/notes.txt",
+            "model/model-best.safetensors",
+            "model/.model.safetensors.unfinished-mine",
+            "logs/rank-0.log.old",
+            "logs/rank-x.log",
+            "logs/rank-1.log/mine",
+            "tensorboard/events.out.tfevents.notes",
+            "notes.txt",
+        ];
+        write(folder.path(), &[&ours[..], &others[..]].concat());
+        let removal = Removal::plan(folder.path()).unwrap();
+        removal.carry_out().unwrap();
+        for name in ours {
+            assert!(!folder.path().join(name).exists(), "{name}");
+        }
+        for name in others {
+            assert!(folder.path().join(name).exists(), "{name}");
+        }
+        assert_eq!(
+            removal.kept,
+            [
+                "checkpoints/.step-11.unfinished-1-2",
+                "checkpoints/notes.txt",
+                "checkpoints/step-007",
+                "checkpoints/step-10",
+                "checkpoints/step-7-good",
+                "checkpoints/step-8",
+                "checkpoints/step-9",
+                "model/.model.safetensors.unfinished-mine",
+                "model/model-best.safetensors",
+                "logs/rank-0.log.old",
+                "logs/rank-1.log",
+                "logs/rank-x.log",
+                "tensorboard/events.out.tfevents.notes",
+            ]
+        );
+        assert!(removal.removed.contains(&"checkpoints/step-6".to_owned()), "{:?}", removal.removed);
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_a_run_stops_it_before_anything_is_removed() {
+        for (name, words) in [
+            ("loss.svg/mine", "loss.svg is a folder, and a run makes a file of that name"),
+            ("checkpoints", "checkpoints is a file, and a run makes a folder of that name"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            write(folder.path(), &["metrics.jsonl", name, "logs/rank-0.log"]);
+            let message = Removal::plan(folder.path()).unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_input_in_what_would_go_is_refused_and_one_in_what_stays_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &["metrics.jsonl", "model/config.json", "notes/data.jsonl", "logs/rank-0.log"]);
+        let removal = Removal::plan(folder.path()).unwrap();
+        let check = |flag, name: &str| removal.refuse_inputs(&[Input::new(flag, folder.path().join(name))]);
+        check("--data", "notes/data.jsonl").unwrap();
+        check("--data", "absent").unwrap();
+        for (flag, name) in [("--model", "model"), ("--data", "logs/rank-0.log"), ("--data", "metrics.jsonl")]
+        {
+            let message = check(flag, name).unwrap_err().to_string();
+            let needs = format!("{flag} {} needs it", folder.path().join(name).display());
+            assert!(
+                message.starts_with("--overwrite-output-dir would remove ") && message.contains(&needs),
+                "{message}"
+            );
+        }
+    }
+}
