@@ -1,5 +1,6 @@
 //! `zeroth train`, end to end: runs of the real binary, and what they leave in their folders.
 
+mod damaged_checkpoints;
 mod dead_ranks;
 mod evaluation;
 mod faults;

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use zeroth::base::{format_bytes, publish};
-use zeroth::train::checkpoint::list;
 use zeroth::train::{loss_curves, progress, read_evaluation_losses, read_losses};
 
 use super::Begun;
@@ -12,7 +11,7 @@ use crate::exit::Exit;
 use crate::output::{self, Output};
 
 pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
-    let Begun { asked, folder, .. } = begun;
+    let Begun { asked, folder, earlier, .. } = begun;
     let losses = read_losses(&folder.metrics())?;
     let title = format!("{}, {} steps", asked.name, asked.job.steps);
     let evaluated = read_evaluation_losses(&folder.metrics())?;
@@ -22,7 +21,7 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
         output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
     }
     output::note(&format!("metrics and loss curve in {}", folder.root().display()));
-    let newest = list(&folder.checkpoints())?.pop().map(|found| found.folder);
+    let newest = earlier.newest_after(&folder.checkpoints())?;
     if let Some(newest) = &newest {
         output::note(&format!("newest checkpoint in {}", newest.display()));
     }

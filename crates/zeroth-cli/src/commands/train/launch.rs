@@ -45,7 +45,13 @@ pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> a
         }
         restarts += 1;
         let mut notes = Vec::new();
-        let newest = resume::newest(begun.folder.root(), &mut notes)?;
+        let newest = match resume::newest_or_none(begun.folder.root(), &mut notes) {
+            Ok(newest) => newest,
+            Err(error) => {
+                output::error(&format!("{error:#}"));
+                return Ok(Exit::Failed);
+            }
+        };
         for note in notes {
             output::note(&format!("note: {note}"));
         }
@@ -72,7 +78,7 @@ fn end(report: &Report, signals: &Signals) -> Exit {
 
 /// Starts the ranks and follows them to their end.
 fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report> {
-    let Begun { asked, compiled, folder } = begun;
+    let Begun { asked, compiled, folder, .. } = begun;
     let logs: Vec<File> = (0..asked.ranks)
         .map(|rank| {
             let path = folder.log(rank)?;

@@ -62,6 +62,8 @@ struct Begun {
     asked: Asked,
     compiled: Compiled,
     folder: RunFolder,
+    /// The checkpoints that were there before.
+    earlier: saves::Earlier,
 }
 
 /// Does all that comes before ranks meet. Gives an exit code where there is nothing left to do.
@@ -101,6 +103,7 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
     }
     let folder = open_folder(arguments, &asked)?;
     say_removed(&folder);
+    let earlier = saves::Earlier::of(&folder.checkpoints(), asked.checkpoint.as_ref());
     write_json(&folder.origin(), &show::origin_json(&asked))?;
     write_json(&folder.config(), &asked.resolved.to_json())?;
     write_json(&folder.plan(), &show::plan_json(&asked, &compiled))?;
@@ -112,7 +115,7 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
             asked.job.steps
         ));
     }
-    Ok(Ok(Begun { asked, compiled, folder }))
+    Ok(Ok(Begun { asked, compiled, folder, earlier }))
 }
 
 /// Whether all steps are done and the model is there, so that going on would change nothing.

@@ -23,7 +23,7 @@ use crate::signals::{Role, Signals};
 
 /// A rank alone: launcher and rank in one process.
 pub(super) fn alone(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
-    let Begun { asked, compiled, folder } = begun;
+    let Begun { asked, compiled, folder, .. } = begun;
     let follower = Follower::new(asked, compiled, arguments)?.with_log(&folder.log(0)?)?;
     let ended = steps(arguments, asked, compiled, None, Some(follower), signals)?;
     match ended {

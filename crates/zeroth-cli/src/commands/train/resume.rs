@@ -18,7 +18,7 @@ const SHOWN: usize = 12;
 pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
     match arguments.resume.as_deref() {
         None => Ok(None),
-        Some("auto") => newest(&arguments.output, notes),
+        Some("auto") => newest_or_none(&arguments.output, notes),
         Some(named) => {
             let folder = Path::new(named);
             if folder.join("manifest.json").is_file() {
@@ -39,8 +39,26 @@ pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Re
     }
 }
 
+/// The newest good checkpoint of a run; none where it has saved none. Where it has and none can be used, starting at step 0
+/// would replace them: that is refused.
+pub(super) fn newest_or_none(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
+    const ANEW: &str = "mend or restore one of them, or start anew with --overwrite-output-dir in place of --resume, which \
+                        removes them";
+    let mut refused = Vec::new();
+    let found = newest(run, &mut refused)
+        .with_context(|| format!("{} cannot be read: {ANEW}", run.join("checkpoints").display()))?;
+    anyhow::ensure!(
+        found.is_some() || refused.is_empty(),
+        "{} has checkpoints and none of them can be used, so there is nothing to go on from:\n  {}\n{ANEW}",
+        run.display(),
+        refused.join("\n  ")
+    );
+    notes.extend(refused);
+    Ok(found)
+}
+
 /// The newest checkpoint of a run that verifies. Those that do not are named.
-pub(super) fn newest(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
+fn newest(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
     let newest = newest_good(&run.join("checkpoints"))?;
     for (folder, error) in &newest.refused {
         notes.push(format!("{} was passed over: {error}", folder.display()));
@@ -64,7 +82,7 @@ pub(super) fn keep_batch(
     let keys = CUT;
     let whole = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
     let batch = manifest.batch.train_batch_size;
-    if whole(keys[0]) * whole(keys[1]) * ranks == batch {
+    if whole(keys[0]).checked_mul(whole(keys[1])).and_then(|own| own.checked_mul(ranks)) == Some(batch) {
         return Ok(false);
     }
     anyhow::ensure!(
@@ -118,8 +136,8 @@ pub(super) fn note_changes(manifest: &Manifest, resolved: &Resolved, ranks: u64,
 /// Whether a checkpoint belongs to a run's folder.
 pub(super) fn is_inside(checkpoint: &Path, run: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
-    match (whole(checkpoint), whole(run)) {
-        (Some(checkpoint), Some(run)) => checkpoint.starts_with(run.join("checkpoints")),
+    match (whole(checkpoint), whole(&run.join("checkpoints"))) {
+        (Some(checkpoint), Some(checkpoints)) => checkpoint.starts_with(checkpoints),
         _ => false,
     }
 }

@@ -1,11 +1,13 @@
 //! Checkpoints of a run: where, how often, and whether the disk has room for them.
 
-use std::path::Path;
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
 use zeroth::base::{DType, format_bytes};
 use zeroth::step::run::State;
 use zeroth::train::Saves;
-use zeroth::train::checkpoint::{free_bytes, list, needed_bytes};
+use zeroth::train::checkpoint::{Checkpoint, free_bytes, list, needed_bytes};
 
 use super::ask::{Asked, DEFAULT_STEPS};
 use crate::cli::TrainArgs;
@@ -21,6 +23,31 @@ pub(super) fn saves(arguments: &TrainArgs, asked: &Asked) -> Saves {
     }
 }
 
+/// The checkpoints that a run found in its folder, without the one it goes on from: damaged ones that were passed over, ones
+/// of later steps. A save of the same step is another folder.
+pub(super) struct Earlier(HashSet<(PathBuf, u64)>);
+
+impl Earlier {
+    pub(super) fn of(checkpoints: &Path, from: Option<&Checkpoint>) -> Self {
+        let from = from.and_then(|from| from.folder().canonicalize().ok());
+        let found = list(checkpoints).unwrap_or_default().into_iter().map(|found| found.folder);
+        let others = found.filter(|folder| from.is_none() || folder.canonicalize().ok() != from);
+        Self(others.filter_map(named_inode).collect())
+    }
+
+    /// The newest that the run has written or gone on from.
+    pub(super) fn newest_after(&self, checkpoints: &Path) -> anyhow::Result<Option<PathBuf>> {
+        let mut all = list(checkpoints)?.into_iter().rev().map(|found| found.folder);
+        Ok(all.find(|folder| named_inode(folder.clone()).is_none_or(|found| !self.0.contains(&found))))
+    }
+}
+
+/// Inodes are used again, but not under the same name while its folder is replaced.
+fn named_inode(folder: PathBuf) -> Option<(PathBuf, u64)> {
+    let inode = std::fs::symlink_metadata(&folder).ok()?.ino();
+    Some((folder, inode))
+}
+
 /// What is missing on the disk for the checkpoints and the model to come, in words.
 pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> Option<String> {
     let job = &asked.job;
@@ -34,7 +61,7 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> Option<Stri
     let there = list(&arguments.output.join("checkpoints")).map_or(0, |found| found.len() as u64);
     let kept = arguments
         .save_total_limit
-        .map_or(coming, |limit| (there + coming).min(limit + 1).saturating_sub(there));
+        .map_or(coming, |limit| (there + coming).min(limit.saturating_add(1)).saturating_sub(there));
     let [has_first, has_second] = job.settings.optimizer.moments();
     let moments = job.settings.moments;
     let mut states = vec![(State::Weights, DType::F32)];
@@ -44,7 +71,7 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> Option<Stri
     let run = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
     let model =
         if asked.writes_model { needed_bytes(&job.table, &[(State::Weights, run)], &job.folder) } else { 0 };
-    let needed = kept * checkpoint + model;
+    let needed = kept.saturating_mul(checkpoint).saturating_add(model);
     let free = existing(&arguments.output).and_then(|folder| free_bytes(folder).ok())?;
     let given = arguments.disk_space.map_or(free, |typed| typed.min(free));
     if needed <= given {
