@@ -46,9 +46,8 @@ pub enum ModelError {
     },
     /// Neither a folder nor a model of the Hugging Face cache.
     #[error(
-        "there is no folder `{name}`, and no model of that name in the Hugging Face cache {}; fetch it with \
-         `hf download {name}`, or give a folder{}",
-        cache.display(), did_you_mean(near.as_deref())
+        "there is no folder `{name}`, and no model of that name in the Hugging Face cache {}; {}{}",
+        cache.display(), needs.advice(name), did_you_mean(near.as_deref())
     )]
     NotInCache {
         /// The name as given.
@@ -57,6 +56,8 @@ pub enum ModelError {
         cache: PathBuf,
         /// A model of nearly that name that is there.
         near: Option<String>,
+        /// What it is needed for.
+        needs: Needs,
     },
     /// The cache knows the model, but holds no snapshot that can be used.
     #[error("the Hugging Face cache knows `{name}` but {problem} ({}); fetch it again with `hf download {name}`", place.display())]
@@ -208,6 +209,28 @@ pub enum FieldError {
         /// Why it cannot be taken.
         why: String,
     },
+}
+
+/// How much of a model is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// All of its folder.
+    Folder,
+    /// Its `config.json`: shapes and no weights.
+    Config,
+}
+
+impl Needs {
+    /// How to get it.
+    fn advice(self, name: &str) -> String {
+        match self {
+            Self::Folder => format!("fetch it with `hf download {name}`, or give a folder"),
+            Self::Config => format!(
+                "its config.json is enough, no weights are needed: fetch it with `hf download {name} config.json`, or give a \
+                 folder that holds one"
+            ),
+        }
+    }
 }
 
 /// The end of a sentence about a name that was nearly right; empty without one.

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
 
-use crate::ModelError;
 use crate::fields::kind;
+use crate::{ModelError, Needs};
 
 const CONFIG: &str = "config.json";
 
@@ -18,6 +18,16 @@ const CONFIG: &str = "config.json";
 /// `Qwen/Qwen3-8B` that is in the local cache. What exists on disk goes before the cache.
 pub fn locate(name_or_path: &str) -> Result<PathBuf, ModelError> {
     HubCache::from_environment().locate(name_or_path)
+}
+
+/// [`locate`] for what reads no more of a model than its `config.json`, and says so where there is none.
+pub fn locate_config(name_or_path: &str) -> Result<PathBuf, ModelError> {
+    locate(name_or_path).map_err(|error| match error {
+        ModelError::NotInCache { name, cache, near, .. } => {
+            ModelError::NotInCache { name, cache, near, needs: Needs::Config }
+        }
+        other => other,
+    })
 }
 
 /// The local cache of the Hugging Face Hub.
@@ -69,7 +79,12 @@ impl HubCache {
         let place = self.folder.join(format!("models--{}", name.replace('/', "--")));
         if !place.is_dir() {
             let near = self.near(name);
-            return Err(ModelError::NotInCache { name: name.to_owned(), cache: self.folder.clone(), near });
+            return Err(ModelError::NotInCache {
+                name: name.to_owned(),
+                cache: self.folder.clone(),
+                near,
+                needs: Needs::Folder,
+            });
         }
         let broken =
             |problem| ModelError::BrokenCache { name: name.to_owned(), place: place.clone(), problem };

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
-use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config};
+use zeroth::model::{ModelConfig, hidden_size_for_auto, locate_config, read_config};
 
 use super::config_file;
 use crate::cli::{ResolveArgs, TrainTypeArg};
@@ -61,7 +61,7 @@ fn origin(setting: &Setting) -> Value {
 
 /// The hidden size is read from any config.json, as Hugging Face does; blocks only from a family we know.
 fn model_facts(name: &str) -> anyhow::Result<ModelFacts> {
-    let (map, origin) = read_config(&locate(name)?)?;
+    let (map, origin) = read_config(&locate_config(name)?)?;
     let blocks = ModelConfig::from_map(&map, &origin).ok().map(|model| model.blocks + model.encoder_blocks);
     Ok(ModelFacts { hidden_size: hidden_size_for_auto(&map), blocks })
 }
