@@ -102,38 +102,6 @@ fn help_and_completions_are_there_for_every_command() {
     assert!(zeroth(&["completions", "bash"]).stdout.contains("zeroth"));
 }
 
-/// The long flags that stand in front of a line of the help.
-fn flags_of(command: &[&str]) -> Vec<String> {
-    let help = zeroth(&[command, &["--help"]].concat()).stdout;
-    let begins = |line: &str| {
-        let line = line.trim_start();
-        let long = line.split_once("--").filter(|(before, _)| before.is_empty() || *before == "-o, ")?.1;
-        let end = long.find(|c: char| c != '-' && !c.is_ascii_alphanumeric()).unwrap_or(long.len());
-        Some(format!("--{}", &long[..end]))
-    };
-    help.lines().filter_map(begins).filter(|flag| flag != "--help" && flag != "--format").collect()
-}
-
-/// A section of docs/cli.md, from its heading to the next one.
-fn section_of_the_page(heading: &str) -> String {
-    let page = std::fs::read_to_string(root().join("docs/cli.md")).unwrap();
-    let (_, rest) = page.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
-    rest.split("\n## ").next().unwrap().to_owned()
-}
-
-#[test]
-fn docs_cli_md_has_every_flag_of_train_init_and_bench() {
-    for command in ["train", "init", "bench"] {
-        let page = section_of_the_page(&format!("## zeroth {command}"));
-        let words: Vec<&str> =
-            page.split(|c: char| c != '-' && c != '_' && !c.is_ascii_alphanumeric()).collect();
-        let flags = flags_of(&[command]);
-        assert!(flags.len() > 9, "{command}: {flags:?}");
-        let missing: Vec<_> = flags.iter().filter(|flag| !words.contains(&flag.as_str())).collect();
-        assert!(missing.is_empty(), "docs/cli.md says nothing of {missing:?} of {command}");
-    }
-}
-
 #[test]
 fn the_flags_of_the_readmes_first_command_make_a_job() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();

@@ -1,46 +1,9 @@
 //! The command line before clap sees it: names with `_`, booleans that take true or false, and parts not built yet.
 
 use clap::Command;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands of parts that are not built yet.
 const LATER_COMMANDS: [&str; 3] = ["checkpoint import", "launch", "monitor"];
-
-/// Flags of a training command that a command does not read, because their part is not built or not meant for it.
-const LATER_FLAGS: [&str; 32] = [
-    "--data",
-    "--eval-data",
-    "--columns",
-    "--output",
-    "--output-dir",
-    "--num-train-epochs",
-    "--seed",
-    "--logging-steps",
-    "--save-steps",
-    "--save-total-limit",
-    "--eval-steps",
-    "--packing",
-    "--shuffle",
-    "--overwrite-output-dir",
-    "--max-train-samples",
-    "--max-skipped-steps",
-    "--do-train",
-    "--disk-space",
-    "--threads-per-rank",
-    "--resume",
-    "--max-restarts",
-    "--dry-run",
-    "--report-to",
-    "--trace",
-    "--device",
-    "--lora-alpha",
-    "--max-length",
-    "--device-memory",
-    "--host-memory",
-    "--train-type",
-    "--lora-rank",
-    "--target-modules",
-];
 
 /// What to say when the command typed belongs to a part that is not built yet.
 pub(crate) fn later_command(typed: &[String]) -> Option<String> {
@@ -54,17 +17,6 @@ pub(crate) fn later_command(typed: &[String]) -> Option<String> {
         "`zeroth {later}` is not yet built in this version; there are train, generate, plan, config, checkpoint \
          (inspect, verify, export), data preview, init, bench, doctor and completions"
     ))
-}
-
-/// What to say when a flag is unknown only because its part is not built yet.
-pub(crate) fn later_flag(error: &clap::Error) -> Option<String> {
-    if error.kind() != ErrorKind::UnknownArgument {
-        return None;
-    }
-    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
-    LATER_FLAGS
-        .contains(&flag.as_str())
-        .then(|| format!("{flag} is not yet read by this command: its part is not built"))
 }
 
 /// Rewrites flags to the one spelling that clap knows: `--per_device_train_batch_size` with dashes, and a boolean

@@ -5,7 +5,9 @@ mod bench_args;
 mod cli;
 mod commands;
 mod exit;
+mod flag_names;
 mod generate_flags;
+mod mistakes;
 mod output;
 mod signals;
 mod table;
@@ -17,6 +19,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::exit::Exit;
+use crate::mistakes::Refusal;
 use crate::output::Output;
 
 fn main() -> ExitCode {
@@ -26,25 +29,27 @@ fn main() -> ExitCode {
         return refuse(&later);
     }
     let command = cli::Cli::command();
-    let arguments = arguments::normalise(&command, typed);
-    let parsed =
-        command.try_get_matches_from(arguments).and_then(|matches| cli::Cli::from_arg_matches(&matches));
-    let error = match parsed {
+    let parsed = mistakes::parse(&command, &typed).and_then(|matches| {
+        cli::Cli::from_arg_matches(&matches).map_err(|error| Refusal::Clap(Box::new(error)))
+    });
+    match parsed {
         Ok(cli) => {
             let output = Output::new(cli.format);
-            return commands::run(cli.command, &output)
-                .unwrap_or_else(|error| output::failure(&error))
-                .into();
+            commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error)).into()
         }
-        Err(error) => error,
-    };
-    if let Some(later) = arguments::later_flag(&error) {
-        return refuse(&later);
+        Err(Refusal::Clap(error)) => {
+            // A closed pipe is no reason to fail: nobody reads the help any more.
+            let _ = error.print();
+            if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() }
+        }
+        Err(Refusal::Mistakes { mistakes, command }) => {
+            for mistake in mistakes {
+                output::error(&mistake);
+            }
+            output::note(&format!("`{command} --help` lists what it takes"));
+            Exit::Wrong.into()
+        }
     }
-    let exit = if error.use_stderr() { Exit::Wrong } else { Exit::Done };
-    // A closed pipe is no reason to fail: nobody reads the help any more.
-    let _ = error.print();
-    exit.into()
 }
 
 fn refuse(message: &str) -> ExitCode {

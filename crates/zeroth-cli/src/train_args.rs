@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use zeroth::base::parse_bytes;
 
-use crate::cli::DeviceArg;
+use crate::cli::{DeviceArg, TrainTypeArg};
 use crate::train_flags::TrainFlags;
 
 #[derive(Debug, Args)]
@@ -103,6 +103,9 @@ pub(crate) struct TrainArgs {
     /// A timeline of every instruction of every rank, for Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// What is trained: all parameters; LoRA's own are not yet
+    #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
+    pub(crate) train_type: TrainTypeArg,
     /// Accepted: there is nothing else to do
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) do_train: bool,

@@ -1,0 +1,179 @@
+//! The flags of one command, and what to say of a flag that is not among them.
+
+use clap::{Arg, Command};
+use zeroth::base::nearest;
+
+/// Flags of `train` whose part is not built yet, under the names that Hugging Face, ms-swift and PEFT gave them.
+const NOT_YET: [&str; 37] = [
+    "adapter",
+    "config",
+    "dump-program",
+    "eval-strategy",
+    "hosts",
+    "init-lora-weights",
+    "kd-alpha",
+    "kd-beta",
+    "kd-cache",
+    "kd-squared",
+    "kd-temperature",
+    "load-best-model-at-end",
+    "logging-strategy",
+    "lora-alpha",
+    "lora-dropout",
+    "lora-rank",
+    "max-source-length",
+    "max-target-length",
+    "metric-for-best-model",
+    "monitor",
+    "per-device-eval-batch-size",
+    "quantize",
+    "random-weights",
+    "ranks-per-host",
+    "run-name",
+    "save-strategy",
+    "source-lang",
+    "source-prefix",
+    "split-dataset-ratio",
+    "system",
+    "target-lang",
+    "target-modules",
+    "teacher",
+    "teacher-deepspeed",
+    "teacher-quantize",
+    "use-rslora",
+    "warmup-ratio",
+];
+
+/// How alike two names must be to be taken for one another (Jaro–Winkler, 1 is equal): `adam-eps` and `adam-epsilon` are,
+/// `gradient-clipping` and `gradient-checkpointing` are not.
+const ALIKE: f64 = 0.92;
+
+/// A command as it was typed.
+pub(crate) struct Subcommand<'a> {
+    root: &'a Command,
+    command: &'a Command,
+    /// Its whole name, as in `zeroth config new`.
+    pub(crate) name: String,
+}
+
+impl<'a> Subcommand<'a> {
+    /// The command that the words of a command line lead to.
+    pub(crate) fn find(root: &'a Command, typed: &[String]) -> Self {
+        let mut found = Self { root, command: root, name: root.get_name().to_owned() };
+        // The words, without flags and without the value of the one flag that may stand before a command.
+        let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
+        for word in words.map(|(_, word)| word).filter(|word| !word.starts_with('-')) {
+            let Some(command) = found.command.find_subcommand(word) else { break };
+            found.command = command;
+            found.name = format!("{} {word}", found.name);
+        }
+        found
+    }
+
+    /// What to say of a flag that the command does not have, and the flag that was likely meant.
+    pub(crate) fn unknown(&self, typed: &str) -> (String, Option<String>) {
+        let name = typed.replace('_', "-");
+        let of_train = self.root.find_subcommand("train").is_some_and(|train| has(train, &name));
+        if of_train && self.name == "zeroth config resolve" {
+            return (format!("--{typed} is not yet read by `{}`", self.name), None);
+        }
+        if of_train {
+            return (format!("`{}` has no flag --{typed}: it is one of `zeroth train`", self.name), None);
+        }
+        if NOT_YET.contains(&name.as_str()) {
+            return (format!("--{typed} is not yet built into `{}`", self.name), None);
+        }
+        let mistake = format!("`{}` has no flag --{typed}", self.name);
+        match self.meant(&name) {
+            Some(meant) => {
+                let spelt = if typed.contains('_') { meant.replace('-', "_") } else { meant.clone() };
+                (format!("{mistake}: did you mean `--{spelt}`?"), Some(meant))
+            }
+            None => (mistake, None),
+        }
+    }
+
+    /// All spellings of a flag of this command.
+    pub(crate) fn spellings(&self, name: &str) -> Option<Vec<String>> {
+        self.arguments().map(spellings).find(|spellings| spellings.iter().any(|known| known == name))
+    }
+
+    /// Whether the command needs a flag, whatever else is typed.
+    pub(crate) fn always_needs(&self, name: &str) -> bool {
+        let mut arguments = self.arguments();
+        arguments.any(|argument| {
+            argument.is_required_set() && spellings(argument).iter().any(|known| known == name)
+        })
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = &'a Arg> {
+        let global = self.root.get_arguments().filter(|argument| argument.is_global_set());
+        self.command.get_arguments().chain(global)
+    }
+
+    /// The flag that `name` most likely stands for: a few edits away, or written short.
+    fn meant(&self, name: &str) -> Option<String> {
+        let known: Vec<String> = self.arguments().flat_map(spellings).collect();
+        if let Some(near) = nearest(name, known.iter().map(String::as_str)) {
+            return Some(near.to_owned());
+        }
+        // A name that goes on where a flag ends means something else: --deepspeed-port is not --deepspeed.
+        let longer = known.into_iter().filter(|known| known.len() >= name.len());
+        let scored = longer.map(|known| (strsim::jaro_winkler(name, &known), known));
+        let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
+        best.filter(|(score, _)| *score >= ALIKE).map(|(_, known)| known)
+    }
+}
+
+fn has(command: &Command, name: &str) -> bool {
+    command.get_arguments().flat_map(spellings).any(|known| known == name)
+}
+
+/// The long name of a flag and its aliases; none of an argument without a flag.
+fn spellings(argument: &Arg) -> Vec<String> {
+    let Some(long) = argument.get_long() else { return Vec::new() };
+    let aliases = argument.get_all_aliases().unwrap_or_default();
+    std::iter::once(long).chain(aliases).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn meant(line: &str, flag: &str) -> Option<String> {
+        let root = crate::cli::Cli::command();
+        let typed: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        Subcommand::find(&root, &typed).unknown(flag).1
+    }
+
+    #[test]
+    fn near_names_are_found_and_far_ones_are_not() {
+        for (typed, expected) in [
+            ("lerning-rate", Some("learning-rate")),
+            ("adam_eps", Some("adam-epsilon")),
+            ("gradient_accumulation", Some("gradient-accumulation-steps")),
+            ("num-gpu", Some("num-gpus")),
+            ("learning", Some("learning-rate")),
+            ("gradient-clipping", None),
+            ("deepspeed-port", None),
+            ("run-name", None),
+            ("optim", None),
+            ("dataset", None),
+            ("tensorboard-dir", None),
+        ] {
+            assert_eq!(meant("zeroth train", typed).as_deref(), expected, "{typed}");
+        }
+        assert_eq!(meant("zeroth --format json generate", "top-q").as_deref(), Some("top-k"));
+        assert_eq!(meant("zeroth bench", "max-step"), None);
+    }
+
+    #[test]
+    fn parts_to_come_are_not_built() {
+        let root = crate::cli::Cli::command();
+        let train = root.find_subcommand("train").unwrap();
+        let built: Vec<&str> = NOT_YET.into_iter().filter(|flag| has(train, flag)).collect();
+        assert!(built.is_empty(), "{built:?}");
+    }
+}

@@ -1,0 +1,202 @@
+//! What is wrong with a command line, all of it at once.
+//!
+//! clap stops at the first mistake. Here a mistake is noted and mended (the flag that was likely meant takes the place of
+//! the one typed, anything else is taken out), and what is left is parsed again until nothing new is found.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Command};
+
+use crate::arguments::normalise;
+use crate::flag_names::Subcommand;
+
+/// Why a command line was not taken.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Help, the version, or a single mistake that clap explains with the usage.
+    Clap(Box<clap::Error>),
+    /// Everything that is wrong, and the command whose help tells more.
+    Mistakes { mistakes: Vec<String>, command: String },
+}
+
+/// Parses what was typed.
+pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, Refusal> {
+    let mut line = Line {
+        subcommand: Subcommand::find(command, typed),
+        typed,
+        tokens: typed.to_vec(),
+        mistakes: Vec::new(),
+        renamed: Vec::new(),
+        removed: Vec::new(),
+        removed_values: false,
+    };
+    loop {
+        // Each round takes one mistake out, so this ends; a flag that was renamed may be a boolean.
+        line.tokens = normalise(command, std::mem::take(&mut line.tokens));
+        let error = match command.clone().try_get_matches_from(&line.tokens) {
+            Ok(matches) if line.mistakes.is_empty() => return Ok(matches),
+            Ok(_) => break,
+            Err(error) => error,
+        };
+        let is_first = line.mistakes.is_empty();
+        let is_mended = line.take(&error);
+        let is_only_claps = is_first && !is_mended && error.kind() != ErrorKind::UnknownArgument;
+        if is_only_claps {
+            return Err(Refusal::Clap(Box::new(error)));
+        }
+        if !is_mended {
+            break;
+        }
+    }
+    Err(Refusal::Mistakes { mistakes: line.mistakes, command: line.subcommand.name })
+}
+
+/// A command line with its mistakes found so far taken out.
+struct Line<'a> {
+    subcommand: Subcommand<'a>,
+    typed: &'a [String],
+    tokens: Vec<String>,
+    mistakes: Vec<String>,
+    /// Flags that took the place of what was typed: what is wrong with them is no mistake of the user's.
+    renamed: Vec<String>,
+    /// Flags that were taken out with their values: they are not missing.
+    removed: Vec<String>,
+    /// Whether an unknown flag was taken out with words after it, which may have been arguments of the command.
+    removed_values: bool,
+}
+
+impl Line<'_> {
+    /// Notes a mistake and mends it. False where what follows cannot be told apart from it.
+    fn take(&mut self, error: &clap::Error) -> bool {
+        match error.kind() {
+            ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => false,
+            ErrorKind::UnknownArgument => match context(error, ContextKind::InvalidArg) {
+                Some(flag) if flag.starts_with("--") => self.take_unknown(flag, error),
+                _ => self.note(error),
+            },
+            ErrorKind::ValueValidation | ErrorKind::InvalidValue => self.take_value(error),
+            ErrorKind::MissingRequiredArgument => self.take_missing(error),
+            _ => self.note(error),
+        }
+    }
+
+    fn note(&mut self, error: &clap::Error) -> bool {
+        self.mistakes.push(sentence(error));
+        false
+    }
+
+    fn take_unknown(&mut self, flag: &str, error: &clap::Error) -> bool {
+        let name = flag.trim_start_matches("--");
+        let Some(at) = self.tokens.iter().position(|token| name_of(token) == Some(name)) else {
+            return self.note(error);
+        };
+        // As it was typed, with dashes or underscores.
+        let same = |token: &&String| name_of(token).is_some_and(|typed| typed.replace('_', "-") == name);
+        let typed = self.typed.iter().find(same).and_then(|token| name_of(token)).unwrap_or(name);
+        let (mistake, meant) = self.subcommand.unknown(typed);
+        self.mistakes.push(mistake);
+        if let Some(meant) = meant {
+            self.tokens[at] = self.tokens[at].replacen(name, &meant, 1);
+            self.renamed.push(meant);
+            return true;
+        }
+        let values = self.values_after(at);
+        self.removed_values |= values > 0;
+        self.tokens.drain(at..=at + values);
+        true
+    }
+
+    fn take_value(&mut self, error: &clap::Error) -> bool {
+        let argument = context(error, ContextKind::InvalidArg).unwrap_or_default();
+        let value = context(error, ContextKind::InvalidValue).unwrap_or_default();
+        let Some(names) = flag_in(argument).and_then(|name| self.subcommand.spellings(name)) else {
+            return self.note(error);
+        };
+        let is_it = |at: &usize| {
+            let token = &self.tokens[*at];
+            let after = &self.tokens[at + 1..=at + self.values_after(*at)];
+            let is_named = name_of(token).is_some_and(|name| names.iter().any(|known| known == name));
+            let has_value = match token.split_once('=') {
+                Some((_, given)) => given.contains(value),
+                None if value.is_empty() => after.is_empty(),
+                // A value that begins with a dash is a word after the flag, too.
+                None => after
+                    .iter()
+                    .chain(self.tokens.get(at + 1).filter(|_| after.is_empty()))
+                    .any(|given| given.contains(value)),
+            };
+            is_named && has_value
+        };
+        let Some(at) = (1..self.tokens.len()).find(is_it) else { return self.note(error) };
+        if !names.iter().any(|name| self.renamed.contains(name)) {
+            self.mistakes.push(sentence(error));
+        }
+        let has_own = self.tokens[at].contains('=') || value.is_empty();
+        let values = if has_own { 0 } else { self.values_after(at).max(1) };
+        self.tokens.drain(at..=at + values);
+        self.removed.extend(names);
+        true
+    }
+
+    /// Only what was not typed at all is missing. Whatever else may be wrong is seen when it is there.
+    fn take_missing(&mut self, error: &clap::Error) -> bool {
+        let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
+            return self.note(error);
+        };
+        let is_missing = |argument: &&String| match flag_in(argument) {
+            // What is needed only beside other flags may not be, with the value that was meant.
+            Some(flag) if !self.removed.is_empty() => self.subcommand.always_needs(flag),
+            Some(_) => true,
+            None => !self.removed_values,
+        };
+        let was_typed = |argument: &&String| {
+            let words = argument.split(|c: char| c != '-' && !c.is_ascii_alphanumeric());
+            let mut flags = words.filter_map(|word| word.strip_prefix("--"));
+            flags.any(|flag| self.removed.iter().any(|removed| removed == flag))
+        };
+        let missing = missing.iter().filter(|argument| is_missing(argument) && !was_typed(argument));
+        let missing: Vec<&str> = missing.map(String::as_str).collect();
+        if !missing.is_empty() {
+            self.mistakes.push(format!("`{}` also needs {}", self.subcommand.name, missing.join(", ")));
+        }
+        false
+    }
+
+    /// How many words after this one are not flags.
+    fn values_after(&self, at: usize) -> usize {
+        self.tokens[at + 1..].iter().take_while(|token| !token.starts_with('-')).count()
+    }
+}
+
+/// The name of a long flag, without its value.
+fn name_of(token: &str) -> Option<&str> {
+    let flag = token.strip_prefix("--").filter(|flag| !flag.is_empty())?;
+    Some(flag.split_once('=').map_or(flag, |(name, _)| name))
+}
+
+/// The first long flag in a description such as `--ranks <N>`.
+fn flag_in(argument: &str) -> Option<&str> {
+    let (_, flag) = argument.split_once("--")?;
+    flag.split([' ', '>', '|', '=', '[']).next()
+}
+
+fn context(error: &clap::Error, kind: ContextKind) -> Option<&str> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// clap's own sentence, without the usage and the pointer to the help.
+fn sentence(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = ["\n\nUsage:", "\n\nFor more information", "\nUsage:"]
+        .into_iter()
+        .filter_map(|tail| text.find(tail))
+        .min()
+        .unwrap_or(text.len());
+    let lines = text[..end].lines().filter(|line| !line.trim().is_empty());
+    lines.collect::<Vec<_>>().join("\n")
+}

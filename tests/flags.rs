@@ -1,0 +1,184 @@
+//! Flags that a command does not have, and values it cannot read: all of them at once, with what was likely meant.
+
+use crate::common::{Ended, model, zeroth};
+
+fn wrong(arguments: &[&str]) -> Ended {
+    let ended = zeroth(arguments);
+    assert_eq!(ended.code, 2, "{arguments:?}\n{}{}", ended.stdout, ended.stderr);
+    assert!(ended.is_orderly() && ended.stdout.is_empty(), "{arguments:?}\n{}", ended.stderr);
+    ended
+}
+
+/// The lines of standard error that name an error.
+fn errors(ended: &Ended) -> Vec<&str> {
+    ended.stderr.lines().filter_map(|line| line.strip_prefix("error: ")).collect()
+}
+
+const TRAIN: [&str; 7] = ["train", "--model", "x", "--data", "y", "--output", "z"];
+
+#[test]
+fn all_unknown_flags_are_told_at_once_each_with_what_was_meant() {
+    let ended = wrong(
+        &[
+            &TRAIN[..],
+            &[
+                "--lerning-rate",
+                "1e-4",
+                "--frobnicate",
+                "--max_step=5",
+                "--adam_eps",
+                "1e-8",
+                "--bf61",
+                "true",
+            ],
+        ]
+        .concat(),
+    );
+    let errors = errors(&ended);
+    assert_eq!(errors.len(), 5, "{}", ended.stderr);
+    assert!(errors[0].contains("--lerning-rate") && errors[0].contains("`--learning-rate`"), "{errors:?}");
+    assert!(errors[1].contains("--frobnicate") && !errors[1].contains("did you mean"), "{errors:?}");
+    assert!(errors[2].contains("--max_step") && errors[2].contains("`--max_steps`"), "{errors:?}");
+    assert!(errors[3].contains("--adam_eps") && errors[3].contains("`--adam_epsilon`"), "{errors:?}");
+    assert!(errors[4].contains("--bf61") && errors[4].contains("`--bf16`"), "{errors:?}");
+    assert!(ended.stderr.contains("zeroth train --help"), "{}", ended.stderr);
+}
+
+#[test]
+fn no_flag_is_suggested_that_is_not_near() {
+    for flag in ["--run-name", "--gradient-clipping", "--deepspeed-port", "--lora", "--x", "--num-workers"] {
+        let ended = wrong(&[&TRAIN[..], &[flag, "a"]].concat());
+        assert!(!ended.stderr.contains("did you mean"), "{flag}: {}", ended.stderr);
+        assert!(!ended.stderr.contains("similar"), "{flag}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn suggestions_are_flags_of_the_same_command() {
+    let ended =
+        wrong(&["generate", "--model", "x", "--prompt", "y", "--max-new-token", "3", "--max-step", "5"]);
+    assert!(ended.stderr.contains("`--max-new-tokens`"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("`--max-steps`"), "{}", ended.stderr);
+    let ended = wrong(&["config", "new", "--micro-batch", "1", "--stages", "3"]);
+    assert!(ended.stderr.contains("`--micro-batch-size`"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("`--stage`"), "{}", ended.stderr);
+}
+
+#[test]
+fn wrong_values_and_missing_flags_are_told_together_with_unknown_flags() {
+    let ended = wrong(&[
+        "train",
+        "--model",
+        "x",
+        "--ranks",
+        "none",
+        "--frobnicate",
+        "--lr-scheduler-type",
+        "cosin",
+        "--learning-rate=fast",
+        "--output",
+        "z",
+    ]);
+    let errors = errors(&ended);
+    assert_eq!(errors.len(), 5, "{}", ended.stderr);
+    for word in ["--ranks", "--frobnicate", "--lr-scheduler-type", "--learning-rate", "--data"] {
+        assert!(ended.stderr.contains(word), "{word}: {}", ended.stderr);
+    }
+    assert!(ended.stderr.contains("cosine"), "the values there are: {}", ended.stderr);
+    // --model is needed without --params only, and --params was typed.
+    let ended = wrong(&["plan", "--params", "many", "--ranks", "2", "--frobnicate"]);
+    assert!(!ended.stderr.contains("--model"), "{}", ended.stderr);
+    // A flag with a value that cannot be read is typed, not missing.
+    let ended = wrong(&["init", "--family", "gwen3", "--hidden", "many", "--layers", "1", "--heads", "1"]);
+    assert_eq!(ended.stderr.matches("--hidden").count(), 1, "{}", ended.stderr);
+    assert!(ended.stderr.contains("--vocab-size"), "{}", ended.stderr);
+}
+
+#[test]
+fn flags_of_parts_to_come_say_so_and_flags_of_train_say_whose_they_are() {
+    let more = ["--run_name", "a", "--lora_rank", "8", "--teacher", "b", "--warmup-ratio", "0.1"];
+    let ended = wrong(&[&TRAIN[..], &more].concat());
+    let errors = errors(&ended);
+    assert_eq!(errors.len(), 4, "{}", ended.stderr);
+    assert!(errors.iter().all(|error| error.contains("not yet")), "{errors:?}");
+    let ended = wrong(&["plan", "--params", "8B", "--data", "rows.jsonl", "--output", "run"]);
+    assert_eq!(ended.stderr.matches("`zeroth train`").count(), 2, "{}", ended.stderr);
+}
+
+#[test]
+fn train_type_full_is_what_train_does_and_lora_is_not_yet() {
+    let dry = |flag: &str, value: &str| {
+        zeroth(&[
+            "train",
+            "--model",
+            "tests/golden/qwen3-tied",
+            "--data",
+            "tests/golden/qwen3-tied/data.jsonl",
+            "--output",
+            "target/never-made",
+            "--device",
+            "cpu",
+            "--dry-run",
+            flag,
+            value,
+        ])
+    };
+    for flag in ["--train_type", "--train-type"] {
+        let ended = dry(flag, "full");
+        assert_eq!(ended.code, 0, "{flag}: {}", ended.stderr);
+        let refused = dry(flag, "lora");
+        assert_eq!(refused.code, 2, "{flag}: {}", refused.stderr);
+        assert!(refused.stderr.contains("not yet"), "{flag}: {}", refused.stderr);
+    }
+}
+
+#[test]
+fn a_plan_needs_no_more_of_a_model_than_its_config() {
+    for command in [&["plan"][..], &["config", "resolve", "zero3"]] {
+        let ended = wrong(&[command, &["--model", "nobody/never-made"]].concat());
+        assert!(ended.stderr.contains("`hf download nobody/never-made config.json`"), "{}", ended.stderr);
+    }
+    let ended = wrong(&["generate", "--model", "nobody/never-made", "--prompt", "x"]);
+    assert!(ended.stderr.contains("`hf download nobody/never-made`"), "{}", ended.stderr);
+}
+
+#[test]
+fn errors_leave_standard_output_to_results_in_either_form() {
+    for arguments in [
+        vec!["plan", "--params", "8X"],
+        vec!["plan", "--model", "no/such/folder"],
+        vec!["train", "--frobnicate"],
+        vec!["train", "--model", "x", "--data", "y", "--output", "z"],
+        vec!["generate", "--model", "docs", "--prompt", "x"],
+        vec!["config", "resolve", "no-such-file.json"],
+        vec!["config", "explain", "stage3_max_resue_distance"],
+        vec!["config", "presets", "zero5"],
+        vec!["config", "new", "--stage", "4"],
+        vec!["config", "verify", "no-such-file.json", "--", "deepspeed", "train.py"],
+        vec!["checkpoint", "inspect", "docs"],
+        vec!["checkpoint", "verify", "no-such-folder"],
+        vec!["checkpoint", "export", "docs", "--output", "x"],
+        vec!["data", "preview", "--model", "docs", "--data", "no-such-file.jsonl"],
+        vec!["init", "--family", "qwen3"],
+        vec!["bench", "nothing"],
+        vec!["completions", "tcsh"],
+    ] {
+        for form in ["text", "json"] {
+            let ended = zeroth(&[&arguments[..], &["--format", form]].concat());
+            // `verify` checks after a bare --, where --format belongs to somebody else's command.
+            let codes: &[i32] = if arguments[0] == "checkpoint" { &[2, 4] } else { &[2] };
+            assert!(codes.contains(&ended.code), "{arguments:?}: {} {}", ended.code, ended.stderr);
+            assert!(ended.stdout.is_empty(), "{arguments:?} {form}: {}", ended.stdout);
+            assert!(ended.stderr.contains("error: "), "{arguments:?} {form}: {}", ended.stderr);
+            assert!(ended.is_orderly(), "{}", ended.stderr);
+        }
+    }
+}
+
+#[test]
+fn an_unknown_flag_does_not_hide_a_model_that_is_there() {
+    let model = model("Qwen3-0.6B");
+    let ended = wrong(&["plan", "--ranks_per_hosts", "4", "--model", &model]);
+    assert_eq!(errors(&ended).len(), 1, "{}", ended.stderr);
+    assert!(ended.stderr.contains("`--ranks_per_host`"), "{}", ended.stderr);
+}
