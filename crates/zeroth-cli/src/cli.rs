@@ -97,7 +97,7 @@ pub(crate) struct PlanArgs {
     /// Hugging Face folder, its config.json, or a name in the local Hugging Face cache
     #[arg(long, alias = "model-name-or-path", value_name = "DIR", required_unless_present = "params")]
     pub(crate) model: Option<String>,
-    /// A number of parameters instead of a model: states in closed form, no activations and no buffers
+    /// A number of parameters instead of a model: an estimate, states in closed form, no activations and no buffers
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) params: Option<u64>,
     /// Ranks of the job, one device each
@@ -131,7 +131,7 @@ pub(crate) struct PlanArgs {
     /// Linear layers that LoRA adapts [default: all-linear]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) target_modules: Vec<String>,
-    /// Parameters of the largest layer, for --params: what stage 3 gathers at a time
+    /// Parameters of the largest layer, for --params: what stage 3 gathers at a time [default: a block of the usual shape]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) largest_layer: Option<u64>,
     /// Tokens of the longest row [default: the model's, at most 2048]

@@ -7,6 +7,7 @@ mod commands;
 mod exit;
 mod flag_names;
 mod generate_flags;
+mod missing_unit;
 mod mistakes;
 mod output;
 mod signals;

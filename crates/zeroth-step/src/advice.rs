@@ -195,7 +195,7 @@ fn by_card(ask: &Ask, rows: &[Row], card: u64, advice: &CardAdvice) -> Advice {
     let row_fits = row.and_then(|row| row.fits);
     let arithmetic = match row {
         Some(row) => {
-            let (need, have) = pair(row.device_bytes.total, card);
+            let (need, have) = pair(row.device_needs(), card);
             format!("{by_states}; with everything counted {} needs {need} of {have}", row.preset)
         }
         None => by_states,

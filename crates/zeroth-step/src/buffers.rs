@@ -112,6 +112,27 @@ pub fn device_buffers(ask: &Ask, placement: &Placement) -> DeviceBuffers {
     DeviceBuffers { gathered, persistent, gradients, staging }
 }
 
+/// Bytes of the one layer that a device must hold gathered to compute at all; 0 where nothing is gathered.
+///
+/// Without a model, unless the largest layer is given, it is a block of the usual shape of that size.
+pub fn gathered_layer(ask: &Ask, placement: &Placement) -> u64 {
+    if placement.stage < 3 || (ask.ranks <= 1 && !placement.offload.parameters()) {
+        return 0;
+    }
+    let elements = match &ask.shape {
+        Some(shape) => Units::of(ask, shape, placement).whole,
+        None => ask.largest_layer.unwrap_or_else(|| usual_block(ask.params)),
+    };
+    elements.min(ask.params).saturating_mul(ELEMENT_BYTES)
+}
+
+/// Parameters of a block in a decoder of so many: 12·h² of width h (attention 4·h², feed-forward 8·h²), and as many blocks
+/// as h / 128. Llama 2 and GPT-3 keep that ratio from 7B to 175B.
+fn usual_block(params: u64) -> u64 {
+    let width = (params as f64 * 128.0 / 12.0).cbrt();
+    (12.0 * width * width) as u64
+}
+
 /// Buffers of the fullest host, those of all its ranks together.
 ///
 /// States in host memory are pinned and copied from where they lie. What has no such place is the 16-bit form of
@@ -137,6 +158,37 @@ mod tests {
         let shape =
             Shape { largest_unit: UNIT, activations, micro_batch: 1, max_length: 1, recompute: false };
         Ask { shape: Some(shape), ..Ask::new(100 * UNIT, ranks) }
+    }
+
+    #[test]
+    fn a_usual_block_is_near_those_of_known_models() {
+        // Llama-2-7B, Llama-2-13B, Llama-3.1-70B, GPT-3: parameters, and those of a block.
+        for (params, block) in [
+            (6_738_415_616, 202_383_360_u64),
+            (13_015_864_320, 317_204_480),
+            (70_553_706_496, 855_654_400),
+            (174_600_000_000, 1_812_000_000),
+        ] {
+            let ratio = usual_block(params) as f64 / block as f64;
+            assert!((0.9..1.2).contains(&ratio), "{params}: {ratio}");
+        }
+        assert_eq!(usual_block(0), 0);
+    }
+
+    #[test]
+    fn a_layer_is_gathered_where_parameters_are_not_whole() {
+        let bare = |ranks| Ask { shape: None, ..ask(ranks) };
+        let zero3 = Placement::new("zero3", 3, Offload::None);
+        let offloaded = Placement::new("zero3_offload", 3, Offload::OptimizerAndParameters);
+        assert_eq!(gathered_layer(&bare(1), &zero3), 0);
+        assert!(gathered_layer(&bare(2), &zero3) > 0);
+        assert_eq!(gathered_layer(&bare(1), &offloaded), 2 * usual_block(100 * UNIT));
+        assert_eq!(gathered_layer(&bare(4), &Placement::new("zero2", 2, Offload::Optimizer)), 0);
+        let typed = Ask { largest_layer: Some(UNIT), ..bare(1) };
+        assert_eq!(gathered_layer(&typed, &offloaded), 2 * UNIT);
+        assert_eq!(gathered_layer(&ask(1), &offloaded), 2 * UNIT, "with a model, its largest unit");
+        // No layer is larger than the model.
+        assert_eq!(gathered_layer(&Ask::new(10, 1), &offloaded), 20);
     }
 
     #[test]

@@ -120,13 +120,13 @@ impl<'a> Search<'a> {
         let ask = turned(self.ask, lever, to);
         self.placements.iter().find_map(|placement| {
             let needs = footprint(&ask, placement);
-            (ask.fits(needs.device.total, needs.host.total) == Some(true)).then_some((*placement, needs))
+            (ask.fits(needs.device_needs(), needs.host.total) == Some(true)).then_some((*placement, needs))
         })
     }
 
     fn change(&self, lever: Lever, from: u64, to: u64) -> Option<Change> {
         let (placement, needs) = self.try_at(lever, to)?;
-        let (device, host) = (needs.device.total, needs.host.total);
+        let (device, host) = (needs.device_needs(), needs.host.total);
         let did = match lever {
             Lever::Lora => {
                 format!("train LoRA's {} parameters instead of all {}", format_count(to), format_count(from))
@@ -207,7 +207,7 @@ impl<'a> Search<'a> {
     }
 
     fn device_memory(&self) -> Option<Change> {
-        self.memory(Lever::DeviceMemory, self.ask.device_memory?, |needs| needs.device.total)
+        self.memory(Lever::DeviceMemory, self.ask.device_memory?, |needs| needs.device_needs())
     }
 
     fn host_memory(&self) -> Option<Change> {
@@ -218,7 +218,8 @@ impl<'a> Search<'a> {
     fn memory(&self, lever: Lever, now: u64, total: impl Fn(Footprint) -> u64) -> Option<Change> {
         let unbounded = turned(self.ask, lever, u64::MAX);
         let needs = self.placements.iter().map(|placement| footprint(self.ask, placement));
-        let within = needs.filter(|needs| unbounded.missing(needs.device.total, needs.host.total) == (0, 0));
+        let within =
+            needs.filter(|needs| unbounded.missing(needs.device_needs(), needs.host.total) == (0, 0));
         let least = within.map(total).min()?;
         if least > now { self.change(lever, now, least) } else { None }
     }

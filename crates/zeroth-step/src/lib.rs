@@ -26,7 +26,7 @@ pub mod run;
 pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
 pub use advice::{Advice, CardAdvice, LADDER, SizeAdvice, advice_by_card, advice_by_size};
 pub use ask::{Adapters, Ask, AskError, Offload, Placement, Shape, States, TrainType};
-pub use buffers::{DeviceBuffers, device_buffers, host_buffers};
+pub use buffers::{DeviceBuffers, device_buffers, gathered_layer, host_buffers};
 pub use changes::{Change, Lever, MOST_RANKS, SHORTEST_LENGTH, changes};
 pub use claims::{Claim, CountedIn, Holding, claims};
 pub use closed_form::{Bytes, BytesPerParameter, device_states, host_states};

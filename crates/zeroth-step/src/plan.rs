@@ -6,7 +6,7 @@ use crate::deepspeed::{self, Machines, Need, Zero3Options};
 use crate::recommend::recommend;
 use crate::{
     Ask, AskError, Bytes, BytesPerParameter, Offload, Placement, States, TrainType, device_buffers,
-    device_states, host_buffers, host_states, sent_per_step, volume_in_parameters,
+    device_states, gathered_layer, host_buffers, host_states, sent_per_step, volume_in_parameters,
 };
 use serde::Serialize;
 use zeroth_base::format_bytes;
@@ -57,6 +57,9 @@ pub struct Row {
     pub saving: Option<f64>,
     /// Whether it is within the budgets; none where no budget was given.
     pub fits: Option<bool>,
+    /// Bytes of the one layer that a device holds gathered at stage 3, 0 elsewhere. `fits` counts it, whether or not the
+    /// buffers do.
+    pub gathered_layer: u64,
     /// Communication as the ZeRO paper counts it, in multiples of the model's parameters.
     pub volume_in_parameters: f64,
     /// What DeepSpeed's estimator says for the same, where it has a formula for it.
@@ -70,6 +73,23 @@ pub struct Footprint {
     pub device: Bytes,
     /// Bytes of the fullest host.
     pub host: Bytes,
+    /// Bytes of the layer that a device holds gathered.
+    pub gathered_layer: u64,
+}
+
+impl Footprint {
+    /// Bytes without which a device cannot compute: the total, and a gathered layer where no buffer holds it.
+    pub fn device_needs(&self) -> u64 {
+        self.device.total.saturating_add(self.gathered_layer.saturating_sub(self.device.buffers))
+    }
+}
+
+impl Row {
+    /// [`Footprint::device_needs`] of this row.
+    pub fn device_needs(&self) -> u64 {
+        let Self { device_bytes: device, host_bytes: host, gathered_layer, .. } = *self;
+        Footprint { device, host, gathered_layer }.device_needs()
+    }
 }
 
 /// Plans a job in every placement given.
@@ -115,7 +135,11 @@ pub fn footprint(ask: &Ask, placement: &Placement) -> Footprint {
         device.parameters = device.parameters.saturating_add(stays);
         host.parameters = host.parameters.saturating_sub(stays.saturating_mul(ask.ranks_on_host()));
     }
-    Footprint { device: device.with(activations, buffers), host: host.with(0, host_buffers(ask, placement)) }
+    Footprint {
+        device: device.with(activations, buffers),
+        host: host.with(0, host_buffers(ask, placement)),
+        gathered_layer: gathered_layer(ask, placement),
+    }
 }
 
 fn rows(ask: &Ask, placements: &[Placement]) -> Vec<Row> {
@@ -126,7 +150,8 @@ fn rows(ask: &Ask, placements: &[Placement]) -> Vec<Row> {
     placements
         .iter()
         .map(|placement| {
-            let Footprint { device, host } = footprint(ask, placement);
+            let needs = footprint(ask, placement);
+            let Footprint { device, host, gathered_layer } = needs;
             Row {
                 preset: placement.preset.clone(),
                 stage: placement.stage,
@@ -136,7 +161,8 @@ fn rows(ask: &Ask, placements: &[Placement]) -> Vec<Row> {
                 host_bytes: host,
                 comm_bytes_per_step: sent_per_step(ask, placement.stage),
                 saving: (device.total > 0).then(|| baseline as f64 / device.total as f64),
-                fits: ask.fits(device.total, host.total),
+                fits: ask.fits(needs.device_needs(), host.total),
+                gathered_layer,
                 volume_in_parameters: volume_in_parameters(ask, placement.stage),
                 deepspeed_estimate: deepspeed_estimate(ask, placement),
             }
@@ -169,14 +195,14 @@ const CONTEXT: u64 = 500_000_000;
 fn notes(ask: &Ask, rows: &[Row], recommended: Option<&str>) -> Vec<String> {
     let mut notes = Vec::new();
     let tight = rows.iter().find(|row| Some(row.preset.as_str()) == recommended).filter(|row| {
-        ask.device_memory.is_some_and(|budget| row.device_bytes.total.saturating_add(CONTEXT) > budget)
+        ask.device_memory.is_some_and(|budget| row.device_needs().saturating_add(CONTEXT) > budget)
     });
     if let (Some(row), Some(budget)) = (tight, ask.device_memory) {
         notes.push(format!(
             "{} leaves {} of the device, less than a GPU's own context takes (about 0.5 GB): recompute blocks or \
              shorten rows to be safe",
             row.preset,
-            format_bytes(budget - row.device_bytes.total.min(budget))
+            format_bytes(budget - row.device_needs().min(budget))
         ));
     }
     if ask.shape.is_some() {
@@ -190,13 +216,13 @@ fn notes(ask: &Ask, rows: &[Row], recommended: Option<&str>) -> Vec<String> {
             "activations and buffers are 0: they need a model"
         };
         notes.push(counted.into());
-        let hollow = rows.iter().any(|row| row.stage == 3 && row.offload.parameters());
-        if hollow && ask.largest_layer.is_none() {
-            notes.push(
-                "with parameters offloaded, a device still holds a gathered layer and its gradient: give the largest \
-                 layer to count them"
-                    .into(),
-            );
+        let layer = rows.iter().map(|row| row.gathered_layer).max().unwrap_or(0);
+        if layer > 0 && ask.largest_layer.is_none() {
+            notes.push(format!(
+                "whether stage 3 fits also counts one gathered layer, {}: a block of the usual shape of this size; \
+                 --largest-layer gives another",
+                format_bytes(layer)
+            ));
         }
     }
     if ask.device_memory.is_some() {

@@ -75,8 +75,7 @@ pub(crate) fn needs(ask: &Ask, row: &Row) -> String {
         }
         None => format!("{} of a {owner}", format_bytes(need)),
     };
-    let mut needs =
-        format!("{} needs {}", row.preset, part(row.device_bytes.total, ask.device_memory, "device"));
+    let mut needs = format!("{} needs {}", row.preset, part(row.device_needs(), ask.device_memory, "device"));
     if row.offload != Offload::None {
         needs = format!("{needs} and {}", part(row.host_bytes.total, ask.host_memory, "host"));
     }
@@ -84,7 +83,7 @@ pub(crate) fn needs(ask: &Ask, row: &Row) -> String {
 }
 
 fn nothing_fits(ask: &Ask, rows: &[Row]) -> String {
-    let missing = |row: &&Row| ask.missing(row.device_bytes.total, row.host_bytes.total);
+    let missing = |row: &&Row| ask.missing(row.device_needs(), row.host_bytes.total);
     let nearest = rows.iter().min_by_key(|row| {
         let (device, host) = missing(row);
         (device.saturating_add(host), place(&row.preset, row.stage))

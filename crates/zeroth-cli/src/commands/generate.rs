@@ -11,11 +11,13 @@ use zeroth::device::{Gpus, Machine, probe};
 
 use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
 use crate::exit::Exit;
+use crate::missing_unit;
 use crate::output::{self, Output};
 use crate::train_flags;
 
 pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> {
     let fine_grained = fine_grained(arguments)?;
+    hint_at_units(arguments.memory.device_memory);
     // Looking at the machine is needed only for what was not typed.
     let given = arguments.memory.device_memory.map(|device| MemoryFound { device, is_gpu: true });
     let machine = if given.is_some() { None } else { Some(probe()) };
@@ -68,6 +70,7 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
 }
 
 pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Exit> {
+    hint_at_units(arguments.device_memory);
     let machine = if arguments.device_memory.is_some() { None } else { Some(probe()) };
     let precision = precision(&arguments.precision, machine.as_ref())?;
     let memory = match arguments.device_memory {
@@ -94,6 +97,12 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
         output::text(&format!("for {} of device memory\n", format_bytes(memory)));
     }
     Ok(Exit::Done)
+}
+
+fn hint_at_units(device_memory: Option<u64>) {
+    for hint in missing_unit::hints(&[("--device-memory", device_memory)]) {
+        output::note(&format!("note: {hint}"));
+    }
 }
 
 /// The fine-grained keys that were typed, as they are to be written: `auto`, or a number with its unit worked out.

@@ -6,7 +6,7 @@ use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::device::card;
 use zeroth::model::{
-    Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate, read_config, table,
+    Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate_config, read_config, table,
 };
 use zeroth::planning;
 use zeroth::step::deepspeed::{Machines, zero2_lines, zero3_lines};
@@ -15,6 +15,7 @@ use zeroth::step::{Ask, Bytes, Placement, Plan, States, TrainType, plan};
 use super::config_file;
 use crate::cli::{PlanArgs, StatesArg, TrainTypeArg};
 use crate::exit::Exit;
+use crate::missing_unit;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
@@ -36,9 +37,12 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
     let ask = ask(arguments, model.as_ref(), &configs, device_memory)?;
     let mut plan = plan(&ask, &placements)?;
     plan.notes.extend(idle_flags(arguments));
+    let budgets = [("--device-memory", arguments.device_memory), ("--host-memory", arguments.host_memory)];
+    plan.notes.splice(0..0, missing_unit::hints(&budgets));
     if output.is_json() {
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));
+        json["estimate"] = json!(model.is_none());
         json["deepspeed_estimators"] = json!(estimators(&ask));
         output::json(&json)?;
     } else {
@@ -72,7 +76,7 @@ struct Model {
 
 impl Model {
     fn read(name: &str) -> anyhow::Result<Self> {
-        let folder = locate(name)?;
+        let folder = locate_config(name)?;
         let (map, _) = read_config(&folder)?;
         let config = ModelConfig::from_folder(&folder)?;
         let table = table(&config);
@@ -263,7 +267,11 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
                 format_count(plan.params)
             )
         }
-        None => format!("{} parameters ({})\n", grouped(plan.params), format_count(plan.params)),
+        None => format!(
+            "{} parameters ({}), an estimate: closed forms from this number alone\n",
+            grouped(plan.params),
+            format_count(plan.params)
+        ),
     };
     head.push_str(&format!(
         "{} rank{}, {} bytes a trained parameter: {} parameters + {} gradients + {} optimizer\n",

@@ -29,6 +29,7 @@ pub(super) use self::data::Reading;
 use self::told::Told;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
+use crate::missing_unit;
 use crate::output::{self, Output};
 use crate::signals::{Role, Signals};
 
@@ -74,6 +75,7 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
         Err(misfit) => {
             show::model(&asked);
             output::error(&misfit);
+            hint_at_units(arguments);
             return Ok(Err(Exit::DoesNotFit));
         }
     };
@@ -95,6 +97,7 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
     }
     if let Some(lack) = saves::lack_of_space(arguments, &asked) {
         output::error(&lack);
+        hint_at_units(arguments);
         return Ok(Err(Exit::DoesNotFit));
     }
     if arguments.dry_run {
@@ -116,6 +119,18 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
         ));
     }
     Ok(Ok(Begun { asked, compiled, folder, earlier }))
+}
+
+/// Says where a budget lacks its unit.
+fn hint_at_units(arguments: &TrainArgs) {
+    let budgets = [
+        ("--device-memory", arguments.device_memory),
+        ("--host-memory", arguments.host_memory),
+        ("--disk-space", arguments.disk_space),
+    ];
+    for hint in missing_unit::hints(&budgets) {
+        output::note(&format!("note: {hint}"));
+    }
 }
 
 /// Whether all steps are done and the model is there, so that going on would change nothing.

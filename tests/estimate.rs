@@ -1,0 +1,87 @@
+//! `zeroth plan --params`: an estimate, and one that never calls a fit what cannot even gather a layer.
+
+use crate::common::{model, zeroth, zeroth_json};
+use serde_json::Value;
+
+fn row<'a>(plan: &'a Value, preset: &str) -> &'a Value {
+    plan["rows"].as_array().unwrap().iter().find(|row| row["preset"] == preset).unwrap()
+}
+
+fn plan(more: &[&str]) -> (i32, Value) {
+    zeroth_json(&[&["plan", "--params", "70B", "--ranks", "1"], more].concat())
+}
+
+#[test]
+fn seventy_billion_parameters_do_not_fit_a_gigabyte() {
+    let (code, refused) = plan(&["--device-memory", "1GB"]);
+    assert_eq!(code, 3, "{}", refused["reason"]);
+    assert_eq!(refused["recommended"], Value::Null);
+    let offloaded = row(&refused, "zero3_offload");
+    assert_eq!(offloaded["fits"], false);
+    // A block of a Llama of this size has 856M parameters, 1.7 GB in 16 bits.
+    let layer = offloaded["gathered_layer"].as_u64().unwrap();
+    assert!((1_500_000_000..2_500_000_000).contains(&layer), "{layer}");
+    assert_eq!(offloaded["device_bytes"]["total"], 0, "totals are the closed form's");
+    // What is missing is what the layer takes beyond the budget, and the change that adds it fits.
+    let change =
+        refused["changes"].as_array().unwrap().iter().find(|c| c["change"] == "device_memory").unwrap();
+    assert_eq!(change["to"].as_u64(), Some(layer), "{change}");
+    let (code, fits) = plan(&["--device-memory", &layer.to_string()]);
+    assert_eq!((code, &fits["recommended"]), (0, &"zero3_offload".into()));
+    let short = (layer - 1).to_string();
+    assert_eq!(plan(&["--device-memory", &short]).0, 3);
+}
+
+#[test]
+fn the_largest_layer_typed_counts_instead_of_the_usual_one() {
+    let (code, small) = plan(&["--device-memory", "1GB", "--largest-layer", "100M"]);
+    assert_eq!(code, 0, "{}", small["reason"]);
+    assert_eq!(row(&small, "zero3_offload")["gathered_layer"], 200_000_000);
+    // Gathered, and its gradient: both are buffers then, and are counted once.
+    assert_eq!(row(&small, "zero3_offload")["device_bytes"]["buffers"], 400_000_000);
+    assert_eq!(plan(&["--device-memory", "400MB", "--largest-layer", "100M"]).0, 0);
+    assert_eq!(plan(&["--device-memory", "399MB", "--largest-layer", "100M"]).0, 3);
+}
+
+#[test]
+fn only_stage_3_gathers() {
+    let (_, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "4", "--device-memory", "80GB"]);
+    for preset in ["zero0", "zero1", "zero2", "zero2_offload"] {
+        assert_eq!(row(&plan, preset)["gathered_layer"], 0, "{preset}");
+    }
+    for preset in ["zero3", "zero3_offload"] {
+        assert!(row(&plan, preset)["gathered_layer"].as_u64().unwrap() > 300_000_000, "{preset}");
+    }
+    // With a model the layer is one of its own, and among the buffers.
+    let (_, plan) = zeroth_json(&["plan", "--model", &model("Qwen3-8B"), "--ranks", "4"]);
+    let zero3 = row(&plan, "zero3");
+    let layer = zero3["gathered_layer"].as_u64().unwrap();
+    assert!(layer > 0 && layer <= zero3["device_bytes"]["buffers"].as_u64().unwrap(), "{zero3}");
+}
+
+#[test]
+fn a_plan_without_a_model_calls_itself_an_estimate() {
+    let (_, estimate) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5"]);
+    assert_eq!(estimate["estimate"], true);
+    let (_, counted) = zeroth_json(&["plan", "--model", &model("Qwen3-0.6B"), "--ranks", "5"]);
+    assert_eq!(counted["estimate"], false);
+    let text = zeroth(&["plan", "--params", "8B", "--ranks", "5"]).stdout;
+    assert!(text.lines().next().unwrap().contains("estimate"), "{text}");
+}
+
+#[test]
+fn a_size_without_its_unit_is_taken_as_bytes_and_said_to_be() {
+    let (code, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44"]);
+    assert_eq!(code, 3);
+    assert_eq!(plan["recommended"], Value::Null);
+    let notes = plan["notes"].to_string();
+    assert!(
+        notes.contains("--device-memory 44 is 44 bytes") && notes.contains("did you mean 44GB?"),
+        "{notes}"
+    );
+    let text = zeroth(&["plan", "--params", "8B", "--device-memory", "44GB", "--host-memory", "512"]);
+    assert_eq!(text.code, 3);
+    assert!(text.stdout.contains("did you mean 512GB?"), "{}", text.stdout);
+    let (_, meant) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44GB"]);
+    assert!(!meant["notes"].to_string().contains("did you mean"), "{}", meant["notes"]);
+}
