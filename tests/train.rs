@@ -2,6 +2,7 @@
 
 mod damaged_checkpoints;
 mod dead_ranks;
+mod disk_space;
 mod evaluation;
 mod faults;
 mod fit;

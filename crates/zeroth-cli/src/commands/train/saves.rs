@@ -12,6 +12,9 @@ use zeroth::train::checkpoint::{Checkpoint, free_bytes, list, needed_bytes};
 use super::ask::{Asked, DEFAULT_STEPS};
 use crate::cli::TrainArgs;
 
+/// Numbers of checkpoints that are tried.
+const TRIED: usize = 1000;
+
 pub(super) fn saves(arguments: &TrainArgs, asked: &Asked) -> Saves {
     Saves {
         folder: arguments.output.join("checkpoints"),
@@ -48,52 +51,115 @@ fn named_inode(folder: PathBuf) -> Option<(PathBuf, u64)> {
     Some((folder, inode))
 }
 
-/// What is missing on the disk for the checkpoints and the model to come, in words.
+/// What is missing on the disk for the checkpoints and the model to come, in words, with changes that would do.
 pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> Option<String> {
-    let job = &asked.job;
-    let every = arguments.save_steps.unwrap_or(DEFAULT_STEPS);
-    let done = asked.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step);
-    let coming = match every {
-        0 => 0,
-        _ => (job.steps / every).saturating_sub(done / every) + u64::from(!job.steps.is_multiple_of(every)),
-    };
-    // A new one is whole before an old one goes; those that are there already take no more.
-    let there = list(&arguments.output.join("checkpoints")).map_or(0, |found| found.len() as u64);
-    let kept = arguments
-        .save_total_limit
-        .map_or(coming, |limit| (there + coming).min(limit.saturating_add(1)).saturating_sub(there));
-    let [has_first, has_second] = job.settings.optimizer.moments();
-    let moments = job.settings.moments;
-    let mut states = vec![(State::Weights, DType::F32)];
-    states.extend(has_first.then_some((State::First, moments)));
-    states.extend(has_second.then_some((State::Second, moments)));
-    let checkpoint = needed_bytes(&job.table, &states, &job.folder);
-    let run = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
-    let model =
-        if asked.writes_model { needed_bytes(&job.table, &[(State::Weights, run)], &job.folder) } else { 0 };
-    let needed = kept.saturating_mul(checkpoint).saturating_add(model);
+    let writes = Writes::new(arguments, asked);
+    let (every, limit) = (arguments.save_steps.unwrap_or(DEFAULT_STEPS), arguments.save_total_limit);
+    let needed = writes.bytes(every, limit);
     let free = existing(&arguments.output).and_then(|folder| free_bytes(folder).ok())?;
     let given = arguments.disk_space.map_or(free, |typed| typed.min(free));
     if needed <= given {
         return None;
     }
     let whose = if given < free { "--disk-space gives" } else { "the disk has" };
-    let fewer = match arguments.save_total_limit {
-        Some(1) => "",
-        _ => "keep fewer (--save-total-limit 1), ",
-    };
+    let kept = writes.kept(every, limit);
     let checkpoints = if kept == 1 { "1 checkpoint".to_owned() } else { format!("{kept} checkpoints") };
-    Some(format!(
-        "{} of disk are needed for {checkpoints} of {} and a model of {} in {}, and {whose} {}: {} are missing: \
-         {fewer}save less often (--save-steps {}), or choose another --output",
+    let mut lack = format!(
+        "{} of disk are needed for {checkpoints} of {} and a model of {} in {}, and {whose} {}: {} are missing. One of these \
+         would do:",
         format_bytes(needed),
-        format_bytes(checkpoint),
-        format_bytes(model),
+        format_bytes(writes.checkpoint),
+        format_bytes(writes.model),
         arguments.output.display(),
         format_bytes(given),
         format_bytes(needed - given),
-        job.steps
-    ))
+    );
+    if let Some(limit) = writes.limit_within(every, limit, given) {
+        lack.push_str(&format!(
+            "\n  --save-total-limit {limit}: {}",
+            format_bytes(writes.bytes(every, Some(limit)))
+        ));
+    }
+    if let Some(every) = writes.every_within(every, limit, given) {
+        let only = if every == 0 { ", saved only when asked to" } else { "" };
+        lack.push_str(&format!(
+            "\n  --save-steps {every}: {}{only}",
+            format_bytes(writes.bytes(every, limit))
+        ));
+    }
+    match arguments.disk_space {
+        Some(_) if needed <= free => {
+            lack.push_str(&format!("\n  --disk-space {needed}: the disk has {}", format_bytes(free)));
+        }
+        _ => lack.push_str(&format!("\n  an --output on a disk with {} free", format_bytes(needed))),
+    }
+    Some(lack)
+}
+
+/// What a run will write: sizes, and how many checkpoints are to come.
+struct Writes {
+    /// Bytes of a checkpoint.
+    checkpoint: u64,
+    /// Bytes of the model at the end; 0 where none is written.
+    model: u64,
+    /// Steps of the run, and those that are done.
+    steps: u64,
+    done: u64,
+    /// Checkpoints that are there already and take no more.
+    there: u64,
+}
+
+impl Writes {
+    fn new(arguments: &TrainArgs, asked: &Asked) -> Self {
+        let job = &asked.job;
+        let [has_first, has_second] = job.settings.optimizer.moments();
+        let moments = job.settings.moments;
+        let mut states = vec![(State::Weights, DType::F32)];
+        states.extend(has_first.then_some((State::First, moments)));
+        states.extend(has_second.then_some((State::Second, moments)));
+        let run = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
+        let model = [(State::Weights, run)];
+        Self {
+            checkpoint: needed_bytes(&job.table, &states, &job.folder),
+            model: if asked.writes_model { needed_bytes(&job.table, &model, &job.folder) } else { 0 },
+            steps: job.steps,
+            done: asked.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step),
+            there: list(&arguments.output.join("checkpoints")).map_or(0, |found| found.len() as u64),
+        }
+    }
+
+    /// Checkpoints that the disk will hold at once beyond those there are.
+    fn kept(&self, every: u64, limit: Option<u64>) -> u64 {
+        // The last step is saved, too; 0 saves nothing unasked.
+        let coming = self.steps.checked_div(every).map_or(0, |whole| {
+            whole.saturating_sub(self.done / every) + u64::from(!self.steps.is_multiple_of(every))
+        });
+        // A new one is whole before an old one goes.
+        let most = limit.map_or(u64::MAX, |limit| limit.saturating_add(1));
+        self.there.saturating_add(coming).min(most).saturating_sub(self.there)
+    }
+
+    fn bytes(&self, every: u64, limit: Option<u64>) -> u64 {
+        self.kept(every, limit).saturating_mul(self.checkpoint).saturating_add(self.model)
+    }
+
+    /// The largest limit on checkpoints that fits.
+    fn limit_within(&self, every: u64, typed: Option<u64>, given: u64) -> Option<u64> {
+        let room = given.checked_sub(self.model)? / self.checkpoint.max(1);
+        let limit = self.there.saturating_add(room).saturating_sub(1);
+        let limit = typed.map_or(limit, |typed| limit.min(typed.saturating_sub(1)));
+        (limit > 0 && self.bytes(every, Some(limit)) <= given).then_some(limit)
+    }
+
+    /// The fewest steps between checkpoints, above those typed, that fit; 0, which saves nothing unasked, where none do.
+    fn every_within(&self, typed: u64, limit: Option<u64>, given: u64) -> Option<u64> {
+        let room = given.checked_sub(self.model)? / self.checkpoint.max(1);
+        // Evenly spread: so many checkpoints in the steps there are, one of them the last.
+        let counts = (1..=room.min(self.steps)).rev().take(TRIED);
+        let spread = counts.chain((room > 0).then_some(1)).map(|count| self.steps.div_ceil(count));
+        let mut fitting = spread.chain([0]).filter(|every| *every == 0 || *every > typed);
+        fitting.find(|every| *every != typed && self.bytes(*every, limit) <= given)
+    }
 }
 
 /// The folder, or the nearest one above it that is there.
