@@ -96,6 +96,28 @@ fn a_text_goes_through_the_folders_tokenizer_and_back() {
 }
 
 #[test]
+fn an_empty_prompt_begins_a_text_or_is_called_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    with_tokenizer(folder.path());
+    let run = || {
+        let fixed = ["generate", "--model", ".", "--device", "cpu", "--max-new-tokens", "4"];
+        zeroth_in(folder.path(), &[&fixed[..], &["--format", "json", "--prompt", ""]].concat())
+    };
+    let refused = run();
+    assert_eq!(refused.code, 2, "{}", refused.stderr);
+    assert!(refused.stderr.contains("the prompt is empty"), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("row"), "{}", refused.stderr);
+    // transformers begins with bos_token_id where nothing is given.
+    fs::write(folder.path().join("generation_config.json"), r#"{"bos_token_id": 3}"#).unwrap();
+    let begun = run();
+    assert_eq!(begun.code, 0, "{}", begun.stderr);
+    assert!(begun.stderr.contains("the prompt is empty"), "{}", begun.stderr);
+    let found: Value = serde_json::from_str(&begun.stdout).unwrap();
+    assert_eq!(found["prompt_ids"], serde_json::json!([3]));
+    assert_eq!(found["ids"].as_array().unwrap().len(), 4);
+}
+
+#[test]
 fn what_cannot_be_done_is_said_with_what_to_change() {
     let cases: [(&[&str], &str); 9] = [
         (&["--prompt", "hello"], "no tokenizer.json"),

@@ -18,7 +18,7 @@ use zeroth_step::run::{CompileError, Compiled, Engine, MicroBatch, Rank, RunErro
 
 use crate::{RowSizes, Weights};
 
-pub use self::stops::stop_ids;
+pub use self::stops::{begin_id, stop_ids};
 
 /// How tokens are chosen, and how many.
 #[derive(Debug, Clone, PartialEq)]

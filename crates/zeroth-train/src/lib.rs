@@ -39,7 +39,7 @@ pub use batch::{BatchShape, Batches, MicroBatch};
 pub use curve::{loss_curve, loss_curves};
 pub use export::ExportError;
 pub use fit::{Budget, Choice, Freedom, Misfit};
-pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, stop_ids};
+pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids};
 pub use job::{Evaluation, Job, JobError};
 pub use meeting::Wish;
 pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};

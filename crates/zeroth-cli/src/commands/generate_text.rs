@@ -1,5 +1,6 @@
 //! `generate`: text from a model folder, on our own kernels.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -12,7 +13,7 @@ use zeroth::device::{Device, Gpus, Machine, Target, Tier, probe};
 use zeroth::model::locate;
 use zeroth::step::run::Compiled;
 use zeroth::train::data::{Encoder, EncoderOptions};
-use zeroth::train::{End, GenerateError, Generation, Inference, stop_ids};
+use zeroth::train::{End, GenerateError, Generation, Inference, begin_id, stop_ids};
 
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
@@ -31,7 +32,7 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
         output::note(&format!("note: {warning}"));
     }
     let encoder = Encoder::open(&folder, EncoderOptions::new(model.model().vocab))?;
-    let prompt = prompt(arguments, &encoder)?;
+    let prompt = prompt(arguments, &folder, &encoder)?;
     let run = match precision(arguments.bf16, arguments.fp16, arguments.fp32)? {
         Some(Precision::Bf16) => DType::Bf16,
         Some(Precision::Fp16) => DType::F16,
@@ -75,8 +76,8 @@ fn is_failure(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(GenerateError::Run(_) | GenerateError::NotFinite { .. }))
 }
 
-/// The prompt's tokens.
-fn prompt(arguments: &GenerateArgs, encoder: &Encoder) -> anyhow::Result<Vec<i32>> {
+/// The prompt's tokens. An empty one goes on from the token that begins a text, as in transformers.
+fn prompt(arguments: &GenerateArgs, folder: &Path, encoder: &Encoder) -> anyhow::Result<Vec<i32>> {
     let ids = &arguments.prompt.prompt_ids;
     if !ids.is_empty() {
         return Ok(ids.clone());
@@ -94,7 +95,19 @@ fn prompt(arguments: &GenerateArgs, encoder: &Encoder) -> anyhow::Result<Vec<i32
     );
     let chat = arguments.chat.unwrap_or_else(|| encoder.has_chat_template());
     anyhow::ensure!(chat || arguments.system.is_none(), "--system belongs to a chat, and --chat is false");
-    Ok(encoder.prompt(&text, arguments.system.as_deref(), chat)?)
+    let ids = encoder.prompt(&text, arguments.system.as_deref(), chat)?;
+    if !ids.is_empty() {
+        return Ok(ids);
+    }
+    let begin = begin_id(folder).with_context(|| {
+        format!(
+            "the prompt is empty, and {} names no token that begins a text (bos_token_id): give a prompt, or its tokens with \
+             --prompt-ids",
+            arguments.model
+        )
+    })?;
+    output::note(&format!("note: the prompt is empty: this goes on from token {begin}, bos_token_id"));
+    Ok(vec![begin])
 }
 
 fn target(arguments: &GenerateArgs, machine: &Machine) -> anyhow::Result<Target> {

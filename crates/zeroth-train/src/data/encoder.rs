@@ -139,7 +139,7 @@ impl Encoder {
     }
 
     /// The tokens of a prompt that a model goes on from: with `chat`, a conversation up to where the assistant begins;
-    /// else the text itself, with what the tokenizer puts before one.
+    /// else the text itself, with what the tokenizer puts before one. An empty text may have none.
     pub fn prompt(&self, text: &str, system: Option<&str>, chat: bool) -> Result<Vec<i32>, RowProblem> {
         let tokenizer = self.tokenizer(Format::PromptCompletion)?;
         let tokens = if chat {
@@ -159,7 +159,9 @@ impl Encoder {
             tokens
         };
         let ids: Vec<i32> = tokens.iter().map(|token| token.id as i32).collect();
-        self.check(tokenizer, &ids)?;
+        if !ids.is_empty() {
+            self.check(tokenizer, &ids)?;
+        }
         Ok(ids)
     }
 
