@@ -8,6 +8,7 @@ mod checkpoint;
 mod command_line;
 mod common;
 mod config;
+mod docs;
 mod estimate;
 mod flags;
 mod generate;

@@ -4,6 +4,8 @@ mod arguments;
 mod bench_args;
 mod cli;
 mod commands;
+#[cfg(test)]
+mod documented;
 mod exit;
 mod flag_names;
 mod generate_flags;
