@@ -116,7 +116,7 @@ fn inspect_shows_one_checkpoint_or_all_of_a_run() {
         "1.2500",
         "80 seen, 64 an epoch",
         "1, stage 2",
-        "8 samples a step: 2 × 4 × 1 ranks",
+        "8 samples a step: 2 × 4 × 1 rank",
         "weights, first, second (AdamW, moments in fp32)",
         "rank-00000-of-00001.safetensors",
         "model/tokenizer.json",

@@ -179,7 +179,7 @@ fn what_cannot_be_gone_on_with_is_refused_with_what_can() {
     refused(
         "qwen3-tied",
         &["--ranks", "2", "--per-device-train-batch-size", "4"],
-        &["train_micro_batch_size_per_gpu 4 on 2 rank(s)", "1 × 6, 2 × 3, 3 × 2, 6 × 1"],
+        &["train_micro_batch_size_per_gpu 4 on 2 ranks", "1 × 6, 2 × 3, 3 × 2, 6 × 1"],
     );
     refused("llama-one-kv-head", &["--ranks", "2"], &["another model"]);
     let rows = written(folder.path(), "rows.jsonl", &[r#"{"input_ids": [1, 2, 3]}"#]);

@@ -11,4 +11,4 @@ pub use dtype::DType;
 pub use nearest::nearest;
 pub use philox::philox4x32;
 pub use publish::{PublishError, publish};
-pub use size::{SizeError, format_bytes, format_count, grouped, parse_bytes, parse_count};
+pub use size::{SizeError, counted, format_bytes, format_count, grouped, parse_bytes, parse_count};

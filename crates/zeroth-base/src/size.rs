@@ -140,6 +140,16 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// A number of things by their name in the singular: `1 row`, `1,204 rows`.
+pub fn counted(number: u64, one: &str) -> String {
+    match number {
+        1 => format!("1 {one}"),
+        // micro-batches, processes
+        _ if one.ends_with(['s', 'h']) => format!("{} {one}es", grouped(number)),
+        _ => format!("{} {one}s", grouped(number)),
+    }
+}
+
 /// Three significant digits in the largest unit that the value reaches; whole values lose their zeros.
 fn scaled(value: u64, units: &[(f64, &'static str)]) -> Option<(String, &'static str)> {
     let value = value as f64;
@@ -176,6 +186,14 @@ mod tests {
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
+    }
+
+    #[test]
+    fn one_thing_is_singular_and_none_is_plural() {
+        let found =
+            [(0, "row"), (1, "row"), (2, "row"), (1204, "token"), (1, "micro-batch"), (2, "micro-batch")]
+                .map(|(number, one)| counted(number, one));
+        assert_eq!(found, ["0 rows", "1 row", "2 rows", "1,204 tokens", "1 micro-batch", "2 micro-batches"]);
     }
 
     #[test]

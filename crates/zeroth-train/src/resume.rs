@@ -1,6 +1,7 @@
 //! Going on from a checkpoint: how its batch is cut anew, what of a command it overrules, and its state on a rank.
 
 use serde_json::Value;
+use zeroth_base::counted;
 use zeroth_device::Control;
 use zeroth_step::run::{Engine, RunError, State};
 
@@ -12,9 +13,9 @@ use crate::data::Samples;
 pub enum ResumeError {
     /// The samples of a step cannot be shared.
     #[error(
-        "the checkpoint was trained with {batch} samples a step, and going on keeps that: {ranks} ranks cannot share them \
+        "the checkpoint was trained with {} a step, and going on keeps that: {} cannot share them \
          evenly; {} can",
-        listed(works)
+        counted(*batch, "sample"), counted(*ranks, "rank"), listed(works)
     )]
     Ranks {
         /// Samples of a step.
@@ -26,10 +27,10 @@ pub enum ResumeError {
     },
     /// What was typed gives another batch.
     #[error(
-        "the checkpoint was trained with {batch} samples a step, and going on keeps that: {asked} on {ranks} rank(s) cannot \
+        "the checkpoint was trained with {} a step, and going on keeps that: {asked} on {} cannot \
          give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
          gradient_accumulation_steps: {}",
-        pairs(works)
+        counted(*batch, "sample"), counted(*ranks, "rank"), pairs(works)
     )]
     Batch {
         /// Samples of a step.
@@ -43,9 +44,9 @@ pub enum ResumeError {
     },
     /// Other data.
     #[error(
-        "the checkpoint was trained on other data: {before} samples then, {now} now{}. Its place in the data means nothing \
+        "the checkpoint was trained on other data: {} then, {now} now{}. Its place in the data means nothing \
          here. Give the same --data, --columns, --max-length and --packing, or export the checkpoint (`zeroth checkpoint \
-         export`) and begin a new run from that model", if before == now { ", with other tokens or labels" } else { "" }
+         export`) and begin a new run from that model", counted(*before, "sample"), if before == now { ", with other tokens or labels" } else { "" }
     )]
     Data {
         /// Samples of the checkpoint's data.
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(
             cut_again(12, 2, (Some(4), None), 2).unwrap_err().to_string(),
             "the checkpoint was trained with 12 samples a step, and going on keeps that: train_micro_batch_size_per_gpu 4 on \
-             2 rank(s) cannot give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
+             2 ranks cannot give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
              gradient_accumulation_steps: 1 × 6, 2 × 3, 3 × 2, 6 × 1"
         );
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use zeroth::base::{DType, format_bytes, grouped};
+use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::train::ExportError;
 use zeroth::train::checkpoint::{
     Checkpoint, CheckpointError, Destination, Found, Named, Verified, export, list, newest_good, now,
@@ -55,8 +55,11 @@ fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
         (
             "batch",
             format!(
-                "{} samples a step: {} × {} × {} ranks",
-                batch.train_batch_size, batch.micro_batch, batch.accumulation, manifest.ranks
+                "{} a step: {} × {} × {}",
+                counted(batch.train_batch_size, "sample"),
+                batch.micro_batch,
+                batch.accumulation,
+                counted(manifest.ranks, "rank")
             ),
         ),
         (
@@ -175,10 +178,11 @@ fn verify(dir: &Path, output: &Output) -> anyhow::Result<Exit> {
         for (folder, result) in &results {
             match result {
                 Ok(Verified { files, bytes, took }) => output::text(&format!(
-                    "{} {}: {} in {files} files as they were saved, read in {:.2} s\n",
+                    "{} {}: {} in {} as they were saved, read in {:.2} s\n",
                     output.coloured(Colour::Green, "ok"),
                     folder.display(),
                     format_bytes(*bytes),
+                    counted(*files as u64, "file"),
                     took.as_secs_f64()
                 )),
                 Err(problems) => problems.iter().for_each(|problem| output::error(&problem.to_string())),
@@ -234,10 +238,10 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
         }))?;
     } else {
         output::text(&format!(
-            "{} with {} parameters after {} steps, {} of weights in {dtype}\nmodel saved to {}\n",
+            "{} with {} parameters after {}, {} of weights in {dtype}\nmodel saved to {}\n",
             manifest.model.model_type,
             grouped(manifest.model.total),
-            grouped(manifest.step),
+            counted(manifest.step, "step"),
             format_bytes(written.bytes),
             to.display()
         ));

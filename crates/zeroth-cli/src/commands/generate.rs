@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use zeroth::base::{format_bytes, parse_count};
+use zeroth::base::{counted, format_bytes, parse_count};
 use zeroth::config::generate::{
     self, Choice, FINE_GRAINED, GeneratedPrecision, MemoryFound, ZeroConfig, build_config, save_config,
 };
@@ -57,12 +57,11 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
             output::text(&format!("chosen: {}\n", choice.reason));
         }
         output::text(&format!(
-            "batch {} = micro-batch {} × accumulation {} × {} rank{}\nDeepSpeed config saved to {}\n",
+            "batch {} = micro-batch {} × accumulation {} × {}\nDeepSpeed config saved to {}\n",
             config.train_batch_size(),
             config.micro_batch_size,
             config.gradient_accumulation,
-            config.world_size,
-            if config.world_size == 1 { "" } else { "s" },
+            counted(config.world_size, "rank"),
             arguments.output.display()
         ));
     }

@@ -1,7 +1,7 @@
 //! `plan`: bytes by tier and category for every preset, what fits, and what to change where nothing does.
 
 use serde_json::json;
-use zeroth::base::{DType, format_bytes, format_count, grouped};
+use zeroth::base::{DType, counted, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::device::card;
@@ -274,9 +274,8 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
         ),
     };
     head.push_str(&format!(
-        "{} rank{}, {} bytes a trained parameter: {} parameters + {} gradients + {} optimizer\n",
-        plan.ranks,
-        if plan.ranks == 1 { "" } else { "s" },
+        "{}, {} bytes a trained parameter: {} parameters + {} gradients + {} optimizer\n",
+        counted(plan.ranks, "rank"),
         each.parameters + each.gradients + each.optimizer,
         each.parameters,
         each.gradients,
@@ -284,9 +283,9 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
     ));
     if let Some(shape) = &ask.shape {
         head.push_str(&format!(
-            "micro-batch {} × {} tokens, accumulation {}{}\n",
+            "micro-batch {} × {}, accumulation {}{}\n",
             shape.micro_batch,
-            shape.max_length,
+            counted(shape.max_length, "token"),
             ask.accumulation,
             if shape.recompute { ", blocks computed again in backward" } else { "" }
         ));

@@ -1,6 +1,6 @@
 //! What was read, counted, and what of it a user should hear.
 
-use zeroth_base::grouped;
+use zeroth_base::counted;
 
 use super::IGNORED;
 
@@ -42,31 +42,29 @@ impl Totals {
 
     /// What of it a user should hear, a sentence each.
     pub fn notes(&self, max_length: u64) -> Vec<String> {
-        let rows = |count: u64, one: &str, many: &str| match count {
-            1 => format!("1 row {one}"),
-            _ => format!("{} rows {many}", grouped(count)),
+        let rows = |count: u64, one: &str, many: &str| {
+            format!("{} {}", counted(count, "row"), if count == 1 { one } else { many })
         };
+        let limit = counted(max_length, "token");
         let mut notes = Vec::new();
         if self.too_long > 0 {
             let left_out = rows(self.too_long, "was left out", "were left out");
-            notes.push(format!("{left_out}: more than {} tokens (--max-length)", grouped(max_length)));
+            notes.push(format!("{left_out}: more than {limit} (--max-length)"));
         }
         if self.truncated > 0 {
             let cut = rows(self.truncated, "was cut", "were cut");
-            notes.push(format!("{cut} to {} tokens (--max-length)", grouped(max_length)));
+            notes.push(format!("{cut} to {limit} (--max-length)"));
         }
         if self.untrained > 0 {
             let trains = rows(self.untrained, "trains nothing", "train nothing");
             notes.push(format!("{trains}: every label after the first is {IGNORED}"));
         }
         if let Some(fullness) = self.fullness(max_length) {
-            let samples = if self.samples == 1 { "sample was" } else { "samples were" };
-            let packs = if self.packs == 1 { "pack" } else { "packs" };
             notes.push(format!(
-                "{} {samples} joined into {} {packs} of up to {} tokens, {:.1} % full",
-                grouped(self.samples),
-                grouped(self.packs),
-                grouped(max_length),
+                "{} {} joined into {} of up to {limit}, {:.1} % full",
+                counted(self.samples, "sample"),
+                if self.samples == 1 { "was" } else { "were" },
+                counted(self.packs, "pack"),
                 fullness * 100.0
             ));
         }

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use zeroth_base::{format_count, grouped};
+use zeroth_base::{counted, format_count, grouped};
 use zeroth_config::resolve::Resolved;
 use zeroth_device::Target;
 use zeroth_graph::{Graph, Op, Param};
@@ -101,9 +101,9 @@ pub fn profile(
 
     let tokens: u64 = lengths.iter().sum();
     let mut text = format!(
-        "flops profile of step {} on one rank: {} tokens, {} in {step_ms:.1} ms, {}\n",
+        "flops profile of step {} on one rank: {}, {} in {step_ms:.1} ms, {}\n",
         settings.step,
-        grouped(tokens),
+        counted(tokens, "token"),
         scaled(model.flops, "FLOP"),
         scaled(model.flops / (step_ms / 1e3), "FLOP/s"),
     );

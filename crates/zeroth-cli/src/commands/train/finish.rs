@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use zeroth::base::{format_bytes, publish};
+use zeroth::base::{counted, format_bytes, publish};
 use zeroth::train::{loss_curves, progress, read_evaluation_losses, read_losses};
 
 use super::Begun;
@@ -13,7 +13,7 @@ use crate::output::{self, Output};
 pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
     let Begun { asked, folder, earlier, .. } = begun;
     let losses = read_losses(&folder.metrics())?;
-    let title = format!("{}, {} steps", asked.name, asked.job.steps);
+    let title = format!("{}, {}", asked.name, counted(asked.job.steps, "step"));
     let evaluated = read_evaluation_losses(&folder.metrics())?;
     publish(&folder.loss_curve(), loss_curves(&losses, &evaluated, &title).as_bytes())?;
     let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
