@@ -10,6 +10,7 @@ mod golden;
 mod kills;
 mod launchers;
 mod memory;
+mod model_weights;
 mod not_finite;
 mod odd_data;
 mod refusals;

@@ -39,7 +39,7 @@ pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{
     DEFAULT_SHARD_BYTES, HeaderError, NewTensor, TensorPlace, WeightFiles, WeightProblem, WeightWarning,
-    WeightWriter, WeightsError, WrittenWeights, f32_to_stored, is_weight_file, read_header, stored_to_f32,
-    write_header,
+    WeightWriter, WeightsError, WrittenWeights, f32_to_stored, has_weights, is_weight_file, read_header,
+    stored_to_f32, write_header,
 };
 pub use table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName, table};

@@ -9,7 +9,7 @@ mod stops;
 
 use std::path::{Path, PathBuf};
 
-use zeroth_base::DType;
+use zeroth_base::{DType, counted};
 use zeroth_device::{Device, Recipe, Target};
 use zeroth_model::{
     Batch, ForwardError, ModelConfig, ModelError, ParameterTable, WeightsError, forward, table,
@@ -77,7 +77,7 @@ pub enum GenerateError {
         vocab: u64,
     },
     /// A prompt that the model has too few positions for.
-    #[error("the prompt has {tokens} tokens, and the model has {positions} positions: shorten it")]
+    #[error("the prompt has {}, and the model has {}: shorten it", counted(*tokens as u64, "token"), counted(*positions, "position"))]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
@@ -168,7 +168,7 @@ impl Inference {
 
     /// What is worth knowing about the weights.
     pub fn warnings(&self) -> Vec<String> {
-        self.weights.warnings().iter().map(ToString::to_string).collect()
+        self.weights.notes()
     }
 
     /// The program that goes on from a prompt for up to so many tokens, its numbers stored in `run`.

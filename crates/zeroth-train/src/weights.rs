@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use zeroth_model::{
-    INITIALIZER_RANGE, Parameter, ParameterTable, WeightFiles, WeightWarning, WeightsError, fill_new,
+    INITIALIZER_RANGE, Parameter, ParameterTable, WeightFiles, WeightsError, fill_new, has_weights,
 };
 use zeroth_step::run::{Engine, RunError};
 
@@ -23,25 +23,22 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// The folder's weights, or new ones where it has none.
+    /// The folder's weights, or new ones where it has none. Weights that are there and cannot be read are an error.
     pub fn open(folder: &Path, table: &ParameterTable, seed: u64) -> Result<Self, WeightsError> {
-        let is_weights = |name: &str| {
-            Path::new(name).extension().is_some_and(|extension| extension == "safetensors")
-                || name.ends_with(".safetensors.index.json")
-        };
-        let has_weights = std::fs::read_dir(folder)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .any(|entry| entry.file_name().to_str().is_some_and(is_weights));
-        if has_weights { WeightFiles::open(folder, table).map(Self::Files) } else { Ok(Self::New { seed }) }
+        if has_weights(folder)? {
+            WeightFiles::open(folder, table).map(Self::Files)
+        } else {
+            Ok(Self::New { seed })
+        }
     }
 
-    /// What is worth knowing about the files.
-    pub fn warnings(&self) -> &[WeightWarning] {
+    /// What is worth knowing about them, a sentence each.
+    pub fn notes(&self) -> Vec<String> {
         match self {
-            Self::Files(files) => files.warnings(),
-            Self::New { .. } => &[],
+            Self::Files(files) => files.warnings().iter().map(ToString::to_string).collect(),
+            Self::New { seed } => {
+                vec![format!("the model folder has no weights: new weights from seed {seed}")]
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! What can be wrong with weights on disk, each with its own sentence.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zeroth_base::grouped;
 
@@ -13,13 +13,60 @@ pub enum WeightsError {
     /// Neither one file nor an index.
     #[error(
         "{} has no weights: there is neither model.safetensors nor model.safetensors.index.json{}",
-        folder.display(), other_weights(other.as_deref())
+        folder.display(), other_weights(found)
     )]
     NoWeights {
         /// The folder.
         folder: PathBuf,
-        /// Weights in another format that are there.
-        other: Option<String>,
+        /// Weights under other names, or in other formats, that are there.
+        found: Vec<String>,
+    },
+    /// Weights in a format that is not read.
+    #[error(
+        "{} has weights in a format that is not read ({}), and no safetensors: {}; to train new weights, copy config.json \
+         and the tokenizer to a folder of their own",
+        folder.display(), shown_names(found), how_to_convert(found)
+    )]
+    OtherFormat {
+        /// The folder.
+        folder: PathBuf,
+        /// Its weight files.
+        found: Vec<String>,
+    },
+    /// A weight file that links to nothing.
+    #[error(
+        "{}: {link} is a link to {}, which is not there: the download was not finished, or the folder was copied without \
+         what it links to; download the model again, or copy it with `cp -rL`",
+        folder.display(), target.display()
+    )]
+    DanglingLink {
+        /// The folder.
+        folder: PathBuf,
+        /// The link in it.
+        link: String,
+        /// Where it leads.
+        target: PathBuf,
+    },
+    /// A snapshot in the Hub's cache without its weights.
+    #[error(
+        "{} is a snapshot in the Hub's cache without weights{}: download the model again; to train new weights, copy \
+         config.json and the tokenizer to a folder of their own",
+        folder.display(),
+        if *unfinished > 0 { " whose download was not finished (blobs/*.incomplete)" } else { "" }
+    )]
+    NotDownloaded {
+        /// The folder.
+        folder: PathBuf,
+        /// Files whose download was broken off.
+        unfinished: usize,
+    },
+    /// The system refused to list the folder.
+    #[error("cannot look for weights in {}: {source}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
     },
     /// The index is not what an index is.
     #[error("{}: {problem}", path.display())]
@@ -163,7 +210,11 @@ pub enum WeightProblem {
         file: String,
     },
     /// A file that the index names cannot be opened.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error(
+        "cannot read {}: {source}{}",
+        path.display(),
+        if source.kind() == io::ErrorKind::NotFound { "; the index names it: download the model again" } else { "" }
+    )]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -292,6 +343,30 @@ fn listed(problems: &[WeightProblem]) -> String {
     text
 }
 
-fn other_weights(other: Option<&str>) -> String {
-    other.map(|file| format!(" ({file} is there: save the model as safetensors)")).unwrap_or_default()
+fn other_weights(found: &[String]) -> String {
+    match found {
+        [] => String::new(),
+        found => format!(" ({} is there: save the model as safetensors)", shown_names(found)),
+    }
+}
+
+fn shown_names(names: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN {
+        text.push_str(&format!(" and {} more", names.len() - SHOWN));
+    }
+    text
+}
+
+fn how_to_convert(found: &[String]) -> String {
+    let gguf = found.iter().find(|name| Path::new(name).extension().is_some_and(|end| end == "gguf"));
+    let load = match gguf {
+        Some(name) => format!("`from_pretrained(DIR, gguf_file=\"{name}\")`"),
+        None => "`from_pretrained(DIR)`".to_owned(),
+    };
+    format!(
+        "download the model again as safetensors, or convert it once with transformers, {load} and then \
+         `save_pretrained(NEW_DIR, safe_serialization=True)`"
+    )
 }

@@ -1,7 +1,7 @@
 //! Which files of a model folder hold its weights.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Component, Path};
 
@@ -12,9 +12,21 @@ use super::{INDEX, ONE_FILE, header};
 
 /// An index is as long as a header at most.
 const LARGEST_INDEX: u64 = 100_000_000;
-/// What other formats call their files: for a message.
-const OTHER_FORMATS: [&str; 5] =
-    ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "model.gguf"];
+/// How the weight files of other formats end.
+const OTHER_FORMATS: [&str; 10] = [
+    ".bin",
+    ".bin.index.json",
+    ".pth",
+    ".pt",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".h5.index.json",
+    ".msgpack",
+    ".msgpack.index.json",
+];
+/// What trainers leave beside weights: files that end like weights and are none.
+const NO_WEIGHTS: [&str; 5] = ["training_args", "optimizer", "scheduler", "rng_state", "scaler"];
 
 /// The weight files of a folder.
 pub(super) struct FolderFiles {
@@ -38,15 +50,83 @@ impl FolderFiles {
                 return Err(broken("it is larger than 100 MB: this is no index of tensors".to_owned()));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let other = OTHER_FORMATS.into_iter().find(|name| folder.join(name).exists());
-                let (folder, other) = (folder.to_owned(), other.map(str::to_owned));
-                return Err(WeightsError::NoWeights { folder, other });
+                let folder = folder.to_owned();
+                let found = names_in(&folder)?.into_iter().filter(|name| is_weights(name)).collect();
+                return Err(WeightsError::NoWeights { folder, found });
             }
             Err(error) => return Err(broken(format!("it cannot be read: {error}"))),
         };
         let index = parse_index(&bytes).map_err(broken)?;
         let names: BTreeSet<&String> = index.values().collect();
         Ok(Self { names: names.into_iter().cloned().collect(), index: Some(index) })
+    }
+}
+
+/// Whether a model folder has weights to open. A folder without any is one to train new weights in; weights in another
+/// format, or that were not downloaded to their end, are an error: new weights are not what such a folder is for.
+pub fn has_weights(folder: &Path) -> Result<bool, WeightsError> {
+    let names = names_in(folder)?;
+    let (ours, others): (Vec<String>, Vec<String>) =
+        names.into_iter().filter(|name| is_weights(name)).partition(|name| is_safetensors(name));
+    let weights = if ours.is_empty() { &others } else { &ours };
+    for name in weights {
+        // The Hub's cache links to blobs; so do folders that were copied without what they link to.
+        if let Ok(target) = fs::read_link(folder.join(name))
+            && !folder.join(name).exists()
+        {
+            let (folder, link) = (folder.to_owned(), name.clone());
+            return Err(WeightsError::DanglingLink { folder, link, target });
+        }
+    }
+    if !ours.is_empty() {
+        return Ok(true);
+    }
+    if !others.is_empty() {
+        return Err(WeightsError::OtherFormat { folder: folder.to_owned(), found: others });
+    }
+    match cached_model(folder) {
+        Some(cached) => {
+            let unfinished = unfinished_blobs(cached)?;
+            Err(WeightsError::NotDownloaded { folder: folder.to_owned(), unfinished })
+        }
+        None => Ok(false),
+    }
+}
+
+/// The names in a folder, in order.
+fn names_in(folder: &Path) -> Result<Vec<String>, WeightsError> {
+    let unreadable = |source| WeightsError::Folder { folder: folder.to_owned(), source };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        names.push(entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn is_safetensors(name: &str) -> bool {
+    [".safetensors", ".safetensors.index.json"].iter().any(|end| name.ends_with(end))
+}
+
+fn is_weights(name: &str) -> bool {
+    let is_other = OTHER_FORMATS.iter().any(|end| name.ends_with(end));
+    is_safetensors(name) || is_other && !NO_WEIGHTS.iter().any(|begin| name.starts_with(begin))
+}
+
+/// The folder of the model in the Hub's cache that this is a snapshot of: models--owner--name/snapshots/revision.
+fn cached_model(folder: &Path) -> Option<&Path> {
+    let snapshots = folder.parent().filter(|parent| parent.file_name().is_some_and(|n| n == "snapshots"))?;
+    let model = snapshots.parent()?;
+    model.file_name()?.to_str()?.starts_with("models--").then_some(model)
+}
+
+/// Downloads that were broken off.
+fn unfinished_blobs(cached: &Path) -> Result<usize, WeightsError> {
+    let blobs = cached.join("blobs");
+    match names_in(&blobs) {
+        Ok(names) => Ok(names.iter().filter(|name| name.ends_with(".incomplete")).count()),
+        Err(WeightsError::Folder { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
     }
 }
 

@@ -15,6 +15,7 @@ mod writer;
 
 pub use error::{HeaderError, WeightProblem, WeightsError};
 pub use files::{WeightFiles, WeightWarning};
+pub use folder_files::has_weights;
 pub(crate) use folder_files::weights_include;
 pub use one_file::{TensorPlace, f32_to_stored, read_header, stored_to_f32, write_header};
 pub use writer::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WrittenWeights, is_weight_file};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use zeroth_model::{WeightFiles, WeightWarning, WeightsError};
+use zeroth_model::{WeightFiles, WeightWarning, WeightsError, has_weights};
 
 use crate::made::{Filled, filled, tiny_table, write, write_index};
 
@@ -182,4 +182,14 @@ fn a_file_that_shrinks_while_it_is_open_is_named_with_its_tensor() {
     let message = error.to_string();
     assert!(message.contains("`lm_head.weight`") && message.contains("model.safetensors"), "{message}");
     assert!(message.ends_with("the file has become shorter since it was opened"), "{message}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_listed_is_an_error_and_not_one_without_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(!has_weights(folder.path()).unwrap());
+    let file = folder.path().join("config.json");
+    fs::write(&file, "{}").unwrap();
+    let message = has_weights(&file).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("cannot look for weights in {}: ", file.display())), "{message}");
 }

@@ -17,7 +17,7 @@ mod saves;
 mod show;
 mod told;
 
-use zeroth::base::publish;
+use zeroth::base::{counted, publish};
 use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
 use zeroth::step::run::Compiled;
@@ -82,11 +82,11 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
     if asked.checkpoint.is_none() {
         // Whether the weights fit the model is known from their headers: better now than on every rank.
         let weights = Weights::open(&asked.job.folder, &asked.job.table, asked.job.seed)?;
-        asked.notes.extend(weights.warnings().iter().map(ToString::to_string));
+        asked.notes.extend(weights.notes());
     }
     if is_complete(arguments, &asked) {
         let steps = asked.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step);
-        output::note(&format!("this run is complete: {steps} steps are done; nothing was changed"));
+        output::note(&format!("this run is complete: {} done; nothing was changed", counted(steps, "step")));
         return Ok(Err(Exit::Done));
     }
     show::model(&asked);
