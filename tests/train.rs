@@ -12,6 +12,7 @@ mod launchers;
 mod memory;
 mod model_weights;
 mod not_finite;
+mod nothing_trained;
 mod odd_data;
 mod refusals;
 mod resume;

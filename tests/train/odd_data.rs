@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{golden, metrics, number, train_on, written};
+use super::{golden, metrics, new_model, number, train_on, written};
 
 /// Trains the untied golden model on these rows.
 fn trained(rows: &[&str], flags: &[&str]) -> Vec<Value> {
@@ -52,7 +52,8 @@ fn a_rank_whose_rows_are_not_trained_changes_nothing_but_the_count_of_tokens() {
 #[test]
 fn steps_without_a_trained_token_have_no_loss_and_no_gradient() {
     // A row of one token has nothing before it to be predicted from.
-    for line in trained(&[r#"{"input_ids": [5]}"#], &["--max-steps", "2", "--ranks", "2"]) {
+    let found = trained(&[r#"{"input_ids": [5]}"#, r#"{"input_ids": [6]}"#, ROW], &["--max-steps", "2"]);
+    for line in &found {
         assert_eq!((number(&line["loss"]), number(&line["grad_norm"])), (0.0, 0.0));
     }
 }
@@ -65,8 +66,38 @@ fn rows_that_are_too_long_are_left_out_and_counted() {
     let flags = ["--max-length", "4", "--num-train-epochs", "2"];
     let ended = train_on(&golden("llama-one-kv-head"), &data, &run, &flags);
     ended.assert_done();
-    assert!(ended.stderr.contains("data: 1 samples"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("data: 1 sample, "), "{}", ended.stderr);
     assert!(ended.stderr.contains("note: 1 row"), "{}", ended.stderr);
     let tokens: Vec<Value> = metrics(&run).iter().map(|line| line["tokens"].clone()).collect();
     assert_eq!(tokens, [4, 4], "two epochs of one row");
+}
+
+#[test]
+fn rows_beyond_the_positions_of_the_model_are_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = written(folder.path(), "rows.jsonl", &[ROW]);
+    let model = new_model(folder.path(), 16, 1, 16, 64);
+    let noted = |length: &str| {
+        let run = folder.path().join("run");
+        let ended = train_on(&model, &data, &run, &["--dry-run", "--max-length", length]);
+        ended.assert_done();
+        let words = "note: --max-length 257 is beyond the 256 positions that the model was made for \
+                     (max_position_embeddings): longer rows are trained at positions it has not learnt, and `zeroth \
+                     generate` ends at 256\n";
+        ended.stderr.contains(words)
+    };
+    assert_eq!([noted("256"), noted("257")], [false, true]);
+}
+
+#[test]
+fn of_a_long_row_a_dry_run_shows_the_beginning_and_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let ids: Vec<u64> = (0..200_000).map(|place| place * 7 % 61).collect();
+    let data = written(folder.path(), "rows.jsonl", &[serde_json::json!({ "input_ids": ids }).to_string()]);
+    let run = folder.path().join("run");
+    let flags = ["--dry-run", "--max-length", "200000"];
+    let ended = train_on(&new_model(folder.path(), 16, 1, 16, 64), &data, &run, &flags);
+    ended.assert_done();
+    assert!(ended.stdout.contains(" […198,000 tokens left out…] ["), "{}", ended.stdout);
+    assert!(ended.stdout.len() < 20_000, "{}", ended.stdout.len());
 }

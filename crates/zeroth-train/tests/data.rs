@@ -96,10 +96,7 @@ fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
             "{\"input_ids\": [1, 2",
             "not JSON: EOF while parsing a list, column 19; a row is one JSON object on one line",
         ),
-        (
-            "[",
-            "not JSON: EOF while parsing a list, column 1; the file seems to be one JSON array: write one object a line instead (JSONL)",
-        ),
+        ("[", "not JSON: EOF while parsing a list, column 1; a row is one JSON object on one line"),
         ("17", "a row is a JSON object, as in {\"input_ids\": [1, 2, 3]}: found a number"),
         (
             "{\"messages\": []}",
@@ -124,7 +121,7 @@ fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
         ("{\"input_ids\": [1], \"labels\": [null]}", "labels[0] must be a whole number: found null"),
         (
             "{\"input_ids\": [1, 2], \"labels\": [1]}",
-            "`labels` has 1 entries and `input_ids` 2: they must be equally many, one a token",
+            "`labels` has 1 entry and `input_ids` 2: they must be equally many, one a token",
         ),
         ("{\"input_ids\": [], \"labels\": []}", "the row has no tokens; remove it"),
         ("{\"input_ids\": [7], \"attention_mask\": [0]}", "the row has no tokens; remove it"),

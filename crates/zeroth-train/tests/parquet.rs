@@ -156,6 +156,30 @@ fn nested_columns_become_objects_and_lists() {
 }
 
 #[test]
+fn a_codec_that_is_not_built_in_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    write(&path, Compression::SNAPPY, 20);
+    let whole = std::fs::read(&path).unwrap();
+    // In the footer the codec follows the column's path: a field of 4 bits, its type, and Snappy's number times two.
+    let place = whole.windows(5).rposition(|bytes| bytes == b"\x02id\x15\x02").unwrap() + 4;
+    for (number, codec) in [(3, "LZO"), (4, "BROTLI"), (5, "LZ4"), (7, "LZ4_RAW")] {
+        let mut bytes = whole.clone();
+        bytes[place] = 2 * number;
+        std::fs::write(&path, &bytes).unwrap();
+        let message = prepared([&path], folder.path()).unwrap_err();
+        let shown = path.display();
+        assert_eq!(
+            message,
+            format!(
+                "{shown} is a Parquet file whose column `id` is compressed with {codec}: read are Snappy, Zstandard, gzip and \
+                 none; write it again, as with pandas.read_parquet('{shown}').to_parquet('rows.parquet', compression='zstd')"
+            )
+        );
+    }
+}
+
+#[test]
 fn a_table_and_lines_are_one_dataset() {
     let folder = tempfile::tempdir().unwrap();
     let (table, lines) = (folder.path().join("a.parquet"), folder.path().join("b.jsonl"));

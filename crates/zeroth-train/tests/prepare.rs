@@ -349,11 +349,11 @@ fn every_mistake_in_a_file_is_told_with_its_place() {
         ),
         (
             "[\n{\"input_ids\": [1]}\n]",
-            ": line 1: not JSON: EOF while parsing a list, column 1; the file seems to be one JSON array: write one object a line instead (JSONL)",
+            " is one JSON array: write one object a line (JSONL), as with jq -c '.[]'",
         ),
         (
             "[{\"input_ids\": [1]}]",
-            ": line 1: a row is a JSON object, as in {\"input_ids\": [1, 2, 3]}: found a list",
+            " is one JSON array: write one object a line (JSONL), as with jq -c '.[]'",
         ),
         ("\n \n", " has no rows: it is empty, or every line is blank"),
         (
@@ -373,10 +373,7 @@ fn every_mistake_in_a_file_is_told_with_its_place() {
         }
     }
     let zipped = place.write("bad.jsonl", b"\x1F\x8B\x08");
-    assert_eq!(
-        place.refusal(&[zipped]),
-        "bad.jsonl is a gzip file: not yet; give JSONL, one JSON object a line"
-    );
+    assert_eq!(place.refusal(&[zipped]), "bad.jsonl is compressed with gzip: unpack it with gunzip");
     assert_eq!(place.refusal(&[good, place.path("absent")]), "there is no data file absent");
     assert_eq!(
         place.refusal(&[PathBuf::from("/dev/null")]),

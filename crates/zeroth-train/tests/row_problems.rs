@@ -45,6 +45,23 @@ fn refusal(folder: &TempDir, row: &Value) -> String {
 }
 
 #[test]
+fn a_column_that_is_mapped_and_not_there_is_told_as_such() {
+    let folder = whole();
+    let row = json!({"messages": [{"role": "user", "content": "q"}], "id": 3});
+    for (columns, message) in [
+        ("messages=conv", "--columns messages=conv: the row has no column `conv`; it has `messages`, `id`"),
+        ("messages=mesages", "has no column `mesages` (did you mean `messages`?); it has "),
+        ("question=id,answer=a", "--columns answer=a: the row has no column `a`; it has "),
+    ] {
+        let options = EncoderOptions { columns: columns.parse().unwrap(), ..EncoderOptions::new(10_000) };
+        // The row's own `messages` count where another column is mapped.
+        let row = if columns.starts_with('q') { json!({"id": "q"}) } else { row.clone() };
+        let found = encode(&folder, options, &row).unwrap_err().to_string();
+        assert!(found.contains(message), "{columns}: {found}");
+    }
+}
+
+#[test]
 fn every_mistake_in_a_row_of_text_has_its_sentence() {
     let folder = whole();
     let user = json!({"role": "user", "content": "q"});
@@ -57,7 +74,7 @@ fn every_mistake_in_a_row_of_text_has_its_sentence() {
         (json!({"a": 1}), "--columns maps other names, as in --columns question=problem,answer=solution"),
         (
             json!({"question": "a", "answer": null}),
-            "no format of rows has these columns: `question`, `answer`; known",
+            "`answer` is null: a row of the format {\"question\", \"answer\"} needs it; fill it in, or remove the row",
         ),
         (
             json!({"question": "a", "answer": "b", "prompt": "a", "completion": "b"}),

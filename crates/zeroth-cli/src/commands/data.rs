@@ -15,6 +15,9 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
     let (map, origin) = read_config(&folder)?;
     let model = ModelConfig::from_map(&map, &origin)?;
     let reading = Reading::new(&arguments.reading, &model, &folder)?;
+    if let Some(note) = reading.note() {
+        output::note(&format!("note: {note}"));
+    }
     let encoder = reading.encoder()?;
     let options = reading.options(arguments.max_train_samples, false);
     let found = survey(&arguments.data, &encoder, &options, arguments.rows)?;

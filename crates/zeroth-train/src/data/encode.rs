@@ -19,6 +19,11 @@ pub trait Encode: Sync {
     /// Puts the row's tokens and labels into `into`, whose buffers are used again from row to row.
     fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem>;
 
+    /// What a row of this format trains, for a message about rows that train nothing.
+    fn trained_part(&self, _row: &Map<String, Value>) -> &'static str {
+        "the labels of a row are trained that are not -100, from the second on"
+    }
+
     /// Changes with anything that changes what rows become: the token cache knows the encoder by it.
     fn fingerprint(&self) -> [u8; 32];
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use zeroth_base::grouped;
+use zeroth_base::counted;
 
 use super::{RowNumber, RowProblem};
 
@@ -41,13 +41,29 @@ pub enum DataError {
         /// What the system said.
         source: io::Error,
     },
-    /// A format of files that is not read yet.
-    #[error("{} is a {format} file: not yet; give JSONL, one JSON object a line", path.display())]
-    FileNotYet {
+    /// A file that is neither JSONL nor Parquet.
+    #[error("{} is {what}: {remedy}", path.display())]
+    Format {
         /// The file.
         path: PathBuf,
-        /// Its format.
-        format: &'static str,
+        /// What it is.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A Parquet file whose compression is not built in.
+    #[error(
+        "{} is a Parquet file whose column `{column}` is compressed with {codec}: read are Snappy, Zstandard, gzip and none; \
+         write it again, as with pandas.read_parquet('{}').to_parquet('rows.parquet', compression='zstd')",
+        path.display(), path.display()
+    )]
+    Codec {
+        /// The file.
+        path: PathBuf,
+        /// The column.
+        column: String,
+        /// Its codec, as Parquet names it.
+        codec: String,
     },
     /// A Parquet file that cannot be read.
     #[error("cannot read {} as Parquet (row {row}): {message}; is it complete?", path.display())]
@@ -83,6 +99,25 @@ pub enum DataError {
         /// The length they had to keep.
         max_length: u64,
     },
+    /// Rows were kept, and nothing of them is trained.
+    #[error(
+        "no token of {} is trained: {} with {} {} read, {}; `zeroth data preview` shows what is trained of each row",
+        listed_files(files),
+        counted(*rows, "row"),
+        counted(*tokens, "token"),
+        if *rows == 1 { "was" } else { "were" },
+        why
+    )]
+    NothingTrained {
+        /// The files.
+        files: Vec<PathBuf>,
+        /// Rows kept.
+        rows: u64,
+        /// Their tokens.
+        tokens: u64,
+        /// Why none of them is trained.
+        why: String,
+    },
     /// A file was written to while it was read.
     #[error("{} changed while it was read: run again once it is complete", path.display())]
     Changed {
@@ -116,6 +151,14 @@ pub enum DataError {
     },
 }
 
+fn listed_files(files: &[PathBuf]) -> String {
+    match files {
+        [one] => one.display().to_string(),
+        [first, rest @ ..] => format!("{} and {} more", first.display(), counted(rest.len() as u64, "file")),
+        [] => String::new(),
+    }
+}
+
 fn listed_places(tried: &[(PathBuf, io::Error)]) -> String {
     let folder = |path: &PathBuf| path.parent().unwrap_or(path).display().to_string();
     let one = |(path, error): &(PathBuf, io::Error)| format!("in {}: {error}", folder(path));
@@ -129,8 +172,10 @@ fn why_nothing(too_long: u64, max_length: u64) -> String {
     if too_long == 0 {
         return "there was no row to take".to_owned();
     }
-    let (rows, tokens) = (grouped(too_long), grouped(max_length));
-    let (row, have) = if too_long == 1 { ("row", "has") } else { ("rows", "have") };
-    let token = if max_length == 1 { "token" } else { "tokens" };
-    format!("all {rows} {row} {have} more than {tokens} {token}; raise --max-length")
+    let rows = match too_long {
+        1 => "its 1 row has".to_owned(),
+        _ => format!("all {} have", counted(too_long, "row")),
+    };
+    let tokens = counted(max_length, "token");
+    format!("{rows} more than {tokens}; raise --max-length, or cut rows with --truncation-strategy")
 }

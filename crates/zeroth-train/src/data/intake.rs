@@ -230,7 +230,7 @@ mod tests {
         let error = built(&[(&[1, 2], &[1, 2]), (&[1, 2, 3], &[1, 2, 3])], 1).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "no sample is left: all 2 rows have more than 1 token; raise --max-length"
+            "no sample is left: all 2 rows have more than 1 token; raise --max-length, or cut rows with --truncation-strategy"
         );
     }
 

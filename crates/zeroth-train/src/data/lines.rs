@@ -5,10 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use super::DataError;
-
-/// Files that are no text, by how they begin.
-const MAGIC: &[(&[u8], &str)] =
-    &[(b"PAR1", "Parquet"), (b"ARROW1", "Arrow"), (b"\x1F\x8B", "gzip"), (b"\x28\xB5\x2F\xFD", "Zstandard")];
+use super::file_format::foreign;
 
 /// Says what is wrong with any of the paths before the first file is read.
 pub(super) fn check(files: &[PathBuf]) -> Result<(), DataError> {
@@ -42,8 +39,8 @@ impl<'a> Lines<'a> {
         let failed = |source| DataError::Read { path: path.to_owned(), line: 1, source };
         let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
         let beginning = reader.fill_buf().map_err(failed)?;
-        if let Some((_, format)) = MAGIC.iter().find(|(magic, _)| beginning.starts_with(magic)) {
-            return Err(DataError::FileNotYet { path: path.to_owned(), format });
+        if let Some((what, remedy)) = foreign(path, beginning) {
+            return Err(DataError::Format { path: path.to_owned(), what, remedy });
         }
         // A byte order mark: some editors write it, and no JSON parser takes it.
         if beginning.starts_with(b"\xEF\xBB\xBF") {

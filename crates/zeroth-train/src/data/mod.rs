@@ -13,6 +13,7 @@ mod day;
 mod encode;
 mod encoder;
 mod error;
+mod file_format;
 mod intake;
 mod lines;
 mod pack;
@@ -30,6 +31,7 @@ mod survey;
 mod token_file;
 mod tokenizer;
 mod totals;
+mod trained;
 
 pub use cache::{CACHE_VARIABLE, CacheFolder};
 pub use columns::{Columns, ColumnsError};
@@ -39,12 +41,13 @@ pub use encoder::{Encoder, EncoderError, EncoderOptions};
 pub use error::DataError;
 pub use intake::{SamplesBuilder, Truncation};
 pub use prepare::{PrepareOptions, Prepared, prepare};
-pub use preview::preview;
+pub use preview::{left_out, preview};
 pub use row_problem::{MessageProblem, RowProblem};
 pub use rows::RowNumber;
 pub use samples::Samples;
 pub use survey::{Bucket, FirstRow, LISTED, Listed, Problem, RowPlace, Survey, survey};
 pub use totals::Totals;
+pub use trained::check_trained;
 
 /// A label that is not trained, as in PyTorch and Hugging Face.
 pub const IGNORED: i32 = -100;

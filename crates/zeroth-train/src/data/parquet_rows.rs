@@ -4,7 +4,9 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use parquet::basic::CompressionCodec;
 use parquet::errors::ParquetError;
+use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
@@ -27,6 +29,11 @@ impl<'a> ParquetRows<'a> {
         if reader.metadata().file_metadata().schema_descr().num_columns() == 0 {
             return Err(DataError::Empty { path: path.to_owned() });
         }
+        let columns = reader.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
+        if let Some(column) = columns.into_iter().find(|column| !is_read(column.compression_codec())) {
+            let (column, codec) = (column.column_path().string(), column.compression_codec().to_string());
+            return Err(DataError::Codec { path: path.to_owned(), column, codec });
+        }
         Ok(Self { path, rows: RowIter::from_file_into(Box::new(reader)), number: 0 })
     }
 
@@ -42,6 +49,12 @@ impl<'a> ParquetRows<'a> {
         let row = guarded(self.path, self.number, || rows.next().transpose())?;
         Ok(row.as_ref().map(object))
     }
+}
+
+/// Whether a codec is built in.
+fn is_read(codec: CompressionCodec) -> bool {
+    use CompressionCodec::{GZIP, SNAPPY, UNCOMPRESSED, ZSTD};
+    matches!(codec, UNCOMPRESSED | SNAPPY | GZIP | ZSTD)
 }
 
 /// The reader's error, and also its panic: it asserts what a damaged file, or a type it has no code for, breaks.

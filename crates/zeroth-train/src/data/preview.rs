@@ -1,8 +1,9 @@
 //! What `zeroth data preview` prints, as text: rows with their trained tokens marked, lengths as bars, problems by number.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
-use zeroth_base::grouped;
+use zeroth_base::{counted, grouped};
 
 use super::survey::{Bucket, FirstRow, Listed, RowPlace, Survey};
 use super::{IGNORED, RowNumber};
@@ -10,8 +11,15 @@ use super::{IGNORED, RowNumber};
 /// Trained tokens are green where there are colours, and between these marks where there are none.
 const MARKS: [&str; 2] = ["«", "»"];
 const GREEN: [&str; 2] = ["\x1b[32m", "\x1b[0m"];
+/// Tokens of a row that are shown; of longer ones the beginning and the end.
+const SHOWN: usize = 2000;
 /// Columns of the longest bar.
 const BAR: u64 = 40;
+
+/// The tokens of a row that are not shown, where it is too long to be shown: those in the middle.
+pub fn left_out(tokens: usize) -> Option<Range<usize>> {
+    (tokens > SHOWN).then(|| SHOWN / 2..tokens - SHOWN / 2)
+}
 
 /// A survey as text. `text` gives the text of tokens that stand side by side.
 pub fn preview(
@@ -28,7 +36,15 @@ pub fn preview(
         let trained = super::intake::trained_tokens(&row.labels);
         let tokens = counted(row.ids.len() as u64, "token");
         out += &format!("{}: {tokens}, {} trained\n", named(files, place), grouped(trained));
-        out += &marked(&row.ids, &row.labels, marks, text);
+        let part = |range: Range<usize>| marked(&row.ids, &row.labels, range, marks, text);
+        out += &match left_out(row.ids.len()) {
+            None => part(0..row.ids.len()),
+            Some(gap) => {
+                let tokens = counted(gap.len() as u64, "token");
+                [part(0..gap.start), format!("\n  […{tokens} left out…]\n"), part(gap.end..row.ids.len())]
+                    .concat()
+            }
+        };
         out += "\n\n";
     }
     out += &lengths(&survey.lengths, max_length);
@@ -59,10 +75,6 @@ pub fn preview(
     out
 }
 
-fn counted(count: u64, one: &str) -> String {
-    format!("{} {one}{}", grouped(count), if count == 1 { "" } else { "s" })
-}
-
 fn named(files: &[PathBuf], place: &RowPlace) -> String {
     format!("{}: {}", files[place.file].display(), place.at)
 }
@@ -88,12 +100,20 @@ fn numbers(files: &[PathBuf], places: &[RowPlace]) -> String {
     places.chunk_by(|one, next| one.file == next.file).map(of_file).collect()
 }
 
-/// The text of a row, indented, its trained tokens marked. The first token is never trained: none comes before it.
-fn marked(ids: &[i32], labels: &[i32], marks: [&str; 2], text: &dyn Fn(&[i32]) -> String) -> String {
-    let trained: Vec<bool> =
-        labels.iter().enumerate().map(|(place, &label)| place > 0 && label != IGNORED).collect();
+/// The text of a part of a row, indented, its trained tokens marked. The first token is never trained: none comes before it.
+fn marked(
+    ids: &[i32],
+    labels: &[i32],
+    part: Range<usize>,
+    marks: [&str; 2],
+    text: &dyn Fn(&[i32]) -> String,
+) -> String {
+    let trained: Vec<bool> = part
+        .clone()
+        .map(|place| place > 0 && labels.get(place).is_some_and(|&label| label != IGNORED))
+        .collect();
     let mut out = String::new();
-    let mut start = 0;
+    let mut start = part.start;
     // Runs and not tokens: a character may be spread over several tokens.
     for run in trained.chunk_by(|one, next| one == next) {
         let piece = shown(&text(&ids[start..start + run.len()]));
@@ -202,6 +222,20 @@ Rows by their tokens:
 "
         );
         assert_eq!(preview(&survey(), &files, 150, false, &text), expected);
+    }
+
+    #[test]
+    fn of_a_long_row_the_middle_is_left_out_and_counted() {
+        let mut survey = survey();
+        let ids: Vec<i32> = [vec![97; 1000], vec![98; 197_000], vec![99; 2000]].concat();
+        survey.first[0].row = Encoded { labels: ids.clone(), ids };
+        let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
+        let shown = preview(&survey, &files, 150, false, &text);
+        let (a, c) = ("a".repeat(999), "c".repeat(1000));
+        let expected =
+            format!("200,000 tokens, 199,999 trained\n  a«{a}»\n  […198,000 tokens left out…]\n  «{c}»\n\n");
+        assert!(shown.contains(&expected), "{shown}");
+        assert_eq!((left_out(2000), left_out(2001)), (None, Some(1000..1001)));
     }
 
     #[test]

@@ -97,10 +97,23 @@ pub(super) fn known_formats() -> String {
 }
 
 fn unknown(row: &Map<String, Value>, columns: &Columns) -> RowProblem {
+    // A format whose columns are all there, with nothing in one of them.
+    let null = FORMATS.iter().find_map(|(_, keys, shown)| {
+        let theirs = || keys.iter().map(|key| columns.theirs(key));
+        theirs().all(|key| row.contains_key(key)).then_some(())?;
+        Some((theirs().find(|key| row[*key].is_null())?.to_owned(), *shown))
+    });
+    if let Some((key, format)) = null {
+        return RowProblem::NullColumn { key, format };
+    }
+    if let Some((ours, theirs)) = columns.pairs().iter().find(|(_, theirs)| !row.contains_key(theirs)) {
+        let found = row.keys().cloned().collect();
+        return RowProblem::NoSuchColumn { ours, theirs: theirs.clone(), found };
+    }
     let near = row.keys().find_map(|key| {
         let near = nearest(key, NAMES)?;
         let ours = NAMES.into_iter().find(|name| *name == near)?;
-        (columns.theirs(ours) != key).then(|| (key.clone(), ours))
+        (ours != key && columns.theirs(ours) != key).then(|| (key.clone(), ours))
     });
     RowProblem::UnknownFormat { found: row.keys().cloned().collect(), near }
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with one row, each with its own sentence.
 
-use zeroth_base::grouped;
+use zeroth_base::{grouped, nearest};
 
 use super::IGNORED;
 use super::row::known_formats;
@@ -9,18 +9,12 @@ use super::row::known_formats;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RowProblem {
     /// Not JSON, or cut off.
-    #[error("not JSON: {message}, column {column}{}", if *array {
-        "; the file seems to be one JSON array: write one object a line instead (JSONL)"
-    } else {
-        "; a row is one JSON object on one line"
-    })]
+    #[error("not JSON: {message}, column {column}; a row is one JSON object on one line")]
     NotJson {
         /// What the parser said.
         message: String,
         /// Where in the line, counted from 1.
         column: usize,
-        /// Whether the line begins an array.
-        array: bool,
     },
     /// JSON, but no object.
     #[error("a row is a JSON object, as in {{\"input_ids\": [1, 2, 3]}}: found {found}")]
@@ -41,6 +35,28 @@ pub enum RowProblem {
         found: Vec<String>,
         /// One of them and the name that may be meant.
         near: Option<(String, &'static str)>,
+    },
+    /// A column that a format needs is there and holds nothing.
+    #[error("`{key}` is null: a row of the format {format} needs it; fill it in, or remove the row")]
+    NullColumn {
+        /// The key, as in the row.
+        key: String,
+        /// The format, as a message shows it.
+        format: &'static str,
+    },
+    /// `--columns` names a column that is not there.
+    #[error(
+        "--columns {ours}={theirs}: the row has no column `{theirs}`{}; it has {}",
+        nearest(theirs, found.iter().map(String::as_str)).map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
+        listed(found)
+    )]
+    NoSuchColumn {
+        /// Our name.
+        ours: &'static str,
+        /// The name that was given for it.
+        theirs: String,
+        /// The keys that the row has.
+        found: Vec<String>,
     },
     /// Several formats have these keys.
     #[error(
@@ -127,7 +143,7 @@ pub enum RowProblem {
         found: String,
     },
     /// Lists of different lengths.
-    #[error("`{key}` has {found} entries and `input_ids` {expected}: they must be equally many, one a token")]
+    #[error("`{key}` has {} and `input_ids` {expected}: they must be equally many, one a token", entries(*found))]
     Lengths {
         /// The other list.
         key: &'static str,
@@ -220,6 +236,17 @@ pub enum RowProblem {
         number: usize,
         /// What it said.
         message: String,
+    },
+    /// A bound of rendering was reached.
+    #[error(
+        "the chat template in {file} was stopped: it {what}, which no conversation needs; take the template of the model's \
+         authors"
+    )]
+    TemplateStopped {
+        /// Where the template was found.
+        file: String,
+        /// What it did.
+        what: String,
     },
     /// A message of which the template writes nothing.
     #[error(
@@ -318,6 +345,10 @@ pub enum MessageProblem {
         /// What it holds.
         found: &'static str,
     },
+}
+
+fn entries(count: usize) -> String {
+    if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") }
 }
 
 fn listed(keys: &[String]) -> String {

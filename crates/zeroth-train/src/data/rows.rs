@@ -75,17 +75,17 @@ fn size_of_value(value: &Value) -> usize {
 }
 
 fn parsed(text: &[u8]) -> Result<Map<String, Value>, RowProblem> {
-    match serde_json::from_slice(text).map_err(|error| not_json(text, &error))? {
+    match serde_json::from_slice(text).map_err(|error| not_json(&error))? {
         Value::Object(row) => Ok(row),
         other => Err(RowProblem::NotAnObject { found: kind(&other) }),
     }
 }
 
-fn not_json(text: &[u8], error: &serde_json::Error) -> RowProblem {
+fn not_json(error: &serde_json::Error) -> RowProblem {
     // The parser saw one line; "line 1" would be mistaken for the file's.
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or_default().to_owned();
-    RowProblem::NotJson { message, column: error.column(), array: text.starts_with(b"[") }
+    RowProblem::NotJson { message, column: error.column() }
 }
 
 /// The rows of all files, in the order given. After an error there are none.

@@ -170,6 +170,7 @@ pub(super) fn ask(
     if is_cut_again {
         resume::name_origin(&mut resolved);
     }
+    notes.extend(reading.note());
     notes.extend(samples.totals().notes(reading.max_length()));
     refuse_unbuilt(&resolved, &mut notes)?;
     let evaluation = data

@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use zeroth::base::grouped;
+use zeroth::base::{counted, grouped};
 use zeroth::model::ModelConfig;
 use zeroth::train::data::{
     CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation,
-    prepare as prepare_files,
+    check_trained, prepare as prepare_files,
 };
 
 use super::told::Told;
@@ -22,6 +22,8 @@ pub(in super::super) struct Reading {
     folder: PathBuf,
     options: EncoderOptions,
     max_length: u64,
+    /// Positions that the model was made for.
+    positions: Option<u64>,
     truncation: Truncation,
 }
 
@@ -38,6 +40,7 @@ impl Reading {
             max_length: arguments
                 .max_length
                 .unwrap_or_else(|| model.max_positions.unwrap_or(LONGEST).min(LONGEST)),
+            positions: model.max_positions,
             truncation: match arguments.truncation_strategy {
                 TruncationArg::Delete => Truncation::Drop,
                 TruncationArg::Left => Truncation::Left,
@@ -48,6 +51,18 @@ impl Reading {
 
     pub(in super::super) fn max_length(&self) -> u64 {
         self.max_length
+    }
+
+    /// What a user should hear where rows may be longer than the model was made for.
+    pub(in super::super) fn note(&self) -> Option<String> {
+        let positions = self.positions.filter(|positions| *positions < self.max_length)?;
+        Some(format!(
+            "--max-length {} is beyond the {} that the model was made for (max_position_embeddings): longer rows are trained \
+             at positions it has not learnt, and `zeroth generate` ends at {}",
+            grouped(self.max_length),
+            counted(positions, "position"),
+            grouped(positions)
+        ))
     }
 
     pub(in super::super) fn encoder(&self) -> anyhow::Result<Encoder> {
@@ -91,8 +106,10 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
     let encoder = reading.encoder()?;
     let cache = CacheFolder::default_place().with_fallback(std::env::temp_dir().join("zeroth-cache"));
     let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
-        let prepared = prepare_files(files, &encoder, &reading.options(most, packing), &cache)?;
+        let options = reading.options(most, packing);
+        let prepared = prepare_files(files, &encoder, &options, &cache)?;
         say(&prepared);
+        check_trained(&prepared.samples, files, &encoder, &options)?;
         Ok(prepared)
     };
     let train = make(&arguments.data, arguments.max_train_samples, arguments.packing)?;
@@ -107,8 +124,8 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
 fn say(prepared: &Prepared) {
     if !prepared.found {
         output::note(&format!(
-            "{} rows read and tokenised in {:.1} s",
-            grouped(prepared.rows),
+            "{} read and tokenised in {:.1} s",
+            counted(prepared.rows, "row"),
             prepared.seconds
         ));
     }

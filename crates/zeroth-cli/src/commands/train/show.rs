@@ -1,11 +1,14 @@
 //! What a run says before it starts: the model, where values came from, and the memory plan.
 
+use std::ops::Range;
+
 use serde_json::{Value, json};
-use zeroth::base::{format_bytes, format_count, grouped};
+use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::Origin;
 use zeroth::device::Tier;
 use zeroth::step::run::Compiled;
 use zeroth::train::MicroBatch;
+use zeroth::train::data::left_out;
 
 use super::ask::Asked;
 use crate::output::{self, Colour, Output};
@@ -21,19 +24,19 @@ pub(super) fn model(asked: &Asked) {
         grouped(job.table.total())
     ));
     output::note(&format!(
-        "data: {} samples, {} tokens, {} of them trained; the longest has {}",
-        grouped(totals.samples),
-        grouped(totals.tokens),
+        "data: {}, {}, {} of them trained; the longest has {}",
+        counted(totals.samples, "sample"),
+        counted(totals.tokens, "token"),
         grouped(totals.trained_tokens),
         grouped(totals.longest)
     ));
     let shape = &job.shape;
     output::note(&format!(
-        "{} steps of {} samples: {} rank(s) × {} micro-batch(es) × {}",
-        grouped(job.steps),
-        shape.train_batch(),
-        shape.ranks,
-        shape.accumulation,
+        "{} of {}: {} × {} × {}",
+        counted(job.steps, "step"),
+        counted(shape.train_batch(), "sample"),
+        counted(shape.ranks, "rank"),
+        counted(shape.accumulation, "micro-batch"),
         shape.micro_batch
     ));
 }
@@ -85,8 +88,8 @@ pub(super) fn memory(asked: &Asked, compiled: &Compiled) {
     let rows = asked.job.row_sizes.last().copied().unwrap_or(0);
     let asked_rows = asked.job.shape.micro_batch * asked.job.samples.totals().longest;
     output::note(&format!(
-        "planned for micro-batches of up to {} rows (the data's largest; {} × the longest sample would be {})",
-        grouped(rows),
+        "planned for micro-batches of up to {} (the data's largest; {} × the longest sample would be {})",
+        counted(rows, "row"),
         asked.job.shape.micro_batch,
         grouped(asked_rows)
     ));
@@ -115,8 +118,17 @@ pub(super) fn first_batch(asked: &Asked, output: &Output) -> anyhow::Result<()> 
             let text = encoder.token_text(batch.ids[row]).unwrap_or_else(|| batch.ids[row].to_string());
             if trained { output.coloured(Colour::Green, &format!("[{text}]")) } else { text }
         };
-        let words: Vec<String> = rows.clone().map(token).collect();
-        output::text(&format!("  {}\n", words.join(" ")));
+        let words = |rows: Range<usize>| rows.map(token).collect::<Vec<_>>().join(" ");
+        let text = match left_out(rows.len()) {
+            None => words(rows.clone()),
+            Some(gap) => format!(
+                "{} […{} left out…] {}",
+                words(rows.start..rows.start + gap.start),
+                counted(gap.len() as u64, "token"),
+                words(rows.start + gap.end..rows.end)
+            ),
+        };
+        output::text(&format!("  {text}\n"));
     }
     Ok(())
 }
