@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "a test that is skipped says so")]
 
 mod bench;
+mod chat_templates;
 mod checkpoint;
 mod command_line;
 mod common;

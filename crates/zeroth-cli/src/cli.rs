@@ -8,6 +8,7 @@ use zeroth::base::{DType, parse_bytes, parse_count};
 use zeroth::model::Family;
 
 use crate::bench_args::BenchArgs;
+use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
 pub(crate) use crate::train_args::{DataCommand, PreviewArgs, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
@@ -66,6 +67,9 @@ pub(crate) enum Command {
     /// What this machine offers, and what its environment variables do here
     #[command(after_help = "Example: zeroth doctor --format json")]
     Doctor,
+    /// Chat templates from standard input: the process that renders them, with bounds on its memory and time
+    #[command(name = render_templates::COMMAND, hide = true)]
+    RenderTemplates,
     /// Completions for a shell
     #[command(
         after_help = "Example: zeroth completions bash > ~/.local/share/bash-completion/completions/zeroth"

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
-use zeroth::base::{DType, format_bytes};
+use zeroth::base::{DType, counted, format_bytes};
 use zeroth::config::resolve::Precision;
 use zeroth::device::cpu::CpuDevice;
 use zeroth::device::cuda::CudaDevice;
@@ -15,6 +15,7 @@ use zeroth::step::run::Compiled;
 use zeroth::train::data::{Encoder, EncoderOptions};
 use zeroth::train::{End, GenerateError, Generation, Inference, begin_id, stop_ids};
 
+use super::render_templates;
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
@@ -31,7 +32,7 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     for warning in model.warnings() {
         output::note(&format!("note: {warning}"));
     }
-    let encoder = Encoder::open(&folder, EncoderOptions::new(model.model().vocab))?;
+    let encoder = render_templates::encoder(&folder, EncoderOptions::new(model.model().vocab))?;
     let prompt = prompt(arguments, &folder, &encoder)?;
     let run = match precision(arguments.bf16, arguments.fp16, arguments.fp32)? {
         Some(Precision::Bf16) => DType::Bf16,
@@ -136,8 +137,8 @@ fn misfit(compiled: &Compiled, machine: &Machine) -> Option<String> {
     };
     let free = free.filter(|free| *free < needed)?;
     Some(format!(
-        "the model with {} tokens needs {} and {} are free: fewer --max-new-tokens or --bf16 may fit",
-        compiled.row_sizes.last().copied().unwrap_or(0),
+        "the model with {} needs {} and {} are free: fewer --max-new-tokens or --bf16 may fit",
+        counted(compiled.row_sizes.last().copied().unwrap_or(0), "token"),
         format_bytes(needed),
         format_bytes(free)
     ))
@@ -187,7 +188,11 @@ fn speak(
         End::Stop(id) => format!("ended by token {id}"),
         End::Positions => "the model has no more positions".to_owned(),
     };
-    output::note(&format!("{count} tokens after {} in {seconds:.1} s, {end}", prompt.len()));
+    output::note(&format!(
+        "{} after {} in {seconds:.1} s, {end}",
+        counted(count as u64, "token"),
+        prompt.len()
+    ));
     Ok(())
 }
 

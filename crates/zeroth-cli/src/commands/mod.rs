@@ -12,6 +12,7 @@ mod generate_text;
 mod init;
 mod plan;
 mod presets;
+pub(crate) mod render_templates;
 mod resolve;
 mod train;
 mod verify;
@@ -44,6 +45,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
         Command::Generate(arguments) => generate_text::run(&arguments, output),
         Command::Init(arguments) => init::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
+        Command::RenderTemplates => render_templates::run(),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {
             let mut script = Vec::new();

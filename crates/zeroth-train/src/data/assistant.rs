@@ -12,8 +12,9 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::chat_template::{ChatTemplate, Rendered, sentinel_in};
+use super::chat_template::{Rendered, sentinel_in};
 use super::conversation::{ASSISTANT, Conversation, REASONING, role};
+use super::renderer::ChatTemplate;
 use super::tokenizer::{TextTokenizer, Token};
 use super::{Encoded, IGNORED, RowProblem};
 
@@ -29,7 +30,7 @@ pub(super) fn encode(
     into: &mut Encoded,
 ) -> Result<(), RowProblem> {
     let tools = conversation.tools.as_ref();
-    let marked = template.marks_generation(tools.is_some());
+    let marked = template.facts().marks_generation(tools.is_some());
     if marked && let Some(found) = conversation.messages.iter().find_map(reserved) {
         return Err(RowProblem::Reserved { code: found as u32 });
     }
@@ -52,11 +53,16 @@ pub(super) fn render(
     add_generation_prompt: bool,
 ) -> Result<Rendered, RowProblem> {
     let Conversation { messages, tools, .. } = conversation;
-    template.render(messages, tools.as_ref(), add_generation_prompt).map_err(|message| {
-        let refused = |count: &usize| template.render(&messages[..*count], tools.as_ref(), false).is_err();
-        let number = (1..messages.len()).find(refused).unwrap_or(messages.len());
-        RowProblem::Template { number, message }
-    })
+    let message = match template.render(messages, tools.as_ref(), add_generation_prompt)? {
+        Ok(rendered) => return Ok(rendered),
+        Err(message) => message,
+    };
+    for number in 1..messages.len() {
+        if template.render(&messages[..number], tools.as_ref(), false)?.is_err() {
+            return Err(RowProblem::Template { number, message });
+        }
+    }
+    Err(RowProblem::Template { number: messages.len(), message })
 }
 
 /// Labels of tokens: their own id where they overlap a trained part.
@@ -100,7 +106,10 @@ impl Search<'_> {
         if !trained.contains(&true) {
             return Ok(Vec::new());
         }
-        let found = self.by_marks().unwrap_or_else(|| self.by_replacement());
+        let found = match self.by_marks()? {
+            Some(found) => found,
+            None => self.by_replacement()?,
+        };
         let within = |part: &Range<usize>, place: &Range<usize>| {
             part.start <= place.start && place.end <= part.end
                 || part.start < place.end && place.start < part.end
@@ -113,24 +122,24 @@ impl Search<'_> {
             let before = parts.len();
             parts.extend(generated.iter().filter(|part| within(part, place)).cloned());
             if parts.len() == before {
-                parts.push(self.extended(index, place, &found));
+                parts.push(self.extended(index, place, &found)?);
             }
         }
         Ok(parts)
     }
 
     /// Finds all messages by one more render; `None` where marks change what the template writes.
-    fn by_marks(&self) -> Option<Found> {
+    fn by_marks(&self) -> Result<Option<Found>, RowProblem> {
         let messages = &self.conversation.messages;
         let is_mark = |c: char| (FIRST_MARK..FIRST_MARK + MARKS).contains(&(c as u32));
         if messages.len() as u32 > MARKS / 2 || self.text.contains(is_mark) {
-            return None;
+            return Ok(None);
         }
         let marked: Vec<_> =
             messages.iter().zip(0..).map(|(message, index)| marked(message, index)).collect();
         let tools = self.conversation.tools.as_ref();
-        let prompts = self.template.asks_for_generation_prompt(tools.is_some());
-        let Ok(rendered) = self.template.render(&marked, tools, prompts) else { return None };
+        let prompts = self.template.facts().asks_for_generation_prompt(tools.is_some());
+        let Ok(rendered) = self.template.render(&marked, tools, prompts)? else { return Ok(None) };
 
         let mut places: Vec<Option<Range<usize>>> = vec![None; messages.len()];
         let mut closed = vec![false; messages.len()];
@@ -147,7 +156,7 @@ impl Search<'_> {
             match &mut places[index] {
                 Some(place) => place.end = here,
                 // The beginning of what was said is gone, so it is not known where it stood.
-                None if ends => return None,
+                None if ends => return Ok(None),
                 place => *place = Some(here..here),
             }
             closed[index] = ends;
@@ -156,15 +165,15 @@ impl Search<'_> {
         // Behind the last message a template may write an end where it would otherwise write the prompt.
         let undisturbed = same == self.text.len() || prompts && same >= last_mark;
         if !undisturbed || places.iter().zip(&closed).any(|(place, closed)| place.is_some() && !closed) {
-            return None;
+            return Ok(None);
         }
         let generation_prompt = plain[same..].to_owned();
         let generation_prompt = if prompts && generation_prompt.is_empty() {
-            self.generation_prompt()
+            self.generation_prompt()?
         } else {
             generation_prompt
         };
-        Some(Found { places, exact: false, generation_prompt })
+        Ok(Some(Found { places, exact: false, generation_prompt }))
     }
 
     /// Marks stand inside the white space at either end of a content, which the template may have kept.
@@ -178,7 +187,7 @@ impl Search<'_> {
     }
 
     /// Finds each message by rendering the conversation with another in its place.
-    fn by_replacement(&self) -> Found {
+    fn by_replacement(&self) -> Result<Found, RowProblem> {
         let messages = &self.conversation.messages;
         let tools = self.conversation.tools.as_ref();
         let foreign = foreign_to(self.text);
@@ -186,7 +195,7 @@ impl Search<'_> {
         for (index, message) in messages.iter().enumerate() {
             let mut others = messages.clone();
             others[index] = with_texts(message, &mut |_| foreign.clone());
-            let Ok(Rendered { text: other, .. }) = self.template.render(&others, tools, false) else {
+            let Ok(Rendered { text: other, .. }) = self.template.render(&others, tools, false)? else {
                 places.push(None);
                 continue;
             };
@@ -194,28 +203,35 @@ impl Search<'_> {
             let end = self.text.len() - common_suffix(&self.text[start..], &other[start..]);
             places.push((other != self.text).then_some(start..end));
         }
-        let prompts = self.template.asks_for_generation_prompt(tools.is_some());
-        let generation_prompt = if prompts { self.generation_prompt() } else { String::new() };
-        Found { places, exact: true, generation_prompt }
+        let prompts = self.template.facts().asks_for_generation_prompt(tools.is_some());
+        let generation_prompt = if prompts { self.generation_prompt()? } else { String::new() };
+        Ok(Found { places, exact: true, generation_prompt })
     }
 
     /// What the template writes for the assistant to go on: after the whole conversation, or, since some write it only
     /// after another's turn, after what comes before one that is trained.
-    fn generation_prompt(&self) -> String {
+    fn generation_prompt(&self) -> Result<String, RowProblem> {
         let Conversation { messages, trained, tools } = self.conversation;
         let answers =
             (1..messages.len()).filter(|index| trained[*index] && role(&messages[*index]) == ASSISTANT);
-        let written = |count: usize| {
+        for count in [messages.len()].into_iter().chain(answers) {
             let render = |prompt| self.template.render(&messages[..count], tools.as_ref(), prompt);
-            let (with, without) = (render(true).ok()?.text, render(false).ok()?.text);
-            let prompt = &with[common_prefix(&with, &without)..];
-            (!prompt.is_empty()).then(|| prompt.to_owned())
-        };
-        [messages.len()].into_iter().chain(answers).find_map(written).unwrap_or_default()
+            let (Ok(with), Ok(without)) = (render(true)?, render(false)?) else { continue };
+            let prompt = &with.text[common_prefix(&with.text, &without.text)..];
+            if !prompt.is_empty() {
+                return Ok(prompt.to_owned());
+            }
+        }
+        Ok(String::new())
     }
 
     /// The trained part of a message that stands at `place`.
-    fn extended(&self, index: usize, place: &Range<usize>, found: &Found) -> Range<usize> {
+    fn extended(
+        &self,
+        index: usize,
+        place: &Range<usize>,
+        found: &Found,
+    ) -> Result<Range<usize>, RowProblem> {
         let others = || {
             found
                 .places
@@ -238,28 +254,27 @@ impl Search<'_> {
         if role(message) == ASSISTANT {
             let prompt = &found.generation_prompt;
             let prompt_end = self.text[floor..place.start].rfind(prompt).map(|at| floor + at + prompt.len());
-            let beginning = match prompt_end.filter(|_| !prompt.is_empty()) {
-                Some(end) => Some(end),
-                None => before
-                    .filter(|before| !before.is_empty())
-                    .and_then(|before| self.beginning_of_turn(index, before))
-                    .filter(|at| *at <= start),
+            let before = before.filter(|before| !before.is_empty());
+            let beginning = match (prompt_end.filter(|_| !prompt.is_empty()), before) {
+                (Some(end), _) => Some(end),
+                (None, Some(before)) => self.beginning_of_turn(index, before)?.filter(|at| *at <= start),
+                (None, None) => None,
             };
             start = beginning.unwrap_or(start);
         }
         let after = self.tokens.partition_point(|token| token.from < place.end);
         let ends_turn = |token: &&Token| self.tokenizer.is_special(token.id);
         let turn_end = self.tokens[after..].iter().take_while(|token| token.from < ceiling).find(ends_turn);
-        start..turn_end.map_or(own.end.min(ceiling), |token| token.to)
+        Ok(start..turn_end.map_or(own.end.min(ceiling), |token| token.to))
     }
 
     /// Where a text of the assistant would begin in place of this message: the template may write something of its own
     /// before a tool call or a reasoning. `before` is what the message before it says.
-    fn beginning_of_turn(&self, index: usize, before: &Range<usize>) -> Option<usize> {
+    fn beginning_of_turn(&self, index: usize, before: &Range<usize>) -> Result<Option<usize>, RowProblem> {
         let Conversation { messages, tools, .. } = self.conversation;
         let message = &messages[index];
         if !message.contains_key("tool_calls") && !REASONING.iter().any(|name| message.contains_key(*name)) {
-            return None;
+            return Ok(None);
         }
         let foreign = foreign_to(self.text);
         let mut others = Conversation { messages: messages.clone(), ..Conversation::default() };
@@ -267,12 +282,18 @@ impl Search<'_> {
         others.messages.swap_remove(index);
         let said = &self.text[before.clone()];
         // Some templates refuse what follows a call where there is none, so the rest may have to go.
-        [messages.len(), index + 1].into_iter().find_map(|count| {
-            let rendered = self.template.render(&others.messages[..count], tools.as_ref(), false).ok()?.text;
+        let written = |rendered: &str| {
             let rendered = &rendered[..rendered.find(&foreign)?];
             let header = &rendered[rendered.rfind(said)? + said.len()..];
             self.text[before.end..].starts_with(header).then_some(before.end + header.len())
-        })
+        };
+        for count in [messages.len(), index + 1] {
+            let rendered = self.template.render(&others.messages[..count], tools.as_ref(), false)?;
+            if let Some(beginning) = rendered.ok().and_then(|rendered| written(&rendered.text)) {
+                return Ok(Some(beginning));
+            }
+        }
+        Ok(None)
     }
 }
 

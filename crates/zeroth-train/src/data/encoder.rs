@@ -6,17 +6,20 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::assistant;
-use super::chat_template::{ChatTemplate, Sources, Surroundings};
+use super::chat_template::{Sources, Surroundings};
 use super::columns::Columns;
 use super::conversation::Conversation;
 use super::day::Day;
 use super::ready_row::Lists;
+use super::renderer::ChatTemplate;
 use super::row::{Format, Pair, Row};
+use super::template_process::Worker;
 use super::tokenizer::{SpecialFiles, TextTokenizer, Token};
 use super::{Encode, Encoded, IGNORED, RowProblem};
 
@@ -77,7 +80,11 @@ pub struct Encoder {
     folder: String,
     options: EncoderOptions,
     tokenizer: Option<TextTokenizer>,
-    template: Option<Result<ChatTemplate, RowProblem>>,
+    /// The file that holds chat templates, and their sources.
+    sources: Option<(String, Sources)>,
+    /// Compiled with the first row that needs it: rows of ready tokens, or a token cache, need none.
+    template: OnceLock<Result<ChatTemplate, RowProblem>>,
+    worker: Option<Worker>,
     fingerprint: [u8; 32],
 }
 
@@ -95,14 +102,28 @@ impl Encoder {
         let sources = find_template(folder, &files.tokenizer_config)?;
 
         let special = tokenizer.as_ref().map_or(&[][..], TextTokenizer::named);
-        let around = Surroundings { special, variables: &options.variables, day: options.day };
-        let template = sources.as_ref().map(|(file, sources)| {
-            ChatTemplate::new(sources, &around)
-                .map_err(|message| RowProblem::BadTemplate { file: file.clone(), message })
-        });
-        let sources = sources.map(|(_, sources)| sources).unwrap_or_default();
-        let fingerprint = fingerprint(text.as_deref(), &files, special, &sources, &options);
-        Ok(Self { folder: folder.display().to_string(), options, tokenizer, template, fingerprint })
+        let named = sources.as_ref().map(|(_, sources)| &sources[..]).unwrap_or_default();
+        let fingerprint = fingerprint(text.as_deref(), &files, special, named, &options);
+        Ok(Self {
+            folder: folder.display().to_string(),
+            options,
+            tokenizer,
+            sources,
+            template: OnceLock::new(),
+            worker: None,
+            fingerprint,
+        })
+    }
+
+    /// Renders chat templates in processes of their own: `program` with `arguments`, which must call
+    /// [`render_templates`](super::render_templates). A template that takes too much memory or time, by design or by
+    /// mistake, then ends such a process and is told as a problem of its row. Without it, steps and output are bounded and
+    /// memory is not.
+    #[must_use]
+    pub fn rendering_in(mut self, program: PathBuf, arguments: &[&str]) -> Self {
+        let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        self.worker = Some(Worker { program, arguments });
+        self
     }
 
     /// Tokens that the tokenizer has, added ones included.
@@ -117,7 +138,7 @@ impl Encoder {
 
     /// Whether the folder has a chat template.
     pub fn has_chat_template(&self) -> bool {
-        self.template.is_some()
+        self.sources.is_some()
     }
 
     /// What one token stands for; part of a character is shown as the vocabulary has it.
@@ -183,11 +204,16 @@ impl Encoder {
     }
 
     fn template(&self, format: Format) -> Result<&ChatTemplate, RowProblem> {
-        match &self.template {
-            Some(Ok(template)) => Ok(template),
-            Some(Err(problem)) => Err(problem.clone()),
-            None => Err(RowProblem::NoChatTemplate { format: format.shown(), folder: self.folder.clone() }),
-        }
+        let Some((file, sources)) = &self.sources else {
+            return Err(RowProblem::NoChatTemplate { format: format.shown(), folder: self.folder.clone() });
+        };
+        let compile = || {
+            let special = self.tokenizer.as_ref().map_or(&[][..], TextTokenizer::named);
+            let EncoderOptions { variables, day, .. } = &self.options;
+            let around = Surroundings { special, variables, day: *day };
+            ChatTemplate::new(file, sources, &around, self.worker.as_ref())
+        };
+        self.template.get_or_init(compile).as_ref().map_err(Clone::clone)
     }
 
     /// A conversation as the chat template can take it.
@@ -197,7 +223,7 @@ impl Encoder {
         mut said: Conversation,
     ) -> Result<(Conversation, &ChatTemplate), RowProblem> {
         let template = self.template(format)?;
-        if !template.takes_lists(said.tools.is_some()) {
+        if !template.facts().takes_lists(said.tools.is_some()) {
             said.join_parts();
         }
         Ok((said, template))
@@ -237,7 +263,7 @@ impl Encoder {
 
     /// Turns, by the chat template; in a folder without one, as texts on lines of their own.
     fn turns(&self, format: Format, said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
-        if self.template.is_some() {
+        if self.has_chat_template() {
             return self.converse(format, said, into);
         }
         let texts: Vec<&str> =
@@ -284,6 +310,19 @@ impl Encode for Encoder {
             Format::Text => self.plain(format, fields.required("text")?, 0, into)?,
         }
         self.check(self.tokenizer(format)?, &into.ids)
+    }
+
+    fn trained_part(&self, row: &Map<String, Value>) -> &'static str {
+        match Format::of(row, &self.options.columns) {
+            Ok(Format::Ready) => "the labels of a row are trained that are not -100, from the second on",
+            Ok(Format::Messages | Format::Sharegpt) => {
+                "what assistants say is trained, unless the \"loss\" of a message is false"
+            }
+            Ok(Format::PromptCompletion) => "the completion is trained",
+            Ok(Format::Text) => "every token after the first is trained",
+            Ok(_) => "the answer is trained",
+            Err(_) => "no format of rows has these columns",
+        }
     }
 
     fn fingerprint(&self) -> [u8; 32] {
@@ -349,7 +388,7 @@ fn fingerprint(
     tokenizer: Option<&[u8]>,
     files: &SpecialFiles,
     special: &[(&'static str, String)],
-    sources: &Sources,
+    sources: &[(String, String)],
     options: &EncoderOptions,
 ) -> [u8; 32] {
     let mut hash = Sha256::new();

@@ -7,6 +7,11 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+/// The deepest value that `tojson` writes: deeper ones would overflow the stack. Rows are read to a depth of 128.
+const DEPTH: usize = 256;
+/// What a template did whose value is deeper.
+pub(super) const TOO_DEEP: &str = "gave `tojson` a value nested more than 256 deep";
+
 /// `json.dumps` as transformers gives it to templates: no HTML escapes, and characters as they are.
 #[allow(clippy::needless_pass_by_value, reason = "minijinja hands these over by value")]
 pub(super) fn tojson(
@@ -53,6 +58,9 @@ struct Dump {
 
 impl Dump {
     fn value(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        if depth > DEPTH {
+            return Err(Error::new(ErrorKind::InvalidOperation, TOO_DEEP));
+        }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

@@ -10,6 +10,7 @@ use zeroth::train::data::{
     check_trained, prepare as prepare_files,
 };
 
+use super::super::render_templates;
 use super::told::Told;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
@@ -66,7 +67,7 @@ impl Reading {
     }
 
     pub(in super::super) fn encoder(&self) -> anyhow::Result<Encoder> {
-        Ok(Encoder::open(&self.folder, self.options.clone())?)
+        render_templates::encoder(&self.folder, self.options.clone())
     }
 
     pub(in super::super) fn options(&self, max_samples: Option<u64>, packing: bool) -> PrepareOptions {
