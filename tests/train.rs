@@ -3,6 +3,7 @@
 mod damaged_checkpoints;
 mod dead_ranks;
 mod disk_space;
+mod early_stops;
 mod evaluation;
 mod faults;
 mod fit;

@@ -16,11 +16,17 @@ pub(super) struct Running {
 impl Running {
     /// Starts `zeroth` with these arguments; what it says goes to a file in `folder`.
     pub(super) fn start(folder: &Path, arguments: &[&str]) -> Self {
+        Self::start_with(folder, arguments, &[])
+    }
+
+    /// The same with variables of its own.
+    pub(super) fn start_with(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let said = folder.join("said");
         let launcher = Command::new(env!("CARGO_BIN_EXE_zeroth"))
             .args(arguments)
             .env("NO_COLOR", "1")
             .env("ZEROTH_CACHE", super::cache())
+            .envs(variables.iter().copied())
             .stdout(File::create(folder.join("stdout")).unwrap())
             .stderr(File::create(&said).unwrap())
             .spawn()
@@ -53,13 +59,7 @@ impl Running {
 
     /// The processes of the ranks, by number.
     pub(super) fn ranks(&self) -> Vec<u32> {
-        let mut found: Vec<(u32, u32)> = processes()
-            .into_iter()
-            .filter(|process| parent(*process) == Some(self.launcher.id()))
-            .filter_map(|process| Some((rank(process)?, process)))
-            .collect();
-        found.sort_unstable();
-        found.into_iter().map(|(_, process)| process).collect()
+        ranks_of(self.launcher.id())
     }
 
     /// Waits for the launcher; how it ended, and after how long.
@@ -127,6 +127,17 @@ impl Long {
         running.wait_for_steps(&output, 3);
         Self { running, output, _folder: folder }
     }
+}
+
+/// The processes of a launcher's ranks, by number.
+pub(super) fn ranks_of(launcher: u32) -> Vec<u32> {
+    let mut found: Vec<(u32, u32)> = processes()
+        .into_iter()
+        .filter(|process| parent(*process) == Some(launcher))
+        .filter_map(|process| Some((rank(process)?, process)))
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, process)| process).collect()
 }
 
 fn processes() -> Vec<u32> {

@@ -1,6 +1,7 @@
 //! The binary `zeroth`: parses the command line, runs one command, turns its end into an exit code.
 
 mod arguments;
+mod before_first_step;
 mod bench_args;
 mod cli;
 mod commands;

@@ -1,6 +1,6 @@
 //! What SIGINT, SIGTERM and SIGUSR1 ask of a run: to finish the step, save and stop. A second SIGINT stops at once.
 //!
-//! A signal sets a flag that the loop polls between steps; from [`Signals::install`] on it does so during loading, too. The
+//! A signal sets a flag that the loop polls between steps. Before the first step nobody polls: see [`BeforeFirstStep`]. The
 //! second SIGINT ends the process inside its handler, whatever the process is computing; ranks end with their launcher.
 
 use std::io;
@@ -9,12 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag::{register, register_conditional_default, register_conditional_shutdown};
+use zeroth::comm::FirstStep;
+
+use crate::before_first_step::{BeforeFirstStep, wait_for_the_end};
 
 /// Whose signals these are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A launcher, a rank alone, or a rank that another launcher started: SIGINT and SIGTERM ask.
+    /// A launcher, a rank alone, or rank 0 of those that another launcher started: SIGINT and SIGTERM ask.
     Own,
+    /// Another rank of those: the same, and rank 0 speaks for it.
+    Peer,
     /// A rank under our launcher, which alone hears the terminal: SIGUSR1 asks, and SIGINT stays ignored.
     ///
     /// SIGTERM asks, too: a cluster's manager sends it to every process of a job. The second ends the process; our
@@ -39,14 +44,22 @@ impl Ended {
             Self::Terminate => 143,
         }
     }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+        }
+    }
 }
 
 /// The signals of this process.
-#[derive(Debug)]
 pub(crate) struct Signals {
     asked: Arc<AtomicBool>,
     interrupted: Arc<AtomicBool>,
     terminated: Arc<AtomicBool>,
+    /// None for a rank under our launcher, which sees to it.
+    before_first_step: Option<Arc<BeforeFirstStep>>,
 }
 
 impl Signals {
@@ -55,7 +68,7 @@ impl Signals {
         let [asked, interrupted, terminated] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
         // Actions run in the order of their registration: the one that ends the process must not see this signal's flag.
         match role {
-            Role::Own => {
+            Role::Own | Role::Peer => {
                 let code = i32::from(Ended::Interrupt.exit_code());
                 register_conditional_shutdown(SIGINT, code, Arc::clone(&interrupted))?;
                 register(SIGINT, Arc::clone(&interrupted))?;
@@ -69,21 +82,46 @@ impl Signals {
         }
         register(SIGTERM, Arc::clone(&terminated))?;
         register(SIGTERM, Arc::clone(&asked))?;
-        Ok(Self { asked, interrupted, terminated })
+        let flags = (Arc::clone(&interrupted), Arc::clone(&terminated));
+        let asked_for = move || ended(&flags.0, &flags.1);
+        let before_first_step = match role {
+            Role::Own | Role::Peer => Some(BeforeFirstStep::watch(role == Role::Own, asked_for)?),
+            Role::Watched => None,
+        };
+        Ok(Self { asked, interrupted, terminated, before_first_step })
     }
 
     /// Whether this process was asked to finish, and by what; of both, SIGTERM: its sender is a program that reads codes.
     pub(crate) fn asked(&self) -> Option<Ended> {
-        if self.terminated.load(Ordering::Relaxed) {
-            Some(Ended::Terminate)
-        } else {
-            self.interrupted.load(Ordering::Relaxed).then_some(Ended::Interrupt)
+        ended(&self.interrupted, &self.terminated)
+    }
+
+    /// What a signal before the first step does; none for a rank under our launcher.
+    pub(crate) fn before_first_step(&self) -> Option<&Arc<BeforeFirstStep>> {
+        self.before_first_step.as_ref()
+    }
+
+    /// The first step of a rank begins; `first_step` is that of its job, where it has one.
+    pub(crate) fn begin_steps(&self, first_step: Option<&FirstStep>) {
+        match (&self.before_first_step, first_step) {
+            (Some(before), _) => before.begin(),
+            // Its launcher has stopped the job, and is about to end this process.
+            (None, Some(first_step)) if !first_step.begin() => wait_for_the_end(),
+            (None, _) => {}
         }
     }
 
     /// True once this process was asked, for a launch that asks its ranks in turn and for whoever else waits.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.asked)
+    }
+}
+
+fn ended(interrupted: &AtomicBool, terminated: &AtomicBool) -> Option<Ended> {
+    if terminated.load(Ordering::Relaxed) {
+        Some(Ended::Terminate)
+    } else {
+        interrupted.load(Ordering::Relaxed).then_some(Ended::Interrupt)
     }
 }
 
@@ -107,6 +145,7 @@ mod tests {
     fn process() {
         let Ok(role) = std::env::var(ROLE) else { return };
         let signals = Signals::install(if role == "own" { Role::Own } else { Role::Watched }).unwrap();
+        signals.begin_steps(None);
         println!("\nready");
         while signals.asked().is_none() {
             std::thread::sleep(Duration::from_millis(2));

@@ -5,6 +5,7 @@
 //! - The first failure ends the job: the others are told through the segment and given a moment to end by themselves
 //!   with their own message, then get SIGTERM, then SIGKILL.
 //! - Ranks end well when they are asked to: by SIGUSR1, and never by the terminal's Ctrl-C, which is the launcher's.
+//!   Before their first step they may have nothing to save: then they are killed at once, if the launch says so.
 
 mod ignore;
 mod memory;
@@ -78,6 +79,7 @@ pub struct Launch {
     grace: Duration,
     ask: Arc<AtomicBool>,
     on_ask: Option<Box<dyn Fn() + Send + Sync>>,
+    ends_before_first_step: bool,
     stop: Arc<AtomicBool>,
     planned: Option<u64>,
 }
@@ -95,6 +97,7 @@ impl Launch {
             grace: Duration::from_secs(5),
             ask: Arc::default(),
             on_ask: None,
+            ends_before_first_step: false,
             stop: Arc::default(),
             planned: None,
         }
@@ -145,6 +148,14 @@ impl Launch {
         self
     }
 
+    /// Asked before a rank has begun its first step ([`crate::FirstStep::begin`]), all ranks are killed at once: they have
+    /// nothing to save. See [`Report::before_first_step`].
+    #[must_use]
+    pub fn ends_before_first_step(mut self) -> Self {
+        self.ends_before_first_step = true;
+        self
+    }
+
     /// Bytes of host memory that the plan gives each rank, for the report of one that was killed for lack of memory.
     #[must_use]
     pub fn planned(mut self, bytes: u64) -> Self {
@@ -172,7 +183,7 @@ impl Launch {
             readers.read(rank, &mut child, &self.output);
             ranks.0.push(Rank { child, status: None, signalled: false });
         }
-        let Watched { first, asked } = self.watch(&job, &mut ranks);
+        let Watched { first, asked, before_first_step } = self.watch(&job, &mut ranks);
         readers.finish();
         let starved = memory::Kills::count().more_than(&before);
         let out_of_memory = starved.then(|| OutOfMemory { limit: memory::limit(), planned: self.planned });
@@ -188,7 +199,7 @@ impl Launch {
                 last: job.status(rank).ok().and_then(|status| status.last),
             }
         });
-        Ok(Report { ranks: ends.collect(), first, asked, lost: job.lost() })
+        Ok(Report { ranks: ends.collect(), first, asked, before_first_step, lost: job.lost() })
     }
 
     #[allow(unsafe_code, reason = "sets up the child between fork and exec")]
@@ -228,7 +239,7 @@ impl Launch {
         let mut first = None;
         let mut told: Option<Instant> = None;
         let (mut asked, mut insisted): (Option<Instant>, Option<Instant>) = (None, None);
-        let mut forced = false;
+        let (mut forced, mut before_first_step) = (false, false);
         loop {
             let failed = ranks.look(asked.is_some());
             // Later failures are effects of the first, or of a signal sent from here.
@@ -241,7 +252,7 @@ impl Launch {
                 told = Some(Instant::now());
             }
             if ranks.0.iter().all(|rank| rank.status.is_some()) {
-                return Watched { first, asked: asked.is_some() };
+                return Watched { first, asked: asked.is_some(), before_first_step };
             }
             // To be ended: nobody failed, so nobody is told whom to blame, and SIGTERM comes at once.
             if told.is_none() && self.stop.load(Ordering::Relaxed) {
@@ -259,6 +270,11 @@ impl Launch {
                     forced = true;
                 }
             } else if self.ask.load(Ordering::Relaxed) && asked.is_none_or(|last| last.elapsed() >= ASK) {
+                if asked.is_none() && self.ends_before_first_step && job.stop_before_first_step() {
+                    ranks.end(Signal::KILL);
+                    (told, forced, before_first_step) = (Some(Instant::now()), true, true);
+                    continue;
+                }
                 if let (None, Some(tell)) = (asked, &self.on_ask) {
                     tell();
                 }
@@ -275,6 +291,8 @@ struct Watched {
     first: Option<usize>,
     /// Whether ranks were asked to end.
     asked: bool,
+    /// Whether they were killed because none had begun its first step.
+    before_first_step: bool,
 }
 
 struct Rank {

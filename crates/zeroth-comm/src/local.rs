@@ -14,6 +14,7 @@ use rustix::io::FdFlags;
 use crate::comm::{Comm, Finish, Handle, OpName, Transfer};
 use crate::crossing::Crossing;
 use crate::error::{CommError, JoinError, Lost, OpSeen, RankLost};
+use crate::first_step::{self, FirstStep};
 use crate::heartbeat::{Heartbeat, Process};
 use crate::lanes::{Lanes, OnSlow, describe};
 use crate::segment::{Layout, Segment, Token};
@@ -134,6 +135,11 @@ impl Job {
         self.segment.end(rank, reason);
     }
 
+    /// Stops the job unless a rank has begun the first step; see [`FirstStep::stop`].
+    pub(crate) fn stop_before_first_step(&self) -> bool {
+        first_step::stop(&self.segment)
+    }
+
     /// The rank that ended the job, if one did.
     pub fn lost(&self) -> Option<RankLost> {
         let (rank, reason) = self.segment.ended()?;
@@ -230,6 +236,13 @@ pub struct LocalComm {
     started: Cell<u64>,
     finished: Cell<u64>,
     _heartbeat: Heartbeat,
+}
+
+impl LocalComm {
+    /// What decides whether the job's first step has begun. It outlives this rank's part in the job.
+    pub fn first_step(&self) -> FirstStep {
+        FirstStep(Arc::clone(&self.segment))
+    }
 }
 
 impl Comm for LocalComm {

@@ -38,7 +38,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the file that a rank's window may take.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that belong to one job. A rank that has another job's token is refused.
@@ -81,7 +81,7 @@ impl FromStr for Token {
 }
 
 #[repr(C, align(64))]
-struct Header {
+pub(crate) struct Header {
     magic: AtomicU64,
     version: AtomicU32,
     world: AtomicU32,
@@ -89,6 +89,8 @@ struct Header {
     token: [AtomicU64; 2],
     /// 0 while the job lives; see [`Segment::end`].
     ended: AtomicU64,
+    /// Whether the first step has begun; see [`crate::FirstStep`].
+    pub(crate) first_step: AtomicU32,
 }
 
 /// Where things are, from the number of ranks and the size of a half.
@@ -229,7 +231,7 @@ impl Segment {
         Ok(Self { base, layout, file: own, has_windows })
     }
 
-    fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &Header {
         // SAFETY: the mapping begins with the header (page-aligned, long enough, any bytes are valid atomics) and
         // lives as long as `self`.
         unsafe { self.base.cast::<Header>().as_ref() }

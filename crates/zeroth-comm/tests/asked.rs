@@ -36,6 +36,10 @@ fn rank_process() {
         std::thread::sleep(Duration::from_mins(10));
     }
     let comm = join_from_environment(&Options::default()).unwrap().expect("started by a launcher");
+    if role == "begins" {
+        assert!(comm.first_step().begin());
+        println!("begun");
+    }
     steps(&comm, &asked);
     let (rank, world) = (comm.rank(), comm.world());
     if role == "fails" && rank == 1 {
@@ -156,4 +160,35 @@ fn a_rank_that_takes_sigterm_for_asking_is_ended_by_the_next_one() {
         .unwrap();
     assert_eq!(report.ranks[0].how, How::Killed { signal: 15 }, "{report}");
     assert!(report.ranks[0].by_launcher && !report.stopped_as_asked());
+}
+
+#[test]
+fn ranks_that_are_asked_before_their_first_step_are_killed_at_once() {
+    let ask = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ask);
+    let report = ranks("late", 2)
+        .ask_when(ask)
+        .on_ask(|| unreachable!("they are not asked"))
+        .ends_before_first_step()
+        .output(Output::Lines(Arc::new(move |line| ask_once_started(&line, &flag))))
+        .run()
+        .unwrap();
+    assert!(report.before_first_step && !report.stopped_as_asked(), "{report}");
+    assert!(report.ranks.iter().all(|end| end.how == How::Killed { signal: 9 }), "{report}");
+}
+
+#[test]
+fn ranks_that_have_begun_their_first_step_are_asked() {
+    let ask = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ask);
+    let begun = move |line: Line| {
+        flag.fetch_or(line.text.contains("begun"), Ordering::Relaxed);
+    };
+    let report = ranks("begins", 2)
+        .ask_when(ask)
+        .ends_before_first_step()
+        .output(Output::Lines(Arc::new(begun)))
+        .run()
+        .unwrap();
+    assert!(report.stopped_as_asked() && !report.before_first_step, "{report}");
 }

@@ -33,6 +33,7 @@ mod run_lock;
 mod save;
 mod schedule;
 mod staged;
+mod unstarted;
 mod weights;
 
 pub use batch::{BatchShape, Batches, MicroBatch};
@@ -57,4 +58,5 @@ pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
 };
+pub use unstarted::Unstarted;
 pub use weights::Weights;

@@ -123,19 +123,25 @@ fn of_checkpoints(name: &str, entry: &DirEntry) -> io::Result<bool> {
     Ok(kind.is_symlink() || (kind.is_dir() && foreign_in(&entry.path())?.is_empty()))
 }
 
-/// `rank-0.log`, and a rank's part of a timeline.
 fn of_logs(name: &str, entry: &DirEntry) -> io::Result<bool> {
+    Ok(is_log_name(name) && !entry.file_type()?.is_dir())
+}
+
+fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
+    Ok(is_event_file_name(name) && !entry.file_type()?.is_dir())
+}
+
+/// `rank-0.log`, and a rank's part of a timeline.
+pub(crate) fn is_log_name(name: &str) -> bool {
     let number = |first, last| name.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
-    let number = number("rank-", ".log").or_else(|| number("trace-", ".part"));
-    Ok(number.is_some_and(is_digits) && !entry.file_type()?.is_dir())
+    number("rank-", ".log").or_else(|| number("trace-", ".part")).is_some_and(is_digits)
 }
 
 /// `events.out.tfevents.SECONDS.HOST.PROCESS.0`.
-fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
+pub(crate) fn is_event_file_name(name: &str) -> bool {
     let parts = name.strip_prefix("events.out.tfevents.").and_then(|rest| rest.strip_suffix(".0"));
     let parts = parts.and_then(|parts| Some((parts.split_once('.')?.0, parts.rsplit_once('.')?.1)));
-    let is_ours = parts.is_some_and(|(seconds, process)| is_digits(seconds) && is_digits(process));
-    Ok(is_ours && !entry.file_type()?.is_dir())
+    parts.is_some_and(|(seconds, process)| is_digits(seconds) && is_digits(process))
 }
 
 /// Weights, the files that a model folder carries beside them, and any of them that an export has not finished.

@@ -44,6 +44,8 @@ pub struct Chores<'a> {
 pub enum Done<'a> {
     /// How ranks on cards meet, in words; once, before the first step.
     Met(&'a str),
+    /// Weights and state are there: the first step comes next.
+    Loaded,
     /// The times of a step's instructions, just before the step itself.
     Times(StepTimes<'a>),
     /// A step.
@@ -163,6 +165,7 @@ pub fn train(
     let mut steps = Steps::new(job, &mut engine, chores)?;
     let (mut last, mut stopped, mut held) = (None, false, Wish::GoOn);
     let runs_ahead = chores.ahead && !chores.timed;
+    done(Done::Loaded)?;
     for step in first..job.steps {
         let is_evaluated = job.evaluation.as_ref().is_some_and(|evaluation| {
             (step + 1).is_multiple_of(evaluation.every.max(1)) || step + 1 == job.steps

@@ -8,6 +8,7 @@ use crate::checkpoint::{checkpoint_around, step_folder};
 use crate::overwrite::Removal;
 use crate::run_inputs::Input;
 use crate::run_lock::{LockError, RunLock};
+use crate::unstarted::{Unstarted, holds_steps, missing};
 
 /// What to do with a folder that already holds a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +119,8 @@ const LOCK: &str = ".lock";
 pub struct RunFolder {
     root: PathBuf,
     removal: Removal,
+    /// None where it goes on with a run that has steps.
+    unstarted: Option<Unstarted>,
     _lock: RunLock,
 }
 
@@ -133,9 +136,11 @@ impl RunFolder {
                 return Err(RunFolderError::InsideCheckpoint { path, checkpoint });
             }
         }
+        let made = missing(root);
         fs::create_dir_all(root).map_err(failed("create", root))?;
         let lock = RunLock::take(root, &root.join(LOCK))?;
-        let mut folder = Self { root: root.to_owned(), removal: Removal::default(), _lock: lock };
+        let mut folder =
+            Self { root: root.to_owned(), removal: Removal::default(), unstarted: None, _lock: lock };
         let found: Vec<String> = FILES
             .iter()
             .chain(FOLDERS)
@@ -146,9 +151,12 @@ impl RunFolder {
         if any_of(AMBIGUOUS) && !any_of(MARKS) {
             return Err(RunFolderError::NotARun { folder: root.to_owned(), found });
         }
+        // One that stopped before its first step is not a run.
+        let has_steps = holds_steps(root, any_of(MARKS));
         match existing {
             _ if found.is_empty() => {}
             Existing::Keep => {}
+            Existing::Refuse if !has_steps => {}
             Existing::Refuse => return Err(RunFolderError::HoldsARun { folder: root.to_owned(), found }),
             Existing::Overwrite => {
                 folder.removal = Removal::plan(root)?;
@@ -156,12 +164,20 @@ impl RunFolder {
                 folder.removal.carry_out()?;
             }
         }
+        if existing != Existing::Keep || !has_steps {
+            folder.unstarted = Some(Unstarted::new(root, made));
+        }
         Ok(folder)
     }
 
     /// The folder itself.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// What a run that stops before its first step takes back; none where the folder holds steps of an earlier one.
+    pub fn unstarted(&self) -> Option<Unstarted> {
+        self.unstarted.clone()
     }
 
     /// What of an earlier run was removed, by name.
@@ -232,7 +248,7 @@ impl RunFolder {
     }
 }
 
-fn exists(path: &Path) -> bool {
+pub(crate) fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 

@@ -149,6 +149,9 @@ pub struct Report {
     pub first: Option<usize>,
     /// Whether ranks were asked to end well ([`super::Launch::ask_when`]).
     pub asked: bool,
+    /// Whether the launcher killed them because they were to end before their first step
+    /// ([`super::Launch::ends_before_first_step`]).
+    pub before_first_step: bool,
     /// The rank the others were told of.
     pub lost: Option<RankLost>,
 }
@@ -211,7 +214,7 @@ mod tests {
             RankEnd { by_launcher: true, ..end(0, How::Killed { signal: 15 }) },
             RankEnd { out_of_memory: Some(starved), ..end(1, How::Killed { signal: 9 }) },
         ];
-        let report = Report { ranks, first: Some(1), asked: false, lost: None };
+        let report = Report { ranks, first: Some(1), asked: false, before_first_step: false, lost: None };
         assert!(!report.success());
         assert_eq!(
             report.to_string(),
@@ -228,7 +231,9 @@ mod tests {
             let ranks = codes.iter().enumerate();
             let ranks =
                 ranks.map(|(rank, code)| RankEnd { by_launcher, ..end(rank, How::Exited { code: *code }) });
-            Report { ranks: ranks.collect(), first: None, asked, lost: None }.stopped_as_asked()
+            let report =
+                Report { ranks: ranks.collect(), first: None, asked, before_first_step: false, lost: None };
+            report.stopped_as_asked()
         };
         assert!(stopped([130, 130], true, false));
         assert!(stopped([0, 143], true, false));

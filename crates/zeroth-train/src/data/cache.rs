@@ -56,6 +56,20 @@ impl CacheFolder {
         &self.places
     }
 
+    /// Removes the files that this process is writing: it is about to end without finishing them.
+    pub fn remove_unfinished(&self) {
+        let mark = format!("{UNFINISHED}{}-", std::process::id());
+        for place in &self.places {
+            let entries = fs::read_dir(place.join("tokens")).into_iter().flatten().flatten();
+            for path in entries.map(|entry| entry.path()) {
+                if path.file_name().is_some_and(|name| name.to_string_lossy().contains(&mark)) {
+                    // Best effort: what stays is void, and swept away after a day.
+                    let _ = fs::remove_file(path);
+                }
+            }
+        }
+    }
+
     /// The file of a key in each of the folders.
     pub(super) fn files(&self, key: &[u8; 32]) -> impl Iterator<Item = PathBuf> + use<> {
         // Half of it is a name; all of it stands in the file.

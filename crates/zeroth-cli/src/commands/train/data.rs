@@ -105,7 +105,7 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
         "--eval-steps was given without --eval-data"
     );
     let encoder = reading.encoder()?;
-    let cache = CacheFolder::default_place().with_fallback(std::env::temp_dir().join("zeroth-cache"));
+    let cache = cache();
     let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
         let options = reading.options(most, packing);
         let prepared = prepare_files(files, &encoder, &options, &cache)?;
@@ -120,6 +120,11 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
     };
     let (evaluation, evaluation_path) = evaluation.map(|found| (found.samples, found.path)).unzip();
     Ok(Data { samples: train.samples, path: train.path, evaluation, evaluation_path })
+}
+
+/// Where token caches are kept.
+pub(super) fn cache() -> CacheFolder {
+    CacheFolder::default_place().with_fallback(std::env::temp_dir().join("zeroth-cache"))
 }
 
 fn say(prepared: &Prepared) {

@@ -118,6 +118,7 @@ impl<'a> Follower<'a> {
     pub(super) fn take(&mut self, done: Done<'_>) -> Result<(), TrainError> {
         match done {
             Done::Met(how) => self.say(&format!("ranks exchange bytes {how}")),
+            Done::Loaded => {}
             Done::Step(step) => {
                 self.reporters.step(step)?;
                 self.progress(step);

@@ -24,7 +24,7 @@ pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyh
             place.launcher
         );
     }
-    let signals = Signals::install(Role::Own)?;
+    let signals = Signals::install(if place.rank == 0 { Role::Own } else { Role::Peer })?;
     let patience = Patience::default().tell(|waiting| output::note(&waiting.to_string()));
     if place.rank == 0 {
         host(arguments, place, output, &signals, patience)
@@ -41,7 +41,7 @@ fn host(
     patience: Patience,
 ) -> anyhow::Result<Exit> {
     let host = Host::open(&place.job, place.world, patience)?;
-    let begun = match begin(arguments, Some(place.world as u64), output) {
+    let begun = match begin(arguments, Some(place.world as u64), output, signals) {
         Ok(Ok(begun)) => begun,
         Ok(Err(exit)) => {
             host.refuse(&(exit as u8).to_string());

@@ -11,6 +11,7 @@ use zeroth::device::Tier;
 
 use super::told::{TOLD, Told};
 use super::{Begun, finish, follow, resume};
+use crate::before_first_step::FINISHING;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
@@ -23,8 +24,16 @@ pub(super) const REGION: usize = 8 << 20;
 pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
     let mut told = begun.asked.told.clone();
     let mut restarts = 0;
+    if let Some(before) = signals.before_first_step() {
+        before.launch();
+    }
     loop {
         let report = once(begun, &told, signals)?;
+        if report.before_first_step
+            && let (Some(before), Some(asked)) = (signals.before_first_step(), signals.asked())
+        {
+            before.stop(asked);
+        }
         if report.success() || report.stopped_as_asked() {
             if let (Some(path), true) = (&arguments.trace, report.success()) {
                 finish::joined_trace(path, begun.folder.root(), begun.asked.ranks as usize)?;
@@ -107,7 +116,8 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         .variable(follow::TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .ask_when(signals.flag())
-        .on_ask(|| output::note("finishing the step and saving; once more Ctrl-C stops at once"))
+        .on_ask(|| output::note(FINISHING))
+        .ends_before_first_step()
         .planned(planned)
         .run()?;
     Ok(report)

@@ -41,14 +41,10 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
         return foreign::run(arguments, &place, output);
     }
     let signals = Signals::install(Role::Own)?;
-    let begun = match begin(arguments, None, output)? {
+    let begun = match begin(arguments, None, output, &signals)? {
         Ok(begun) => begun,
         Err(exit) => return Ok(exit),
     };
-    // Asked while rows were read: there is no step to finish and nothing to save.
-    if let Some(asked) = signals.asked() {
-        return Ok(Exit::after(asked));
-    }
     // A rank alone needs no process of its own, unless it is to be started again when it dies.
     let exit = if begun.asked.ranks == 1 && arguments.max_restarts == 0 {
         rank::alone(arguments, &begun, &signals)?
@@ -68,7 +64,15 @@ struct Begun {
 }
 
 /// Does all that comes before ranks meet. Gives an exit code where there is nothing left to do.
-fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::Result<Result<Begun, Exit>> {
+fn begin(
+    arguments: &TrainArgs,
+    ranks: Option<u64>,
+    output: &Output,
+    signals: &Signals,
+) -> anyhow::Result<Result<Begun, Exit>> {
+    if let Some(before) = signals.before_first_step() {
+        before.on_stop(|| data::cache().remove_unfinished());
+    }
     let mut asked = ask::ask(arguments, ranks, None)?;
     let compiled = match asked.fit()? {
         Ok(compiled) => compiled,
@@ -104,12 +108,8 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
         show::first_batch(&asked, output)?;
         return Ok(Err(Exit::Done));
     }
-    let folder = open_folder(arguments, &asked)?;
+    let (folder, earlier) = write_folder(arguments, &asked, &compiled, signals)?;
     say_removed(&folder);
-    let earlier = saves::Earlier::of(&folder.checkpoints(), asked.checkpoint.as_ref());
-    write_json(&folder.origin(), &show::origin_json(&asked))?;
-    write_json(&folder.config(), &asked.resolved.to_json())?;
-    write_json(&folder.plan(), &show::plan_json(&asked, &compiled))?;
     if let Some(checkpoint) = &asked.checkpoint {
         output::note(&format!(
             "going on from {} after {} of {} steps",
@@ -141,6 +141,31 @@ fn is_complete(arguments: &TrainArgs, asked: &Asked) -> bool {
         let is_done = checkpoint.manifest().step >= asked.job.steps;
         is_done && is_ours(checkpoint) && (!asked.writes_model || has_model())
     })
+}
+
+/// Opens the run's folder and writes what is known before the first step. A signal that comes before it undoes that.
+fn write_folder(
+    arguments: &TrainArgs,
+    asked: &Asked,
+    compiled: &Compiled,
+    signals: &Signals,
+) -> anyhow::Result<(RunFolder, saves::Earlier)> {
+    let write = || {
+        let folder = open_folder(arguments, asked)?;
+        let earlier = saves::Earlier::of(&folder.checkpoints(), asked.checkpoint.as_ref());
+        // It marks the folder as a run's, so it comes first.
+        write_json(&folder.origin(), &show::origin_json(asked))?;
+        write_json(&folder.config(), &asked.resolved.to_json())?;
+        write_json(&folder.plan(), &show::plan_json(asked, compiled))?;
+        anyhow::Ok((folder, earlier))
+    };
+    let Some(before) = signals.before_first_step() else { return write() };
+    let (folder, earlier) = before.write(write)?;
+    match folder.unstarted() {
+        Some(unstarted) => before.on_stop(move || unstarted.remove()),
+        None => before.keeps_checkpoints(),
+    }
+    Ok((folder, earlier))
 }
 
 fn open_folder(arguments: &TrainArgs, asked: &Asked) -> anyhow::Result<RunFolder> {

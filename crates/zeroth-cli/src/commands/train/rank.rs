@@ -11,7 +11,7 @@ use zeroth::device::cpu::CpuDevice;
 use zeroth::device::cuda::CudaDevice;
 use zeroth::device::{Device, Target, Tier};
 use zeroth::step::run::Compiled;
-use zeroth::train::{Chores, Ended, TrainError, Wish, train};
+use zeroth::train::{Chores, Done, Ended, TrainError, Wish, train};
 
 use super::ask::{self, Asked};
 use super::follow::Follower;
@@ -24,7 +24,8 @@ use crate::signals::{Role, Signals};
 /// A rank alone: launcher and rank in one process.
 pub(super) fn alone(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
     let Begun { asked, compiled, folder, .. } = begun;
-    let follower = Follower::new(asked, compiled, arguments)?.with_log(&folder.log(0)?)?;
+    let follow = || Follower::new(asked, compiled, arguments)?.with_log(&folder.log(0)?);
+    let follower = signals.before_first_step().map_or_else(follow, |before| before.write(follow))?;
     let ended = steps(arguments, asked, compiled, None, Some(follower), signals)?;
     match ended {
         Ok(ended) => {
@@ -71,8 +72,16 @@ pub(super) fn joined(
     signals: &Signals,
 ) -> anyhow::Result<Exit> {
     let number = comm.rank();
-    let follower = if number == 0 { Some(Follower::new(asked, compiled, arguments)?) } else { None };
-    match steps(arguments, asked, compiled, Some(Box::new(comm)), follower, signals)? {
+    if let Some(before) = signals.before_first_step() {
+        before.join(comm.first_step());
+    }
+    let follow = || Follower::new(asked, compiled, arguments);
+    let follower = match (number, signals.before_first_step()) {
+        (0, Some(before)) => Some(before.write(follow)?),
+        (0, None) => Some(follow()?),
+        _ => None,
+    };
+    match steps(arguments, asked, compiled, Some(comm), follower, signals)? {
         Ok(ended) => {
             if let Some(trace) = ended.trace.as_ref().filter(|_| arguments.trace.is_some()) {
                 publish(&finish::trace_part(&arguments.output, number), trace.to_json_lines()?.as_bytes())?;
@@ -90,11 +99,13 @@ fn steps(
     arguments: &TrainArgs,
     asked: &Asked,
     compiled: &Compiled,
-    comm: Option<Box<dyn Comm>>,
+    comm: Option<LocalComm>,
     mut follower: Option<Follower<'_>>,
     signals: &Signals,
 ) -> anyhow::Result<Result<Ended, TrainError>> {
-    let number = comm.as_ref().map_or(0, |comm| comm.rank());
+    let number = comm.as_ref().map_or(0, Comm::rank);
+    let first_step = comm.as_ref().map(LocalComm::first_step);
+    let comm = comm.map(|comm| Box::new(comm) as Box<dyn Comm>);
     let device = device(asked, compiled, number)?;
     let save_now = arguments.output.join("save-now");
     let wish = || wish(signals, number, &save_now);
@@ -110,6 +121,9 @@ fn steps(
         wish: &wish,
     };
     let ended = train(&asked.job, compiled, device, comm, &chores, &mut |done| {
+        if let Done::Loaded = done {
+            signals.begin_steps(first_step.as_ref());
+        }
         follower.as_mut().map_or(Ok(()), |follower| follower.take(done))
     });
     if let Some(follower) = &mut follower {

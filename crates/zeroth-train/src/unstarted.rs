@@ -1,0 +1,164 @@
+//! A run that stopped before its first step is not a run: what it left is nobody's work, and what it wrote can go.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::list;
+use crate::overwrite::{is_event_file_name, is_log_name};
+use crate::run_folder::exists;
+
+/// Whether a folder holds a step of a run: a line of metrics, a checkpoint, or what comes after them.
+///
+/// Without a mark of ours (`is_marked`), a table or an event file of the same name is somebody else's.
+pub(crate) fn holds_steps(root: &Path, is_marked: bool) -> bool {
+    let lines = |name: &str| fs::read_to_string(root.join(name)).map_or(0, |text| text.lines().count());
+    let is_filled = |name: &str| fs::symlink_metadata(root.join(name)).is_ok_and(|found| found.len() > 0);
+    // What cannot be read may hold some.
+    let has_checkpoints = list(&root.join("checkpoints")).map_or(true, |found| !found.is_empty());
+    let of_others = |name: &str| !is_marked && exists(&root.join(name));
+    is_filled("metrics.jsonl")
+        || has_checkpoints
+        || ["model", "loss.svg"].iter().any(|name| exists(&root.join(name)))
+        // Its first line is the head.
+        || lines("metrics.csv") > 1
+        || of_others("metrics.csv")
+        || of_others("tensorboard")
+}
+
+fn names_in(folder: &Path) -> impl Iterator<Item = String> + use<> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+/// What a run has written, or is about to, before its first step.
+#[derive(Debug, Clone)]
+pub struct Unstarted {
+    root: PathBuf,
+    /// Folders that were made for it, the innermost first.
+    made: Vec<PathBuf>,
+    /// Logs and event files that were there before.
+    before: BTreeSet<PathBuf>,
+}
+
+/// Folders whose files a run adds to, and which of the files are its own.
+const ADDED: [(&str, fn(&str) -> bool); 2] = [("logs", is_log_name), ("tensorboard", is_event_file_name)];
+
+impl Unstarted {
+    pub(crate) fn new(root: &Path, made: Vec<PathBuf>) -> Self {
+        Self { root: root.to_owned(), made, before: added(root).collect() }
+    }
+
+    /// Removes it, unless a step was done after all. Best effort: whatever stays is not a run.
+    pub fn remove(&self) {
+        if holds_steps(&self.root, true) {
+            return;
+        }
+        for path in added(&self.root).filter(|path| !self.before.contains(path)) {
+            let _ = fs::remove_file(path);
+        }
+        // The marks last: without them the others would look like a model's.
+        for name in ["config.json", "plan.json", "metrics.csv", "metrics.jsonl", "origin.json", ".lock"] {
+            let _ = fs::remove_file(self.root.join(name));
+        }
+        // These fail where something else is in the folder, and then it should stay.
+        for (name, _) in ADDED {
+            let _ = fs::remove_dir(self.root.join(name));
+        }
+        for folder in &self.made {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+/// The logs and event files of runs.
+fn added(root: &Path) -> impl Iterator<Item = PathBuf> {
+    ADDED.into_iter().flat_map(move |(name, is_ours)| {
+        let folder = root.join(name);
+        names_in(&folder).filter(move |name| is_ours(name)).map(move |name| folder.join(name))
+    })
+}
+
+/// The folders that making `root` would make, the innermost first.
+pub(crate) fn missing(root: &Path) -> Vec<PathBuf> {
+    let above = root.ancestors().filter(|folder| !folder.as_os_str().is_empty());
+    above.take_while(|folder| !exists(folder)).map(Path::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::run_folder::{Existing, RunFolder};
+    use super::*;
+
+    /// A run up to its first step.
+    fn prepared(root: &Path) -> RunFolder {
+        let run = RunFolder::open(root, Existing::Refuse, &[]).unwrap();
+        for path in [run.origin(), run.config(), run.plan(), run.log(0).unwrap()] {
+            fs::write(path, "x").unwrap();
+        }
+        fs::write(run.metrics(), "").unwrap();
+        fs::write(root.join("metrics.csv"), "step,loss\n").unwrap();
+        fs::create_dir(root.join("tensorboard")).unwrap();
+        fs::write(root.join("tensorboard/events.out.tfevents.1.host.2.0"), "x").unwrap();
+        run
+    }
+
+    #[test]
+    fn all_that_was_written_goes_with_the_folders_that_were_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("runs/first");
+        let run = prepared(&root);
+        run.unstarted().unwrap().remove();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_others_have_there_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let theirs = ["notes.txt", "logs/rank-0.log", "logs/mine.log"];
+        fs::create_dir(folder.path().join("logs")).unwrap();
+        for name in theirs {
+            fs::write(folder.path().join(name), "mine").unwrap();
+        }
+        let run = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
+        for path in [run.origin(), run.config(), run.plan(), run.log(1).unwrap()] {
+            fs::write(path, "x").unwrap();
+        }
+        run.unstarted().unwrap().remove();
+        let mut left: Vec<String> =
+            names_in(folder.path()).chain(names_in(&folder.path().join("logs"))).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["logs", "mine.log", "notes.txt", "rank-0.log"]);
+    }
+
+    #[test]
+    fn a_run_killed_before_its_first_step_is_taken_over_and_one_with_a_step_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(prepared(folder.path()));
+        let again = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
+        let unstarted = again.unstarted().unwrap();
+        fs::write(again.metrics(), "{\"step\":1}\n").unwrap();
+        unstarted.remove();
+        assert!(again.origin().exists() && again.metrics().exists(), "a step was done");
+        drop(again);
+        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err());
+        assert!(RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap().unstarted().is_none());
+    }
+
+    #[test]
+    fn each_trace_of_a_step_makes_it_a_run() {
+        for trace in ["checkpoints/step-3/manifest.json", "model/config.json", "loss.svg", "metrics.csv"] {
+            let folder = tempfile::tempdir().unwrap();
+            drop(prepared(folder.path()));
+            let path = folder.path().join(trace);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "step,loss\n1,2\n").unwrap();
+            assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err(), "{trace}");
+            assert!(path.exists());
+        }
+        // Without a mark of ours, a table of that name is not ours either.
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("metrics.csv"), "mine\n").unwrap();
+        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err());
+    }
+}

@@ -1,0 +1,270 @@
+//! Signals before the first step: a run ends at once, says so, and leaves a folder that the same command takes again.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::running::{Long, Running, is_alive, ranks_of, signal};
+use super::{metrics, new_data, new_model, text, written};
+
+/// What the issue is held to: from the signal to the end of the process.
+const AT_ONCE: Duration = Duration::from_secs(2);
+const SIGNALS: [(&str, i32); 2] = [("INT", 130), ("TERM", 143)];
+
+struct Ground {
+    folder: tempfile::TempDir,
+    output: PathBuf,
+}
+
+impl Ground {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("runs/first");
+        Self { folder, output }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn start(&self, model: &Path, data: &Path, more: &[&str]) -> Running {
+        self.start_with(model, data, more, &[])
+    }
+
+    fn start_with(&self, model: &Path, data: &Path, more: &[&str], variables: &[(&str, &str)]) -> Running {
+        let given = ["--model", text(model), "--data", text(data), "--output", text(&self.output)];
+        let given = [&["train", "--device", "cpu", "--max-steps", "2"][..], &given, more].concat();
+        let cache = self.path().join("cache");
+        let variables = [&[("ZEROTH_CACHE", text(&cache))], variables].concat();
+        Running::start_with(self.path(), &given, &variables)
+    }
+
+    /// One of two ranks that another launcher was to start; the other one never comes.
+    fn start_one_of_two(&self, rank: &str, model: &Path, data: &Path, more: &[&str]) -> Running {
+        let id = format!("{}-{}", std::process::id(), self.path().display());
+        let variables = [
+            ("RANK", rank),
+            ("LOCAL_RANK", rank),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "29400"),
+            ("TORCHELASTIC_RUN_ID", &id),
+        ];
+        self.start_with(model, data, more, &variables)
+    }
+
+    /// The same command once more, to its end.
+    fn completes(&self, model: &Path, data: &Path, more: &[&str]) {
+        let mut run = self.start(model, data, more);
+        assert_eq!(run.code(), Some(0), "{}", run.said());
+        assert_eq!(metrics(&self.output).len(), 2, "{}", run.said());
+        assert!(self.output.join("model/config.json").is_file());
+    }
+
+    /// The token cache's files that are being written.
+    fn unfinished(&self) -> Vec<PathBuf> {
+        let tokens = fs::read_dir(self.path().join("cache/tokens")).into_iter().flatten().flatten();
+        let is_unfinished = |path: &PathBuf| path.to_string_lossy().contains(".unfinished-");
+        tokens.map(|entry| entry.path()).filter(is_unfinished).collect()
+    }
+}
+
+/// Sends a signal, and holds the run to its end.
+fn stops(run: &mut Running, (name, code): (&str, i32)) {
+    signal(run.launcher.id(), name);
+    let (status, took) = run.end(Duration::from_secs(20));
+    let said = run.said();
+    assert_eq!(status.and_then(|status| status.code()), Some(code), "after {took:?}: {said}");
+    assert!(took <= AT_ONCE, "{took:?}: {said}");
+    let told: Vec<&str> = said.lines().filter(|line| line.contains("before the first step")).collect();
+    assert_eq!(told.len(), 1, "{said}");
+    assert!(told[0].starts_with(&format!("stopped by SIG{name} before the first step")), "{said}");
+}
+
+fn fifo(path: &Path) {
+    let made = Command::new("mkfifo").arg(path).status().unwrap();
+    assert!(made.success());
+}
+
+/// Whether a run has written its plan, the last thing before it starts to load.
+fn is_planned(output: &Path) -> bool {
+    output.join("plan.json").is_file()
+}
+
+#[test]
+fn a_signal_while_rows_are_tokenised_ends_the_run_and_its_folder_is_free() {
+    for signal in SIGNALS {
+        let ground = Ground::new();
+        let model = super::root().join("examples/gsm8k/tiny-qwen3");
+        let row = |row: u64| {
+            let text = "The quick brown fox jumps over the lazy dog. ".repeat(4);
+            serde_json::json!({ "text": format!("{row}: {text}") }).to_string()
+        };
+        let data = written(ground.path(), "rows.jsonl", &(0..300_000).map(row).collect::<Vec<_>>());
+        let mut run = ground.start(&model, &data, &[]);
+        run.wait_until(Duration::from_mins(1), "rows are tokenised", || !ground.unfinished().is_empty());
+        stops(&mut run, signal);
+        assert_eq!(ground.unfinished(), Vec::<PathBuf>::new());
+        assert!(!ground.output.exists() && !ground.output.parent().unwrap().exists());
+        // Fewer rows under the same name: the command is the same.
+        let data = written(ground.path(), "rows.jsonl", &(0..8).map(row).collect::<Vec<_>>());
+        ground.completes(&model, &data, &[]);
+    }
+}
+
+#[test]
+fn a_signal_ends_a_read_that_never_returns() {
+    for signal in SIGNALS {
+        let ground = Ground::new();
+        let model = small_model(ground.path());
+        let data = new_data(ground.path(), 8, 8, 64);
+        // As a file on a network that has gone away: opening it waits for ever.
+        let stalled = model.join("model.safetensors");
+        fifo(&stalled);
+        let mut run = ground.start(&model, &data, &[]);
+        run.wait_until(Duration::from_mins(1), "rows are read", || {
+            fs::read_dir(ground.path().join("cache/tokens")).is_ok_and(|mut files| {
+                files.any(|file| file.unwrap().path().extension() == Some(OsStr::new("tokens")))
+            })
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        stops(&mut run, signal);
+        fs::remove_file(stalled).unwrap();
+        ground.completes(&model, &data, &[]);
+    }
+}
+
+#[test]
+fn a_pipe_is_no_data_file() {
+    let ground = Ground::new();
+    let model = small_model(ground.path());
+    let pipe = ground.path().join("rows.jsonl");
+    fifo(&pipe);
+    let mut run = ground.start(&model, &pipe, &[]);
+    assert_eq!(run.code(), Some(2), "{}", run.said());
+    assert!(run.said().contains("rows.jsonl") && run.said().contains("file"), "{}", run.said());
+}
+
+#[test]
+fn a_signal_while_one_rank_loads_weights_leaves_nothing() {
+    for signal in SIGNALS {
+        let ground = Ground::new();
+        let model = slow_model(ground.path());
+        let data = new_data(ground.path(), 8, 8, 64);
+        let output = ground.output.clone();
+        let mut run = ground.start(&model, &data, &[]);
+        run.wait_until(Duration::from_mins(1), "it is planned", || is_planned(&output));
+        stops(&mut run, signal);
+        assert!(!output.exists(), "{}", run.said());
+        ground.completes(&small_model(ground.path()), &data, &[]);
+    }
+}
+
+/// A model that takes a while to load in a test's build: weights are drawn from the seed.
+fn slow_model(folder: &Path) -> PathBuf {
+    new_model(folder, 512, 16, 2048, 32_000)
+}
+
+fn small_model(folder: &Path) -> PathBuf {
+    new_model(folder, 64, 1, 64, 64)
+}
+
+/// A run of two ranks of which one hangs while it loads.
+fn halted(ground: &Ground, model: &Path, data: &Path, more: &[&str]) -> (Running, Vec<u32>) {
+    let mut run = ground.start(model, data, &[&["--ranks", "2"], more].concat());
+    let launcher = run.launcher.id();
+    run.wait_until(Duration::from_mins(1), "ranks start", || ranks_of(launcher).len() == 2);
+    let ranks = run.ranks();
+    signal(ranks[1], "STOP");
+    (run, ranks)
+}
+
+#[test]
+fn a_signal_while_ranks_load_ends_all_of_them() {
+    for sent in SIGNALS {
+        let ground = Ground::new();
+        let data = new_data(ground.path(), 8, 8, 64);
+        let (mut run, ranks) = halted(&ground, &slow_model(ground.path()), &data, &[]);
+        stops(&mut run, sent);
+        assert!(!ranks.iter().any(|rank| is_alive(*rank)), "{}", run.said());
+        assert!(!ground.output.exists(), "{}", run.said());
+        // Another model in the same place: the command is the same.
+        ground.completes(&small_model(ground.path()), &data, &["--ranks", "2"]);
+    }
+}
+
+#[test]
+fn a_run_that_was_killed_before_its_first_step_is_no_run() {
+    let ground = Ground::new();
+    let data = new_data(ground.path(), 8, 8, 64);
+    let reports = ["--report-to", "tensorboard,csv"];
+    let (mut run, _) = halted(&ground, &slow_model(ground.path()), &data, &reports);
+    let metrics = ground.output.join("metrics.csv");
+    run.wait_until(Duration::from_mins(1), "its files are there", || metrics.is_file());
+    signal(run.launcher.id(), "KILL");
+    assert_eq!(run.end(Duration::from_secs(10)).0.and_then(|status| status.code()), None);
+    assert!(is_planned(&ground.output), "{}", run.said());
+    let more = [&["--ranks", "2"], &reports[..]].concat();
+    ground.completes(&small_model(ground.path()), &data, &more);
+}
+
+#[test]
+fn a_signal_while_ranks_of_another_launcher_meet_ends_them() {
+    for sent in SIGNALS {
+        let ground = Ground::new();
+        let model = small_model(ground.path());
+        let data = new_data(ground.path(), 8, 8, 64);
+        let output = ground.output.clone();
+        let mut first = ground.start_one_of_two("0", &model, &data, &[]);
+        first.wait_until(Duration::from_mins(1), "it is planned", || is_planned(&output));
+        std::thread::sleep(Duration::from_millis(100));
+        stops(&mut first, sent);
+        assert!(!output.exists(), "{}", first.said());
+        // Rank 0 speaks for the others.
+        let mut second = ground.start_one_of_two("1", &model, &data, &[]);
+        std::thread::sleep(Duration::from_millis(500));
+        signal(second.launcher.id(), sent.0);
+        let (status, took) = second.end(Duration::from_secs(20));
+        assert_eq!(status.and_then(|status| status.code()), Some(sent.1), "{}", second.said());
+        assert!(took <= AT_ONCE && second.said().is_empty(), "{took:?}: {}", second.said());
+        ground.completes(&model, &data, &[]);
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_keeps_all_it_has_when_it_is_stopped_before_its_next_step() {
+    let ground = Ground::new();
+    let model = small_model(ground.path());
+    let data = new_data(ground.path(), 8, 8, 64);
+    ground.completes(&model, &data, &["--ranks", "2"]);
+    let kept = || {
+        ["metrics.jsonl", "checkpoints/latest", "checkpoints/step-2/manifest.json", "model/config.json"]
+            .map(|name| fs::read(ground.output.join(name)).unwrap())
+    };
+    let before = kept();
+    let planned = || fs::metadata(ground.output.join("plan.json")).unwrap().modified().unwrap();
+    let first_plan = planned();
+    // The last of a flag given twice counts.
+    let more = ["--resume", "auto", "--max-steps", "4"];
+    let mut run = ground.start_one_of_two("0", &model, &data, &more);
+    run.wait_until(Duration::from_mins(1), "it is planned", || planned() > first_plan);
+    std::thread::sleep(Duration::from_millis(100));
+    stops(&mut run, ("TERM", 143));
+    assert!(!run.said().contains("nothing was written"), "{}", run.said());
+    assert!(before == kept());
+    let mut run = ground.start(&model, &data, &[&["--ranks", "2"], &more[..]].concat());
+    assert_eq!(run.code(), Some(0), "{}", run.said());
+    assert_eq!(metrics(&ground.output).len(), 4);
+}
+
+#[test]
+fn the_first_interrupt_of_a_rank_alone_is_answered() {
+    let mut long = Long::start(1, &[]);
+    signal(long.running.launcher.id(), "INT");
+    assert_eq!(long.running.code(), Some(130), "{}", long.running.said());
+    let said = long.running.said();
+    assert_eq!(said.matches("finishing the step and saving; once more Ctrl-C stops").count(), 1, "{said}");
+}
