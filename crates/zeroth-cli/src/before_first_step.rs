@@ -3,10 +3,10 @@
 //! Until then there is nothing to save, and the thread that would have to look at a flag may sit in a read that never
 //! returns. So a thread of its own waits for signals and ends the process itself. From the first step on it only answers.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -16,7 +16,8 @@ use zeroth::comm::FirstStep;
 use crate::output;
 use crate::signals::Ended;
 
-/// How long undoing may take: a network that has gone away must not hold up the end.
+/// How long undoing may take: a network that has gone away must not hold up the end, nor may the kernel, which lets no thread
+/// map memory while another one populates gigabytes of it.
 const PATIENCE: Duration = Duration::from_millis(1200);
 /// How long a rank of a stopped job waits to be ended before it finds out by itself that others are gone.
 const LAST_WAIT: Duration = Duration::from_secs(10);
@@ -49,8 +50,19 @@ pub(crate) struct BeforeFirstStep {
     stage: Mutex<Stage>,
     /// Locked while files are written: they are undone whole or not at all.
     written: Mutex<Written>,
+    undoing: Mutex<Undoing>,
+    changed: Condvar,
+    is_told: AtomicBool,
     /// Whether this process speaks for its job.
     speaks: bool,
+}
+
+/// What the thread that undoes is at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Undoing {
+    No,
+    Asked(Ended),
+    Done,
 }
 
 impl BeforeFirstStep {
@@ -60,8 +72,14 @@ impl BeforeFirstStep {
         asked: impl Fn() -> Option<Ended> + Send + 'static,
     ) -> io::Result<Arc<Self>> {
         let written = Written { undo: Vec::new(), left: "nothing was written" };
-        let run =
-            Arc::new(Self { stage: Mutex::new(Stage::Preparing), written: Mutex::new(written), speaks });
+        let run = Arc::new(Self {
+            stage: Mutex::new(Stage::Preparing),
+            written: Mutex::new(written),
+            undoing: Mutex::new(Undoing::No),
+            changed: Condvar::new(),
+            is_told: AtomicBool::new(false),
+            speaks,
+        });
         let (mut signals, from_handler) = UnixStream::pair()?;
         pipe::register(SIGINT, from_handler.try_clone()?)?;
         pipe::register(SIGTERM, from_handler)?;
@@ -75,10 +93,12 @@ impl BeforeFirstStep {
                 }
             }
         })?;
+        let undoes = Arc::clone(&run);
+        std::thread::Builder::new().name("undo".to_owned()).spawn(move || undoes.undo_when_asked())?;
         Ok(run)
     }
 
-    fn act(self: &Arc<Self>, asked: Ended, is_answered: &mut bool) {
+    fn act(&self, asked: Ended, is_answered: &mut bool) {
         let mut stage = locked(&self.stage);
         let stops = match &*stage {
             Stage::Preparing => true,
@@ -98,23 +118,37 @@ impl BeforeFirstStep {
     }
 
     /// Undoes the run and ends the process. Ranks that this process started must be gone.
-    pub(crate) fn stop(self: &Arc<Self>, asked: Ended) -> ! {
-        let (run, (done, finished)) = (Arc::clone(self), mpsc::channel());
-        // Apart, because each part of it may hang: in a write that holds the lock, in removing, in telling.
-        std::thread::spawn(move || {
-            let mut written = locked(&run.written);
-            while let Some(undo) = written.undo.pop() {
-                undo();
-            }
-            if run.speaks {
-                output::note(&format!("stopped by {} before the first step; {}", asked.name(), written.left));
-            }
-            let _ = done.send(());
-            // Still locked: nothing is written any more.
-            std::thread::sleep(PATIENCE);
-        });
-        let _ = finished.recv_timeout(PATIENCE);
+    pub(crate) fn stop(&self, asked: Ended) -> ! {
+        let mut undoing = locked(&self.undoing);
+        *undoing = Undoing::Asked(asked);
+        self.changed.notify_all();
+        let is_done = |undoing: &mut Undoing| *undoing != Undoing::Done;
+        drop(self.changed.wait_timeout_while(undoing, PATIENCE, is_done));
+        if self.speaks && !self.is_told.load(Ordering::Relaxed) {
+            let _ = writeln!(io::stderr(), "stopped by {} before the first step", asked.name());
+        }
         exit(i32::from(asked.exit_code()))
+    }
+
+    /// A thread of its own, because each part of it may hang: in a write that holds the lock, in removing, in telling. It
+    /// is there from the start, with memory of its own: see [`PATIENCE`].
+    fn undo_when_asked(&self) {
+        drop(std::hint::black_box(vec![0_u8; 1 << 16]));
+        let is_asked = |undoing: &mut Undoing| *undoing == Undoing::No;
+        let undoing = self.changed.wait_while(locked(&self.undoing), is_asked);
+        let Undoing::Asked(asked) = *undoing.unwrap_or_else(PoisonError::into_inner) else { return };
+        let mut written = locked(&self.written);
+        while let Some(undo) = written.undo.pop() {
+            undo();
+        }
+        self.is_told.store(true, Ordering::Relaxed);
+        if self.speaks {
+            output::note(&format!("stopped by {} before the first step; {}", asked.name(), written.left));
+        }
+        *locked(&self.undoing) = Undoing::Done;
+        self.changed.notify_all();
+        // Still locked: nothing is written any more.
+        std::thread::sleep(PATIENCE);
     }
 
     /// Adds to what is undone.

@@ -41,8 +41,10 @@ pub struct Unstarted {
     before: BTreeSet<PathBuf>,
 }
 
+/// Whether a file of that name is a run's.
+type IsOurs = fn(&str) -> bool;
 /// Folders whose files a run adds to, and which of the files are its own.
-const ADDED: [(&str, fn(&str) -> bool); 2] = [("logs", is_log_name), ("tensorboard", is_event_file_name)];
+const ADDED: [(&str, IsOurs); 2] = [("logs", is_log_name), ("tensorboard", is_event_file_name)];
 
 impl Unstarted {
     pub(crate) fn new(root: &Path, made: Vec<PathBuf>) -> Self {
