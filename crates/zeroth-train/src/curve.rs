@@ -1,4 +1,7 @@
 //! The loss curve as a picture: one SVG file that needs nothing else and reads on light and dark pages.
+//!
+//! Colours are attributes of the elements, and the picture has its own background: many viewers know neither style sheets
+//! with variables nor queries for a dark page.
 
 use zeroth_base::grouped;
 
@@ -10,8 +13,32 @@ const HEIGHT: f64 = 360.0;
 const MARGIN: [f64; 4] = [64.0, 40.0, 16.0, 48.0];
 /// More points than this cannot be told apart at that width; each is the mean of its neighbours.
 const POINTS: usize = 600;
+/// The widest digit of the fonts that viewers take.
+const DIGIT: f64 = 8.0;
 /// More dots than this run into each other.
 const DOTS: usize = 60;
+const BACKGROUND: &str = "#ffffff";
+const INK: &str = "#24292f";
+const GRID: &str = "#d0d7de";
+/// Training and evaluations: a blue and an orange that differ for all eyes, and in print by their dashes.
+const SERIES: [Series; 2] = [
+    Series { class: "loss", colour: "#0969da", dashes: "" },
+    Series { class: "eval", colour: "#bc4c00", dashes: " stroke-dasharray=\"5 3\"" },
+];
+
+struct Series {
+    class: &'static str,
+    colour: &'static str,
+    dashes: &'static str,
+}
+
+impl Series {
+    /// The attributes of its line.
+    fn stroke(&self) -> String {
+        let Self { colour, dashes, .. } = self;
+        format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-linejoin=\"round\"{dashes}")
+    }
+}
 
 /// The losses by step, as an SVG. Losses that are not finite are left out.
 pub fn loss_curve(losses: &[(u64, f64)], title: &str) -> String {
@@ -28,14 +55,9 @@ pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str
     let y = |loss: f64| HEIGHT - MARGIN[3] - values.share(loss) * (HEIGHT - MARGIN[1] - MARGIN[3]);
 
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\n\
-         <style>\
-         svg{{font:12px system-ui,sans-serif;--ink:#24292f;--grid:#d0d7de;--line:#0969da;--eval:#bc4c00}}\
-         @media(prefers-color-scheme:dark){{svg{{--ink:#e6edf3;--grid:#3d444d;--line:#58a6ff;--eval:#f0883e}}}}\
-         text{{fill:var(--ink)}}.grid{{stroke:var(--grid)}}\
-         .loss,.eval{{fill:none;stroke:var(--line);stroke-width:1.8;stroke-linejoin:round}}\
-         .eval{{stroke:var(--eval);stroke-dasharray:5 3}}\
-         </style>\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+         role=\"img\" aria-label=\"{title}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"{INK}\">\n\
+         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"{BACKGROUND}\"/>\n\
          <text x=\"{}\" y=\"22\" font-size=\"14\" font-weight=\"600\">{title}</text>\n",
         MARGIN[0],
         title = escaped(title),
@@ -44,16 +66,18 @@ pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str
     if series.iter().all(Vec::is_empty) {
         svg += &format!("<text x=\"{}\" y=\"{}\">no finite loss</text>\n", WIDTH / 2.0, HEIGHT / 2.0);
     }
-    for (points, class, colour) in [(&series[0], "loss", "--line"), (&series[1], "eval", "--eval")] {
+    for (points, look) in series.iter().zip(&SERIES) {
+        let Series { class, colour, .. } = *look;
         let at = |&(step, loss): &(f64, f64)| (x(step), y(loss));
         if points.len() > 1 {
             let line: Vec<String> = points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-            svg += &format!("<polyline class=\"{class}\" points=\"{}\"/>\n", line.join(" "));
+            let points = line.join(" ");
+            svg += &format!("<polyline class=\"{class}\" points=\"{points}\" {}/>\n", look.stroke());
         }
         // A line of one point is not seen, and evaluations are few enough to show where they were.
         if points.len() == 1 || (class == "eval" && points.len() <= DOTS) {
             for (x, y) in points.iter().map(at) {
-                svg += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"var({colour})\"/>\n");
+                svg += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>\n");
             }
         }
     }
@@ -80,7 +104,7 @@ fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> 
     for value in values.ticks() {
         let at = y(value);
         svg += &format!(
-            "<line class=\"grid\" x1=\"{}\" y1=\"{at:.1}\" x2=\"{}\" y2=\"{at:.1}\"/>\
+            "<line x1=\"{}\" y1=\"{at:.1}\" x2=\"{}\" y2=\"{at:.1}\" stroke=\"{GRID}\"/>\
              <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
             MARGIN[0],
             WIDTH - MARGIN[2],
@@ -91,13 +115,15 @@ fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> 
     }
     let foot = HEIGHT - MARGIN[3];
     for step in steps.ticks() {
-        let at = x(step);
+        let (at, label) = (x(step), grouped(step as u64));
+        // A long number at the right end would be cut off.
+        let is_cut = at + DIGIT / 2.0 * label.len() as f64 > WIDTH;
+        let (label_at, anchor) = if is_cut { (WIDTH - 2.0, "end") } else { (at, "middle") };
         svg += &format!(
-            "<line class=\"grid\" x1=\"{at:.1}\" y1=\"{foot}\" x2=\"{at:.1}\" y2=\"{}\"/>\
-             <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+            "<line x1=\"{at:.1}\" y1=\"{foot}\" x2=\"{at:.1}\" y2=\"{}\" stroke=\"{GRID}\"/>\
+             <text x=\"{label_at:.1}\" y=\"{}\" text-anchor=\"{anchor}\">{label}</text>\n",
             foot + 5.0,
             foot + 19.0,
-            grouped(step as u64),
         );
     }
     svg + &format!(
@@ -111,15 +137,17 @@ fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> 
 
 /// Which line is which, at the right of the title.
 fn legend() -> String {
-    let entry = |at: f64, class: &str, text: &str| {
+    let entry = |at: f64, look: &Series, text: &str| {
         format!(
-            "<line class=\"{class}\" x1=\"{at}\" y1=\"18\" x2=\"{}\" y2=\"18\"/><text x=\"{}\" y=\"22\">{text}</text>\n",
+            "<line x1=\"{at}\" y1=\"18\" x2=\"{}\" y2=\"18\" {}/><text x=\"{}\" y=\"22\">{text}</text>\n",
             at + 24.0,
+            look.stroke(),
             at + 30.0
         )
     };
     let right = WIDTH - MARGIN[2];
-    entry(right - 210.0, "loss", "training") + &entry(right - 100.0, "eval", "evaluation")
+    let [training, evaluation] = &SERIES;
+    entry(right - 210.0, training, "training") + &entry(right - 100.0, evaluation, "evaluation")
 }
 
 /// A stretch of numbers, and how far apart its ticks are: 1, 2 or 5 times a power of ten.
@@ -166,7 +194,10 @@ impl Axis {
     }
 }
 
+/// The text as XML takes it; it has no place for control characters at all.
 fn escaped(text: &str) -> String {
+    let text: String =
+        text.chars().map(|found| if found.is_control() { '\u{fffd}' } else { found }).collect();
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -182,6 +213,26 @@ mod tests {
     fn the_line_goes_through_the_corners_of_the_axes() {
         let svg = loss_curve(&[(1, 4.0), (2, 3.0), (3, 2.0)], "loss");
         assert_eq!(attribute(&svg, "polyline class=\"loss\" points=\""), "64.0,40.0 384.0,176.0 704.0,312.0");
+    }
+
+    #[test]
+    fn every_viewer_can_draw_it() {
+        let losses = [(1, 4.0), (2, 3.0), (3, 2.0)];
+        let svg = loss_curves(&losses, &losses, "a \u{1b}[31m title");
+        for fancy in ["<style", "var(", "@media", "currentColor", "\u{1b}"] {
+            assert!(!svg.contains(fancy), "{fancy}\n{svg}");
+        }
+        // Behind everything else.
+        assert_eq!(
+            svg.lines().nth(1),
+            Some("<rect width=\"720\" height=\"360\" fill=\"#ffffff\"/>"),
+            "{svg}"
+        );
+        let drawn =
+            svg.lines().filter(|line| ["<line", "<polyline"].iter().any(|name| line.starts_with(name)));
+        for line in drawn {
+            assert!(line.contains("stroke=\"#"), "{line}");
+        }
     }
 
     #[test]
@@ -207,6 +258,8 @@ mod tests {
         for number in [">1.5<", ">2.0<", ">2.5<", ">500<", ">1,000<", ">2,000<"] {
             assert!(svg.contains(number), "{number}\n{svg}");
         }
+        // The last one would reach over the edge.
+        assert!(svg.contains("<text x=\"718.0\" y=\"331\" text-anchor=\"end\">2,000<"), "{svg}");
         // Ticks between whole steps would be printed twice.
         let short = loss_curve(&[(1, 2.9), (3, 1.1)], "loss");
         assert_eq!(short.matches(">2</text>").count(), 1, "{short}");
