@@ -21,6 +21,7 @@ mod run_folder;
 mod running;
 mod same_bits;
 mod same_folder;
+mod start_up;
 mod stops;
 mod trace;
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, format_count, grouped};
-use zeroth::config::resolve::Origin;
+use zeroth::config::resolve::{Origin, Resolved};
 use zeroth::device::Tier;
 use zeroth::step::run::Compiled;
 use zeroth::train::MicroBatch;
@@ -41,14 +41,25 @@ pub(super) fn model(asked: &Asked) {
     ));
 }
 
-/// Only what differs from the defaults.
+/// Only what differs from the defaults and is not part of a section that is off.
 pub(super) fn origins(asked: &Asked) {
     let mut table = Table::new(&["key", "value", "origin"], &[]);
-    let shown = asked.resolved.settings.iter().filter(|setting| setting.origin != Origin::Default);
-    for setting in shown {
+    let settings = asked.resolved.settings.iter();
+    let shown = settings.filter(|setting| setting.origin != Origin::Default);
+    for setting in shown.filter(|setting| !is_off(&asked.resolved, setting.key.path)) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
     }
     output::note(&format!("\n{}", table.lines().concat()));
+}
+
+/// Whether a key is in a section that is not enabled, or offloads to nowhere.
+fn is_off(resolved: &Resolved, key: &str) -> bool {
+    let sections = key.match_indices('.').map(|(end, _)| &key[..end]);
+    sections.into_iter().any(|section| {
+        let enabled = resolved.get(&format!("{section}.enabled"));
+        enabled.is_some_and(|setting| setting.value == false)
+            || resolved.text(&format!("{section}.device")) == Some("none")
+    })
 }
 
 pub(super) fn origin_json(asked: &Asked) -> Value {
