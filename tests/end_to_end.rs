@@ -10,6 +10,7 @@ mod command_line;
 mod common;
 mod config;
 mod docs;
+mod escapes;
 mod estimate;
 mod flags;
 mod generate;

@@ -13,8 +13,10 @@ mod generate_flags;
 mod missing_unit;
 mod mistakes;
 mod output;
+mod plain;
 mod signals;
 mod table;
+mod terminal;
 mod train_args;
 mod train_flags;
 
@@ -39,7 +41,9 @@ fn main() -> ExitCode {
     match parsed {
         Ok(cli) => {
             let output = Output::new(cli.format);
-            commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error)).into()
+            let exit = commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error));
+            output::leave_line();
+            exit.into()
         }
         Err(Refusal::Clap(error)) => {
             // A closed pipe is no reason to fail: nobody reads the help any more.

@@ -1,11 +1,15 @@
 //! The one place that prints: results to standard output, everything else to standard error.
+//!
+//! Whatever passes here is [`plain`]: no text from a file reaches a terminal as a command.
 
 use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
 use crate::cli::Format;
 use crate::exit::Exit;
+use crate::plain::{self, mark, plain};
 
 /// Where a command's words go, and in which form.
 #[derive(Debug)]
@@ -26,9 +30,9 @@ impl Output {
         self.format == Format::Json
     }
 
-    /// Whether text may have colours.
-    pub(crate) fn has_colours(&self) -> bool {
-        self.colour
+    /// What stands before and after text in a colour; none where text has no colours.
+    pub(crate) fn around(&self, colour: Colour) -> Option<[String; 2]> {
+        self.colour.then(|| [mark(colour.code()), mark("0")])
     }
 
     /// Text in bold, where that is wanted.
@@ -38,46 +42,71 @@ impl Output {
 
     /// Text in red, yellow or green, where that is wanted.
     pub(crate) fn coloured(&self, colour: Colour, text: &str) -> String {
-        let code = match colour {
-            Colour::Red => "31",
-            Colour::Yellow => "33",
-            Colour::Green => "32",
-            Colour::Dim => "2",
-        };
-        self.styled(code, text)
+        self.styled(colour.code(), text)
     }
 
     fn styled(&self, code: &str, text: &str) -> String {
-        if self.colour { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+        if self.colour { format!("{}{text}{}", mark(code), mark("0")) } else { text.to_owned() }
     }
 }
 
 /// The result, for people.
 pub(crate) fn text(text: &str) {
     // A reader that went away (`| head`) is not an error of ours.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    let _ = std::io::stdout().write_all(plain(text).as_bytes());
 }
 
 /// A part of a result that comes bit by bit: it is seen at once.
 pub(crate) fn stream(text: &str) {
     let mut out = std::io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(plain(text).as_bytes()).and_then(|()| out.flush());
 }
 
 /// The result, for programs: one JSON object on standard output.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
-    text(&format!("{}\n", serde_json::to_string_pretty(value)?));
+    text(&format!("{}\n", plain::json(&serde_json::to_string_pretty(value)?)));
     Ok(())
 }
 
-/// Something on the way.
-pub(crate) fn note(message: &str) {
-    let _ = writeln!(std::io::stderr(), "{message}");
+/// Whether a line stands on the terminal that the next one is to take the place of.
+static STANDS: Mutex<bool> = Mutex::new(false);
+
+fn stands() -> MutexGuard<'static, bool> {
+    STANDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A line that takes the place of the one before it, on a terminal.
+/// Something on the way, below a line that stands.
+pub(crate) fn note(message: &str) {
+    let mut stands = stands();
+    let above = if std::mem::take(&mut *stands) { "\n" } else { "" };
+    let _ = writeln!(std::io::stderr(), "{above}{}", plain(message));
+}
+
+/// A line that takes the place of the one before it, on a terminal; an empty one clears it.
 pub(crate) fn over(line: &str) {
+    let mut stands = stands();
+    *stands = !line.is_empty();
+    let line: String = plain::one_line(line).chars().take(columns().saturating_sub(1)).collect();
     let _ = write!(std::io::stderr(), "\r\u{1b}[K{line}");
+}
+
+/// Leaves a line that stands, at the end of the process.
+pub(crate) fn leave_line() {
+    if std::mem::take(&mut *stands()) {
+        let _ = writeln!(std::io::stderr());
+    }
+}
+
+/// Data for the launcher of this rank, which reads its standard error.
+pub(crate) fn raw(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// The width of the terminal now; it may change at any time.
+pub(crate) fn columns() -> usize {
+    const UNKNOWN: usize = 80;
+    let found = terminal_size::terminal_size_of(std::io::stderr());
+    found.map_or(UNKNOWN, |(width, _)| usize::from(width.0)).max(1)
 }
 
 /// Why it goes no further. A message that begins with its own "error:" comes with its place and caret.
@@ -96,6 +125,17 @@ pub(crate) fn failure(error: &anyhow::Error) -> Exit {
     }
     self::error(&message);
     Exit::Wrong
+}
+
+impl Colour {
+    fn code(self) -> &'static str {
+        match self {
+            Self::Red => "31",
+            Self::Yellow => "33",
+            Self::Green => "32",
+            Self::Dim => "2",
+        }
+    }
 }
 
 /// The few colours with a meaning.

@@ -1,5 +1,7 @@
 //! Tables for people: columns as wide as their widest cell.
 
+use crate::plain::one_line;
+
 /// Rows of cells under a head.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -15,7 +17,7 @@ impl Table {
     }
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.rows.push(cells.into_iter().map(|cell| one_line(&cell)).collect());
     }
 
     /// The lines, head first, each with its line end.

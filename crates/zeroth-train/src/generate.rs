@@ -215,7 +215,7 @@ impl Inference {
         let rank = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 0 };
         let mut engine = Engine::new(compiled, rank)?;
         let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
-        self.weights.load(&self.table, &mut engine, &names)?;
+        self.weights.load(&self.table, &mut engine, &names, &mut |_, _| ())?;
         let positions: Vec<i32> = (0..compiled.row_sizes.last().copied().unwrap_or(0) as i32).collect();
         let labels = vec![-100; positions.len()];
         Ok(Generator { model: self, engine, run: compiled.program.types.run, positions, labels })

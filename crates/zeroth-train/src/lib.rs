@@ -16,6 +16,7 @@ mod fit;
 pub mod from_config;
 mod generate;
 mod job;
+mod loading;
 mod meeting;
 mod metrics;
 mod order;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use zeroth_base::{format_bytes, grouped};
 
 use crate::report::figures::Rate;
@@ -38,22 +39,24 @@ impl Progress {
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
-    fn joined(&self, step: &str, tokens: &str, memory: &str) -> String {
-        let mut parts = vec![
-            step.to_owned(),
-            format!("loss {:.4}", self.loss),
-            format!("norm {}", figures(self.grad_norm)),
-            format!("lr {:.2e}", self.lr),
-            format!("{} {tokens}", grouped(self.tokens_per_second.max(0.0).round() as u64)),
+    /// What a line says, and what of it goes first where room is short.
+    fn fields(&self, step: String, tokens: &str, memory: String) -> Vec<Field> {
+        let mut fields = vec![
+            Field::new(0, step),
+            Field::new(1, format!("loss {:.4}", self.loss)),
+            Field::new(4, format!("norm {}", figures(self.grad_norm))),
+            Field::new(5, format!("lr {:.2e}", self.lr)),
+            Field::new(3, format!("{} {tokens}", grouped(self.tokens_per_second.max(0.0).round() as u64))),
         ];
-        parts.extend(self.rate.as_ref().map(Rate::text));
-        parts.push(memory.to_owned());
-        parts.push(if self.step >= self.total_steps {
+        fields.extend(self.rate.as_ref().map(|rate| Field::new(6, rate.text())));
+        fields.push(Field::new(7, memory));
+        let left = if self.step >= self.total_steps {
             "done".to_owned()
         } else {
             format!("{} left", duration(self.time_left()))
-        });
-        parts.join(" · ")
+        };
+        fields.push(Field::new(2, left));
+        fields
     }
 }
 
@@ -66,28 +69,82 @@ pub fn line(now: &Progress) -> String {
         (device, host) => format!("{} device, {} host", format_bytes(device), format_bytes(host)),
     };
     let step = format!("step {:>width$}/{total}", now.step, width = total.len());
-    now.joined(&step, "tokens/s", &memory)
+    joined(&now.fields(step, "tokens/s", memory))
 }
 
-/// The same for a terminal, with a bar and shorter words: within [`COLUMNS`] unless numbers are extreme.
-pub fn bar_line(now: &Progress) -> String {
+/// The same for a terminal, with shorter words.
+pub fn bar(now: &Progress) -> Bar {
     let memory = match (now.device_bytes, now.host_bytes) {
         (0, host) => format_bytes(host),
         (device, host) => format!("{} + {}", format_bytes(device), format_bytes(host)),
     };
-    let text = now.joined(&format!("{}/{}", now.step, now.total_steps), "tok/s", &memory);
-    let room = COLUMNS.saturating_sub(text.chars().count() + 1).clamp(LEAST_BAR, MOST_BAR);
-    format!("{} {text}", bar(now.step, now.total_steps, room))
+    let fields = now.fields(format!("{}/{}", now.step, now.total_steps), "tok/s", memory);
+    Bar { done: now.step, total: now.total_steps, fields }
 }
 
-/// What a line on a terminal keeps within.
-pub const COLUMNS: usize = 120;
+/// A part of a line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Field {
+    /// 0 stays; of the others the largest is left out first where room is short.
+    pub order: u8,
+    /// What it says.
+    pub text: String,
+}
+
+impl Field {
+    /// A field that says `text`.
+    pub fn new(order: u8, text: impl Into<String>) -> Self {
+        Self { order, text: text.into() }
+    }
+}
+
+/// A bar and what it stands for, made to fit whatever terminal it is shown on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bar {
+    /// What is done.
+    pub done: u64,
+    /// Of how much.
+    pub total: u64,
+    /// What is said beside it, in this order.
+    pub fields: Vec<Field>,
+}
+
+impl Bar {
+    /// All that is said, without the bar.
+    pub fn text(&self) -> String {
+        joined(&self.fields)
+    }
+
+    /// The line for a terminal of so many columns. The last column stays free: some terminals wrap as soon as it is taken.
+    pub fn line(&self, columns: usize) -> String {
+        let room = columns.saturating_sub(1);
+        let mut fields = self.fields.clone();
+        let width = |fields: &[Field]| joined(fields).chars().count();
+        while width(&fields) + 1 + LEAST_BAR > room {
+            let last = (0..fields.len()).max_by_key(|&at| fields[at].order);
+            match last.filter(|&at| fields[at].order > 0) {
+                Some(last) => _ = fields.remove(last),
+                None => break,
+            }
+        }
+        let text = joined(&fields);
+        match room.checked_sub(width(&fields) + 1).filter(|room| *room >= LEAST_BAR) {
+            Some(room) => format!("{} {text}", blocks(self.done, self.total, room.min(MOST_BAR))),
+            None => text.chars().take(room).collect(),
+        }
+    }
+}
+
 const LEAST_BAR: usize = 4;
 const MOST_BAR: usize = 20;
 
-fn bar(step: u64, total: u64, width: usize) -> String {
-    let done = u128::from(step.min(total)) * width as u128 / u128::from(total.max(1));
-    let full = done as usize;
+fn joined(fields: &[Field]) -> String {
+    fields.iter().map(|field| field.text.as_str()).collect::<Vec<_>>().join(" · ")
+}
+
+fn blocks(done: u64, total: u64, width: usize) -> String {
+    let full = u128::from(done.min(total)) * width as u128 / u128::from(total.max(1));
+    let full = full as usize;
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
 }
 
@@ -173,23 +230,30 @@ mod tests {
     }
 
     #[test]
-    fn a_line_on_a_terminal_has_a_bar_and_keeps_within_its_columns() {
+    fn a_line_on_a_terminal_has_a_bar_and_fits_whatever_its_width() {
         let peak = Rate { flops: 408.5e12, peak: Some(989e12) };
-        let now = Progress { rate: Some(peak), ..NOW };
-        let shown = bar_line(&now);
+        let now = bar(&Progress { rate: Some(peak), ..NOW });
+        assert_eq!(
+            now.line(120),
+            "█░░░░░ 40/200 · loss 2.3457 · norm 1.23 · lr 1.00e-5 · 12,345 tok/s · MFU 41.3% of 989T · 3.5 GB + 1.2 GB · \
+             2m 00s left"
+        );
+        let shown = [80, 60, 40, 20, 8].map(|columns| now.line(columns));
         assert_eq!(
             shown,
-            "█░░░░░░ 40/200 · loss 2.3457 · norm 1.23 · lr 1.00e-5 · 12,345 tok/s · MFU 41.3% of 989T · 3.5 GB + 1.2 GB · \
-             2m 00s left"
+            [
+                "░░░░ 40/200 · loss 2.3457 · norm 1.23 · lr 1.00e-5 · 12,345 tok/s · 2m 00s left",
+                "█░░░░░░░░ 40/200 · loss 2.3457 · 12,345 tok/s · 2m 00s left",
+                "░░░░ 40/200 · loss 2.3457 · 2m 00s left",
+                "██░░░░░░░░░░ 40/200",
+                "40/200",
+            ]
         );
-        assert!(shown.chars().count() <= COLUMNS);
-        let small = Progress { rate: Some(Rate { flops: 45.6e9, peak: None }), device_bytes: 0, ..NOW };
-        assert_eq!(
-            bar_line(&small),
-            "████░░░░░░░░░░░░░░░░ 40/200 · loss 2.3457 · norm 1.23 · lr 1.00e-5 · 12,345 tok/s · 45.6 GFLOP/s · 1.2 GB · \
-             2m 00s left"
-        );
-        assert!(bar_line(&Progress { step: 300, ..NOW }).starts_with(&"█".repeat(20)));
+        for columns in 0..200 {
+            assert!(now.line(columns).chars().count() < columns.max(1), "{columns}");
+        }
+        assert_eq!(now.line(400).chars().take_while(|c| "█░".contains(*c)).count(), MOST_BAR);
+        assert!(bar(&Progress { step: 300, ..NOW }).line(200).starts_with(&"█".repeat(20)));
     }
 
     #[test]

@@ -44,6 +44,13 @@ pub struct Chores<'a> {
 pub enum Done<'a> {
     /// How ranks on cards meet, in words; once, before the first step.
     Met(&'a str),
+    /// About how many elements of the weights and their state are there.
+    Loading {
+        /// Those that are there.
+        done: u64,
+        /// All of them.
+        total: u64,
+    },
     /// Weights and state are there: the first step comes next.
     Loaded,
     /// The times of a step's instructions, just before the step itself.
@@ -153,10 +160,19 @@ pub fn train(
         done(Done::Met(how))?;
     }
     let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
-    match chores.from {
-        Some(checkpoint) => restore(checkpoint, &mut engine, &names)?,
-        None => Weights::open(&job.folder, &job.table, job.seed)?.load(&job.table, &mut engine, &names)?,
+    let mut told = Ok(());
+    let mut tell = |loaded, total| {
+        if told.is_ok() {
+            told = done(Done::Loading { done: loaded, total });
+        }
+    };
+    if let Some(checkpoint) = chores.from {
+        restore(checkpoint, &mut engine, &job.table, &names, &mut tell)?;
+    } else {
+        let weights = Weights::open(&job.folder, &job.table, job.seed)?;
+        weights.load(&job.table, &mut engine, &names, &mut tell)?;
     }
+    told?;
     if chores.trace || chores.timed {
         engine.record_trace();
     }

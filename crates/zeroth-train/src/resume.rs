@@ -3,10 +3,12 @@
 use serde_json::Value;
 use zeroth_base::counted;
 use zeroth_device::Control;
+use zeroth_model::ParameterTable;
 use zeroth_step::run::{Engine, RunError, State};
 
 use crate::checkpoint::{Checkpoint, ControlState, Manifest};
 use crate::data::Samples;
+use crate::loading::Loading;
 
 /// A checkpoint that a command cannot go on from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -159,18 +161,26 @@ fn flatten(path: &str, value: &Value, into: &mut Vec<(String, Value)>) {
 pub(crate) fn restore(
     checkpoint: &Checkpoint,
     engine: &mut Engine<'_>,
+    table: &ParameterTable,
     names: &[String],
+    tell: &mut dyn FnMut(u64, u64),
 ) -> Result<(), RunError> {
     let manifest = checkpoint.manifest();
+    let mut loading = Loading::new(table, names, manifest.states.len(), tell);
     engine.load(&mut |param, range, elements| {
+        let end = range.end;
         checkpoint.read_f32(State::Weights, &names[param.index()], range, elements)?;
+        loading.loaded(param.index(), end);
         Ok(())
     })?;
     for state in engine.states() {
         // Another optimizer than the checkpoint's begins with what it always begins with.
         if state != State::Weights && manifest.states.contains(&state) {
+            loading.next_state();
             engine.restore(state, &mut |param, range, elements| {
+                let end = range.end;
                 checkpoint.read_f32(state, &names[param.index()], range, elements)?;
+                loading.loaded(param.index(), end);
                 Ok(())
             })?;
         }

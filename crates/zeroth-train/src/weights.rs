@@ -8,6 +8,8 @@ use zeroth_model::{
 };
 use zeroth_step::run::{Engine, RunError};
 
+use crate::loading::Loading;
+
 /// Elements that a thread makes at a time.
 const AT_ONCE: usize = 1 << 14;
 
@@ -42,17 +44,19 @@ impl Weights {
         }
     }
 
-    /// Loads what a rank holds, and only that.
+    /// Loads what a rank holds, and only that. `tell` is called with about how many elements of how many are there.
     pub fn load(
         &self,
         table: &ParameterTable,
         engine: &mut Engine<'_>,
         names: &[String],
+        tell: &mut dyn FnMut(u64, u64),
     ) -> Result<(), RunError> {
+        let mut loading = Loading::new(table, names, 1, tell);
         let found: Vec<&Parameter> =
             names.iter().filter_map(|name| table.iter().find(|parameter| parameter.name == *name)).collect();
         engine.load(&mut |param, range, elements| {
-            let parameter = found[param.index()];
+            let (parameter, end) = (found[param.index()], range.end);
             match self {
                 Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
                 // Each element is a function of its place: any number of threads makes the same ones.
@@ -64,6 +68,7 @@ impl Weights {
                     });
                 }
             }
+            loading.loaded(param.index(), end);
             Ok(())
         })
     }

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 use zeroth::model::{ModelConfig, locate, read_config};
-use zeroth::train::data::{Encoder, RowNumber, RowPlace, Survey, preview, survey};
+use zeroth::train::data::{Encoder, MARKS, RowNumber, RowPlace, Survey, preview, survey};
 
 use super::train::Reading;
 use crate::cli::{DataCommand, PreviewArgs};
 use crate::exit::Exit;
-use crate::output::{self, Output};
+use crate::output::{self, Colour, Output};
 
 pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit> {
     let DataCommand::Preview(arguments) = command;
@@ -25,7 +25,9 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
         output::json(&as_json(&found, arguments))?;
     } else {
         let text = |ids: &[i32]| with_special(&encoder, ids);
-        output::text(&preview(&found, &arguments.data, reading.max_length(), output.has_colours(), &text));
+        let green = output.around(Colour::Green);
+        let marks = green.as_ref().map_or(MARKS, |[before, after]| [before, after]);
+        output::text(&preview(&found, &arguments.data, reading.max_length(), marks, &text));
     }
     Ok(if found.problems.count > 0 { Exit::Problems } else { Exit::Done })
 }

@@ -32,6 +32,7 @@ pub(super) struct Lines<'a> {
     reader: BufReader<File>,
     buffer: Vec<u8>,
     number: u64,
+    read: u64,
 }
 
 impl<'a> Lines<'a> {
@@ -46,7 +47,12 @@ impl<'a> Lines<'a> {
         if beginning.starts_with(b"\xEF\xBB\xBF") {
             reader.consume(3);
         }
-        Ok(Self { path, reader, buffer: Vec::new(), number: 0 })
+        Ok(Self { path, reader, buffer: Vec::new(), number: 0, read: 0 })
+    }
+
+    /// Bytes of the file that were read.
+    pub(super) fn read(&self) -> u64 {
+        self.read
     }
 
     /// The next line and its number, counted from 1.
@@ -62,6 +68,7 @@ impl<'a> Lines<'a> {
             if read == 0 {
                 return Ok(None);
             }
+            self.read += read as u64;
             if !self.buffer.trim_ascii().is_empty() {
                 return Ok(Some((self.number, self.buffer.trim_ascii())));
             }

@@ -19,12 +19,15 @@ pub(super) struct ParquetRows<'a> {
     path: &'a Path,
     rows: RowIter<'static>,
     number: u64,
+    count: u64,
+    bytes: u64,
 }
 
 impl<'a> ParquetRows<'a> {
     pub(super) fn open(path: &'a Path) -> Result<Self, DataError> {
         let file =
             File::open(path).map_err(|source| DataError::Read { path: path.to_owned(), line: 1, source })?;
+        let bytes = file.metadata().map_or(0, |found| found.len());
         let reader = guarded(path, 1, || SerializedFileReader::new(file))?;
         if reader.metadata().file_metadata().schema_descr().num_columns() == 0 {
             return Err(DataError::Empty { path: path.to_owned() });
@@ -34,7 +37,14 @@ impl<'a> ParquetRows<'a> {
             let (column, codec) = (column.column_path().string(), column.compression_codec().to_string());
             return Err(DataError::Codec { path: path.to_owned(), column, codec });
         }
-        Ok(Self { path, rows: RowIter::from_file_into(Box::new(reader)), number: 0 })
+        let count = u64::try_from(reader.metadata().file_metadata().num_rows()).unwrap_or(0);
+        Ok(Self { path, rows: RowIter::from_file_into(Box::new(reader)), number: 0, count, bytes })
+    }
+
+    /// About how many bytes of the file were read.
+    pub(super) fn read(&self) -> u64 {
+        let share = self.number.min(self.count) as f64 / self.count.max(1) as f64;
+        (self.bytes as f64 * share) as u64
     }
 
     /// The number of the row that was read last, counted from 1.

@@ -38,12 +38,16 @@ pub(super) struct Outcome<'a> {
     pub(super) row: Result<(&'a [i32], &'a [i32]), RowProblem>,
 }
 
+/// Told by the threads that encode, after some rows: how many, and about how many bytes of their files those are.
+pub(super) type Watch<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
 /// Encodes all rows and hands each to `take` in file order, until it breaks. What is beyond that row, wrong rows
 /// included, was never asked for.
 pub(super) fn each_row<E: From<DataError>>(
     files: &[PathBuf],
     encoder: &dyn Encode,
     cuts: Cuts,
+    watch: Watch<'_>,
     mut take: impl FnMut(Outcome<'_>) -> Result<ControlFlow<()>, E>,
 ) -> Result<(), E> {
     let mut rows = Rows::new(files);
@@ -51,7 +55,7 @@ pub(super) fn each_row<E: From<DataError>>(
     loop {
         let Block { rows: raw, end } = block;
         let (chunks, next) = rayon::join(
-            || encoded(raw, encoder, cuts.chunk_rows),
+            || encoded(raw, encoder, cuts.chunk_rows, watch),
             || if end.is_none() { Block::read(&mut rows, cuts) } else { Block::default() },
         );
         for chunk in chunks {
@@ -113,7 +117,7 @@ struct Became {
     row: Result<usize, RowProblem>,
 }
 
-fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode, chunk_rows: usize) -> Vec<Chunk> {
+fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode, chunk_rows: usize, watch: Watch<'_>) -> Vec<Chunk> {
     let chunks: Vec<Vec<RawRow>> = {
         let mut rows = rows.into_iter().peekable();
         let mut chunks = Vec::new();
@@ -122,14 +126,20 @@ fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode, chunk_rows: usize) -> Vec<Ch
         }
         chunks
     };
-    chunks.into_par_iter().map(|rows| Chunk::encoded(rows, encoder)).collect()
+    let encode = |rows: Vec<RawRow>| {
+        let (count, bytes) = (rows.len() as u64, rows.iter().map(|row| row.bytes).sum());
+        let chunk = Chunk::encoded(rows, encoder);
+        watch(count, bytes);
+        chunk
+    };
+    chunks.into_par_iter().map(encode).collect()
 }
 
 impl Chunk {
     fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode) -> Self {
         let mut chunk = Self::default();
         let mut row_buffer = Encoded::default();
-        for RawRow { file, at, content } in rows {
+        for RawRow { file, at, content, .. } in rows {
             row_buffer.ids.clear();
             row_buffer.labels.clear();
             let done = content.into_object().and_then(|row| encoder.encode(&row, &mut row_buffer));

@@ -5,12 +5,13 @@ use std::io;
 use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
 use super::cache::{CacheFolder, Unfinished, find, key};
 use super::intake::Intake;
 use super::lines::check;
-use super::pipeline::{Cuts, each_row};
+use super::pipeline::{Cuts, Watch, each_row};
 use super::token_file::{Reject, TokenFile, TokenWriter};
 use super::{DataError, Encode, Samples, Truncation};
 
@@ -52,7 +53,29 @@ pub fn prepare(
     options: &PrepareOptions,
     cache: &CacheFolder,
 ) -> Result<Prepared, DataError> {
-    prepare_at(Cuts::for_samples(options.max_samples.map(u64::from)), files, encoder, options, cache)
+    prepare_watched(files, encoder, options, cache, &|_| ())
+}
+
+/// How far tokenising is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tokenising {
+    /// Rows that are done.
+    pub rows: u64,
+    /// About how many bytes of the files those are.
+    pub bytes: u64,
+    /// Bytes of all files.
+    pub total_bytes: u64,
+}
+
+/// As [`prepare`], and `watch` is told how far it is, by the threads that tokenise.
+pub fn prepare_watched(
+    files: &[PathBuf],
+    encoder: &dyn Encode,
+    options: &PrepareOptions,
+    cache: &CacheFolder,
+    watch: &(dyn Fn(Tokenising) + Sync),
+) -> Result<Prepared, DataError> {
+    prepare_at(Cuts::for_samples(options.max_samples.map(u64::from)), files, encoder, options, cache, watch)
 }
 
 pub(super) fn prepare_at(
@@ -61,6 +84,7 @@ pub(super) fn prepare_at(
     encoder: &dyn Encode,
     options: &PrepareOptions,
     cache: &CacheFolder,
+    watch: &(dyn Fn(Tokenising) + Sync),
 ) -> Result<Prepared, DataError> {
     let begun = Instant::now();
     check(files)?;
@@ -84,7 +108,15 @@ pub(super) fn prepare_at(
     let mut tried = Vec::new();
     for path in cache.files(&key) {
         let written = Unfinished::create(&path).map_err(Failed::Cache).and_then(|(unfinished, file)| {
-            write(file, key, cuts, files, encoder, options)?;
+            let total_bytes = before.iter().flatten().map(|(bytes, _)| bytes).sum();
+            let (rows, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+            let each = |more_rows, more_bytes| {
+                // Relaxed: figures for people.
+                let rows = rows.fetch_add(more_rows, Ordering::Relaxed) + more_rows;
+                let bytes = bytes.fetch_add(more_bytes, Ordering::Relaxed) + more_bytes;
+                watch(Tokenising { rows, bytes, total_bytes });
+            };
+            write(file, key, cuts, files, encoder, options, &each)?;
             unchanged()?;
             unfinished.publish(&path)?;
             Ok(TokenFile::open(&path)?)
@@ -148,10 +180,11 @@ fn write(
     files: &[PathBuf],
     encoder: &dyn Encode,
     options: &PrepareOptions,
+    watch: Watch<'_>,
 ) -> Result<(), Failed> {
     let mut out = TokenWriter::new(file)?;
     let mut intake = Intake::new(options.max_length, options.truncation);
-    each_row(files, encoder, cuts, |row| -> Result<_, Failed> {
+    each_row(files, encoder, cuts, watch, |row| -> Result<_, Failed> {
         let (ids, labels) = row.row.map_err(|problem| DataError::Row {
             path: files[row.file].clone(),
             at: row.at,
@@ -202,6 +235,25 @@ mod tests {
         samples.finish()
     }
 
+    #[test]
+    fn whoever_watches_is_told_of_every_row_and_byte() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ["one", "two"].map(|name| folder.path().join(name));
+        for path in &files {
+            fs::write(path, "{\"input_ids\": [1, 2, 3]}\n".repeat(500)).unwrap();
+        }
+        let total_bytes = files.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+        let options =
+            PrepareOptions { max_length: 6, truncation: Truncation::Drop, max_samples: None, packing: false };
+        let told = std::sync::Mutex::new(Vec::new());
+        let watch = |done| told.lock().unwrap().push(done);
+        prepare_watched(&files, &encoder(), &options, &CacheFolder::at(folder.path()), &watch).unwrap();
+        let told = told.into_inner().unwrap();
+        assert!(told.len() > 10, "{told:?}");
+        let all = Tokenising { rows: 1000, bytes: total_bytes, total_bytes };
+        assert_eq!(told.iter().max_by_key(|done| done.rows), Some(&all));
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -229,7 +281,7 @@ mod tests {
 
             let cuts = Cuts { block_bytes, block_rows, chunk_rows };
             let cache = CacheFolder::at(folder.path());
-            let found = prepare_at(cuts, std::slice::from_ref(&path), &encoder(), &options, &cache);
+            let found = prepare_at(cuts, std::slice::from_ref(&path), &encoder(), &options, &cache, &|_| ());
             match (found, serial(&path, &text, &options)) {
                 (Ok(found), Ok(expected)) => prop_assert_eq!(found.samples, expected),
                 (Err(found), Err(expected)) => prop_assert_eq!(found.to_string(), expected.to_string()),

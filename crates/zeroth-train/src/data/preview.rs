@@ -8,9 +8,8 @@ use zeroth_base::{counted, grouped};
 use super::survey::{Bucket, FirstRow, Listed, RowPlace, Survey};
 use super::{IGNORED, RowNumber};
 
-/// Trained tokens are green where there are colours, and between these marks where there are none.
-const MARKS: [&str; 2] = ["«", "»"];
-const GREEN: [&str; 2] = ["\x1b[32m", "\x1b[0m"];
+/// Trained tokens stand between these marks where there are no colours.
+pub const MARKS: [&str; 2] = ["«", "»"];
 /// Tokens of a row that are shown; of longer ones the beginning and the end.
 const SHOWN: usize = 2000;
 /// Columns of the longest bar.
@@ -21,15 +20,14 @@ pub fn left_out(tokens: usize) -> Option<Range<usize>> {
     (tokens > SHOWN).then(|| SHOWN / 2..tokens - SHOWN / 2)
 }
 
-/// A survey as text. `text` gives the text of tokens that stand side by side.
+/// A survey as text. Trained tokens stand between `marks`; `text` gives the text of tokens that stand side by side.
 pub fn preview(
     survey: &Survey,
     files: &[PathBuf],
     max_length: u64,
-    colours: bool,
+    marks: [&str; 2],
     text: &dyn Fn(&[i32]) -> String,
 ) -> String {
-    let marks = if colours { GREEN } else { MARKS };
     let mut out = String::new();
     for first in &survey.first {
         let FirstRow { place, row } = first;
@@ -221,7 +219,7 @@ Rows by their tokens:
   and 2 more
 "
         );
-        assert_eq!(preview(&survey(), &files, 150, false, &text), expected);
+        assert_eq!(preview(&survey(), &files, 150, MARKS, &text), expected);
     }
 
     #[test]
@@ -230,7 +228,7 @@ Rows by their tokens:
         let ids: Vec<i32> = [vec![97; 1000], vec![98; 197_000], vec![99; 2000]].concat();
         survey.first[0].row = Encoded { labels: ids.clone(), ids };
         let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
-        let shown = preview(&survey, &files, 150, false, &text);
+        let shown = preview(&survey, &files, 150, MARKS, &text);
         let (a, c) = ("a".repeat(999), "c".repeat(1000));
         let expected =
             format!("200,000 tokens, 199,999 trained\n  a«{a}»\n  […198,000 tokens left out…]\n  «{c}»\n\n");
@@ -241,7 +239,7 @@ Rows by their tokens:
     #[test]
     fn with_colours_trained_tokens_are_green_and_a_colour_ends_with_its_line() {
         let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
-        let coloured = preview(&survey(), &files, 150, true, &text);
-        assert!(coloured.contains("  Hi?\x1b[32m⏎\x1b[0m\n  \x1b[32mOk\x1b[0m\\u{1b}\n"), "{coloured}");
+        let coloured = preview(&survey(), &files, 150, ["<green>", "</>"], &text);
+        assert!(coloured.contains("  Hi?<green>⏎</>\n  <green>Ok</>\\u{1b}\n"), "{coloured}");
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct RawRow {
     pub(super) file: usize,
     pub(super) at: RowNumber,
     pub(super) content: Content,
+    /// About how many bytes of the file it takes.
+    pub(super) bytes: u64,
 }
 
 /// What a file gives for a row.
@@ -122,9 +124,10 @@ impl<'a> Rows<'a> {
                 Some(open) => open,
                 none => none.insert(Open::new(path)?),
             };
+            let before = open.read();
             if let Some((at, content)) = open.next()? {
                 self.given += 1;
-                return Ok(Some(RawRow { file: self.file, at, content }));
+                return Ok(Some(RawRow { file: self.file, at, content, bytes: open.read() - before }));
             }
             if self.given == 0 {
                 return Err(DataError::Empty { path: path.clone() });
@@ -141,6 +144,14 @@ impl<'a> Open<'a> {
             return Ok(Self::Parquet(Box::new(ParquetRows::open(path)?)));
         }
         Ok(Self::Lines(Lines::open(path)?))
+    }
+
+    /// About how many bytes of the file were read.
+    fn read(&self) -> u64 {
+        match self {
+            Self::Lines(lines) => lines.read(),
+            Self::Parquet(rows) => rows.read(),
+        }
     }
 
     fn next(&mut self) -> Result<Option<(RowNumber, Content)>, DataError> {

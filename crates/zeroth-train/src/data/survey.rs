@@ -122,7 +122,7 @@ pub fn survey(
     let mut first = Vec::new();
     let (mut problems, mut too_long, mut untrained) = (Listed::new(), Listed::new(), Listed::new());
     let cuts = Cuts::for_samples(options.max_samples.map(u64::from));
-    each_row(files, encoder, cuts, |outcome| -> Result<_, DataError> {
+    each_row(files, encoder, cuts, &|_, _| (), |outcome| -> Result<_, DataError> {
         rows += 1;
         let place = || RowPlace { file: outcome.file, at: outcome.at };
         let (ids, labels) = match outcome.row {

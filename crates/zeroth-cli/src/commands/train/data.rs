@@ -2,18 +2,20 @@
 
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use zeroth::base::{counted, grouped};
 use zeroth::model::ModelConfig;
 use zeroth::train::data::{
     CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation,
-    check_trained, prepare as prepare_files,
+    check_trained, prepare_watched,
 };
 
 use super::super::render_templates;
 use super::told::Told;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
+use crate::terminal::Meter;
 
 /// Longer rows are taken only where that is typed.
 const LONGEST: u64 = 2048;
@@ -107,8 +109,15 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
     let encoder = reading.encoder()?;
     let cache = cache();
     let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
+        let meter = Mutex::new(Meter::new("tokenising"));
         let options = reading.options(most, packing);
-        let prepared = prepare_files(files, &encoder, &options, &cache)?;
+        let prepared = prepare_watched(files, &encoder, &options, &cache, &|done| {
+            // Where another thread is at it, this one goes on with its rows.
+            if let Ok(mut meter) = meter.try_lock() {
+                meter.tell(done.bytes, done.total_bytes, || Some(format!("{} rows", grouped(done.rows))));
+            }
+        })?;
+        drop(meter);
         say(&prepared);
         check_trained(&prepared.samples, files, &encoder, &options)?;
         Ok(prepared)

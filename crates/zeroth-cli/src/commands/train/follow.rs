@@ -1,7 +1,7 @@
 //! What rank 0 does as steps get done: metrics to the run folder and to monitors, progress to standard error.
 
 use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use zeroth::device::bench::Identity;
 use zeroth::device::{Gpus, Target, probe};
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::Checkpoint;
-use zeroth::train::progress::{Progress, bar_line, line};
+use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::Position;
 use zeroth::train::report::figures::{Peak, Rate, Work};
 use zeroth::train::report::timing::Timing;
@@ -20,19 +20,8 @@ use super::resume::is_inside;
 use crate::cli::{DeviceArg, TrainArgs};
 use crate::commands::bench::profile;
 use crate::output;
-
-/// Begins a line from a rank that takes the place of the last one on the launcher's terminal.
-pub(super) const PASSING: char = '\u{1}';
-/// Tells a rank that its launcher has a terminal.
-pub(super) const TERMINAL: &str = "ZEROTH_TERMINAL";
-
-/// Where a line of progress for each step goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Terminal {
-    None,
-    Own,
-    Launchers,
-}
+use crate::plain::plain;
+use crate::terminal::{Meter, Terminal};
 
 /// What was done since the last line.
 #[derive(Default)]
@@ -56,6 +45,7 @@ pub(super) struct Follower<'a> {
     every: u64,
     steps_per_print: Option<u64>,
     terminal: Terminal,
+    loading: Option<Meter>,
     log: Option<File>,
     shares_memory: bool,
     since: Since,
@@ -85,11 +75,8 @@ impl<'a> Follower<'a> {
             total_steps: asked.job.steps,
             every: asked.logging_steps,
             steps_per_print: asked.steps_per_print,
-            terminal: match std::env::var_os(TERMINAL) {
-                Some(told) if told == "1" => Terminal::Launchers,
-                _ if std::io::stderr().is_terminal() => Terminal::Own,
-                _ => Terminal::None,
-            },
+            terminal: Terminal::find(),
+            loading: None,
             log: None,
             shares_memory: asked.device == DeviceArg::Cpu,
             since: Since::default(),
@@ -111,28 +98,30 @@ impl<'a> Follower<'a> {
     fn say(&mut self, text: &str) {
         output::note(text);
         if let Some(log) = &mut self.log {
-            let _ = writeln!(log, "{text}");
+            let _ = writeln!(log, "{}", plain(text));
         }
     }
 
     pub(super) fn take(&mut self, done: Done<'_>) -> Result<(), TrainError> {
         match done {
             Done::Met(how) => self.say(&format!("ranks exchange bytes {how}")),
-            Done::Loaded => {}
+            Done::Loading { done, total } => {
+                let meter = self.loading.get_or_insert_with(|| Meter::new("loading weights"));
+                meter.tell(done, total, || None);
+            }
+            Done::Loaded => self.loading = None,
             Done::Step(step) => {
                 self.reporters.step(step)?;
                 self.progress(step);
             }
             Done::Times(times) => {
                 if let Some(profile) = self.timing.step(self.compiled, times)? {
-                    self.end();
                     self.say(&profile);
                 }
             }
             Done::Evaluation(found, times) => {
                 self.timing.evaluation(self.compiled, times);
                 self.reporters.evaluation(found)?;
-                self.end();
                 self.say(&format!(
                     "step {} · eval loss {:.4} · perplexity {:.2}",
                     found.step, found.eval_loss, found.eval_perplexity
@@ -141,7 +130,6 @@ impl<'a> Follower<'a> {
             Done::Saving(_) => self.reporters.sync()?,
             Done::Saved(step, took) => {
                 self.timing.save(took);
-                self.end();
                 self.say(&format!("step {step} · saved"));
             }
         }
@@ -175,14 +163,12 @@ impl<'a> Follower<'a> {
             step_time: time / steps.max(1),
         };
         match self.terminal {
-            Terminal::Own => output::over(&bar_line(&now)),
-            Terminal::Launchers => output::note(&format!("{PASSING}{}", bar_line(&now))),
             Terminal::None => self.say(&line(&now)),
+            terminal => terminal.show(Some(&bar(&now))),
         }
         if due {
             self.since = Since::default();
             if let Some(breakdown) = self.timing.line() {
-                self.end();
                 self.say(&breakdown);
             }
         }
@@ -195,13 +181,6 @@ impl<'a> Follower<'a> {
         let places = job.order.from(first).take(shape.train_batch() as usize);
         let sequences = places.flat_map(|place| job.samples.members(place.sample));
         sequences.map(|sample| job.samples.ids(sample).len() as u64)
-    }
-
-    /// Leaves the line that progress stands on.
-    pub(super) fn end(&mut self) {
-        if self.terminal != Terminal::None {
-            output::note("");
-        }
     }
 }
 

@@ -10,12 +10,13 @@ use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stre
 use zeroth::device::Tier;
 
 use super::told::{TOLD, Told};
-use super::{Begun, finish, follow, resume};
+use super::{Begun, finish, resume};
 use crate::before_first_step::FINISHING;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
 use crate::signals::Signals;
+use crate::terminal::{TERMINAL, show_passed};
 
 /// Bytes of shared memory through which each rank sends: large messages go in pieces of half of it.
 pub(super) const REGION: usize = 8 << 20;
@@ -96,9 +97,8 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         .collect::<anyhow::Result<_>>()?;
     let on_terminal = std::io::stderr().is_terminal();
     let lines = move |line: Line| {
-        // A line that takes the place of the last one is no line for a log.
-        if let Some(passing) = line.text.strip_prefix(follow::PASSING) {
-            output::over(passing);
+        // A bar is no line for a log.
+        if show_passed(&line.text) {
             return;
         }
         let _ = writeln!(&logs[line.rank], "{}", line.text);
@@ -113,7 +113,7 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
     let report = Launch::new(program, asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
         .variable(TOLD, told.to_text()?)
-        .variable(follow::TERMINAL, if on_terminal { "1" } else { "0" })
+        .variable(TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .ask_when(signals.flag())
         .on_ask(|| output::note(FINISHING))

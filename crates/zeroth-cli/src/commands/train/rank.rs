@@ -126,9 +126,6 @@ fn steps(
         }
         follower.as_mut().map_or(Ok(()), |follower| follower.take(done))
     });
-    if let Some(follower) = &mut follower {
-        follower.end();
-    }
     Ok(ended)
 }
 

@@ -1,0 +1,86 @@
+//! How far a rank is with loading.
+
+use zeroth_model::{Parameter, ParameterTable};
+
+/// Counts what was loaded. Parameters are taken as lying one after the other; a rank reads its shard of each, so its last
+/// piece may come before the very end.
+pub(crate) struct Loading<'a> {
+    /// Where each parameter begins, by its index in the program.
+    starts: Vec<u64>,
+    each: u64,
+    total: u64,
+    /// Elements of the states that are done.
+    before: u64,
+    furthest: u64,
+    tell: &'a mut dyn FnMut(u64, u64),
+}
+
+impl<'a> Loading<'a> {
+    /// Loading of the parameters `names`, each in so many states; `tell` is called with elements done and their total.
+    pub(crate) fn new(
+        table: &ParameterTable,
+        names: &[String],
+        states: usize,
+        tell: &'a mut dyn FnMut(u64, u64),
+    ) -> Self {
+        let size = |name: &String| {
+            table.iter().find(|parameter| parameter.name == *name).map_or(0, Parameter::elements)
+        };
+        let mut each = 0;
+        let start = |name: &String| {
+            let start = each;
+            each += size(name);
+            start
+        };
+        let starts = names.iter().map(start).collect();
+        Self { starts, each, total: each * states as u64, before: 0, furthest: 0, tell }
+    }
+
+    /// Elements up to `end` of a parameter are there.
+    pub(crate) fn loaded(&mut self, parameter: usize, end: u64) {
+        let at = self.before + self.starts.get(parameter).map_or(0, |start| start + end);
+        // Units need not come in the order of the parameters.
+        self.furthest = self.furthest.max(at).min(self.total);
+        (self.tell)(self.furthest, self.total);
+    }
+
+    /// A state is done, and the next one begins.
+    pub(crate) fn next_state(&mut self) {
+        self.before += self.each;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zeroth_model::{ModelConfig, table};
+
+    use super::*;
+
+    #[test]
+    fn it_goes_up_to_the_end_of_the_last_state_and_never_back() {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 16, "max_position_embeddings": 8,
+            "rms_norm_eps": 1e-5,
+        });
+        let serde_json::Value::Object(map) = config else { unreachable!() };
+        let table = table(&ModelConfig::from_map(&map, "config.json").unwrap());
+        let names: Vec<String> = table.iter().map(|parameter| parameter.name.clone()).collect();
+        let sizes: Vec<u64> = table.iter().map(Parameter::elements).collect();
+        let mut told = Vec::new();
+        let mut tell = |done, total| told.push((done, total));
+        let mut loading = Loading::new(&table, &names, 2, &mut tell);
+        for state in 0..2 {
+            if state > 0 {
+                loading.next_state();
+            }
+            // The first comes last, as a tied embedding does.
+            for parameter in (1..names.len()).chain([0]) {
+                loading.loaded(parameter, sizes[parameter]);
+            }
+        }
+        assert!(told.is_sorted(), "{told:?}");
+        let total = 2 * table.total();
+        assert_eq!(told.last(), Some(&(total, total)));
+    }
+}
