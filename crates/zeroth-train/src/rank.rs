@@ -9,6 +9,7 @@ use zeroth_model::WeightsError;
 use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Timed, Trace};
 
 use crate::checkpoint::Checkpoint;
+use crate::data::DataError;
 use crate::evaluate::evaluate;
 use crate::export::{ExportError, export};
 use crate::report::timing::StepTimes;
@@ -82,6 +83,9 @@ pub enum TrainError {
     /// The model could not be written.
     #[error(transparent)]
     Export(Box<ExportError>),
+    /// Data could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// Metrics could not be written.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
@@ -269,10 +273,10 @@ impl<'a> Steps<'a> {
     }
 
     /// Enqueues a step.
-    fn enqueue(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<(), RunError> {
+    fn enqueue(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<(), TrainError> {
         let begun = Instant::now();
         for (micro, buffer) in self.buffers.iter_mut().enumerate() {
-            self.batches.fill(step, micro as u64, engine.rank(), buffer);
+            self.batches.fill(step, micro as u64, engine.rank(), buffer)?;
         }
         self.data = begun.elapsed();
         // Where the step before is not done yet, it may be applied or not: the device knows.
@@ -285,7 +289,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Runs a step and says what it came to; where it is `followed`, the next one is enqueued before that is known.
-    fn run(&mut self, engine: &mut Engine<'_>, step: u64, followed: bool) -> Result<StepLine, RunError> {
+    fn run(&mut self, engine: &mut Engine<'_>, step: u64, followed: bool) -> Result<StepLine, TrainError> {
         let begun = if self.enqueued > step { self.seen } else { Instant::now() };
         if self.enqueued <= step {
             self.enqueue(engine, step)?;

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
-use super::cache::{CacheFolder, Unfinished, find, key};
+use super::cache::{CacheFolder, key};
 use super::intake::Intake;
 use super::lines::check;
 use super::pipeline::{Cuts, each_row};
@@ -40,6 +40,8 @@ pub struct Prepared {
     pub rows: u64,
     /// How long all of it took.
     pub seconds: f64,
+    /// Where it should have been kept, and why it could not be.
+    pub passed_over: Vec<(PathBuf, io::Error)>,
 }
 
 /// Reads, encodes and keeps the rows of `files`, which are one dataset in the order given; or finds them in the cache,
@@ -71,26 +73,23 @@ pub(super) fn prepare_at(
         None => Ok(()),
     };
     let key = key(files, encoder, options)?;
-    let ready = |file: TokenFile, path: PathBuf, found: bool| {
-        let samples = Samples::mapped(file);
-        let rows = samples.totals().rows();
-        Prepared { samples, path, found, rows, seconds: begun.elapsed().as_secs_f64() }
-    };
-    for path in cache.files(&key) {
-        if let Some(file) = find(&path, &key) {
-            return Ok(ready(file, path, true));
-        }
-    }
     let mut tried = Vec::new();
-    for path in cache.files(&key) {
-        let written = Unfinished::create(&path).map_err(Failed::Cache).and_then(|(unfinished, file)| {
-            write(file, key, cuts, files, encoder, options)?;
+    for (path, destination) in cache.destinations() {
+        let made = destination.map_err(Failed::Cache).and_then(|destination| {
+            if let Some((samples, path)) = destination.find(&key) {
+                return Ok((samples, path, true));
+            }
+            let unfinished = destination.create(&key)?;
+            write(unfinished.file()?, key, cuts, files, encoder, options)?;
             unchanged()?;
-            unfinished.publish(&path)?;
-            Ok(TokenFile::open(&path)?)
+            let (file, path) = unfinished.publish()?;
+            Ok((Samples::of_file(TokenFile::new(file, &path)?)?, path, false))
         });
-        match written {
-            Ok(file) => return Ok(ready(file, path, false)),
+        match made {
+            Ok((samples, path, found)) => {
+                let (rows, seconds) = (samples.totals().rows(), begun.elapsed().as_secs_f64());
+                return Ok(Prepared { samples, path, found, rows, seconds, passed_over: tried });
+            }
             Err(Failed::Data(error)) => return Err(error),
             Err(Failed::Cache(source)) => tried.push((path, source)),
         }

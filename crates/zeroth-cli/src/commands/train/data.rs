@@ -10,6 +10,7 @@ use zeroth::train::data::{
     prepare as prepare_files,
 };
 
+use super::saves;
 use super::told::Told;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
@@ -89,7 +90,10 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
         "--eval-steps was given without --eval-data"
     );
     let encoder = reading.encoder()?;
-    let cache = CacheFolder::default_place().with_fallback(std::env::temp_dir().join("zeroth-cache"));
+    let mut cache = CacheFolder::default_place();
+    if let Some(folder) = saves::existing(&arguments.output) {
+        cache = cache.or_unnamed_in(folder);
+    }
     let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
         let prepared = prepare_files(files, &encoder, &reading.options(most, packing), &cache)?;
         say(&prepared);
@@ -105,6 +109,12 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
 }
 
 fn say(prepared: &Prepared) {
+    for (folder, error) in &prepared.passed_over {
+        output::note(&format!(
+            "note: tokens are kept for this run only: the token cache in {} cannot be used: {error}",
+            folder.display()
+        ));
+    }
     if !prepared.found {
         output::note(&format!(
             "{} rows read and tokenised in {:.1} s",

@@ -70,7 +70,7 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, asked: &Asked) -> Option<Stri
 }
 
 /// The folder, or the nearest one above it that is there.
-fn existing(folder: &Path) -> Option<&Path> {
+pub(super) fn existing(folder: &Path) -> Option<&Path> {
     let above = folder.ancestors().find(|folder| folder.exists())?;
     Some(if above.as_os_str().is_empty() { Path::new(".") } else { above })
 }
