@@ -1,5 +1,7 @@
 //! `zeroth train`, end to end: runs of the real binary, and what they leave in their folders.
 
+mod changed_inputs;
+mod damaged_tokenizer;
 mod dead_ranks;
 mod evaluation;
 mod faults;
@@ -10,6 +12,7 @@ mod launchers;
 mod memory;
 mod not_finite;
 mod odd_data;
+mod private_cache;
 mod refusals;
 mod resume;
 mod run_folder;
@@ -17,6 +20,7 @@ mod running;
 mod same_bits;
 mod stops;
 mod trace;
+mod unequal_ranks;
 
 use std::fs;
 use std::path::{Path, PathBuf};

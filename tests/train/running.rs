@@ -16,11 +16,16 @@ pub(super) struct Running {
 impl Running {
     /// Starts `zeroth` with these arguments; what it says goes to a file in `folder`.
     pub(super) fn start(folder: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zeroth"));
+        command.args(arguments).env("ZEROTH_CACHE", super::cache());
+        Self::spawn(folder, command)
+    }
+
+    /// Starts a command; what it says goes to a file in `folder`.
+    pub(super) fn spawn(folder: &Path, mut command: Command) -> Self {
         let said = folder.join("said");
-        let launcher = Command::new(env!("CARGO_BIN_EXE_zeroth"))
-            .args(arguments)
+        let launcher = command
             .env("NO_COLOR", "1")
-            .env("ZEROTH_CACHE", super::cache())
             .stdout(File::create(folder.join("stdout")).unwrap())
             .stderr(File::create(&said).unwrap())
             .spawn()

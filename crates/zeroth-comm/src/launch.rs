@@ -6,14 +6,16 @@
 //!   with their own message, then get SIGTERM, then SIGKILL.
 //! - Ranks end well when they are asked to: by SIGUSR1, and never by the terminal's Ctrl-C, which is the launcher's.
 
+mod handoff;
 mod ignore;
 mod memory;
 mod output;
 mod report;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
@@ -27,6 +29,7 @@ use rustix::process::{Pid, Signal};
 use crate::error::{JoinError, Lost};
 use crate::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD};
 
+pub use handoff::handed_over;
 pub use output::{Line, Output, Stream};
 pub use report::{How, OutOfMemory, RankEnd, Report};
 
@@ -55,6 +58,14 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
+    /// What ranks are to get could not be kept for them.
+    #[error("cannot hand {} over to ranks: {source}", variable.display())]
+    HandOver {
+        /// The variable that was to name it.
+        variable: OsString,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The file for a rank's output could not be made.
     #[error("cannot write the output of rank {rank} to {}: {source}", path.display())]
     Output {
@@ -70,8 +81,11 @@ pub enum LaunchError {
 /// What to start, how often, and where its output goes.
 pub struct Launch {
     program: PathBuf,
+    /// What the program is called, where not by its path.
+    called: Option<OsString>,
     arguments: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
+    handed_over: Vec<(OsString, Vec<u8>)>,
     world: usize,
     region: usize,
     output: Output,
@@ -87,8 +101,10 @@ impl Launch {
     pub fn new(program: impl Into<PathBuf>, world: usize, region: usize) -> Self {
         Self {
             program: program.into(),
+            called: None,
             arguments: Vec::new(),
             variables: Vec::new(),
+            handed_over: Vec::new(),
             world,
             region,
             output: Output::Inherit,
@@ -98,6 +114,12 @@ impl Launch {
             stop: Arc::default(),
             planned: None,
         }
+    }
+
+    /// The same with the program that runs now: the image in memory, whatever lies under its path by the time that ranks are
+    /// started again.
+    pub fn of_this_program(world: usize, region: usize) -> Self {
+        Self { called: std::env::args_os().next(), ..Self::new("/proc/self/exe", world, region) }
     }
 
     /// Arguments of every rank.
@@ -111,6 +133,13 @@ impl Launch {
     #[must_use]
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// Bytes for every rank, who gets them by [`handed_over`] under the same name.
+    #[must_use]
+    pub fn hand_over(mut self, variable: impl Into<OsString>, bytes: impl Into<Vec<u8>>) -> Self {
+        self.handed_over.push((variable.into(), bytes.into()));
         self
     }
 
@@ -164,11 +193,16 @@ impl Launch {
     /// It blocks because the kernel ties the ranks' lives to the thread that started them.
     pub fn run(&self) -> Result<Report, LaunchError> {
         let job = Job::create(self.world, self.region)?;
+        let sealed = |(variable, bytes): &(OsString, Vec<u8>)| {
+            handoff::sealed(bytes)
+                .map_err(|source| LaunchError::HandOver { variable: variable.clone(), source })
+        };
+        let handed_over: Vec<File> = self.handed_over.iter().map(sealed).collect::<Result<_, _>>()?;
         let before = memory::Kills::count();
         let mut ranks = Ranks(Vec::with_capacity(self.world));
         let mut readers = output::Readers::default();
         for rank in 0..self.world {
-            let mut child = self.start(&job, rank)?;
+            let mut child = self.start(&job, &handed_over, rank)?;
             readers.read(rank, &mut child, &self.output);
             ranks.0.push(Rank { child, status: None, signalled: false });
         }
@@ -192,20 +226,26 @@ impl Launch {
     }
 
     #[allow(unsafe_code, reason = "sets up the child between fork and exec")]
-    fn start(&self, job: &Job, rank: usize) -> Result<Child, LaunchError> {
+    fn start(&self, job: &Job, handed_over: &[File], rank: usize) -> Result<Child, LaunchError> {
         let file = job.fd().as_raw_fd();
+        let inherited: Vec<i32> = handed_over.iter().map(AsRawFd::as_raw_fd).chain([file]).collect();
+        let numbers = self.handed_over.iter().map(|(variable, _)| variable).zip(&inherited);
         let launcher = rustix::process::getpid();
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .envs(numbers.map(|(variable, number)| (variable, number.to_string())))
             .env(RANK, rank.to_string())
             .env(WORLD, self.world.to_string())
             .env(JOB_FD, file.to_string())
             .env(JOB_TOKEN, job.token().to_string());
+        if let Some(called) = &self.called {
+            command.arg0(called);
+        }
         self.output.attach(rank, &mut command)?;
         // SAFETY: between fork and exec only system calls are made: no allocation, no lock, and errors are numbers.
-        // The descriptor is open: `job` is borrowed, and fork copies it.
+        // The descriptors are open: `job` and `handed_over` are borrowed, and fork copies them.
         unsafe {
             command.pre_exec(move || {
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -213,7 +253,9 @@ impl Launch {
                 if rustix::process::getppid() != Some(launcher) {
                     return Err(Errno::SRCH.into());
                 }
-                rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(file).as_fd(), FdFlags::empty())?;
+                for file in &inherited {
+                    rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(*file), FdFlags::empty())?;
+                }
                 // What is ignored stays so over exec. The terminal's Ctrl-C goes to ranks too, but is the launcher's to
                 // act on; and being asked before there is a handler must not end a rank.
                 ignore::ignore(Signal::INT)?;

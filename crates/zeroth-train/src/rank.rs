@@ -66,6 +66,8 @@ pub struct Ended {
     pub trace: Option<Trace>,
     /// Whether it was asked to stop before its last step.
     pub stopped: bool,
+    /// What any of the ranks was asked for after the last step that was run.
+    pub wish: Wish,
 }
 
 /// A rank that could not go on.
@@ -165,7 +167,7 @@ pub fn train(
     let first = chores.from.map_or(0, |checkpoint| checkpoint.manifest().step);
     let mut saver = Saver::new(chores.saves, &names);
     let mut steps = Steps::new(job, &mut engine, chores)?;
-    let (mut last, mut stopped, mut held) = (None, false, Wish::GoOn);
+    let (mut last, mut stopped, mut held, mut wish) = (None, false, Wish::GoOn, Wish::GoOn);
     let runs_ahead = chores.ahead && !chores.timed;
     for step in first..job.steps {
         let is_evaluated = job.evaluation.as_ref().is_some_and(|evaluation| {
@@ -191,7 +193,8 @@ pub fn train(
             done(Done::Evaluation(&found, &times))?;
         }
         let begun = Instant::now();
-        let (mut wish, mut there) = saver.meet(&engine, line.step, held.max((chores.wish)()))?;
+        let mut there;
+        (wish, there) = saver.meet(&engine, line.step, held.max((chores.wish)()))?;
         // What is wished for waits for a step that is under way.
         held = if is_followed { std::mem::replace(&mut wish, Wish::GoOn) } else { Wish::GoOn };
         let saves_now = wish > Wish::GoOn || is_saved;
@@ -210,7 +213,7 @@ pub fn train(
             }
         }
         last = Some(line);
-        if wish == Wish::Stop {
+        if wish >= Wish::Stop {
             stopped = line.step < job.steps;
             break;
         }
@@ -222,7 +225,7 @@ pub fn train(
     if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
         export(job, &mut engine, &names, folder)?;
     }
-    Ok(Ended { last, trace: engine.take_trace()?, stopped })
+    Ok(Ended { last, trace: engine.take_trace()?, stopped, wish })
 }
 
 /// What a rank keeps from step to step.

@@ -69,6 +69,23 @@ impl Header {
         Sha256::digest(&bytes_of(self)[..HEADER - size_of::<[u8; 32]>()]).into()
     }
 
+    /// Whether its numbers can be those of the sections that follow. Buffers are sized by them.
+    fn check(&self) -> Result<(), &'static str> {
+        let Self { samples, tokens, trained_tokens, longest, .. } = *self;
+        let Self { packs, longest_pack, most_in_pack, .. } = *self;
+        let is_packed = packs > 0;
+        if trained_tokens > tokens || longest > tokens || tokens < samples {
+            return Err("its header counts tokens that it does not have");
+        }
+        if packs > samples || longest_pack > tokens || most_in_pack > samples {
+            return Err("its header counts packs that it does not have");
+        }
+        if is_packed != (longest_pack > 0) || is_packed != (most_in_pack > 0) {
+            return Err("its header counts packs in one place and none in another");
+        }
+        Ok(())
+    }
+
     /// Where each section lies in the file, and where the last one ends. `None` where that is beyond counting.
     fn sections(&self) -> Option<(Sections, u64)> {
         let packed = self.packs > 0;
@@ -86,6 +103,26 @@ impl Header {
             members: section(if packed { self.samples } else { 0 }, 8)?,
         };
         Some((sections, end))
+    }
+}
+
+impl Header {
+    /// Whether every sample lies within the tokens, every pack within the samples, and none is longer than said here.
+    fn covers(&self, index: &Index) -> bool {
+        let covers = |starts: &[u64], all: u64, longest: u64| {
+            starts.first() == Some(&0)
+                && starts.last() == Some(&all)
+                && starts.windows(2).all(|ends| {
+                    ends[1].checked_sub(ends[0]).is_some_and(|length| (1..=longest).contains(&length))
+                })
+        };
+        let Index { starts, trained, packs, .. } = index;
+        let length = |sample: &u64| starts[*sample as usize + 1] - starts[*sample as usize];
+        covers(starts, self.tokens, self.longest)
+            && starts.windows(2).zip(trained).all(|(ends, trained)| u64::from(*trained) <= ends[1] - ends[0])
+            && (packs.starts.is_empty() || covers(&packs.starts, self.samples, self.most_in_pack))
+            && packs.members.iter().all(|member| *member < self.samples)
+            && packs.iter().all(|pack| pack.iter().map(length).sum::<u64>() <= self.longest_pack)
     }
 }
 
@@ -146,6 +183,7 @@ impl TokenFile {
         let Some((sections, _)) = sections else {
             return Err(Reject::Damaged("its length is not what its header says"));
         };
+        header.check().map_err(Reject::Damaged)?;
         let units = if header.packs > 0 { header.packs } else { header.samples };
         let count = NonZeroU64::new(units).ok_or(Reject::Damaged("it holds no samples"))?;
         Ok(Self { file, path: path.to_owned(), header, sections, count })
@@ -183,14 +221,11 @@ impl TokenFile {
             totals: self.totals(),
             hash: self.header.hash,
         };
-        let rises_to = |starts: &[u64], end: u64| {
-            starts.first() == Some(&0) && starts.last() == Some(&end) && starts.is_sorted()
-        };
-        let Header { samples, tokens, packs, .. } = self.header;
-        let is_sound = rises_to(&index.starts, tokens)
-            && (packs == 0 || rises_to(&index.packs.starts, samples))
-            && index.packs.members.iter().all(|member| *member < samples);
-        if is_sound { Ok(index) } else { Err(Reject::Damaged("its samples overlap or lie outside of it")) }
+        if self.header.covers(&index) {
+            Ok(index)
+        } else {
+            Err(Reject::Damaged("its index leads out of its tokens"))
+        }
     }
 
     /// A section as a list. Its length was checked against that of the file.

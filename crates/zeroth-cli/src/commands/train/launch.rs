@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
-use anyhow::Context;
 use zeroth::comm::Lost;
 use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream};
 use zeroth::device::Tier;
@@ -21,7 +20,7 @@ pub(super) const REGION: usize = 8 << 20;
 
 /// Starts the ranks, and again from the newest good checkpoint when one dies, as often as was allowed.
 pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
-    let mut told = begun.asked.told.clone();
+    let mut told = Told { inputs: Some(begun.asked.inputs.clone()), ..begun.asked.told.clone() };
     let mut restarts = 0;
     loop {
         let report = once(begun, &told, signals)?;
@@ -33,6 +32,10 @@ pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> a
         }
         // Where all ranks ended by themselves with the same exit code, rank 0 has said why.
         let agreed = |code: Exit| report.ranks.iter().all(|end| end.how == How::Exited { code: code as i32 });
+        // A rank was told to end, and all of them have saved and ended with it.
+        if agreed(Exit::Terminated) {
+            return Ok(Exit::Terminated);
+        }
         let left = report.lost.as_ref().is_none_or(|lost| lost.reason == Lost::Left);
         let is_said = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
         if !is_said {
@@ -93,11 +96,10 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
             _ => output::note(&line.to_string()),
         }
     };
-    let program = std::env::current_exe().context("this program cannot find itself to start ranks")?;
     let planned = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
-    let report = Launch::new(program, asked.ranks as usize, REGION)
+    let report = Launch::of_this_program(asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
-        .variable(TOLD, told.to_text()?)
+        .hand_over(TOLD, told.to_text()?)
         .variable(follow::TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .ask_when(signals.flag())

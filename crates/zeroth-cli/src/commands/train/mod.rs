@@ -5,6 +5,7 @@
 //! metrics, its checkpoints' manifests and its model. Where another launcher has started the ranks (torchrun, srun,
 //! mpirun), rank 0 does the launcher's work and then its own.
 
+mod agreement;
 mod ask;
 mod data;
 mod finish;
@@ -74,6 +75,7 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
             return Ok(Err(Exit::DoesNotFit));
         }
     };
+    asked.told.agreement = agreement::of(arguments, &asked);
     if asked.checkpoint.is_none() {
         // Whether the weights fit the model is known from their headers: better now than on every rank.
         let weights = Weights::open(&asked.job.folder, &asked.job.table, asked.job.seed)?;
