@@ -93,6 +93,9 @@ fn a_cache_that_is_cut_short_in_the_middle_of_a_run_ends_it_with_its_name() {
         let (ended, _) = running.end(Duration::from_mins(1));
         let said = running.said();
         assert_eq!(ended.and_then(|status| status.code()), Some(1), "{said}");
-        assert!(said.contains(&format!("from the token cache {}: the file was cut short", file.display())), "{said}");
+        assert!(
+            said.contains(&format!("from the token cache {}: the file was cut short", file.display())),
+            "{said}"
+        );
     }
 }

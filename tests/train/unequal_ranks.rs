@@ -87,10 +87,7 @@ fn flags_that_differ_are_named_with_both_values_before_the_first_step() {
         (["--learning-rate", "0.5"], "lr is 0.001 on rank 0 and 0.5 on rank 1"),
         (["--weight-decay", "0.25"], "weight_decay is 0.0 on rank 0 and 0.25 on rank 1"),
         (["--max-length", "32"], "--max-length is 256 on rank 0 and 32 on rank 1"),
-        (
-            ["--per-device-train-batch-size", "2"],
-            "config.train_batch_size is 2 on rank 0 and 4 on rank 1",
-        ),
+        (["--per-device-train-batch-size", "2"], "config.train_batch_size is 2 on rank 0 and 4 on rank 1"),
         (["--max-steps", "5"], "(--max-steps, --num-train-epochs) is 4 on rank 0 and 5 on rank 1"),
         (["--save-steps", "2"], "--save-steps is 500 on rank 0 and 2 on rank 1"),
         (["--deepspeed", "zero3"], "on rank 0 and "),

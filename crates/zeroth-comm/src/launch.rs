@@ -29,7 +29,7 @@ use rustix::process::{Pid, Signal};
 use crate::error::{JoinError, Lost};
 use crate::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD};
 
-pub use handoff::handed_over;
+pub use handoff::{inherited, sealed};
 pub use output::{Line, Output, Stream};
 pub use report::{How, OutOfMemory, RankEnd, Report};
 
@@ -58,14 +58,6 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
-    /// What ranks are to get could not be kept for them.
-    #[error("cannot hand {} over to ranks: {source}", variable.display())]
-    HandOver {
-        /// The variable that was to name it.
-        variable: OsString,
-        /// What the system said.
-        source: io::Error,
-    },
     /// The file for a rank's output could not be made.
     #[error("cannot write the output of rank {rank} to {}: {source}", path.display())]
     Output {
@@ -85,7 +77,7 @@ pub struct Launch {
     called: Option<OsString>,
     arguments: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
-    handed_over: Vec<(OsString, Vec<u8>)>,
+    inherited: Vec<File>,
     world: usize,
     region: usize,
     output: Output,
@@ -104,7 +96,7 @@ impl Launch {
             called: None,
             arguments: Vec::new(),
             variables: Vec::new(),
-            handed_over: Vec::new(),
+            inherited: Vec::new(),
             world,
             region,
             output: Output::Inherit,
@@ -136,10 +128,10 @@ impl Launch {
         self
     }
 
-    /// Bytes for every rank, who gets them by [`handed_over`] under the same name.
+    /// A file that every rank inherits under the number it has here.
     #[must_use]
-    pub fn hand_over(mut self, variable: impl Into<OsString>, bytes: impl Into<Vec<u8>>) -> Self {
-        self.handed_over.push((variable.into(), bytes.into()));
+    pub fn inherit(mut self, file: File) -> Self {
+        self.inherited.push(file);
         self
     }
 
@@ -193,16 +185,11 @@ impl Launch {
     /// It blocks because the kernel ties the ranks' lives to the thread that started them.
     pub fn run(&self) -> Result<Report, LaunchError> {
         let job = Job::create(self.world, self.region)?;
-        let sealed = |(variable, bytes): &(OsString, Vec<u8>)| {
-            handoff::sealed(bytes)
-                .map_err(|source| LaunchError::HandOver { variable: variable.clone(), source })
-        };
-        let handed_over: Vec<File> = self.handed_over.iter().map(sealed).collect::<Result<_, _>>()?;
         let before = memory::Kills::count();
         let mut ranks = Ranks(Vec::with_capacity(self.world));
         let mut readers = output::Readers::default();
         for rank in 0..self.world {
-            let mut child = self.start(&job, &handed_over, rank)?;
+            let mut child = self.start(&job, rank)?;
             readers.read(rank, &mut child, &self.output);
             ranks.0.push(Rank { child, status: None, signalled: false });
         }
@@ -226,16 +213,14 @@ impl Launch {
     }
 
     #[allow(unsafe_code, reason = "sets up the child between fork and exec")]
-    fn start(&self, job: &Job, handed_over: &[File], rank: usize) -> Result<Child, LaunchError> {
+    fn start(&self, job: &Job, rank: usize) -> Result<Child, LaunchError> {
         let file = job.fd().as_raw_fd();
-        let inherited: Vec<i32> = handed_over.iter().map(AsRawFd::as_raw_fd).chain([file]).collect();
-        let numbers = self.handed_over.iter().map(|(variable, _)| variable).zip(&inherited);
+        let inherited: Vec<i32> = self.inherited.iter().map(AsRawFd::as_raw_fd).chain([file]).collect();
         let launcher = rustix::process::getpid();
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .envs(numbers.map(|(variable, number)| (variable, number.to_string())))
             .env(RANK, rank.to_string())
             .env(WORLD, self.world.to_string())
             .env(JOB_FD, file.to_string())
@@ -245,7 +230,7 @@ impl Launch {
         }
         self.output.attach(rank, &mut command)?;
         // SAFETY: between fork and exec only system calls are made: no allocation, no lock, and errors are numbers.
-        // The descriptors are open: `job` and `handed_over` are borrowed, and fork copies them.
+        // The descriptors are open: `job` and `self` are borrowed, and fork copies them.
         unsafe {
             command.pre_exec(move || {
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;

@@ -134,13 +134,7 @@ impl<'a> Batches<'a> {
     }
 
     /// Fills `into` with a micro-batch.
-    pub fn fill(
-        &self,
-        step: u64,
-        micro: u64,
-        rank: u64,
-        into: &mut MicroBatch,
-    ) -> Result<(), DataError> {
+    pub fn fill(&self, step: u64, micro: u64, rank: u64, into: &mut MicroBatch) -> Result<(), DataError> {
         self.fill_some(self.shape.position(step, micro, rank), self.shape.micro_batch, into)
     }
 

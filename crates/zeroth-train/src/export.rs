@@ -2,6 +2,7 @@
 //!
 //! The end of a run streams from the ranks, `checkpoint export` from files; both write the same folder.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,12 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use serde_json::{Map, Value};
 use zeroth_base::{DType, publish};
-use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, read_config};
+use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError};
 use zeroth_step::run::{Engine, RunError, State};
 
-use crate::Job;
 use crate::checkpoint::CheckpointError;
+use crate::model_files::{CONFIG, ModelFilesError};
+use crate::{Job, ModelFiles};
 
 /// Elements that are gathered at once.
 const PIECE: u64 = 1 << 20;
@@ -64,6 +66,9 @@ pub enum ExportError {
         /// The folder.
         folder: PathBuf,
     },
+    /// A file of the model it comes from could not be read.
+    #[error(transparent)]
+    ModelFiles(#[from] ModelFilesError),
     /// Another file could not.
     #[error("cannot write {}: {source}", path.display())]
     Io {
@@ -103,7 +108,7 @@ pub(crate) fn export(
     }
     if let Some(writer) = writer {
         writer.finish()?;
-        write_beside(&job.folder, folder, dtype)?;
+        write_beside(&job.files, folder, dtype)?;
     }
     Ok(())
 }
@@ -132,16 +137,14 @@ pub(crate) fn stream(
 
 /// The tokenizer's files as they are, and config.json with the type the weights have now. That one comes last: a folder
 /// that was not finished is not taken for a model.
-pub(crate) fn write_beside(from: &Path, to: &Path, dtype: DType) -> Result<(), ExportError> {
-    for name in BESIDE {
-        let (source, target) = (from.join(name), to.join(name));
-        if source.is_file() {
-            std::fs::copy(&source, &target).map_err(failed(&target))?;
-        }
+pub(crate) fn write_beside(from: &ModelFiles, to: &Path, dtype: DType) -> Result<(), ExportError> {
+    for (name, mut file) in from.iter().filter(|(name, _)| *name != CONFIG) {
+        let target = to.join(name);
+        let copied = File::create(&target).and_then(|mut target| io::copy(&mut file, &mut target));
+        copied.map_err(failed(&target))?;
     }
-    let path = to.join("config.json");
-    let (mut config, _): (Map<String, Value>, String) = read_config(from)
-        .map_err(|error| ExportError::Io { path: path.clone(), source: io::Error::other(error) })?;
+    let path = to.join(CONFIG);
+    let mut config: Map<String, Value> = from.config().map_err(failed(&path))?;
     let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
     let name = match dtype {
         DType::F32 => "float32",

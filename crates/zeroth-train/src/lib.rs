@@ -18,6 +18,7 @@ mod generate;
 mod job;
 mod meeting;
 mod metrics;
+mod model_files;
 mod order;
 mod permutation;
 pub mod progress;
@@ -40,6 +41,7 @@ pub use generate::{End, GenerateError, Generated, Generation, Generator, Inferen
 pub use job::{Evaluation, Job, JobError};
 pub use meeting::Wish;
 pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};
+pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use order::{Length, LengthError, Order, Place};
 pub use rank::{Chores, Done, Ended, TrainError, train};
 pub use report::{Report, ReportPlan, ReportToError, Reporters};

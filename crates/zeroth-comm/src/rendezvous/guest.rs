@@ -66,12 +66,7 @@ pub fn attend(job: &str, rank: usize, world: usize, patience: &Patience) -> Resu
 }
 
 /// Connects and says who is there. `None` while rank 0 has not opened its socket.
-fn greet(
-    socket: &JobSocket,
-    name: &str,
-    rank: usize,
-    world: usize,
-) -> Result<Option<UnixStream>, MeetError> {
+fn greet(socket: &JobSocket, name: &str, rank: usize, world: usize) -> Result<Option<UnixStream>, MeetError> {
     let Some(stream) = socket.connect()? else { return Ok(None) };
     same_user(&stream, name)?;
     let set_up = "set up the connection to rank 0";

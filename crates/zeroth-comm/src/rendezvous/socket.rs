@@ -57,7 +57,7 @@ impl JobSocket {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Its holder may have removed the file between our opening and our locking.
                 Ok(()) if is_there(&self.folder, &name, &file) => break file,
-                Ok(()) => continue,
+                Ok(()) => {}
                 Err(Errno::WOULDBLOCK) if began.elapsed() < patience => std::thread::sleep(LOOK),
                 Err(Errno::WOULDBLOCK) => return Err(MeetError::NameTaken { name: self.shown() }),
                 Err(errno) => return Err(failed(errno)),
@@ -120,9 +120,8 @@ fn is_there(folder: &OwnedFd, name: &str, file: &OwnedFd) -> bool {
 /// The folder of this user's sockets: in `$XDG_RUNTIME_DIR` where that is this user's, else in the folder for temporary files.
 fn private_folder() -> Result<(OwnedFd, PathBuf), MeetError> {
     let user = rustix::process::geteuid().as_raw();
-    let is_own = |path: &PathBuf| {
-        path.is_absolute() && rustix::fs::stat(path).is_ok_and(|found| found.st_uid == user)
-    };
+    let is_own =
+        |path: &PathBuf| path.is_absolute() && rustix::fs::stat(path).is_ok_and(|found| found.st_uid == user);
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(is_own);
     // A runtime folder of another machine may be named here, or one that cannot be written.
     if let Some(Ok(opened)) = runtime.map(|runtime| open_private(runtime.join("zeroth"))) {

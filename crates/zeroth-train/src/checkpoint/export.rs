@@ -8,6 +8,7 @@ use zeroth_model::{NewTensor, WeightWriter, WrittenWeights};
 use zeroth_step::run::State;
 
 use super::open::Checkpoint;
+use crate::ModelFiles;
 use crate::export::{ExportError, failed, stream, write_beside};
 use crate::run_folder::MARKS;
 
@@ -43,7 +44,7 @@ pub fn export(
         })?;
     }
     let written = writer.finish()?;
-    write_beside(&checkpoint.model(), to, dtype)?;
+    write_beside(&ModelFiles::read(&checkpoint.model())?, to, dtype)?;
     Ok(written)
 }
 

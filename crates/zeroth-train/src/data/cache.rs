@@ -212,7 +212,7 @@ impl TokenFolder {
         };
         // Says to others that somebody is at it. Where a file system has no locks, age alone says so.
         let _ = file.try_lock();
-        Ok(Unfinished { file, name: Some(Hidden { folder: self, hidden, name, published: false }) })
+        Ok(Unfinished { file, name: Some(Hidden { folder: self, own: hidden, name, published: false }) })
     }
 
     /// Removes what killed writers left: files that nobody has written to for a day, nor holds.
@@ -250,8 +250,8 @@ fn make_private(folder: &OwnedFd, path: &Path, is_named: bool) -> io::Result<()>
         return refused(format!("{path} belongs to user {owner}, and user {} runs this", user()));
     }
     let mode = found.st_mode & 0o777;
-    let is_open_to_others = mode & 0o022 != 0;
-    if mode & 0o077 == 0 || (is_named && !is_open_to_others) {
+    let (is_readable_for_others, is_open_to_others) = (mode & 0o077 != 0, mode & 0o022 != 0);
+    if !is_readable_for_others || (is_named && !is_open_to_others) {
         return Ok(());
     }
     if is_named {
@@ -297,7 +297,8 @@ pub(super) struct Unfinished<'a> {
 
 struct Hidden<'a> {
     folder: &'a TokenFolder,
-    hidden: String,
+    /// The name until then.
+    own: String,
     name: String,
     published: bool,
 }
@@ -315,7 +316,7 @@ impl Unfinished<'_> {
             return Ok((self.file, path.into()));
         };
         let folder = &name.folder.open;
-        rustix::fs::renameat(folder, &name.hidden, folder, &name.name)?;
+        rustix::fs::renameat(folder, &name.own, folder, &name.name)?;
         name.published = true;
         rustix::fs::fsync(folder)?;
         Ok((self.file, name.folder.path.join(&name.name)))
@@ -326,7 +327,7 @@ impl Drop for Hidden<'_> {
     fn drop(&mut self) {
         if !self.published {
             // Best effort: the error that stopped the writing is the one to tell.
-            let _ = rustix::fs::unlinkat(&self.folder.open, &self.hidden, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.folder.open, &self.own, AtFlags::empty());
         }
     }
 }

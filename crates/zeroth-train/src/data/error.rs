@@ -129,7 +129,8 @@ pub enum DataError {
 fn unreadable(source: &io::Error) -> String {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => {
-            "the file was cut short since it was opened; start again, and the data is tokenised anew".to_owned()
+            "the file was cut short since it was opened; start again, and the data is tokenised anew"
+                .to_owned()
         }
         _ => source.to_string(),
     }

@@ -71,7 +71,11 @@ struct Difference {
     of_rank_0: String,
 }
 
-fn first_difference(above: &str, own: &Map<String, Value>, of_rank_0: &Map<String, Value>) -> Option<Difference> {
+fn first_difference(
+    above: &str,
+    own: &Map<String, Value>,
+    of_rank_0: &Map<String, Value>,
+) -> Option<Difference> {
     let shown = |value: Option<&Value>| value.map_or_else(|| "absent".to_owned(), ToString::to_string);
     let only_own = own.keys().filter(|key| !of_rank_0.contains_key(*key));
     of_rank_0.keys().chain(only_own).find_map(|key| {
@@ -117,13 +121,14 @@ pub(super) fn exchange(comm: &LocalComm, own: Result<(), &Refusal>) -> anyhow::R
 mod tests {
     use super::*;
 
-    fn map(value: Value) -> Map<String, Value> {
+    fn map(value: &Value) -> Map<String, Value> {
         value.as_object().unwrap().clone()
     }
 
     #[test]
     fn the_first_difference_is_named_with_both_values() {
-        let zero = map(json!({"--seed": 42, "config": {"optimizer": {"params": {"lr": 0.001}}, "bf16": true}}));
+        let zero =
+            map(json!({"--seed": 42, "config": {"optimizer": {"params": {"lr": 0.001}}, "bf16": true}}));
         assert!(check(3, &zero.clone(), &zero).is_ok());
         let mut own = zero.clone();
         own["config"]["optimizer"]["params"]["lr"] = json!(0.5);
@@ -133,9 +138,16 @@ mod tests {
              with the same flags, config and model"
         );
         own["--seed"] = json!(7);
-        assert!(check(3, &own, &zero).unwrap_err().to_string().starts_with("--seed is 42 on rank 0 and 7 on "));
+        assert!(
+            check(3, &own, &zero).unwrap_err().to_string().starts_with("--seed is 42 on rank 0 and 7 on ")
+        );
         own = zero.clone();
         own.insert("--packing".to_owned(), json!(true));
-        assert!(check(1, &own, &zero).unwrap_err().to_string().starts_with("--packing is absent on rank 0 and true"));
+        assert!(
+            check(1, &own, &zero)
+                .unwrap_err()
+                .to_string()
+                .starts_with("--packing is absent on rank 0 and true")
+        );
     }
 }

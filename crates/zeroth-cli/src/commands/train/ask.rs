@@ -98,9 +98,9 @@ pub(super) fn ask(
     ranks_given: Option<u64>,
     told: Option<Told>,
 ) -> anyhow::Result<Asked> {
-    let inputs = match told.as_ref().and_then(|told| told.inputs.clone()) {
-        Some(inputs) => inputs,
-        None => Inputs::read(arguments)?,
+    let inputs = match &told {
+        Some(Told { inputs: Some(handed), .. }) => Inputs::handed_over(handed)?,
+        told => Inputs::read(arguments, told.is_none())?,
     };
     let checked = config_file::checked(&arguments.deepspeed, inputs.config())?;
     let folder = inputs.folder.clone();
@@ -182,6 +182,7 @@ pub(super) fn ask(
     }
     let mut job = Job {
         folder,
+        files: inputs.files.clone(),
         table,
         model,
         order,

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use zeroth::comm::Lost;
-use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream};
+use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream, sealed};
 use zeroth::device::Tier;
 
 use super::told::{TOLD, Told};
@@ -20,7 +21,7 @@ pub(super) const REGION: usize = 8 << 20;
 
 /// Starts the ranks, and again from the newest good checkpoint when one dies, as often as was allowed.
 pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
-    let mut told = Told { inputs: Some(begun.asked.inputs.clone()), ..begun.asked.told.clone() };
+    let mut told = begun.asked.told.clone();
     let mut restarts = 0;
     loop {
         let report = once(begun, &told, signals)?;
@@ -96,10 +97,15 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
             _ => output::note(&line.to_string()),
         }
     };
+    let files = asked.inputs.files.memory().try_clone()?;
+    let told = Told { inputs: Some(asked.inputs.hand_over(&files)), ..told.clone() }.to_text()?;
+    let told = sealed(|file| file.write_all(told.as_bytes()))?;
     let planned = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
     let report = Launch::of_this_program(asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
-        .hand_over(TOLD, told.to_text()?)
+        .variable(TOLD, told.as_raw_fd().to_string())
+        .inherit(told)
+        .inherit(files)
         .variable(follow::TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .ask_when(signals.flag())

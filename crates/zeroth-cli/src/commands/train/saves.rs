@@ -17,7 +17,7 @@ pub(super) fn saves(arguments: &TrainArgs, asked: &Asked) -> Saves {
         limit: arguments.save_total_limit,
         decoupled: asked.resolved.is_on("checkpoint.writer.decoupled"),
         about: asked.job.about(asked.resolved.to_json()),
-        model: asked.job.folder.clone(),
+        model: asked.job.files.clone(),
     }
 }
 
