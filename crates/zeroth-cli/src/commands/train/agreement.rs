@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn the_first_difference_is_named_with_both_values() {
         let zero =
-            map(json!({"--seed": 42, "config": {"optimizer": {"params": {"lr": 0.001}}, "bf16": true}}));
+            map(&json!({"--seed": 42, "config": {"optimizer": {"params": {"lr": 0.001}}, "bf16": true}}));
         assert!(check(3, &zero.clone(), &zero).is_ok());
         let mut own = zero.clone();
         own["config"]["optimizer"]["params"]["lr"] = json!(0.5);
