@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use zeroth::base::DType;
 use zeroth::model::{ModelConfig, WeightFiles, read_config, table};
 use zeroth::step::run::State;
+use zeroth::train::ModelFiles;
 use zeroth::train::checkpoint::{
     BatchEntry, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry, PartWriter, Piece, Unfinished,
     ZEROTH_VERSION, now,
@@ -86,7 +87,7 @@ fn save(folder: &Path, step: u64) {
         config: json!({}),
         files: vec![written.entry().clone()],
     };
-    unfinished.commit(manifest, &model).unwrap();
+    unfinished.commit(manifest, &ModelFiles::read(&model).unwrap()).unwrap();
 }
 
 fn damage(path: &Path) {

@@ -1,6 +1,8 @@
 //! `zeroth train`, end to end: runs of the real binary, and what they leave in their folders.
 
+mod changed_inputs;
 mod damaged_checkpoints;
+mod damaged_tokenizer;
 mod dead_ranks;
 mod disk_space;
 mod early_stops;
@@ -15,6 +17,7 @@ mod model_weights;
 mod not_finite;
 mod nothing_trained;
 mod odd_data;
+mod private_cache;
 mod refusals;
 mod resume;
 mod run_folder;
@@ -24,6 +27,7 @@ mod same_folder;
 mod start_up;
 mod stops;
 mod trace;
+mod unequal_ranks;
 
 use std::fs;
 use std::path::{Path, PathBuf};

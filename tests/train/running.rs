@@ -21,12 +21,16 @@ impl Running {
 
     /// The same with variables of its own.
     pub(super) fn start_with(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zeroth"));
+        command.args(arguments).env("ZEROTH_CACHE", super::cache()).envs(variables.iter().copied());
+        Self::spawn(folder, command)
+    }
+
+    /// Starts a command; what it says goes to a file in `folder`.
+    pub(super) fn spawn(folder: &Path, mut command: Command) -> Self {
         let said = folder.join("said");
-        let launcher = Command::new(env!("CARGO_BIN_EXE_zeroth"))
-            .args(arguments)
+        let launcher = command
             .env("NO_COLOR", "1")
-            .env("ZEROTH_CACHE", super::cache())
-            .envs(variables.iter().copied())
             .stdout(File::create(folder.join("stdout")).unwrap())
             .stderr(File::create(&said).unwrap())
             .spawn()

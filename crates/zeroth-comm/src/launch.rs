@@ -7,14 +7,16 @@
 //! - Ranks end well when they are asked to: by SIGUSR1, and never by the terminal's Ctrl-C, which is the launcher's.
 //!   Before their first step they may have nothing to save: then they are killed at once, if the launch says so.
 
+mod handoff;
 mod ignore;
 mod memory;
 mod output;
 mod report;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
@@ -28,6 +30,7 @@ use rustix::process::{Pid, Signal};
 use crate::error::{JoinError, Lost};
 use crate::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD};
 
+pub use handoff::{inherited, sealed};
 pub use output::{Line, Output, Stream};
 pub use report::{How, OutOfMemory, RankEnd, Report};
 
@@ -71,8 +74,11 @@ pub enum LaunchError {
 /// What to start, how often, and where its output goes.
 pub struct Launch {
     program: PathBuf,
+    /// What the program is called, where not by its path.
+    called: Option<OsString>,
     arguments: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
+    inherited: Vec<File>,
     world: usize,
     region: usize,
     output: Output,
@@ -89,8 +95,10 @@ impl Launch {
     pub fn new(program: impl Into<PathBuf>, world: usize, region: usize) -> Self {
         Self {
             program: program.into(),
+            called: None,
             arguments: Vec::new(),
             variables: Vec::new(),
+            inherited: Vec::new(),
             world,
             region,
             output: Output::Inherit,
@@ -101,6 +109,12 @@ impl Launch {
             stop: Arc::default(),
             planned: None,
         }
+    }
+
+    /// The same with the program that runs now: the image in memory, whatever lies under its path by the time that ranks are
+    /// started again.
+    pub fn of_this_program(world: usize, region: usize) -> Self {
+        Self { called: std::env::args_os().next(), ..Self::new("/proc/self/exe", world, region) }
     }
 
     /// Arguments of every rank.
@@ -114,6 +128,13 @@ impl Launch {
     #[must_use]
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// A file that every rank inherits under the number it has here.
+    #[must_use]
+    pub fn inherit(mut self, file: File) -> Self {
+        self.inherited.push(file);
         self
     }
 
@@ -205,6 +226,7 @@ impl Launch {
     #[allow(unsafe_code, reason = "sets up the child between fork and exec")]
     fn start(&self, job: &Job, rank: usize) -> Result<Child, LaunchError> {
         let file = job.fd().as_raw_fd();
+        let inherited: Vec<i32> = self.inherited.iter().map(AsRawFd::as_raw_fd).chain([file]).collect();
         let launcher = rustix::process::getpid();
         let mut command = Command::new(&self.program);
         command
@@ -214,9 +236,12 @@ impl Launch {
             .env(WORLD, self.world.to_string())
             .env(JOB_FD, file.to_string())
             .env(JOB_TOKEN, job.token().to_string());
+        if let Some(called) = &self.called {
+            command.arg0(called);
+        }
         self.output.attach(rank, &mut command)?;
         // SAFETY: between fork and exec only system calls are made: no allocation, no lock, and errors are numbers.
-        // The descriptor is open: `job` is borrowed, and fork copies it.
+        // The descriptors are open: `job` and `self` are borrowed, and fork copies them.
         unsafe {
             command.pre_exec(move || {
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -224,7 +249,9 @@ impl Launch {
                 if rustix::process::getppid() != Some(launcher) {
                     return Err(Errno::SRCH.into());
                 }
-                rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(file).as_fd(), FdFlags::empty())?;
+                for file in &inherited {
+                    rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(*file), FdFlags::empty())?;
+                }
                 // What is ignored stays so over exec. The terminal's Ctrl-C goes to ranks too, but is the launcher's to
                 // act on; and being asked before there is a handler must not end a rank.
                 ignore::ignore(Signal::INT)?;

@@ -1,13 +1,15 @@
 //! How ranks that another launcher started come together on one machine.
 //!
-//! Rank 0 opens an abstract Unix socket at once ([`Host::open`]), before its long work of reading data; the others connect
+//! Rank 0 opens a Unix socket at once ([`Host::open`]), before its long work of reading data; the others connect
 //! and wait ([`attend`]). When rank 0 knows all that ranks must agree on, it makes the job's segment and hands it to each,
 //! with the token and a message of its own ([`Host::begin`]); or it sends the others home with a reason ([`Host::refuse`]).
 //! Then each joins, and all is as if our own launcher had started them.
 //!
-//! - The socket has a name, made of the user and the job, and no file: it is gone with rank 0's process. Names belong to a
-//!   network namespace: ranks in containers of their own networks do not meet, and end by their deadline.
+//! - The socket has the job's name, in a folder that only this user can open: `zeroth` in `$XDG_RUNTIME_DIR`, else
+//!   `zeroth-UID` in the folder for temporary files. Ranks in containers that share neither do not meet, and end by their
+//!   deadline.
 //! - Both sides check that the other is of the same user. Nothing listens on a network.
+//! - Whoever connects and says nothing is let go after some seconds, and never waited for.
 //! - A rank 0 that dies closes the connections of those that wait, and they end at once. One that dies before it opens the
 //!   socket is noticed by the deadline only; its launcher ends the others before that, as mpirun, srun and torchrun do.
 //!
@@ -33,13 +35,13 @@
 
 mod guest;
 mod host;
+mod socket;
 mod wire;
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -65,9 +67,20 @@ pub enum MeetError {
         /// What the system said.
         source: io::Error,
     },
+    /// There is no folder for the socket that is this user's alone.
+    #[error(
+        "cannot use the folder {} for the sockets of jobs: {source}; set XDG_RUNTIME_DIR to a folder of your own",
+        path.display()
+    )]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
     /// Somebody is rank 0 of that job already.
     #[error(
-        "the socket @{name} is taken: a process that was started as rank 0 of the same job runs already; end it, or start \
+        "the socket {name} is taken: a process that was started as rank 0 of the same job runs already; end it, or start \
          this job under another name"
     )]
     NameTaken {
@@ -76,7 +89,7 @@ pub enum MeetError {
     },
     /// The process on the other side is another user's.
     #[error(
-        "process {pid} at the socket @{name} belongs to user {uid}, not to this one; it is not of this job"
+        "process {pid} at the socket {name} belongs to user {uid}, not to this one; it is not of this job"
     )]
     OtherUser {
         /// The process.
@@ -88,8 +101,8 @@ pub enum MeetError {
     },
     /// Rank 0 did not come.
     #[error(
-        "rank {rank} has waited {} s for rank 0 of the job at the socket @{name}; see what rank 0 said, and start all \
-         ranks on one machine and in one network namespace",
+        "rank {rank} has waited {} s for rank 0 of the job at the socket {name}; see what rank 0 said, and start all \
+         ranks on one machine, with the same XDG_RUNTIME_DIR and folder for temporary files",
         waited.as_secs()
     )]
     NoHost {
@@ -128,7 +141,7 @@ pub enum MeetError {
         reason: String,
     },
     /// What came over the socket is not what ranks of this version say.
-    #[error("the other side of the socket @{name} does not speak as ranks of this version do: {why}")]
+    #[error("the other side of the socket {name} does not speak as ranks of this version do: {why}")]
     Garbled {
         /// The socket's name.
         name: String,
@@ -238,25 +251,7 @@ impl Patience {
     }
 }
 
-/// The name of a job's socket. Names have at most 107 bytes; of a longer one a hash stands for the end.
-fn name(job: &str) -> String {
-    const MOST: usize = 107;
-    let name = format!("zeroth-{}-{job}", rustix::process::geteuid().as_raw());
-    if name.len() <= MOST && !name.contains('\0') {
-        return name;
-    }
-    // The same in every process of one program: its keys are fixed.
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    let kept = name.floor_char_boundary(MOST - 17);
-    format!("{}-{:016x}", name[..kept].replace('\0', "?"), hasher.finish())
-}
-
-fn address(name: &str) -> Result<SocketAddr, MeetError> {
-    SocketAddr::from_abstract_name(name).map_err(MeetError::system("name the job's socket"))
-}
-
-/// Refuses a peer of another user: abstract names have no permissions.
+/// Refuses a peer of another user, who could be let into the folder by mistake.
 fn same_user(stream: &UnixStream, name: &str) -> Result<(), MeetError> {
     let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|errno| MeetError::System {
         what: "ask who is at the job's socket",

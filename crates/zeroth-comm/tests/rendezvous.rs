@@ -9,6 +9,10 @@
     reason = "how a rank tells its test, and a test that it skips"
 )]
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -181,6 +185,49 @@ fn of_two_processes_with_one_number_the_second_is_not_let_in() {
     let refused = said_by(one);
     assert!(refused[0].contains("were both started as rank 1"), "{refused:?}");
     assert_met([host, two, start("duplicate", 2, 3)]);
+}
+
+#[test]
+fn a_process_that_holds_the_jobs_name_without_a_file_keeps_nobody_out() {
+    // Names of this kind have no owner: any user could hold one.
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("zeroth-{user}-torchrun-held-{}", std::process::id());
+    let _held = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    let met = three("meets", |rank| torchrun("held", rank, 3));
+    assert_eq!(met, [0, 1, 2].map(|rank| format!("torchrun rank {rank} sum 303")));
+}
+
+#[test]
+fn the_folder_of_sockets_is_this_users_alone_and_one_of_another_user_is_refused() {
+    let temporary = tempfile::tempdir().unwrap();
+    let user = rustix::process::geteuid().as_raw();
+    let folder = temporary.path().join(format!("zeroth-{user}"));
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let place = |rank: usize| {
+        let mut variables = torchrun("folder", rank, 3);
+        variables.extend([("TMPDIR", path(temporary.path())), ("XDG_RUNTIME_DIR", String::new())]);
+        variables
+    };
+    let met = three("meets", place);
+    assert_eq!(met, [0, 1, 2].map(|rank| format!("torchrun rank {rank} sum 303")));
+    assert_eq!(std::fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+
+    if chown(&folder, Some(54321), None).is_err() {
+        println!("skipped: giving a folder to another user needs root (sudo -E cargo test -p zeroth-comm)");
+        return;
+    }
+    for said in three("meets", place) {
+        assert!(said.contains("it belongs to user 54321"), "{said}");
+        assert!(said.contains("set XDG_RUNTIME_DIR to a folder of your own"), "{said}");
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let met = three("meets", |rank| {
+        let mut variables = place(rank);
+        variables.push(("XDG_RUNTIME_DIR", path(runtime.path())));
+        variables
+    });
+    assert_eq!(met, [0, 1, 2].map(|rank| format!("torchrun rank {rank} sum 303")));
 }
 
 fn start(test: &str, number: usize, world: usize) -> Child {

@@ -8,7 +8,7 @@
 
 use zeroth_device::cpu::RowKey;
 
-use crate::data::{IGNORED, Samples};
+use crate::data::{DataError, IGNORED, Samples};
 use crate::order::{Order, Place};
 
 /// How a step is cut.
@@ -78,15 +78,28 @@ impl MicroBatch {
 
     /// Adds a sample: labels are aligned with the tokens, and the shift by one happens here.
     pub fn push(&mut self, ids: &[i32], labels: &[i32], place: Place) {
+        self.ids.extend_from_slice(ids);
+        self.labels.extend_from_slice(labels.get(1..).unwrap_or(&[]));
+        self.end_sequence(ids.len(), place);
+    }
+
+    /// Adds a sample of a run's data, read straight into the buffers.
+    fn read(&mut self, samples: &Samples, place: Place) -> Result<(), DataError> {
+        samples.append_ids(place.sample, &mut self.ids)?;
+        samples.append_labels(place.sample, 1, &mut self.labels)?;
+        self.end_sequence(samples.sample_length(place.sample) as usize, place);
+        Ok(())
+    }
+
+    /// All that follows from the length of the sequence whose tokens and labels were just added.
+    fn end_sequence(&mut self, length: usize, place: Place) {
         if self.starts.is_empty() {
             self.starts.push(0);
         }
-        self.ids.extend_from_slice(ids);
-        self.labels.extend_from_slice(labels.get(1..).unwrap_or(&[]));
         self.labels.resize(self.ids.len(), IGNORED);
-        self.positions.extend(0..ids.len() as i32);
+        self.positions.extend(0..length as i32);
         let key = |position| RowKey { sample: place.sample, position, epoch: place.epoch };
-        self.keys.extend((0..ids.len() as u32).map(key));
+        self.keys.extend((0..length as u32).map(key));
         self.starts.push(self.ids.len() as u32);
     }
 }
@@ -121,21 +134,22 @@ impl<'a> Batches<'a> {
     }
 
     /// Fills `into` with a micro-batch.
-    pub fn fill(&self, step: u64, micro: u64, rank: u64, into: &mut MicroBatch) {
-        self.fill_some(self.shape.position(step, micro, rank), self.shape.micro_batch, into);
+    pub fn fill(&self, step: u64, micro: u64, rank: u64, into: &mut MicroBatch) -> Result<(), DataError> {
+        self.fill_some(self.shape.position(step, micro, rank), self.shape.micro_batch, into)
     }
 
     /// Fills `into` with so many samples from a position on; with none it is empty.
-    pub fn fill_some(&self, position: u64, samples: u64, into: &mut MicroBatch) {
+    pub fn fill_some(&self, position: u64, samples: u64, into: &mut MicroBatch) -> Result<(), DataError> {
         into.clear();
         for place in self.order.from(position).take(samples as usize) {
             for sample in self.samples.members(place.sample) {
-                into.push(self.samples.ids(sample), self.samples.labels(sample), Place { sample, ..place });
+                into.read(self.samples, Place { sample, ..place })?;
             }
         }
         if samples == 0 {
             into.starts.push(0);
         }
+        Ok(())
     }
 
     /// The most sequences that a micro-batch can have.

@@ -1,9 +1,9 @@
 //! The loss on data that is not trained on: every rank takes its share, and all ranks take part in every micro-batch.
 
-use zeroth_step::run::{Engine, RunError};
+use zeroth_step::run::Engine;
 
 use crate::meeting::tell_all;
-use crate::{BatchShape, Batches, Evaluation, EvaluationLine, Job, MicroBatch, Order};
+use crate::{BatchShape, Batches, Evaluation, EvaluationLine, Job, MicroBatch, Order, TrainError};
 
 /// The mean loss over the trained tokens of the evaluation data, the same on all ranks.
 pub(crate) fn evaluate(
@@ -12,7 +12,7 @@ pub(crate) fn evaluate(
     engine: &mut Engine<'_>,
     buffer: &mut MicroBatch,
     step: u64,
-) -> Result<EvaluationLine, RunError> {
+) -> Result<EvaluationLine, TrainError> {
     let samples = &evaluation.samples;
     let shape = BatchShape { accumulation: 1, ..job.shape };
     let batches = Batches::new(samples, Order::new(samples.count(), None), shape);
@@ -22,7 +22,7 @@ pub(crate) fn evaluate(
         let first = shape.position(round, 0, engine.rank());
         // The last round ends with the data: what lies beyond belongs to nobody.
         let own = count.saturating_sub(first).min(shape.micro_batch);
-        batches.fill_some(first, own, buffer);
+        batches.fill_some(first, own, buffer)?;
         loss += engine.evaluate(&buffer.view())?;
     }
     // Added in rank order: the same sum on every rank.

@@ -13,6 +13,7 @@ use zeroth_step::run::{Engine, RunError, State};
 
 use crate::Job;
 use crate::checkpoint::CheckpointError;
+use crate::model_files::ModelFilesError;
 use crate::staged::StagedFiles;
 
 /// Elements that are gathered at once.
@@ -78,13 +79,8 @@ pub enum ExportError {
         folder: PathBuf,
     },
     /// A file of the model it comes from could not be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    ModelFiles(#[from] ModelFilesError),
     /// Another file could not.
     #[error("cannot write {}: {source}", path.display())]
     Io {
@@ -110,7 +106,7 @@ pub(crate) fn export(
     let (mut beside, mut writer) = (None, None);
     if engine.rank() == 0 {
         std::fs::create_dir_all(folder).map_err(failed(folder))?;
-        beside = Some(StagedFiles::of_model(&job.folder, folder, dtype)?);
+        beside = Some(StagedFiles::of_model(&job.files, folder, dtype)?);
         writer = Some(WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?);
     }
     let params = engine.params();

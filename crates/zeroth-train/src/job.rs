@@ -9,13 +9,15 @@ use zeroth_step::program::Settings;
 use zeroth_step::run::{CompileError, Compiled};
 
 use crate::data::Samples;
-use crate::{BatchShape, Batches, Order, RowSizes, Schedule};
+use crate::{BatchShape, Batches, ModelFiles, Order, RowSizes, Schedule};
 
 /// What is trained, on what, and how.
 #[derive(Debug)]
 pub struct Job {
-    /// The model's folder.
+    /// The model's folder, where its weights are read from.
     pub folder: PathBuf,
+    /// Its small files.
+    pub files: ModelFiles,
     /// The model.
     pub model: ModelConfig,
     /// Its parameters.

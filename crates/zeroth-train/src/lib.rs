@@ -19,6 +19,7 @@ mod job;
 mod loading;
 mod meeting;
 mod metrics;
+mod model_files;
 mod order;
 mod overwrite;
 mod permutation;
@@ -45,6 +46,7 @@ pub use generate::{End, GenerateError, Generated, Generation, Generator, Inferen
 pub use job::{Evaluation, Job, JobError};
 pub use meeting::Wish;
 pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};
+pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use order::{Length, LengthError, Order, Place};
 pub use rank::{Chores, Done, Ended, TrainError, train};
 pub use report::{Report, ReportPlan, ReportToError, Reporters};

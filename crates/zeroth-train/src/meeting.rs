@@ -29,6 +29,8 @@ pub enum Wish {
     Save,
     /// A checkpoint now, and no further step.
     Stop,
+    /// The same, by SIGTERM: every rank ends with its exit code, whichever rank got the signal.
+    Terminate,
 }
 
 /// What a rank says after a step.
@@ -49,7 +51,8 @@ impl AfterStep {
         match self.wish {
             0 => Wish::GoOn,
             1 => Wish::Save,
-            _ => Wish::Stop,
+            2 => Wish::Stop,
+            _ => Wish::Terminate,
         }
     }
 }

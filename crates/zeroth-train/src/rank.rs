@@ -9,6 +9,7 @@ use zeroth_model::WeightsError;
 use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Timed, Trace};
 
 use crate::checkpoint::Checkpoint;
+use crate::data::DataError;
 use crate::evaluate::evaluate;
 use crate::export::{ExportError, export};
 use crate::report::timing::StepTimes;
@@ -74,6 +75,8 @@ pub struct Ended {
     pub trace: Option<Trace>,
     /// Whether it was asked to stop before its last step.
     pub stopped: bool,
+    /// What any of the ranks was asked for after the last step that was run.
+    pub wish: Wish,
 }
 
 /// A rank that could not go on.
@@ -91,6 +94,9 @@ pub enum TrainError {
     /// The model could not be written.
     #[error(transparent)]
     Export(Box<ExportError>),
+    /// Data could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// Metrics could not be written.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
@@ -179,7 +185,7 @@ pub fn train(
     let first = chores.from.map_or(0, |checkpoint| checkpoint.manifest().step);
     let mut saver = Saver::new(chores.saves, &names);
     let mut steps = Steps::new(job, &mut engine, chores)?;
-    let (mut last, mut stopped, mut held) = (None, false, Wish::GoOn);
+    let (mut last, mut stopped, mut held, mut wish) = (None, false, Wish::GoOn, Wish::GoOn);
     let runs_ahead = chores.ahead && !chores.timed;
     done(Done::Loaded)?;
     for step in first..job.steps {
@@ -206,7 +212,8 @@ pub fn train(
             done(Done::Evaluation(&found, &times))?;
         }
         let begun = Instant::now();
-        let (mut wish, mut there) = saver.meet(&engine, line.step, held.max((chores.wish)()))?;
+        let mut there;
+        (wish, there) = saver.meet(&engine, line.step, held.max((chores.wish)()))?;
         // What is wished for waits for a step that is under way.
         held = if is_followed { std::mem::replace(&mut wish, Wish::GoOn) } else { Wish::GoOn };
         let saves_now = wish > Wish::GoOn || is_saved;
@@ -225,7 +232,7 @@ pub fn train(
             }
         }
         last = Some(line);
-        if wish == Wish::Stop {
+        if wish >= Wish::Stop {
             stopped = line.step < job.steps;
             break;
         }
@@ -237,7 +244,7 @@ pub fn train(
     if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
         export(job, &mut engine, &names, folder)?;
     }
-    Ok(Ended { last, trace: engine.take_trace()?, stopped })
+    Ok(Ended { last, trace: engine.take_trace()?, stopped, wish })
 }
 
 /// What a rank keeps from step to step.
@@ -288,10 +295,10 @@ impl<'a> Steps<'a> {
     }
 
     /// Enqueues a step.
-    fn enqueue(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<(), RunError> {
+    fn enqueue(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<(), TrainError> {
         let begun = Instant::now();
         for (micro, buffer) in self.buffers.iter_mut().enumerate() {
-            self.batches.fill(step, micro as u64, engine.rank(), buffer);
+            self.batches.fill(step, micro as u64, engine.rank(), buffer)?;
         }
         self.data = begun.elapsed();
         // Where the step before is not done yet, it may be applied or not: the device knows.
@@ -304,7 +311,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Runs a step and says what it came to; where it is `followed`, the next one is enqueued before that is known.
-    fn run(&mut self, engine: &mut Engine<'_>, step: u64, followed: bool) -> Result<StepLine, RunError> {
+    fn run(&mut self, engine: &mut Engine<'_>, step: u64, followed: bool) -> Result<StepLine, TrainError> {
         let begun = if self.enqueued > step { self.seen } else { Instant::now() };
         if self.enqueued <= step {
             self.enqueue(engine, step)?;

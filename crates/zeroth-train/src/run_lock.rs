@@ -6,10 +6,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +87,9 @@ impl RunLock {
                 .write(true)
                 .create(true)
                 .truncate(false)
+                // Whoever can open the file can lock it, and so keep a run out of its folder.
+                .mode(0o600)
+                .custom_flags(OFlags::NOFOLLOW.bits() as i32)
                 .open(path)
                 .map_err(failed)?;
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
@@ -108,6 +111,10 @@ impl RunLock {
             let ours = file.metadata().map_err(failed)?;
             if !fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
                 continue;
+            }
+            if ours.mode() & 0o077 != 0 {
+                // Of an earlier version. Where that fails, it is another user's, who shares the folder.
+                let _ = fchmod(&file, Mode::RUSR | Mode::WUSR);
             }
             let me = Holder::of(std::process::id())
                 .ok_or_else(|| failed(io::Error::other("/proc does not show this process")))?;
@@ -132,6 +139,7 @@ impl Drop for RunLock {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
 
     use super::*;
@@ -153,6 +161,26 @@ mod tests {
         drop(first);
         assert!(!path.exists());
         drop(RunLock::take(folder.path(), &path).unwrap());
+    }
+
+    #[test]
+    fn a_lock_is_the_users_alone_and_never_follows_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = lock_of(folder.path());
+        let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
+        let lock = RunLock::take(folder.path(), &path).unwrap();
+        assert_eq!(mode(), 0o600);
+        drop(lock);
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let lock = RunLock::take(folder.path(), &path).unwrap();
+        assert_eq!(mode(), 0o600);
+        drop(lock);
+        let elsewhere = folder.path().join("elsewhere");
+        fs::write(&elsewhere, "mine").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        assert!(matches!(RunLock::take(folder.path(), &path), Err(LockError::Io { .. })));
+        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "mine");
     }
 
     #[test]

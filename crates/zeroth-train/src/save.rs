@@ -17,7 +17,7 @@ use crate::checkpoint::{
 };
 use crate::meeting::{AfterStep, Wish, tell_all};
 use crate::resume::{control_state, data_hash};
-use crate::{Job, StepLine};
+use crate::{Job, ModelFiles, StepLine};
 
 /// Where and when checkpoints are saved.
 #[derive(Debug, Clone)]
@@ -32,8 +32,8 @@ pub struct Saves {
     pub decoupled: bool,
     /// What is the same in all checkpoints of a run.
     pub about: Manifest,
-    /// The folder whose config and tokenizer a checkpoint carries.
-    pub model: PathBuf,
+    /// The config and the tokenizer's files that a checkpoint carries.
+    pub model: ModelFiles,
 }
 
 impl Saves {

@@ -9,31 +9,26 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use zeroth_base::DType;
-use zeroth_model::read_config;
 
-use crate::export::{BESIDE, CONFIG, ExportError, failed};
+use crate::ModelFiles;
+use crate::export::{CONFIG, ExportError, failed};
 
 /// Files that are whole and synced under hidden names. Dropped before [`StagedFiles::publish`], they are removed.
 #[derive(Debug)]
 pub(crate) struct StagedFiles {
     folder: PathBuf,
-    names: Vec<&'static str>,
+    names: Vec<String>,
 }
 
 impl StagedFiles {
-    /// The tokenizer's files of the model in `from` as they are, and its config.json with the type the weights have now.
-    pub(crate) fn of_model(from: &Path, to: &Path, dtype: DType) -> Result<Self, ExportError> {
+    /// The tokenizer's files as they were read, and config.json with the type the weights have now.
+    pub(crate) fn of_model(from: &ModelFiles, to: &Path, dtype: DType) -> Result<Self, ExportError> {
         let mut staged = Self { folder: to.to_owned(), names: Vec::new() };
-        for name in BESIDE {
-            let source = from.join(name);
-            if source.is_file() {
-                let mut source = File::open(&source).map_err(reading(&source))?;
-                staged.add(name, |file| io::copy(&mut source, file).map(drop))?;
-            }
+        for (name, mut source) in from.iter().filter(|(name, _)| *name != CONFIG) {
+            staged.add(name, |file| io::copy(&mut source, file).map(drop))?;
         }
-        let config = from.join(CONFIG);
-        let (map, _) = read_config(from).map_err(|error| reading(&config)(io::Error::other(error)))?;
-        let text = with_dtype(map, dtype).map_err(failed(&config))?;
+        let config = to.join(CONFIG);
+        let text = from.config().and_then(|map| with_dtype(map, dtype)).map_err(failed(&config))?;
         // Published last: a folder that was not finished is not taken for a model.
         staged.add(CONFIG, |file| file.write_all(text.as_bytes()))?;
         Ok(staged)
@@ -41,7 +36,7 @@ impl StagedFiles {
 
     fn add(
         &mut self,
-        name: &'static str,
+        name: &str,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<(), ExportError> {
         let target = self.folder.join(name);
@@ -52,7 +47,7 @@ impl StagedFiles {
         }
         let path = self.hidden(name);
         // Before it is there: dropping removes what is half written.
-        self.names.push(name);
+        self.names.push(name.to_owned());
         let written = File::create(&path).and_then(|mut file| {
             write(&mut file)?;
             file.sync_all()
@@ -93,8 +88,4 @@ fn with_dtype(mut config: Map<String, Value>, dtype: DType) -> io::Result<String
     };
     config.insert(key.to_owned(), name.into());
     Ok(format!("{}\n", serde_json::to_string_pretty(&config)?))
-}
-
-fn reading(path: &Path) -> impl FnOnce(io::Error) -> ExportError + '_ {
-    move |source| ExportError::Read { path: path.to_owned(), source }
 }

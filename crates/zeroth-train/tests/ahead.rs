@@ -32,7 +32,7 @@ fn story(job: &Job, folder: &Path, ahead: bool, wished: Option<(u64, Wish)>) -> 
         limit: None,
         decoupled: false,
         about: job.about(serde_json::Value::Null),
-        model: job.folder.clone(),
+        model: job.files.clone(),
     };
     let looks = Cell::new(0);
     let wish = || {

@@ -36,7 +36,7 @@ fn a_micro_batch_is_its_samples_end_to_end_with_labels_shifted() {
     let batches = Batches::new(&samples, Order::new(samples.count(), None), shape(2, 1, 1));
 
     let mut batch = MicroBatch::default();
-    batches.fill(1, 0, 0, &mut batch); // the third sample, and the first one again in the next epoch
+    batches.fill(1, 0, 0, &mut batch).unwrap(); // the third sample, and the first one again in the next epoch
     let key = |sample, position, epoch| RowKey { sample, position, epoch };
     assert_eq!(
         batch,
@@ -65,7 +65,7 @@ fn the_samples_of_a_pack_are_sequences_of_their_own() {
 
     let mut batch = MicroBatch::with_capacity(4, batches.most_sequences() as usize);
     let key = |sample, position| RowKey { sample, position, epoch: 3 };
-    batches.fill(3, 0, 0, &mut batch);
+    batches.fill(3, 0, 0, &mut batch).unwrap();
     assert_eq!(
         batch,
         MicroBatch {
@@ -76,7 +76,7 @@ fn the_samples_of_a_pack_are_sequences_of_their_own() {
             keys: vec![key(0, 0), key(0, 1), key(3, 0), key(3, 1)],
         }
     );
-    batches.fill(3, 1, 0, &mut batch);
+    batches.fill(3, 1, 0, &mut batch).unwrap();
     assert_eq!((&batch.ids[..], &batch.starts[..]), (&[3, 4, 5, 6][..], &[0, 3, 4][..]));
     assert_eq!(
         (batches.micro_batch_tokens(3, 1, 0), batches.tokens(3), batches.trained_tokens(3)),
@@ -101,7 +101,7 @@ fn filling_again_uses_the_same_buffers() {
     };
     let before = places(&batch);
     for step in 0..50 {
-        batches.fill(step, step % 2, 0, &mut batch);
+        batches.fill(step, step % 2, 0, &mut batch).unwrap();
         assert_eq!(places(&batch), before);
     }
 }
@@ -166,7 +166,7 @@ proptest! {
             for micro in 0..accumulation {
                 for rank in 0..ranks {
                     let expected = batches.micro_batch_tokens(step, micro, rank);
-                    batches.fill(step, micro, rank, &mut batch);
+                    batches.fill(step, micro, rank, &mut batch).unwrap();
                     prop_assert_eq!(batch.tokens() as u64, expected);
                     tokens += expected;
                     trained += batch.labels.iter().filter(|&&label| label != -100).count() as u64;

@@ -127,7 +127,7 @@ fn rows(first: u64) -> [Value; 3] {
 
 fn read_back(samples: &Samples) -> Vec<Value> {
     let row = |sample| {
-        let bytes: Vec<u8> = samples.ids(sample).iter().map(|&id| id as u8).collect();
+        let bytes: Vec<u8> = samples.ids(sample).unwrap().iter().map(|&id| id as u8).collect();
         serde_json::from_slice(&bytes).unwrap()
     };
     (0..samples.count().get()).map(row).collect()

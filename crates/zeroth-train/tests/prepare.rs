@@ -118,7 +118,7 @@ fn a_second_call_finds_the_cache_and_encodes_nothing() {
     for samples in [&first.samples, &second.samples, &Samples::open(&first.path).unwrap()] {
         assert_eq!(*samples, in_memory);
         assert_eq!(samples.hash(), in_memory.hash());
-        assert_eq!((samples.ids(1), samples.labels(1)), (&[4, 5][..], &[-100, 5][..]));
+        assert_eq!((samples.ids(1).unwrap(), samples.labels(1).unwrap()), (vec![4, 5], vec![-100, 5]));
         assert_eq!((samples.length(0), samples.trained(0), samples.longest()), (3, 2, 3));
         assert_eq!(samples.members(2).collect::<Vec<_>>(), [2]);
     }
@@ -216,23 +216,30 @@ fn ranks_refuse_a_cache_whose_header_or_size_is_wrong() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_gives_way_to_the_next() {
+fn where_the_users_cache_cannot_be_written_tokens_go_into_a_file_without_a_name() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let in_the_way = place.write("in-the-way", "");
-    let cache = CacheFolder::at(&in_the_way).with_fallback(place.path("run"));
-    let prepared = prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap();
-    assert!(prepared.path.starts_with(place.path("run").join("tokens")), "{}", prepared.path.display());
-    assert!(prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap().found);
+    let home = |name: &str| (name == "XDG_CACHE_HOME").then(|| in_the_way.clone().into_os_string());
+    for (cache, passed_over) in
+        [(CacheFolder::from_environment(home), 1), (CacheFolder::from_environment(|_| None), 0)]
+    {
+        let cache = cache.or_unnamed_in(place.folder.path());
+        let prepared = prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap();
+        assert_eq!(prepared.passed_over.len(), passed_over);
+        assert_eq!(Samples::open(&prepared.path).unwrap(), prepared.samples);
+        assert_eq!(names(place.folder.path()).len(), 2, "nothing is left in the folder");
+        assert!(!prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap().found);
+    }
 
-    let nowhere = CacheFolder::at(&in_the_way).with_fallback(in_the_way.join("below"));
+    let nowhere = CacheFolder::from_environment(home).or_unnamed_in(&in_the_way);
     let error = prepare(&file, &Counting::new(), &OPTIONS, &nowhere).unwrap_err();
     let folder = in_the_way.display();
     assert_eq!(
         error.to_string(),
         format!(
-            "the token cache cannot be written in {folder}/tokens: Not a directory (os error 20), nor in \
-             {folder}/below/tokens: Not a directory (os error 20); set ZEROTH_CACHE to a folder that can be"
+            "the token cache cannot be written in {folder}/zeroth/tokens: Not a directory (os error 20), nor in {folder}: \
+             Not a directory (os error 20); set ZEROTH_CACHE to a folder that can be"
         )
     );
     let error = prepare(&file, &Counting::new(), &OPTIONS, &CacheFolder::default()).unwrap_err();
@@ -243,19 +250,29 @@ fn a_place_that_cannot_be_written_gives_way_to_the_next() {
 }
 
 #[test]
+fn a_folder_that_was_named_is_used_or_refused() {
+    let place = Place::new();
+    let file = [place.write("a.jsonl", ROWS)];
+    let in_the_way = place.write("in-the-way", "");
+    let cache = CacheFolder::at(&in_the_way).or_unnamed_in(place.folder.path());
+    let error = prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap_err().to_string();
+    assert!(error.starts_with("the token cache cannot be written in "), "{error}");
+}
+
+#[test]
 fn the_cache_is_where_the_environment_says() {
-    let places = |variables: &[(&str, &str)]| {
+    let folder = |variables: &[(&str, &str)]| {
         let found = CacheFolder::from_environment(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
         });
-        found.places().iter().map(|place| place.display().to_string()).collect::<Vec<_>>()
+        found.folder().map(|folder| folder.display().to_string())
     };
     let (home, xdg) = (("HOME", "/home/u"), ("XDG_CACHE_HOME", "/x"));
-    assert_eq!(places(&[home, xdg, ("ZEROTH_CACHE", "/z")]), ["/z"]);
-    assert_eq!(places(&[home, xdg, ("ZEROTH_CACHE", "")]), ["/x/zeroth"]);
-    assert_eq!(places(&[home, ("XDG_CACHE_HOME", "relative")]), ["/home/u/.cache/zeroth"]);
-    assert_eq!(places(&[home]), ["/home/u/.cache/zeroth"]);
-    assert!(places(&[]).is_empty());
+    assert_eq!(folder(&[home, xdg, ("ZEROTH_CACHE", "/z")]).as_deref(), Some("/z"));
+    assert_eq!(folder(&[home, xdg, ("ZEROTH_CACHE", "")]).as_deref(), Some("/x/zeroth"));
+    assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "relative")]).as_deref(), Some("/home/u/.cache/zeroth"));
+    assert_eq!(folder(&[home]).as_deref(), Some("/home/u/.cache/zeroth"));
+    assert_eq!(folder(&[]), None);
 }
 
 #[test]
@@ -392,8 +409,9 @@ fn long_rows_are_left_out_or_cut_at_either_end() {
 
     let (dropped, left, right) = (cut(Truncation::Drop), cut(Truncation::Left), cut(Truncation::Right));
     assert_eq!((dropped.count().get(), dropped.totals().too_long, dropped.totals().truncated), (1, 1, 0));
-    assert_eq!((left.ids(0), left.labels(0)), (&[3, 4, 5, 6, 7, 8][..], &[-100, -100, -100, -100, 7, 8][..]));
-    assert_eq!(right.ids(0), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(left.ids(0).unwrap(), [3, 4, 5, 6, 7, 8]);
+    assert_eq!(left.labels(0).unwrap(), [-100, -100, -100, -100, 7, 8]);
+    assert_eq!(right.ids(0).unwrap(), [1, 2, 3, 4, 5, 6]);
     let counts = |samples: &Samples| {
         (samples.totals().too_long, samples.totals().truncated, samples.totals().untrained)
     };

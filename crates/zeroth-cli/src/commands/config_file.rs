@@ -37,9 +37,21 @@ pub(super) fn read_error_text(argument: &str, error: &ReadError) -> String {
 
 /// Reads and checks a config; one with errors is refused with all of them.
 pub(super) fn load(argument: &str) -> anyhow::Result<Checked> {
-    let document = source(argument)
-        .and_then(parse)
-        .map_err(|error| anyhow::anyhow!("{}", read_error_text(argument, &error).trim_end().to_owned()))?;
+    checked(argument, read(argument)?)
+}
+
+/// Reads a config.
+pub(super) fn read(argument: &str) -> anyhow::Result<Source> {
+    source(argument).map_err(|error| unreadable(argument, &error))
+}
+
+fn unreadable(argument: &str, error: &ReadError) -> anyhow::Error {
+    anyhow::anyhow!("{}", read_error_text(argument, error).trim_end().to_owned())
+}
+
+/// Checks a config that was read.
+pub(super) fn checked(argument: &str, source: Source) -> anyhow::Result<Checked> {
+    let document = parse(source).map_err(|error| unreadable(argument, &error))?;
     let report = check(&document);
     let errors: Vec<String> = report
         .at_least(Severity::Error)

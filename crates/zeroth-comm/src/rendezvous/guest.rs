@@ -3,11 +3,12 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use super::socket::JobSocket;
 use super::wire::{self, Greeting, Kind};
-use super::{MeetError, Patience, SPEAK, Telling, address, name, same_user};
+use super::{MeetError, Patience, SPEAK, Telling, same_user};
 use crate::error::JoinError;
 use crate::local::{self, LocalComm, Options};
 use crate::segment::Token;
@@ -43,13 +44,13 @@ impl fmt::Debug for Invitation {
 
 /// Waits for rank 0 of `job` to begin, as `rank` of `world`.
 pub fn attend(job: &str, rank: usize, world: usize, patience: &Patience) -> Result<Invitation, MeetError> {
-    let name = name(job);
-    let address = address(&name)?;
+    let socket = JobSocket::of(job)?;
+    let name = socket.shown();
     let (began, mut telling) = (Instant::now(), Telling::new(patience));
     let mut stream: Option<UnixStream> = None;
     loop {
         match &stream {
-            None => stream = greet(&address, &name, rank, world)?,
+            None => stream = greet(&socket, &name, rank, world)?,
             Some(stream) => match wire::arrives(stream) {
                 Ok(false) => {}
                 Ok(true) => return answer(stream, rank, &name),
@@ -65,17 +66,8 @@ pub fn attend(job: &str, rank: usize, world: usize, patience: &Patience) -> Resu
 }
 
 /// Connects and says who is there. `None` while rank 0 has not opened its socket.
-fn greet(
-    address: &SocketAddr,
-    name: &str,
-    rank: usize,
-    world: usize,
-) -> Result<Option<UnixStream>, MeetError> {
-    let stream = match UnixStream::connect_addr(address) {
-        Ok(stream) => stream,
-        Err(error) if not_there(&error) => return Ok(None),
-        Err(error) => return Err(MeetError::System { what: "connect to rank 0", source: error }),
-    };
+fn greet(socket: &JobSocket, name: &str, rank: usize, world: usize) -> Result<Option<UnixStream>, MeetError> {
+    let Some(stream) = socket.connect()? else { return Ok(None) };
     same_user(&stream, name)?;
     let set_up = "set up the connection to rank 0";
     stream.set_read_timeout(Some(SPEAK)).map_err(MeetError::system(set_up))?;
@@ -85,13 +77,6 @@ fn greet(
     let greeting = Greeting { rank: number(rank)?, world: number(world)? };
     greeting.send(&stream).map_err(|_| MeetError::HostGone)?;
     Ok(Some(stream))
-}
-
-fn not_there(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-    )
 }
 
 fn answer(stream: &UnixStream, rank: usize, name: &str) -> Result<Invitation, MeetError> {

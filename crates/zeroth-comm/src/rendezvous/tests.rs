@@ -1,9 +1,9 @@
 //! Ranks as threads of one process; those that are processes are in `tests/rendezvous.rs`.
 
 use std::io::Write;
-use std::os::unix::net::UnixListener;
 use std::sync::Mutex;
 
+use super::socket::JobSocket;
 use super::*;
 use crate::local::Options;
 use crate::{Comm, OpName};
@@ -65,8 +65,7 @@ fn a_host_that_goes_away_ends_the_wait_of_those_who_came() {
     std::thread::scope(|scope| {
         let guest = scope.spawn(|| attend(&job, 1, 2, &Patience::default()).unwrap_err());
         // The system lists the socket that listens, and one more for each connection.
-        let listed = format!("@{}", name(&job));
-        while std::fs::read_to_string("/proc/net/unix").unwrap().matches(&listed).count() < 2 {
+        while std::fs::read_to_string("/proc/net/unix").unwrap().matches(&job).count() < 2 {
             std::thread::sleep(LOOK);
         }
         drop(host);
@@ -157,17 +156,18 @@ fn a_second_rank_0_finds_the_name_taken() {
 
 #[test]
 fn bytes_that_ranks_do_not_say_are_refused_on_both_sides() {
-    let (of_guest, of_host) = (job("garbled guest"), job("garbled host"));
+    let (of_guest, of_host) = (job("garbled-guest"), job("garbled-host"));
     let host = Host::open(&of_guest, 2, short()).unwrap();
-    let mut stranger = UnixStream::connect_addr(&address(&name(&of_guest)).unwrap()).unwrap();
+    let mut stranger = JobSocket::of(&of_guest).unwrap().connect().unwrap().unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let error = host.begin(0, &[]).err().unwrap().to_string();
     assert!(error.contains("does not speak as ranks of this version do"), "{error}");
 
-    let listener = UnixListener::bind_addr(&address(&name(&of_host)).unwrap()).unwrap();
+    let listening = JobSocket::of(&of_host).unwrap().listen(LOOK).unwrap();
+    listening.listener.set_nonblocking(false).unwrap();
     std::thread::scope(|scope| {
         let guest = scope.spawn(|| attend(&of_host, 1, 2, &Patience::default()).unwrap_err());
-        let mut stranger = listener.accept().unwrap().0;
+        let mut stranger = listening.listener.accept().unwrap().0;
         stranger.write_all(&[b'x'; 100]).unwrap();
         let error = guest.join().unwrap();
         assert!(matches!(error, MeetError::Garbled { .. }), "{error}");
@@ -175,9 +175,16 @@ fn bytes_that_ranks_do_not_say_are_refused_on_both_sides() {
 }
 
 #[test]
-fn long_names_stay_apart_and_fit() {
-    let [one, two] = ["1", "2"].map(|end| name(&format!("{}{end}", "a-long-host.example.org".repeat(9))));
-    assert_ne!(one, two);
-    assert!(one.len() <= 107 && address(&one).is_ok(), "{one}");
-    assert!(name("slurm-77-0").ends_with("-slurm-77-0"));
+fn the_name_of_a_host_that_was_killed_is_taken_over_and_leaves_nothing() {
+    let job = job("killed");
+    let socket = JobSocket::of(&job).unwrap();
+    let path = PathBuf::from(socket.shown());
+    // As a killed process leaves it: a name that nobody listens at.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    assert!(socket.connect().unwrap().is_none());
+    let host = Host::open(&job, 2, Patience::default()).unwrap();
+    assert!(socket.connect().unwrap().is_some());
+    drop(host);
+    assert!(!path.exists() && !path.with_file_name(format!("{job}.lock")).exists());
 }

@@ -34,6 +34,17 @@ impl Greeting {
         stream.write_all(&bytes)
     }
 
+    /// Whether all of it has arrived: then [`Self::receive`] does not wait.
+    pub(super) fn arrives(stream: &UnixStream) -> io::Result<bool> {
+        let mut bytes = [0_u8; 16];
+        match rustix::net::recv(stream, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((_, read)) => Ok(read == bytes.len()),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Self> {
         let mut bytes = [0; 16];
         stream.read_exact(&mut bytes)?;

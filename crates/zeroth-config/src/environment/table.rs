@@ -82,7 +82,8 @@ const ZEROTH: &[Variable] = &[
     of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", Honoured, OURS),
     of(
         "ZEROTH_TOLD",
-        "What the launcher has decided for all ranks: memory they may take, token caches, the checkpoint to go on from.",
+        "What the launcher has read and decided for all ranks: the config's text, memory they may take, token caches, the \
+         checkpoint to go on from.",
         Honoured,
         OURS,
     ),

@@ -15,8 +15,8 @@ use super::manifest::{FileEntry, Manifest};
 use super::names::{foreign_in, remove_own};
 use super::open::Checkpoint;
 use super::sums::{MANIFEST, SUMS, hex, sums_text};
-use crate::export::{BESIDE, CONFIG};
 use crate::run_lock::start_time;
+use crate::{ModelFile, ModelFiles};
 
 /// The folder of a checkpoint that holds the model's small files.
 pub(super) const MODEL: &str = "model";
@@ -71,10 +71,10 @@ impl Unfinished {
         &self.path
     }
 
-    /// Makes it a checkpoint. `manifest` lists the parts of all ranks, which are synced; `model` is the folder whose
-    /// config and tokenizer files are carried along. What was there of this step is replaced at the same moment; files beside
+    /// Makes it a checkpoint. `manifest` lists the parts of all ranks, which are synced; `model` is the config and the
+    /// tokenizer's files that are carried along. What was there of this step is replaced at the same moment; files beside
     /// it that no save wrote stay.
-    pub fn commit(self, mut manifest: Manifest, model: &Path) -> Result<PathBuf, CheckpointError> {
+    pub fn commit(self, mut manifest: Manifest, model: &ModelFiles) -> Result<PathBuf, CheckpointError> {
         if manifest.step != self.step {
             let problem = format!("step {} in the folder of step {}", manifest.step, self.step);
             return Err(CheckpointError::Manifest { path: self.path.join(MANIFEST), problem });
@@ -152,25 +152,17 @@ fn exchange_in_steps(new: &Path, old: &Path, aside: &Path) -> Result<(), Checkpo
     fs::rename(aside, new).map_err(writing("rename", aside, 0))
 }
 
-/// Copies the model's small files, hashing them on the way.
-fn copy_model(from: &Path, to: &Path) -> Result<Vec<FileEntry>, CheckpointError> {
+/// Writes the model's small files, hashing them on the way.
+fn copy_model(from: &ModelFiles, to: &Path) -> Result<Vec<FileEntry>, CheckpointError> {
     fs::create_dir(to).map_err(writing("create", to, 0))?;
-    let mut entries = Vec::new();
-    for name in std::iter::once(&CONFIG).chain(BESIDE) {
-        let source = from.join(name);
-        // A model has a config; what else there is depends on its tokenizer.
-        if *name == CONFIG || source.is_file() {
-            entries.push(copy(&source, &to.join(name), format!("{MODEL}/{name}"))?);
-        }
-    }
+    let entries = from.iter().map(|(name, file)| copy(file, &to.join(name), format!("{MODEL}/{name}")));
+    let entries = entries.collect::<Result<_, _>>()?;
     sync_folder(to)?;
     Ok(entries)
 }
 
-fn copy(from: &Path, to: &Path, name: String) -> Result<FileEntry, CheckpointError> {
-    let unreadable = |source| CheckpointError::Io { doing: "read", path: from.to_owned(), source };
-    let mut source = File::open(from).map_err(unreadable)?;
-    let needed = source.metadata().map_err(unreadable)?.len();
+fn copy(mut source: ModelFile<'_>, to: &Path, name: String) -> Result<FileEntry, CheckpointError> {
+    let needed = source.len();
     let mut target = File::create(to).map_err(writing("create", to, needed))?;
     let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; COPY.min(needed.max(1) as usize)]);
     loop {
@@ -178,7 +170,7 @@ fn copy(from: &Path, to: &Path, name: String) -> Result<FileEntry, CheckpointErr
             Ok(0) => break,
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(unreadable(error)),
+            Err(source) => return Err(CheckpointError::Io { doing: "copy", path: to.to_owned(), source }),
         };
         target.write_all(&buffer[..count]).map_err(writing("write", to, needed))?;
         hash.update(&buffer[..count]);

@@ -9,6 +9,7 @@ use zeroth_step::run::State;
 
 use super::around::{checkpoint_around, is_same_folder};
 use super::open::Checkpoint;
+use crate::ModelFiles;
 use crate::export::{ExportError, failed, stream};
 use crate::run_folder::MARKS;
 use crate::staged::StagedFiles;
@@ -40,7 +41,7 @@ pub fn export(
     }
     refuse_taken(to, destination)?;
     fs::create_dir_all(to).map_err(failed(to))?;
-    let beside = StagedFiles::of_model(&checkpoint.model(), to, dtype)?;
+    let beside = StagedFiles::of_model(&ModelFiles::read(&checkpoint.model())?, to, dtype)?;
     let parameters = &checkpoint.manifest().model.parameters;
     let tensors: Vec<NewTensor> = parameters
         .iter()

@@ -130,7 +130,7 @@ pub enum DataError {
         listed_places(tried)
     )]
     NoCache {
-        /// The files that were to appear, and what the system said.
+        /// The folders, and what the system said.
         tried: Vec<(PathBuf, io::Error)>,
     },
     /// A token cache that is not one.
@@ -140,6 +140,16 @@ pub enum DataError {
         path: PathBuf,
         /// What is wrong with it.
         why: &'static str,
+    },
+    /// A token cache that ended, or could not be read, in the middle of a run.
+    #[error("cannot read sample {sample} from the token cache {}: {}", path.display(), unreadable(source))]
+    ReadCache {
+        /// The file.
+        path: PathBuf,
+        /// The sample that was being read, counted from 0.
+        sample: u64,
+        /// What the system said.
+        source: io::Error,
     },
     /// A token cache that cannot be opened.
     #[error("cannot open the token cache {}: {source}", path.display())]
@@ -159,9 +169,18 @@ fn listed_files(files: &[PathBuf]) -> String {
     }
 }
 
+fn unreadable(source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            "the file was cut short since it was opened; start again, and the data is tokenised anew"
+                .to_owned()
+        }
+        _ => source.to_string(),
+    }
+}
+
 fn listed_places(tried: &[(PathBuf, io::Error)]) -> String {
-    let folder = |path: &PathBuf| path.parent().unwrap_or(path).display().to_string();
-    let one = |(path, error): &(PathBuf, io::Error)| format!("in {}: {error}", folder(path));
+    let one = |(folder, error): &(PathBuf, io::Error)| format!("in {}: {error}", folder.display());
     match tried {
         [] => ": neither ZEROTH_CACHE nor HOME is set".to_owned(),
         tried => format!(" {}", tried.iter().map(one).collect::<Vec<_>>().join(", nor ")),

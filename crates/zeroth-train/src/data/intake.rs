@@ -4,7 +4,7 @@
 use std::num::NonZeroU64;
 
 use super::pack::Packs;
-use super::samples::{Parts, Samples};
+use super::samples::Samples;
 use super::{DataError, IGNORED, Totals};
 
 /// What is done with rows longer than `--max-length`, by the names of ms-swift.
@@ -164,11 +164,10 @@ impl SamplesBuilder {
 
     /// The samples, where at least one was kept.
     pub fn finish(self) -> Result<Samples, DataError> {
-        let Index { starts, trained, packs, count, totals, hash } = self.intake.finish(self.packing)?;
-        let Packs { starts: pack_starts, members } = packs;
+        let index = self.intake.finish(self.packing)?;
         let mut tokens = self.tokens;
         tokens.shrink_to_fit();
-        Ok(Samples::in_memory(Parts { tokens, starts, trained, pack_starts, members }, count, totals, hash))
+        Ok(Samples::in_memory(tokens, index))
     }
 }
 
@@ -220,7 +219,7 @@ mod tests {
             ]
         );
         assert!(built(&rows[..1], 4).unwrap().totals().notes(4).is_empty());
-        assert_eq!((samples.ids(2), samples.labels(2)), (&[9, 9][..], &[9, -100][..]));
+        assert_eq!((samples.ids(2).unwrap(), samples.labels(2).unwrap()), (vec![9, 9], vec![9, -100]));
         assert_eq!([0, 1, 2].map(|sample| samples.length(sample)), [3, 1, 2]);
         assert_eq!([0, 1, 2].map(|sample| samples.trained(sample)), [1, 0, 0]);
     }

@@ -1,7 +1,7 @@
 //! The samples of a run: from data files to tokens and labels.
 //!
 //! [`prepare`] reads the rows of the files (JSONL or Parquet), has an [`Encode`] turn each into tokens on
-//! all threads, and keeps them in the token cache, which all ranks map into memory as [`Samples`]. [`survey`] looks at the
+//! all threads, and keeps them in the token cache, which all ranks read as [`Samples`]. [`survey`] looks at the
 //! same rows without stopping at wrong ones. A format of rows is a file beside this one that implements [`Encode`].
 
 mod assistant;
@@ -14,6 +14,7 @@ mod encode;
 mod encoder;
 mod error;
 mod file_format;
+mod guarded;
 mod intake;
 mod lines;
 mod pack;

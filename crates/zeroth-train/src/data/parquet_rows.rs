@@ -1,7 +1,6 @@
 //! The rows of a Parquet file as JSON objects: lists become lists, structs and maps become objects.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use parquet::basic::CompressionCodec;
@@ -13,6 +12,7 @@ use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
 
 use super::DataError;
+use super::guarded::guarded as caught;
 
 /// Reads one row after the other; a page of each column is in memory, never the file.
 pub(super) struct ParquetRows<'a> {
@@ -70,13 +70,9 @@ fn is_read(codec: CompressionCodec) -> bool {
 /// The reader's error, and also its panic: it asserts what a damaged file, or a type it has no code for, breaks.
 fn guarded<T>(path: &Path, row: u64, read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataError> {
     let failed = |message| DataError::Parquet { path: path.to_owned(), row, message };
-    match catch_unwind(AssertUnwindSafe(read)) {
+    match caught(read) {
         Ok(read) => read.map_err(|error| failed(error.to_string())),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(failed(text.unwrap_or("the reader gave up").to_owned()))
-        }
+        Err(panic) => Err(failed(panic)),
     }
 }
 

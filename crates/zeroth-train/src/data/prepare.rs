@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
-use super::cache::{CacheFolder, Unfinished, find, key};
+use super::cache::{CacheFolder, key};
 use super::intake::Intake;
 use super::lines::check;
 use super::pipeline::{Cuts, Watch, each_row};
@@ -41,6 +41,8 @@ pub struct Prepared {
     pub rows: u64,
     /// How long all of it took.
     pub seconds: f64,
+    /// Where it should have been kept, and why it could not be.
+    pub passed_over: Vec<(PathBuf, io::Error)>,
 }
 
 /// Reads, encodes and keeps the rows of `files`, which are one dataset in the order given; or finds them in the cache,
@@ -95,19 +97,13 @@ pub(super) fn prepare_at(
         None => Ok(()),
     };
     let key = key(files, encoder, options)?;
-    let ready = |file: TokenFile, path: PathBuf, found: bool| {
-        let samples = Samples::mapped(file);
-        let rows = samples.totals().rows();
-        Prepared { samples, path, found, rows, seconds: begun.elapsed().as_secs_f64() }
-    };
-    for path in cache.files(&key) {
-        if let Some(file) = find(&path, &key) {
-            return Ok(ready(file, path, true));
-        }
-    }
     let mut tried = Vec::new();
-    for path in cache.files(&key) {
-        let written = Unfinished::create(&path).map_err(Failed::Cache).and_then(|(unfinished, file)| {
+    for (path, destination) in cache.destinations() {
+        let made = destination.map_err(Failed::Cache).and_then(|destination| {
+            if let Some((samples, path)) = destination.find(&key) {
+                return Ok((samples, path, true));
+            }
+            let unfinished = destination.create(&key)?;
             let total_bytes = before.iter().flatten().map(|(bytes, _)| bytes).sum();
             let (rows, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
             let each = |more_rows, more_bytes| {
@@ -116,13 +112,16 @@ pub(super) fn prepare_at(
                 let bytes = bytes.fetch_add(more_bytes, Ordering::Relaxed) + more_bytes;
                 watch(Tokenising { rows, bytes, total_bytes });
             };
-            write(file, key, cuts, files, encoder, options, &each)?;
+            write(unfinished.file()?, key, cuts, files, encoder, options, &each)?;
             unchanged()?;
-            unfinished.publish(&path)?;
-            Ok(TokenFile::open(&path)?)
+            let (file, path) = unfinished.publish()?;
+            Ok((Samples::of_file(TokenFile::new(file, &path)?)?, path, false))
         });
-        match written {
-            Ok(file) => return Ok(ready(file, path, false)),
+        match made {
+            Ok((samples, path, found)) => {
+                let (rows, seconds) = (samples.totals().rows(), begun.elapsed().as_secs_f64());
+                return Ok(Prepared { samples, path, found, rows, seconds, passed_over: tried });
+            }
             Err(Failed::Data(error)) => return Err(error),
             Err(Failed::Cache(source)) => tried.push((path, source)),
         }

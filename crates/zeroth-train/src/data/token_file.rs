@@ -14,14 +14,15 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-use bytemuck::{Pod, Zeroable, bytes_of, cast_slice, pod_read_unaligned};
-use memmap2::Mmap;
+use bytemuck::{Pod, Zeroable, bytes_of, bytes_of_mut, cast_slice, cast_slice_mut};
 use sha2::{Digest, Sha256};
 
-use super::Totals;
 use super::intake::Index;
+use super::pack::Packs;
+use super::{DataError, Totals};
 
 /// Goes up with every change of the format, and of what rows become in it.
 pub(super) const VERSION: u64 = 1;
@@ -92,7 +93,7 @@ impl Header {
         let mut section = |entries: u64, size: u64| {
             let start = end.checked_next_multiple_of(ALIGNMENT)?;
             end = start.checked_add(entries.checked_mul(size)?)?;
-            Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
+            Some(start..end)
         };
         let sections = Sections {
             tokens: section(self.tokens.checked_mul(2)?, 4)?,
@@ -105,13 +106,33 @@ impl Header {
     }
 }
 
+impl Header {
+    /// Whether every sample lies within the tokens, every pack within the samples, and none is longer than said here.
+    fn covers(&self, index: &Index) -> bool {
+        let covers = |starts: &[u64], all: u64, longest: u64| {
+            starts.first() == Some(&0)
+                && starts.last() == Some(&all)
+                && starts.windows(2).all(|ends| {
+                    ends[1].checked_sub(ends[0]).is_some_and(|length| (1..=longest).contains(&length))
+                })
+        };
+        let Index { starts, trained, packs, .. } = index;
+        let length = |sample: &u64| starts[*sample as usize + 1] - starts[*sample as usize];
+        covers(starts, self.tokens, self.longest)
+            && starts.windows(2).zip(trained).all(|(ends, trained)| u64::from(*trained) <= ends[1] - ends[0])
+            && (packs.starts.is_empty() || covers(&packs.starts, self.samples, self.most_in_pack))
+            && packs.members.iter().all(|member| *member < self.samples)
+            && packs.iter().all(|pack| pack.iter().map(length).sum::<u64>() <= self.longest_pack)
+    }
+}
+
 #[derive(Debug)]
 struct Sections {
-    tokens: Range<usize>,
-    starts: Range<usize>,
-    trained: Range<usize>,
-    pack_starts: Range<usize>,
-    members: Range<usize>,
+    tokens: Range<u64>,
+    starts: Range<u64>,
+    trained: Range<u64>,
+    pack_starts: Range<u64>,
+    members: Range<u64>,
 }
 
 /// Why a file is no token cache.
@@ -123,28 +144,30 @@ pub(super) enum Reject {
     Damaged(&'static str),
 }
 
-/// A token cache, mapped into memory: all ranks of a machine share its pages.
+/// A token cache that is open. Tokens are read when they are needed, and not mapped: a mapping whose file is cut short ends
+/// the process without a word, a read is an error that names the file. The system keeps the pages for all ranks either way.
 #[derive(Debug)]
 pub(super) struct TokenFile {
-    map: Mmap,
+    file: File,
+    path: PathBuf,
     header: Header,
     sections: Sections,
     count: NonZeroU64,
 }
 
 impl TokenFile {
-    /// Opens a file and checks its header and sizes.
-    pub(super) fn open(path: &Path) -> Result<Self, Reject> {
-        let file = File::open(path).map_err(Reject::Io)?;
-        let length = file.metadata().map_err(Reject::Io)?.len();
+    /// Checks the header and the size of a file; `path` is for messages.
+    pub(super) fn new(file: File, path: &Path) -> Result<Self, Reject> {
+        let found = file.metadata().map_err(Reject::Io)?;
+        let length = found.len();
+        if !found.is_file() {
+            return Err(Reject::Damaged("it is not a file"));
+        }
         if length < HEADER as u64 {
             return Err(Reject::Damaged("it is too short for a header"));
         }
-        #[allow(unsafe_code, reason = "a map of a file cannot be made without")]
-        // SAFETY: the file got its name when it was complete, and nobody writes to it afterwards: a new one is another
-        // file that takes over the name. Numbers of any bits are valid in the types it is read as.
-        let map = unsafe { Mmap::map(&file) }.map_err(Reject::Io)?;
-        let header: Header = pod_read_unaligned(&map[..HEADER]);
+        let mut header = Header::zeroed();
+        file.read_exact_at(bytes_of_mut(&mut header), 0).map_err(Reject::Io)?;
         if header.magic != MAGIC {
             return Err(Reject::Damaged("it does not begin like one"));
         }
@@ -154,16 +177,16 @@ impl TokenFile {
         if header.own_sha256 != header.checksum() {
             return Err(Reject::Damaged("its header does not match the header's checksum"));
         }
-        let sections = header.sections().filter(|(_, end)| {
-            *end == length && map.len() as u64 == length && header.body_bytes == length - HEADER as u64
-        });
+        let sections = header
+            .sections()
+            .filter(|(_, end)| *end == length && header.body_bytes == length - HEADER as u64);
         let Some((sections, _)) = sections else {
             return Err(Reject::Damaged("its length is not what its header says"));
         };
         header.check().map_err(Reject::Damaged)?;
         let units = if header.packs > 0 { header.packs } else { header.samples };
         let count = NonZeroU64::new(units).ok_or(Reject::Damaged("it holds no samples"))?;
-        Ok(Self { map, header, sections, count })
+        Ok(Self { file, path: path.to_owned(), header, sections, count })
     }
 
     /// Whether it was made for `key`, and its body is what was written.
@@ -171,49 +194,58 @@ impl TokenFile {
         if self.header.key != *key {
             return Err(Reject::Damaged("it was made from other data"));
         }
-        let found: [u8; 32] = Sha256::digest(&self.map[HEADER..]).into();
+        let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+        let end = HEADER as u64 + self.header.body_bytes;
+        let mut at = HEADER as u64;
+        while at < end {
+            let piece = &mut buffer[..(end - at).min(1 << 20) as usize];
+            self.file.read_exact_at(piece, at).map_err(Reject::Io)?;
+            digest.update(&*piece);
+            at += piece.len() as u64;
+        }
+        let found: [u8; 32] = digest.finalize().into();
         if found != self.header.body_sha256 {
             return Err(Reject::Damaged("its contents do not match their checksum"));
-        }
-        if !self.is_consistent() {
-            return Err(Reject::Damaged("its index leads out of its tokens"));
         }
         Ok(())
     }
 
-    /// Whether every sample lies within the tokens, every pack within the samples, and none is longer than the header says.
-    fn is_consistent(&self) -> bool {
-        let header = &self.header;
-        let covers = |starts: &[u64], all: u64, longest: u64| {
-            starts.first() == Some(&0)
-                && starts.last() == Some(&all)
-                && starts.windows(2).all(|ends| {
-                    ends[1].checked_sub(ends[0]).is_some_and(|length| (1..=longest).contains(&length))
-                })
+    /// Everything but the tokens, read into memory: 12 bytes a sample, 20 and more where samples are packed.
+    pub(super) fn index(&self) -> Result<Index, Reject> {
+        let Sections { starts, trained, pack_starts, members, .. } = &self.sections;
+        let index = Index {
+            starts: self.section(starts)?,
+            trained: self.section(trained)?,
+            packs: Packs { starts: self.section(pack_starts)?, members: self.section(members)? },
+            count: self.count,
+            totals: self.totals(),
+            hash: self.header.hash,
         };
-        let starts = self.starts();
-        let lengths = starts.windows(2).zip(self.trained());
-        let packs = self.pack_starts();
-        covers(starts, header.tokens, header.longest)
-            && lengths.into_iter().all(|(ends, trained)| u64::from(*trained) <= ends[1] - ends[0])
-            && (packs.is_empty() || covers(packs, header.samples, header.most_in_pack))
-            && self.members().iter().all(|member| *member < header.samples)
-            && packs.windows(2).all(|ends| {
-                let members = &self.members()[ends[0] as usize..ends[1] as usize];
-                let length = |member: &u64| starts[*member as usize + 1] - starts[*member as usize];
-                members.iter().map(length).sum::<u64>() <= header.longest_pack
-            })
+        if self.header.covers(&index) {
+            Ok(index)
+        } else {
+            Err(Reject::Damaged("its index leads out of its tokens"))
+        }
     }
 
-    pub(super) fn count(&self) -> NonZeroU64 {
-        self.count
+    /// A section as a list. Its length was checked against that of the file.
+    fn section<T: Pod>(&self, place: &Range<u64>) -> Result<Vec<T>, Reject> {
+        let mut list = vec![T::zeroed(); (place.end - place.start) as usize / size_of::<T>()];
+        self.file.read_exact_at(cast_slice_mut(&mut list), place.start).map_err(Reject::Io)?;
+        Ok(list)
     }
 
-    pub(super) fn hash(&self) -> u64 {
-        self.header.hash
+    /// Fills `into` with tokens from the `first` one on, for a sample.
+    pub(super) fn read(&self, first: u64, into: &mut [i32], sample: u64) -> Result<(), DataError> {
+        let at = self.sections.tokens.start + first * size_of::<i32>() as u64;
+        self.file.read_exact_at(cast_slice_mut(into), at).map_err(|source| DataError::ReadCache {
+            path: self.path.clone(),
+            sample,
+            source,
+        })
     }
 
-    pub(super) fn totals(&self) -> Totals {
+    fn totals(&self) -> Totals {
         let header = &self.header;
         Totals {
             samples: header.samples,
@@ -227,26 +259,6 @@ impl TokenFile {
             longest_pack: header.longest_pack,
             most_in_pack: header.most_in_pack,
         }
-    }
-
-    pub(super) fn tokens(&self) -> &[i32] {
-        cast_slice(&self.map[self.sections.tokens.clone()])
-    }
-
-    pub(super) fn starts(&self) -> &[u64] {
-        cast_slice(&self.map[self.sections.starts.clone()])
-    }
-
-    pub(super) fn trained(&self) -> &[u32] {
-        cast_slice(&self.map[self.sections.trained.clone()])
-    }
-
-    pub(super) fn pack_starts(&self) -> &[u64] {
-        cast_slice(&self.map[self.sections.pack_starts.clone()])
-    }
-
-    pub(super) fn members(&self) -> &[u64] {
-        cast_slice(&self.map[self.sections.members.clone()])
     }
 }
 

@@ -8,6 +8,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::RowProblem;
 use super::encoder::EncoderError;
+use super::guarded::guarded;
 
 /// The special tokens that a template knows by name, as transformers hands them over.
 const NAMES: [&str; 7] =
@@ -39,8 +40,15 @@ struct Around {
 }
 
 impl TextTokenizer {
-    /// The tokenizer of a model's folder, from the text of tokenizer.json.
+    /// The tokenizer of a model's folder, from the text of tokenizer.json. The crate that reads it panics on some that are
+    /// damaged.
     pub(super) fn new(folder: &Path, tokenizer: &[u8], files: &SpecialFiles) -> Result<Self, EncoderError> {
+        let path = || folder.join("tokenizer.json");
+        guarded(|| Self::load(folder, tokenizer, files))
+            .unwrap_or_else(|message| Err(EncoderError::Tokenizer { path: path(), message }))
+    }
+
+    fn load(folder: &Path, tokenizer: &[u8], files: &SpecialFiles) -> Result<Self, EncoderError> {
         let path = || folder.join("tokenizer.json");
         let failed =
             |error: tokenizers::Error| EncoderError::Tokenizer { path: path(), message: error.to_string() };
@@ -73,10 +81,10 @@ impl TextTokenizer {
     /// The tokens of a text, with those that the tokenizer puts around one where `around` asks for it.
     pub(super) fn tokens(&self, text: &str, around: bool) -> Result<Vec<Token>, RowProblem> {
         let own = around && self.around.is_none();
-        let encoding = self
-            .inner
-            .encode(text, own)
-            .map_err(|error| RowProblem::Tokenizer { message: error.to_string() })?;
+        let encoding = guarded(|| self.inner.encode(text, own))
+            .map_err(|panic| format!("tokenizer.json is damaged: {panic}"))
+            .and_then(|encoding| encoding.map_err(|error| error.to_string()))
+            .map_err(|message| RowProblem::Tokenizer { message })?;
         let given = self.around.as_ref().filter(|_| around);
         let mut tokens = Vec::with_capacity(encoding.len() + 2);
         tokens.extend(given.and_then(|given| given.bos).map(|id| Token { id, from: 0, to: 0 }));
@@ -109,7 +117,7 @@ impl TextTokenizer {
 
     /// Text of tokens, without the special ones.
     pub(super) fn decode(&self, ids: &[u32]) -> Option<String> {
-        self.inner.decode(ids, true).ok()
+        guarded(|| self.inner.decode(ids, true).ok()).ok()?
     }
 
     /// What one token stands for. A part of a character is shown as the vocabulary has it.
@@ -118,8 +126,8 @@ impl TextTokenizer {
         if raw.contains('▁') {
             return Some(raw.replace('▁', " "));
         }
-        match self.inner.decode(&[id], false) {
-            Ok(text) if !text.is_empty() && !text.contains(char::REPLACEMENT_CHARACTER) => Some(text),
+        match guarded(|| self.inner.decode(&[id], false)) {
+            Ok(Ok(text)) if !text.is_empty() && !text.contains(char::REPLACEMENT_CHARACTER) => Some(text),
             _ => Some(raw),
         }
     }

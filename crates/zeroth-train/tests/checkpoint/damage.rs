@@ -110,7 +110,7 @@ fn commit_parts(owned: [std::ops::Range<u64>; 2]) -> CheckpointError {
         part.append_f32(&numbers).unwrap();
         manifest.files.push(part.finish().unwrap().entry().clone());
     }
-    let error = unfinished.commit(manifest, model.folder.path()).unwrap_err();
+    let error = unfinished.commit(manifest, &model.files()).unwrap_err();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing of it is left");
     error
 }
@@ -134,13 +134,22 @@ fn parts_that_leave_a_gap_or_overlap_never_become_a_checkpoint() {
 }
 
 #[test]
-fn a_save_whose_model_has_lost_its_config_says_so_and_leaves_the_one_before() {
+fn a_save_whose_model_has_lost_its_config_carries_what_was_read() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
-    model.save(folder.path(), 1);
-    fs::remove_file(model.folder.path().join("config.json")).unwrap();
-    let error = model.save_cut(folder.path(), 2, &[], 100).unwrap_err().to_string();
-    assert!(error.starts_with("cannot read ") && error.contains("config.json: No such file"), "{error}");
-    assert_eq!(newest_good(folder.path()).unwrap().found.unwrap().manifest().step, 1);
+    let (files, total) = (model.files(), model.table.total());
+    let config = fs::read(model.folder.path().join("config.json")).unwrap();
+    fs::remove_dir_all(model.folder.path()).unwrap();
+    let unfinished = Unfinished::begin(folder.path(), 2).unwrap();
+    let (pieces, mut manifest) = (model.pieces(0..total), model.manifest(2, 1));
+    let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(2, piece)).collect();
+    let mut part = PartWriter::create(unfinished.path(), 0, 1, pieces).unwrap();
+    part.append_f32(&numbers).unwrap();
+    let written = part.finish().unwrap();
+    written.sync().unwrap();
+    manifest.files.push(written.entry().clone());
+    let saved = unfinished.commit(manifest, &files).unwrap();
+    assert_eq!(fs::read(saved.join("model/config.json")).unwrap(), config);
+    Checkpoint::open(&saved).unwrap().verify().unwrap();
 }
 
 #[test]

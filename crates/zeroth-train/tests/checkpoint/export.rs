@@ -88,7 +88,7 @@ fn a_weight_that_fp16_does_not_have_is_refused_and_not_made_infinite() {
     part.append_f32(&numbers).unwrap();
     let mut manifest = model.manifest(1, 1);
     manifest.files.push(part.finish().unwrap().entry().clone());
-    let checkpoint = Checkpoint::open(&unfinished.commit(manifest, model.folder.path()).unwrap()).unwrap();
+    let checkpoint = Checkpoint::open(&unfinished.commit(manifest, &model.files()).unwrap()).unwrap();
     let to = folder.path().join("to");
     let error = export(&checkpoint, &to, Destination::New, DType::F16, DEFAULT_SHARD_BYTES).unwrap_err();
     assert_eq!(

@@ -168,7 +168,7 @@ fn a_parameter_that_is_not_trained_has_weights_only() {
         entry.trained = entry.name != frozen;
     }
     manifest.files.push(part.finish().unwrap().entry().clone());
-    let path = unfinished.commit(manifest, model.folder.path()).unwrap();
+    let path = unfinished.commit(manifest, &model.files()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let mut one = [0.0];
     checkpoint.read_f32(State::Weights, frozen, 0..1, &mut one).unwrap();

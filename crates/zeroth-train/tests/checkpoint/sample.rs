@@ -8,6 +8,7 @@ use serde_json::json;
 use zeroth_base::DType;
 use zeroth_model::{Family, ModelConfig, ModelSizes, NewFolder, ParameterTable, new_folder, table};
 use zeroth_step::run::State;
+use zeroth_train::ModelFiles;
 use zeroth_train::checkpoint::{
     BatchEntry, Checkpoint, CheckpointError, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry,
     PartWriter, Piece, SAVED, Unfinished, ZEROTH_VERSION, state_name,
@@ -50,6 +51,11 @@ impl Model {
         Self { folder, table: table(&config) }
     }
 
+    /// The files that a checkpoint carries.
+    pub(crate) fn files(&self) -> ModelFiles {
+        ModelFiles::read(self.folder.path()).unwrap()
+    }
+
     /// Saves a checkpoint of one rank.
     pub(crate) fn save(&self, checkpoints: &Path, step: u64) -> PathBuf {
         self.save_cut(checkpoints, step, &[], usize::MAX).unwrap()
@@ -81,7 +87,7 @@ impl Model {
             written.sync()?;
             manifest.files.push(written.entry().clone());
         }
-        unfinished.commit(manifest, self.folder.path())
+        unfinished.commit(manifest, &self.files())
     }
 
     /// What a rank owns of all states, where it owns these elements of the parameters laid end to end.

@@ -9,7 +9,7 @@ use zeroth_device::Recipe;
 use zeroth_model::{ModelConfig, table};
 use zeroth_step::program::Settings;
 use zeroth_train::data::{Samples, SamplesBuilder};
-use zeroth_train::{BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Job, Order, Schedule};
+use zeroth_train::{BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Job, ModelFiles, Order, Schedule};
 
 pub(crate) const STEPS: u64 = 9;
 
@@ -38,6 +38,7 @@ pub(crate) fn job(folder: &Path) -> Job {
     let samples_of_job = samples(40);
     let mut job = Job {
         folder: folder.to_owned(),
+        files: ModelFiles::read(folder).unwrap(),
         table: table(&model),
         model,
         order: Order::new(samples_of_job.count(), Some(3)),

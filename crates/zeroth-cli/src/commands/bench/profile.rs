@@ -18,7 +18,7 @@ fn default_place(machine: &Identity) -> Option<PathBuf> {
 }
 
 fn folder() -> Option<PathBuf> {
-    Some(CacheFolder::default_place().places().first()?.join("machines"))
+    Some(CacheFolder::default_place().folder()?.join("machines"))
 }
 
 /// Whether an earlier `zeroth bench` left anything: to know whether it was on this machine, its cards are looked for, which

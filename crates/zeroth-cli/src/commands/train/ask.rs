@@ -3,12 +3,13 @@
 use std::num::NonZeroU64;
 
 use anyhow::Context;
+use serde_json::Map;
 use zeroth::base::format_bytes;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::unbuilt::unbuilt;
 use zeroth::device::cuda::CudaDevice;
 use zeroth::device::{Gpus, Machine, Rates, Target, probe, probe_processor};
-use zeroth::model::{ModelConfig, hidden_size_for_auto, locate, read_config, table};
+use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
 use zeroth::step::program::Settings;
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::Checkpoint;
@@ -16,7 +17,7 @@ use zeroth::train::{BatchShape, Budget, Evaluation, Freedom, Job, Length, Order,
 
 use super::super::config_file;
 use super::data::{self, Reading};
-use super::told::Told;
+use super::told::{Inputs, Told};
 use super::{follow, resume};
 use crate::cli::{DeviceArg, TrainArgs, TrainTypeArg};
 
@@ -45,6 +46,8 @@ pub(super) struct Asked {
     pub(super) reading: Reading,
     /// What all ranks are told.
     pub(super) told: Told,
+    /// What the command names, as it was read.
+    pub(super) inputs: Inputs,
     pub(super) notes: Vec<String>,
 }
 
@@ -100,10 +103,13 @@ pub(super) fn ask(
         "--train-type lora is not yet built: leave it out, or give full, to train all parameters; `zeroth plan --train-type \
          lora` plans it"
     );
-    let checked = config_file::load(&arguments.deepspeed)?;
-    let folder = locate(&arguments.model)?;
-    let (map, origin) = read_config(&folder)?;
-    let model = ModelConfig::from_map(&map, &origin)?;
+    let inputs = match &told {
+        Some(Told { inputs: Some(handed), .. }) => Inputs::handed_over(handed)?,
+        told => Inputs::read(arguments, told.is_none())?,
+    };
+    let checked = config_file::checked(&arguments.deepspeed, inputs.config())?;
+    let folder = inputs.folder.clone();
+    let model = ModelConfig::from_map(&inputs.model, &inputs.origin)?;
     let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_processor() } else { probe() };
     let device =
         arguments.device.unwrap_or(if gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu });
@@ -125,7 +131,7 @@ pub(super) fn ask(
     };
     let mut flags = arguments.train.to_flags(false)?;
     let facts = || ModelFacts {
-        hidden_size: hidden_size_for_auto(&map),
+        hidden_size: hidden_size_for_auto(&inputs.model),
         blocks: Some(model.blocks + model.encoder_blocks),
     };
     let settle = |flags: &Flags, steps: Option<u64>| {
@@ -182,6 +188,7 @@ pub(super) fn ask(
     }
     let mut job = Job {
         folder,
+        files: inputs.files.clone(),
         table,
         model,
         order,
@@ -208,6 +215,8 @@ pub(super) fn ask(
         samples: data.path,
         evaluation: data.evaluation_path,
         resume: checkpoint.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+        inputs: None,
+        agreement: Map::new(),
     });
     Ok(Asked {
         writes_model: job.settings.stage < 3 || saves.is_none_or(|setting| setting.value != false),
@@ -223,6 +232,7 @@ pub(super) fn ask(
         checkpoint,
         reading,
         told,
+        inputs,
         notes,
     })
 }

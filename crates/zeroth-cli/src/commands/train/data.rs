@@ -12,6 +12,7 @@ use zeroth::train::data::{
 };
 
 use super::super::render_templates;
+use super::saves;
 use super::told::Told;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
@@ -107,7 +108,7 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
         "--eval-steps was given without --eval-data"
     );
     let encoder = reading.encoder()?;
-    let cache = cache();
+    let cache = cache(arguments);
     let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
         let meter = Mutex::new(Meter::new("tokenising"));
         let options = reading.options(most, packing);
@@ -131,12 +132,22 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
     Ok(Data { samples: train.samples, path: train.path, evaluation, evaluation_path })
 }
 
-/// Where token caches are kept.
-pub(super) fn cache() -> CacheFolder {
-    CacheFolder::default_place().with_fallback(std::env::temp_dir().join("zeroth-cache"))
+/// Where token caches are kept: the user's own, else beside the output, for this run only.
+pub(super) fn cache(arguments: &TrainArgs) -> CacheFolder {
+    let cache = CacheFolder::default_place();
+    match saves::existing(&arguments.output) {
+        Some(folder) => cache.or_unnamed_in(folder),
+        None => cache,
+    }
 }
 
 fn say(prepared: &Prepared) {
+    for (folder, error) in &prepared.passed_over {
+        output::note(&format!(
+            "note: tokens are kept for this run only: the token cache in {} cannot be used: {error}",
+            folder.display()
+        ));
+    }
     if !prepared.found {
         output::note(&format!(
             "{} read and tokenised in {:.1} s",

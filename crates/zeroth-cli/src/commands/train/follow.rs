@@ -180,7 +180,7 @@ impl<'a> Follower<'a> {
         let first = shape.position(step - 1, 0, 0);
         let places = job.order.from(first).take(shape.train_batch() as usize);
         let sequences = places.flat_map(|place| job.samples.members(place.sample));
-        sequences.map(|sample| job.samples.ids(sample).len() as u64)
+        sequences.map(|sample| job.samples.sample_length(sample))
     }
 }
 

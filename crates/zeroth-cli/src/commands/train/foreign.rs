@@ -2,10 +2,14 @@
 //! others wait for its word, and then all of them are ranks.
 
 use zeroth::comm::environment::Place;
+use zeroth::comm::local::Options;
 use zeroth::comm::rendezvous::{Host, MeetError, Patience, attend};
+use zeroth::step::run::Compiled;
 
+use super::agreement::Refusal;
+use super::ask::Asked;
 use super::told::Told;
-use super::{ask, begin, finish, launch, rank};
+use super::{agreement, ask, begin, finish, launch, rank};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -54,6 +58,9 @@ fn host(
     };
     let told = begun.asked.told.to_text()?;
     let comm = host.begin(launch::REGION, told.as_bytes())?.join(0, &rank::options(&begun.asked))?;
+    if let Some(exit) = agreement::exchange(&comm, Ok(()))? {
+        return Ok(exit);
+    }
     let exit = rank::joined(arguments, &begun.asked, &begun.compiled, comm, signals)?;
     if exit == Exit::Done { finish::summary(&begun, output) } else { Ok(exit) }
 }
@@ -70,15 +77,34 @@ fn guest(
         Err(MeetError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
         Err(error) => return Err(error.into()),
     };
-    let told = Told::read(invitation.message())?;
-    let mut asked = ask::ask(arguments, Some(place.world as u64), Some(told))?;
-    let compiled = match asked.fit()? {
+    // Whatever is wrong here, the others wait for this rank: it joins them and says so.
+    let resolved = Told::read(invitation.message())
+        .map_err(|error| refusal(&error))
+        .and_then(|told| resolve(arguments, place, told));
+    let options = resolved.as_ref().map_or_else(|_| Options::default(), |(asked, _)| rank::options(asked));
+    let comm = invitation.join(&options)?;
+    if let Some(exit) = agreement::exchange(&comm, resolved.as_ref().map(|_| ()))? {
+        return Ok(exit);
+    }
+    match resolved {
+        Ok((asked, compiled)) => rank::joined(arguments, &asked, &compiled, comm, signals),
+        Err(refusal) => Ok(refusal.exit),
+    }
+}
+
+/// What this rank's own command line asks for, where it is what rank 0 is asked for.
+fn resolve(arguments: &TrainArgs, place: &Place, told: Told) -> Result<(Asked, Compiled), Refusal> {
+    let mut asked =
+        ask::ask(arguments, Some(place.world as u64), Some(told)).map_err(|error| refusal(&error))?;
+    let compiled = match asked.fit().map_err(|error| refusal(&error))? {
         Ok(compiled) => compiled,
-        Err(misfit) => {
-            output::error(&misfit);
-            return Ok(Exit::DoesNotFit);
-        }
+        Err(why) => return Err(Refusal { exit: Exit::DoesNotFit, why }),
     };
-    let comm = invitation.join(&rank::options(&asked))?;
-    rank::joined(arguments, &asked, &compiled, comm, signals)
+    let own = agreement::of(arguments, &asked);
+    agreement::check(place.rank, &own, &asked.told.agreement).map_err(|error| refusal(&error))?;
+    Ok((asked, compiled))
+}
+
+fn refusal(error: &anyhow::Error) -> Refusal {
+    Refusal { exit: Exit::Wrong, why: format!("{error:#}") }
 }

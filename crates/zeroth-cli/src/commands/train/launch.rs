@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
-use anyhow::Context;
 use zeroth::comm::Lost;
-use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream};
+use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream, sealed};
 use zeroth::device::Tier;
 
 use super::told::{TOLD, Told};
@@ -43,6 +43,10 @@ pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> a
         }
         // Where all ranks ended by themselves with the same exit code, rank 0 has said why.
         let agreed = |code: Exit| report.ranks.iter().all(|end| end.how == How::Exited { code: code as i32 });
+        // A rank was told to end, and all of them have saved and ended with it.
+        if agreed(Exit::Terminated) {
+            return Ok(Exit::Terminated);
+        }
         let left = report.lost.as_ref().is_none_or(|lost| lost.reason == Lost::Left);
         let is_said = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
         if !is_said {
@@ -108,11 +112,15 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
             _ => output::note(&line.to_string()),
         }
     };
-    let program = std::env::current_exe().context("this program cannot find itself to start ranks")?;
+    let files = asked.inputs.files.memory().try_clone()?;
+    let told = Told { inputs: Some(asked.inputs.hand_over(&files)), ..told.clone() }.to_text()?;
+    let told = sealed(|file| file.write_all(told.as_bytes()))?;
     let planned = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
-    let report = Launch::new(program, asked.ranks as usize, REGION)
+    let report = Launch::of_this_program(asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
-        .variable(TOLD, told.to_text()?)
+        .variable(TOLD, told.as_raw_fd().to_string())
+        .inherit(told)
+        .inherit(files)
         .variable(TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .ask_when(signals.flag())

@@ -5,6 +5,7 @@
 //! metrics, its checkpoints' manifests and its model. Where another launcher has started the ranks (torchrun, srun,
 //! mpirun), rank 0 does the launcher's work and then its own.
 
+mod agreement;
 mod ask;
 mod data;
 mod finish;
@@ -71,7 +72,8 @@ fn begin(
     signals: &Signals,
 ) -> anyhow::Result<Result<Begun, Exit>> {
     if let Some(before) = signals.before_first_step() {
-        before.on_stop(|| data::cache().remove_unfinished());
+        let cache = data::cache(arguments);
+        before.on_stop(move || cache.remove_unfinished());
     }
     let mut asked = ask::ask(arguments, ranks, None)?;
     let compiled = match asked.fit()? {
@@ -83,6 +85,7 @@ fn begin(
             return Ok(Err(Exit::DoesNotFit));
         }
     };
+    asked.told.agreement = agreement::of(arguments, &asked);
     if asked.checkpoint.is_none() {
         // Whether the weights fit the model is known from their headers: better now than on every rank.
         let weights = Weights::open(&asked.job.folder, &asked.job.table, asked.job.seed)?;

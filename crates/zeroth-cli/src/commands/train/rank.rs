@@ -15,11 +15,11 @@ use zeroth::train::{Chores, Done, Ended, TrainError, Wish, train};
 
 use super::ask::{self, Asked};
 use super::follow::Follower;
-use super::{Begun, Told, finish, saves};
+use super::{Begun, Told, agreement, finish, saves};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
-use crate::signals::{Role, Signals};
+use crate::signals::{Ended as SignalEnd, Role, Signals};
 
 /// A rank alone: launcher and rank in one process.
 pub(super) fn alone(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
@@ -32,7 +32,7 @@ pub(super) fn alone(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> 
             if let (Some(path), Some(trace)) = (&arguments.trace, &ended.trace) {
                 finish::trace(path, &[trace.to_json_lines()?])?;
             }
-            Ok(end(&ended, signals))
+            Ok(end(&ended))
         }
         Err(error) => Ok(failed(&error)),
     }
@@ -41,6 +41,8 @@ pub(super) fn alone(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> 
 /// One rank of several, started by our launcher.
 pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
     let signals = Signals::install(Role::Watched)?;
+    // Started from the image that runs already, a rank would be called "exe" in lists of processes.
+    let _ = fs::write("/proc/self/comm", "zeroth");
     let mut asked = ask::ask(arguments, None, Told::from_environment()?)?;
     // The launcher has checked and shown everything; a rank says only what goes wrong.
     let compiled = match asked.fit()? {
@@ -51,6 +53,7 @@ pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
         }
     };
     let comm = join_from_environment(&options(&asked))?.context("the launcher's variables are gone")?;
+    agreement::check(comm.rank(), &agreement::of(arguments, &asked), &asked.told.agreement)?;
     joined(arguments, &asked, &compiled, comm, &signals)
 }
 
@@ -86,7 +89,7 @@ pub(super) fn joined(
             if let Some(trace) = ended.trace.as_ref().filter(|_| arguments.trace.is_some()) {
                 publish(&finish::trace_part(&arguments.output, number), trace.to_json_lines()?.as_bytes())?;
             }
-            Ok(end(&ended, signals))
+            Ok(end(&ended))
         }
         // All ranks find the same: one says it.
         Err(TrainError::NotFinite { .. } | TrainError::AtMinScale { .. }) if number != 0 => Ok(Exit::Failed),
@@ -131,8 +134,11 @@ fn steps(
 
 /// What is asked for from outside. The file is taken away as soon as it is seen: it asks for one save.
 fn wish(signals: &Signals, number: usize, save_now: &Path) -> Wish {
-    if signals.asked().is_some() {
-        Wish::Stop
+    if let Some(asked) = signals.asked() {
+        match asked {
+            SignalEnd::Interrupt => Wish::Stop,
+            SignalEnd::Terminate => Wish::Terminate,
+        }
     } else if number == 0 && save_now.exists() && fs::remove_file(save_now).is_ok() {
         Wish::Save
     } else {
@@ -156,10 +162,11 @@ fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box
     })
 }
 
-/// The end of a rank that did not fail.
-fn end(ended: &Ended, signals: &Signals) -> Exit {
-    match signals.asked() {
-        Some(asked) if ended.stopped => Exit::after(asked),
+/// The end of a rank that did not fail. All ranks stop together, so all end with the code of what one was asked for.
+fn end(ended: &Ended) -> Exit {
+    match ended.wish {
+        Wish::Terminate if ended.stopped => Exit::after(SignalEnd::Terminate),
+        _ if ended.stopped => Exit::after(SignalEnd::Interrupt),
         _ => Exit::Done,
     }
 }

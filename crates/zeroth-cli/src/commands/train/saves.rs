@@ -22,7 +22,7 @@ pub(super) fn saves(arguments: &TrainArgs, asked: &Asked) -> Saves {
         limit: arguments.save_total_limit,
         decoupled: asked.resolved.is_on("checkpoint.writer.decoupled"),
         about: asked.job.about(asked.resolved.to_json()),
-        model: asked.job.folder.clone(),
+        model: asked.job.files.clone(),
     }
 }
 
@@ -163,7 +163,7 @@ impl Writes {
 }
 
 /// The folder, or the nearest one above it that is there.
-fn existing(folder: &Path) -> Option<&Path> {
+pub(super) fn existing(folder: &Path) -> Option<&Path> {
     let above = folder.ancestors().find(|folder| folder.exists())?;
     Some(if above.as_os_str().is_empty() { Path::new(".") } else { above })
 }

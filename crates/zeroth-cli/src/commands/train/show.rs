@@ -119,7 +119,7 @@ pub(super) fn plan_json(asked: &Asked, compiled: &Compiled) -> Value {
 pub(super) fn first_batch(asked: &Asked, output: &Output) -> anyhow::Result<()> {
     let encoder = asked.reading.encoder()?;
     let mut batch = MicroBatch::default();
-    asked.job.batches().fill(0, 0, 0, &mut batch);
+    asked.job.batches().fill(0, 0, 0, &mut batch)?;
     output::text("first micro-batch, the tokens that are predicted in [brackets]:\n");
     for sequence in batch.starts.windows(2) {
         let rows = sequence[0] as usize..sequence[1] as usize;

@@ -1,0 +1,153 @@
+//! What all ranks of a job must have resolved alike: ranks that another launcher started each read their own command line.
+
+use anyhow::Context;
+use serde_json::{Map, Value, json};
+use zeroth::comm::local::LocalComm;
+use zeroth::comm::{Comm, OpName};
+
+use super::ask::{Asked, DEFAULT_STEPS};
+use crate::cli::TrainArgs;
+use crate::exit::Exit;
+use crate::output;
+
+/// Bytes in which a rank says what is wrong: an exit code, and a text.
+const SAID: usize = 2048;
+
+/// Everything that decides what is trained, in which order, and when ranks meet besides.
+pub(super) fn of(arguments: &TrainArgs, asked: &Asked) -> Map<String, Value> {
+    let job = &asked.job;
+    let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let reading = &arguments.reading;
+    let agreed = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "ranks": asked.ranks,
+        "--device": format!("{:?}", asked.device).to_lowercase(),
+        "--model": whole(&job.folder),
+        "--output": whole(&arguments.output),
+        "--data": arguments.data,
+        "--eval-data": arguments.eval_data,
+        "--columns": reading.columns,
+        "--max-length": asked.reading.max_length(),
+        "--truncation-strategy": format!("{:?}", reading.truncation_strategy).to_lowercase(),
+        "--packing": arguments.packing,
+        "--max-train-samples": arguments.max_train_samples,
+        "--seed": job.seed,
+        "--shuffle": job.order.is_shuffled(),
+        "--max-skipped-steps": arguments.max_skipped_steps,
+        "--save-steps": arguments.save_steps.unwrap_or(DEFAULT_STEPS),
+        "--eval-steps": job.evaluation.as_ref().map(|evaluation| evaluation.every),
+        "steps of the run (--max-steps, --num-train-epochs)": job.steps,
+        "config": asked.resolved.to_json(),
+        "config.json of the model": asked.inputs.model,
+        "rows of micro-batches": job.row_sizes,
+        "hash of the data": format!("{:016x}", job.samples.hash()),
+        "hash of the evaluation data":
+            job.evaluation.as_ref().map(|evaluation| format!("{:016x}", evaluation.samples.hash())),
+    });
+    match agreed {
+        Value::Object(map) => map,
+        _ => unreachable!("an object was written down just above"),
+    }
+}
+
+/// Refuses what this rank has resolved where it is not what rank 0 has.
+pub(super) fn check(
+    rank: usize,
+    own: &Map<String, Value>,
+    of_rank_0: &Map<String, Value>,
+) -> anyhow::Result<()> {
+    let Some(Difference { path, own, of_rank_0 }) = first_difference("", own, of_rank_0) else {
+        return Ok(());
+    };
+    anyhow::bail!(
+        "{path} is {of_rank_0} on rank 0 and {own} on rank {rank}: ranks must train the same; start all of them with the \
+         same flags, config and model"
+    )
+}
+
+struct Difference {
+    path: String,
+    own: String,
+    of_rank_0: String,
+}
+
+fn first_difference(
+    above: &str,
+    own: &Map<String, Value>,
+    of_rank_0: &Map<String, Value>,
+) -> Option<Difference> {
+    let shown = |value: Option<&Value>| value.map_or_else(|| "absent".to_owned(), ToString::to_string);
+    let only_own = own.keys().filter(|key| !of_rank_0.contains_key(*key));
+    of_rank_0.keys().chain(only_own).find_map(|key| {
+        let path = if above.is_empty() { key.clone() } else { format!("{above}.{key}") };
+        match (own.get(key), of_rank_0.get(key)) {
+            (own, of_rank_0) if own == of_rank_0 => None,
+            (Some(Value::Object(own)), Some(Value::Object(of_rank_0))) => {
+                first_difference(&path, own, of_rank_0)
+            }
+            (own, of_rank_0) => Some(Difference { path, own: shown(own), of_rank_0: shown(of_rank_0) }),
+        }
+    })
+}
+
+/// A rank that cannot take part, for the others to hear.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) exit: Exit,
+    pub(super) why: String,
+}
+
+/// Tells all ranks whether this one can take part. Where one cannot, all of them end with its exit code, and rank 0 says why.
+pub(super) fn exchange(comm: &LocalComm, own: Result<(), &Refusal>) -> anyhow::Result<Option<Exit>> {
+    let mut said = vec![0; SAID];
+    if let Err(refusal) = own {
+        said[0] = refusal.exit as u8;
+        let end = refusal.why.floor_char_boundary(SAID - 1);
+        said[1..=end].copy_from_slice(&refusal.why.as_bytes()[..end]);
+    }
+    let mut all = vec![0; SAID * comm.world()];
+    let counts = vec![SAID; comm.world()];
+    comm.all_gather(OpName::new(0, "agreement", 0), &said, &mut all, &counts)
+        .and_then(zeroth::comm::Handle::wait)
+        .context("ranks did not come to an agreement")?;
+    let Some(refused) = all.chunks(SAID).find(|said| said[0] != 0) else { return Ok(None) };
+    if comm.rank() == 0 {
+        output::error(String::from_utf8_lossy(&refused[1..]).trim_end_matches('\0'));
+    }
+    Ok(Some(Exit::of_code(&refused[0].to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(value: &Value) -> Map<String, Value> {
+        value.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn the_first_difference_is_named_with_both_values() {
+        let zero =
+            map(&json!({"--seed": 42, "config": {"optimizer": {"params": {"lr": 0.001}}, "bf16": true}}));
+        assert!(check(3, &zero.clone(), &zero).is_ok());
+        let mut own = zero.clone();
+        own["config"]["optimizer"]["params"]["lr"] = json!(0.5);
+        assert_eq!(
+            check(3, &own, &zero).unwrap_err().to_string(),
+            "config.optimizer.params.lr is 0.001 on rank 0 and 0.5 on rank 3: ranks must train the same; start all of them \
+             with the same flags, config and model"
+        );
+        own["--seed"] = json!(7);
+        assert!(
+            check(3, &own, &zero).unwrap_err().to_string().starts_with("--seed is 42 on rank 0 and 7 on ")
+        );
+        own = zero.clone();
+        own.insert("--packing".to_owned(), json!(true));
+        assert!(
+            check(1, &own, &zero)
+                .unwrap_err()
+                .to_string()
+                .starts_with("--packing is absent on rank 0 and true")
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! Where the socket of a job lies: in a folder that only its user can open. Anybody can take a name without a file, before the
+//! user does; a name in such a folder nobody else can.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::{LOOK, MeetError};
+
+/// The longest name of a socket: an address has 107 bytes, and the way to the folder takes some.
+const MOST: usize = 80;
+
+/// The name of a job's socket, below a folder that is open and this user's.
+pub(super) struct JobSocket {
+    folder: OwnedFd,
+    path: PathBuf,
+    name: String,
+}
+
+impl JobSocket {
+    pub(super) fn of(job: &str) -> Result<Self, MeetError> {
+        let (folder, path) = private_folder()?;
+        Ok(Self { folder, path, name: name(job) })
+    }
+
+    /// What messages call it.
+    pub(super) fn shown(&self) -> String {
+        self.path.join(&self.name).display().to_string()
+    }
+
+    /// Its path from the open folder: short however long that of the folder is, and never led elsewhere.
+    fn address(&self) -> String {
+        format!("/proc/self/fd/{}/{}", self.folder.as_raw_fd(), self.name)
+    }
+
+    fn lock_name(&self) -> String {
+        format!("{}.lock", self.name)
+    }
+
+    /// Listens, once no other process does. One that was killed leaves its name behind, and a lock that is void.
+    pub(super) fn listen(self, patience: Duration) -> Result<Listening, MeetError> {
+        let open = "open the job's socket";
+        let failed = |errno: Errno| MeetError::System { what: open, source: errno.into() };
+        let began = Instant::now();
+        let lock = loop {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let name = self.lock_name();
+            let file = rustix::fs::openat(&self.folder, &name, flags, Mode::RUSR | Mode::WUSR);
+            let file = file.map_err(failed)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Its holder may have removed the file between our opening and our locking.
+                Ok(()) if is_there(&self.folder, &name, &file) => break file,
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) if began.elapsed() < patience => std::thread::sleep(LOOK),
+                Err(Errno::WOULDBLOCK) => return Err(MeetError::NameTaken { name: self.shown() }),
+                Err(errno) => return Err(failed(errno)),
+            }
+        };
+        match rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        let address = SocketAddr::from_pathname(self.address()).map_err(MeetError::system(open))?;
+        let listener = UnixListener::bind_addr(&address).map_err(MeetError::system(open))?;
+        listener.set_nonblocking(true).map_err(MeetError::system(open))?;
+        Ok(Listening { listener, socket: self, _lock: lock })
+    }
+
+    /// Connects; `None` while nobody listens, or too many wait to be let in.
+    pub(super) fn connect(&self) -> Result<Option<UnixStream>, MeetError> {
+        let connect = || -> rustix::io::Result<UnixStream> {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            rustix::net::connect(&socket, &SocketAddrUnix::new(self.address())?)?;
+            Ok(UnixStream::from(socket))
+        };
+        match connect() {
+            Ok(stream) => {
+                stream.set_nonblocking(false).map_err(MeetError::system("connect to rank 0"))?;
+                Ok(Some(stream))
+            }
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(MeetError::System { what: "connect to rank 0", source: errno.into() }),
+        }
+    }
+}
+
+/// A socket that listens. Dropped, its name is gone.
+pub(super) struct Listening {
+    pub(super) listener: UnixListener,
+    pub(super) socket: JobSocket,
+    /// Held for as long as the name is this process's.
+    _lock: OwnedFd,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // The lock's file last: it is still locked. What cannot be removed is void.
+        let JobSocket { folder, name, .. } = &self.socket;
+        let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(folder, self.socket.lock_name(), AtFlags::empty());
+    }
+}
+
+fn is_there(folder: &OwnedFd, name: &str, file: &OwnedFd) -> bool {
+    let there = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
+    let same = |there: rustix::fs::Stat| {
+        rustix::fs::fstat(file).is_ok_and(|file| (file.st_dev, file.st_ino) == (there.st_dev, there.st_ino))
+    };
+    there.is_ok_and(same)
+}
+
+/// The folder of this user's sockets: in `$XDG_RUNTIME_DIR` where that is this user's, else in the folder for temporary files.
+fn private_folder() -> Result<(OwnedFd, PathBuf), MeetError> {
+    let user = rustix::process::geteuid().as_raw();
+    let is_own =
+        |path: &PathBuf| path.is_absolute() && rustix::fs::stat(path).is_ok_and(|found| found.st_uid == user);
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(is_own);
+    // A runtime folder of another machine may be named here, or one that cannot be written.
+    if let Some(Ok(opened)) = runtime.map(|runtime| open_private(runtime.join("zeroth"))) {
+        return Ok(opened);
+    }
+    open_private(std::env::temp_dir().join(format!("zeroth-{user}")))
+}
+
+fn open_private(path: PathBuf) -> Result<(OwnedFd, PathBuf), MeetError> {
+    let user = rustix::process::geteuid().as_raw();
+    let open = || -> rustix::io::Result<(OwnedFd, rustix::fs::Stat)> {
+        match rustix::fs::mkdir(&path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(&path, flags, Mode::empty())?;
+        let found = rustix::fs::fstat(&folder)?;
+        if found.st_uid == user && found.st_mode & 0o077 != 0 {
+            rustix::fs::fchmod(&folder, Mode::RWXU)?;
+        }
+        Ok((folder, found))
+    };
+    let failed = |errno: Errno| MeetError::Folder { path: path.clone(), source: errno.into() };
+    let (folder, found) = open().map_err(failed)?;
+    if found.st_uid != user {
+        let why = format!("it belongs to user {}, and user {user} runs this", found.st_uid);
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, why);
+        return Err(MeetError::Folder { path, source });
+    }
+    Ok((folder, path))
+}
+
+/// The name of a job's socket; of one that is too long, or could lead out of the folder, a hash stands for the end.
+fn name(job: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    if job.len() <= MOST && job.chars().all(is_plain) && !job.starts_with('.') {
+        return job.to_owned();
+    }
+    // The same in every process of one program: its keys are fixed.
+    let mut hasher = DefaultHasher::new();
+    job.hash(&mut hasher);
+    let plain: String = job.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+    format!("j{:.1$}-{2:016x}", plain, MOST - 18, hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_stay_apart_and_fit() {
+        let [one, two] = ["1", "2"].map(|end| name(&format!("{}{end}", "a-long-host.example.org".repeat(9))));
+        assert_ne!(one, two);
+        assert!(one.len() <= MOST, "{one}");
+        assert_eq!(name("slurm-77-0"), "slurm-77-0");
+        for odd in ["../../etc", ".hidden", "a/b", "a\0b", ""] {
+            assert!(!name(odd).contains(['/', '\0']) && !name(odd).starts_with('.'), "{odd:?}");
+        }
+    }
+}

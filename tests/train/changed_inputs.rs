@@ -1,0 +1,100 @@
+//! Files that change while a run goes on: what was read at the start counts, for ranks that are started again too.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::running::{Running, signal};
+use super::{cache, json as read_json, metrics, new_data, new_model, text};
+
+/// A config with a learning rate that stays.
+fn config(rate: f64) -> String {
+    json!({
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": rate}},
+        "train_micro_batch_size_per_gpu": 1,
+    })
+    .to_string()
+}
+
+/// Starts a run of two ranks that may be started again once, and waits for its first checkpoint.
+fn start(folder: &Path, program: &Path, config: &Path) -> Running {
+    let model = new_model(folder, 64, 2, 128, 256);
+    fs::write(model.join("generation_config.json"), r#"{"top_k": 1}"#).unwrap();
+    let data = new_data(folder, 50, 24, 256);
+    let output = folder.join("run");
+    let mut command = Command::new(program);
+    command
+        .args(["train", "--device", "cpu", "--threads-per-rank", "1", "--ranks", "2"])
+        .args(["--model", text(&model), "--data", text(&data), "--output", text(&output)])
+        .args(["--deepspeed", text(config), "--lr-scheduler-type", "constant", "--max-restarts", "1"])
+        .args(["--max-steps", "1000", "--save-steps", "50"])
+        .env("ZEROTH_CACHE", cache());
+    let mut running = Running::spawn(folder, command);
+    running.wait_for_steps(&output, 60);
+    running
+}
+
+/// Kills a rank, and waits for the run that goes on without a loss.
+fn killed_and_done(running: &mut Running) {
+    signal(running.ranks()[1], "KILL");
+    assert_eq!(running.code(), Some(0), "{}", running.said());
+    assert!(running.said().contains("starting again (1 of 1) from step "), "{}", running.said());
+}
+
+#[test]
+fn a_config_edited_in_the_middle_changes_nothing_for_ranks_that_are_started_again() {
+    for edited in [config(0.5), "{ not JSON".to_owned()] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        fs::write(&path, config(0.001)).unwrap();
+        let mut running = start(folder.path(), Path::new(env!("CARGO_BIN_EXE_zeroth")), &path);
+        fs::write(&path, edited).unwrap();
+        killed_and_done(&mut running);
+        let metrics = metrics(&folder.path().join("run"));
+        assert_eq!(metrics.len(), 1000);
+        let changed = metrics.iter().find(|line| line["lr"] != 0.001);
+        assert!(changed.is_none(), "{changed:?}");
+    }
+}
+
+#[test]
+fn a_model_folder_edited_in_the_middle_changes_nothing_of_what_goes_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    fs::write(&path, config(0.001)).unwrap();
+    let mut running = start(folder.path(), Path::new(env!("CARGO_BIN_EXE_zeroth")), &path);
+    let model = folder.path().join("new-model");
+    let mut changed = read_json(&model.join("config.json"));
+    let before = changed.clone();
+    changed["max_position_embeddings"] = 17.into();
+    fs::write(model.join("config.json"), changed.to_string()).unwrap();
+    fs::write(model.join("generation_config.json"), r#"{"top_k": 99}"#).unwrap();
+    fs::write(model.join("tokenizer_config.json"), "{}").unwrap();
+    killed_and_done(&mut running);
+    let run = folder.path().join("run");
+    for out in ["checkpoints/step-1000/model", "model"].map(|out| run.join(out)) {
+        let config = read_json(&out.join("config.json"));
+        assert_eq!(config["max_position_embeddings"], before["max_position_embeddings"], "{}", out.display());
+        assert_eq!(read_json(&out.join("generation_config.json"))["top_k"], 1, "{}", out.display());
+        assert!(!out.join("tokenizer_config.json").exists(), "{}", out.display());
+    }
+}
+
+#[test]
+fn a_binary_replaced_in_the_middle_is_not_what_ranks_are_started_again_as() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    fs::write(&path, config(0.001)).unwrap();
+    let program = folder.path().join("zeroth");
+    fs::copy(env!("CARGO_BIN_EXE_zeroth"), &program).unwrap();
+    let mut running = start(folder.path(), &program, &path);
+    // As installers do it: another file under the same name.
+    let newer = folder.path().join("newer");
+    fs::copy("/bin/false", &newer).unwrap();
+    fs::rename(&newer, &program).unwrap();
+    killed_and_done(&mut running);
+    assert_eq!(metrics(&folder.path().join("run")).len(), 1000);
+}
