@@ -140,7 +140,7 @@ fn a_disk_that_is_too_small_is_refused_before_training() {
     let flags = ["--max-steps", "40", "--save-steps", "1", "--disk-space", "1MB"];
     let ended = train("qwen3-tied", &folder.path().join("run"), &flags);
     assert_eq!(ended.code, 3, "{}", ended.stderr);
-    for words in ["40 checkpoints", "--disk-space gives 1 MB", "--save-total-limit 1"] {
+    for words in ["40 checkpoints", "--disk-space gives 1 MB", "--save-total-limit 2"] {
         assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
     }
     assert!(!folder.path().join("run").exists());
