@@ -6,6 +6,7 @@ mod evaluation;
 mod faults;
 mod fit;
 mod golden;
+mod hyperparameters;
 mod kills;
 mod launchers;
 mod memory;
