@@ -7,6 +7,7 @@ mod commands;
 mod exit;
 mod generate_flags;
 mod output;
+mod results;
 mod signals;
 mod table;
 mod train_args;
@@ -20,8 +21,10 @@ use crate::exit::Exit;
 use crate::output::Output;
 
 fn main() -> ExitCode {
-    let typed: Vec<String> =
-        std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let typed = match arguments::texts(std::env::args_os()) {
+        Ok(typed) => typed,
+        Err(message) => return refuse(&message),
+    };
     if let Some(later) = arguments::later_command(&typed) {
         return refuse(&later);
     }
@@ -32,19 +35,21 @@ fn main() -> ExitCode {
     let error = match parsed {
         Ok(cli) => {
             let output = Output::new(cli.format);
-            return commands::run(cli.command, &output)
-                .unwrap_or_else(|error| output::failure(&error))
-                .into();
+            let exit = commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error));
+            return results::end(exit).into();
         }
         Err(error) => error,
     };
     if let Some(later) = arguments::later_flag(&error) {
         return refuse(&later);
     }
-    let exit = if error.use_stderr() { Exit::Wrong } else { Exit::Done };
-    // A closed pipe is no reason to fail: nobody reads the help any more.
-    let _ = error.print();
-    exit.into()
+    let printed = error.print();
+    if error.use_stderr() {
+        return Exit::Wrong.into();
+    }
+    // Help and versions are results too.
+    results::written(printed);
+    results::end(Exit::Done).into()
 }
 
 fn refuse(message: &str) -> ExitCode {
