@@ -10,6 +10,7 @@ mod hyperparameters;
 mod kills;
 mod launchers;
 mod memory;
+mod new_weights;
 mod not_finite;
 mod odd_data;
 mod refusals;

@@ -153,7 +153,11 @@ pub fn train(
     let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
     match chores.from {
         Some(checkpoint) => restore(checkpoint, &mut engine, &names)?,
-        None => Weights::open(&job.folder, &job.table, job.seed)?.load(&job.table, &mut engine, &names)?,
+        None => Weights::open(&job.folder, &job.model, &job.table, job.seed)?.load(
+            &job.table,
+            &mut engine,
+            &names,
+        )?,
     }
     if chores.trace || chores.timed {
         engine.record_trace();

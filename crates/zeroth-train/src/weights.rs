@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use zeroth_model::{
-    INITIALIZER_RANGE, Parameter, ParameterTable, WeightFiles, WeightWarning, WeightsError, fill_new,
+    ModelConfig, Parameter, ParameterTable, WeightFiles, WeightWarning, WeightsError, fill_new,
 };
 use zeroth_step::run::{Engine, RunError};
 
@@ -19,12 +19,19 @@ pub enum Weights {
     New {
         /// What they are a function of.
         seed: u64,
+        /// Their standard deviation.
+        deviation: f32,
     },
 }
 
 impl Weights {
     /// The folder's weights, or new ones where it has none.
-    pub fn open(folder: &Path, table: &ParameterTable, seed: u64) -> Result<Self, WeightsError> {
+    pub fn open(
+        folder: &Path,
+        model: &ModelConfig,
+        table: &ParameterTable,
+        seed: u64,
+    ) -> Result<Self, WeightsError> {
         let is_weights = |name: &str| {
             Path::new(name).extension().is_some_and(|extension| extension == "safetensors")
                 || name.ends_with(".safetensors.index.json")
@@ -34,7 +41,10 @@ impl Weights {
             .flatten()
             .flatten()
             .any(|entry| entry.file_name().to_str().is_some_and(is_weights));
-        if has_weights { WeightFiles::open(folder, table).map(Self::Files) } else { Ok(Self::New { seed }) }
+        if has_weights {
+            return WeightFiles::open(folder, table).map(Self::Files);
+        }
+        Ok(Self::New { seed, deviation: model.initializer_range as f32 })
     }
 
     /// What is worth knowing about the files.
@@ -59,11 +69,11 @@ impl Weights {
             match self {
                 Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
                 // Each element is a function of its place: any number of threads makes the same ones.
-                Self::New { seed } => {
+                Self::New { seed, deviation } => {
                     elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
                         let first = range.start + (place * AT_ONCE) as u64;
                         let range = first..first + part.len() as u64;
-                        fill_new(*seed, INITIALIZER_RANGE as f32, parameter, range, part);
+                        fill_new(*seed, *deviation, parameter, range, part);
                     });
                 }
             }

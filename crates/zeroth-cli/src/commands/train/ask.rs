@@ -165,6 +165,12 @@ pub(super) fn ask(
     if is_cut_again {
         resume::name_origin(&mut resolved);
     }
+    if model.attention_dropout > 0.0 {
+        notes.push(format!(
+            "attention_dropout {} has no effect here: dropout in attention is not built, and training goes on without it",
+            model.attention_dropout
+        ));
+    }
     notes.extend(samples.totals().notes(reading.max_length()));
     refuse_unbuilt(&resolved, &mut notes)?;
     let evaluation = data

@@ -79,7 +79,7 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
     };
     if asked.checkpoint.is_none() {
         // Whether the weights fit the model is known from their headers: better now than on every rank.
-        let weights = Weights::open(&asked.job.folder, &asked.job.table, asked.job.seed)?;
+        let weights = Weights::open(&asked.job.folder, &asked.job.model, &asked.job.table, asked.job.seed)?;
         asked.notes.extend(weights.warnings().iter().map(ToString::to_string));
     }
     if is_complete(arguments, &asked) {
