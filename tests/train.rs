@@ -13,6 +13,7 @@ mod memory;
 mod new_weights;
 mod not_finite;
 mod odd_data;
+mod old_checkpoints;
 mod refusals;
 mod resume;
 mod run_folder;

@@ -52,6 +52,8 @@ pub enum Done<'a> {
     Evaluation(&'a EvaluationLine, &'a [Timed]),
     /// A checkpoint of this step is about to appear: what was told so far must be on disk.
     Saving(u64),
+    /// Something on the way that somebody should know.
+    Note(&'a str),
     /// It is there, and training stood still for so long.
     Saved(u64, Duration),
 }
@@ -209,6 +211,7 @@ pub fn train(
                 done(Done::Saved(step, begun.elapsed()))?;
             }
         }
+        saver.take_notes().iter().try_for_each(|note| done(Done::Note(note)))?;
         last = Some(line);
         if wish == Wish::Stop {
             stopped = line.step < job.steps;
@@ -219,6 +222,7 @@ pub fn train(
     if let Some(step) = saver.finish(&engine)? {
         done(Done::Saved(step, begun.elapsed()))?;
     }
+    saver.take_notes().iter().try_for_each(|note| done(Done::Note(note)))?;
     if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
         export(job, &mut engine, &names, folder)?;
     }

@@ -4,6 +4,7 @@
 //! With `checkpoint.writer.decoupled` the wait for the disk happens beside the next steps. Nothing is copied for that: a
 //! rank's file is written before the next step begins, and only its way from the system's cache to the disk remains.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -148,11 +149,14 @@ pub(crate) struct Saver<'a> {
     saves: Option<&'a Saves>,
     names: &'a [String],
     pending: Option<Pending>,
+    /// Old checkpoints that could not be removed: each is told once.
+    told: HashSet<String>,
+    notes: Vec<String>,
 }
 
 impl<'a> Saver<'a> {
     pub(crate) fn new(saves: Option<&'a Saves>, names: &'a [String]) -> Self {
-        Self { saves, names, pending: None }
+        Self { saves, names, pending: None, told: HashSet::new(), notes: Vec::new() }
     }
 
     /// Ranks meet after a step: the strongest wish counts, and a checkpoint that has reached the disk everywhere appears;
@@ -183,6 +187,7 @@ impl<'a> Saver<'a> {
         let own = Begun::new(begun.as_ref().ok().and_then(Option::as_ref));
         let told = tell_all(engine, step, "beginning of a checkpoint", &own)?;
         let begun = begun.map_err(failed(step))?;
+        self.note(begun.iter().flat_map(Unfinished::not_removed));
         let Some(folder) = told[0].folder(&saves.folder) else {
             return Err(SaveError::OtherRank { step, rank: 0 });
         };
@@ -275,8 +280,26 @@ impl<'a> Saver<'a> {
         });
         let committed = committed.transpose();
         let is_there = tell_all(engine, step, "checkpoint", &u64::from(committed.is_ok()))?;
-        committed.map_err(failed(step))?;
+        let pruned = committed.map_err(failed(step))?;
+        self.note(pruned.iter().flat_map(|pruned| &pruned.failed));
         if is_there[0] == 0 { Err(SaveError::OtherRank { step, rank: 0 }) } else { Ok(Some(step)) }
+    }
+
+    fn note<'e>(&mut self, errors: impl Iterator<Item = &'e CheckpointError>) {
+        for error in errors {
+            let error = error.to_string();
+            if !self.told.contains(&error) {
+                self.notes.push(format!(
+                    "an old checkpoint could not be removed: {error}; it takes room until it is removed by hand"
+                ));
+                self.told.insert(error);
+            }
+        }
+    }
+
+    /// What is worth knowing and was not told yet.
+    pub(crate) fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
     }
 }
 
