@@ -3,6 +3,7 @@
 mod damaged_checkpoints;
 mod dead_ranks;
 mod evaluation;
+mod exports;
 mod faults;
 mod fit;
 mod golden;

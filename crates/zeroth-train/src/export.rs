@@ -13,6 +13,7 @@ use zeroth_step::run::{Engine, RunError, State};
 
 use crate::Job;
 use crate::checkpoint::CheckpointError;
+use crate::export_record::ExportSource;
 use crate::staged::StagedFiles;
 
 /// Elements that are gathered at once.
@@ -104,6 +105,7 @@ pub(crate) fn export(
     engine: &mut Engine<'_>,
     names: &[String],
     folder: &Path,
+    source: &ExportSource,
 ) -> Result<(), ExportError> {
     let dtype = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
     let tensors: Vec<NewTensor> = job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect();
@@ -124,8 +126,7 @@ pub(crate) fn export(
         })?;
     }
     if let (Some(writer), Some(beside)) = (writer, beside) {
-        writer.finish()?;
-        beside.publish()?;
+        beside.publish(writer, source)?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use zeroth_model::is_weight_file;
 
 use crate::checkpoint::{Leftover, foreign_in, is_step_folder};
 use crate::export::{BESIDE, CONFIG};
+use crate::export_record::RECORD;
 use crate::run_folder::{FILES, MARKS, RunFolderError, failed};
 use crate::run_inputs::{Input, Tree};
 
@@ -142,7 +143,7 @@ fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
 fn of_a_model(name: &str, entry: &DirEntry) -> io::Result<bool> {
     let unfinished = name.strip_prefix('.').and_then(|name| name.rsplit_once(".unfinished-"));
     let whole = unfinished.filter(|(_, process)| is_digits(process)).map_or(name, |(name, _)| name);
-    let is_ours = whole == CONFIG || BESIDE.contains(&whole) || is_weight_file(whole);
+    let is_ours = whole == CONFIG || whole == RECORD || BESIDE.contains(&whole) || is_weight_file(whole);
     Ok(is_ours && !entry.file_type()?.is_dir())
 }
 

@@ -11,6 +11,7 @@ use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, Ste
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::evaluate;
 use crate::export::{ExportError, export};
+use crate::export_record::ExportSource;
 use crate::report::timing::StepTimes;
 use crate::resident::resident_bytes;
 use crate::resume::restore;
@@ -224,7 +225,12 @@ pub fn train(
     }
     saver.take_notes().iter().try_for_each(|note| done(Done::Note(note)))?;
     if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
-        export(job, &mut engine, &names, folder)?;
+        let step = last.map_or(first, |line: StepLine| line.step);
+        let source = ExportSource { step, checkpoint: None };
+        let from = chores.from.filter(|from| from.manifest().step == step).map(ExportSource::of);
+        let written = saver.written(step).filter(|_| engine.rank() == 0);
+        let source = written.as_ref().map(ExportSource::of).or(from).unwrap_or(source);
+        export(job, &mut engine, &names, folder, &source)?;
     }
     Ok(Ended { last, trace: engine.take_trace()?, stopped })
 }

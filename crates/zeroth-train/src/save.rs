@@ -13,8 +13,8 @@ use zeroth_device::Control;
 use zeroth_step::run::{Engine, RunError};
 
 use crate::checkpoint::{
-    BatchEntry, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, PartWriter,
-    PartWritten, Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune,
+    BatchEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry,
+    PartWriter, PartWritten, Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune, step_folder,
 };
 use crate::meeting::{AfterStep, Wish, tell_all};
 use crate::resume::{control_state, data_hash};
@@ -149,6 +149,8 @@ pub(crate) struct Saver<'a> {
     saves: Option<&'a Saves>,
     names: &'a [String],
     pending: Option<Pending>,
+    /// The newest checkpoint that is there.
+    saved: Option<u64>,
     /// Old checkpoints that could not be removed: each is told once.
     told: HashSet<String>,
     notes: Vec<String>,
@@ -156,7 +158,7 @@ pub(crate) struct Saver<'a> {
 
 impl<'a> Saver<'a> {
     pub(crate) fn new(saves: Option<&'a Saves>, names: &'a [String]) -> Self {
-        Self { saves, names, pending: None, told: HashSet::new(), notes: Vec::new() }
+        Self { saves, names, pending: None, saved: None, told: HashSet::new(), notes: Vec::new() }
     }
 
     /// Ranks meet after a step: the strongest wish counts, and a checkpoint that has reached the disk everywhere appears;
@@ -282,7 +284,11 @@ impl<'a> Saver<'a> {
         let is_there = tell_all(engine, step, "checkpoint", &u64::from(committed.is_ok()))?;
         let pruned = committed.map_err(failed(step))?;
         self.note(pruned.iter().flat_map(|pruned| &pruned.failed));
-        if is_there[0] == 0 { Err(SaveError::OtherRank { step, rank: 0 }) } else { Ok(Some(step)) }
+        if is_there[0] == 0 {
+            return Err(SaveError::OtherRank { step, rank: 0 });
+        }
+        self.saved = Some(step);
+        Ok(Some(step))
     }
 
     fn note<'e>(&mut self, errors: impl Iterator<Item = &'e CheckpointError>) {
@@ -300,6 +306,12 @@ impl<'a> Saver<'a> {
     /// What is worth knowing and was not told yet.
     pub(crate) fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
+    }
+
+    /// The checkpoint that this run has written after so many steps, if it did and it can be opened.
+    pub(crate) fn written(&self, step: u64) -> Option<Checkpoint> {
+        let saves = self.saves.filter(|_| self.saved == Some(step))?;
+        Checkpoint::open(&saves.folder.join(step_folder(step))).ok()
     }
 }
 

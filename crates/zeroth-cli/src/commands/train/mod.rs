@@ -22,7 +22,7 @@ use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::{Checkpoint, is_step_folder};
-use zeroth::train::{Existing, Input, RunFolder, Weights};
+use zeroth::train::{Existing, Input, RunFolder, Weights, check_export};
 
 use self::ask::Asked;
 pub(super) use self::data::Reading;
@@ -82,10 +82,15 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
         let weights = Weights::open(&asked.job.folder, &asked.job.model, &asked.job.table, asked.job.seed)?;
         asked.notes.extend(weights.warnings().iter().map(ToString::to_string));
     }
-    if is_complete(arguments, &asked) {
-        let steps = asked.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step);
-        output::note(&format!("this run is complete: {steps} steps are done; nothing was changed"));
-        return Ok(Err(Exit::Done));
+    match finished(arguments, &asked) {
+        Some(Ok(steps)) => {
+            output::note(&format!("this run is complete: {steps} steps are done; nothing was changed"));
+            return Ok(Err(Exit::Done));
+        }
+        Some(Err(why)) => {
+            asked.notes.push(format!("all steps are done, only the model is left to write: {why}"));
+        }
+        None => {}
     }
     show::model(&asked);
     show::origins(&asked);
@@ -118,14 +123,19 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
     Ok(Ok(Begun { asked, compiled, folder, earlier }))
 }
 
-/// Whether all steps are done and the model is there, so that going on would change nothing.
-fn is_complete(arguments: &TrainArgs, asked: &Asked) -> bool {
-    let has_model = || arguments.output.join("model/config.json").is_file();
-    let is_ours = |checkpoint: &Checkpoint| resume::is_inside(checkpoint.folder(), &arguments.output);
-    asked.checkpoint.as_ref().is_some_and(|checkpoint| {
-        let is_done = checkpoint.manifest().step >= asked.job.steps;
-        is_done && is_ours(checkpoint) && (!asked.writes_model || has_model())
-    })
+/// How many steps are done, where none is left and the model is that of the last one: going on would change nothing. Or what
+/// the model lacks.
+fn finished(arguments: &TrainArgs, asked: &Asked) -> Option<Result<u64, String>> {
+    let is_ours = |checkpoint: &&Checkpoint| resume::is_inside(checkpoint.folder(), &arguments.output);
+    let checkpoint = asked.checkpoint.as_ref().filter(is_ours)?;
+    let step = checkpoint.manifest().step;
+    if step < asked.job.steps {
+        return None;
+    }
+    if !asked.writes_model {
+        return Some(Ok(step));
+    }
+    Some(check_export(&arguments.output.join("model"), checkpoint).map(|()| step))
 }
 
 fn open_folder(arguments: &TrainArgs, asked: &Asked) -> anyhow::Result<RunFolder> {
