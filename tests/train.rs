@@ -10,6 +10,8 @@ mod golden;
 mod hyperparameters;
 mod kills;
 mod launchers;
+mod leftovers;
+mod linked_folders;
 mod memory;
 mod new_weights;
 mod not_finite;

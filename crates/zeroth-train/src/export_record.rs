@@ -110,6 +110,11 @@ pub fn check_export(model: &Path, checkpoint: &Checkpoint) -> Result<(), String>
     Ok(())
 }
 
+/// Whether an export of ours wrote the model in a folder.
+pub(crate) fn is_exported(folder: &Path) -> bool {
+    read(&folder.join(RECORD)).is_some()
+}
+
 /// A record; none where it is missing or no export wrote it.
 fn read(path: &Path) -> Option<Record> {
     let mut text = String::new();

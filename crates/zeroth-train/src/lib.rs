@@ -17,6 +17,7 @@ mod fit;
 pub mod from_config;
 mod generate;
 mod job;
+mod leftovers;
 mod meeting;
 mod metrics;
 mod order;

@@ -84,6 +84,8 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
     }
     match finished(arguments, &asked) {
         Some(Ok(steps)) => {
+            // Best effort: opened and closed, it is rid of what killed processes left.
+            let _ = RunFolder::open(&arguments.output, Existing::Keep, &[]);
             output::note(&format!("this run is complete: {steps} steps are done; nothing was changed"));
             return Ok(Err(Exit::Done));
         }
