@@ -15,6 +15,7 @@ mod linked_folders;
 mod memory;
 mod new_weights;
 mod not_finite;
+mod not_finite_saves;
 mod odd_data;
 mod old_checkpoints;
 mod refusals;

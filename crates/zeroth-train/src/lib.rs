@@ -13,6 +13,7 @@ pub mod data;
 mod evaluate;
 mod export;
 mod export_record;
+mod finite;
 mod fit;
 pub mod from_config;
 mod generate;
@@ -45,7 +46,10 @@ pub use fit::{Budget, Choice, Freedom, Misfit};
 pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, stop_ids};
 pub use job::{Evaluation, Job, JobError};
 pub use meeting::Wish;
-pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};
+pub use metrics::{
+    EvaluationLine, MetricsError, MetricsFile, StepCounts, StepLine, count_steps, read_evaluation_losses,
+    read_losses,
+};
 pub use order::{Length, LengthError, Order, Place};
 pub use rank::{Chores, Done, Ended, TrainError, train};
 pub use report::{Report, ReportPlan, ReportToError, Reporters};

@@ -10,12 +10,13 @@ use std::thread::JoinHandle;
 
 use bytemuck::{Pod, Zeroable};
 use zeroth_device::Control;
-use zeroth_step::run::{Engine, RunError};
+use zeroth_step::run::{Engine, RunError, State};
 
 use crate::checkpoint::{
     BatchEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry,
     PartWriter, PartWritten, Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune, step_folder,
 };
+use crate::finite::first_not_finite;
 use crate::meeting::{AfterStep, Wish, tell_all};
 use crate::resume::{control_state, data_hash};
 use crate::{Job, StepLine};
@@ -245,8 +246,17 @@ impl<'a> Saver<'a> {
         };
         let mut broken = None;
         for state in engine.states() {
-            let read = engine.read(state, &mut |_, _, elements| {
-                writer.append_f32(elements).map_err(|error| {
+            let read = engine.read(state, &mut |param, range, elements| {
+                let written = match first_not_finite(elements) {
+                    Some(place) => Err(CheckpointError::NotFinite {
+                        state: state_words(state),
+                        parameter: self.names[param.index()].clone(),
+                        element: range.start + place as u64,
+                        value: elements[place],
+                    }),
+                    None => writer.append_f32(elements),
+                };
+                written.map_err(|error| {
                     let words = error.to_string();
                     broken = Some(error);
                     words.into()
@@ -322,6 +332,16 @@ impl Part {
             bytes: self.bytes,
             sha256: self.sha256.iter().map(|digit| *digit as char).collect(),
         }
+    }
+}
+
+/// A state for messages.
+const fn state_words(state: State) -> &'static str {
+    match state {
+        State::Weights => "weights",
+        State::First => "first moments",
+        State::Second => "second moments",
+        State::Gradient => "gradients",
     }
 }
 

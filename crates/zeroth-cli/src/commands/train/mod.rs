@@ -87,7 +87,8 @@ fn begin(arguments: &TrainArgs, ranks: Option<u64>, output: &Output) -> anyhow::
             // Best effort: opened and closed, it is rid of what killed processes left.
             let _ = RunFolder::open(&arguments.output, Existing::Keep, &[]);
             output::note(&format!("this run is complete: {steps} steps are done; nothing was changed"));
-            return Ok(Err(Exit::Done));
+            let has_loss = asked.checkpoint.as_ref().is_some_and(|found| found.manifest().loss.is_some());
+            return Ok(Err(if has_loss { Exit::Done } else { finish::without_loss(steps) }));
         }
         Some(Err(why)) => {
             asked.notes.push(format!("all steps are done, only the model is left to write: {why}"));
