@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::print_stdout, reason = "a test that is skipped says so")]
 
+mod arguments;
 mod bench;
 mod chat_templates;
 mod checkpoint;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{golden, metrics, tensors, train_on, written};
+use super::{golden, metrics, tensors, text, train_on, written};
 
 /// A copy of a golden model whose tensor has `value` as one element.
 fn broken(folder: &Path, model: &str, tensor: &str, element: usize, value: f32) -> PathBuf {
@@ -75,16 +75,22 @@ fn tolerated_steps_are_skipped_and_the_next_one_stops_the_run() {
 
 #[test]
 fn a_run_that_skips_and_goes_on_is_the_run_without_those_steps() {
-    // Token 7 is broken and stands in the first row only: one step is skipped, and nothing of it is left.
+    // Token 7 overflows in fp16 and stands in the first row only: one step is skipped, and nothing of it is left.
     let folder = tempfile::tempdir().unwrap();
-    let model = broken(folder.path(), "llama-one-kv-head", "model.embed_tokens.weight", 7 * 24, f32::NAN);
+    let model = broken(folder.path(), "llama-one-kv-head", "model.embed_tokens.weight", 7 * 24, 1e5);
+    let config = r#"{"fp16": {"enabled": true, "loss_scale": 1024}}"#;
+    let config = written(folder.path(), "ds.json", &[config]);
     let good =
         [r#"{"input_ids": [1, 2, 3, 4]}"#, r#"{"input_ids": [9, 8, 3]}"#, r#"{"input_ids": [6, 1, 6, 2]}"#];
     let all = [&[r#"{"input_ids": [5, 7, 9]}"#][..], &good].concat();
     let columns = |run: &str, rows: &[&str], steps: &str, skipped: &str| -> Vec<Value> {
         let data = written(folder.path(), "rows.jsonl", rows);
-        let flags =
-            [["--max-steps", steps], ["--max-skipped-steps", skipped], ["--lr-scheduler-type", "constant"]];
+        let flags = [
+            ["--max-steps", steps],
+            ["--max-skipped-steps", skipped],
+            ["--lr-scheduler-type", "constant"],
+            ["--deepspeed", text(&config)],
+        ];
         let run = folder.path().join(run);
         train_on(&model, &data, &run, &flags.concat()).assert_done();
         assert!(run.join("model/model.safetensors").is_file());

@@ -1,9 +1,26 @@
 //! The command line before clap sees it: names with `_`, booleans that take true or false, and parts not built yet.
 
+use std::ffi::OsString;
+
 use clap::Command;
 
 /// Commands of parts that are not built yet.
 const LATER_COMMANDS: [&str; 3] = ["checkpoint import", "launch", "monitor"];
+
+/// The arguments as texts, or what to say of one that is none: its bytes would become another path on the way.
+pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>, String> {
+    let mut texts: Vec<String> = Vec::new();
+    for argument in typed {
+        let argument = argument.into_string().map_err(|argument| {
+            let shown = argument.to_string_lossy();
+            let flag = texts.last().filter(|before| before.starts_with("--") && !shown.starts_with('-'));
+            let flag = flag.map(|flag| format!("{flag} ")).unwrap_or_default();
+            format!("{flag}{shown} is not UTF-8: rename it, or give a link to it whose path is")
+        })?;
+        texts.push(argument);
+    }
+    Ok(texts)
+}
 
 /// What to say when the command typed belongs to a part that is not built yet.
 pub(crate) fn later_command(typed: &[String]) -> Option<String> {

@@ -14,6 +14,7 @@ mod missing_unit;
 mod mistakes;
 mod output;
 mod plain;
+mod results;
 mod signals;
 mod table;
 mod terminal;
@@ -29,8 +30,10 @@ use crate::mistakes::Refusal;
 use crate::output::Output;
 
 fn main() -> ExitCode {
-    let typed: Vec<String> =
-        std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let typed = match arguments::texts(std::env::args_os()) {
+        Ok(typed) => typed,
+        Err(message) => return refuse(&message),
+    };
     if let Some(later) = arguments::later_command(&typed) {
         return refuse(&later);
     }
@@ -43,12 +46,16 @@ fn main() -> ExitCode {
             let output = Output::new(cli.format);
             let exit = commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error));
             output::leave_line();
-            exit.into()
+            results::end(exit).into()
         }
         Err(Refusal::Clap(error)) => {
-            // A closed pipe is no reason to fail: nobody reads the help any more.
-            let _ = error.print();
-            if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() }
+            let printed = error.print();
+            if error.use_stderr() {
+                return Exit::Wrong.into();
+            }
+            // Help and versions are results too.
+            results::written(printed);
+            results::end(Exit::Done).into()
         }
         Err(Refusal::Mistakes { mistakes, command }) => {
             for mistake in mistakes {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::cli::Format;
 use crate::exit::Exit;
 use crate::plain::{self, mark, plain};
+use crate::results::written;
 
 /// Where a command's words go, and in which form.
 #[derive(Debug)]
@@ -52,14 +53,13 @@ impl Output {
 
 /// The result, for people.
 pub(crate) fn text(text: &str) {
-    // A reader that went away (`| head`) is not an error of ours.
-    let _ = std::io::stdout().write_all(plain(text).as_bytes());
+    written(std::io::stdout().write_all(plain(text).as_bytes()));
 }
 
 /// A part of a result that comes bit by bit: it is seen at once.
 pub(crate) fn stream(text: &str) {
     let mut out = std::io::stdout();
-    let _ = out.write_all(plain(text).as_bytes()).and_then(|()| out.flush());
+    written(out.write_all(plain(text).as_bytes()).and_then(|()| out.flush()));
 }
 
 /// The result, for programs: one JSON object on standard output.

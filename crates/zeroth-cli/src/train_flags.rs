@@ -2,7 +2,7 @@
 
 use clap::Args;
 use zeroth::config::resolve::{Flags, Precision};
-use zeroth::config::schema::HF_SCHEDULES;
+use zeroth::config::schema::{self, HF_SCHEDULES};
 
 /// What was typed of them.
 #[derive(Debug, Clone, Default, Args)]
@@ -15,19 +15,19 @@ pub(crate) struct TrainFlags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) gradient_accumulation_steps: Option<u64>,
     /// Learning rate [default: 1e-5, LoRA 1e-4]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = learning_rate)]
     pub(crate) learning_rate: Option<f64>,
     /// Weight decay, not on biases and norms [default: 0.1]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = weight_decay)]
     pub(crate) weight_decay: Option<f64>,
     /// Adam's first beta [default: 0.9]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = beta)]
     pub(crate) adam_beta1: Option<f64>,
     /// Adam's second beta [default: 0.95]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = beta)]
     pub(crate) adam_beta2: Option<f64>,
     /// Adam's epsilon [default: 1e-8]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = epsilon)]
     pub(crate) adam_epsilon: Option<f64>,
     /// Gradients are clipped to this norm; 0 turns it off [default: 1.0]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
@@ -56,6 +56,32 @@ pub(crate) struct TrainFlags {
     /// Hugging Face's flag for checkpoints on each node's own disk
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) save_on_each_node: Option<bool>,
+}
+
+/// A number within the bounds of the key that the flag meets.
+fn bounded(path: &str, text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().map_err(|_| "is not a number".to_owned())?;
+    let key = schema::find(path).find(|key| key.is_of(Some("AdamW")));
+    match key.filter(|key| !key.bounds.allow(number)) {
+        Some(key) => Err(format!("must be {}", key.bounds.in_words().unwrap_or_default())),
+        None => Ok(number),
+    }
+}
+
+fn learning_rate(text: &str) -> Result<f64, String> {
+    bounded("optimizer.params.lr", text)
+}
+
+fn weight_decay(text: &str) -> Result<f64, String> {
+    bounded("optimizer.params.weight_decay", text)
+}
+
+fn beta(text: &str) -> Result<f64, String> {
+    bounded("optimizer.params.betas", text)
+}
+
+fn epsilon(text: &str) -> Result<f64, String> {
+    bounded("optimizer.params.eps", text)
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {

@@ -69,6 +69,10 @@ pub struct ModelConfig {
     pub max_positions: Option<u64>,
     /// The mixture of experts.
     pub experts: Option<Experts>,
+    /// The standard deviation of new weights.
+    pub initializer_range: f64,
+    /// The share of attention weights that transformers would drop in training. Here none are.
+    pub attention_dropout: f64,
     /// The type its weights were saved in, if the file says so.
     pub dtype: Option<DType>,
 }

@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 use zeroth_base::DType;
 
 use crate::config::Activation;
-use crate::init::INITIALIZER_RANGE;
 use crate::{Family, ModelConfig, Positions, Rope, RopeScaling};
 
 /// A model that no `config.json` written here describes.
@@ -78,8 +77,8 @@ impl ModelConfig {
         if self.family == Family::Llama {
             set("mlp_bias", json!(self.mlp_bias));
         }
-        set("attention_dropout", json!(0.0));
-        set("initializer_range", json!(INITIALIZER_RANGE));
+        set("attention_dropout", json!(self.attention_dropout));
+        set("initializer_range", json!(self.initializer_range));
         set("use_cache", json!(true));
         self.window_fields(&mut set);
         if let Positions::Rope(rope) = &self.positions {

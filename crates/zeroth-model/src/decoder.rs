@@ -8,6 +8,7 @@ use crate::config::{
     MAX_WIDTH, ModelConfig, Positions, check_attention_width, read_dtype,
 };
 use crate::fields::{Fields, Given};
+use crate::init::INITIALIZER_RANGE;
 use crate::table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
 use crate::{Family, FieldError, rope};
 
@@ -88,6 +89,8 @@ pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, F
         positions: Positions::Rope(rope::read(fields, max_positions)?),
         max_positions: Some(max_positions),
         experts: if family == Family::Qwen3Moe { experts(fields, blocks)? } else { None },
+        initializer_range: fields.not_negative("initializer_range")?.unwrap_or(INITIALIZER_RANGE),
+        attention_dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
         dtype: read_dtype(fields)?,
     })
 }

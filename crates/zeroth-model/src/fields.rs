@@ -131,6 +131,21 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A number of at least zero that fp32 can hold.
+    pub(crate) fn not_negative(&self, field: &str) -> Result<Option<f64>, FieldError> {
+        match self.number(field)? {
+            Some(number) if !(0.0..=f64::from(f32::MAX)).contains(&number) => {
+                let (field, found) = (self.path(field), number.to_string());
+                Err(FieldError::WrongType {
+                    field,
+                    found,
+                    expected: "a number of at least zero that fp32 can hold",
+                })
+            }
+            number => Ok(number),
+        }
+    }
+
     /// A number above zero that must be there.
     pub(crate) fn required_positive(&self, field: &str) -> Result<f64, FieldError> {
         self.positive(field)?.ok_or_else(|| self.missing(field))

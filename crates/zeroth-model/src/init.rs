@@ -12,7 +12,7 @@ use zeroth_base::philox4x32;
 
 use crate::{Parameter, ParameterKind};
 
-/// The standard deviation of new weights in all decoder-only families: `initializer_range` in transformers.
+/// The standard deviation of new weights where a config has no `initializer_range`, as in transformers.
 pub const INITIALIZER_RANGE: f64 = 0.02;
 
 /// Fills `out` with the new values of a range of a parameter's elements: ones for norms, zeros for biases and for a

@@ -9,7 +9,7 @@ use std::thread;
 use serde_json::{Map, Value, json};
 use zeroth_base::{DType, PublishError, publish};
 
-use crate::init::{INITIALIZER_RANGE, fill_new};
+use crate::init::fill_new;
 use crate::safetensors::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, WrittenWeights};
 use crate::{Family, FieldError, ModelConfig, ModelError, Parameter, UnwritableConfig, table};
 
@@ -167,7 +167,7 @@ pub fn new_folder(
         let elements = parameter.elements();
         for start in (0..elements).step_by(threads * PIECE) {
             values.resize((elements - start).min((threads * PIECE) as u64) as usize, 0.0);
-            fill_in_parallel(new.seed, parameter, start, &mut values);
+            fill_in_parallel(new.seed, config.initializer_range as f32, parameter, start, &mut values);
             writer.append_f32(&parameter.name, &values)?;
         }
     }
@@ -183,10 +183,10 @@ pub fn new_folder(
 }
 
 /// Fills `values` with new elements from `start`, a piece a thread. The cuts change no bit.
-fn fill_in_parallel(seed: u64, parameter: &Parameter, start: u64, values: &mut [f32]) {
+fn fill_in_parallel(seed: u64, deviation: f32, parameter: &Parameter, start: u64, values: &mut [f32]) {
     let fill = |(index, piece): (usize, &mut [f32])| {
         let start = start + (index * PIECE) as u64;
-        fill_new(seed, INITIALIZER_RANGE as f32, parameter, start..start + piece.len() as u64, piece);
+        fill_new(seed, deviation, parameter, start..start + piece.len() as u64, piece);
     };
     let mut pieces = values.chunks_mut(PIECE).enumerate();
     let Some(own) = pieces.next() else { return };
@@ -208,8 +208,8 @@ mod tests {
         let (start, length) = (7, 2 * PIECE + 5);
         let parameter = Parameter::new("w".to_owned(), vec![start + length as u64], ParameterKind::Linear);
         let (mut together, mut alone) = (vec![0.0; length], vec![1.0; length]);
-        fill_in_parallel(3, &parameter, start, &mut together);
-        fill_new(3, INITIALIZER_RANGE as f32, &parameter, start..start + length as u64, &mut alone);
+        fill_in_parallel(3, 0.02, &parameter, start, &mut together);
+        fill_new(3, 0.02, &parameter, start..start + length as u64, &mut alone);
         assert!(together == alone);
     }
 }

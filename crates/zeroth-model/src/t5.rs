@@ -6,6 +6,7 @@ use crate::config::{
     check_attention_width, read_dtype,
 };
 use crate::fields::Fields;
+use crate::init::INITIALIZER_RANGE;
 use crate::table::{Parameter, ParameterKind, ParameterTable, Unit, UnitName};
 use crate::{Family, FieldError};
 
@@ -58,6 +59,8 @@ pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, F
         },
         max_positions: None,
         experts: None,
+        initializer_range: INITIALIZER_RANGE,
+        attention_dropout: 0.0,
         dtype: read_dtype(fields)?,
     })
 }

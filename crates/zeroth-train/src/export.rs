@@ -7,12 +7,15 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use zeroth_base::DType;
+use zeroth_base::{DType, grouped};
 use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError};
 use zeroth_step::run::{Engine, RunError, State};
 
 use crate::Job;
 use crate::checkpoint::CheckpointError;
+use crate::export_record::ExportSource;
+use crate::finite::first_not_finite;
+use crate::meeting::tell_all;
 use crate::model_files::ModelFilesError;
 use crate::staged::StagedFiles;
 
@@ -47,6 +50,22 @@ pub enum ExportError {
     /// Weights could not be written.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A weight that is no number.
+    #[error(
+        "the model was not written: `{name}` is not finite (element {} is {value}); train with a lower --learning-rate, or \
+         export an earlier checkpoint", grouped(*element)
+    )]
+    NotFinite {
+        /// The parameter.
+        name: String,
+        /// The first element that is not.
+        element: u64,
+        /// What it is.
+        value: f32,
+    },
+    /// Rank 0, which writes the model, could not; it says why.
+    #[error("the model was not written: rank 0 failed")]
+    OtherRank,
     /// A weight that the type asked for does not have.
     #[error("`{name}` holds {value}, and fp16 ends at 65504: write the model in bf16 or fp32 (--dtype bf16)")]
     OutOfRange {
@@ -100,33 +119,45 @@ pub(crate) fn export(
     engine: &mut Engine<'_>,
     names: &[String],
     folder: &Path,
+    source: &ExportSource,
 ) -> Result<(), ExportError> {
     let dtype = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
     let tensors: Vec<NewTensor> = job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect();
-    let (mut beside, mut writer) = (None, None);
-    if engine.rank() == 0 {
+    let create = || {
         std::fs::create_dir_all(folder).map_err(failed(folder))?;
-        beside = Some(StagedFiles::of_model(&job.files, folder, dtype)?);
-        writer = Some(WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?);
-    }
+        let beside = StagedFiles::of_model(&job.files, folder, dtype)?;
+        Ok((beside, WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?))
+    };
+    let created = (engine.rank() == 0).then(create).transpose();
+    let (beside, mut writer) = agreed(engine, source.step, created)?.unzip();
     let params = engine.params();
     for tensor in &tensors {
         let Some(param) = names.iter().position(|name| *name == tensor.name).map(|place| params[place])
         else {
             continue;
         };
-        stream(tensor, writer.as_mut(), &mut |range, elements| {
+        let streamed = stream(tensor, writer.as_mut(), &mut |range, elements| {
             Ok(engine.gather(State::Weights, param, range, elements)?)
-        })?;
+        });
+        agreed(engine, source.step, streamed)?;
     }
-    if let (Some(writer), Some(beside)) = (writer, beside) {
-        writer.finish()?;
-        beside.publish()?;
-    }
+    let published = beside.zip(writer).map(|(beside, writer)| beside.publish(writer, source));
+    agreed(engine, source.step, published.transpose())?;
     Ok(())
 }
 
-/// Fetches a parameter piece by piece, and writes it where there is a writer: only rank 0 has one.
+/// What a rank has, where rank 0 has not failed: it alone writes, and the others must not wait for one that gave up.
+fn agreed<T>(engine: &Engine<'_>, step: u64, own: Result<T, ExportError>) -> Result<T, ExportError> {
+    // Ranks have lost each other: there is nobody to tell.
+    if let Err(ExportError::Run(_)) = own {
+        return own;
+    }
+    let told = tell_all(engine, step, "export", &u64::from(own.is_ok()))?;
+    if told[0] == 0 && own.is_ok() { Err(ExportError::OtherRank) } else { own }
+}
+
+/// Fetches a parameter piece by piece, and writes it where there is a writer: only rank 0 has one. Where it cannot, the rest is
+/// fetched all the same, because other ranks take part.
 pub(crate) fn stream(
     tensor: &NewTensor,
     mut writer: Option<&mut WeightWriter>,
@@ -134,18 +165,34 @@ pub(crate) fn stream(
 ) -> Result<(), ExportError> {
     let total: u64 = tensor.shape.iter().product();
     let mut elements = vec![0.0f32; PIECE.min(total) as usize];
+    let mut written = Ok(());
     for first in (0..total).step_by(PIECE as usize) {
         let range = first..(first + PIECE).min(total);
         let piece = &mut elements[..(range.end - range.start) as usize];
         fetch(range, piece)?;
-        let Some(writer) = writer.as_deref_mut() else { continue };
-        let is_lost = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
-        if let Some(value) = piece.iter().filter(|_| tensor.dtype == DType::F16).find(is_lost) {
-            return Err(ExportError::OutOfRange { name: tensor.name.clone(), value: *value });
+        if let Some(writer) = writer.as_deref_mut().filter(|_| written.is_ok()) {
+            written = write(tensor, writer, first, piece);
         }
-        writer.append_f32(&tensor.name, piece)?;
     }
-    Ok(())
+    written
+}
+
+/// Writes elements of a parameter, of which `first` is the first, where all of them can be.
+fn write(
+    tensor: &NewTensor,
+    writer: &mut WeightWriter,
+    first: u64,
+    piece: &[f32],
+) -> Result<(), ExportError> {
+    if let Some(place) = first_not_finite(piece) {
+        let (name, value) = (tensor.name.clone(), piece[place]);
+        return Err(ExportError::NotFinite { name, element: first + place as u64, value });
+    }
+    let is_lost = |value: &&f32| f16::from_f32(**value).is_infinite();
+    if let Some(value) = piece.iter().filter(|_| tensor.dtype == DType::F16).find(is_lost) {
+        return Err(ExportError::OutOfRange { name: tensor.name.clone(), value: *value });
+    }
+    Ok(writer.append_f32(&tensor.name, piece)?)
 }
 
 pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> ExportError + '_ {

@@ -147,7 +147,7 @@ impl Inference {
     pub fn open(folder: &Path) -> Result<Self, GenerateError> {
         let model = ModelConfig::from_folder(folder)?;
         let table = table(&model);
-        let weights = Weights::open(folder, &table, 0)?;
+        let weights = Weights::open(folder, &model, &table, 0)?;
         let Weights::Files(files) = &weights else {
             return Err(GenerateError::NoWeights { folder: folder.to_owned() });
         };

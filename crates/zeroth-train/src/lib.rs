@@ -12,10 +12,13 @@ mod curve;
 pub mod data;
 mod evaluate;
 mod export;
+mod export_record;
+mod finite;
 mod fit;
 pub mod from_config;
 mod generate;
 mod job;
+mod leftovers;
 mod loading;
 mod meeting;
 mod metrics;
@@ -41,11 +44,15 @@ mod weights;
 pub use batch::{BatchShape, Batches, MicroBatch};
 pub use curve::{loss_curve, loss_curves};
 pub use export::ExportError;
+pub use export_record::check_export;
 pub use fit::{Budget, Choice, Freedom, Misfit};
 pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids};
 pub use job::{Evaluation, Job, JobError};
 pub use meeting::Wish;
-pub use metrics::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_evaluation_losses, read_losses};
+pub use metrics::{
+    EvaluationLine, MetricsError, MetricsFile, StepCounts, StepLine, count_steps, read_evaluation_losses,
+    read_losses,
+};
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use order::{Length, LengthError, Order, Place};
 pub use rank::{Chores, Done, Ended, TrainError, train};

@@ -184,6 +184,35 @@ struct Known {
     loss: Option<f64>,
     #[serde(default)]
     eval_loss: Option<f64>,
+    /// Only lines of steps have it.
+    #[serde(default)]
+    skipped: Option<bool>,
+}
+
+/// What the steps of a metrics.jsonl came to.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepCounts {
+    /// All of them.
+    pub steps: u64,
+    /// Those whose update was not applied.
+    pub skipped: u64,
+    /// Those whose loss was not finite.
+    pub non_finite: u64,
+    /// The last one, and its loss where that was finite.
+    pub last: Option<(u64, Option<f64>)>,
+}
+
+/// Counts the steps that a metrics.jsonl holds. Torn lines are passed over.
+pub fn count_steps(path: &Path) -> Result<StepCounts, MetricsError> {
+    let mut counts = StepCounts::default();
+    for line in known(path)? {
+        let Some(skipped) = line.skipped else { continue };
+        counts.steps += 1;
+        counts.skipped += u64::from(skipped);
+        counts.non_finite += u64::from(line.loss.is_none());
+        counts.last = Some((line.step, line.loss));
+    }
+    Ok(counts)
 }
 
 /// The lines that stay, each with its end of line; or the number of a broken one before lines that stay.
@@ -219,8 +248,11 @@ pub fn read_evaluation_losses(path: &Path) -> Result<Vec<(u64, f64)>, MetricsErr
 }
 
 fn read(path: &Path, loss: impl Fn(&Known) -> Option<f64>) -> Result<Vec<(u64, f64)>, MetricsError> {
+    Ok(known(path)?.iter().filter_map(|line| Some((line.step, loss(line)?))).collect())
+}
+
+fn known(path: &Path) -> Result<Vec<Known>, MetricsError> {
     let contents = fs::read(path).map_err(|source| failed("read", path, source))?;
     let lines = contents.split(|&byte| byte == b'\n');
-    let known = lines.filter_map(|line| serde_json::from_slice::<Known>(line).ok());
-    Ok(known.filter_map(|line| Some((line.step, loss(&line)?))).collect())
+    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }

@@ -4,10 +4,9 @@ use std::fs::{self, DirEntry};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zeroth_model::is_weight_file;
-
 use crate::checkpoint::{Leftover, foreign_in, is_step_folder};
-use crate::export::{BESIDE, CONFIG};
+use crate::export_record::is_exported;
+use crate::leftovers::{is_of_a_model, unfinished};
 use crate::run_folder::{FILES, MARKS, RunFolderError, failed};
 use crate::run_inputs::{Input, Tree};
 
@@ -53,20 +52,23 @@ impl Removal {
         let path = self.root.join(name);
         match fs::symlink_metadata(&path) {
             Err(_) => return Ok(()),
-            Ok(found) if found.is_dir() => {}
-            // A link to elsewhere is removed as a link; what it leads to is not ours.
-            Ok(found) if found.is_symlink() => {
-                self.removed.push(name.to_owned());
-                return Ok(());
+            Ok(found) if found.is_symlink() && !path.exists() => {
+                let found = "a link that leads nowhere";
+                return Err(RunFolderError::InTheWay { path, found, made: "a folder" });
             }
+            // A link to a folder is somebody's way to another disk: it stays, and what a run wrote behind it goes.
+            Ok(_) if path.is_dir() => {}
             Ok(_) => return Err(RunFolderError::InTheWay { path, found: "a file", made: "a folder" }),
         }
+        // Any model has files of these names: behind a link, it must be known to be an export.
+        let is_known = name != "model" || !path.is_symlink() || is_exported(&path);
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(&path).map_err(failed("read", &path))? {
             let entry = entry.map_err(failed("read", &path))?;
             let entry_name = entry.file_name();
             // A name that is no UTF-8 is none of ours, and what cannot be looked at may be anybody's.
-            let is_ours = entry_name.to_str().is_some_and(|name| is_ours(name, &entry).unwrap_or(false));
+            let is_ours =
+                is_known && entry_name.to_str().is_some_and(|name| is_ours(name, &entry).unwrap_or(false));
             let list = if is_ours { &mut ours } else { &mut others };
             list.push(format!("{name}/{}", entry_name.to_string_lossy()));
         }
@@ -80,7 +82,12 @@ impl Removal {
     /// Refuses where something that the run reads would be removed.
     pub(crate) fn refuse_inputs(&self, inputs: &[Input]) -> Result<(), RunFolderError> {
         let root = self.root.canonicalize().map_err(failed("read", &self.root))?;
-        let removed: Vec<Tree> = self.removed.iter().map(|name| Tree::at(&root.join(name))).collect();
+        let real = |name: &String| {
+            let path = root.join(name);
+            let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+            folder.zip(path.file_name()).map_or_else(|| path.clone(), |(folder, name)| folder.join(name))
+        };
+        let removed: Vec<Tree> = self.removed.iter().map(|name| Tree::at(&real(name))).collect();
         for input in inputs {
             if let Some(tree) = removed.iter().find(|tree| tree.holds(input)) {
                 return Err(RunFolderError::HoldsInput {
@@ -103,7 +110,7 @@ impl Removal {
             removed.map_err(failed("remove", &path))?;
         }
         for name in ["checkpoints", "model", "logs", "tensorboard"] {
-            // Fails where something else is in it, and then it should stay.
+            // Fails where something else is in it, or where it is a link, and then it should stay.
             let _ = fs::remove_dir(self.root.join(name));
         }
         Ok(())
@@ -146,10 +153,8 @@ pub(crate) fn is_event_file_name(name: &str) -> bool {
 
 /// Weights, the files that a model folder carries beside them, and any of them that an export has not finished.
 fn of_a_model(name: &str, entry: &DirEntry) -> io::Result<bool> {
-    let unfinished = name.strip_prefix('.').and_then(|name| name.rsplit_once(".unfinished-"));
-    let whole = unfinished.filter(|(_, process)| is_digits(process)).map_or(name, |(name, _)| name);
-    let is_ours = whole == CONFIG || BESIDE.contains(&whole) || is_weight_file(whole);
-    Ok(is_ours && !entry.file_type()?.is_dir())
+    let whole = unfinished(name).map_or(name, |(name, _)| name);
+    Ok(is_of_a_model(whole) && !entry.file_type()?.is_dir())
 }
 
 fn is_digits(text: &str) -> bool {

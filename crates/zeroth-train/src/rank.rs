@@ -12,6 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::data::DataError;
 use crate::evaluate::evaluate;
 use crate::export::{ExportError, export};
+use crate::export_record::ExportSource;
 use crate::report::timing::StepTimes;
 use crate::resident::resident_bytes;
 use crate::resume::restore;
@@ -62,6 +63,8 @@ pub enum Done<'a> {
     Evaluation(&'a EvaluationLine, &'a [Timed]),
     /// A checkpoint of this step is about to appear: what was told so far must be on disk.
     Saving(u64),
+    /// Something on the way that somebody should know.
+    Note(&'a str),
     /// It is there, and training stood still for so long.
     Saved(u64, Duration),
 }
@@ -175,7 +178,7 @@ pub fn train(
     if let Some(checkpoint) = chores.from {
         restore(checkpoint, &mut engine, &job.table, &names, &mut tell)?;
     } else {
-        let weights = Weights::open(&job.folder, &job.table, job.seed)?;
+        let weights = Weights::open(&job.folder, &job.model, &job.table, job.seed)?;
         weights.load(&job.table, &mut engine, &names, &mut tell)?;
     }
     told?;
@@ -231,6 +234,7 @@ pub fn train(
                 done(Done::Saved(step, begun.elapsed()))?;
             }
         }
+        saver.take_notes().iter().try_for_each(|note| done(Done::Note(note)))?;
         last = Some(line);
         if wish >= Wish::Stop {
             stopped = line.step < job.steps;
@@ -241,8 +245,14 @@ pub fn train(
     if let Some(step) = saver.finish(&engine)? {
         done(Done::Saved(step, begun.elapsed()))?;
     }
+    saver.take_notes().iter().try_for_each(|note| done(Done::Note(note)))?;
     if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
-        export(job, &mut engine, &names, folder)?;
+        let step = last.map_or(first, |line: StepLine| line.step);
+        let source = ExportSource { step, checkpoint: None };
+        let from = chores.from.filter(|from| from.manifest().step == step).map(ExportSource::of);
+        let written = saver.written(step).filter(|_| engine.rank() == 0);
+        let source = written.as_ref().map(ExportSource::of).or(from).unwrap_or(source);
+        export(job, &mut engine, &names, folder, &source)?;
     }
     Ok(Ended { last, trace: engine.take_trace()?, stopped, wish })
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{checkpoint_around, step_folder};
+use crate::leftovers;
 use crate::overwrite::Removal;
 use crate::run_inputs::Input;
 use crate::run_lock::{LockError, RunLock};
@@ -164,6 +165,7 @@ impl RunFolder {
                 folder.removal.carry_out()?;
             }
         }
+        leftovers::remove(root);
         if existing != Existing::Keep || !has_steps {
             folder.unstarted = Some(Unstarted::new(root, made));
         }
@@ -248,6 +250,13 @@ impl RunFolder {
     }
 }
 
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        // Ranks of this run may have been killed too.
+        leftovers::remove(&self.root);
+    }
+}
+
 pub(crate) fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
@@ -269,14 +278,18 @@ mod tests {
         {
             fs::write(path, "x").unwrap();
         }
-        for path in [run.checkpoint(5), run.checkpoints().join(".step-10.unfinished-4194304-1")] {
-            fs::create_dir_all(&path).unwrap();
-            fs::write(path.join("rank-00000-of-00001.safetensors"), "x").unwrap();
-        }
+        let checkpoints = run.checkpoints();
+        fs::create_dir_all(run.checkpoint(5)).unwrap();
+        fs::write(run.checkpoint(5).join("rank-00000-of-00001.safetensors"), "x").unwrap();
         fs::create_dir_all(run.model()).unwrap();
         fs::write(run.model().join("model.safetensors"), "x").unwrap();
         fs::write(run.latest(), "step-5").unwrap();
-        fs::write(run.checkpoints().join(".latest.unfinished-12"), "step").unwrap();
+        drop(run);
+        // As a kill leaves it.
+        let unfinished = checkpoints.join(".step-10.unfinished-4194304-1");
+        fs::create_dir(&unfinished).unwrap();
+        fs::write(unfinished.join("rank-00000-of-00001.safetensors"), "x").unwrap();
+        fs::write(checkpoints.join(".latest.unfinished-12"), "step").unwrap();
         folder
     }
 
@@ -381,15 +394,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_leads_to_is_not_removed() {
+    fn a_link_to_a_folder_stays_and_what_a_run_wrote_behind_it_goes() {
         let folder = with_a_run();
         let elsewhere = tempfile::tempdir().unwrap();
-        fs::write(elsewhere.path().join("latest"), "x").unwrap();
+        for name in ["latest", "notes.txt"] {
+            fs::write(elsewhere.path().join(name), "x").unwrap();
+        }
         fs::remove_dir_all(folder.path().join("checkpoints")).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), folder.path().join("checkpoints")).unwrap();
-        RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap();
-        assert!(elsewhere.path().join("latest").exists());
-        assert!(!exists(&folder.path().join("checkpoints")));
+        let run = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap();
+        assert_eq!(run.kept(), ["checkpoints/notes.txt"]);
+        assert!(!elsewhere.path().join("latest").exists() && elsewhere.path().join("notes.txt").exists());
+        assert_eq!(fs::read_link(run.checkpoints()).unwrap(), elsewhere.path());
     }
 
     #[test]

@@ -4,17 +4,19 @@
 //! With `checkpoint.writer.decoupled` the wait for the disk happens beside the next steps. Nothing is copied for that: a
 //! rank's file is written before the next step begins, and only its way from the system's cache to the disk remains.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use bytemuck::{Pod, Zeroable};
 use zeroth_device::Control;
-use zeroth_step::run::{Engine, RunError};
+use zeroth_step::run::{Engine, RunError, State};
 
 use crate::checkpoint::{
-    BatchEntry, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, PartWriter,
-    PartWritten, Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune,
+    BatchEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry,
+    PartWriter, PartWritten, Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune, step_folder,
 };
+use crate::finite::first_not_finite;
 use crate::meeting::{AfterStep, Wish, tell_all};
 use crate::resume::{control_state, data_hash};
 use crate::{Job, ModelFiles, StepLine};
@@ -148,11 +150,16 @@ pub(crate) struct Saver<'a> {
     saves: Option<&'a Saves>,
     names: &'a [String],
     pending: Option<Pending>,
+    /// The newest checkpoint that is there.
+    saved: Option<u64>,
+    /// Old checkpoints that could not be removed: each is told once.
+    told: HashSet<String>,
+    notes: Vec<String>,
 }
 
 impl<'a> Saver<'a> {
     pub(crate) fn new(saves: Option<&'a Saves>, names: &'a [String]) -> Self {
-        Self { saves, names, pending: None }
+        Self { saves, names, pending: None, saved: None, told: HashSet::new(), notes: Vec::new() }
     }
 
     /// Ranks meet after a step: the strongest wish counts, and a checkpoint that has reached the disk everywhere appears;
@@ -183,6 +190,7 @@ impl<'a> Saver<'a> {
         let own = Begun::new(begun.as_ref().ok().and_then(Option::as_ref));
         let told = tell_all(engine, step, "beginning of a checkpoint", &own)?;
         let begun = begun.map_err(failed(step))?;
+        self.note(begun.iter().flat_map(Unfinished::not_removed));
         let Some(folder) = told[0].folder(&saves.folder) else {
             return Err(SaveError::OtherRank { step, rank: 0 });
         };
@@ -238,8 +246,17 @@ impl<'a> Saver<'a> {
         };
         let mut broken = None;
         for state in engine.states() {
-            let read = engine.read(state, &mut |_, _, elements| {
-                writer.append_f32(elements).map_err(|error| {
+            let read = engine.read(state, &mut |param, range, elements| {
+                let written = match first_not_finite(elements) {
+                    Some(place) => Err(CheckpointError::NotFinite {
+                        state: state_words(state),
+                        parameter: self.names[param.index()].clone(),
+                        element: range.start + place as u64,
+                        value: elements[place],
+                    }),
+                    None => writer.append_f32(elements),
+                };
+                written.map_err(|error| {
                     let words = error.to_string();
                     broken = Some(error);
                     words.into()
@@ -275,8 +292,36 @@ impl<'a> Saver<'a> {
         });
         let committed = committed.transpose();
         let is_there = tell_all(engine, step, "checkpoint", &u64::from(committed.is_ok()))?;
-        committed.map_err(failed(step))?;
-        if is_there[0] == 0 { Err(SaveError::OtherRank { step, rank: 0 }) } else { Ok(Some(step)) }
+        let pruned = committed.map_err(failed(step))?;
+        self.note(pruned.iter().flat_map(|pruned| &pruned.failed));
+        if is_there[0] == 0 {
+            return Err(SaveError::OtherRank { step, rank: 0 });
+        }
+        self.saved = Some(step);
+        Ok(Some(step))
+    }
+
+    fn note<'e>(&mut self, errors: impl Iterator<Item = &'e CheckpointError>) {
+        for error in errors {
+            let error = error.to_string();
+            if !self.told.contains(&error) {
+                self.notes.push(format!(
+                    "an old checkpoint could not be removed: {error}; it takes room until it is removed by hand"
+                ));
+                self.told.insert(error);
+            }
+        }
+    }
+
+    /// What is worth knowing and was not told yet.
+    pub(crate) fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// The checkpoint that this run has written after so many steps, if it did and it can be opened.
+    pub(crate) fn written(&self, step: u64) -> Option<Checkpoint> {
+        let saves = self.saves.filter(|_| self.saved == Some(step))?;
+        Checkpoint::open(&saves.folder.join(step_folder(step))).ok()
     }
 }
 
@@ -287,6 +332,16 @@ impl Part {
             bytes: self.bytes,
             sha256: self.sha256.iter().map(|digit| *digit as char).collect(),
         }
+    }
+}
+
+/// A state for messages.
+const fn state_words(state: State) -> &'static str {
+    match state {
+        State::Weights => "weights",
+        State::First => "first moments",
+        State::Second => "second moments",
+        State::Gradient => "gradients",
     }
 }
 

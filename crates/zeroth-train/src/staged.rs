@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use zeroth_base::DType;
+use zeroth_model::{WeightWriter, WrittenWeights};
 
 use crate::ModelFiles;
 use crate::export::{CONFIG, ExportError, failed};
+use crate::export_record::{self, ExportSource};
 
 /// Files that are whole and synced under hidden names. Dropped before [`StagedFiles::publish`], they are removed.
 #[derive(Debug)]
@@ -55,13 +57,21 @@ impl StagedFiles {
         written.map_err(failed(&target))
     }
 
-    /// Gives the files their names.
-    pub(crate) fn publish(self) -> Result<(), ExportError> {
+    /// Gives the weights and the files their names, and then writes down what they are of.
+    pub(crate) fn publish(
+        self,
+        weights: WeightWriter,
+        source: &ExportSource,
+    ) -> Result<WrittenWeights, ExportError> {
+        export_record::remove(&self.folder)?;
+        let written = weights.finish()?;
         for name in &self.names {
             let path = self.folder.join(name);
             fs::rename(self.hidden(name), &path).map_err(failed(&path))?;
         }
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed(&self.folder))
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed(&self.folder))?;
+        export_record::write(&self.folder, source, &written.files, &self.names)?;
+        Ok(written)
     }
 
     /// Marked with our process, so that two writers do not share one unfinished file.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use zeroth_model::{
-    INITIALIZER_RANGE, Parameter, ParameterTable, WeightFiles, WeightsError, fill_new, has_weights,
+    ModelConfig, Parameter, ParameterTable, WeightFiles, WeightsError, fill_new, has_weights,
 };
 use zeroth_step::run::{Engine, RunError};
 
@@ -21,16 +21,23 @@ pub enum Weights {
     New {
         /// What they are a function of.
         seed: u64,
+        /// Their standard deviation.
+        deviation: f32,
     },
 }
 
 impl Weights {
     /// The folder's weights, or new ones where it has none. Weights that are there and cannot be read are an error.
-    pub fn open(folder: &Path, table: &ParameterTable, seed: u64) -> Result<Self, WeightsError> {
+    pub fn open(
+        folder: &Path,
+        model: &ModelConfig,
+        table: &ParameterTable,
+        seed: u64,
+    ) -> Result<Self, WeightsError> {
         if has_weights(folder)? {
             WeightFiles::open(folder, table).map(Self::Files)
         } else {
-            Ok(Self::New { seed })
+            Ok(Self::New { seed, deviation: model.initializer_range as f32 })
         }
     }
 
@@ -38,7 +45,7 @@ impl Weights {
     pub fn notes(&self) -> Vec<String> {
         match self {
             Self::Files(files) => files.warnings().iter().map(ToString::to_string).collect(),
-            Self::New { seed } => {
+            Self::New { seed, .. } => {
                 vec![format!("the model folder has no weights: new weights from seed {seed}")]
             }
         }
@@ -60,11 +67,11 @@ impl Weights {
             match self {
                 Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
                 // Each element is a function of its place: any number of threads makes the same ones.
-                Self::New { seed } => {
+                Self::New { seed, deviation } => {
                     elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
                         let first = range.start + (place * AT_ONCE) as u64;
                         let range = first..first + part.len() as u64;
-                        fill_new(*seed, INITIALIZER_RANGE as f32, parameter, range, part);
+                        fill_new(*seed, *deviation, parameter, range, part);
                     });
                 }
             }

@@ -57,7 +57,12 @@ fn story(job: &Job, folder: &Path, ahead: bool, wished: Option<(u64, Wish)>) -> 
             }
             Done::Evaluation(line, _) => story.evaluations.push((line.step, line.eval_loss)),
             Done::Saved(step, _) => story.saved.push(step),
-            Done::Met(_) | Done::Loading { .. } | Done::Loaded | Done::Saving(_) | Done::Times(_) => {}
+            Done::Met(_)
+            | Done::Loading { .. }
+            | Done::Loaded
+            | Done::Note(_)
+            | Done::Saving(_)
+            | Done::Times(_) => {}
         }
         Ok(())
     });

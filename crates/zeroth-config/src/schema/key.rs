@@ -228,6 +228,10 @@ pub enum AutoRule {
     UntestedOptimizer,
 }
 
+/// Bounds of numbers that are computed with in fp32, where they are neither 0 nor infinite.
+const FP32_LEAST: f64 = 1e-37;
+const FP32_MOST: f64 = 1e38;
+
 const NO_BOUNDS: Bounds = Bounds { least: None, above: None, most: None, below: None };
 
 impl Key {
@@ -282,6 +286,18 @@ impl Key {
         let mut key = Self::new(path, Kind::Opaque).does(does);
         key.effect = Effect::Nothing(because);
         key
+    }
+
+    /// A number that fp32 can hold.
+    pub(super) const fn in_fp32(mut self) -> Self {
+        self.bounds.most = Some(FP32_MOST);
+        self
+    }
+
+    /// A number above 0 that is above 0 in fp32 too.
+    pub(super) const fn positive_in_fp32(mut self) -> Self {
+        self.bounds.least = Some(FP32_LEAST);
+        self.in_fp32()
     }
 
     pub(super) const fn named(mut self, names: &'static [&'static str]) -> Self {
@@ -470,15 +486,19 @@ impl Bounds {
 
     /// The bounds in words: `at least 1`, `above 0`, `at least 0 and at most 3`.
     pub fn in_words(&self) -> Option<String> {
+        let shown = |bound: f64| match bound.abs() {
+            size if size > 0.0 && !(1e-6..1e16).contains(&size) => format!("{bound:e}"),
+            _ => bound.to_string(),
+        };
         // "above 0" says more than "at least 0", and both come from the same number line.
         let low = match (self.above, self.least) {
-            (Some(above), _) => Some(format!("above {above}")),
-            (None, Some(least)) => Some(format!("at least {least}")),
+            (Some(above), _) => Some(format!("above {}", shown(above))),
+            (None, Some(least)) => Some(format!("at least {}", shown(least))),
             (None, None) => None,
         };
         let high = match (self.below, self.most) {
-            (Some(below), _) => Some(format!("below {below}")),
-            (None, Some(most)) => Some(format!("at most {most}")),
+            (Some(below), _) => Some(format!("below {}", shown(below))),
+            (None, Some(most)) => Some(format!("at most {}", shown(most))),
             (None, None) => None,
         };
         match (low, high) {

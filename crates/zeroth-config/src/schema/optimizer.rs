@@ -45,6 +45,7 @@ pub(super) const KEYS: &[Key] = &[
         .does("DeepSpeed's old fused 16-bit optimizer.")
         .nothing("the update is always one fused pass"),
     Key::float("optimizer.params.lr", 0.0)
+        .in_fp32()
         .or_float(1e-3)
         .does("The learning rate.")
         .set("\"auto\" (--learning-rate)")
@@ -52,6 +53,7 @@ pub(super) const KEYS: &[Key] = &[
         .auto(AutoRule::LearningRate)
         .of(&["Adam", "AdamW", "SGD", "Lion"]),
     Key::float("optimizer.params.lr", 0.0)
+        .in_fp32()
         .or_float(1e-2)
         .does("The learning rate.")
         .set("\"auto\" (--learning-rate)")
@@ -68,6 +70,7 @@ pub(super) const KEYS: &[Key] = &[
         .auto(AutoRule::Betas)
         .of(ADAM_AND_LION),
     Key::float("optimizer.params.eps", 0.0)
+        .positive_in_fp32()
         .or_float(1e-8)
         .does("Added to the root of the second moment.")
         .set("\"auto\" (--adam-epsilon)")
@@ -75,12 +78,14 @@ pub(super) const KEYS: &[Key] = &[
         .auto(AutoRule::Epsilon)
         .of(ADAM),
     Key::float("optimizer.params.eps", 0.0)
+        .positive_in_fp32()
         .or_float(1e-10)
         .does("Added to the root of the sum of squares.")
         .set("1e-10")
         .read_by(Reader::Update)
         .of(&["Adagrad"]),
     Key::float("optimizer.params.weight_decay", 0.0)
+        .in_fp32()
         .or_float(0.0)
         .does("How strongly weights are drawn to zero; norms and biases are left out unless zeroth.decay is \"all\".")
         .set("\"auto\" (--weight-decay)")
@@ -88,12 +93,14 @@ pub(super) const KEYS: &[Key] = &[
         .auto(AutoRule::WeightDecay)
         .of(OPTIMIZERS),
     Key::float("optimizer.params.momentum", 0.0)
+        .at_most(1.0)
         .or_float(0.0)
         .does("How slowly the velocity forgets.")
         .set("0.9")
         .read_by(Reader::Update)
         .of(&["SGD"]),
     Key::float("optimizer.params.dampening", 0.0)
+        .at_most(1.0)
         .or_float(0.0)
         .does("Weakens the newest gradient in the velocity.")
         .set("0")
@@ -105,12 +112,14 @@ pub(super) const KEYS: &[Key] = &[
         .read_by(Reader::Update)
         .of(&["SGD"]),
     Key::float("optimizer.params.lr_decay", 0.0)
+        .in_fp32()
         .or_float(0.0)
         .does("Divides the learning rate by 1 + this × steps done.")
         .set("0")
         .read_by(Reader::Update)
         .of(&["Adagrad"]),
     Key::float("optimizer.params.initial_accumulator_value", 0.0)
+        .in_fp32()
         .or_float(0.0)
         .does("What the sums of squares start with.")
         .set("0")

@@ -47,17 +47,17 @@ pub(super) const KEYS: &[Key] = &[
         .read_by(Reader::Schedule)
         .noting(when::decay_without_its_end),
     Key::section("scheduler.params").does("The parameters of the schedule.").read_by(Reader::Schedule),
-    param(Key::float("scheduler.params.warmup_min_lr", 0.0), WARMUPS_TO_LR)
+    param(Key::float("scheduler.params.warmup_min_lr", 0.0).in_fp32(), WARMUPS_TO_LR)
         .or_float(0.0)
         .does("The learning rate at the start of the warm-up.")
         .set("\"auto\" (0)")
         .auto(AutoRule::WarmupMinLr),
-    param(Key::float("scheduler.params.warmup_max_lr", 0.0), &["WarmupLR"])
+    param(Key::float("scheduler.params.warmup_max_lr", 0.0).in_fp32(), &["WarmupLR"])
         .or_rule("the optimizer's learning rate")
         .does("The learning rate at the end of the warm-up.")
         .set("\"auto\" (--learning-rate)")
         .auto(AutoRule::WarmupMaxLr),
-    param(Key::float("scheduler.params.warmup_max_lr", 0.0), &["WarmupDecayLR"])
+    param(Key::float("scheduler.params.warmup_max_lr", 0.0).in_fp32(), &["WarmupDecayLR"])
         .or_float(1e-3)
         .does("The learning rate at the end of the warm-up; absent it is 0.001, not the optimizer's, as in DeepSpeed.")
         .set("\"auto\" (--learning-rate)")
@@ -78,11 +78,11 @@ pub(super) const KEYS: &[Key] = &[
         .does("The step at which the decay ends.")
         .set("\"auto\" (the steps of the run)")
         .auto(AutoRule::TotalSteps),
-    param(Key::float("scheduler.params.warmup_min_ratio", 0.0), &["WarmupCosineLR"])
+    param(Key::float("scheduler.params.warmup_min_ratio", 0.0).in_fp32(), &["WarmupCosineLR"])
         .or_float(0.0)
         .does("The share of the learning rate at the start of the warm-up.")
         .set("0"),
-    param(Key::float("scheduler.params.cos_min_ratio", 0.0), &["WarmupCosineLR"])
+    param(Key::float("scheduler.params.cos_min_ratio", 0.0).in_fp32(), &["WarmupCosineLR"])
         .or_float(1e-4)
         .does("The share of the learning rate at the end of the decay.")
         .set("0.0001, or 0.1 as many papers do"),
@@ -92,9 +92,9 @@ pub(super) const KEYS: &[Key] = &[
         .does("The step to start from.")
         .set("leave it out; a checkpoint carries it")
         .only(&["-1"], "leave it out: a run starts from its first step"),
-    param(Key::float("scheduler.params.cycle_min_lr", 0.0), CYCLE).does("The learning rate at the foot of the cycle.").set("a tenth of cycle_max_lr"),
-    param(Key::float("scheduler.params.cycle_max_lr", 0.0), CYCLE).does("The learning rate at the top of the cycle.").set("the largest that trains"),
-    param(Key::float("scheduler.params.decay_lr_rate", 0.0), CYCLE).or_float(0.0).does("How fast it falls after the cycle.").set("0"),
+    param(Key::float("scheduler.params.cycle_min_lr", 0.0).in_fp32(), CYCLE).does("The learning rate at the foot of the cycle.").set("a tenth of cycle_max_lr"),
+    param(Key::float("scheduler.params.cycle_max_lr", 0.0).in_fp32(), CYCLE).does("The learning rate at the top of the cycle.").set("the largest that trains"),
+    param(Key::float("scheduler.params.decay_lr_rate", 0.0).in_fp32(), CYCLE).or_float(0.0).does("How fast it falls after the cycle.").set("0"),
     param(Key::int("scheduler.params.cycle_first_step_size", 1), CYCLE)
         .or_int(2000)
         .in_("steps")
@@ -144,12 +144,12 @@ pub(super) const KEYS: &[Key] = &[
         .set("0")
         .not_yet()
         .unless(when::momentum_cycles),
-    param(Key::float("scheduler.params.lr_range_test_min_lr", 0.0), RANGE).or_float(1e-3).does("The learning rate to start from.").set("1e-6"),
+    param(Key::float("scheduler.params.lr_range_test_min_lr", 0.0).in_fp32(), RANGE).or_float(1e-3).does("The learning rate to start from.").set("1e-6"),
     param(Key::int("scheduler.params.lr_range_test_step_size", 1), RANGE)
         .or_int(2000)
         .in_("steps")
         .does("Steps between two rises.")
         .set("20"),
-    param(Key::float("scheduler.params.lr_range_test_step_rate", 0.0), RANGE).or_float(1.0).does("How much each rise adds.").set("1"),
+    param(Key::float("scheduler.params.lr_range_test_step_rate", 0.0).in_fp32(), RANGE).or_float(1.0).does("How much each rise adds.").set("1"),
     param(Key::bool("scheduler.params.lr_range_test_staircase", false), RANGE).does("Rises in stairs.").set("false"),
 ];

@@ -87,18 +87,28 @@ pub fn newest_good(checkpoints: &Path) -> Result<Newest, CheckpointError> {
     Ok(Newest { found: None, refused })
 }
 
+/// What became of old checkpoints.
+#[derive(Debug, Default)]
+pub struct Pruned {
+    /// The folders that were removed.
+    pub removed: Vec<PathBuf>,
+    /// Why others could not be.
+    pub failed: Vec<CheckpointError>,
+}
+
 /// Keeps the newest `limit` checkpoints (all without one), and in any case the newest good one and those that hold other
-/// files too; gives the folders that were removed. `just_written` is a step that this process has committed: it is good without being read again.
+/// files too. `just_written` is a step that this process has committed: it is good without being read again.
 pub fn prune(
     checkpoints: &Path,
     limit: Option<u64>,
     just_written: Option<u64>,
-) -> Result<Vec<PathBuf>, CheckpointError> {
-    let Some(limit) = limit else { return Ok(Vec::new()) };
+) -> Result<Pruned, CheckpointError> {
+    let mut pruned = Pruned::default();
+    let Some(limit) = limit else { return Ok(pruned) };
     let mut all = list(checkpoints)?;
     let older = all.len().saturating_sub(limit.max(1) as usize);
     if older == 0 {
-        return Ok(Vec::new());
+        return Ok(pruned);
     }
     let kept = all.split_off(older);
     let is_good = |found: &Found| just_written == Some(found.step) || good(&found.folder).is_ok();
@@ -108,35 +118,36 @@ pub fn prune(
             all.remove(newest);
         }
     }
-    let mut removed = Vec::new();
     for Found { step, folder } in all {
         // With somebody's own files in it, it stays.
         if foreign_in(&folder).is_ok_and(|foreign| foreign.is_empty()) {
-            remove(checkpoints, step, &folder)?;
-            removed.push(folder);
+            match remove(checkpoints, step, &folder) {
+                Ok(()) => pruned.removed.push(folder),
+                Err(error) => pruned.failed.push(error),
+            }
         }
     }
-    Ok(removed)
+    Ok(pruned)
 }
 
 /// Removes what killed processes left: folders that were not finished, and ones whose removal was not. One that was
-/// being replaced, where the replacement did not come, gets its name back.
-pub fn clean(checkpoints: &Path) -> Result<(), CheckpointError> {
+/// being replaced, where the replacement did not come, gets its name back. Why some could not be is given.
+pub fn clean(checkpoints: &Path) -> Result<Vec<CheckpointError>, CheckpointError> {
+    let mut failed = Vec::new();
     for name in names(checkpoints)? {
         let path = checkpoints.join(&name);
         let Some(leftover) = Leftover::parse(&name).filter(|leftover| !leftover.is_in_use()) else {
             continue;
         };
         let target = leftover.step.map(|step| checkpoints.join(step_folder(step)));
-        match target.filter(|target| leftover.is_replaced && !target.exists()) {
-            Some(target) => fs::rename(&path, &target).map_err(writing("rename to", &target, 0))?,
-            None if path.is_dir() => {
-                remove_own(&path).map_err(writing("remove", &path, 0))?;
-            }
-            None => fs::remove_file(&path).map_err(writing("remove", &path, 0))?,
-        }
+        let done = match target.filter(|target| leftover.is_replaced && !target.exists()) {
+            Some(target) => fs::rename(&path, &target).map_err(writing("rename to", &target, 0)),
+            None if path.is_dir() => remove_own(&path).map(drop).map_err(writing("remove", &path, 0)),
+            None => fs::remove_file(&path).map_err(writing("remove", &path, 0)),
+        };
+        failed.extend(done.err());
     }
-    Ok(())
+    Ok(failed)
 }
 
 fn good(folder: &Path) -> Result<Checkpoint, CheckpointError> {

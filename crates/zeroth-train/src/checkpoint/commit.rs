@@ -51,19 +51,25 @@ pub struct Unfinished {
     checkpoints: PathBuf,
     path: PathBuf,
     step: u64,
+    not_removed: Vec<CheckpointError>,
 }
 
 impl Unfinished {
     /// Makes the folder that all ranks write their parts into, and removes what killed processes left behind.
     pub fn begin(checkpoints: &Path, step: u64) -> Result<Self, CheckpointError> {
         fs::create_dir_all(checkpoints).map_err(writing("create", checkpoints, 0))?;
-        clean(checkpoints)?;
+        let not_removed = clean(checkpoints)?;
         let path = hidden(checkpoints, step, "unfinished");
         if path.exists() {
             remove_own(&path).map_err(writing("remove", &path, 0))?;
         }
         fs::create_dir(&path).map_err(writing("create", &path, 0))?;
-        Ok(Self { checkpoints: checkpoints.to_owned(), path, step })
+        Ok(Self { checkpoints: checkpoints.to_owned(), path, step, not_removed })
+    }
+
+    /// Why some of what killed processes left could not be removed.
+    pub fn not_removed(&self) -> &[CheckpointError] {
+        &self.not_removed
     }
 
     /// The folder; [`super::PartWriter::create`] takes it on every rank.

@@ -208,6 +208,21 @@ pub enum CheckpointError {
         /// Elements of the parameter.
         elements: u64,
     },
+    /// State with a number that is none.
+    #[error(
+        "{state} of `{parameter}` are not finite (element {} is {value}): go on from an earlier checkpoint with a lower \
+         --learning-rate", grouped(*element)
+    )]
+    NotFinite {
+        /// The state.
+        state: &'static str,
+        /// The parameter.
+        parameter: String,
+        /// The first element that is not.
+        element: u64,
+        /// What it is.
+        value: f32,
+    },
     /// A part that is not written as it was announced.
     #[error("{}: {problem}", path.display())]
     Part {

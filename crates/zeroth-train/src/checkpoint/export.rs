@@ -11,6 +11,7 @@ use super::around::{checkpoint_around, is_same_folder};
 use super::open::Checkpoint;
 use crate::ModelFiles;
 use crate::export::{ExportError, failed, stream};
+use crate::export_record::ExportSource;
 use crate::run_folder::MARKS;
 use crate::staged::StagedFiles;
 
@@ -53,9 +54,7 @@ pub fn export(
             Ok(checkpoint.read_f32(State::Weights, &tensor.name, range, elements)?)
         })?;
     }
-    let written = writer.finish()?;
-    beside.publish()?;
-    Ok(written)
+    beside.publish(writer, &ExportSource::of(checkpoint))
 }
 
 fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {

@@ -24,7 +24,7 @@ mod verify;
 
 pub(crate) use around::checkpoint_around;
 pub(crate) use bounds::MAX_SAMPLES;
-pub use collection::{Found, Named, Newest, clean, list, newest_good, prune, resolve};
+pub use collection::{Found, Named, Newest, Pruned, clean, list, newest_good, prune, resolve};
 pub use commit::{Unfinished, is_step_folder, step_folder};
 pub use error::CheckpointError;
 pub use export::{Destination, export};

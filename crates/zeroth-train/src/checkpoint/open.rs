@@ -31,6 +31,7 @@ const NAMED: usize = 3;
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
+    identity: String,
     files: Vec<(PathBuf, File)>,
     places: Places,
 }
@@ -50,7 +51,7 @@ impl Checkpoint {
     /// Opens a folder `step-N`: reads the manifest and its checksum, all lengths and all headers, and proves that every
     /// element of every state is there once. The bytes themselves are for [`Checkpoint::verify`].
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
-        let manifest = read_manifest(folder)?;
+        let (manifest, identity) = read_manifest(folder)?;
         let mut files = Vec::new();
         let mut tensors = Tensors::of(folder, &manifest)?;
         for entry in &manifest.files {
@@ -66,7 +67,7 @@ impl Checkpoint {
             }
         }
         let places = tensors.prove_whole()?;
-        Ok(Self { folder: folder.to_owned(), manifest, files, places })
+        Ok(Self { folder: folder.to_owned(), manifest, identity, files, places })
     }
 
     /// The folder.
@@ -77,6 +78,11 @@ impl Checkpoint {
     /// What it is.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// What tells it from all others: the SHA-256 of its manifest, which lists those of its files.
+    pub fn identity(&self) -> &str {
+        &self.identity
     }
 
     /// The folder with the model's config and tokenizer files.
@@ -192,8 +198,8 @@ fn is_part(name: &str) -> bool {
     !name.contains('/') && Path::new(name).extension().is_some_and(|extension| extension == "safetensors")
 }
 
-/// Reads the manifest, and checks it and SHA256SUMS against each other.
-pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
+/// Reads the manifest, and checks it and SHA256SUMS against each other. Its own SHA-256 comes with it.
+pub(super) fn read_manifest(folder: &Path) -> Result<(Manifest, String), CheckpointError> {
     /// Enough to know whether the rest can be understood.
     #[derive(Deserialize)]
     struct Head {
@@ -213,7 +219,8 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
     let sums_path = folder.join(SUMS);
     let sums = read_at_most(&sums_path).map_err(reading(&sums_path))?;
     // Before anything in it is believed, its version too.
-    if manifest_sum(&sums).is_some_and(|expected| expected != sha256(&bytes).as_bytes()) {
+    let identity = sha256(&bytes);
+    if manifest_sum(&sums).is_some_and(|expected| expected != identity.as_bytes()) {
         return Err(changed());
     }
     let head: Head = serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
@@ -232,7 +239,7 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> 
         return Err(broken(format!("it lists `{}`, which is not inside its folder", outside.name)));
     }
     check(&manifest).and_then(|()| check_folder(folder, &manifest)).map_err(broken)?;
-    Ok(manifest)
+    Ok((manifest, identity))
 }
 
 /// A manifest's bytes; one that is larger than any is an error and takes no memory.

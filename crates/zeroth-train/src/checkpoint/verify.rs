@@ -35,7 +35,7 @@ impl Checkpoint {
 /// All that is wrong with the checkpoint in a folder, or what was read where nothing is.
 pub fn problems(folder: &Path) -> Result<Verified, Vec<CheckpointError>> {
     let begin = Instant::now();
-    let manifest = read_manifest(folder).map_err(|error| vec![error])?;
+    let (manifest, _) = read_manifest(folder).map_err(|error| vec![error])?;
     let damaged = damaged(folder, &manifest);
     if !damaged.is_empty() {
         return Err(damaged);

@@ -110,9 +110,9 @@ fn pruning_keeps_the_newest_ones_and_always_the_newest_good_one() {
         model.save(folder.path(), step);
     }
     let steps = || list(folder.path()).unwrap().iter().map(|found| found.step).collect::<Vec<_>>();
-    assert_eq!(prune(folder.path(), None, None).unwrap().len(), 0);
-    assert_eq!(prune(folder.path(), Some(9), None).unwrap().len(), 0);
-    let removed = prune(folder.path(), Some(4), Some(20)).unwrap();
+    assert_eq!(prune(folder.path(), None, None).unwrap().removed.len(), 0);
+    assert_eq!(prune(folder.path(), Some(9), None).unwrap().removed.len(), 0);
+    let removed = prune(folder.path(), Some(4), Some(20)).unwrap().removed;
     assert_eq!(removed, [folder.path().join("step-1")]);
     assert_eq!(steps(), [2, 3, 10, 20], "by number, not by name");
 

@@ -69,7 +69,14 @@ fn a_folder_that_holds_something_is_written_to_only_when_that_is_meant() {
     export(Destination::Overwrite, DEFAULT_SHARD_BYTES).unwrap();
     assert_eq!(
         names_in(&to),
-        ["chat_template.jinja", "config.json", "model.safetensors", "notes.txt", "tokenizer.json"]
+        [
+            "chat_template.jinja",
+            "config.json",
+            "export.json",
+            "model.safetensors",
+            "notes.txt",
+            "tokenizer.json"
+        ]
     );
     fs::write(to.join("metrics.jsonl"), "").unwrap();
     let error = export(Destination::Overwrite, DEFAULT_SHARD_BYTES).unwrap_err();

@@ -177,6 +177,12 @@ pub(super) fn ask(
         resume::name_origin(&mut resolved);
     }
     notes.extend(reading.note());
+    if model.attention_dropout > 0.0 {
+        notes.push(format!(
+            "attention_dropout {} has no effect here: dropout in attention is not built, and training goes on without it",
+            model.attention_dropout
+        ));
+    }
     notes.extend(samples.totals().notes(reading.max_length()));
     refuse_unbuilt(&resolved, &mut notes)?;
     let evaluation = data

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use zeroth::base::{counted, format_bytes, publish};
-use zeroth::train::{loss_curves, progress, read_evaluation_losses, read_losses};
+use zeroth::train::{count_steps, loss_curves, progress, read_evaluation_losses, read_losses};
 
 use super::Begun;
 use crate::exit::Exit;
@@ -19,6 +19,13 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
     let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
     if let (Some(first), Some(last)) = (values.first(), values.last()) {
         output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
+    }
+    let counts = count_steps(&folder.metrics())?;
+    if counts.skipped + counts.non_finite > 0 {
+        output::note(&format!(
+            "{} of {} steps were skipped; the losses of {} are not numbers",
+            counts.skipped, counts.steps, counts.non_finite
+        ));
     }
     output::note(&format!("metrics and loss curve in {}", folder.root().display()));
     let newest = earlier.newest_after(&folder.checkpoints())?;
@@ -43,15 +50,29 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
     if output.is_json() {
         let loss = |place: Option<&(u64, f64)>| place.map(|(_, loss)| *loss);
         output::json(&serde_json::json!({
-            "steps": losses.len(),
+            "steps": counts.steps,
+            "skipped": counts.skipped,
+            "non_finite": counts.non_finite,
             "first_loss": loss(losses.first()),
-            "last_loss": loss(losses.last()),
+            "last_loss": counts.last.and_then(|(_, loss)| loss),
             "output": folder.root(),
             "checkpoint": newest,
             "model": asked.writes_model.then(|| folder.model()),
         }))?;
     }
-    Ok(Exit::Done)
+    Ok(match counts.last {
+        Some((step, None)) => without_loss(step),
+        _ => Exit::Done,
+    })
+}
+
+/// The end of a run that has come to its last step without a loss.
+pub(super) fn without_loss(step: u64) -> Exit {
+    output::error(&format!(
+        "the loss of the last step ({step}) is not a number: try what was trained before it is used, and train with a lower \
+         --learning-rate or in bf16"
+    ));
+    Exit::Failed
 }
 
 fn folder_bytes(folder: &Path) -> u64 {

@@ -127,6 +127,7 @@ impl<'a> Follower<'a> {
                     found.step, found.eval_loss, found.eval_perplexity
                 ));
             }
+            Done::Note(note) => self.say(&format!("note: {note}")),
             Done::Saving(_) => self.reporters.sync()?,
             Done::Saved(step, took) => {
                 self.timing.save(took);

@@ -23,7 +23,7 @@ use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::{Checkpoint, is_step_folder};
-use zeroth::train::{Existing, Input, RunFolder, Weights};
+use zeroth::train::{Existing, Input, RunFolder, Weights, check_export};
 
 use self::ask::Asked;
 pub(super) use self::data::Reading;
@@ -88,13 +88,22 @@ fn begin(
     asked.told.agreement = agreement::of(arguments, &asked);
     if asked.checkpoint.is_none() {
         // Whether the weights fit the model is known from their headers: better now than on every rank.
-        let weights = Weights::open(&asked.job.folder, &asked.job.table, asked.job.seed)?;
+        let weights = Weights::open(&asked.job.folder, &asked.job.model, &asked.job.table, asked.job.seed)?;
         asked.notes.extend(weights.notes());
     }
-    if is_complete(arguments, &asked) {
-        let steps = asked.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step);
-        output::note(&format!("this run is complete: {} done; nothing was changed", counted(steps, "step")));
-        return Ok(Err(Exit::Done));
+    match finished(arguments, &asked) {
+        Some(Ok(steps)) => {
+            // Best effort: opened and closed, it is rid of what killed processes left.
+            let _ = RunFolder::open(&arguments.output, Existing::Keep, &[]);
+            let done = counted(steps, "step");
+            output::note(&format!("this run is complete: {done} done; nothing was changed"));
+            let has_loss = asked.checkpoint.as_ref().is_some_and(|found| found.manifest().loss.is_some());
+            return Ok(Err(if has_loss { Exit::Done } else { finish::without_loss(steps) }));
+        }
+        Some(Err(why)) => {
+            asked.notes.push(format!("all steps are done, only the model is left to write: {why}"));
+        }
+        None => {}
     }
     show::model(&asked);
     show::origins(&asked);
@@ -136,14 +145,19 @@ fn hint_at_units(arguments: &TrainArgs) {
     }
 }
 
-/// Whether all steps are done and the model is there, so that going on would change nothing.
-fn is_complete(arguments: &TrainArgs, asked: &Asked) -> bool {
-    let has_model = || arguments.output.join("model/config.json").is_file();
-    let is_ours = |checkpoint: &Checkpoint| resume::is_inside(checkpoint.folder(), &arguments.output);
-    asked.checkpoint.as_ref().is_some_and(|checkpoint| {
-        let is_done = checkpoint.manifest().step >= asked.job.steps;
-        is_done && is_ours(checkpoint) && (!asked.writes_model || has_model())
-    })
+/// How many steps are done, where none is left and the model is that of the last one: going on would change nothing. Or what
+/// the model lacks.
+fn finished(arguments: &TrainArgs, asked: &Asked) -> Option<Result<u64, String>> {
+    let is_ours = |checkpoint: &&Checkpoint| resume::is_inside(checkpoint.folder(), &arguments.output);
+    let checkpoint = asked.checkpoint.as_ref().filter(is_ours)?;
+    let step = checkpoint.manifest().step;
+    if step < asked.job.steps {
+        return None;
+    }
+    if !asked.writes_model {
+        return Some(Ok(step));
+    }
+    Some(check_export(&arguments.output.join("model"), checkpoint).map(|()| step))
 }
 
 /// Opens the run's folder and writes what is known before the first step. A signal that comes before it undoes that.

@@ -11,7 +11,7 @@ use zeroth::device::cpu::CpuDevice;
 use zeroth::device::cuda::CudaDevice;
 use zeroth::device::{Device, Target, Tier};
 use zeroth::step::run::Compiled;
-use zeroth::train::{Chores, Done, Ended, TrainError, Wish, train};
+use zeroth::train::{Chores, Done, Ended, ExportError, TrainError, Wish, train};
 
 use super::ask::{self, Asked};
 use super::follow::Follower;
@@ -93,6 +93,8 @@ pub(super) fn joined(
         }
         // All ranks find the same: one says it.
         Err(TrainError::NotFinite { .. } | TrainError::AtMinScale { .. }) if number != 0 => Ok(Exit::Failed),
+        // Rank 0 writes the model, and says why it could not.
+        Err(TrainError::Export(error)) if matches!(*error, ExportError::OtherRank) => Ok(Exit::Failed),
         Err(error) => Ok(failed(&error)),
     }
 }

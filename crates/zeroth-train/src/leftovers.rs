@@ -1,0 +1,73 @@
+//! What processes that were killed left half-written in a run's folder: whoever holds the folder removes it.
+
+use std::fs;
+use std::path::Path;
+
+use zeroth_model::is_weight_file;
+
+use crate::checkpoint::clean;
+use crate::export::{BESIDE, CONFIG};
+use crate::export_record::RECORD;
+use crate::run_folder::FILES;
+use crate::run_lock::start_time;
+
+/// Removes what dead processes left in a run's folder, in its model and among its checkpoints; other files stay. This process
+/// writes nothing there meanwhile.
+pub(crate) fn remove(root: &Path) {
+    remove_files(root, |name| FILES.contains(&name));
+    remove_files(&root.join("logs"), |name| {
+        let rank = name.strip_prefix("trace-").and_then(|rest| rest.strip_suffix(".part"));
+        rank.is_some_and(|rank| rank.parse::<u64>().is_ok())
+    });
+    remove_files(&root.join("model"), is_of_a_model);
+    // Best effort: what cannot be removed is never taken for a checkpoint, and the next save says so.
+    let _ = clean(&root.join("checkpoints"));
+}
+
+/// Whether a model's folder has a file of that name from an export.
+pub(crate) fn is_of_a_model(name: &str) -> bool {
+    name == CONFIG || name == RECORD || BESIDE.contains(&name) || is_weight_file(name)
+}
+
+/// The name that `.NAME.unfinished-PROCESS` is to become, and the process that was to finish it.
+pub(crate) fn unfinished(name: &str) -> Option<(&str, u32)> {
+    let (name, process) = name.strip_prefix('.')?.rsplit_once(".unfinished-")?;
+    let is_number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| Some((name, process.parse().ok()?)))?
+}
+
+fn remove_files(folder: &Path, is_ours: fn(&str) -> bool) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(unfinished).filter(|(name, _)| is_ours(name));
+        // An id may be used again, by this process too.
+        let is_dead = |process: u32| process == std::process::id() || start_time(process).is_none();
+        let is_file = entry.file_type().is_ok_and(|kind| !kind.is_dir());
+        if is_file && process.is_some_and(|(_, process)| is_dead(process)) {
+            // Best effort: it is hidden, and in nobody's way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_a_process_of_ours_gives_are_taken_apart() {
+        assert_eq!(unfinished(".config.json.unfinished-12"), Some(("config.json", 12)));
+        assert_eq!(unfinished(".a.unfinished-1.unfinished-2"), Some(("a.unfinished-1", 2)));
+        for other in [
+            "config.json",
+            "config.json.unfinished-12",
+            ".config.json.unfinished-",
+            ".config.json.unfinished-+1",
+            ".config.json.unfinished-1-2",
+            ".config.json.unfinished-99999999999",
+            ".unfinished-mine",
+        ] {
+            assert_eq!(unfinished(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What the command line hands over in bytes: arguments that are no text, and results that find no place.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::{cache, root};
+
+fn command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zeroth"));
+    command.current_dir(folder).env("NO_COLOR", "1").env("ZEROTH_CACHE", cache()).env_remove("HF_HOME");
+    command
+}
+
+#[test]
+fn a_path_that_is_no_utf_8_is_refused_and_nothing_is_written_elsewhere() {
+    let golden = root().join("tests/golden/qwen3-tied").canonicalize().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let odd = |prefix: &[u8]| OsString::from(OsStr::from_bytes(&[prefix, b"run-\xff"].concat()));
+    for flag in ["--output", "--data", "--model", "--deepspeed", "--resume"] {
+        for joined in [false, true] {
+            let mut tried = command(folder.path());
+            tried.args(["train", "--device", "cpu", "--max-steps", "1"]);
+            for (name, path) in [
+                ("--output", "out".into()),
+                ("--data", golden.join("data.jsonl")),
+                ("--model", golden.clone()),
+            ] {
+                if name != flag {
+                    tried.arg(name).arg(path);
+                }
+            }
+            if joined {
+                tried.arg(odd(format!("{flag}=").as_bytes()));
+            } else {
+                tried.arg(flag).arg(odd(b""));
+            }
+            let ended = tried.output().unwrap();
+            let said = String::from_utf8(ended.stderr).unwrap();
+            assert_eq!(ended.status.code(), Some(2), "{flag}: {said}");
+            for words in [flag, "UTF-8", "run-\u{fffd}"] {
+                assert!(said.contains(words), "{flag}: {words}: {said}");
+            }
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{flag}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_an_error() {
+    let model = root().join("tests/golden/qwen3-tied").canonicalize().unwrap();
+    for arguments in [
+        vec!["config", "schema"],
+        vec!["config", "presets", "--format", "json"],
+        vec!["config", "explain", "zero_optimization.stage"],
+        vec!["config", "check", "zero2"],
+        vec!["completions", "bash"],
+        vec!["--help"],
+        vec!["--version"],
+    ] {
+        let ended = command(&model)
+            .args(&arguments)
+            .stdout(File::options().write(true).open("/dev/full").unwrap())
+            .output()
+            .unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("standard output") && said.contains("No space left"), "{arguments:?}: {said}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let ended = command(&model)
+        .args(["train", "--device", "cpu", "--max-steps", "1", "--format", "json", "--model", "."])
+        .args(["--data", "data.jsonl", "--output"])
+        .arg(folder.path().join("run"))
+        .stdout(File::options().write(true).open("/dev/full").unwrap())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output") && folder.path().join("run/model").is_dir(), "{said}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    for arguments in [vec!["config", "schema"], vec!["--help"]] {
+        let mut child =
+            command(&root()).args(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(0), "{arguments:?}");
+        assert_eq!(String::from_utf8(ended.stderr).unwrap(), "", "{arguments:?}");
+    }
+}

@@ -1,0 +1,104 @@
+//! What processes that were killed left half-written: the next run removes it, and nothing else.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use super::train;
+
+/// Unfinished files and folders of a process, as a kill leaves them in a run's folder.
+fn leave(run: &Path, process: u32) -> Vec<String> {
+    let folders = [
+        format!("checkpoints/.step-9.unfinished-{process}-1"),
+        format!("checkpoints/.step-8.removed-{process}-1"),
+        format!("checkpoints/.step-1.replaced-{process}-1"),
+    ];
+    for folder in &folders {
+        fs::create_dir(run.join(folder)).unwrap();
+        fs::write(run.join(folder).join("rank-00000-of-00001.safetensors"), "x").unwrap();
+    }
+    let files = [
+        ".config.json",
+        ".origin.json",
+        ".plan.json",
+        ".loss.svg",
+        ".metrics.jsonl",
+        "model/.config.json",
+        "model/.tokenizer.json",
+        "model/.model.safetensors",
+        "model/.model-00001-of-00002.safetensors",
+        "model/.model.safetensors.index.json",
+        "checkpoints/.latest",
+    ]
+    .map(|name| format!("{name}.unfinished-{process}"));
+    for file in &files {
+        fs::write(run.join(file), "x").unwrap();
+    }
+    folders.into_iter().chain(files).collect()
+}
+
+/// A process that is there until dropped.
+struct Alive(Child);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The id of a process that has ended.
+fn gone() -> u32 {
+    let mut child = Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    child.id()
+}
+
+#[test]
+fn a_run_removes_what_dead_processes_left_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let goes_on = |steps: &str| {
+        train("qwen3-tied", &run, &["--save-steps", "1", "--resume", "auto", "--max-steps", steps])
+            .assert_done();
+    };
+    goes_on("1");
+    let alive = Alive(Command::new("sleep").arg("600").spawn().unwrap());
+    let file = format!(".config.json.unfinished-{}", alive.0.id());
+    let others = [
+        file.as_str(),
+        "model/.notes.md.unfinished-4194304",
+        "model/.config.json.unfinished-mine",
+        ".notes.unfinished-4194304",
+        "checkpoints/.step-x.unfinished-4194304-1",
+    ];
+    for name in others {
+        fs::write(run.join(name), "mine").unwrap();
+    }
+    // On the way to its end, when it is complete, and when it is begun anew.
+    for (steps, what) in [("2", "going on"), ("2", "complete")] {
+        let left = leave(&run, gone());
+        goes_on(steps);
+        for name in left {
+            assert!(fs::symlink_metadata(run.join(&name)).is_err(), "{what}: {name} is still there");
+        }
+        for name in others {
+            assert_eq!(fs::read_to_string(run.join(name)).unwrap(), "mine", "{what}: {name}");
+        }
+        assert!(run.join("checkpoints/step-1").is_dir() && run.join("checkpoints/step-2").is_dir());
+    }
+}
+
+#[test]
+fn a_checkpoint_that_was_moved_aside_by_a_dead_process_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let flags = ["--save-steps", "1", "--resume", "auto", "--max-steps", "2"];
+    train("qwen3-tied", &run, &flags).assert_done();
+    let checkpoints = run.join("checkpoints");
+    let aside = checkpoints.join(format!(".step-2.replaced-{}-1", gone()));
+    fs::rename(checkpoints.join("step-2"), &aside).unwrap();
+    let ended = train("qwen3-tied", &run, &flags);
+    ended.assert_done();
+    assert!(checkpoints.join("step-2").is_dir() && !aside.exists(), "{}", ended.stderr);
+}
