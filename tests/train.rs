@@ -1,5 +1,7 @@
 //! `zeroth train`, end to end: runs of the real binary, and what they leave in their folders.
 
+mod accumulation;
+mod control_groups;
 mod damaged_checkpoints;
 mod dead_ranks;
 mod disk_space;
@@ -7,6 +9,7 @@ mod evaluation;
 mod faults;
 mod fit;
 mod golden;
+mod hangups;
 mod kills;
 mod launchers;
 mod memory;
@@ -20,6 +23,7 @@ mod same_bits;
 mod same_folder;
 mod stops;
 mod trace;
+mod unread_output;
 
 use std::fs;
 use std::path::{Path, PathBuf};

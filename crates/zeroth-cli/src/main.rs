@@ -13,6 +13,7 @@ mod missing_unit;
 mod mistakes;
 mod output;
 mod signals;
+mod stderr_writer;
 mod table;
 mod train_args;
 mod train_flags;
@@ -26,6 +27,12 @@ use crate::mistakes::Refusal;
 use crate::output::Output;
 
 fn main() -> ExitCode {
+    let exit = run();
+    stderr_writer::flush();
+    exit.into()
+}
+
+fn run() -> Exit {
     let typed: Vec<String> =
         std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
     if let Some(later) = arguments::later_command(&typed) {
@@ -38,24 +45,24 @@ fn main() -> ExitCode {
     match parsed {
         Ok(cli) => {
             let output = Output::new(cli.format);
-            commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error)).into()
+            commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error))
         }
         Err(Refusal::Clap(error)) => {
             // A closed pipe is no reason to fail: nobody reads the help any more.
             let _ = error.print();
-            if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() }
+            if error.use_stderr() { Exit::Wrong } else { Exit::Done }
         }
         Err(Refusal::Mistakes { mistakes, command }) => {
             for mistake in mistakes {
                 output::error(&mistake);
             }
             output::note(&format!("`{command} --help` lists what it takes"));
-            Exit::Wrong.into()
+            Exit::Wrong
         }
     }
 }
 
-fn refuse(message: &str) -> ExitCode {
+fn refuse(message: &str) -> Exit {
     output::error(message);
-    Exit::Wrong.into()
+    Exit::Wrong
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::cli::Format;
 use crate::exit::Exit;
+use crate::stderr_writer::{self, Kind};
 
 /// Where a command's words go, and in which form.
 #[derive(Debug)]
@@ -72,18 +73,23 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 
 /// Something on the way.
 pub(crate) fn note(message: &str) {
-    let _ = writeln!(std::io::stderr(), "{message}");
+    stderr_writer::write(Kind::Note, &format!("{message}\n"));
 }
 
 /// A line that takes the place of the one before it, on a terminal.
 pub(crate) fn over(line: &str) {
-    let _ = write!(std::io::stderr(), "\r\u{1b}[K{line}");
+    stderr_writer::write(Kind::Progress, &format!("\r\u{1b}[K{line}"));
+}
+
+/// Something that went wrong on the way, in the words of whoever found it.
+pub(crate) fn problem(message: &str) {
+    stderr_writer::write(Kind::Error, &format!("{message}\n"));
 }
 
 /// Why it goes no further. A message that begins with its own "error:" comes with its place and caret.
 pub(crate) fn error(message: &str) {
     let prefix = if message.starts_with("error:") { "" } else { "error: " };
-    note(&format!("{prefix}{}", message.trim_end()));
+    problem(&format!("{prefix}{}", message.trim_end()));
 }
 
 /// The end of a command that could not do what was asked. Causes that the message already tells are not repeated.

@@ -96,11 +96,11 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         // Rank 0 speaks for all; what the others say is a problem, and carries their number.
         match (line.rank, line.stream) {
             (0, Stream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
-            _ => output::note(&line.to_string()),
+            _ => output::problem(&line.to_string()),
         }
     };
     let program = std::env::current_exe().context("this program cannot find itself to start ranks")?;
-    let planned = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
+    let arenas = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
     let report = Launch::new(program, asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
         .variable(TOLD, told.to_text()?)
@@ -108,7 +108,7 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         .output(RankOutput::Lines(Arc::new(lines)))
         .ask_when(signals.flag())
         .on_ask(|| output::note("finishing the step and saving; once more Ctrl-C stops at once"))
-        .planned(planned)
+        .planned(arenas + asked.overhead(compiled).total)
         .run()?;
     Ok(report)
 }
