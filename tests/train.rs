@@ -1,6 +1,8 @@
 //! `zeroth train`, end to end: runs of the real binary, and what they leave in their folders.
 
+mod accumulation;
 mod changed_inputs;
+mod control_groups;
 mod damaged_checkpoints;
 mod damaged_tokenizer;
 mod dead_ranks;
@@ -11,6 +13,7 @@ mod exports;
 mod faults;
 mod fit;
 mod golden;
+mod hangups;
 mod hyperparameters;
 mod kills;
 mod launchers;
@@ -35,6 +38,7 @@ mod start_up;
 mod stops;
 mod trace;
 mod unequal_ranks;
+mod unread_output;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{exit, pipe};
 use zeroth::comm::FirstStep;
 
@@ -66,9 +65,10 @@ enum Undoing {
 }
 
 impl BeforeFirstStep {
-    /// Waits for signals on a thread of its own; `asked` says what they ask for.
+    /// Waits for `stops` on a thread of its own; `asked` says what they ask for.
     pub(crate) fn watch(
         speaks: bool,
+        stops: &[i32],
         asked: impl Fn() -> Option<Ended> + Send + 'static,
     ) -> io::Result<Arc<Self>> {
         let written = Written { undo: Vec::new(), left: "nothing was written" };
@@ -81,8 +81,9 @@ impl BeforeFirstStep {
             speaks,
         });
         let (mut signals, from_handler) = UnixStream::pair()?;
-        pipe::register(SIGINT, from_handler.try_clone()?)?;
-        pipe::register(SIGTERM, from_handler)?;
+        for signal in stops {
+            pipe::register(*signal, from_handler.try_clone()?)?;
+        }
         let watched = Arc::clone(&run);
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             let mut is_answered = false;

@@ -17,6 +17,8 @@ pub(crate) enum Exit {
     DoesNotFit = 3,
     /// A check found problems.
     Problems = 4,
+    /// Its terminal was closed (SIGHUP), after a good save.
+    HungUp = 129,
     /// Interrupted (SIGINT) after a good save.
     Interrupted = 130,
     /// Told to end (SIGTERM) after a good save.
@@ -35,6 +37,7 @@ impl Exit {
         match asked {
             Ended::Interrupt => Self::Interrupted,
             Ended::Terminate => Self::Terminated,
+            Ended::HangUp => Self::HungUp,
         }
     }
 }

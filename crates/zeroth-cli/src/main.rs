@@ -16,6 +16,7 @@ mod output;
 mod plain;
 mod results;
 mod signals;
+mod stderr_writer;
 mod table;
 mod terminal;
 mod train_args;
@@ -30,6 +31,12 @@ use crate::mistakes::Refusal;
 use crate::output::Output;
 
 fn main() -> ExitCode {
+    let exit = run();
+    stderr_writer::flush();
+    exit.into()
+}
+
+fn run() -> Exit {
     let typed = match arguments::texts(std::env::args_os()) {
         Ok(typed) => typed,
         Err(message) => return refuse(&message),
@@ -46,28 +53,28 @@ fn main() -> ExitCode {
             let output = Output::new(cli.format);
             let exit = commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error));
             output::leave_line();
-            results::end(exit).into()
+            results::end(exit)
         }
         Err(Refusal::Clap(error)) => {
             let printed = error.print();
             if error.use_stderr() {
-                return Exit::Wrong.into();
+                return Exit::Wrong;
             }
             // Help and versions are results too.
             results::written(printed);
-            results::end(Exit::Done).into()
+            results::end(Exit::Done)
         }
         Err(Refusal::Mistakes { mistakes, command }) => {
             for mistake in mistakes {
                 output::error(&mistake);
             }
             output::note(&format!("`{command} --help` lists what it takes"));
-            Exit::Wrong.into()
+            Exit::Wrong
         }
     }
 }
 
-fn refuse(message: &str) -> ExitCode {
+fn refuse(message: &str) -> Exit {
     output::error(message);
-    Exit::Wrong.into()
+    Exit::Wrong
 }

@@ -11,6 +11,7 @@ use crate::cli::Format;
 use crate::exit::Exit;
 use crate::plain::{self, mark, plain};
 use crate::results::written;
+use crate::stderr_writer::{self, Kind};
 
 /// Where a command's words go, and in which form.
 #[derive(Debug)]
@@ -75,11 +76,21 @@ fn stands() -> MutexGuard<'static, bool> {
     STANDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something on the way, below a line that stands.
+/// Something on the way.
 pub(crate) fn note(message: &str) {
+    below(Kind::Note, message);
+}
+
+/// Something that went wrong on the way, in the words of whoever found it.
+pub(crate) fn problem(message: &str) {
+    below(Kind::Error, message);
+}
+
+/// Writes a message below a line that stands.
+fn below(kind: Kind, message: &str) {
     let mut stands = stands();
     let above = if std::mem::take(&mut *stands) { "\n" } else { "" };
-    let _ = writeln!(std::io::stderr(), "{above}{}", plain(message));
+    stderr_writer::write(kind, &format!("{above}{}\n", plain(message)));
 }
 
 /// A line that takes the place of the one before it, on a terminal; an empty one clears it.
@@ -87,19 +98,19 @@ pub(crate) fn over(line: &str) {
     let mut stands = stands();
     *stands = !line.is_empty();
     let line: String = plain::one_line(line).chars().take(columns().saturating_sub(1)).collect();
-    let _ = write!(std::io::stderr(), "\r\u{1b}[K{line}");
+    stderr_writer::write(Kind::Progress, &format!("\r\u{1b}[K{line}"));
 }
 
 /// Leaves a line that stands, at the end of the process.
 pub(crate) fn leave_line() {
     if std::mem::take(&mut *stands()) {
-        let _ = writeln!(std::io::stderr());
+        stderr_writer::write(Kind::Note, "\n");
     }
 }
 
 /// Data for the launcher of this rank, which reads its standard error.
 pub(crate) fn raw(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    stderr_writer::write(Kind::Progress, text);
 }
 
 /// The width of the terminal now; it may change at any time.
@@ -112,7 +123,7 @@ pub(crate) fn columns() -> usize {
 /// Why it goes no further. A message that begins with its own "error:" comes with its place and caret.
 pub(crate) fn error(message: &str) {
     let prefix = if message.starts_with("error:") { "" } else { "error: " };
-    note(&format!("{prefix}{}", message.trim_end()));
+    problem(&format!("{prefix}{}", message.trim_end()));
 }
 
 /// The end of a command that could not do what was asked. Causes that the message already tells are not repeated.

@@ -1,4 +1,4 @@
-//! What SIGINT, SIGTERM and SIGUSR1 ask of a run: to finish the step, save and stop. A second SIGINT stops at once.
+//! What SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask of a run: to finish the step, save and stop. A second SIGINT stops at once.
 //!
 //! A signal sets a flag that the loop polls between steps. Before the first step nobody polls: see [`BeforeFirstStep`]. The
 //! second SIGINT ends the process inside its handler, whatever the process is computing; ranks end with their launcher.
@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag::{register, register_conditional_default, register_conditional_shutdown};
 use zeroth::comm::FirstStep;
 
@@ -16,11 +16,11 @@ use crate::before_first_step::{BeforeFirstStep, wait_for_the_end};
 /// Whose signals these are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A launcher, a rank alone, or rank 0 of those that another launcher started: SIGINT and SIGTERM ask.
+    /// A launcher, a rank alone, or rank 0 of those that another launcher started: SIGINT, SIGTERM and SIGHUP ask.
     Own,
     /// Another rank of those: the same, and rank 0 speaks for it.
     Peer,
-    /// A rank under our launcher, which alone hears the terminal: SIGUSR1 asks, and SIGINT stays ignored.
+    /// A rank under our launcher, which alone hears the terminal: SIGUSR1 asks, and SIGINT and SIGHUP stay ignored.
     ///
     /// SIGTERM asks, too: a cluster's manager sends it to every process of a job. The second ends the process; our
     /// launcher sends several when a rank is to end now.
@@ -34,6 +34,8 @@ pub(crate) enum Ended {
     Interrupt,
     /// SIGTERM.
     Terminate,
+    /// SIGHUP: the terminal was closed.
+    HangUp,
 }
 
 impl Ended {
@@ -42,6 +44,7 @@ impl Ended {
         match self {
             Self::Interrupt => 130,
             Self::Terminate => 143,
+            Self::HangUp => 129,
         }
     }
 
@@ -49,15 +52,26 @@ impl Ended {
         match self {
             Self::Interrupt => "SIGINT",
             Self::Terminate => "SIGTERM",
+            Self::HangUp => "SIGHUP",
         }
     }
+}
+
+/// The signals that ask a process to stop; the last may be ignored.
+const STOPS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// Which of them have come.
+#[derive(Clone)]
+struct Flags {
+    interrupted: Arc<AtomicBool>,
+    terminated: Arc<AtomicBool>,
+    hung_up: Arc<AtomicBool>,
 }
 
 /// The signals of this process.
 pub(crate) struct Signals {
     asked: Arc<AtomicBool>,
-    interrupted: Arc<AtomicBool>,
-    terminated: Arc<AtomicBool>,
+    flags: Flags,
     /// None for a rank under our launcher, which sees to it.
     before_first_step: Option<Arc<BeforeFirstStep>>,
 }
@@ -65,7 +79,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// Takes the signals over for the rest of this process's life. Once a process.
     pub(crate) fn install(role: Role) -> io::Result<Self> {
-        let [asked, interrupted, terminated] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+        let [asked, interrupted, terminated, hung_up] = [(); 4].map(|()| Arc::new(AtomicBool::new(false)));
         // Actions run in the order of their registration: the one that ends the process must not see this signal's flag.
         match role {
             Role::Own | Role::Peer => {
@@ -73,6 +87,11 @@ impl Signals {
                 register_conditional_shutdown(SIGINT, code, Arc::clone(&interrupted))?;
                 register(SIGINT, Arc::clone(&interrupted))?;
                 register(SIGINT, Arc::clone(&asked))?;
+                // nohup ignores it for the commands that it starts: they are to go on.
+                if !is_ignored(SIGHUP) {
+                    register(SIGHUP, Arc::clone(&hung_up))?;
+                    register(SIGHUP, Arc::clone(&asked))?;
+                }
             }
             Role::Watched => {
                 register_conditional_default(SIGTERM, Arc::clone(&terminated))?;
@@ -82,18 +101,21 @@ impl Signals {
         }
         register(SIGTERM, Arc::clone(&terminated))?;
         register(SIGTERM, Arc::clone(&asked))?;
-        let flags = (Arc::clone(&interrupted), Arc::clone(&terminated));
-        let asked_for = move || ended(&flags.0, &flags.1);
+        let flags = Flags { interrupted, terminated, hung_up };
+        let own = flags.clone();
         let before_first_step = match role {
-            Role::Own | Role::Peer => Some(BeforeFirstStep::watch(role == Role::Own, asked_for)?),
+            Role::Own | Role::Peer => {
+                let signals = if is_ignored(SIGHUP) { &STOPS[..2] } else { &STOPS };
+                Some(BeforeFirstStep::watch(role == Role::Own, signals, move || own.ended())?)
+            }
             Role::Watched => None,
         };
-        Ok(Self { asked, interrupted, terminated, before_first_step })
+        Ok(Self { asked, flags, before_first_step })
     }
 
-    /// Whether this process was asked to finish, and by what; of both, SIGTERM: its sender is a program that reads codes.
+    /// Whether this process was asked to finish, and by what; of several, SIGTERM: its sender is a program that reads codes.
     pub(crate) fn asked(&self) -> Option<Ended> {
-        ended(&self.interrupted, &self.terminated)
+        self.flags.ended()
     }
 
     /// What a signal before the first step does; none for a rank under our launcher.
@@ -111,18 +133,37 @@ impl Signals {
         }
     }
 
+    /// From here on SIGINT and SIGTERM end the process: all is saved, and what is left to do may wait for a reader.
+    pub(crate) fn end_at_once() -> io::Result<()> {
+        for signal in [SIGINT, SIGTERM] {
+            register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
+        }
+        Ok(())
+    }
+
     /// True once this process was asked, for a launch that asks its ranks in turn and for whoever else waits.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.asked)
     }
 }
 
-fn ended(interrupted: &AtomicBool, terminated: &AtomicBool) -> Option<Ended> {
-    if terminated.load(Ordering::Relaxed) {
-        Some(Ended::Terminate)
-    } else {
-        interrupted.load(Ordering::Relaxed).then_some(Ended::Interrupt)
+impl Flags {
+    fn ended(&self) -> Option<Ended> {
+        let flags = [
+            (&self.terminated, Ended::Terminate),
+            (&self.hung_up, Ended::HangUp),
+            (&self.interrupted, Ended::Interrupt),
+        ];
+        flags.into_iter().find(|(flag, _)| flag.load(Ordering::Relaxed)).map(|(_, ended)| ended)
     }
+}
+
+/// Whether whoever started this process had it ignore a signal.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 #[cfg(test)]
@@ -144,7 +185,7 @@ mod tests {
     #[ignore = "the process that the other tests start and send signals to"]
     fn process() {
         let Ok(role) = std::env::var(ROLE) else { return };
-        let signals = Signals::install(if role == "own" { Role::Own } else { Role::Watched }).unwrap();
+        let signals = Signals::install(if role == "watched" { Role::Watched } else { Role::Own }).unwrap();
         signals.begin_steps(None);
         println!("\nready");
         while signals.asked().is_none() {
@@ -183,7 +224,11 @@ mod tests {
 
         fn spawn(role: &str, set: impl Fn(&mut Command)) -> Self {
             // As our launcher starts ranks.
-            let ignore = if role == "watched" { "trap '' INT USR1;" } else { "" };
+            let ignore = match role {
+                "watched" => "trap '' INT USR1 HUP;",
+                "nohup" => "trap '' HUP;",
+                _ => "",
+            };
             let mut command = Command::new("/bin/sh");
             command
                 .args(["-c", &format!("{ignore} exec \"$0\" \"$@\"")])
@@ -243,10 +288,24 @@ mod tests {
     }
 
     #[test]
+    fn a_closed_terminal_asks_unless_nohup_had_it_ignored() {
+        let mut process = Process::start("own");
+        process.send("HUP");
+        process.wait_for("Some(HangUp)");
+        assert_eq!(process.end().code(), Some(129));
+        let mut process = Process::start("nohup");
+        process.send("HUP");
+        process.send("TERM");
+        process.wait_for("Some(Terminate)");
+        assert_eq!(process.end().code(), Some(143));
+    }
+
+    #[test]
     fn a_rank_under_our_launcher_ignores_the_terminal_and_is_asked_by_sigusr1() {
         let mut process = Process::start("watched");
         process.send("INT");
         process.send("INT");
+        process.send("HUP");
         process.send("USR1");
         process.wait_for("Some(Interrupt)");
         process.send("USR1");

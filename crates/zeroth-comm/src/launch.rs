@@ -4,8 +4,8 @@
 //! - They die with their launcher: the kernel kills them when the launching thread ends, however it ends.
 //! - The first failure ends the job: the others are told through the segment and given a moment to end by themselves
 //!   with their own message, then get SIGTERM, then SIGKILL.
-//! - Ranks end well when they are asked to: by SIGUSR1, and never by the terminal's Ctrl-C, which is the launcher's.
-//!   Before their first step they may have nothing to save: then they are killed at once, if the launch says so.
+//! - Ranks end well when they are asked to: by SIGUSR1, and never by the terminal's Ctrl-C or its end, which are the
+//!   launcher's. Before their first step they may have nothing to save: then they are killed at once, if the launch says so.
 
 mod handoff;
 mod ignore;
@@ -254,7 +254,9 @@ impl Launch {
                 }
                 // What is ignored stays so over exec. The terminal's Ctrl-C goes to ranks too, but is the launcher's to
                 // act on; and being asked before there is a handler must not end a rank.
+                // The same holds for the SIGHUP of a terminal that is closed.
                 ignore::ignore(Signal::INT)?;
+                ignore::ignore(Signal::HUP)?;
                 ignore::ignore(Signal::USR1)
             });
         }

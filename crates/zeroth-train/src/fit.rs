@@ -6,10 +6,10 @@
 
 use zeroth_base::{DType, format_bytes};
 use zeroth_device::{Rates, Target, Tier};
-use zeroth_step::program::{Memory, Offload, Recompute, Stream, UpdatedBy};
+use zeroth_step::program::{Offload, Recompute, Stream, UpdatedBy};
 use zeroth_step::run::Compiled;
 
-use crate::{Job, JobError};
+use crate::{Job, JobError, Overhead, Processes};
 
 /// One part in so many of what is free stays so: matrix products are tried with memory of their own.
 const LEFT_FREE: u64 = 8;
@@ -30,6 +30,8 @@ pub struct Budget {
     pub host: Option<u64>,
     /// Of both together, where the device's memory is the host's.
     pub together: Option<u64>,
+    /// How ranks are started: a budget of host memory holds what their processes take beside the plan, too.
+    pub processes: Processes,
 }
 
 /// What may be chosen, because nobody typed it.
@@ -63,17 +65,24 @@ pub struct Misfit {
     pub needed: u64,
     /// What is given.
     pub given: u64,
-    /// Single changes that would fit, each with what a rank then needs on the device and on the host.
+    /// What is needed beside the plan, of the bytes that are needed.
+    pub overhead: u64,
+    /// Single changes that would fit, each with what a rank then needs on the device and on the host, its process included.
     pub remedies: Vec<(String, [u64; 2])>,
 }
 
 impl std::fmt::Display for Misfit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let beside = match self.overhead {
+            0 => String::new(),
+            overhead => format!(", {} of it beside the plan for the process itself,", format_bytes(overhead)),
+        };
         write!(
             f,
-            "a rank needs at least {} of {} and {} are given: {} are missing ({} and {} bytes)",
+            "a rank needs at least {} of {}{} and {} are given: {} are missing ({} and {} bytes)",
             format_bytes(self.needed),
             self.of,
+            beside,
             format_bytes(self.given),
             format_bytes(self.needed - self.given),
             self.needed,
@@ -98,16 +107,37 @@ impl std::fmt::Display for Misfit {
 /// A change of a job, to be tried.
 type Change = Box<dyn Fn(&mut Job)>;
 
+/// What does not fit.
+#[derive(Clone, Copy)]
+struct Lack {
+    of: &'static str,
+    needed: u64,
+    given: u64,
+    overhead: u64,
+}
+
 impl Budget {
-    /// What does not fit: of which memory, needed and given.
-    fn lack(&self, memory: &Memory) -> Option<(&'static str, u64, u64)> {
-        let [device, host] = [Tier::Device, Tier::Host].map(|tier| memory.arena(tier));
-        let of = |name, needed: u64, given: Option<u64>| {
-            given.filter(|given| needed > *given).map(|given| (name, needed, given))
+    /// What does not fit.
+    fn lack(&self, job: &Job, compiled: &Compiled) -> Option<Lack> {
+        let device = compiled.memory.arena(Tier::Device);
+        let [host, overhead] = self.on_host(job, compiled);
+        let of = |of, needed: u64, overhead: u64, given: Option<u64>| {
+            given.filter(|given| needed > *given).map(|given| Lack { of, needed, given, overhead })
         };
-        of("device memory", device, self.device)
-            .or_else(|| of("host memory", host, self.host))
-            .or_else(|| of("memory", device + host, self.together))
+        of("device memory", device, 0, self.device)
+            .or_else(|| of("host memory", host, overhead, self.host))
+            .or_else(|| of("memory", device + host, overhead, self.together))
+    }
+
+    /// Bytes of host memory that a rank takes, and how many of them are beside the plan.
+    fn on_host(&self, job: &Job, compiled: &Compiled) -> [u64; 2] {
+        let overhead = Overhead::of(job, compiled, self.processes).total;
+        [compiled.memory.arena(Tier::Host) + overhead, overhead]
+    }
+
+    /// What a rank needs on the device and on the host.
+    fn needed(&self, job: &Job, compiled: &Compiled) -> [u64; 2] {
+        [compiled.memory.arena(Tier::Device), self.on_host(job, compiled)[0]]
     }
 }
 
@@ -120,7 +150,7 @@ impl Job {
         freedom: Freedom,
     ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, JobError> {
         let asked = (self.settings, self.shape, self.row_sizes.clone());
-        let mut least: Option<(&'static str, u64, u64)> = None;
+        let mut least: Option<Lack> = None;
         for cuts in 0..=self.cuts(freedom) {
             for (recompute, prefetch) in self.policies(freedom) {
                 self.settings = asked.0;
@@ -131,7 +161,7 @@ impl Job {
                 for stream in self.streams(target) {
                     self.settings.offload.stream = stream;
                     let compiled = self.compile(target)?;
-                    match budget.lack(&compiled.memory) {
+                    match budget.lack(self, &compiled) {
                         None => {
                             let compiled = self.fewest_blocks(compiled, target, budget, asked.0.recompute)?;
                             let compiled = self.widen(compiled, target, budget)?;
@@ -139,15 +169,18 @@ impl Job {
                             let compiled = self.faster_update(compiled, target, budget, freedom.update)?;
                             return Ok(Ok((compiled, self.choices(&asked.0, cuts))));
                         }
-                        Some(lack) if least.is_none_or(|known| lack.1 < known.1) => least = Some(lack),
+                        Some(lack) if least.is_none_or(|known| lack.needed < known.needed) => {
+                            least = Some(lack);
+                        }
                         Some(_) => {}
                     }
                 }
             }
         }
         (self.settings, self.shape, self.row_sizes) = asked;
-        let (of, needed, given) = least.unwrap_or(("memory", 0, 0));
-        Ok(Err(Misfit { of, needed, given, remedies: self.remedies(target, budget)? }))
+        let Lack { of, needed, given, overhead } =
+            least.unwrap_or(Lack { of: "memory", needed: 0, given: 0, overhead: 0 });
+        Ok(Err(Misfit { of, needed, given, overhead, remedies: self.remedies(target, budget)? }))
     }
 
     /// Where all blocks are computed again because less was not enough: no more of them than must be.
@@ -168,7 +201,7 @@ impl Job {
             let blocks = too_few.midpoint(enough);
             self.settings.recompute = Recompute::Block { blocks: Some(blocks), kept: None, parked: false };
             let candidate = self.compile(target)?;
-            if budget.lack(&candidate.memory).is_none() {
+            if budget.lack(self, &candidate).is_none() {
                 (enough, compiled) = (blocks, candidate);
             } else {
                 too_few = blocks;
@@ -227,7 +260,7 @@ impl Job {
         let candidate = self.widen(candidate, target, budget)?;
         let again = activations(&compiled).saturating_sub(activations(&candidate));
         let cost = rates.in_memory(AGAIN * again * asked.accumulation);
-        if budget.lack(&candidate.memory).is_none() && self.waiting(&candidate, rates) + cost < before {
+        if budget.lack(self, &candidate).is_none() && self.waiting(&candidate, rates) + cost < before {
             return Ok(candidate);
         }
         self.settings = asked;
@@ -274,7 +307,7 @@ impl Job {
             Offload { updated_by: Some(UpdatedBy::Host), stream: None, window: None, ..asked.offload };
         let beside = self.compile(target)?;
         let is_slower = through <= rates.by_processors(on_host.optimizer) + sums(&beside);
-        if is_slower || budget.lack(&beside.memory).is_some() {
+        if is_slower || budget.lack(self, &beside).is_some() {
             self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
             return Ok(compiled);
         }
@@ -395,9 +428,9 @@ impl Job {
         let mut fitting = Vec::new();
         for (name, change) in changes {
             change(self);
-            let memory = self.compile(target)?.memory;
-            if budget.lack(&memory).is_none() {
-                fitting.push((name, [Tier::Device, Tier::Host].map(|tier| memory.arena(tier))));
+            let compiled = self.compile(target)?;
+            if budget.lack(self, &compiled).is_none() {
+                fitting.push((name, budget.needed(self, &compiled)));
             }
             (self.settings, self.shape) = (asked.0, asked.1);
             self.row_sizes.clone_from(&asked.2);
@@ -418,13 +451,13 @@ impl Job {
         let there = self.shape.ranks;
         for ranks in [2, 4, 8, 16, 32].map(|times| times * there) {
             self.shape.ranks = ranks;
-            let memory = self.compile(target)?.memory;
-            if budget.lack(&memory).is_none() {
+            let compiled = self.compile(target)?;
+            if budget.lack(self, &compiled).is_none() {
                 let name = format!(
                     "{ranks} ranks with as much memory each, offload_optimizer and offload_param to cpu (stage 3) and \
                      zeroth.recompute \"block\""
                 );
-                return Ok(Some((name, [Tier::Device, Tier::Host].map(|tier| memory.arena(tier)))));
+                return Ok(Some((name, budget.needed(self, &compiled))));
             }
         }
         Ok(None)

@@ -29,7 +29,9 @@ pub enum Wish {
     Save,
     /// A checkpoint now, and no further step.
     Stop,
-    /// The same, by SIGTERM: every rank ends with its exit code, whichever rank got the signal.
+    /// The same, by SIGHUP: every rank ends with its exit code, whichever rank got the signal.
+    HangUp,
+    /// The same, by SIGTERM.
     Terminate,
 }
 
@@ -52,6 +54,7 @@ impl AfterStep {
             0 => Wish::GoOn,
             1 => Wish::Save,
             2 => Wish::Stop,
+            3 => Wish::HangUp,
             _ => Wish::Terminate,
         }
     }

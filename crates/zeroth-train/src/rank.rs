@@ -1,12 +1,13 @@
 //! One rank's loop over the steps of a job.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
 use zeroth_device::{Device, RATES, Tier};
 use zeroth_model::WeightsError;
-use zeroth_step::run::{Compiled, Engine, MicroBatch as View, Rank, RunError, StepRecord, Timed, Trace};
+use zeroth_step::run::{Compiled, Engine, Rank, RunError, StepRecord, Timed, Trace};
 
 use crate::checkpoint::Checkpoint;
 use crate::data::DataError;
@@ -17,6 +18,7 @@ use crate::report::timing::StepTimes;
 use crate::resident::resident_bytes;
 use crate::resume::restore;
 use crate::save::{SaveError, Saver, Saves};
+use crate::step_batches::StepBatches;
 use crate::weights::Weights;
 use crate::{Batches, EvaluationLine, Job, MetricsError, MicroBatch, StepLine, Wish};
 
@@ -200,7 +202,7 @@ pub fn train(
             runs_ahead && held == Wish::GoOn && !is_evaluated && !is_saved && step + 1 < job.steps;
         let line = steps.run(&mut engine, step, is_followed)?;
         if chores.timed {
-            let (data, lengths) = (steps.data, steps.lengths());
+            let (data, lengths) = (steps.data, std::mem::take(&mut steps.lengths));
             let times = engine.take_times(chores.trace)?;
             done(Done::Times(StepTimes { line: &line, data, lengths: &lengths, times: &times }))?;
         }
@@ -210,7 +212,7 @@ pub fn train(
             return Err(not_finite(compiled, &steps.batches, &line, &steps.record));
         }
         if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
-            let found = evaluate(job, evaluation, &mut engine, &mut steps.buffers[0], line.step)?;
+            let found = evaluate(job, evaluation, &mut engine, &mut steps.buffer, line.step)?;
             let times = if chores.timed { engine.take_times(chores.trace)? } else { Vec::new() };
             done(Done::Evaluation(&found, &times))?;
         }
@@ -261,10 +263,14 @@ pub fn train(
 struct Steps<'a> {
     job: &'a Job,
     batches: Batches<'a>,
-    buffers: Vec<MicroBatch>,
+    /// The micro-batch that is being fed.
+    buffer: MicroBatch,
     record: StepRecord,
     /// How long the last step's micro-batches took to put together.
     data: Duration,
+    /// Lengths of this rank's sequences in the last step, where times are wanted.
+    lengths: Vec<u64>,
+    timed: bool,
     /// Updates that were applied: the place in the schedule.
     applied: u64,
     /// Steps that were enqueued, and when the newest record was seen.
@@ -282,13 +288,14 @@ impl<'a> Steps<'a> {
         let batches = job.batches();
         let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.samples.most_in_unit());
         let sequences = batches.most_sequences().max(evaluated * job.shape.micro_batch);
-        let buffer = || MicroBatch::with_capacity(most_rows, sequences as usize);
         Ok(Self {
             job,
             batches,
-            buffers: (0..job.shape.accumulation).map(|_| buffer()).collect(),
+            buffer: MicroBatch::with_capacity(most_rows, sequences as usize),
             record: engine.record()?,
             data: Duration::ZERO,
+            lengths: Vec::new(),
+            timed: chores.timed,
             applied: engine.control()?.applied,
             enqueued: 0,
             seen: Instant::now(),
@@ -298,24 +305,17 @@ impl<'a> Steps<'a> {
         })
     }
 
-    /// Lengths of this rank's sequences in the last step.
-    fn lengths(&self) -> Vec<u64> {
-        let ends = self.buffers.iter().flat_map(|buffer| buffer.starts.windows(2));
-        ends.map(|ends| u64::from(ends[1] - ends[0])).collect()
-    }
-
     /// Enqueues a step.
     fn enqueue(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<(), TrainError> {
-        let begun = Instant::now();
-        for (micro, buffer) in self.buffers.iter_mut().enumerate() {
-            self.batches.fill(step, micro as u64, engine.rank(), buffer)?;
-        }
-        self.data = begun.elapsed();
         // Where the step before is not done yet, it may be applied or not: the device knows.
         let known = self.applied;
         let rates: [f64; RATES] = std::array::from_fn(|ahead| self.job.schedule.rate(known + ahead as u64));
-        let views: Vec<View<'_>> = self.buffers.iter().map(MicroBatch::view).collect();
-        engine.step(&views, self.batches.trained_tokens(step), known, &rates)?;
+        let mut batches = StepBatches::new(self.batches, step, engine.rank(), &mut self.buffer);
+        if self.timed {
+            batches.keep_lengths(&mut self.lengths);
+        }
+        engine.step_from(&mut batches, self.batches.trained_tokens(step), known, &rates)?;
+        self.data = batches.time();
         self.enqueued = step + 1;
         Ok(())
     }
@@ -378,21 +378,18 @@ fn samples_of(batches: &Batches<'_>, step: u64, rank: Option<u64>) -> String {
     const SHOWN: usize = 32;
     let shape = batches.shape();
     let ranks = rank.map_or(0..shape.ranks, |rank| rank..rank + 1);
-    let mut samples: Vec<u64> = ranks
+    let found = ranks
         .flat_map(|rank| (0..shape.accumulation).map(move |micro| (rank, micro)))
-        .flat_map(|(rank, micro)| batches.places(step, micro, rank).map(|place| place.sample))
-        .collect();
-    samples.sort_unstable();
-    samples.dedup();
+        .flat_map(|(rank, micro)| batches.places(step, micro, rank).map(|place| place.sample));
+    // The first of them, and one more to know that there are more.
+    let mut samples = BTreeSet::new();
+    for sample in found {
+        samples.insert(sample);
+        if samples.len() > SHOWN + 1 {
+            samples.pop_last();
+        }
+    }
     let shown: Vec<String> = samples.iter().take(SHOWN).map(ToString::to_string).collect();
     let more = if samples.len() > SHOWN { ", …" } else { "" };
     format!("{}{more}", shown.join(", "))
-}
-
-impl MicroBatch {
-    /// What an engine takes.
-    pub fn view(&self) -> View<'_> {
-        let Self { ids, labels, positions, starts, keys } = self;
-        View { ids, labels, positions, starts, keys }
-    }
 }

@@ -7,11 +7,11 @@ use zeroth_graph::ParamId;
 
 use super::chaos::{Chaos, Until};
 use super::early::{Early, awaited, early};
-use super::feed::Feed;
+use super::feed::{Feed, Listed};
 use super::meet::{Meeting, Meetings};
 use super::replay::Replays;
 use super::seat::seat;
-use super::{Compiled, MicroBatch, RunError, Timed, Trace};
+use super::{Compiled, MicroBatch, MicroBatches, RunError, Timed, Trace};
 use crate::program::{Binding, Content, Lowering, SectionKind, Work, vocabulary};
 
 /// What makes a rank one of many.
@@ -217,11 +217,22 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), RunError> {
-        self.step += 1;
         if batches.len() as u64 != self.compiled.program.accumulation {
             let (found, expected) = (batches.len(), self.compiled.program.accumulation);
             return Err(RunError::MicroBatches { found, expected });
         }
+        self.step_from(&mut Listed(batches.iter()), trained, first_rate, rates)
+    }
+
+    /// As [`Self::step`], with micro-batches that are made as they are needed.
+    pub fn step_from<B: MicroBatches>(
+        &mut self,
+        batches: &mut B,
+        trained: u64,
+        first_rate: u64,
+        rates: &[f64],
+    ) -> Result<(), B::Error> {
+        self.step += 1;
         let mut input = StepInput { first_rate, ..StepInput::zeroed() };
         // A step without a trained token has no loss, and its gradients are zero whatever they are divided by.
         input.loss_weight = 1.0 / trained.max(1) as f64;
@@ -234,12 +245,10 @@ impl<'c> Engine<'c> {
         self.device
             .upload(Queue::Compute, bytes_of(&input), at)
             .map_err(RunError::device(step, "upload of the step's input"))?;
-        let mut next = batches.iter();
         for section in self.compiled.program.in_order() {
             let kind = self.compiled.program.sections[section].kind;
             let is_micro_batch = self.compiled.program.sections[section].is_micro_batch();
-            let batch = if is_micro_batch { next.next() } else { None };
-            let size = batch.map_or(Ok(0), |batch| self.feed(batch))?;
+            let size = if is_micro_batch { self.feed(&batches.next()?)? } else { 0 };
             if !self.runs_on {
                 self.run_section(section, size)?;
                 self.join(section)?;
@@ -267,7 +276,7 @@ impl<'c> Engine<'c> {
         let record =
             self.compiled.span(0, Content::Record).part(0, size_of::<Record>() as u64 + 8 * flats, 1);
         let noted = self.device.note(Queue::Compute, record, self.step as usize % NOTES);
-        noted.map_err(RunError::device(step, "note of the record"))
+        Ok(noted.map_err(RunError::device(step, "note of the record"))?)
     }
 
     /// The sum of the losses of a micro-batch's trained tokens on this rank, without gradients.

@@ -20,6 +20,27 @@ pub struct MicroBatch<'a> {
     pub keys: &'a [RowKey],
 }
 
+/// Where the micro-batches of a step come from. An engine asks for one at a time, in order, and holds none of them longer
+/// than it takes to feed it: memory does not grow with their number.
+pub trait MicroBatches {
+    /// What may go wrong: a run, or reading data.
+    type Error: From<RunError>;
+
+    /// The next micro-batch.
+    fn next(&mut self) -> Result<MicroBatch<'_>, Self::Error>;
+}
+
+/// Micro-batches that are all there.
+pub(super) struct Listed<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a>>);
+
+impl MicroBatches for Listed<'_> {
+    type Error = RunError;
+
+    fn next(&mut self) -> Result<MicroBatch<'_>, RunError> {
+        Ok(*self.0.next().expect("as many were counted as a step has"))
+    }
+}
+
 /// What is uploaded for a micro-batch, made once and filled anew.
 pub(super) struct Feed {
     pub(super) ids: Vec<i32>,

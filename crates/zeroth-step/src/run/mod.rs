@@ -22,7 +22,7 @@ pub use chaos::Chaos;
 pub use compiled::{CompileError, Compiled};
 pub use engine::{Engine, Rank, StepRecord};
 pub use error::RunError;
-pub use feed::MicroBatch;
+pub use feed::{MicroBatch, MicroBatches};
 pub use rehearsal::{Rehearsal, Rehearsed};
 pub use states::{Sink, Source, State};
 pub use trace::{Timed, Trace};

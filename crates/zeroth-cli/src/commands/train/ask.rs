@@ -13,12 +13,15 @@ use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
 use zeroth::step::program::Settings;
 use zeroth::step::run::Compiled;
 use zeroth::train::checkpoint::Checkpoint;
-use zeroth::train::{BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, from_config, same_data};
+use zeroth::train::{
+    BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, Overhead, Processes, from_config,
+    release_freed_memory, same_data,
+};
 
 use super::super::config_file;
 use super::data::{self, Reading};
 use super::told::{Inputs, Told};
-use super::{follow, resume};
+use super::{follow, launch, resume};
 use crate::cli::{DeviceArg, TrainArgs, TrainTypeArg};
 
 /// Steps from one evaluation, and from one checkpoint, to the next.
@@ -52,6 +55,11 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// Host memory of a rank beside its arenas.
+    pub(super) fn overhead(&self, compiled: &Compiled) -> Overhead {
+        Overhead::of(&self.job, compiled, self.told.budget.processes)
+    }
+
     /// Compiles the step within the budgets, choosing what nobody typed; says why where it cannot be.
     pub(super) fn fit(&mut self) -> anyhow::Result<Result<Compiled, String>> {
         let checkpoints = |setting: &zeroth::config::resolve::Setting| {
@@ -159,6 +167,7 @@ pub(super) fn ask(
         Some(told) => data::open(told)?,
         None => data::prepare(arguments, &reading)?,
     };
+    release_freed_memory();
     let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
         same_data(manifest, &data.samples)?;
@@ -308,12 +317,16 @@ fn rates(
 fn budget(arguments: &TrainArgs, device: DeviceArg, ranks: u64, machine: &Machine) -> Budget {
     let typed_host = arguments.host_memory.map(|bytes| bytes / ranks);
     let free_host = machine.host_memory_available().map(|bytes| bytes / ranks);
+    // Those that make new weights and read data: one for each processor.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let processes = Processes { region: launch::REGION as u64, threads };
     match device {
         // On the processor a device's memory is the machine's, unless budgets are typed for each.
         DeviceArg::Cpu => Budget {
             device: arguments.device_memory,
             host: typed_host.filter(|_| arguments.device_memory.is_some()),
             together: typed_host.filter(|_| arguments.device_memory.is_none()).or(free_host),
+            processes,
         },
         DeviceArg::Cuda => {
             // Ranks beyond the cards there are share them.
@@ -323,6 +336,7 @@ fn budget(arguments: &TrainArgs, device: DeviceArg, ranks: u64, machine: &Machin
                 device: arguments.device_memory.or(free),
                 host: typed_host.or(free_host),
                 together: None,
+                processes,
             }
         }
     }

@@ -9,6 +9,7 @@ use zeroth::train::{count_steps, loss_curves, progress, read_evaluation_losses, 
 use super::Begun;
 use crate::exit::Exit;
 use crate::output::{self, Output};
+use crate::signals::Signals;
 
 pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
     let Begun { asked, folder, earlier, .. } = begun;
@@ -48,6 +49,7 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
         );
     }
     if output.is_json() {
+        Signals::end_at_once()?;
         let loss = |place: Option<&(u64, f64)>| place.map(|(_, loss)| *loss);
         output::json(&serde_json::json!({
             "steps": counts.steps,

@@ -109,13 +109,13 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         // Rank 0 speaks for all; what the others say is a problem, and carries their number.
         match (line.rank, line.stream) {
             (0, Stream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
-            _ => output::note(&line.to_string()),
+            _ => output::problem(&line.to_string()),
         }
     };
     let files = asked.inputs.files.memory().try_clone()?;
     let told = Told { inputs: Some(asked.inputs.hand_over(&files)), ..told.clone() }.to_text()?;
     let told = sealed(|file| file.write_all(told.as_bytes()))?;
-    let planned = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
+    let arenas = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
     let report = Launch::of_this_program(asked.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
         .variable(TOLD, told.as_raw_fd().to_string())
@@ -126,7 +126,7 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         .ask_when(signals.flag())
         .on_ask(|| output::note(FINISHING))
         .ends_before_first_step()
-        .planned(planned)
+        .planned(arenas + asked.overhead(compiled).total)
         .run()?;
     Ok(report)
 }

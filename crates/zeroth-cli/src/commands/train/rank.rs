@@ -139,6 +139,7 @@ fn wish(signals: &Signals, number: usize, save_now: &Path) -> Wish {
     if let Some(asked) = signals.asked() {
         match asked {
             SignalEnd::Interrupt => Wish::Stop,
+            SignalEnd::HangUp => Wish::HangUp,
             SignalEnd::Terminate => Wish::Terminate,
         }
     } else if number == 0 && save_now.exists() && fs::remove_file(save_now).is_ok() {
@@ -168,6 +169,7 @@ fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box
 fn end(ended: &Ended) -> Exit {
     match ended.wish {
         Wish::Terminate if ended.stopped => Exit::after(SignalEnd::Terminate),
+        Wish::HangUp if ended.stopped => Exit::after(SignalEnd::HangUp),
         _ if ended.stopped => Exit::after(SignalEnd::Interrupt),
         _ => Exit::Done,
     }

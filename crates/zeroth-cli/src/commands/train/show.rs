@@ -11,6 +11,7 @@ use zeroth::train::MicroBatch;
 use zeroth::train::data::left_out;
 
 use super::ask::Asked;
+use crate::cli::DeviceArg;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
@@ -74,7 +75,9 @@ pub(super) fn origin_json(asked: &Asked) -> Value {
 
 pub(super) fn memory(asked: &Asked, compiled: &Compiled) {
     let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.by_category(tier));
-    let has_host = host.total > 0;
+    // The process, beside the arenas that are counted above: host memory, as is a processor's device.
+    let overhead = asked.overhead(compiled).total;
+    let has_host = host.total > 0 || asked.device == DeviceArg::Cuda;
     let heads: &[&str] = if has_host {
         &["memory of a rank", "device", "", "host", ""]
     } else {
@@ -88,6 +91,7 @@ pub(super) fn memory(asked: &Asked, compiled: &Compiled) {
         ("activations", device.activations, host.activations),
         ("buffers", device.buffers, host.buffers),
         ("all", device.total, host.total),
+        ("overhead", if has_host { 0 } else { overhead }, overhead),
     ] {
         let mut cells = vec![name.to_owned(), grouped(device), format_bytes(device)];
         if has_host {
@@ -112,6 +116,7 @@ pub(super) fn plan_json(asked: &Asked, compiled: &Compiled) -> Value {
         "rows": asked.job.row_sizes,
         "device_bytes": compiled.memory.by_category(Tier::Device),
         "host_bytes": compiled.memory.by_category(Tier::Host),
+        "overhead_bytes": asked.overhead(compiled),
     })
 }
 

@@ -1,0 +1,223 @@
+//! Standard error, written by a thread of its own: a reader that stops reading stalls neither a step nor a stop.
+//!
+//! Text waits in a queue of bounded size. Where it is full, the oldest notes make room, and how many were dropped is said in
+//! their place. Errors stay.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Bytes that may wait to be written.
+const CAPACITY: usize = 1 << 20;
+/// How long whoever writes waits for the reader, so that output keeps its order beside standard output. A reader that takes
+/// longer is not waited for again until it reads.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How long the end of the process waits for the reader.
+const LAST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What becomes of text that nobody reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Dropped if other text waits: the next bar takes its place.
+    Progress,
+    /// Dropped when the queue is full.
+    Note,
+    /// Kept.
+    Error,
+}
+
+static STDERR: OnceLock<Option<Writer>> = OnceLock::new();
+
+/// Writes to standard error without waiting for a reader that does not read.
+pub(crate) fn write(kind: Kind, text: &str) {
+    // A system that refuses a thread: writing here may wait, but says what is wrong.
+    match STDERR.get_or_init(|| Writer::spawn(io::stderr()).ok()) {
+        Some(writer) => writer.write(kind, text),
+        None => drop(io::stderr().write_all(text.as_bytes())),
+    }
+}
+
+/// Waits, at the end of the process, until all is written, but not for long where nobody reads.
+pub(crate) fn flush() {
+    if let Some(Some(writer)) = STDERR.get() {
+        writer.wait(writer.shared.lock(), LAST_PATIENCE);
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    texts: VecDeque<(Kind, String)>,
+    bytes: usize,
+    /// Notes dropped since the last was written.
+    dropped: u64,
+    is_writing: bool,
+    /// Whether the reader was waited for in vain.
+    is_stalled: bool,
+}
+
+impl Queue {
+    fn is_idle(&self) -> bool {
+        self.texts.is_empty() && !self.is_writing
+    }
+
+    fn push(&mut self, kind: Kind, text: &str) {
+        if kind == Kind::Progress && !self.is_idle() {
+            return;
+        }
+        while self.bytes + text.len() > CAPACITY {
+            let Some(oldest) = self.texts.iter().position(|(kind, _)| *kind != Kind::Error) else {
+                // Errors without end: the first ones tell the cause.
+                self.dropped += 1;
+                return;
+            };
+            self.bytes -= self.texts.remove(oldest).map_or(0, |(_, text)| text.len());
+            self.dropped += 1;
+        }
+        self.bytes += text.len();
+        self.texts.push_back((kind, text.to_owned()));
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        let (_, text) = self.texts.pop_front()?;
+        self.bytes -= text.len();
+        Some(match std::mem::take(&mut self.dropped) {
+            0 => text,
+            dropped => format!("({dropped} messages were dropped: nobody read standard error)\n{text}"),
+        })
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Shared {
+    /// Nobody panics with it locked.
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Writer {
+    shared: Arc<Shared>,
+}
+
+impl Writer {
+    /// Starts the thread that writes. It ends with the process.
+    fn spawn(mut out: impl Write + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let thread = Arc::clone(&shared);
+        std::thread::Builder::new().name("stderr".to_owned()).spawn(move || {
+            let mut queue = thread.lock();
+            loop {
+                let Some(text) = queue.pop() else {
+                    queue = thread.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                };
+                queue.is_writing = true;
+                drop(queue);
+                // A reader that went away, or a terminal that was closed, is not an error of ours.
+                let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+                queue = thread.lock();
+                (queue.is_writing, queue.is_stalled) = (false, false);
+                thread.changed.notify_all();
+            }
+        })?;
+        Ok(Self { shared })
+    }
+
+    fn write(&self, kind: Kind, text: &str) {
+        let mut queue = self.shared.lock();
+        queue.push(kind, text);
+        self.shared.changed.notify_all();
+        if kind != Kind::Progress && !queue.is_stalled {
+            self.wait(queue, PATIENCE);
+        }
+    }
+
+    /// Waits until all is written, or for as long as `patience` lasts.
+    fn wait(&self, queue: MutexGuard<'_, Queue>, patience: Duration) {
+        let is_busy = |queue: &mut Queue| !queue.is_idle();
+        let waited = self.shared.changed.wait_timeout_while(queue, patience, is_busy);
+        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        queue.is_stalled = !queue.is_idle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A reader that reads as often as it is let.
+    struct Reader {
+        lets: Receiver<()>,
+        said: Arc<Mutex<String>>,
+    }
+
+    impl Write for Reader {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.lets.recv().map_err(io::Error::other)?;
+            self.said.lock().unwrap().push_str(std::str::from_utf8(bytes).unwrap());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn stalled() -> (Writer, Sender<()>, Arc<Mutex<String>>) {
+        let (sender, lets) = channel();
+        let said = Arc::default();
+        let writer = Writer::spawn(Reader { lets, said: Arc::clone(&said) }).unwrap();
+        (writer, sender, said)
+    }
+
+    #[test]
+    fn text_is_written_before_its_writer_goes_on() {
+        let (writer, lets, said) = stalled();
+        lets.send(()).unwrap();
+        writer.write(Kind::Note, "one\n");
+        assert_eq!(*said.lock().unwrap(), "one\n");
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_is_waited_for_once() {
+        let (writer, lets, said) = stalled();
+        let begun = Instant::now();
+        for number in 0..1000 {
+            writer.write(Kind::Note, &format!("{number}\n"));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        (0..1000).for_each(|_| lets.send(()).unwrap());
+        writer.wait(writer.shared.lock(), Duration::from_mins(1));
+        assert_eq!(said.lock().unwrap().lines().count(), 1000, "none was dropped");
+        assert!(!writer.shared.lock().is_stalled);
+    }
+
+    #[test]
+    fn a_full_queue_drops_the_oldest_notes_says_so_and_keeps_errors() {
+        let (writer, lets, said) = stalled();
+        let long = "x".repeat(1 << 16);
+        writer.write(Kind::Error, "error: the cause\n");
+        writer.write(Kind::Error, "error: its effect\n");
+        for number in 0..50 {
+            writer.write(Kind::Note, &format!("note {number} {long}\n"));
+        }
+        writer.write(Kind::Progress, "a bar");
+        assert!(writer.shared.lock().bytes <= CAPACITY);
+        (0..100).for_each(|_| lets.send(()).unwrap());
+        writer.wait(writer.shared.lock(), Duration::from_mins(1));
+        let said = said.lock().unwrap();
+        assert!(said.starts_with("error: the cause\n("), "{}", &said[..60]);
+        assert!(said.contains("error: its effect\n"));
+        assert!(said.contains(" messages were dropped: nobody read standard error)\n"));
+        assert!(!said.contains("note 0 ") && said.contains("note 49 ") && !said.contains("a bar"));
+    }
+}

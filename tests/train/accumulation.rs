@@ -1,0 +1,28 @@
+//! Micro-batches of a step come one at a time: how many there are takes no memory.
+
+use std::path::Path;
+
+use super::{metrics, new_data, new_model, train_on};
+
+const TOKENS: u64 = 256;
+
+/// What a step of so many micro-batches came to hold.
+fn resident(folder: &Path, accumulation: u64) -> u64 {
+    let model = new_model(folder, 16, 1, 16, 32);
+    let data = new_data(folder, 8, TOKENS, 32);
+    let run = folder.join(accumulation.to_string());
+    let accumulation = accumulation.to_string();
+    let flags =
+        ["--max-steps", "1", "--threads-per-rank", "1", "--gradient-accumulation-steps", &accumulation];
+    train_on(&model, &data, &run, &flags).assert_done();
+    metrics(&run)[0]["host_bytes_peak"].as_u64().unwrap()
+}
+
+#[test]
+fn memory_does_not_grow_with_accumulation() {
+    let folder = tempfile::tempdir().unwrap();
+    // The first fills the token cache: reading rows takes memory, too.
+    let [_, few, many] = [2, 3, 4000].map(|accumulation| resident(folder.path(), accumulation));
+    // Held at once, tokens, labels and places alone would take 12 bytes each: 12 MB.
+    assert!(many < few + (4 << 20), "{few} bytes with 3 micro-batches, {many} with 4,000");
+}

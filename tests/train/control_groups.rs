@@ -1,0 +1,138 @@
+//! Control groups that limit memory: a run fits into plan and overhead, and is refused below.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use super::{json, new_data, new_model, text, train_on};
+
+/// A control group below our own that may hold processes and a limit; removed with this value.
+struct Group(PathBuf);
+
+impl Group {
+    /// None where one cannot be made here.
+    fn limited(bytes: u64) -> Option<Self> {
+        Self::make(bytes)
+            .map_err(|why| println!("skipped: {why} (root may: systemd-run --scope -p Delegate=yes)"))
+            .ok()
+    }
+
+    fn make(bytes: u64) -> Result<Self, String> {
+        let membership = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        // Version 1 names the controller, version 2 none.
+        let path = |controller: &str| {
+            membership.lines().find_map(|line| {
+                let (names, path) = line.split_once(':')?.1.split_once(':')?;
+                names.split(',').any(|name| name == controller).then_some(path.trim_start_matches('/'))
+            })
+        };
+        let mounted = Path::new("/sys/fs/cgroup");
+        let (parent, limit) = match (path("memory"), path("")) {
+            (Some(path), _) => (mounted.join("memory").join(path), "memory.limit_in_bytes"),
+            (None, Some(path)) => (mounted.join(path), "memory.max"),
+            (None, None) => return Err("there is no control group for memory".to_owned()),
+        };
+        let name = format!("zeroth-train-{}-{bytes}", std::process::id());
+        let group = Self(parent.join(name));
+        fs::create_dir(&group.0).map_err(|error| format!("cannot make a control group: {error}"))?;
+        fs::write(group.0.join(limit), bytes.to_string())
+            .map_err(|error| format!("cannot limit a control group: {error}"))?;
+        // Memory must not go to a swap file instead; a machine without one has no such file.
+        let _ = fs::write(group.0.join("memory.swap.max"), "0");
+        let _ = fs::write(group.0.join("memory.memsw.limit_in_bytes"), bytes.to_string());
+        Ok(group)
+    }
+
+    /// Trains in the group.
+    fn train(&self, model: &Path, data: &Path, run: &Path, more: &[&str]) -> Output {
+        Command::new("/bin/sh")
+            .args(["-c", "echo $$ > \"$GROUP/cgroup.procs\" && exec \"$0\" \"$@\""])
+            .arg(env!("CARGO_BIN_EXE_zeroth"))
+            .args(["train", "--device", "cpu", "--shuffle", "false", "--model", text(model)])
+            .args(["--data", text(data), "--output", text(run)])
+            .args(more)
+            .env("GROUP", &self.0)
+            .env("ZEROTH_CACHE", super::cache())
+            .output()
+            .unwrap()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The system takes a moment to forget processes that have ended.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Bytes of all ranks, by the plan: their arenas, and what their processes take besides.
+fn planned(run: &Path) -> [u64; 2] {
+    let plan = json(&run.join("plan.json"));
+    let ranks = plan["ranks"].as_u64().unwrap();
+    let total = |kind: &str| plan[kind]["total"].as_u64().unwrap();
+    [ranks * (total("device_bytes") + total("host_bytes")), ranks * total("overhead_bytes")]
+}
+
+#[test]
+fn a_run_fits_into_a_control_group_of_plan_and_overhead_and_is_refused_in_a_smaller_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let models = [(64, 2, 128, 256), (512, 2, 1024, 8000), (128, 24, 256, 512)];
+    for (number, (hidden, blocks, feed_forward, vocabulary)) in models.into_iter().enumerate() {
+        let folder = folder.join(number.to_string());
+        fs::create_dir(&folder).unwrap();
+        let model = new_model(&folder, hidden, blocks, feed_forward, vocabulary);
+        let data = new_data(&folder, 24, 64, vocabulary);
+        for (ranks, threads) in [("1", "1"), ("1", "8"), ("2", "1"), ("4", "1")] {
+            let flags = ["--ranks", ranks, "--threads-per-rank", threads, "--deepspeed", "zero3"];
+            let flags = [&flags[..], &["--max-steps", "3"]].concat();
+            let run = |name: &str| folder.join(format!("{name}-{ranks}-{threads}"));
+            train_on(&model, &data, &run("free"), &flags).assert_done();
+            let [arenas, overhead] = planned(&run("free"));
+            let what = format!("model {number}, {ranks} ranks, {arenas} bytes and {overhead}");
+            // What is left of a limit is less by what the first process holds when it looks.
+            let Some(group) = Group::limited(arenas + overhead + (4 << 20)) else { return };
+            let ended = group.train(&model, &data, &run("limited"), &flags);
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert_eq!(ended.status.code(), Some(0), "{what}: {said}");
+            let Some(group) = Group::limited(arenas + overhead / 2) else { return };
+            let ended = group.train(&model, &data, &run("refused"), &flags);
+            let said = String::from_utf8_lossy(&ended.stderr);
+            // Choices may fit where the plan of before does not: then the plan is a smaller one.
+            if ended.status.code() == Some(0) {
+                let [smaller, beside] = planned(&run("refused"));
+                assert!(smaller + beside <= arenas + overhead / 2, "{what}: {said}");
+            } else {
+                assert_eq!(ended.status.code(), Some(3), "{what}: {said}");
+                assert!(said.contains("are missing"), "{what}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_budget_of_host_memory_holds_the_overhead_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let model = new_model(folder, 64, 2, 128, 256);
+    let data = new_data(folder, 24, 32, 256);
+    let config = r#"{"zero_optimization": {"stage": 2}, "zeroth": {"recompute": "none"}}"#;
+    let flags = ["--max-steps", "2", "--deepspeed", config, "--per-device-train-batch-size", "1"];
+    let train =
+        |name: &str, more: &[&str]| train_on(&model, &data, &folder.join(name), &[&flags[..], more].concat());
+    let free = train("free", &[]);
+    free.assert_done();
+    assert!(free.stderr.lines().any(|line| line.starts_with("overhead ")), "{}", free.stderr);
+    let [arena, overhead] = planned(&folder.join("free"));
+    assert!(overhead > 4_000_000, "{overhead}");
+    train("held", &["--host-memory", &(arena + overhead).to_string()]).assert_done();
+    let refused = train("refused", &["--host-memory", &(arena + overhead - 1).to_string()]);
+    assert_eq!(refused.code, 3, "{}", refused.stderr);
+    assert!(refused.stderr.contains("beside the plan"), "{}", refused.stderr);
+}
