@@ -38,6 +38,7 @@ mod run_lock;
 mod save;
 mod schedule;
 mod staged;
+mod threads;
 mod unstarted;
 mod weights;
 
@@ -68,5 +69,6 @@ pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
 };
+pub use threads::{ThreadsError, start_threads};
 pub use unstarted::Unstarted;
 pub use weights::Weights;
