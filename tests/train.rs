@@ -12,7 +12,6 @@ mod faults;
 mod fit;
 mod golden;
 mod hyperparameters;
-mod kills;
 mod launchers;
 mod leftovers;
 mod linked_folders;
