@@ -15,7 +15,6 @@ mod fit;
 mod golden;
 mod hangups;
 mod hyperparameters;
-mod kills;
 mod launchers;
 mod leftovers;
 mod linked_folders;

@@ -39,13 +39,26 @@ pub fn publish(path: &Path, contents: &[u8]) -> Result<(), PublishError> {
         file.write_all(contents)?;
         file.sync_all()?;
         fs::rename(&unfinished, path)?;
-        File::open(folder)?.sync_all()
+        sync_folder(folder)
     })();
     written.map_err(|source| {
         // Best effort: the error that matters is the one that stopped the writing.
         let _ = fs::remove_file(&unfinished);
         failed(source)
     })
+}
+
+/// Waits until the names in a folder are on the disk.
+///
+/// Some network and FUSE filesystems cannot sync a folder and say so with EINVAL or ENOTSUP; there the names are as lasting
+/// as they make them.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    match File::open(folder)?.sync_all() {
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            Ok(())
+        }
+        synced => synced,
+    }
 }
 
 #[cfg(test)]

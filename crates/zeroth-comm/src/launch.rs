@@ -59,6 +59,14 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
+    /// No thread to read a rank's output.
+    #[error("cannot start a thread that reads the output of rank {rank}: {source}")]
+    Reader {
+        /// The rank.
+        rank: usize,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The file for a rank's output could not be made.
     #[error("cannot write the output of rank {rank} to {}: {source}", path.display())]
     Output {
@@ -200,9 +208,12 @@ impl Launch {
         let mut ranks = Ranks(Vec::with_capacity(self.world));
         let mut readers = output::Readers::default();
         for rank in 0..self.world {
-            let mut child = self.start(&job, rank)?;
-            readers.read(rank, &mut child, &self.output);
+            let child = self.start(&job, rank)?;
+            // Among the others first: whatever goes wrong from here on, it is not left behind.
             ranks.0.push(Rank { child, status: None, signalled: false });
+            readers
+                .read(rank, &mut ranks.0[rank].child, &self.output)
+                .map_err(|source| LaunchError::Reader { rank, source })?;
         }
         let Watched { first, asked, before_first_step } = self.watch(&job, &mut ranks);
         readers.finish();

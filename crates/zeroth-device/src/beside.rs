@@ -25,7 +25,7 @@ const ROWS: usize = 83;
 
 /// Compares every kernel of a device that has [`ARENA`] bytes.
 pub fn beside_processor(device: &mut dyn Device, target: Target) -> Result<Vec<SelfTest>, DeviceError> {
-    let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
+    let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
     let threads = pool.threads();
     let processor = CpuDevice::on_pool(pool, ARENA, 0)?;
     let mut pair = Pair {

@@ -56,6 +56,19 @@ pub enum DeviceError {
         /// What the system said.
         reason: String,
     },
+    /// A thread that the system does not give.
+    #[error(
+        "cpu: thread {number} of {threads} could not be started: {reason}; use fewer with --threads-per-rank, or raise the \
+         limit on processes (ulimit -u, pids.max of the control group)"
+    )]
+    Threads {
+        /// Which one; the calling thread is the first.
+        number: usize,
+        /// Threads asked for.
+        threads: usize,
+        /// What the system said.
+        reason: String,
+    },
     /// `ZEROTH_CPU` asks for what this machine has not.
     #[error(transparent)]
     Path(#[from] crate::cpu::PathError),

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use serde_json::{Map, Value, json};
@@ -188,13 +189,22 @@ fn fill_in_parallel(seed: u64, deviation: f32, parameter: &Parameter, start: u64
         let start = start + (index * PIECE) as u64;
         fill_new(seed, deviation, parameter, start..start + piece.len() as u64, piece);
     };
-    let mut pieces = values.chunks_mut(PIECE).enumerate();
-    let Some(own) = pieces.next() else { return };
-    thread::scope(|scope| {
-        for piece in pieces {
-            scope.spawn(move || fill(piece));
+    let threads = values.len().div_ceil(PIECE);
+    let pieces = Mutex::new(values.chunks_mut(PIECE).enumerate());
+    let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let fill_all = || {
+        while let Some(piece) = next() {
+            fill(piece);
         }
-        fill(own);
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where the system gives no more threads, those that are there do all of it.
+            if thread::Builder::new().spawn_scoped(scope, fill_all).is_err() {
+                break;
+            }
+        }
+        fill_all();
     });
 }
 

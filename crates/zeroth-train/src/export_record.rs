@@ -51,7 +51,7 @@ pub(crate) fn remove(folder: &Path) -> Result<(), ExportError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         removed => removed.map_err(failed(&path))?,
     }
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed(folder))
+    zeroth_base::sync_folder(folder).map_err(failed(folder))
 }
 
 /// Writes the record of an export that is whole.

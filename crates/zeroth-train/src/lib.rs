@@ -41,6 +41,7 @@ mod save;
 mod schedule;
 mod staged;
 mod step_batches;
+mod threads;
 mod unstarted;
 mod weights;
 
@@ -73,5 +74,6 @@ pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
 };
+pub use threads::{ThreadsError, start_threads};
 pub use unstarted::Unstarted;
 pub use weights::Weights;

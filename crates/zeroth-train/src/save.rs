@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use bytemuck::{Pod, Zeroable};
@@ -142,7 +143,39 @@ struct Pending {
     manifest: Manifest,
     begun: Option<Unfinished>,
     entry: FileEntry,
-    syncing: JoinHandle<Result<(), CheckpointError>>,
+    syncing: Syncing,
+}
+
+/// The way of a rank's part to the disk.
+enum Syncing {
+    /// Beside the next steps.
+    Thread(JoinHandle<Result<(), CheckpointError>>),
+    /// It has come to its end.
+    Done(Result<(), CheckpointError>),
+}
+
+impl Syncing {
+    /// Begins it on a thread, or waits for it here where the system gives none.
+    fn start(part: PartWritten) -> Self {
+        let part = Arc::new(part);
+        let on_thread = Arc::clone(&part);
+        let started = std::thread::Builder::new().name("sync".to_owned()).spawn(move || on_thread.sync());
+        started.map_or_else(|_| Self::Done(part.sync()), Self::Thread)
+    }
+
+    fn is_finished(&self) -> bool {
+        match self {
+            Self::Thread(thread) => thread.is_finished(),
+            Self::Done(_) => true,
+        }
+    }
+
+    fn wait(self) -> Result<(), CheckpointError> {
+        match self {
+            Self::Thread(thread) => thread.join().expect("syncing a file does not panic"),
+            Self::Done(synced) => synced,
+        }
+    }
 }
 
 /// What saves, on one rank.
@@ -209,13 +242,11 @@ impl<'a> Saver<'a> {
         let (entry, syncing) = match written {
             Ok(part) => {
                 let entry = part.entry().clone();
-                let sync = move || part.sync();
-                // A thread also where nobody goes on meanwhile: one way through the code.
-                (entry, std::thread::spawn(sync))
+                (entry, Syncing::start(part))
             }
             Err(error) => {
                 let nothing = FileEntry { name: String::new(), bytes: 0, sha256: String::new() };
-                (nothing, std::thread::spawn(move || Err(error)))
+                (nothing, Syncing::Done(Err(error)))
             }
         };
         self.pending = Some(Pending { manifest, begun, entry, syncing });
@@ -275,7 +306,7 @@ impl<'a> Saver<'a> {
         let (Some(saves), Some(pending)) = (self.saves, self.pending.take()) else { return Ok(None) };
         let Pending { mut manifest, begun, entry, syncing } = pending;
         let step = manifest.step;
-        let synced = syncing.join().expect("syncing a file does not panic");
+        let synced = syncing.wait();
         let mut sha256 = [0; 64];
         sha256[..entry.sha256.len()].copy_from_slice(entry.sha256.as_bytes());
         let own = Part { is_there: u64::from(synced.is_ok()), bytes: entry.bytes, sha256 };

@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use zeroth_base::DType;
+use zeroth_base::{DType, sync_folder};
 use zeroth_model::{WeightWriter, WrittenWeights};
 
 use crate::ModelFiles;
@@ -69,7 +69,7 @@ impl StagedFiles {
             let path = self.folder.join(name);
             fs::rename(self.hidden(name), &path).map_err(failed(&path))?;
         }
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed(&self.folder))?;
+        sync_folder(&self.folder).map_err(failed(&self.folder))?;
         export_record::write(&self.folder, source, &written.files, &self.names)?;
         Ok(written)
     }

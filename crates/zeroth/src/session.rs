@@ -141,7 +141,9 @@ impl Session {
             let start = |rank: usize| {
                 let comm = job.join(rank, &Options::default())?;
                 let body = &body;
-                Ok(scope.spawn(move || body(&mut self.rank(Some(Box::new(comm)))?)))
+                std::thread::Builder::new()
+                    .spawn_scoped(scope, move || body(&mut self.rank(Some(Box::new(comm)))?))
+                    .map_err(|source| JoinError::System { what: "start a thread for a rank", source })
             };
             let threads = (0..ranks).map(start).collect::<Result<Vec<_>, JoinError>>()?;
             threads.into_iter().map(|thread| thread.join().map_err(|_| SessionError::Panicked)?).collect()

@@ -21,7 +21,7 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     let variables = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     let environment = judge_all(variables);
-    let tests = self_test();
+    let tests = self_test()?;
     let card = card_tests(&machine);
     let kept = super::bench::profile::kept(&Identity::of(&machine));
     // A machine on which a kernel computes something else must not train.

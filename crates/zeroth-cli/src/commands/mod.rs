@@ -24,6 +24,9 @@ use crate::exit::Exit;
 use crate::output::{self, Output};
 
 pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
+    if let Command::Train(_) | Command::Checkpoint(_) | Command::Data(_) | Command::Generate(_) = command {
+        zeroth::train::start_threads()?;
+    }
     match command {
         Command::Train(arguments) => train::run(&arguments, output),
         Command::Plan(arguments) => plan::run(&arguments, output),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -88,15 +88,15 @@ impl Default for Readers {
 }
 
 impl Readers {
-    pub(super) fn read(&mut self, rank: usize, child: &mut Child, output: &Output) {
-        let Output::Lines(write) = output else { return };
+    pub(super) fn read(&mut self, rank: usize, child: &mut Child, output: &Output) -> io::Result<()> {
+        let Output::Lines(write) = output else { return Ok(()) };
         let streams = [
             child.stdout.take().map(|pipe| (Stream::Out, Box::new(pipe) as Box<dyn Read + Send>)),
             child.stderr.take().map(|pipe| (Stream::Err, Box::new(pipe) as Box<dyn Read + Send>)),
         ];
         for (stream, pipe) in streams.into_iter().flatten() {
             let (write, running) = (Arc::clone(write), self.running.clone());
-            std::thread::spawn(move || {
+            std::thread::Builder::new().name(format!("output of rank {rank}")).spawn(move || {
                 let mut pipe = BufReader::new(pipe);
                 let mut bytes = Vec::new();
                 while matches!(pipe.by_ref().take(LONGEST).read_until(b'\n', &mut bytes), Ok(1..)) {
@@ -105,8 +105,9 @@ impl Readers {
                     bytes.clear();
                 }
                 drop(running);
-            });
+            })?;
         }
+        Ok(())
     }
 
     /// Waits until all that ranks wrote has been handed on.

@@ -63,7 +63,7 @@ impl Scratch {
                 .enumerate()
                 .map(|(thread, block)| {
                     let file = &file;
-                    scope.spawn(move || {
+                    std::thread::Builder::new().spawn_scoped(scope, move || {
                         for at in (thread * part..(thread + 1) * part).step_by(BLOCK) {
                             if write {
                                 file.write_all_at(block, at as u64)?;
@@ -74,7 +74,7 @@ impl Scratch {
                         Ok(())
                     })
                 })
-                .collect();
+                .collect::<io::Result<_>>()?;
             threads.into_iter().try_for_each(|thread| {
                 thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
             })

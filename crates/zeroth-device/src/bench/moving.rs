@@ -305,7 +305,8 @@ pub fn optimizer_lines(threads: &[usize], sizes: MovingSizes) -> Result<Vec<Line
 
 fn lines(threads: &[usize], sizes: MovingSizes, kernels: &[Kernel]) -> Result<Vec<Line>, DeviceError> {
     let buffers = Rc::new(RefCell::new(Buffers::new(sizes)?));
-    let pools: Vec<Rc<Pool>> = threads.iter().map(|threads| Rc::new(Pool::new(*threads))).collect();
+    let start = |threads: &usize| Pool::start(*threads).map(Rc::new);
+    let pools: Vec<Rc<Pool>> = threads.iter().map(start).collect::<Result<_, _>>()?;
     let mut lines = Vec::new();
     for (name, bytes, run) in LIMITS.iter().chain(kernels) {
         for pool in &pools {

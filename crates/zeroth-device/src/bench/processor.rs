@@ -48,8 +48,8 @@ pub fn processor_lines(threads: usize) -> Result<Vec<Line>, DeviceError> {
     let path = Path::chosen()?;
     let names: &[&'static str] = if path == Path::Amx { &[TILES, TILES_FROM_L2, F32] } else { &[F32] };
     let line = |name: &'static str| {
-        let (pool, barrier) = (Pool::new(threads), Barrier::new(threads));
-        Line::new(name, threads, Unit::Gflops, move || {
+        let (pool, barrier) = (Pool::start(threads)?, Barrier::new(threads));
+        Ok(Line::new(name, threads, Unit::Gflops, move || {
             let (start, done) = (Instant::now(), AtomicU64::new(0));
             pool.run(threads, |_, _| {
                 // So that no thread takes two of the parts.
@@ -57,9 +57,9 @@ pub fn processor_lines(threads: usize) -> Result<Vec<Line>, DeviceError> {
                 done.fetch_add(processor_flop(path, name) as u64, Ordering::Relaxed);
             });
             Ok(done.into_inner() as f64 / start.elapsed().as_secs_f64() / 1e9)
-        })
+        }))
     };
-    Ok(names.iter().copied().map(line).collect())
+    names.iter().copied().map(line).collect()
 }
 
 /// Chains of multiply-adds that do not wait for each other.

@@ -54,7 +54,7 @@ pub struct Product<T> {
 impl<T: Element> Product<T> {
     /// One of these sizes, with random operands.
     pub fn new(threads: usize, form: Form, [m, n, k]: [usize; 3]) -> Result<Self, DeviceError> {
-        let pool = Pool::new(threads);
+        let pool = Pool::start(threads)?;
         let dims = match form {
             Form::Forward => LinearDims { rows: m, inputs: k, outputs: n },
             Form::Dx => LinearDims { rows: m, inputs: n, outputs: k },
@@ -141,7 +141,7 @@ impl Attention {
         heads: usize,
         kv_heads: usize,
     ) -> Result<Self, DeviceError> {
-        let (pool, rows, head_dim) = (Pool::new(threads), sequences * length, 64);
+        let (pool, rows, head_dim) = (Pool::start(threads)?, sequences * length, 64);
         let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale: 0.125 };
         let [wide, narrow] =
             [heads, kv_heads].map(|heads| 2 * rows * row_pitch(heads * head_dim, DType::Bf16));
@@ -209,7 +209,7 @@ pub fn attention_lines(threads: usize, shapes: &[(usize, usize, usize)]) -> Resu
 /// The head with its loss and both gradients, that of w rounded at once where steps do so.
 pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, DeviceError> {
     let HeadLossDims { rows, hidden, vocab } = dims;
-    let pool = Pool::new(threads);
+    let pool = Pool::start(threads)?;
     let once = dims.is_one_slice(DType::Bf16);
     let (dw, scratch) = if once {
         (2 * vocab * hidden, head_loss_once_scratch(dims, threads))

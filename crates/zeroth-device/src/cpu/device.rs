@@ -70,7 +70,7 @@ impl CpuDevice {
     /// A device with a pool of `threads` and arenas of these sizes.
     pub fn new(threads: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
         Path::chosen()?;
-        Self::on_pool(Pool::new(threads), device_bytes, host_bytes)
+        Self::on_pool(Pool::start(threads)?, device_bytes, host_bytes)
     }
 
     /// A device that computes on a pool with its own path.

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use super::cut::{Chunks, Parts};
 use super::path::Path;
 use super::processors::{Pinned, Processors};
-use crate::Seat;
+use crate::{DeviceError, Seat};
 
 type Work = dyn Fn(usize) + Sync;
 
@@ -82,27 +82,41 @@ pub struct Pool {
 impl Pool {
     /// A pool of `threads` threads, the calling one among them, on the path that `ZEROTH_CPU` names, or the best one of
     /// this processor where it names none that can be had ([`Path::chosen`] says why).
+    pub fn start(threads: usize) -> Result<Self, DeviceError> {
+        Self::start_on(threads, Path::chosen().unwrap_or_else(|_| Path::detect()))
+    }
+
+    /// As [`Pool::start`], for tests and examples.
+    ///
+    /// # Panics
+    /// Where the system gives no thread.
     pub fn new(threads: usize) -> Self {
-        Self::start(threads, Path::chosen().unwrap_or_else(|_| Path::detect()))
+        Self::start(threads).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A pool on a chosen path; `None` where this processor cannot run it.
+    /// A pool on a chosen path, for tests; `None` where this processor cannot run it.
+    ///
+    /// # Panics
+    /// Where the system gives no thread.
     pub fn on_path(threads: usize, path: Path) -> Option<Self> {
-        Path::available().contains(&path).then(|| Self::start(threads, path))
+        let start = || Self::start_on(threads, path).unwrap_or_else(|error| panic!("{error}"));
+        Path::available().contains(&path).then(start)
     }
 
-    fn start(threads: usize, path: Path) -> Self {
+    fn start_on(threads: usize, path: Path) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared::default());
-        let workers = (1..threads.max(1))
-            .map(|number| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("kernel-{number}"))
-                    .spawn(move || serve(&shared, number))
-                    .expect("the system gives a thread")
-            })
-            .collect();
-        Self { shared, workers, caller: Mutex::new(()), path, pinned: None }
+        let threads = threads.max(1);
+        // Dropped on an error, it stops the workers that did start.
+        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()), path, pinned: None };
+        for number in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let worker = std::thread::Builder::new()
+                .name(format!("kernel-{number}"))
+                .spawn(move || serve(&shared, number))
+                .map_err(|error| DeviceError::Threads { number, threads, reason: error.to_string() })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
     }
 
     /// Gives every thread, the calling one included, processors of its own among those this process may use: the part of

@@ -17,7 +17,7 @@ use super::{
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 
-use crate::{Optimizer, Recipe, StepNumbers};
+use crate::{DeviceError, Optimizer, Recipe, StepNumbers};
 
 /// How far one kernel is from its reference.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,9 +31,9 @@ pub struct SelfTest {
 }
 
 /// Runs every kernel on random numbers with all threads of this machine. Takes well under a second.
-pub fn self_test() -> Vec<SelfTest> {
-    let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
-    self_test_on(&pool)
+pub fn self_test() -> Result<Vec<SelfTest>, DeviceError> {
+    let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
+    Ok(self_test_on(&pool))
 }
 
 /// As [`self_test`], on a given pool and its path.

@@ -359,8 +359,16 @@ fn compile<'a>(
     programs: impl Iterator<Item = &'a Program>,
 ) -> Result<Vec<Vec<u8>>, DeviceError> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            programs.map(|program| scope.spawn(move || program.compile(compiler, arch))).collect();
+        let start = |program: &'a Program| {
+            let compiling =
+                std::thread::Builder::new().spawn_scoped(scope, move || program.compile(compiler, arch));
+            compiling.map_err(|error| DeviceError::Call {
+                device: "cuda".to_owned(),
+                call: "starting a thread that compiles kernels".to_owned(),
+                reason: error.to_string(),
+            })
+        };
+        let threads = programs.map(start).collect::<Result<Vec<_>, _>>()?;
         let join =
             |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().expect("compiling does not panic");
         threads.into_iter().map(join).collect()

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use half::bf16;
 use serde_json::{Map, Value, json};
-use zeroth_base::{DType, grouped};
+use zeroth_base::{DType, grouped, sync_folder};
 
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
@@ -227,7 +227,7 @@ impl WeightWriter {
             let path = self.folder.join(name);
             fs::remove_file(&path).map_err(at(&path))?;
         }
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(at(&self.folder))?;
+        sync_folder(&self.folder).map_err(at(&self.folder))?;
         Ok(WrittenWeights { files, bytes })
     }
 

@@ -44,6 +44,19 @@ pub enum RunError {
         /// How many there should be.
         expected: usize,
     },
+    /// A token or a label that the model does not have.
+    #[error(
+        "a micro-batch has the {what} {number}, and the model has {vocabulary}, numbered from 0: the data or its token cache is \
+         of another model, or damaged"
+    )]
+    Vocabulary {
+        /// What it is.
+        what: &'static str,
+        /// Its number.
+        number: i32,
+        /// How many there are.
+        vocabulary: u64,
+    },
     /// Logits were asked of a program that trains.
     #[error("this program was compiled to train: next-token logits need one that was compiled for inference")]
     NoLogits,

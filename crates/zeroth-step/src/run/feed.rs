@@ -1,9 +1,10 @@
 //! The data of a micro-batch on its way to the device: rounded up to a number of rows that a program was lowered for.
 
 use zeroth_device::cpu::{Pool, RopeTable, RowKey, rope_angles};
-use zeroth_graph::{Graph, Rotary};
+use zeroth_graph::{Graph, Op, Rotary};
 
 use super::RunError;
+use crate::program::vocabulary;
 
 /// A micro-batch: its sequences end to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +55,10 @@ pub(super) struct Feed {
     pub(super) sines: Vec<f32>,
     /// The length of all sequences, where it is one and they fill the rows.
     pub(super) length: Option<usize>,
+    /// Rows of the smallest table that ids are looked up in.
+    known_ids: u64,
+    /// Rows of the head's projection.
+    known_labels: u64,
     rotary: Rotary,
     table: Angles,
     /// The frequencies of a sequence that is stretched, made anew for each.
@@ -86,6 +91,8 @@ impl Feed {
             cosines: vec![0.0; rows * pairs],
             sines: vec![0.0; rows * pairs],
             length: None,
+            known_ids: embedded(graph),
+            known_labels: vocabulary(graph),
             rotary,
             table,
             stretched: frequencies,
@@ -102,6 +109,9 @@ impl Feed {
         check("labels", batch.labels.len(), tokens)?;
         check("positions", batch.positions.len(), tokens)?;
         check("as the end of its sequences", batch.starts.last().map_or(0, |end| *end as usize), tokens)?;
+        within("token", batch.ids, self.known_ids)?;
+        let trained = |label: &&i32| **label >= 0;
+        within("label", batch.labels.iter().filter(trained), self.known_labels)?;
         pad(&mut self.ids[..rows], batch.ids, 0);
         pad(&mut self.labels[..rows], batch.labels, -100);
         pad(&mut self.positions[..rows], batch.positions, 0);
@@ -144,6 +154,26 @@ impl Feed {
     }
 }
 
+/// Rows of the smallest table that the ids of a batch are looked up in.
+fn embedded(graph: &Graph) -> u64 {
+    let ids = graph.inputs.first();
+    let tables = graph.nodes.iter().filter(|node| node.op == Op::Embedding && node.inputs.first() == ids);
+    tables.map(|node| graph.param(node.params[0]).spec.shape[0]).min().unwrap_or(u64::MAX)
+}
+
+/// Kernels read tables by these numbers, so none may lie outside: they come from files.
+fn within<'a>(
+    what: &'static str,
+    numbers: impl IntoIterator<Item = &'a i32>,
+    vocabulary: u64,
+) -> Result<(), RunError> {
+    let is_known = |number: i32| u64::try_from(number).is_ok_and(|number| number < vocabulary);
+    match numbers.into_iter().find(|number| !is_known(**number)) {
+        None => Ok(()),
+        Some(number) => Err(RunError::Vocabulary { what, number: *number, vocabulary }),
+    }
+}
+
 fn one_length(starts: &[u32], rows: usize) -> Option<usize> {
     let length = starts.get(1)?.checked_sub(*starts.first()?)?;
     let fills = starts.last().is_some_and(|end| *end as usize == rows);
@@ -174,7 +204,16 @@ fn angles(
 
 #[cfg(test)]
 mod tests {
-    use super::one_length;
+    use super::{one_length, within};
+
+    #[test]
+    fn a_token_that_the_model_does_not_have_is_named() {
+        assert!(within("token", &[0, 7, 255], 256).is_ok());
+        for number in [256, 1 << 30, i32::MAX, -1, i32::MIN] {
+            let error = within("token", &[3, number, 4], 256).unwrap_err().to_string();
+            assert!(error.contains(&format!("the token {number}, and the model has 256")), "{error}");
+        }
+    }
 
     #[test]
     fn sequences_have_one_length_where_all_are_alike_and_fill_the_rows() {

@@ -197,7 +197,7 @@ fn write_synced(path: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
 
 /// Makes the names in a folder last.
 pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
-    File::open(folder).and_then(|open| open.sync_all()).map_err(writing("sync", folder, 0))
+    zeroth_base::sync_folder(folder).map_err(writing("sync", folder, 0))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
+use zeroth_base::sync_folder;
 
 use super::token_file::{TokenFile, VERSION};
 use super::{DataError, Encode, PrepareOptions, Samples, Truncation};
@@ -330,7 +331,7 @@ impl Unfinished<'_> {
         let folder = &name.folder.open;
         rustix::fs::renameat(folder, &name.own, folder, &name.name)?;
         name.published = true;
-        rustix::fs::fsync(folder)?;
+        sync_folder(&name.folder.path)?;
         Ok((self.file, name.folder.path.join(&name.name)))
     }
 }

@@ -73,7 +73,11 @@ impl Header {
     fn check(&self) -> Result<(), &'static str> {
         let Self { samples, tokens, trained_tokens, longest, .. } = *self;
         let Self { packs, longest_pack, most_in_pack, .. } = *self;
+        let Self { too_long, truncated, untrained, .. } = *self;
         let is_packed = packs > 0;
+        if samples.checked_add(too_long).is_none() || truncated > samples || untrained > samples {
+            return Err("its header counts rows that it does not have");
+        }
         if trained_tokens > tokens || longest > tokens || tokens < samples {
             return Err("its header counts tokens that it does not have");
         }

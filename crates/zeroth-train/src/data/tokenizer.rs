@@ -1,5 +1,6 @@
 //! Text to tokens: tokenizer.json by the `tokenizers` crate, and the special tokens that the files beside it name.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -25,8 +26,8 @@ pub(super) struct Token {
 /// A tokenizer and its special tokens.
 pub(super) struct TextTokenizer {
     inner: Tokenizer,
-    /// By id: whether it is a special token.
-    special: Vec<bool>,
+    /// The ids of special tokens. A set: a file may give a token any id.
+    special: HashSet<u32>,
     /// By name, in the order of [`NAMES`].
     named: Vec<(&'static str, String)>,
     /// What transformers puts around a text, where tokenizer_config.json says so; else the tokenizer's own rule.
@@ -67,9 +68,7 @@ impl TextTokenizer {
         inner.add_special_tokens(added).map_err(failed)?;
 
         let decoder = inner.get_added_tokens_decoder();
-        let size = decoder.keys().max().map_or(0, |id| *id as usize + 1);
-        let special =
-            (0..size as u32).map(|id| decoder.get(&id).is_some_and(|token| token.special)).collect();
+        let special = decoder.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         let mut tokenizer = Self { inner, special, named, around: None };
         tokenizer.around = files.around().map(|(bos, eos)| Around {
             bos: tokenizer.named_id("bos_token").filter(|_| bos),
@@ -96,7 +95,7 @@ impl TextTokenizer {
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
-        self.special.get(id as usize).is_some_and(|special| *special)
+        self.special.contains(&id)
     }
 
     /// The special tokens by name.

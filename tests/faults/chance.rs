@@ -1,0 +1,36 @@
+//! Random numbers by place: case `n` of an audit draws the same ones in every run, whichever cases run before it.
+
+use zeroth::base::philox4x32;
+
+/// The numbers of one case.
+pub(crate) struct Chance {
+    key: [u32; 2],
+    counter: [u32; 4],
+    drawn: Vec<u32>,
+}
+
+impl Chance {
+    /// Case `case` of the audit with this number.
+    pub(crate) fn of(audit: u32, case: u32) -> Self {
+        Self { key: [0x5EED, audit], counter: [case, 0, 0, 0], drawn: Vec::new() }
+    }
+
+    pub(crate) fn next(&mut self) -> u32 {
+        if self.drawn.is_empty() {
+            self.drawn = philox4x32(self.counter, self.key).to_vec();
+            self.counter[1] += 1;
+        }
+        self.drawn.pop().expect("four were just drawn")
+    }
+
+    /// A number below `most`, which is not 0.
+    pub(crate) fn below(&mut self, most: usize) -> usize {
+        let wide = u64::from(self.next()) << 32 | u64::from(self.next());
+        (wide % most as u64) as usize
+    }
+
+    /// One of several.
+    pub(crate) fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}

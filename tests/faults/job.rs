@@ -1,0 +1,150 @@
+//! A small job on two ranks: its folders, its command line, and what an unbroken run of it leaves behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+/// How many steps it makes, and after how many it saves. Two checkpoints are kept, so that older ones are removed.
+pub(crate) const STEPS: u64 = 12;
+pub(crate) const SAVE_STEPS: u64 = 2;
+
+/// The job, in a folder of its own.
+pub(crate) struct Job {
+    pub(crate) folder: tempfile::TempDir,
+    model: PathBuf,
+    data: PathBuf,
+}
+
+/// What a run leaves for others, bit by bit.
+#[derive(PartialEq)]
+pub(crate) struct Left {
+    /// Step, loss and gradient norm as they are written: each step once, in order.
+    steps: Vec<(u64, String, String)>,
+    /// The model, and the state it could go on from, by file.
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Job {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, data) = (folder.path().join("model"), folder.path().join("rows.jsonl"));
+        fs::create_dir(&model).unwrap();
+        let config = json!({
+            "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 256, "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-5,
+        });
+        fs::write(model.join("config.json"), config.to_string()).unwrap();
+        let row = |row: u64| {
+            let ids: Vec<u64> = (0..16).map(|at| (row * 37 + at * 11 + at * at) % 256).collect();
+            json!({ "input_ids": ids }).to_string() + "\n"
+        };
+        fs::write(&data, (0..40).map(row).collect::<String>()).unwrap();
+        let job = Self { folder, model, data };
+        job.write_weights();
+        job
+    }
+
+    /// Weights in files, so that reading them can fail.
+    fn write_weights(&self) {
+        let run = self.path("weights");
+        let ended =
+            crate::inject::zeroth(&self.arguments(&run, &["--max-steps", "1"]), &self.cache("weights"));
+        assert_eq!(ended.code, 0, "{}", ended.said);
+        fs::copy(run.join("model/model.safetensors"), self.model.join("model.safetensors")).unwrap();
+        fs::remove_dir_all(run).unwrap();
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A token cache of its own for every run, so that making it is a part of the run.
+    pub(crate) fn cache(&self, name: &str) -> PathBuf {
+        self.path(&format!("{name}-cache"))
+    }
+
+    /// `zeroth train … --resume auto` into a folder.
+    pub(crate) fn arguments(&self, run: &Path, more: &[&str]) -> Vec<String> {
+        let (steps, saves) = (STEPS.to_string(), SAVE_STEPS.to_string());
+        let path = |path: &Path| path.to_str().expect("paths of this test are UTF-8").to_owned();
+        let typed = [
+            "train",
+            "--device",
+            "cpu",
+            "--model",
+            &path(&self.model),
+            "--data",
+            &path(&self.data),
+            "--output",
+            &path(run),
+            "--ranks",
+            "2",
+            "--deepspeed",
+            "zero3",
+            "--max-steps",
+            &steps,
+            "--save-steps",
+            &saves,
+            "--save-total-limit",
+            "2",
+            "--per-device-train-batch-size",
+            "2",
+            "--threads-per-rank",
+            "2",
+            "--logging-steps",
+            "1",
+            "--resume",
+            "auto",
+        ]
+        .map(str::to_owned);
+        typed.into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect()
+    }
+
+    /// What a run left; what is wrong where that cannot be read.
+    pub(crate) fn left(run: &Path) -> Result<Left, String> {
+        let read = |file: &str| fs::read(run.join(file)).map_err(|error| format!("{file}: {error}"));
+        let metrics = String::from_utf8(read("metrics.jsonl")?).map_err(|error| error.to_string())?;
+        let line = |line: &str| {
+            let line: Value = serde_json::from_str(line).map_err(|error| format!("{line}: {error}"))?;
+            let step = line["step"].as_u64().ok_or_else(|| format!("no step: {line}"))?;
+            Ok((step, line["loss"].to_string(), line["grad_norm"].to_string()))
+        };
+        let steps = metrics.lines().map(line).collect::<Result<Vec<_>, String>>()?;
+        let part = |rank: u32| format!("checkpoints/step-{STEPS}/rank-0000{rank}-of-00002.safetensors");
+        let names = ["model/model.safetensors".to_owned(), "model/config.json".to_owned(), part(0), part(1)];
+        let files =
+            names.into_iter().map(|name| Ok((name.clone(), read(&name)?))).collect::<Result<_, String>>()?;
+        Ok(Left { steps, files })
+    }
+
+    /// Every checkpoint of a run that has the name of one must be whole.
+    pub(crate) fn damaged(run: &Path) -> Vec<String> {
+        let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+        let steps = entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"step-"));
+        let problems = steps.filter_map(|entry| zeroth::train::checkpoint::problems(&entry.path()).err());
+        problems.flatten().map(|problem| problem.to_string()).collect()
+    }
+}
+
+impl Left {
+    /// Where it differs from `expected`.
+    pub(crate) fn difference(&self, expected: &Self) -> Option<String> {
+        if self.steps != expected.steps {
+            let differs = self.steps.iter().zip(&expected.steps).find(|(found, expected)| found != expected);
+            return Some(format!(
+                "{} steps and not {}, first {differs:?}",
+                self.steps.len(),
+                expected.steps.len()
+            ));
+        }
+        let other = self.files.iter().zip(&expected.files).find(|(found, expected)| found != expected);
+        other.map(|((name, _), _)| format!("other bytes in {name}"))
+    }
+
+    /// The weights of its model.
+    pub(crate) fn model(&self) -> &[u8] {
+        &self.files[0].1
+    }
+}

@@ -1,0 +1,20 @@
+//! The fault audit: processes killed, system calls that fail, files that are damaged, runs that go on for long. See README.md.
+//!
+//! `ZEROTH_FULL=1 cargo test --release -p zeroth-cli --test faults -- --nocapture --test-threads 1` runs all of it; without the
+//! variable each part is a small sample of itself.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+#![allow(clippy::print_stdout, reason = "an audit prints its figures, and a test that is skipped says so")]
+
+mod chance;
+mod errors;
+mod fuzz;
+mod inject;
+mod job;
+mod kills;
+mod long_run;
+
+/// `full` in the full audit, else `few`.
+fn cases(few: u32, full: u32) -> u32 {
+    if std::env::var_os("ZEROTH_FULL").is_some() { full } else { few }
+}
