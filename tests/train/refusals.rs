@@ -133,7 +133,12 @@ fn a_run_that_does_not_fit_says_what_it_needs_and_what_it_was_given() {
         // Three ranks share it.
         (
             &["--host-memory", "300kB", "--ranks", "3"],
-            &["a rank needs at least", "kB of memory and 100 kB are given", "are missing"],
+            &[
+                "a rank needs at least",
+                " MB of memory, ",
+                "for the process itself, and 100 kB are given",
+                "are missing",
+            ],
         ),
     ] {
         assert_refused(&train("qwen3-tied", &output, flags), &output, 3, words);
