@@ -111,6 +111,24 @@ fn folders_that_cannot_be_synced_do_not_fail_a_run() {
     Job::left(&run).unwrap();
 }
 
+/// A file that may be absent and cannot be looked at is not taken for an absent one.
+#[test]
+fn files_that_cannot_be_looked_at_are_named() {
+    let Some(tool) = tool() else { return };
+    let job = Job::new();
+    let (run, cache) = (job.path("run"), job.cache("run"));
+    for name in ["generation_config.json", "model.safetensors", "config.json"] {
+        let path = job.path("model").join(name);
+        let exactly = PathBuf::from(format!("={}", path.display()));
+        let every = Injection { calls: "stat", at: 0, action: "5", below: &[&exactly] };
+        let injected = zeroth_with(tool, &every, &job.arguments(&run, &[]), &cache);
+        let ended = &injected.ended;
+        assert!(injected.calls > 0 && [1, 2].contains(&ended.code), "{name}: {}: {}", ended.code, ended.said);
+        let hit = format!("stat of {}", path.display());
+        assert!(ended.said.contains(EIO.1[0]) && names_cause(&ended.said, &hit, &[]), "{}", ended.said);
+    }
+}
+
 /// As a machine behaves that has reached its limit of processes.
 #[test]
 fn a_process_that_gets_no_thread_says_so() {

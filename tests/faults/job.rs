@@ -36,6 +36,7 @@ impl Job {
             "rms_norm_eps": 1e-5,
         });
         fs::write(model.join("config.json"), config.to_string()).unwrap();
+        fs::write(model.join("generation_config.json"), "{}").unwrap();
         let row = |row: u64| {
             let ids: Vec<u64> = (0..16).map(|at| (row * 37 + at * 11 + at * at) % 256).collect();
             json!({ "input_ids": ids }).to_string() + "\n"
@@ -113,7 +114,12 @@ impl Job {
         };
         let steps = metrics.lines().map(line).collect::<Result<Vec<_>, String>>()?;
         let part = |rank: u32| format!("checkpoints/step-{STEPS}/rank-0000{rank}-of-00002.safetensors");
-        let names = ["model/model.safetensors".to_owned(), "model/config.json".to_owned(), part(0), part(1)];
+        let model = fs::read_dir(run.join("model")).map_err(|error| format!("model: {error}"))?;
+        let model = model.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        // The record of an export names its checkpoint, and that knows when it was made.
+        let model = model.filter(|name| name != "export.json").map(|name| format!("model/{name}"));
+        let mut names: Vec<String> = model.chain([part(0), part(1)]).collect();
+        names.sort();
         let files =
             names.into_iter().map(|name| Ok((name.clone(), read(&name)?))).collect::<Result<_, String>>()?;
         Ok(Left { steps, files })
@@ -139,12 +145,17 @@ impl Left {
                 expected.steps.len()
             ));
         }
+        let names = |left: &Self| left.files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        if names(self) != names(expected) {
+            return Some(format!("files {:?} and not {:?}", names(self), names(expected)));
+        }
         let other = self.files.iter().zip(&expected.files).find(|(found, expected)| found != expected);
         other.map(|((name, _), _)| format!("other bytes in {name}"))
     }
 
     /// The weights of its model.
     pub(crate) fn model(&self) -> &[u8] {
-        &self.files[0].1
+        let model = self.files.iter().find(|(name, _)| name == "model/model.safetensors");
+        &model.expect("a run writes its model").1
     }
 }

@@ -1,7 +1,7 @@
 //! The small files of a model's folder, as they were when they were read. A run carries them to its checkpoints and to the
 //! trained model, whatever becomes of the folder meanwhile.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl ModelFiles {
             for name in std::iter::once(&CONFIG).chain(beside) {
                 at = folder.join(name);
                 // A model has a config; what else there is depends on its tokenizer.
-                if *name == CONFIG || at.is_file() {
+                if *name == CONFIG || is_file(&at)? {
                     list.push(((*name).to_owned(), io::copy(&mut File::open(&at)?, memory)?));
                 }
             }
@@ -93,6 +93,17 @@ impl ModelFiles {
     pub fn config(&self) -> io::Result<Map<String, Value>> {
         let (_, config) = self.iter().next().ok_or(io::ErrorKind::NotFound)?;
         Ok(serde_json::from_reader(io::BufReader::new(config))?)
+    }
+}
+
+/// Whether there is a file. One that cannot be looked at is not taken for an absent one.
+fn is_file(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(found.is_file()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -39,7 +39,8 @@ pub(super) struct FolderFiles {
 impl FolderFiles {
     /// One file goes before an index, as in transformers.
     pub(super) fn of(folder: &Path) -> Result<Self, WeightsError> {
-        if folder.join(ONE_FILE).exists() {
+        // One that cannot be looked at is not taken for an absent one: opening it says why.
+        if !matches!(folder.join(ONE_FILE).try_exists(), Ok(false)) {
             return Ok(Self { names: vec![ONE_FILE.to_owned()], index: None });
         }
         let path = folder.join(INDEX);
@@ -72,7 +73,7 @@ pub fn has_weights(folder: &Path) -> Result<bool, WeightsError> {
     for name in weights {
         // The Hub's cache links to blobs; so do folders that were copied without what they link to.
         if let Ok(target) = fs::read_link(folder.join(name))
-            && !folder.join(name).exists()
+            && matches!(folder.join(name).try_exists(), Ok(false))
         {
             let (folder, link) = (folder.to_owned(), name.clone());
             return Err(WeightsError::DanglingLink { folder, link, target });
