@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn files_stay_what_they_were_and_can_be_handed_over() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("config.json", "{\"a\": 1}");
         write("tokenizer.json", "tokens");
         write("README.md", "not of the model");
