@@ -194,3 +194,15 @@ fn a_second_run_is_refused_and_overwrites_only_its_own_when_asked() {
         assert_eq!(fs::read_to_string(folder.path().join(foreign)).unwrap(), "mine", "{foreign}");
     }
 }
+
+#[test]
+fn a_relative_output_that_is_not_there_yet_is_made_and_used_by_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = golden("qwen3-tied");
+    let data = model.join("data.jsonl");
+    let arguments = ["train", "--device", "cpu", "--model", text(&model), "--data", text(&data)];
+    let more = ["--ranks", "2", "--max-steps", "2", "--output", "runs/first"];
+    let ended = crate::common::zeroth_in(folder.path(), &[&arguments[..], &more].concat());
+    ended.assert_done();
+    assert_eq!(metrics(&folder.path().join("runs/first")).len(), 2);
+}

@@ -1,5 +1,7 @@
 //! What all ranks of a job must have resolved alike: ranks that another launcher started each read their own command line.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 use zeroth::comm::local::LocalComm;
@@ -16,14 +18,13 @@ const SAID: usize = 2048;
 /// Everything that decides what is trained, in which order, and when ranks meet besides.
 pub(super) fn of(arguments: &TrainArgs, asked: &Asked) -> Map<String, Value> {
     let job = &asked.job;
-    let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let reading = &arguments.reading;
     let agreed = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "ranks": asked.ranks,
         "--device": format!("{:?}", asked.device).to_lowercase(),
-        "--model": whole(&job.folder),
-        "--output": whole(&arguments.output),
+        "--model": whole_path(&job.folder),
+        "--output": whole_path(&arguments.output),
         "--data": arguments.data,
         "--eval-data": arguments.eval_data,
         "--columns": reading.columns,
@@ -117,9 +118,36 @@ pub(super) fn exchange(comm: &LocalComm, own: Result<(), &Refusal>) -> anyhow::R
     Ok(Some(Exit::of_code(&refused[0].to_string())))
 }
 
+/// A path without links, the same before and after its folders are made.
+fn whole_path(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let there = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    match there {
+        Some((above, whole)) => match path.strip_prefix(above) {
+            Ok(missing) if missing.as_os_str().is_empty() => whole,
+            Ok(missing) => whole.join(missing),
+            Err(_) => path,
+        },
+        None => path,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_the_same_before_and_after_it_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        let path = link.join("runs/first");
+        let before = whole_path(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        assert_eq!(before, whole_path(&path));
+        assert_eq!(before, folder.path().canonicalize().unwrap().join("runs/first"));
+        assert!(whole_path(Path::new("relative/run")).is_absolute());
+    }
 
     fn map(value: &Value) -> Map<String, Value> {
         value.as_object().unwrap().clone()
