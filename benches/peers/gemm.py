@@ -1,7 +1,7 @@
 """Our matrix products beside PyTorch's and the processor's limit, in turn on the same machine: best and median rates, and
 their ratios; then how two threads scale, beside a loop that stays in registers.
 
-Needs Python with torch, and `cargo build --release -p zeroth-device --example cpu_bench` before.
+Needs Python with torch, and `cargo build --release -p zeroth-machine --example cpu_bench` before.
 
     python benches/peers/gemm.py [path of the cpu_bench binary] [rounds]
     python benches/peers/gemm.py --fastest --rounds-in-all 60 target/release/examples/cpu_bench 12

@@ -18,7 +18,7 @@ CALM = 0.8  # of the best rate of tiles: what counts as fast
 def built(binary, parser):
     """Ends with what to do where the binary is not there."""
     if not shutil.which(binary):
-        parser.error(f"{binary}: no such program; `cargo build --release -p zeroth-device --example cpu_bench` builds it")
+        parser.error(f"{binary}: no such program; `cargo build --release -p zeroth-machine --example cpu_bench` builds it")
 
 
 def fastest(binary, count, allowed):

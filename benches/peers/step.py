@@ -11,7 +11,7 @@ Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1
 (--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
 each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
 out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. --fastest,
-with the binary of `cargo build --release -p zeroth-device --example cpu_bench`, puts every turn on the processors on which
+with the binary of `cargo build --release -p zeroth-machine --example cpu_bench`, puts every turn on the processors on which
 tile instructions are fastest at that moment, says how fast they were before it and after it, and compares once more the calm
 turns, in which both processors had 80 % of the best of all turns before and after: short turns (--steps 2) find more of
 them. Memory is that of a rank: the largest PSS of the samples, and its peak.
