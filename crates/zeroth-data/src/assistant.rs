@@ -1,12 +1,12 @@
-//! Which tokens of a conversation are trained: what the assistant wrote, with the token that ends its turn.
+//! Assistant-only loss: which tokens of a rendered conversation are trained.
 //!
-//! A template with `{% generation %}` says so itself. For any other, each message is found in the text it was rendered
-//! to: the conversation is rendered once more with a mark at either end of what each message says, and where that
-//! gives the same text without the marks, they show where it stands. Where it does not, since the template looks at
-//! what is said, messages are replaced one at a time, and what then differs is theirs. From there the trained part is
-//! extended: back to directly after the generation prompt, so that what the template writes before the content (an
-//! empty `<think>`, the beginning of a tool call) is trained as the model has to write it, and forth to the first special
-//! token, which ends the turn.
+//! A template with `{% generation %}` marks them itself. For any other, messages are located in the rendered text:
+//! the conversation is rendered again with a marker character around each message. If the text without markers is
+//! unchanged, they give each message's position. Otherwise the template depends on the content, so messages are
+//! replaced one at a time, and the part that changes belongs to the message. The trained span is then extended: back
+//! to the end of the generation prompt, so that text the template writes before the content (an empty `<think>`, the
+//! start of a tool call) is trained as the model has to generate it, and forward to the first special token, which
+//! ends the turn.
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ use super::renderer::ChatTemplate;
 use super::tokenizer::{TextTokenizer, Token};
 use super::{Encoded, IGNORED, RowProblem};
 
-/// Marks of messages: two private characters each, from here on.
+/// Marker characters: two private-use code points per message, from here on.
 const FIRST_MARK: u32 = 0xF_0000;
 const MARKS: u32 = 0xFFFE;
 
-/// Puts the conversation's tokens, and the labels of those that are trained, into the two buffers.
+/// Tokenises a conversation into `into`, with labels on the trained tokens.
 pub(super) fn encode(
     conversation: &Conversation,
     template: &ChatTemplate,
@@ -46,7 +46,7 @@ pub(super) fn encode(
     Ok(())
 }
 
-/// Renders, and says with which message a template first refuses.
+/// Renders; the error names the first message that the template refuses.
 pub(super) fn render(
     conversation: &Conversation,
     template: &ChatTemplate,
@@ -65,7 +65,7 @@ pub(super) fn render(
     Err(RowProblem::Template { number: messages.len(), message })
 }
 
-/// Labels of tokens: their own id where they overlap a trained part.
+/// Labels tokens that overlap a trained span with their own id.
 fn label(tokens: &[Token], mut trained: Vec<Range<usize>>, into: &mut Encoded) {
     trained.sort_by_key(|part| (part.start, part.end));
     let mut next = 0;
@@ -82,7 +82,7 @@ fn label(tokens: &[Token], mut trained: Vec<Range<usize>>, into: &mut Encoded) {
     }
 }
 
-/// The search for messages in the text they were rendered to.
+/// Locates messages in the rendered text.
 struct Search<'a> {
     conversation: &'a Conversation,
     template: &'a ChatTemplate,
@@ -91,16 +91,16 @@ struct Search<'a> {
     tokens: &'a [Token],
 }
 
-/// Where each message's own text stands, and the generation prompt.
+/// The position of each message's text, and the generation prompt.
 struct Found {
     places: Vec<Option<Range<usize>>>,
-    /// Whether places include the white space at the edges of a content.
+    /// Whether positions include leading and trailing whitespace of the content.
     exact: bool,
     generation_prompt: String,
 }
 
 impl Search<'_> {
-    /// The parts to train. `generated` is what the template itself says, where it does.
+    /// The trained spans. `generated` are those that the template marks itself.
     fn trained(&self, generated: &[Range<usize>]) -> Result<Vec<Range<usize>>, RowProblem> {
         let Conversation { messages, trained, .. } = self.conversation;
         if !trained.contains(&true) {
@@ -128,7 +128,7 @@ impl Search<'_> {
         Ok(parts)
     }
 
-    /// Finds all messages by one more render; `None` where marks change what the template writes.
+    /// Locates all messages with one more render; `None` if markers change the template's output.
     fn by_marks(&self) -> Result<Option<Found>, RowProblem> {
         let messages = &self.conversation.messages;
         let is_mark = |c: char| (FIRST_MARK..FIRST_MARK + MARKS).contains(&(c as u32));
@@ -155,14 +155,14 @@ impl Search<'_> {
             last_mark = here;
             match &mut places[index] {
                 Some(place) => place.end = here,
-                // The beginning of what was said is gone, so it is not known where it stood.
+                // The start marker was dropped, so the position is unknown.
                 None if ends => return Ok(None),
                 place => *place = Some(here..here),
             }
             closed[index] = ends;
         }
         let same = common_prefix(&plain, self.text);
-        // Behind the last message a template may write an end where it would otherwise write the prompt.
+        // After the last message, a template may write an end of turn where it would otherwise write the prompt.
         let undisturbed = same == self.text.len() || prompts && same >= last_mark;
         if !undisturbed || places.iter().zip(&closed).any(|(place, closed)| place.is_some() && !closed) {
             return Ok(None);
@@ -176,7 +176,7 @@ impl Search<'_> {
         Ok(Some(Found { places, exact: false, generation_prompt }))
     }
 
-    /// Marks stand inside the white space at either end of a content, which the template may have kept.
+    /// Markers are inside the content's surrounding whitespace, which the template may have kept.
     fn with_white_space(&self, message: &Map<String, Value>, place: &Range<usize>) -> Range<usize> {
         let content = message.get("content").and_then(Value::as_str).unwrap_or_default();
         let lead = &content[..content.len() - content.trim_start().len()];
@@ -186,7 +186,7 @@ impl Search<'_> {
         place.start - before..place.end + after
     }
 
-    /// Finds each message by rendering the conversation with another in its place.
+    /// Locates each message by rendering the conversation with a different one in its place.
     fn by_replacement(&self) -> Result<Found, RowProblem> {
         let messages = &self.conversation.messages;
         let tools = self.conversation.tools.as_ref();
@@ -208,8 +208,8 @@ impl Search<'_> {
         Ok(Found { places, exact: true, generation_prompt })
     }
 
-    /// What the template writes for the assistant to go on: after the whole conversation, or, since some write it only
-    /// after another's turn, after what comes before one that is trained.
+    /// The generation prompt: what the template appends after the whole conversation or, as some only append it after
+    /// a user turn, before a trained assistant message.
     fn generation_prompt(&self) -> Result<String, RowProblem> {
         let Conversation { messages, trained, tools } = self.conversation;
         let answers =
@@ -225,7 +225,7 @@ impl Search<'_> {
         Ok(String::new())
     }
 
-    /// The trained part of a message that stands at `place`.
+    /// The trained span of the message at `place`.
     fn extended(
         &self,
         index: usize,
@@ -268,8 +268,8 @@ impl Search<'_> {
         Ok(start..turn_end.map_or(own.end.min(ceiling), |token| token.to))
     }
 
-    /// Where a text of the assistant would begin in place of this message: the template may write something of its own
-    /// before a tool call or a reasoning. `before` is what the message before it says.
+    /// Where assistant text would begin in place of this message: a template may write its own text before a tool
+    /// call or reasoning. `before` is the position of the previous message.
     fn beginning_of_turn(&self, index: usize, before: &Range<usize>) -> Result<Option<usize>, RowProblem> {
         let Conversation { messages, tools, .. } = self.conversation;
         let message = &messages[index];
@@ -281,7 +281,7 @@ impl Search<'_> {
         others.say(ASSISTANT, &foreign);
         others.messages.swap_remove(index);
         let said = &self.text[before.clone()];
-        // Some templates refuse what follows a call where there is none, so the rest may have to go.
+        // Some templates refuse messages that follow a tool call without the call, so try again without them.
         let written = |rendered: &str| {
             let rendered = &rendered[..rendered.find(&foreign)?];
             let header = &rendered[rendered.rfind(said)? + said.len()..];
@@ -297,13 +297,13 @@ impl Search<'_> {
     }
 }
 
-/// A text that occurs nowhere in this one, and shares no character with it.
+/// A text that does not occur in this one and shares no character with it.
 fn foreign_to(text: &str) -> String {
     let mut candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{FDD0}'..='\u{FDEF}');
     candidates.find(|candidate| !text.contains(*candidate)).unwrap_or('\u{E000}').to_string()
 }
 
-/// The message with a mark before and after what it says. White space at the edges stays outside: templates trim it.
+/// The message with marker characters around its texts. Surrounding whitespace stays outside, as templates trim it.
 fn marked(message: &Map<String, Value>, index: u32) -> Map<String, Value> {
     let mark =
         |side| char::from_u32(FIRST_MARK + 2 * index + side).expect("every such number is a character");
@@ -315,8 +315,8 @@ fn marked(message: &Map<String, Value>, index: u32) -> Map<String, Value> {
     })
 }
 
-/// The message with each text in it changed: content, reasoning, names and arguments of calls. Blank texts stay, since
-/// templates ask whether there is any, unless the message has no other.
+/// The message with each text changed: content, reasoning, names and arguments of calls. Blank texts are kept, as
+/// templates test for them, unless all are blank.
 fn with_texts(message: &Map<String, Value>, change: &mut impl FnMut(&str) -> String) -> Map<String, Value> {
     let mut all_blank = true;
     let mut copy = message.clone();
@@ -359,7 +359,7 @@ fn leaves(value: &mut Value, visit: &mut dyn FnMut(&mut String)) {
     }
 }
 
-/// A character in what the message says that would be taken for the template's mark.
+/// A character in the message that would be mistaken for a `{% generation %}` sentinel.
 fn reserved(message: &Map<String, Value>) -> Option<char> {
     fn find(value: &Value) -> Option<char> {
         match value {
@@ -372,13 +372,13 @@ fn reserved(message: &Map<String, Value>) -> Option<char> {
     message.values().find_map(find)
 }
 
-/// Bytes that two texts share at their beginning, in whole characters.
+/// Length of the common prefix in bytes, at a character boundary.
 fn common_prefix(a: &str, b: &str) -> usize {
     let same = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
     (0..=same).rev().find(|at| a.is_char_boundary(*at) && b.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// Bytes that two texts share at their end, in whole characters.
+/// Length of the common suffix in bytes, at a character boundary.
 fn common_suffix(a: &str, b: &str) -> usize {
     let pairs = a.chars().rev().zip(b.chars().rev());
     pairs.take_while(|(a, b)| a == b).map(|(character, _)| character.len_utf8()).sum()

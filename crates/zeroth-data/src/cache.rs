@@ -1,8 +1,8 @@
-//! The folder of token caches: where it is, how a cache is found by what it was made of, and how it appears.
+//! The token cache directory: location, lookup by content key, and atomic publication.
 //!
-//! A cache belongs to one user: whoever can write to it decides what is trained. Its folder is the user's alone, files of
-//! another owner are as good as none, and names are looked up below a folder that was checked, never along a path that
-//! could lead elsewhere by now. Where there is no such folder, tokens go into a file without a name.
+//! A cache is private to one user, because anyone who can write to it controls what is trained. The directory is mode
+//! 0700, files of other owners are ignored, and names are resolved relative to a checked directory handle, never
+//! along a path that may have changed. Without such a directory, tokens go into an unnamed temporary file.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -22,16 +22,16 @@ use zeroth_base::sync_folder;
 use super::token_file::{TokenFile, VERSION};
 use super::{DataError, Encode, PrepareOptions, Samples, Truncation};
 
-/// Names the folder of caches.
+/// The environment variable with the cache directory.
 pub const CACHE_VARIABLE: &str = "ZEROTH_CACHE";
 
-/// Where token caches are kept.
+/// The location of token caches.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CacheFolder {
     folder: Option<PathBuf>,
-    /// Whether somebody named this very folder: then its permissions are not ours to change, and no other will do.
+    /// Whether the user chose this directory: then its permissions are not changed, and there is no fallback.
     is_named: bool,
-    /// Where a file without a name is made when the folder cannot be used.
+    /// Directory for an unnamed temporary file if the cache directory cannot be used.
     unnamed_in: Option<PathBuf>,
 }
 
@@ -41,49 +41,49 @@ impl CacheFolder {
         Self { folder: Some(folder.into()), is_named: true, unnamed_in: None }
     }
 
-    /// Caches in `$ZEROTH_CACHE`, else `$XDG_CACHE_HOME/zeroth`, else `$HOME/.cache/zeroth`; nowhere without any of them.
+    /// Caches in `$ZEROTH_CACHE`, else `$XDG_CACHE_HOME/zeroth`, else `$HOME/.cache/zeroth`; nowhere if none is set.
     pub fn default_place() -> Self {
         Self::from_environment(|name| std::env::var_os(name))
     }
 
-    /// As [`Self::default_place`], from variables that a function gives.
+    /// As [`Self::default_place`], with variables from a function.
     pub fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let given = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let Some(named) = given(CACHE_VARIABLE) {
             return Self::at(named);
         }
-        // A relative one counts as unset, as the XDG base directory specification says.
+        // The XDG base directory specification requires relative paths to be ignored.
         let xdg = given("XDG_CACHE_HOME").filter(|path| path.is_absolute());
         let cache = xdg.or_else(|| Some(given("HOME")?.join(".cache")));
         Self { folder: cache.map(|cache| cache.join("zeroth")), ..Self::default() }
     }
 
-    /// The same, with a file without a name in `folder` where the default place cannot be used or there is none. Such a file
-    /// is gone with the last process that has it open. A folder that was named is used or refused.
+    /// Falls back to an unnamed temporary file in `folder` if the default directory cannot be used. Such a file is
+    /// freed when the last process closes it. A directory chosen by the user is used or refused.
     #[must_use]
     pub fn or_unnamed_in(mut self, folder: impl Into<PathBuf>) -> Self {
         self.unnamed_in = (!self.is_named).then(|| folder.into());
         self
     }
 
-    /// The folder.
+    /// The directory.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Removes the files that this process is writing: it is about to end without finishing them.
+    /// Removes the files that this process is writing; called before it exits without finishing them.
     pub fn remove_unfinished(&self) {
         let mark = format!("{UNFINISHED}{}-", std::process::id());
         let folder = self.folder.iter().map(|folder| folder.join(TOKENS)).chain(self.unnamed_in.clone());
         for path in folder.flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path()) {
             if path.file_name().is_some_and(|name| name.to_string_lossy().contains(&mark)) {
-                // Best effort: what stays is void, and swept away after a day.
+                // Best effort: leftovers are invalid, and swept after a day.
                 let _ = fs::remove_file(path);
             }
         }
     }
 
-    /// What a cache can be written to, in the order to try.
+    /// Destinations for a cache, in the order to try.
     pub(super) fn destinations(&self) -> Vec<(PathBuf, io::Result<Destination>)> {
         let folder = self.folder.as_ref().map(|folder| {
             let tokens = TokenFolder::open(folder, self.is_named);
@@ -95,7 +95,7 @@ impl CacheFolder {
     }
 }
 
-/// What a cache is known by: the contents of the files, the encoder, the options, and the format.
+/// The cache key: hash of file contents, encoder, options and format version.
 pub(super) fn key(
     files: &[PathBuf],
     encoder: &dyn Encode,
@@ -138,16 +138,16 @@ fn digest(path: &Path) -> Result<[u8; 32], DataError> {
     Ok(digest.finalize().into())
 }
 
-/// What a cache of tokens is written to.
+/// A destination of a token cache.
 pub(super) enum Destination {
-    /// A file with a name, to be found again.
+    /// A named file, which later runs can find.
     Folder(TokenFolder),
-    /// A file without a name, in this folder.
+    /// An unnamed temporary file in this folder.
     Unnamed(PathBuf),
 }
 
 impl Destination {
-    /// A cache that is there, made for this key, and whole. Anything else under its name is as good as nothing.
+    /// An existing valid cache for this key. Anything else under its name is ignored.
     pub(super) fn find(&self, key: &[u8; 32]) -> Option<(Samples, PathBuf)> {
         let Self::Folder(folder) = self else { return None };
         let name = file_name(key);
@@ -157,7 +157,7 @@ impl Destination {
         Some((Samples::of_file(file).ok()?, path))
     }
 
-    /// Begins the file of a key.
+    /// Creates the file for a key.
     pub(super) fn create(&self, key: &[u8; 32]) -> io::Result<Unfinished<'_>> {
         match self {
             Self::Folder(folder) => folder.create(file_name(key)),
@@ -166,23 +166,23 @@ impl Destination {
     }
 }
 
-/// Half of a key is a name; all of it stands in the file.
+/// The name holds half of the key; the file holds all of it.
 fn file_name(key: &[u8; 32]) -> String {
     let name = u128::from_be_bytes(*key.first_chunk().expect("a key has more bytes"));
     format!("{name:032x}.tokens")
 }
 
-/// The folder of tokens in the folder of caches.
+/// The subdirectory of token caches.
 const TOKENS: &str = "tokens";
 
-/// A folder that only this user can write to.
+/// A directory that only this user can write to.
 pub(super) struct TokenFolder {
     open: OwnedFd,
     path: PathBuf,
 }
 
 impl TokenFolder {
-    /// Opens the folder of tokens in `cache`, and makes what is missing.
+    /// Opens the token directory in `cache`, creating it if missing.
     fn open(cache: &Path, is_named: bool) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(cache)?;
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -198,9 +198,9 @@ impl TokenFolder {
         Ok(Self { open, path })
     }
 
-    /// Opens a file that this user wrote and nobody else can write to.
+    /// Opens a file that this user owns and nobody else can write to.
     fn open_own(&self, name: &str) -> io::Result<File> {
-        // Without NONBLOCK, a pipe would wait for its writer.
+        // Without NONBLOCK, opening a pipe would wait for its writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(&self.open, name, flags, Mode::empty())?);
         let found = file.metadata()?;
@@ -208,7 +208,7 @@ impl TokenFolder {
         if is_own { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     }
 
-    /// Begins a file that is to appear as `name`.
+    /// Creates a file that will be published as `name`.
     fn create(&self, name: String) -> io::Result<Unfinished<'_>> {
         static WRITERS: AtomicU64 = AtomicU64::new(0);
         self.sweep();
@@ -218,17 +218,17 @@ impl TokenFolder {
             let hidden = format!(".{name}{UNFINISHED}{}-{writer}", std::process::id());
             match rustix::fs::openat(&self.open, &hidden, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => break (hidden, File::from(file)),
-                // A writer of the same id was killed: its file is not ours to write to.
+                // Left by a killed process with the same id.
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
         };
-        // Says to others that somebody is at it. Where a file system has no locks, age alone says so.
+        // Marks the file as in use. On file systems without locks, only its age counts.
         let _ = file.try_lock();
         Ok(Unfinished { file, name: Some(Hidden { folder: self, own: hidden, name, published: false }) })
     }
 
-    /// Removes what killed writers left: files that nobody has written to for a day, nor holds.
+    /// Removes leftovers of killed writers: files not modified for a day and not locked.
     fn sweep(&self) {
         const OLD: Duration = Duration::from_hours(24);
         let Ok(entries) = Dir::read_from(&self.open) else { return };
@@ -241,7 +241,7 @@ impl TokenFolder {
             let modified = file.metadata().and_then(|found| found.modified());
             let age = modified.ok().and_then(|modified| SystemTime::now().duration_since(modified).ok());
             let is_old = age.is_some_and(|age| age > OLD);
-            // Asked of old ones only: asking takes the lock for a moment, and a new one's writer wants it.
+            // Only old files are tested: testing takes the lock briefly, which a new writer needs.
             if is_old && !matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
                 let _ = rustix::fs::unlinkat(&self.open, name, AtFlags::empty());
             }
@@ -253,14 +253,14 @@ fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Refuses a folder of another user, and one that others may write to; the latter is closed to them where it is ours alone
-/// to decide.
+/// Rejects a directory of another user, or one that others can write to. Removes their permissions where the
+/// directory is the default one.
 fn make_private(folder: &OwnedFd, path: &Path, is_named: bool) -> io::Result<()> {
     let found = rustix::fs::fstat(folder)?;
     let refused = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     if found.st_uid != user() {
         let (path, owner) = (path.display(), found.st_uid);
-        return refused(format!("{path} belongs to user {owner}, and user {} runs this", user()));
+        return refused(format!("{path} belongs to user {owner}, not to the current user {}", user()));
     }
     let mode = found.st_mode & 0o777;
     let (is_readable_for_others, is_open_to_others) = (mode & 0o077 != 0, mode & 0o022 != 0);
@@ -272,18 +272,18 @@ fn make_private(folder: &OwnedFd, path: &Path, is_named: bool) -> io::Result<()>
         return refused(format!("others may write to {path} (mode {mode:04o}): chmod go-w {path}"));
     }
     match rustix::fs::fchmod(folder, Mode::RWXU) {
-        // Reading alone changes nothing of what is trained: a file system that was mounted to be read may stay as it is.
+        // Read access does not affect what is trained, so a read-only file system is accepted.
         Err(error) if is_open_to_others => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// A file without a name in `folder`.
+/// Creates an unnamed temporary file in `folder`.
 fn unnamed(folder: &Path) -> io::Result<File> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     match rustix::fs::open(folder, flags | OFlags::TMPFILE, mode) {
         Ok(file) => return Ok(file.into()),
-        // The file system has no such files.
+        // The file system does not support O_TMPFILE.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
         Err(error) => return Err(error.into()),
     }
@@ -298,11 +298,10 @@ fn unnamed(folder: &Path) -> io::Result<File> {
             Err(error) => return Err(error.into()),
         }
     }
-    unreachable!("numbers do not end before names are free")
+    unreachable!("some number is unused")
 }
 
-/// A file that is not finished. Where it is to have a name, it is hidden, belongs to one writer, and is gone if it is not
-/// published.
+/// An unfinished file. A named one is hidden until published, and removed on drop otherwise.
 pub(super) struct Unfinished<'a> {
     file: File,
     name: Option<Hidden<'a>>,
@@ -310,19 +309,19 @@ pub(super) struct Unfinished<'a> {
 
 struct Hidden<'a> {
     folder: &'a TokenFolder,
-    /// The name until then.
+    /// Its hidden name.
     own: String,
     name: String,
     published: bool,
 }
 
 impl Unfinished<'_> {
-    /// What to write to.
+    /// The file to write to.
     pub(super) fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// Gives the file, which is complete and synced, its name; and the path that other processes open it by.
+    /// Renames the complete, synced file to its final name. Returns the path by which other processes open it.
     pub(super) fn publish(self) -> io::Result<(File, PathBuf)> {
         let Some(mut name) = self.name else {
             let path = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd());
@@ -339,7 +338,7 @@ impl Unfinished<'_> {
 impl Drop for Hidden<'_> {
     fn drop(&mut self) {
         if !self.published {
-            // Best effort: the error that stopped the writing is the one to tell.
+            // Best effort: the original error is the one to report.
             let _ = rustix::fs::unlinkat(&self.folder.open, &self.own, AtFlags::empty());
         }
     }

@@ -1,12 +1,13 @@
-//! A model's chat template, rendered as transformers renders it.
+//! Renders a model's chat template as transformers does.
 //!
-//! Templates come with models, and so from strangers. Here their steps, their output and the depth of what they write as
-//! JSON are bounded. What values they make on the way is not: minijinja has no hook for operators, and sixty times
-//! `s = s ~ s` is a few hundred steps. [`template_process`](super::template_process) bounds that.
+//! Templates come with models, so they are untrusted. Steps, output size and JSON nesting are bounded here.
+//! Intermediate values are not: minijinja has no hook for operators, and sixty `s = s ~ s` take only a few hundred
+//! steps. [`template_process`](super::template_process) bounds those.
 //!
-//! Same environment (blocks trimmed, loop controls, `raise_exception`, `strftime_now`, `tojson` without escapes), same
-//! variables (messages, tools, documents, add_generation_prompt, the special tokens by name). `{% generation %}`, which
-//! transformers adds to Jinja to mark what an assistant wrote, becomes a filter that puts a sentinel on either side.
+//! The environment matches transformers: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, `tojson`
+//! without escapes, and the variables messages, tools, documents, add_generation_prompt and the special tokens by
+//! name. `{% generation %}`, transformers' tag for assistant text, becomes a filter that adds a sentinel on each
+//! side.
 
 use std::error::Error as _;
 use std::io::{self, Write};
@@ -21,24 +22,24 @@ use zeroth_base::grouped;
 use super::day::Day;
 use super::python;
 
-/// Around what `{% generation %}` encloses. Noncharacters: Unicode keeps them for a program's own use.
+/// Sentinels around `{% generation %}`. Noncharacters, which Unicode reserves for internal use.
 const SENTINELS: [char; 2] = ['\u{FDD0}', '\u{FDD1}'];
 
-/// Instructions that one render may take: real templates write ten thousand messages with fewer.
+/// Instructions per render: real templates render ten thousand messages with fewer.
 const STEPS: u64 = 10_000_000;
-/// Bytes that one render may write.
+/// Output bytes per render.
 pub(super) const OUTPUT_BYTES: usize = 64 << 20;
 
-/// The templates of a folder by name: "default", and "tool_use" where it has one.
+/// The templates of a folder by name: "default", and optionally "tool_use".
 pub(super) type Sources = Vec<(String, String)>;
 
-/// What all templates of a folder see.
+/// The environment of a folder's templates.
 pub(super) struct Surroundings<'a> {
     /// Special tokens by name.
     pub(super) special: &'a [(&'a str, String)],
-    /// Variables beyond those of transformers.
+    /// Additional variables.
     pub(super) variables: &'a Map<String, Json>,
-    /// What `strftime_now` shows.
+    /// The date of `strftime_now`.
     pub(super) day: Day,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct CompiledTemplate {
     facts: TemplateFacts,
 }
 
-/// What is known of the templates of a folder before a row is rendered.
+/// Properties of a folder's templates, known before rendering.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct TemplateFacts {
     default: Facts,
@@ -62,12 +63,12 @@ struct Facts {
     takes_lists: bool,
 }
 
-/// Why a conversation was not rendered.
+/// Why rendering failed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum NotRendered {
-    /// The template refused it, or failed.
+    /// The template raised an error.
     Refused(String),
-    /// A bound was reached: what the template did.
+    /// The template exceeded a limit, described here.
     Stopped(String),
 }
 
@@ -75,7 +76,7 @@ pub(super) enum NotRendered {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Rendered {
     pub(super) text: String,
-    /// The bytes that `{% generation %}` enclosed.
+    /// Byte ranges inside `{% generation %}`.
     pub(super) generated: Vec<Range<usize>>,
 }
 
@@ -84,24 +85,24 @@ impl TemplateFacts {
         self.tool_use.filter(|_| tools).unwrap_or(self.default)
     }
 
-    /// Whether the template itself says what an assistant wrote.
+    /// Whether the template marks assistant text with `{% generation %}`.
     pub(super) fn marks_generation(self, tools: bool) -> bool {
         self.of(tools).marks_generation
     }
 
-    /// Whether it looks at `add_generation_prompt` at all.
+    /// Whether it uses `add_generation_prompt`.
     pub(super) fn asks_for_generation_prompt(self, tools: bool) -> bool {
         self.of(tools).asks_for_generation_prompt
     }
 
-    /// Whether it can write contents that are lists of parts.
+    /// Whether it supports contents that are lists of parts.
     pub(super) fn takes_lists(self, tools: bool) -> bool {
         self.of(tools).takes_lists
     }
 }
 
 impl CompiledTemplate {
-    /// Compiles; the error says what is wrong with which template.
+    /// Compiles the templates; the error names the one that is invalid.
     pub(super) fn new(sources: &Sources, around: &Surroundings) -> Result<Self, NotRendered> {
         let mut environment = environment(around).map_err(NotRendered::Refused)?;
         let facts = |name: &str, environment: &mut Environment<'static>| {
@@ -121,18 +122,18 @@ impl CompiledTemplate {
             let names: Vec<&str> = sources.iter().map(|(name, _)| name.as_str()).collect();
             let names = names.join(", ");
             return Err(NotRendered::Refused(format!(
-                "it has the templates {names}, and none is named \"default\""
+                "it has the templates {names}, but none named \"default\""
             )));
         };
         Ok(Self { environment, facts: TemplateFacts { default, tool_use } })
     }
 
-    /// What is known of the templates.
+    /// Properties of the templates.
     pub(super) fn facts(&self) -> TemplateFacts {
         self.facts
     }
 
-    /// Renders within the bounds.
+    /// Renders within the limits.
     pub(super) fn render(
         &self,
         messages: &[Map<String, Json>],
@@ -148,7 +149,7 @@ impl CompiledTemplate {
     }
 }
 
-/// The first of the sentinels in a text, which would be taken for one of ours.
+/// The first sentinel in a text.
 pub(super) fn sentinel_in(text: &str) -> Option<char> {
     text.chars().find(|character| SENTINELS.contains(character))
 }
@@ -202,7 +203,7 @@ fn render(
     String::from_utf8(out.0).map_err(|error| NotRendered::Refused(error.to_string()))
 }
 
-/// Takes [`OUTPUT_BYTES`] and then fails.
+/// A buffer that fails beyond [`OUTPUT_BYTES`].
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {
@@ -234,7 +235,7 @@ fn not_rendered(error: &Error) -> NotRendered {
     }
 }
 
-/// JSON as a template sees it.
+/// Converts JSON to a template value.
 fn value_of(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -254,8 +255,8 @@ fn object_of(object: &Map<String, Json>) -> Value {
     Value::from_pairs(object.iter().map(|(key, value)| (key.as_str(), value_of(value))))
 }
 
-/// Many templates take a content for a text, and would write a list of parts as Python shows it, drop it, or fail.
-/// One that has to be stopped for so little is not asked for more.
+/// Probes support for lists of parts: many templates expect text, and would write a list in Python syntax, drop it,
+/// or fail. A template that exceeds a limit here is rejected.
 fn takes_lists(environment: &Environment, name: &str) -> Result<bool, NotRendered> {
     const PROBE: &str = "probe text";
     let message = serde_json::json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
@@ -267,7 +268,7 @@ fn takes_lists(environment: &Environment, name: &str) -> Result<bool, NotRendere
     }
 }
 
-/// What a template said when it stopped.
+/// The error message of a template.
 fn described(error: &Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     match error.line() {
@@ -276,8 +277,8 @@ fn described(error: &Error) -> String {
     }
 }
 
-/// Puts our filter where `{% generation %}` and `{% endgeneration %}` stand, and says whether there was one. The tags'
-/// own white space control is kept; `with` gives the block a scope of its own, as transformers' tag has.
+/// Replaces `{% generation %}` and `{% endgeneration %}` with the sentinel filter, and returns whether there was one.
+/// Whitespace control is kept; `with` gives the block its own scope, like transformers' tag.
 fn with_sentinels(source: &str) -> (String, bool) {
     let mut out = String::with_capacity(source.len());
     let mut found = false;

@@ -1,15 +1,14 @@
-//! `--columns`: other names for the columns of a row.
+//! `--columns`: maps column names of the data to those of the row formats.
 //!
-//! Written as `ours=theirs`, several with commas: `--columns question=problem,answer=solution` reads a row's `problem`
-//! as its question. A column may be named as itself (`messages=messages`): that chooses a format where a row would do
-//! for several.
+//! Written as `ours=theirs`, separated by commas: `--columns question=problem,answer=solution` reads `problem` as the
+//! question. Mapping a column to itself (`messages=messages`) selects a format if a row matches several.
 
 use std::str::FromStr;
 
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
 
-/// Every name that a format of rows knows.
+/// All column names of the row formats.
 pub(super) const NAMES: [&str; 21] = [
     "messages",
     "conversations",
@@ -34,52 +33,52 @@ pub(super) const NAMES: [&str; 21] = [
     "tools",
 ];
 
-/// Where each column of a row is found. Columns that are not named here have their own names.
+/// A mapping of column names. Unmapped columns keep their names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// Our name and theirs.
+    /// Our name, and the name in the data.
     renamed: Vec<(&'static str, String)>,
 }
 
-/// A mapping of columns that cannot be read.
+/// An invalid `--columns`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ColumnsError {
-    /// No `=` in it, or nothing beside it.
+    /// Not a `ours=theirs` pair.
     #[error(
-        "--columns takes `ours=theirs`, as in --columns question=problem,answer=solution: found `{found}`"
+        "--columns expects `ours=theirs`, as in --columns question=problem,answer=solution: found `{found}`"
     )]
     NotAPair {
-        /// The part that is no pair.
+        /// The invalid part.
         found: String,
     },
-    /// A name that no format has.
+    /// An unknown column name.
     #[error(
-        "--columns: no format has a column `{name}`{}; known are {}",
+        "--columns: no row format has a column `{name}`{}; known columns are {}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
         NAMES.join(", ")
     )]
     Unknown {
         /// The name.
         name: String,
-        /// One that may be meant.
+        /// The closest known name.
         near: Option<&'static str>,
     },
-    /// The pair the other way round.
-    #[error("--columns takes our name first: write `{ours}={theirs}` instead of `{theirs}={ours}`")]
+    /// A pair in the wrong order.
+    #[error("--columns expects zeroth's name first: write `{ours}={theirs}` instead of `{theirs}={ours}`")]
     Swapped {
-        /// The name that a format has.
+        /// The name of a row format's column.
         ours: &'static str,
         /// The name in the data.
         theirs: String,
     },
-    /// One column from two.
-    #[error("--columns names `{name}` twice, from `{first}` and from `{second}`")]
+    /// A column mapped twice.
+    #[error("--columns maps `{name}` twice, to `{first}` and to `{second}`")]
     Twice {
         /// Our name.
         name: &'static str,
-        /// Where it was said to be first.
+        /// The first mapping.
         first: String,
-        /// And then.
+        /// The second mapping.
         second: String,
     },
 }
@@ -113,22 +112,22 @@ impl FromStr for Columns {
 }
 
 impl Columns {
-    /// The name under which a row has this column.
+    /// The name of this column in the data.
     pub(super) fn theirs<'a>(&'a self, ours: &'a str) -> &'a str {
         self.renamed.iter().find(|(name, _)| *name == ours).map_or(ours, |(_, theirs)| theirs)
     }
 
-    /// Whether `--columns` says where this one is.
+    /// Whether `--columns` maps this column.
     pub(super) fn names(&self, ours: &str) -> bool {
         self.renamed.iter().any(|(name, _)| *name == ours)
     }
 
-    /// The column's value; `null`, as Parquet has it for an empty cell, counts as absent.
+    /// The column's value; `null`, which Parquet has for empty cells, counts as absent.
     pub(super) fn get<'a>(&self, row: &'a Map<String, Value>, ours: &str) -> Option<&'a Value> {
         row.get(self.theirs(ours)).filter(|value| !value.is_null())
     }
 
-    /// Our name and theirs, in the order given.
+    /// All pairs, in the order given.
     pub(super) fn pairs(&self) -> &[(&'static str, String)] {
         &self.renamed
     }
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_found_under_their_other_names() {
+    fn mapped_columns_use_their_names_in_the_data() {
         let columns: Columns = "question=problem, answer = a=b".parse().unwrap();
         assert_eq!([columns.theirs("question"), columns.theirs("answer")], ["problem", "a=b"]);
         assert_eq!(columns.theirs("text"), "text");
@@ -147,17 +146,17 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_in_a_mapping_has_its_sentence() {
+    fn invalid_mappings_are_explained() {
         for (text, message) in [
             ("question", "as in --columns question=problem,answer=solution: found `question`"),
             ("question=", "found `question=`"),
             (
                 "qestion=a",
-                "no format has a column `qestion` (did you mean `question`?); known are messages, ",
+                "no row format has a column `qestion` (did you mean `question`?); known columns are messages, ",
             ),
-            ("zzz=a", "no format has a column `zzz`; known are "),
+            ("zzz=a", "no row format has a column `zzz`; known columns are "),
             ("problem=question", "write `question=problem` instead of `problem=question`"),
-            ("text=a,text=b", "--columns names `text` twice, from `a` and from `b`"),
+            ("text=a,text=b", "--columns maps `text` twice, to `a` and to `b`"),
         ] {
             let error = text.parse::<Columns>().unwrap_err().to_string();
             assert!(error.contains(message), "{text}: {error}");

@@ -1,8 +1,8 @@
-//! A conversation as a template takes it: messages, tools, and which messages are trained.
+//! A conversation as input of a chat template: messages, tools, and which messages are trained.
 //!
-//! Messages are as in OpenAI's form. Taken out or changed before a template sees them: ms-swift's `loss`, which says
-//! whether a message is trained; `null` beside the content, which Parquet has wherever another message has a value; a
-//! message's reasoning, which goes by three names and is given under each, as transformers does.
+//! Messages are in OpenAI's format, normalised before rendering: ms-swift's `loss`, which overrides whether a message
+//! is trained, is removed; so are `null` fields, which Parquet adds wherever another message has a value; reasoning,
+//! which has three names, is provided under each, as in transformers.
 
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
@@ -10,13 +10,13 @@ use zeroth_base::nearest;
 use super::ready_row::{kind, shortened};
 use super::{MessageProblem, RowProblem};
 
-/// Who is trained unless a message says otherwise.
+/// The role that is trained by default.
 pub(super) const ASSISTANT: &str = "assistant";
 
-/// Names under which a message's reasoning is found, the one that templates read first.
+/// Keys of a message's reasoning; templates read the first.
 pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// sharegpt's speakers and the roles that templates know.
+/// sharegpt's speakers and their roles.
 const SPEAKERS: [(&str, &str); 13] = [
     ("human", "user"),
     ("user", "user"),
@@ -37,20 +37,21 @@ const SPEAKERS: [(&str, &str); 13] = [
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     pub(super) messages: Vec<Map<String, Value>>,
-    /// For each message.
+    /// Whether each message is trained.
     pub(super) trained: Vec<bool>,
     pub(super) tools: Option<Value>,
 }
 
 impl Conversation {
-    /// Adds a message of a role and a text.
+    /// Appends a message.
     pub(super) fn say(&mut self, role: &str, text: &str) {
         let message = [("role", role), ("content", text)];
         self.messages.push(message.into_iter().map(|(key, text)| (key.to_owned(), text.into())).collect());
         self.trained.push(role == ASSISTANT);
     }
 
-    /// Adds the messages of a column, in OpenAI's form or in sharegpt's. `trains` says whether assistants are trained.
+    /// Appends the messages of a column, in OpenAI's or sharegpt's format. `trains` says whether assistant messages
+    /// are trained.
     pub(super) fn take(&mut self, key: &str, value: &Value, trains: bool) -> Result<(), RowProblem> {
         let not_messages = |found| RowProblem::NotMessages { key: key.to_owned(), found };
         let Value::Array(list) = value else { return Err(not_messages(kind(value))) };
@@ -70,7 +71,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Puts a system message before all others, unless one is there.
+    /// Prepends a system message unless there is one.
     pub(super) fn begin_with_system(&mut self, text: &str) {
         if self.messages.first().is_some_and(|first| role(first) == "system") {
             return;
@@ -82,7 +83,7 @@ impl Conversation {
         (self.messages, self.trained) = (whole.messages, whole.trained);
     }
 
-    /// Takes the column `tools`: a list, or JSON that holds one.
+    /// Sets the tools from a column: a list, or JSON text of one.
     pub(super) fn take_tools(&mut self, key: &str, value: &Value) -> Result<(), RowProblem> {
         let failed = || RowProblem::Tools { key: key.to_owned(), found: shortened(value) };
         let tools = match value {
@@ -100,7 +101,7 @@ impl Conversation {
         }
     }
 
-    /// Whether the messages trained are others than the assistant's.
+    /// Whether the trained messages differ from the assistant's.
     pub(super) fn is_overridden(&self) -> bool {
         self.messages
             .iter()
@@ -108,7 +109,7 @@ impl Conversation {
             .any(|(message, trained)| *trained != (role(message) == ASSISTANT))
     }
 
-    /// Writes lists of parts as one text, for templates that know no lists.
+    /// Joins lists of parts into one text, for templates that do not support lists.
     pub(super) fn join_parts(&mut self) {
         for message in &mut self.messages {
             if let Some(content) = message.get_mut("content")
@@ -121,12 +122,12 @@ impl Conversation {
     }
 }
 
-/// Who speaks.
+/// The role of a message.
 pub(super) fn role(message: &Map<String, Value>) -> &str {
     message.get("role").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// A message, and whether it says itself that it is trained.
+/// Reads a message, and its `loss` override.
 fn read_message(entry: &Value) -> Result<(Map<String, Value>, Option<bool>), MessageProblem> {
     let Value::Object(given) = entry else { return Err(MessageProblem::NotAnObject { found: kind(entry) }) };
     let trained = match given.get("loss") {
@@ -154,7 +155,8 @@ fn from_openai(given: &Map<String, Value>) -> Result<Map<String, Value>, Message
     Ok(message)
 }
 
-/// A content is a text, a list of texts, or nothing; a tool may answer with any object, which templates write as JSON.
+/// Validates a content: text, a list of text parts, or nothing; tools may return any object, which templates render
+/// as JSON.
 fn check_content(key: &'static str, content: Option<&Value>, tool: bool) -> Result<(), MessageProblem> {
     let wrong = |found| Err(MessageProblem::Content { key, found });
     match content {
@@ -196,7 +198,7 @@ fn from_sharegpt(given: &Map<String, Value>) -> Result<Map<String, Value>, Messa
     Ok(message)
 }
 
-/// sharegpt writes calls as JSON in a text: {"name", "arguments"}, or a list of such.
+/// sharegpt writes calls as JSON text: {"name", "arguments"}, or a list of these.
 fn read_calls(value: &Value) -> Result<Value, MessageProblem> {
     let failed = || MessageProblem::Call { found: shortened(value) };
     let parsed: Value = serde_json::from_str(value.as_str().ok_or_else(failed)?).map_err(|_| failed())?;

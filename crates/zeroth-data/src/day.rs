@@ -1,11 +1,11 @@
-//! The day that a chat template sees, and how Python would write it.
+//! The date that a chat template sees, formatted as Python does.
 
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The day that a template's `strftime_now` shows, at midnight.
+/// The date that `strftime_now` returns, at midnight.
 ///
-/// It is an input, so that a run that is resumed tomorrow has the same tokens.
+/// It is an explicit input, so that a run resumed the next day has the same tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Day {
     year: i64,
@@ -13,11 +13,11 @@ pub struct Day {
     of_month: u8,
 }
 
-/// A text that is no day.
+/// An invalid date.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is no day: write year-month-day, as in 2024-07-26")]
+#[error("`{found}` is not a date: expected year-month-day, as in 2024-07-26")]
 pub struct DayError {
-    /// As given.
+    /// The text given.
     found: String,
 }
 
@@ -32,7 +32,7 @@ impl FromStr for Day {
                 month: parts.next()?.parse().ok()?,
                 of_month: parts.next()?.parse().ok()?,
             };
-            // A day that does not exist does not come back from the calendar.
+            // A date that does not exist does not round-trip through the calendar.
             let real = (1..=9999).contains(&day.year) && (1..=12).contains(&day.month) && day.of_month >= 1;
             (real && Self::after_epoch(day.since_epoch()) == day).then_some(day)
         };
@@ -41,13 +41,13 @@ impl FromStr for Day {
 }
 
 impl Day {
-    /// The day it is, in UTC.
+    /// Today's date in UTC.
     pub fn today() -> Self {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self::after_epoch((seconds / 86_400) as i64)
     }
 
-    /// Howard Hinnant's calendar: years begin in March, so that a leap day is the last one.
+    /// Howard Hinnant's algorithm: years begin in March, so that a leap day is the last.
     fn after_epoch(days: i64) -> Self {
         let days = days + 719_468;
         let era = days.div_euclid(146_097);
@@ -72,7 +72,7 @@ impl Day {
         era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year - 719_468
     }
 
-    /// `strftime`, for what a date can say; the time is midnight.
+    /// `strftime` for dates; the time is midnight.
     pub(super) fn strftime(self, format: &str) -> String {
         const MONTHS: [&str; 12] = [
             "January",
@@ -120,7 +120,7 @@ impl Day {
                 Some('p') => out.push_str("AM"),
                 Some('T') => out.push_str("00:00:00"),
                 Some('%') | None => out.push('%'),
-                // `%-d`: without the leading zero.
+                // `%-d`: without leading zeros.
                 Some('-') => {
                     let code = characters.next().map_or_else(String::new, |code| format!("%{code}"));
                     let padded = self.strftime(&code);
@@ -139,8 +139,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_are_read_and_shown_as_python_shows_them() {
-        // Each as `datetime.date(...).strftime` gives it.
+    fn strftime_matches_python() {
+        // Expected values from `datetime.date(...).strftime`.
         let all = "%d %b %Y|%A, %B %-d|%a %e %m/%y|%j|%F %H:%M:%S %I%p %%";
         for (day, shown) in [
             ("2024-07-26", "26 Jul 2024|Friday, July 26|Fri 26 07/24|208|2024-07-26 00:00:00 12AM %"),
@@ -151,7 +151,7 @@ mod tests {
         }
         for wrong in ["2023-02-29", "2024-13-01", "2024-00-01", "2024-01-00", "today", "", "2024-1"] {
             let error = wrong.parse::<Day>().unwrap_err().to_string();
-            assert_eq!(error, format!("`{wrong}` is no day: write year-month-day, as in 2024-07-26"));
+            assert_eq!(error, format!("`{wrong}` is not a date: expected year-month-day, as in 2024-07-26"));
         }
         assert!(Day::today() > "2024-01-01".parse().unwrap());
     }

@@ -1,29 +1,29 @@
-//! What turns a row into tokens. Formats of rows, tokenizers and templates are behind this trait; files, caches and
-//! packs know nothing else of them.
+//! The trait that turns a row into tokens. It hides row formats, tokenizers and templates from files, caches and
+//! packing.
 
 use serde_json::{Map, Value};
 
 use super::RowProblem;
 
-/// What a row becomes: tokens and labels, equally many.
+/// An encoded row: tokens and labels of equal length.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Encoded {
     /// The tokens.
     pub ids: Vec<i32>,
-    /// A label for each token, aligned with it as in Hugging Face; [`IGNORED`](super::IGNORED) is not trained.
+    /// A label per token, aligned as in Hugging Face; [`IGNORED`](super::IGNORED) is not trained.
     pub labels: Vec<i32>,
 }
 
-/// Turns rows into tokens, on many threads at once.
+/// Encodes rows as tokens, from many threads.
 pub trait Encode: Sync {
-    /// Puts the row's tokens and labels into `into`, whose buffers are used again from row to row.
+    /// Encodes a row into `into`, whose buffers are reused across rows.
     fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem>;
 
-    /// What a row of this format trains, for a message about rows that train nothing.
+    /// Describes what this row's format trains, for the error about rows that train nothing.
     fn trained_part(&self, _row: &Map<String, Value>) -> &'static str {
-        "the labels of a row are trained that are not -100, from the second on"
+        "labels other than -100 are trained, from the second on"
     }
 
-    /// Changes with anything that changes what rows become: the token cache knows the encoder by it.
+    /// A hash of everything that affects the encoding; part of the cache key.
     fn fingerprint(&self) -> [u8; 32];
 }

@@ -1,7 +1,7 @@
-//! Rows of every format to tokens and labels, with what a model's folder holds: tokenizer.json, the files beside it,
-//! and the chat template.
+//! Encodes rows of every format, with the tokenizer and chat template of a model folder.
 //!
-//! Ready tokens need none of them, so each may be absent; what a row then misses is told with that row.
+//! All of its files are optional, since ready tokens need none; a row that needs a missing one is reported with that
+//! row.
 
 use std::fs;
 use std::io;
@@ -23,74 +23,74 @@ use super::template_process::Worker;
 use super::tokenizer::{SpecialFiles, TextTokenizer, Token};
 use super::{Encode, Encoded, IGNORED, RowProblem};
 
-/// Raised whenever a row of text would become other tokens or labels than before.
+/// Incremented whenever a row of text would encode differently than before.
 const VERSION: u32 = 1;
 
-/// How rows are read.
+/// Encoder settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderOptions {
-    /// Tokens of the model's vocabulary; what lies beyond is refused.
+    /// Vocabulary size of the model; larger ids are rejected.
     pub vocabulary: u64,
-    /// Other names of columns (`--columns`).
+    /// Column mapping (`--columns`).
     pub columns: Columns,
-    /// Variables for the chat template, as `date_string` or `enable_thinking`.
+    /// Variables for the chat template, such as `date_string` or `enable_thinking`.
     pub variables: Map<String, Value>,
-    /// The day that a template sees which asks for today.
+    /// The date for templates that use `strftime_now`.
     pub day: Day,
 }
 
 impl EncoderOptions {
-    /// Columns by their own names, no variables, today.
+    /// Default columns, no variables, today's date.
     pub fn new(vocabulary: u64) -> Self {
         Self { vocabulary, columns: Columns::default(), variables: Map::new(), day: Day::today() }
     }
 }
 
-/// A folder whose tokenizer cannot be used.
+/// An unusable tokenizer.
 #[derive(Debug, thiserror::Error)]
 pub enum EncoderError {
-    /// The system refused to read.
+    /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A file that should hold a JSON object.
-    #[error("{} must hold a JSON object: {message}", path.display())]
+    /// A file that is not a JSON object.
+    #[error("{} must contain a JSON object: {message}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// The parser's message.
         message: String,
     },
-    /// A tokenizer that cannot be loaded.
-    #[error("{} is no tokenizer that can be loaded: {message}", path.display())]
+    /// An invalid tokenizer.
+    #[error("{} is not a valid tokenizer: {message}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What the loader said.
+        /// The loader's message.
         message: String,
     },
 }
 
-/// Turns rows into tokens and labels.
+/// Encodes rows as tokens and labels.
 pub struct Encoder {
     folder: String,
     options: EncoderOptions,
     tokenizer: Option<TextTokenizer>,
-    /// The file that holds chat templates, and their sources.
+    /// The file with the chat templates, and their sources.
     sources: Option<(String, Sources)>,
-    /// Compiled with the first row that needs it: rows of ready tokens, or a token cache, need none.
+    /// Compiled on first use: ready tokens and cached data do not need it.
     template: OnceLock<Result<ChatTemplate, RowProblem>>,
     worker: Option<Worker>,
     fingerprint: [u8; 32],
 }
 
 impl Encoder {
-    /// Reads what the model's folder has of tokenizer.json, tokenizer_config.json, special_tokens_map.json, config.json
-    /// and a chat template.
+    /// Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, config.json and the chat template of a
+    /// model folder, as far as they exist.
     pub fn open(folder: &Path, options: EncoderOptions) -> Result<Self, EncoderError> {
         let files = SpecialFiles {
             tokenizer_config: read_object(&folder.join("tokenizer_config.json"))?,
@@ -115,10 +115,9 @@ impl Encoder {
         })
     }
 
-    /// Renders chat templates in processes of their own: `program` with `arguments`, which must call
-    /// [`render_templates`](super::render_templates). A template that takes too much memory or time, by design or by
-    /// mistake, then ends such a process and is told as a problem of its row. Without it, steps and output are bounded and
-    /// memory is not.
+    /// Renders chat templates in worker processes: `program` with `arguments`, which must call
+    /// [`render_templates`](super::render_templates). A template that exceeds its memory or time limit then only ends
+    /// a worker, and is reported with its row. Without this, steps and output are limited but memory is not.
     #[must_use]
     pub fn rendering_in(mut self, program: PathBuf, arguments: &[&str]) -> Self {
         let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
@@ -126,12 +125,12 @@ impl Encoder {
         self
     }
 
-    /// Tokens that the tokenizer has, added ones included.
+    /// Size of the tokenizer's vocabulary, including added tokens.
     pub fn tokenizer_vocabulary(&self) -> Option<u64> {
         self.tokenizer.as_ref().map(TextTokenizer::size)
     }
 
-    /// The token that ends a text.
+    /// The end-of-text token.
     pub fn eos(&self) -> Option<i32> {
         self.tokenizer.as_ref()?.named_id("eos_token").map(|id| id as i32)
     }
@@ -141,26 +140,26 @@ impl Encoder {
         self.sources.is_some()
     }
 
-    /// What one token stands for; part of a character is shown as the vocabulary has it.
+    /// The text of one token; partial characters are shown as in the vocabulary.
     pub fn token_text(&self, id: i32) -> Option<String> {
         self.tokenizer.as_ref()?.token_text(u32::try_from(id).ok()?)
     }
 
-    /// Whether a token is one of those that shape a text and are no part of it.
+    /// Whether a token is a special token.
     pub fn is_special(&self, id: i32) -> bool {
         let special = |tokenizer: &TextTokenizer| u32::try_from(id).is_ok_and(|id| tokenizer.is_special(id));
         self.tokenizer.as_ref().is_some_and(special)
     }
 
-    /// The text of tokens, without special ones; without a tokenizer, their numbers.
+    /// Decodes tokens without special ones; without a tokenizer, prints their ids.
     pub fn decode(&self, ids: &[i32]) -> String {
         let known: Vec<u32> = ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect();
         let text = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(&known));
         text.unwrap_or_else(|| ids.iter().map(i32::to_string).collect::<Vec<_>>().join(" "))
     }
 
-    /// The tokens of a prompt that a model goes on from: with `chat`, a conversation up to where the assistant begins;
-    /// else the text itself, with what the tokenizer puts before one. An empty text may have none.
+    /// Tokenises a prompt: with `chat`, as a conversation up to the generation prompt; else as plain text with the
+    /// tokenizer's prefix. An empty text may have no tokens.
     pub fn prompt(&self, text: &str, system: Option<&str>, chat: bool) -> Result<Vec<i32>, RowProblem> {
         let tokenizer = self.tokenizer(Format::PromptCompletion)?;
         let tokens = if chat {
@@ -174,7 +173,7 @@ impl Encoder {
         } else {
             let whole = system.map_or_else(|| text.to_owned(), |system| format!("{system}\n{text}"));
             let mut tokens = tokenizer.tokens(&whole, true)?;
-            // What ends a text would end it before the model has said anything.
+            // An end-of-text token would end the text before the model generates anything.
             let end = tokenizer.named_id("eos_token");
             tokens.pop_if(|last| last.from == last.to && Some(last.id) == end);
             tokens
@@ -186,8 +185,7 @@ impl Encoder {
         Ok(ids)
     }
 
-    /// The text that the chat template makes of a row with messages; with `add_generation_prompt`, up to where the
-    /// assistant goes on.
+    /// Renders a row with messages; with `add_generation_prompt`, up to where the assistant continues.
     pub fn render(
         &self,
         row: &Map<String, Value>,
@@ -216,7 +214,7 @@ impl Encoder {
         self.template.get_or_init(compile).as_ref().map_err(Clone::clone)
     }
 
-    /// A conversation as the chat template can take it.
+    /// Adapts a conversation to the chat template.
     fn prepared(
         &self,
         format: Format,
@@ -229,14 +227,14 @@ impl Encoder {
         Ok((said, template))
     }
 
-    /// A conversation by the chat template.
+    /// Encodes a conversation with the chat template.
     fn converse(&self, format: Format, said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
         let tokenizer = self.tokenizer(format)?;
         let (said, template) = self.prepared(format, said)?;
         assistant::encode(&said, template, tokenizer, into)
     }
 
-    /// A text of which the part from `trained_from` on is trained, and the end of text after it.
+    /// Encodes a text that is trained from byte `trained_from` on, followed by an end-of-text token.
     fn plain(
         &self,
         format: Format,
@@ -247,7 +245,7 @@ impl Encoder {
         let tokenizer = self.tokenizer(format)?;
         let end = tokenizer.named_id("eos_token").ok_or(RowProblem::NoEndOfText)?;
         let mut tokens = tokenizer.tokens(text, true)?;
-        // Tokenizers that put one there themselves give it no text of its own.
+        // Tokenizers that append one themselves give it an empty span.
         tokens.pop_if(|last| last.id == end && last.from == last.to);
         into.ids.clear();
         into.labels.clear();
@@ -261,7 +259,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Turns, by the chat template; in a folder without one, as texts on lines of their own.
+    /// Encodes turns with the chat template or, without one, as lines of text.
     fn turns(&self, format: Format, said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
         if self.has_chat_template() {
             return self.converse(format, said, into);
@@ -314,14 +312,14 @@ impl Encode for Encoder {
 
     fn trained_part(&self, row: &Map<String, Value>) -> &'static str {
         match Format::of(row, &self.options.columns) {
-            Ok(Format::Ready) => "the labels of a row are trained that are not -100, from the second on",
+            Ok(Format::Ready) => "labels other than -100 are trained, from the second on",
             Ok(Format::Messages | Format::Sharegpt) => {
-                "what assistants say is trained, unless the \"loss\" of a message is false"
+                "assistant messages are trained, unless their \"loss\" is false"
             }
             Ok(Format::PromptCompletion) => "the completion is trained",
             Ok(Format::Text) => "every token after the first is trained",
             Ok(_) => "the answer is trained",
-            Err(_) => "no format of rows has these columns",
+            Err(_) => "no row format has these columns",
         }
     }
 
@@ -330,7 +328,7 @@ impl Encode for Encoder {
     }
 }
 
-/// The file that holds the chat template, and the templates in it.
+/// The chat templates of a folder, and the file they are in.
 fn find_template(
     folder: &Path,
     tokenizer_config: &Map<String, Value>,
@@ -368,7 +366,7 @@ fn text_of(path: &Path, bytes: Vec<u8>) -> Result<String, EncoderError> {
     String::from_utf8(bytes).map_err(not_text)
 }
 
-/// The file's bytes; `None` where there is no such file.
+/// The file's bytes; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, EncoderError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -377,7 +375,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, EncoderError> {
     }
 }
 
-/// The file's JSON object; an empty one where there is no such file.
+/// The file's JSON object; empty if the file does not exist.
 fn read_object(path: &Path) -> Result<Map<String, Value>, EncoderError> {
     let Some(bytes) = read(path)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes)
@@ -416,7 +414,7 @@ fn fingerprint(
         part(theirs.as_bytes());
     }
     part(Value::Object(variables.clone()).to_string().as_bytes());
-    // Only a template that asks for the day depends on it.
+    // Only templates that use the date depend on it.
     if sources.iter().any(|(_, source)| source.contains("strftime_now")) {
         part(day.strftime("%F").as_bytes());
     }

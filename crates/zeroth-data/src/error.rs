@@ -1,4 +1,4 @@
-//! What can be wrong with data, each with its own sentence.
+//! Data errors.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,38 +7,38 @@ use zeroth_base::counted;
 
 use super::{RowNumber, RowProblem};
 
-/// Data that cannot be trained on.
+/// An error preparing or reading data.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// No file at all.
+    /// No data files.
     #[error("no data: name at least one JSONL or Parquet file with --data")]
     NoFiles,
-    /// The path leads nowhere.
-    #[error("there is no data file {}", path.display())]
+    /// A file does not exist.
+    #[error("data file {} does not exist", path.display())]
     NotFound {
         /// The path as given.
         path: PathBuf,
     },
-    /// A folder where a file is needed.
-    #[error("{} is a folder: --data takes files, as in --data {}/*.jsonl", path.display(), path.display())]
+    /// A folder instead of a file.
+    #[error("{} is a folder: --data expects files, as in --data {}/*.jsonl", path.display(), path.display())]
     Folder {
         /// The path as given.
         path: PathBuf,
     },
-    /// A pipe or a device.
+    /// A pipe or device.
     #[error("{} is a pipe or a device: data is read more than once, so write it to a file first", path.display())]
     NotAFile {
         /// The path as given.
         path: PathBuf,
     },
-    /// The system refused to read.
+    /// A file could not be read.
     #[error("cannot read {} (line {line}): {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The line that was being read.
+        /// The line being read.
         line: u64,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A file that is neither JSONL nor Parquet.
@@ -46,15 +46,15 @@ pub enum DataError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Its actual format.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// A Parquet file whose compression is not built in.
+    /// A Parquet file with an unsupported codec.
     #[error(
-        "{} is a Parquet file whose column `{column}` is compressed with {codec}: read are Snappy, Zstandard, gzip and none; \
-         write it again, as with pandas.read_parquet('{}').to_parquet('rows.parquet', compression='zstd')",
+        "{} is a Parquet file whose column `{column}` is compressed with {codec}: supported are Snappy, Zstandard, gzip and none; \
+         rewrite it, e.g. with pandas.read_parquet('{}').to_parquet('rows.parquet', compression='zstd')",
         path.display(), path.display()
     )]
     Codec {
@@ -65,43 +65,43 @@ pub enum DataError {
         /// Its codec, as Parquet names it.
         codec: String,
     },
-    /// A Parquet file that cannot be read.
+    /// An unreadable Parquet file.
     #[error("cannot read {} as Parquet (row {row}): {message}; is it complete?", path.display())]
     Parquet {
         /// The file.
         path: PathBuf,
-        /// The row that was being read, counted from 1.
+        /// The row being read, from 1.
         row: u64,
-        /// What the reader said.
+        /// The reader's message.
         message: String,
     },
-    /// No row in it.
-    #[error("{} has no rows: it is empty, or every line is blank", path.display())]
+    /// A file without rows.
+    #[error("{} has no rows: it is empty, or all lines are blank", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// A row that is wrong.
+    /// An invalid row.
     #[error("{}: {at}: {problem}", path.display())]
     Row {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// Its position in the file.
         at: RowNumber,
-        /// What is wrong with it.
+        /// The problem.
         problem: RowProblem,
     },
-    /// Rows were read, and none was kept.
-    #[error("no sample is left: {}", why_nothing(*too_long, *max_length))]
+    /// No row was kept.
+    #[error("no samples left: {}", why_nothing(*too_long, *max_length))]
     NothingKept {
         /// Rows that were too long.
         too_long: u64,
-        /// The length they had to keep.
+        /// The length limit.
         max_length: u64,
     },
-    /// Rows were kept, and nothing of them is trained.
+    /// No token of the kept rows is trained.
     #[error(
-        "no token of {} is trained: {} with {} {} read, {}; `zeroth data preview` shows what is trained of each row",
+        "{} has no trained tokens: {} with {} {} read, {}; `zeroth data preview` shows the trained tokens of each row",
         listed_files(files),
         counted(*rows, "row"),
         counted(*tokens, "token"),
@@ -115,40 +115,37 @@ pub enum DataError {
         rows: u64,
         /// Their tokens.
         tokens: u64,
-        /// Why none of them is trained.
+        /// The reason.
         why: String,
     },
-    /// A file was written to while it was read.
-    #[error("{} changed while it was read: run again once it is complete", path.display())]
+    /// A file changed while it was read.
+    #[error("{} changed while being read: run again once it is complete", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
     },
-    /// The token cache cannot be written anywhere.
-    #[error(
-        "the token cache cannot be written{}; set ZEROTH_CACHE to a folder that can be",
-        listed_places(tried)
-    )]
+    /// The token cache cannot be written.
+    #[error("cannot write the token cache{}; set ZEROTH_CACHE to a writable folder", listed_places(tried))]
     NoCache {
-        /// The folders, and what the system said.
+        /// The folders tried, each with its error.
         tried: Vec<(PathBuf, io::Error)>,
     },
-    /// A token cache that is not one.
-    #[error("{} is no token cache of this version: {why}; prepare the data again", path.display())]
+    /// An invalid token cache.
+    #[error("{} is not a valid token cache: {why}; prepare the data again", path.display())]
     CacheFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
-    /// A token cache that ended, or could not be read, in the middle of a run.
+    /// A token cache that became unreadable during a run.
     #[error("cannot read sample {sample} from the token cache {}: {}", path.display(), unreadable(source))]
     ReadCache {
         /// The file.
         path: PathBuf,
-        /// The sample that was being read, counted from 0.
+        /// The sample being read.
         sample: u64,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A token cache that cannot be opened.
@@ -156,7 +153,7 @@ pub enum DataError {
     OpenCache {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -172,8 +169,7 @@ fn listed_files(files: &[PathBuf]) -> String {
 fn unreadable(source: &io::Error) -> String {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => {
-            "the file was cut short since it was opened; start again, and the data is tokenised anew"
-                .to_owned()
+            "the file was truncated after it was opened; start again to tokenise the data anew".to_owned()
         }
         _ => source.to_string(),
     }
@@ -189,12 +185,12 @@ fn listed_places(tried: &[(PathBuf, io::Error)]) -> String {
 
 fn why_nothing(too_long: u64, max_length: u64) -> String {
     if too_long == 0 {
-        return "there was no row to take".to_owned();
+        return "there were no rows".to_owned();
     }
     let rows = match too_long {
         1 => "its 1 row has".to_owned(),
         _ => format!("all {} have", counted(too_long, "row")),
     };
     let tokens = counted(max_length, "token");
-    format!("{rows} more than {tokens}; raise --max-length, or cut rows with --truncation-strategy")
+    format!("{rows} more than {tokens}; raise --max-length, or truncate rows with --truncation-strategy")
 }

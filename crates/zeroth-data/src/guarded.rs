@@ -1,4 +1,4 @@
-//! Code of others that panics where a file is damaged: its panic becomes an error, and nothing is printed.
+//! Converts panics of third-party parsers on damaged files into errors, without printing them.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -6,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether a panic of this thread will be caught here.
+    /// Whether a panic of this thread is caught here.
     static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `call` gives, or the message of its panic. Whatever it has changed by then is not to be used again.
+/// Calls `call` and returns its result, or its panic message. State it modified must not be used after a panic.
 pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
@@ -30,7 +30,7 @@ pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("it gave up without a reason").to_owned()
+    text.unwrap_or("it panicked without a message").to_owned()
 }
 
 #[cfg(test)]

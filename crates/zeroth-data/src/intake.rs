@@ -1,5 +1,5 @@
-//! What becomes of each row that was encoded: kept, cut or left out, counted and hashed. The same in memory and on the
-//! way to the token cache.
+//! Keeps, truncates or drops each encoded row, and counts and hashes it; shared by in-memory samples and the token
+//! cache.
 
 use std::num::NonZeroU64;
 
@@ -7,19 +7,19 @@ use super::pack::Packs;
 use super::samples::Samples;
 use super::{DataError, IGNORED, Totals};
 
-/// What is done with rows longer than `--max-length`, by the names of ms-swift.
+/// Handling of rows longer than `--max-length`, with ms-swift's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Truncation {
-    /// They are left out and counted.
+    /// Drop and count them.
     #[default]
     Drop,
-    /// Their beginning is cut off.
+    /// Truncate the beginning.
     Left,
-    /// Their end is cut off.
+    /// Truncate the end.
     Right,
 }
 
-/// All of the samples but their tokens.
+/// The sample index under construction: everything but the tokens.
 #[derive(Debug)]
 pub(super) struct Intake {
     max_length: u64,
@@ -30,7 +30,7 @@ pub(super) struct Intake {
     hash: u64,
 }
 
-/// An [`Intake`] that is complete.
+/// A complete sample index.
 #[derive(Debug)]
 pub(super) struct Index {
     pub(super) starts: Vec<u64>,
@@ -47,10 +47,10 @@ impl Intake {
         Self { max_length, truncation, starts, trained, totals: Totals::default(), hash: FNV_OFFSET }
     }
 
-    /// Takes a sample and says which of its tokens are kept. Tokens and labels are equally many, and at least one.
+    /// Adds a sample and returns the tokens to keep. Tokens and labels have the same length, at least one.
     ///
     /// # Panics
-    /// Where they are not: readers refuse such rows.
+    /// If they do not: readers reject such rows.
     pub(super) fn take<'a>(&mut self, ids: &'a [i32], labels: &'a [i32]) -> Option<(&'a [i32], &'a [i32])> {
         assert!(
             !ids.is_empty() && ids.len() == labels.len(),
@@ -94,12 +94,12 @@ impl Intake {
         self.totals.samples
     }
 
-    /// Everything counted so far.
+    /// Totals so far.
     pub(super) fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// Ends it, packed if so asked; an error where nothing was kept.
+    /// Completes the index, packed if requested; an error if nothing was kept.
     pub(super) fn finish(mut self, packing: bool) -> Result<Index, DataError> {
         let (too_long, max_length) = (self.totals.too_long, self.max_length);
         let lengths = || self.starts.windows(2).map(|edges| edges[1] - edges[0]);
@@ -122,12 +122,12 @@ impl Intake {
     }
 }
 
-/// Labels that are trained: the first has no token before it.
+/// Trained tokens: the first label has no token before it to be predicted from.
 pub(super) fn trained_tokens(labels: &[i32]) -> u64 {
     labels.iter().skip(1).filter(|&&label| label != IGNORED).count() as u64
 }
 
-/// Puts samples together in memory, one after the other.
+/// Collects samples in memory.
 #[derive(Debug)]
 pub struct SamplesBuilder {
     intake: Intake,
@@ -136,20 +136,20 @@ pub struct SamplesBuilder {
 }
 
 impl SamplesBuilder {
-    /// Samples longer than `max_length` will be left out and counted.
+    /// Drops samples longer than `max_length`.
     pub fn new(max_length: u64) -> Self {
         Self::with(max_length, Truncation::Drop, false)
     }
 
-    /// Samples longer than `max_length` will be left out or cut, and joined into packs of that length if so asked.
+    /// Drops or truncates samples longer than `max_length`, and optionally packs them to that length.
     pub fn with(max_length: u64, truncation: Truncation, packing: bool) -> Self {
         Self { intake: Intake::new(max_length, truncation), tokens: Vec::new(), packing }
     }
 
-    /// Takes a sample. Tokens and labels are equally many, and at least one.
+    /// Adds a sample. Tokens and labels have the same length, at least one.
     ///
     /// # Panics
-    /// Where they are not: readers refuse such rows.
+    /// If they do not: readers reject such rows.
     pub fn push(&mut self, ids: &[i32], labels: &[i32]) {
         if let Some((ids, labels)) = self.intake.take(ids, labels) {
             self.tokens.extend_from_slice(ids);
@@ -162,7 +162,7 @@ impl SamplesBuilder {
         self.intake.kept()
     }
 
-    /// The samples, where at least one was kept.
+    /// Completes the samples; an error if none was kept.
     pub fn finish(self) -> Result<Samples, DataError> {
         let index = self.intake.finish(self.packing)?;
         let mut tokens = self.tokens;
@@ -174,7 +174,7 @@ impl SamplesBuilder {
 const FNV_OFFSET: u64 = 0xCBF2_9CE4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01B3;
 
-/// FNV-1a by words instead of bytes; the shift brings high bits down, which a product alone never does.
+/// FNV-1a over words instead of bytes; the shift moves high bits down, which the multiplication never does.
 fn hashed(hash: u64, word: u64) -> u64 {
     let product = (hash ^ word).wrapping_mul(FNV_PRIME);
     product ^ product >> 32
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_count_what_is_kept_and_what_is_not() {
+    fn totals_count_kept_and_dropped_rows() {
         let rows: &[(&[i32], &[i32])] = &[
             (&[5, 6, 7], &[5, -100, 7]), // the first label has no token before it
             (&[1, 2, 3, 4, 5], &[1, 2, 3, 4, 5]),
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(
             samples.totals().notes(4),
             [
-                "1 row was left out: more than 4 tokens (--max-length)",
+                "1 row was dropped: more than 4 tokens (--max-length)",
                 "2 rows train nothing: every label after the first is -100"
             ]
         );
@@ -225,16 +225,16 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_of_rows_that_are_all_too_long_is_refused_with_the_count() {
+    fn data_with_only_too_long_rows_is_refused() {
         let error = built(&[(&[1, 2], &[1, 2]), (&[1, 2, 3], &[1, 2, 3])], 1).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "no sample is left: all 2 rows have more than 1 token; raise --max-length, or cut rows with --truncation-strategy"
+            "no samples left: all 2 rows have more than 1 token; raise --max-length, or truncate rows with --truncation-strategy"
         );
     }
 
     #[test]
-    fn the_hash_knows_tokens_labels_edges_and_order() {
+    fn the_hash_covers_tokens_labels_boundaries_and_order() {
         let hash = |rows: &[(&[i32], &[i32])]| built(rows, 9).unwrap().hash();
         let hashes = [
             hash(&[(&[1, 2], &[1, 2]), (&[3], &[3])]),

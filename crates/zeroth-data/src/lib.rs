@@ -1,8 +1,7 @@
-//! The samples of a run: from data files to tokens and labels.
+//! Training data: from files to tokens and labels.
 //!
-//! [`prepare`] reads the rows of the files (JSONL or Parquet), has an [`Encode`] turn each into tokens on
-//! all threads, and keeps them in the token cache, which all ranks read as [`Samples`]. [`survey`] looks at the
-//! same rows without stopping at wrong ones. A format of rows is a file beside this one that implements [`Encode`].
+//! [`prepare`] reads rows (JSONL or Parquet), encodes them with an [`Encode`] on all threads, and writes the token
+//! cache, which all ranks open as [`Samples`]. [`survey`] reads the same rows without stopping at invalid ones.
 
 mod assistant;
 mod cache;

@@ -1,4 +1,4 @@
-//! The lines of several files, read one after the other; never more than one of them in memory.
+//! Reads the lines of a file, one at a time.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::DataError;
 use super::file_format::foreign;
 
-/// Says what is wrong with any of the paths before the first file is read.
+/// Checks all paths before the first file is read.
 pub(super) fn check(files: &[PathBuf]) -> Result<(), DataError> {
     if files.is_empty() {
         return Err(DataError::NoFiles);
@@ -26,7 +26,7 @@ pub(super) fn check(files: &[PathBuf]) -> Result<(), DataError> {
     Ok(())
 }
 
-/// The lines of one file that are not blank.
+/// The non-blank lines of a file.
 pub(super) struct Lines<'a> {
     path: &'a Path,
     reader: BufReader<File>,
@@ -43,19 +43,19 @@ impl<'a> Lines<'a> {
         if let Some((what, remedy)) = foreign(path, beginning) {
             return Err(DataError::Format { path: path.to_owned(), what, remedy });
         }
-        // A byte order mark: some editors write it, and no JSON parser takes it.
+        // A byte order mark, which some editors write and JSON parsers reject.
         if beginning.starts_with(b"\xEF\xBB\xBF") {
             reader.consume(3);
         }
         Ok(Self { path, reader, buffer: Vec::new(), number: 0, read: 0 })
     }
 
-    /// Bytes of the file that were read.
+    /// Bytes read so far.
     pub(super) fn read(&self) -> u64 {
         self.read
     }
 
-    /// The next line and its number, counted from 1.
+    /// The next line and its number, from 1.
     pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>, DataError> {
         loop {
             self.buffer.clear();

@@ -1,28 +1,28 @@
-//! Packing: samples joined into packs of at most so many tokens, so that micro-batches are of one size.
+//! Packing: joins samples into packs of at most `limit` tokens, so that micro-batches have about one size.
 //!
-//! Best fit, the longest first: every sample goes where it leaves the least room. It is known to need at most 11/9 of
-//! the packs of any packing, plus a few (Johnson 1974); on the lengths of real data it comes within a percent.
+//! Best-fit decreasing: each sample, longest first, goes where it leaves the least free space. It needs at most 11/9
+//! of the optimal number of packs plus a few (Johnson 1974), and is within a percent on real length distributions.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Which samples each pack holds; both lists are empty where samples are not packed.
+/// The samples of each pack; empty without packing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Packs {
-    /// Where each pack begins in `members` and, last, where the last one ends.
+    /// Start offset of each pack in `members`, followed by the end of the last one.
     pub(super) starts: Vec<u64>,
-    /// The samples, pack after pack; in a pack they are in file order.
+    /// Samples by pack, in file order within each.
     pub(super) members: Vec<u64>,
 }
 
 impl Packs {
-    /// Packs samples of these lengths, none of which is above `limit`. Packs come in the order of their first samples.
+    /// Packs samples of these lengths, none above `limit`. Packs are ordered by their first sample.
     pub(super) fn new(lengths: impl Iterator<Item = u64>, limit: u64) -> Self {
         let lengths: Vec<u64> = lengths.collect();
         let mut longest_first: Vec<u64> = (0..lengths.len() as u64).collect();
         longest_first.sort_unstable_by_key(|&sample| (Reverse(lengths[sample as usize]), sample));
 
-        // Packs by the room that is left in them.
+        // Open packs by free space.
         let mut open: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         let mut packs: Vec<Vec<u64>> = Vec::new();
         for sample in longest_first {
@@ -59,7 +59,7 @@ impl Packs {
         Self { starts, members }
     }
 
-    /// How many there are.
+    /// Number of packs.
     pub(super) fn count(&self) -> u64 {
         (self.starts.len() as u64).saturating_sub(1)
     }
@@ -81,7 +81,7 @@ mod tests {
         Packs::new(lengths.iter().copied(), limit).iter().map(<[u64]>::to_vec).collect()
     }
 
-    /// Every sample into the first pack that has room, in file order.
+    /// Puts every sample into the first pack with enough space, in file order.
     fn first_fit(lengths: &[u64], limit: u64) -> usize {
         let mut rooms: Vec<u64> = Vec::new();
         for &length in lengths {
@@ -94,17 +94,17 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_goes_where_it_leaves_the_least_room() {
+    fn samples_go_where_they_leave_the_least_space() {
         assert_eq!(packed(&[3, 7, 6, 4, 10, 2], 10), [vec![0, 1], vec![2, 3], vec![4], vec![5]]);
-        // The last one fits beside 13, where 7 are left, and beside 11 and 8, where 1 is.
+        // The last one fits beside 13, leaving 6, and beside 11 and 8, leaving 0.
         assert_eq!(packed(&[13, 11, 8, 1], 20), [vec![0], vec![1, 2, 3]]);
         assert_eq!(packed(&[1, 1, 1], 1), [vec![0], vec![1], vec![2]]);
     }
 
     #[test]
-    fn lengths_as_data_has_them_are_packed_at_least_as_full_as_by_first_fit() {
+    fn realistic_lengths_pack_no_worse_than_first_fit() {
         for seed in 0..20 {
-            // Many short rows and a tail of long ones.
+            // Many short rows, and a tail of long ones.
             let length = |index: u32| {
                 let uniform = f64::from(philox4x32([index, 0, 0, 0], [seed, 0])[0]) / 4_294_967_296.0;
                 (1.0 - 100.0 * (1.0 - uniform).ln()).min(512.0) as u64
@@ -119,7 +119,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_sample_is_in_one_pack_and_no_pack_is_over_the_limit(
+        fn every_sample_is_packed_once_within_the_limit(
             (limit, lengths) in (1_u64..200).prop_flat_map(|limit| {
                 (Just(limit), proptest::collection::vec(1..=limit, 1..120))
             }),
@@ -134,7 +134,7 @@ mod tests {
             }
             prop_assert!(packs.is_sorted_by_key(|pack| pack[0]));
             prop_assert_eq!(&packs, &packed(&lengths, limit));
-            // The bound that is proven for it, held against what first fit needs, which is no less than the best.
+            // The proven bound, relative to first fit, which is never better than optimal.
             prop_assert!(9 * packs.len() <= 11 * first_fit(&lengths, limit) + 36);
         }
     }

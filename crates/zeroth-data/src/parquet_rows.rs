@@ -1,4 +1,4 @@
-//! The rows of a Parquet file as JSON objects: lists become lists, structs and maps become objects.
+//! Reads the rows of a Parquet file as JSON objects: lists become arrays, structs and maps become objects.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::DataError;
 use super::guarded::guarded as caught;
 
-/// Reads one row after the other; a page of each column is in memory, never the file.
+/// Reads row by row; only a page of each column is in memory.
 pub(super) struct ParquetRows<'a> {
     path: &'a Path,
     rows: RowIter<'static>,
@@ -41,13 +41,13 @@ impl<'a> ParquetRows<'a> {
         Ok(Self { path, rows: RowIter::from_file_into(Box::new(reader)), number: 0, count, bytes })
     }
 
-    /// About how many bytes of the file were read.
+    /// Approximate bytes read so far.
     pub(super) fn read(&self) -> u64 {
         let share = self.number.min(self.count) as f64 / self.count.max(1) as f64;
         (self.bytes as f64 * share) as u64
     }
 
-    /// The number of the row that was read last, counted from 1.
+    /// The number of the last row read, from 1.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -61,13 +61,13 @@ impl<'a> ParquetRows<'a> {
     }
 }
 
-/// Whether a codec is built in.
+/// Whether a codec is supported.
 fn is_read(codec: CompressionCodec) -> bool {
     use CompressionCodec::{GZIP, SNAPPY, UNCOMPRESSED, ZSTD};
     matches!(codec, UNCOMPRESSED | SNAPPY | GZIP | ZSTD)
 }
 
-/// The reader's error, and also its panic: it asserts what a damaged file, or a type it has no code for, breaks.
+/// Converts the reader's errors and panics: it asserts on damaged files and unsupported types.
 fn guarded<T>(path: &Path, row: u64, read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataError> {
     let failed = |message| DataError::Parquet { path: path.to_owned(), row, message };
     match caught(read) {
@@ -96,7 +96,7 @@ fn value(field: &Field) -> Value {
         Field::Float(number) => Value::from(*number),
         Field::Double(number) => Value::from(*number),
         Field::Str(text) => Value::from(text.as_str()),
-        // Writers that do not mark texts as such give bytes; other bytes (pictures, sounds) are nothing to train on.
+        // Some writers do not mark strings as such; other bytes (images, audio) cannot be trained on.
         Field::Bytes(bytes) => std::str::from_utf8(bytes.data()).map_or(Value::Null, Value::from),
         Field::Date(_)
         | Field::TimeMillis(_)

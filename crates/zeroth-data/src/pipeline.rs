@@ -1,5 +1,5 @@
-//! Rows encoded on all threads and handed on in file order. While a block of rows is encoded the next one is read, so
-//! two blocks are in memory, however large the files are.
+//! Encodes rows on all threads and passes them on in file order. The next block of rows is read while one is encoded,
+//! so at most two blocks are in memory.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -9,40 +9,40 @@ use rayon::prelude::*;
 use super::rows::{RawRow, RowNumber, Rows};
 use super::{DataError, Encode, Encoded, RowProblem};
 
-/// How rows are cut for threads. It decides how fast they are encoded, never what they become.
+/// Block and chunk sizes. They affect speed, never the result.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cuts {
-    /// Bytes of text after which a block is full.
+    /// Text bytes per block.
     pub(super) block_bytes: usize,
-    /// Rows after which it is full.
+    /// Rows per block.
     pub(super) block_rows: usize,
-    /// Rows that a thread takes at a time.
+    /// Rows per task.
     pub(super) chunk_rows: usize,
 }
 
 impl Cuts {
-    /// Blocks of 8 MiB of text, in small chunks: rows differ in length, and threads should end together. Where few
-    /// samples are wanted, blocks are small too.
+    /// Blocks of 8 MiB of text in small chunks, which balances rows of different lengths. Blocks are smaller if few
+    /// samples are wanted.
     pub(super) fn for_samples(wanted: Option<u64>) -> Self {
         let block_rows = wanted.map_or(1 << 16, |wanted| wanted.clamp(256, 1 << 16) as usize);
         Self { block_bytes: 8 << 20, block_rows, chunk_rows: 32 }
     }
 }
 
-/// A row on its way out.
+/// An encoded row.
 pub(super) struct Outcome<'a> {
-    /// Which of the files.
+    /// Index of its file.
     pub(super) file: usize,
     pub(super) at: RowNumber,
-    /// Tokens and labels, equally many and at least one, or what is wrong.
+    /// Tokens and labels of equal length, at least one, or the problem.
     pub(super) row: Result<(&'a [i32], &'a [i32]), RowProblem>,
 }
 
-/// Told by the threads that encode, after some rows: how many, and about how many bytes of their files those are.
+/// Progress callback of the encoding threads: rows, and approximate bytes of their files.
 pub(super) type Watch<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
-/// Encodes all rows and hands each to `take` in file order, until it breaks. What is beyond that row, wrong rows
-/// included, was never asked for.
+/// Encodes all rows and passes each to `take` in file order until it breaks. Rows after that one, even invalid ones,
+/// are ignored.
 pub(super) fn each_row<E: From<DataError>>(
     files: &[PathBuf],
     encoder: &dyn Encode,
@@ -74,7 +74,7 @@ pub(super) fn each_row<E: From<DataError>>(
 #[derive(Default)]
 struct Block {
     rows: Vec<RawRow>,
-    /// How reading ended, where it did with this block.
+    /// The result of reading, if it ended with this block.
     end: Option<Result<(), DataError>>,
 }
 
@@ -102,7 +102,7 @@ impl Block {
     }
 }
 
-/// What some rows became, end to end.
+/// Encoded rows, concatenated.
 #[derive(Default)]
 struct Chunk {
     ids: Vec<i32>,
@@ -113,7 +113,7 @@ struct Chunk {
 struct Became {
     file: usize,
     at: RowNumber,
-    /// Where the row's tokens end.
+    /// End of the row's tokens.
     row: Result<usize, RowProblem>,
 }
 

@@ -1,4 +1,4 @@
-//! From data files to samples in the token cache: found there, or made and kept there.
+//! Prepares data files as samples in the token cache, reusing an existing cache.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,40 +15,40 @@ use super::pipeline::{Cuts, Watch, each_row};
 use super::token_file::{Reject, TokenFile, TokenWriter};
 use super::{DataError, Encode, Samples, Truncation};
 
-/// What becomes of rows besides their tokens.
+/// Options for preparing data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrepareOptions {
-    /// `--max-length`: the most tokens of a sample, and of a pack.
+    /// `--max-length`: maximum tokens per sample, and per pack.
     pub max_length: u64,
-    /// What is done with longer rows.
+    /// Handling of longer rows.
     pub truncation: Truncation,
-    /// `--max-train-samples`: reading ends once so many are kept.
+    /// `--max-train-samples`: stop once this many are kept.
     pub max_samples: Option<NonZeroU64>,
-    /// `--packing`: samples are joined into packs.
+    /// `--packing`: join samples into packs.
     pub packing: bool,
 }
 
-/// Samples that are ready, and how they came to be.
+/// Prepared samples.
 #[derive(Debug)]
 pub struct Prepared {
     /// The samples.
     pub samples: Samples,
-    /// The token cache that holds them: [`Samples::open`] opens it on other ranks.
+    /// Their token cache; other ranks open it with [`Samples::open`].
     pub path: PathBuf,
-    /// Whether it was there before.
+    /// Whether it already existed.
     pub found: bool,
-    /// Rows that were read to make it.
+    /// Rows read to create it.
     pub rows: u64,
-    /// How long all of it took.
+    /// Elapsed time.
     pub seconds: f64,
-    /// Where it should have been kept, and why it could not be.
+    /// Cache directories that could not be used, each with its error.
     pub passed_over: Vec<(PathBuf, io::Error)>,
 }
 
-/// Reads, encodes and keeps the rows of `files`, which are one dataset in the order given; or finds them in the cache,
-/// where the contents of the files, the encoder and the options are those of an earlier call.
+/// Encodes the rows of `files`, as one dataset in the given order, into the cache; or finds them there if file
+/// contents, encoder and options are those of an earlier call.
 ///
-/// Stops at the first row that is wrong.
+/// Stops at the first invalid row.
 pub fn prepare(
     files: &[PathBuf],
     encoder: &dyn Encode,
@@ -58,18 +58,18 @@ pub fn prepare(
     prepare_watched(files, encoder, options, cache, &|_| ())
 }
 
-/// How far tokenising is.
+/// Progress of tokenisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tokenising {
-    /// Rows that are done.
+    /// Rows encoded.
     pub rows: u64,
-    /// About how many bytes of the files those are.
+    /// Approximate bytes of the files they took.
     pub bytes: u64,
-    /// Bytes of all files.
+    /// Size of all files.
     pub total_bytes: u64,
 }
 
-/// As [`prepare`], and `watch` is told how far it is, by the threads that tokenise.
+/// As [`prepare`]; `watch` receives progress from the encoding threads.
 pub fn prepare_watched(
     files: &[PathBuf],
     encoder: &dyn Encode,
@@ -91,7 +91,7 @@ pub(super) fn prepare_at(
     let begun = Instant::now();
     check(files)?;
     let before = stamps(files);
-    // Whoever changes a file meanwhile must not get a cache that belongs to neither.
+    // A file changed meanwhile must not produce a cache that matches neither version.
     let unchanged = || match files.iter().zip(before.iter().zip(stamps(files))).find(changed) {
         Some((path, _)) => Err(DataError::Changed { path: path.clone() }),
         None => Ok(()),
@@ -107,7 +107,7 @@ pub(super) fn prepare_at(
             let total_bytes = before.iter().flatten().map(|(bytes, _)| bytes).sum();
             let (rows, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
             let each = |more_rows, more_bytes| {
-                // Relaxed: figures for people.
+                // Relaxed: only for display.
                 let rows = rows.fetch_add(more_rows, Ordering::Relaxed) + more_rows;
                 let bytes = bytes.fetch_add(more_bytes, Ordering::Relaxed) + more_bytes;
                 watch(Tokenising { rows, bytes, total_bytes });
@@ -129,7 +129,7 @@ pub(super) fn prepare_at(
     Err(DataError::NoCache { tried })
 }
 
-/// What tells that a file was written to.
+/// Length and modification time, to detect changes.
 type Stamp = Option<(u64, SystemTime)>;
 
 fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
@@ -144,7 +144,7 @@ fn changed((_, (before, after)): &(&PathBuf, (&Stamp, Stamp))) -> bool {
     *before != after
 }
 
-/// Data that is wrong, or a place that cannot be written: another one may be.
+/// Invalid data, or a cache location that cannot be written, in which case the next is tried.
 enum Failed {
     Data(DataError),
     Cache(io::Error),
@@ -213,7 +213,7 @@ mod tests {
         Encoder::open(Path::new("there is no tokenizer"), EncoderOptions::new(50)).unwrap()
     }
 
-    /// One row after the other, as plainly as it can be said.
+    /// Reference implementation: one row after the other.
     fn serial(path: &Path, text: &str, options: &PrepareOptions) -> Result<Samples, DataError> {
         let mut samples = SamplesBuilder::with(options.max_length, options.truncation, options.packing);
         let mut row = Encoded::default();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_watches_is_told_of_every_row_and_byte() {
+    fn progress_covers_every_row_and_byte() {
         let folder = tempfile::tempdir().unwrap();
         let files = ["one", "two"].map(|name| folder.path().join(name));
         for path in &files {
@@ -257,8 +257,8 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_cut_into_blocks_and_chunks_gives_what_one_row_after_the_other_gives(
-            // A length of 0 is a blank line; of 12, a row with a token that the vocabulary has not.
+        fn any_block_and_chunk_size_matches_serial_encoding(
+            // A length of 0 is a blank line; of 12, a row with a token beyond the vocabulary.
             lengths in proptest::collection::vec(prop_oneof![20 => 1_usize..9, 2 => Just(0), 1 => Just(12)], 1..60),
             (block_bytes, block_rows, chunk_rows) in (1_usize..2000, 1_usize..40, 1_usize..12),
             (truncation, packing) in (0_usize..3, any::<bool>()),

@@ -1,4 +1,5 @@
-//! What `zeroth data preview` prints, as text: rows with their trained tokens marked, lengths as bars, problems by number.
+//! The text of `zeroth data preview`: rows with trained tokens marked, a histogram of lengths, and problems by row
+//! number.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -8,19 +9,19 @@ use zeroth_base::{counted, grouped};
 use super::survey::{Bucket, FirstRow, Listed, RowPlace, Survey};
 use super::{IGNORED, RowNumber};
 
-/// Trained tokens stand between these marks where there are no colours.
+/// Markers around trained tokens when colours are off.
 pub const MARKS: [&str; 2] = ["«", "»"];
-/// Tokens of a row that are shown; of longer ones the beginning and the end.
+/// Tokens shown per row; longer rows show their beginning and end.
 const SHOWN: usize = 2000;
-/// Columns of the longest bar.
+/// Width of the longest bar.
 const BAR: u64 = 40;
 
-/// The tokens of a row that are not shown, where it is too long to be shown: those in the middle.
+/// The omitted middle of a row that is too long to show.
 pub fn left_out(tokens: usize) -> Option<Range<usize>> {
     (tokens > SHOWN).then(|| SHOWN / 2..tokens - SHOWN / 2)
 }
 
-/// A survey as text. Trained tokens stand between `marks`; `text` gives the text of tokens that stand side by side.
+/// Formats a survey. Trained tokens are wrapped in `marks`; `text` decodes adjacent tokens.
 pub fn preview(
     survey: &Survey,
     files: &[PathBuf],
@@ -39,7 +40,7 @@ pub fn preview(
             None => part(0..row.ids.len()),
             Some(gap) => {
                 let tokens = counted(gap.len() as u64, "token");
-                [part(0..gap.start), format!("\n  […{tokens} left out…]\n"), part(gap.end..row.ids.len())]
+                [part(0..gap.start), format!("\n  […{tokens} omitted…]\n"), part(gap.end..row.ids.len())]
                     .concat()
             }
         };
@@ -84,7 +85,7 @@ fn more<T>(listed: &Listed<T>) -> String {
     }
 }
 
-/// The numbers of rows, a line for each file.
+/// Row numbers, one line per file.
 fn numbers(files: &[PathBuf], places: &[RowPlace]) -> String {
     let of_file = |places: &[RowPlace]| {
         let number = |place: &RowPlace| match place.at {
@@ -98,7 +99,8 @@ fn numbers(files: &[PathBuf], places: &[RowPlace]) -> String {
     places.chunk_by(|one, next| one.file == next.file).map(of_file).collect()
 }
 
-/// The text of a part of a row, indented, its trained tokens marked. The first token is never trained: none comes before it.
+/// Formats a part of a row, indented, with trained tokens marked. The first token is never trained, as nothing
+/// precedes it.
 fn marked(
     ids: &[i32],
     labels: &[i32],
@@ -112,12 +114,12 @@ fn marked(
         .collect();
     let mut out = String::new();
     let mut start = part.start;
-    // Runs and not tokens: a character may be spread over several tokens.
+    // Runs instead of single tokens, as a character may span several.
     for run in trained.chunk_by(|one, next| one == next) {
         let piece = shown(&text(&ids[start..start + run.len()]));
         start += run.len();
         if run[0] {
-            // Terminals and pagers drop colours at the end of a line.
+            // Terminals and pagers reset colours at line ends.
             let lines: Vec<String> =
                 piece.split('\n').map(|line| format!("{}{line}{}", marks[0], marks[1])).collect();
             out += &lines.join("\n");
@@ -128,7 +130,7 @@ fn marked(
     format!("  {}", out.replace('\n', "\n  "))
 }
 
-/// Text that cannot command a terminal: ends of lines are shown and kept, other control characters are spelled out.
+/// Escapes control characters, so that text cannot control the terminal; line ends are shown and kept.
 fn shown(text: &str) -> String {
     let one = |character: char| match character {
         '\n' => "⏎\n".to_owned(),
@@ -146,7 +148,7 @@ fn lengths(buckets: &[Bucket], max_length: u64) -> String {
     let digits = grouped(last.to).len();
     let mut out = "Rows by their tokens:\n".to_owned();
     for bucket in buckets {
-        // A bucket with a row in it has a bar, however short.
+        // Non-empty buckets always have a bar.
         let bar = "█".repeat((bucket.rows * BAR).div_ceil(most) as usize);
         let note = if bucket.from > max_length { ", too long" } else { "" };
         let rows =
@@ -223,7 +225,7 @@ Rows by their tokens:
     }
 
     #[test]
-    fn of_a_long_row_the_middle_is_left_out_and_counted() {
+    fn the_middle_of_long_rows_is_omitted() {
         let mut survey = survey();
         let ids: Vec<i32> = [vec![97; 1000], vec![98; 197_000], vec![99; 2000]].concat();
         survey.first[0].row = Encoded { labels: ids.clone(), ids };
@@ -231,13 +233,13 @@ Rows by their tokens:
         let shown = preview(&survey, &files, 150, MARKS, &text);
         let (a, c) = ("a".repeat(999), "c".repeat(1000));
         let expected =
-            format!("200,000 tokens, 199,999 trained\n  a«{a}»\n  […198,000 tokens left out…]\n  «{c}»\n\n");
+            format!("200,000 tokens, 199,999 trained\n  a«{a}»\n  […198,000 tokens omitted…]\n  «{c}»\n\n");
         assert!(shown.contains(&expected), "{shown}");
         assert_eq!((left_out(2000), left_out(2001)), (None, Some(1000..1001)));
     }
 
     #[test]
-    fn with_colours_trained_tokens_are_green_and_a_colour_ends_with_its_line() {
+    fn colours_end_at_line_ends() {
         let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
         let coloured = preview(&survey(), &files, 150, ["<green>", "</>"], &text);
         assert!(coloured.contains("  Hi?<green>⏎</>\n  <green>Ok</>\\u{1b}\n"), "{coloured}");

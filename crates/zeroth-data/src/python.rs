@@ -1,18 +1,19 @@
-//! What templates expect of Python: `json.dumps` and methods of strings.
+//! Python features that templates rely on: `json.dumps` and string methods.
 //!
-//! minijinja's `pycompat` has most methods; here are those that it lacks, or where Python's idea of white space counts.
+//! minijinja's `pycompat` has most methods; these are the ones it lacks, or that depend on Python's definition of
+//! whitespace.
 
 use std::fmt::Write as _;
 
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// The deepest value that `tojson` writes: deeper ones would overflow the stack. Rows are read to a depth of 128.
+/// Maximum nesting of `tojson`, to protect the stack. Rows are parsed to a depth of 128.
 const DEPTH: usize = 256;
-/// What a template did whose value is deeper.
+/// The message for deeper values.
 pub(super) const TOO_DEEP: &str = "gave `tojson` a value nested more than 256 deep";
 
-/// `json.dumps` as transformers gives it to templates: no HTML escapes, and characters as they are.
+/// `json.dumps` as transformers exposes it: no HTML escapes, no ASCII escapes.
 #[allow(clippy::needless_pass_by_value, reason = "minijinja hands these over by value")]
 pub(super) fn tojson(
     value: &Value,
@@ -47,7 +48,7 @@ pub(super) fn tojson(
     Ok(out)
 }
 
-/// How `json.dumps` writes.
+/// Options of `json.dumps`.
 struct Dump {
     indent: Option<String>,
     item: String,
@@ -147,7 +148,7 @@ impl Dump {
     }
 }
 
-/// A float as Python's `repr` writes it, and JSON's names for what is not finite.
+/// A float as Python's `repr` prints it, with JSON's names for non-finite values.
 fn float(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
@@ -166,7 +167,7 @@ fn float(number: f64) -> String {
     if plain.contains('.') { plain } else { plain + ".0" }
 }
 
-/// White space to Python: Unicode's, and four separators of ASCII.
+/// Whitespace in Python: Unicode's, and four ASCII separators.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
@@ -180,12 +181,12 @@ pub(super) fn trim(value: &Value, characters: Option<String>) -> String {
     }
 }
 
-/// The test `iterable`: nothing is no sequence to Python.
+/// The test `iterable`: `None` is not iterable in Python.
 pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// Methods of Python's values.
+/// Methods of Python values.
 pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let Some(text) = value.as_str() else {
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
@@ -234,8 +235,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_written_as_python_writes_them() {
-        // Each as CPython 3.12 prints it.
+    fn floats_match_python_repr() {
+        // Expected values from CPython 3.12.
         for (number, text) in [
             (1.0, "1.0"),
             (-0.5, "-0.5"),

@@ -1,11 +1,11 @@
-//! A row of ready tokens: {"input_ids": [...], "labels": [...], "attention_mask": [...]}. No token is added.
+//! Rows of ready tokens: {"input_ids": [...], "labels": [...], "attention_mask": [...]}. No tokens are added.
 
 use serde_json::{Map, Value};
 
 use super::columns::Columns;
 use super::{Encoded, IGNORED, RowProblem};
 
-/// The lists of a row, as given.
+/// The lists of a row.
 pub(super) struct Lists {
     pub(super) ids: Vec<i64>,
     pub(super) labels: Option<Vec<i64>>,
@@ -13,7 +13,7 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// The lists that a row holds.
+    /// Reads the lists of a row.
     pub(super) fn of(row: &Map<String, Value>, columns: &Columns) -> Result<Self, RowProblem> {
         let list = |key| columns.get(row, key).map(|value| whole_numbers(key, value)).transpose();
         let ids = match row.get(columns.theirs("input_ids")) {
@@ -23,7 +23,7 @@ impl Lists {
         Ok(Self { ids, labels: list("labels")?, mask: list("attention_mask")? })
     }
 
-    /// Checks them against each other and the vocabulary, cuts padding at the end, and puts them into the two buffers.
+    /// Validates the lists, removes padding at the end, and stores them in `into`.
     pub(super) fn take(mut self, vocabulary: u64, into: &mut Encoded) -> Result<(), RowProblem> {
         let tokens = self.ids.len();
         let same_length = |key, list: Option<&Vec<i64>>| match list {
@@ -74,7 +74,7 @@ fn whole_numbers(key: &'static str, value: &Value) -> Result<Vec<i64>, RowProble
     list.iter().enumerate().map(number).collect()
 }
 
-/// Where the padding at the end begins.
+/// The start of the padding at the end.
 fn without_padding(mask: &[i64]) -> Result<usize, RowProblem> {
     if let Some(place) = mask.iter().position(|&entry| entry != 0 && entry != 1) {
         return Err(RowProblem::Mask { place, found: mask[place] });
@@ -86,19 +86,19 @@ fn without_padding(mask: &[i64]) -> Result<usize, RowProblem> {
     }
 }
 
-/// What a value is, in words.
+/// A JSON value's type, for messages.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
-        Value::Bool(_) => "true or false",
+        Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
-        Value::String(_) => "a text",
+        Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
 }
 
-/// A value as a message shows it.
+/// A JSON value, shortened for messages.
 pub(super) fn shortened(value: &Value) -> String {
     const SHOWN: usize = 40;
     let text = value.to_string();

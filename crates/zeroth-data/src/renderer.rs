@@ -1,4 +1,4 @@
-//! A folder's chat template, rendered in this process or in processes of its own.
+//! A folder's chat template, rendered in this process or in worker processes.
 
 use serde_json::{Map, Value};
 
@@ -6,9 +6,9 @@ use super::RowProblem;
 use super::chat_template::{CompiledTemplate, NotRendered, Rendered, Sources, Surroundings, TemplateFacts};
 use super::template_process::{TemplateProcesses, Worker};
 
-/// A chat template that is ready to render.
+/// A compiled chat template.
 pub(super) struct ChatTemplate {
-    /// Where it was found.
+    /// The file it was found in.
     file: String,
     renderer: Renderer,
     facts: TemplateFacts,
@@ -20,7 +20,7 @@ enum Renderer {
 }
 
 impl ChatTemplate {
-    /// Compiles the templates found in `file`, in this process or by a worker.
+    /// Compiles the templates of `file`, in this process or in a worker.
     pub(super) fn new(
         file: &str,
         sources: &Sources,
@@ -46,13 +46,13 @@ impl ChatTemplate {
         Ok(Self { file: file.to_owned(), renderer, facts })
     }
 
-    /// What is known of it without a row.
+    /// Properties of the template.
     pub(super) fn facts(&self) -> TemplateFacts {
         self.facts
     }
 
-    /// Renders; `Err` within is what the template said when it refused. A template that had to be stopped is an error of
-    /// its own: there is no sense in rendering part of the conversation.
+    /// Renders; the inner error is the template's own. Exceeding a limit is an outer error, as rendering part of the
+    /// conversation would be pointless.
     pub(super) fn render(
         &self,
         messages: &[Map<String, Value>],

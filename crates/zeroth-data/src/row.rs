@@ -1,18 +1,18 @@
-//! The formats of rows, told apart by their columns.
+//! Row formats, distinguished by their columns.
 //!
 //! | columns | becomes |
 //! |---|---|
-//! | `messages` (`tools`) | a conversation; assistants are trained |
-//! | `conversations` (`system`, `tools`) | the same, in sharegpt's words |
+//! | `messages` (`tools`) | a conversation; assistant messages are trained |
+//! | `conversations` (`system`, `tools`) | the same in sharegpt's format |
 //! | `instruction`, `output` (`input`, `system`, `history`) | turns; the input follows the instruction on a new line |
 //! | `question`, `answer`, or `query`, `response` (`system`, `history`) | turns |
 //! | `translation` | turns: the first language asks, the second answers |
-//! | `prompt`, `completion` | texts with nothing between them, or messages; the completion is trained |
-//! | `text` | a text, all of it trained |
+//! | `prompt`, `completion` | two texts, concatenated, or messages; the completion is trained |
+//! | `text` | plain text, all trained |
 //! | `input_ids` (`labels`, `attention_mask`) | ready tokens |
 //!
-//! Ready tokens win over any other format in the same row, and any other format over `text`: both are what tools leave
-//! beside the columns they were made from. Two others in one row are refused until `--columns` names one of them.
+//! Ready tokens take precedence over any other format in the same row, and any other format over `text`: tools leave
+//! both beside the columns they were made from. Other combinations are refused until `--columns` selects one.
 
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
@@ -22,7 +22,7 @@ use super::columns::{Columns, NAMES};
 use super::conversation::{ASSISTANT, Conversation};
 use super::ready_row::{kind, shortened};
 
-/// A format of rows.
+/// A row format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Ready,
@@ -36,7 +36,7 @@ pub(super) enum Format {
     Text,
 }
 
-/// Each with the columns that it must have and how a message shows it.
+/// The formats, with their required columns and their representation in messages.
 const FORMATS: [(Format, &[&str], &str); 9] = [
     (Format::Ready, &["input_ids"], "{\"input_ids\": [...], \"labels\": [...]}"),
     (Format::Messages, &["messages"], "{\"messages\": [...]}"),
@@ -50,7 +50,7 @@ const FORMATS: [(Format, &[&str], &str); 9] = [
 ];
 
 impl Format {
-    /// As a message shows it.
+    /// Its representation in messages.
     pub(super) fn shown(self) -> &'static str {
         FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(.., shown)| shown)
     }
@@ -59,9 +59,9 @@ impl Format {
         FORMATS.iter().find(|(format, ..)| *format == self).map_or(&[], |(_, columns, _)| columns)
     }
 
-    /// The format of a row.
+    /// Detects the format of a row.
     pub(super) fn of(row: &Map<String, Value>, columns: &Columns) -> Result<Self, RowProblem> {
-        // Ready tokens that are `null` are refused as such, not taken for another format.
+        // `input_ids: null` is reported as such, not taken for another format.
         if row.contains_key(columns.theirs("input_ids")) {
             return Ok(Self::Ready);
         }
@@ -91,13 +91,13 @@ impl Format {
     }
 }
 
-/// All formats, as a message shows them.
+/// All formats, for messages.
 pub(super) fn known_formats() -> String {
     FORMATS.map(|(.., shown)| shown).join(", ")
 }
 
 fn unknown(row: &Map<String, Value>, columns: &Columns) -> RowProblem {
-    // A format whose columns are all there, with nothing in one of them.
+    // A format whose columns all exist, one of them null.
     let null = FORMATS.iter().find_map(|(_, keys, shown)| {
         let theirs = || keys.iter().map(|key| columns.theirs(key));
         theirs().all(|key| row.contains_key(key)).then_some(())?;
@@ -128,7 +128,7 @@ pub(super) struct Row<'a> {
 pub(super) enum Pair<'a> {
     /// Plain texts.
     Texts(&'a str, &'a str),
-    /// Messages, of which those of the completion are trained.
+    /// Messages; those of the completion are trained.
     Messages(Conversation),
 }
 
@@ -137,7 +137,7 @@ impl<'a> Row<'a> {
         self.columns.get(self.row, name)
     }
 
-    /// A text that may be absent.
+    /// An optional text.
     fn text(&self, name: &str) -> Result<Option<&'a str>, RowProblem> {
         let key = self.columns.theirs(name);
         match self.value(name) {
@@ -147,13 +147,13 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// A text that the format has.
+    /// A required text.
     pub(super) fn required(&self, name: &str) -> Result<&'a str, RowProblem> {
         let absent = || RowProblem::NotText { key: self.columns.theirs(name).to_owned(), found: "null" };
         self.text(name)?.ok_or_else(absent)
     }
 
-    /// A conversation of the columns `messages` or `conversations`.
+    /// The conversation in `messages` or `conversations`.
     pub(super) fn conversation(&self, name: &str) -> Result<Conversation, RowProblem> {
         let mut conversation = Conversation::default();
         let key = self.columns.theirs(name);
@@ -172,7 +172,7 @@ impl<'a> Row<'a> {
         Ok(())
     }
 
-    /// A conversation of single columns: what was said before, a question, an answer.
+    /// A conversation from single columns: history, question, answer.
     pub(super) fn turns(&self, format: Format) -> Result<Conversation, RowProblem> {
         let mut conversation = Conversation::default();
         if let Some(system) = self.text("system")?.filter(|text| !text.is_empty()) {
@@ -217,7 +217,7 @@ impl<'a> Row<'a> {
         Ok(())
     }
 
-    /// The source and the target: the languages that `--columns` names, else the first two.
+    /// Source and target text: the languages that `--columns` selects, else the first two.
     fn translation(&self) -> Result<(&'a str, &'a str), RowProblem> {
         let value = self.value("translation").unwrap_or(&Value::Null);
         let texts = || {

@@ -1,149 +1,149 @@
-//! What can be wrong with one row, each with its own sentence.
+//! Problems with single rows.
 
 use zeroth_base::{grouped, nearest};
 
 use super::IGNORED;
 use super::row::known_formats;
 
-/// What is wrong with a row.
+/// A problem with a row.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RowProblem {
-    /// Not JSON, or cut off.
+    /// Invalid or truncated JSON.
     #[error("not JSON: {message}, column {column}; a row is one JSON object on one line")]
     NotJson {
-        /// What the parser said.
+        /// The parser's message.
         message: String,
-        /// Where in the line, counted from 1.
+        /// Column in the line, from 1.
         column: usize,
     },
-    /// JSON, but no object.
-    #[error("a row is a JSON object, as in {{\"input_ids\": [1, 2, 3]}}: found {found}")]
+    /// JSON, but not an object.
+    #[error("a row must be a JSON object, as in {{\"input_ids\": [1, 2, 3]}}: found {found}")]
     NotAnObject {
-        /// What it is.
+        /// Its type.
         found: &'static str,
     },
-    /// No format has these keys.
+    /// Unknown columns.
     #[error(
-        "no format of rows has these columns: {}{}; known are {}; --columns maps other names, as in --columns \
+        "no row format has these columns: {}{}; known formats are {}; --columns maps other names, as in --columns \
          question=problem,answer=solution",
         listed(found),
-        near.as_ref().map(|(theirs, ours)| format!(" (`{theirs}` is near `{ours}`)")).unwrap_or_default(),
+        near.as_ref().map(|(theirs, ours)| format!(" (`{theirs}` is similar to `{ours}`)")).unwrap_or_default(),
         known_formats()
     )]
     UnknownFormat {
-        /// The keys that it has.
+        /// The row's keys.
         found: Vec<String>,
-        /// One of them and the name that may be meant.
+        /// A key, and the similar known name.
         near: Option<(String, &'static str)>,
     },
-    /// A column that a format needs is there and holds nothing.
-    #[error("`{key}` is null: a row of the format {format} needs it; fill it in, or remove the row")]
+    /// A required column is null.
+    #[error("`{key}` is null: the format {format} requires it; fill it in, or remove the row")]
     NullColumn {
-        /// The key, as in the row.
+        /// The key.
         key: String,
-        /// The format, as a message shows it.
+        /// The format.
         format: &'static str,
     },
-    /// `--columns` names a column that is not there.
+    /// `--columns` maps to a column that does not exist.
     #[error(
         "--columns {ours}={theirs}: the row has no column `{theirs}`{}; it has {}",
         nearest(theirs, found.iter().map(String::as_str)).map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
         listed(found)
     )]
     NoSuchColumn {
-        /// Our name.
+        /// zeroth's name.
         ours: &'static str,
-        /// The name that was given for it.
+        /// The mapped name.
         theirs: String,
-        /// The keys that the row has.
+        /// The row's keys.
         found: Vec<String>,
     },
-    /// Several formats have these keys.
+    /// Several formats match.
     #[error(
-        "the row could be {}: choose one by naming its columns, as in --columns {example}={example}",
+        "the row matches {}: select one with its columns, as in --columns {example}={example}",
         formats.join(" or ")
     )]
     Ambiguous {
-        /// The formats, as a message shows them.
+        /// The matching formats.
         formats: Vec<&'static str>,
         /// A column of the first.
         example: &'static str,
     },
-    /// A column that must hold a text.
-    #[error("`{key}` must be a text: found {found}")]
+    /// A column that must be a string.
+    #[error("`{key}` must be a string: found {found}")]
     NotText {
-        /// The key, as in the row.
+        /// The key.
         key: String,
-        /// What it holds.
+        /// The type found.
         found: &'static str,
     },
-    /// A column that must hold messages.
+    /// A column that must be a list of messages.
     #[error(
         "`{key}` must be a list of messages, as in [{{\"role\": \"user\", \"content\": \"Hi\"}}]: found {found}"
     )]
     NotMessages {
-        /// The key, as in the row.
+        /// The key.
         key: String,
-        /// What it holds.
+        /// The type found.
         found: &'static str,
     },
-    /// An entry of a list of messages that is none.
+    /// An invalid message.
     #[error("message {number} of `{key}`: {problem}")]
     Message {
-        /// The key, as in the row.
+        /// The key.
         key: String,
-        /// The message, counted from 1.
+        /// The message's number, from 1.
         number: usize,
-        /// What is wrong with it.
+        /// The problem.
         problem: Box<MessageProblem>,
     },
-    /// Something else than pairs of texts.
+    /// An invalid history.
     #[error("`{key}` must be a list of [question, answer] pairs: found {found}")]
     History {
-        /// The key, as in the row.
+        /// The key.
         key: String,
-        /// What stands there.
+        /// The value found.
         found: String,
     },
-    /// Tools that are no list.
-    #[error("`{key}` must be a list of tools, or a text that holds such a list as JSON: found {found}")]
+    /// Tools that are not a list.
+    #[error("`{key}` must be a list of tools, or a JSON string of such a list: found {found}")]
     Tools {
-        /// The key, as in the row.
+        /// The key.
         key: String,
-        /// What it holds.
+        /// The value found.
         found: String,
     },
-    /// A translation that is no pair of texts.
+    /// An invalid translation.
     #[error(
-        "`{key}` must be an object of a source and a target text, as in {{\"en\": \"Hello\", \"de\": \"Hallo\"}}: \
-         found {found}; --columns source=en,target=de chooses two of several"
+        "`{key}` must be an object with a source and a target text, as in {{\"en\": \"Hello\", \"de\": \"Hallo\"}}: \
+         found {found}; --columns source=en,target=de selects two of several"
     )]
     Translation {
-        /// The key, as in the row.
+        /// The key.
         key: String,
-        /// What it holds.
+        /// The value found.
         found: String,
     },
-    /// A key that must hold a list.
-    #[error("`{key}` must be a list of whole numbers: found {found}")]
+    /// A key that must be a list.
+    #[error("`{key}` must be a list of integers: found {found}")]
     NotAList {
         /// The key.
         key: &'static str,
-        /// What it holds.
+        /// The type found.
         found: &'static str,
     },
-    /// An entry that is no whole number.
-    #[error("{key}[{place}] must be a whole number: found {found}")]
+    /// An entry that is not an integer.
+    #[error("{key}[{place}] must be an integer: found {found}")]
     NotAnInteger {
         /// The key.
         key: &'static str,
-        /// The place in the list, counted from 0.
+        /// Its index.
         place: usize,
-        /// What stands there.
+        /// The value found.
         found: String,
     },
     /// Lists of different lengths.
-    #[error("`{key}` has {} and `input_ids` {expected}: they must be equally many, one a token", entries(*found))]
+    #[error("`{key}` has {} but `input_ids` has {expected}: they must have the same length", entries(*found))]
     Lengths {
         /// The other list.
         key: &'static str,
@@ -152,197 +152,199 @@ pub enum RowProblem {
         /// The number of tokens.
         expected: usize,
     },
-    /// No token.
+    /// A row without tokens.
     #[error("the row has no tokens; remove it")]
     Empty,
-    /// A token beyond the vocabulary.
+    /// A token outside the vocabulary.
     #[error(
         "input_ids[{place}] is {id}: the model's vocabulary has {} tokens, 0 to {}; was the data made with another \
          tokenizer?", grouped(*vocabulary), vocabulary.saturating_sub(1)
     )]
     Token {
-        /// The place in the list, counted from 0.
+        /// Its index.
         place: usize,
         /// The token.
         id: i64,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocabulary: u64,
     },
-    /// A label beyond the vocabulary.
+    /// A label outside the vocabulary.
     #[error(
-        "labels[{place}] is {label}: a label is a token, 0 to {}, or {IGNORED} for one that is not trained",
+        "labels[{place}] is {label}: a label must be a token id, 0 to {}, or {IGNORED} for untrained tokens",
         vocabulary.saturating_sub(1)
     )]
     Label {
-        /// The place in the list, counted from 0.
+        /// Its index.
         place: usize,
         /// The label.
         label: i64,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocabulary: u64,
     },
-    /// A mask of something else than 0 and 1.
+    /// A mask value other than 0 and 1.
     #[error("attention_mask[{place}] is {found}: it must be 0 (padding) or 1")]
     Mask {
-        /// The place in the list, counted from 0.
+        /// Its index.
         place: usize,
-        /// What stands there.
+        /// The value found.
         found: i64,
     },
     /// Padding before or between tokens.
     #[error(
-        "attention_mask[{place}] is 0 and tokens follow: only padding at the end of a row can be cut; write the row \
+        "attention_mask[{place}] is 0 but tokens follow: only padding at the end of a row is supported; write the row \
          without padding"
     )]
     PaddingInside {
-        /// The place in the list, counted from 0.
+        /// Its index.
         place: usize,
     },
-    /// Text, and nothing to make tokens of it.
+    /// A text row without a tokenizer.
     #[error(
-        "a row of the format {format} needs a tokenizer, and {folder} has no tokenizer.json: put the model's there, or \
-         give ready tokens, {{\"input_ids\": [...], \"labels\": [...]}}"
+        "the format {format} needs a tokenizer, but {folder} has no tokenizer.json: copy the model's there, or \
+         use ready tokens, {{\"input_ids\": [...], \"labels\": [...]}}"
     )]
     NoTokenizer {
-        /// The format, as a message shows it.
+        /// The format.
         format: &'static str,
-        /// The model's folder.
+        /// The model folder.
         folder: String,
     },
-    /// Turns, and no template to write them with.
+    /// A conversation without a chat template.
     #[error(
-        "a row of the format {format} needs a chat template: {folder} has none in chat_template.jinja, \
-         chat_template.json, or as `chat_template` in tokenizer_config.json; put the model's there, or give \
+        "the format {format} needs a chat template: {folder} has none in chat_template.jinja, \
+         chat_template.json, or as `chat_template` in tokenizer_config.json; copy the model's there, or use \
          {{\"prompt\", \"completion\"}} rows"
     )]
     NoChatTemplate {
-        /// The format, as a message shows it.
+        /// The format.
         format: &'static str,
-        /// The model's folder.
+        /// The model folder.
         folder: String,
     },
-    /// A template that cannot be compiled.
+    /// An invalid template.
     #[error("the chat template in {file} cannot be used: {message}")]
     BadTemplate {
-        /// Where it was found.
+        /// Its file.
         file: String,
-        /// What the compiler said.
+        /// The compiler's message.
         message: String,
     },
-    /// The template refused the conversation.
-    #[error("the chat template refuses the conversation at message {number}: {message}")]
+    /// The template rejected the conversation.
+    #[error("the chat template rejects the conversation at message {number}: {message}")]
     Template {
-        /// The first message with which it does, counted from 1.
+        /// The first message it rejects, from 1.
         number: usize,
-        /// What it said.
+        /// Its message.
         message: String,
     },
-    /// A bound of rendering was reached.
+    /// The template exceeded a limit.
     #[error(
-        "the chat template in {file} was stopped: it {what}, which no conversation needs; take the template of the model's \
+        "the chat template in {file} was stopped: it {what}, which no conversation needs; use the template of the model's \
          authors"
     )]
     TemplateStopped {
-        /// Where the template was found.
+        /// Its file.
         file: String,
-        /// What it did.
+        /// The limit exceeded.
         what: String,
     },
-    /// A message of which the template writes nothing.
+    /// A trained message that the template does not render.
     #[error(
-        "message {number} ({role}) should be trained, and the chat template writes nothing of what it says: its content \
-         is null, or the template knows no tool calls, or drops this role; remove the message, or set its \"loss\" to \
+        "message {number} ({role}) should be trained, but the chat template does not render it: its content \
+         is null, or the template does not support tool calls or this role; remove the message, or set its \"loss\" to \
          false"
     )]
     NoTrace {
-        /// The message, counted from 1.
+        /// The message's number, from 1.
         number: usize,
         /// Its role.
         role: String,
     },
-    /// A character that marks trained text inside.
-    #[error("the row holds U+{code:04X}, a noncharacter of Unicode that is no text; remove it")]
+    /// A reserved sentinel character.
+    #[error("the row contains U+{code:04X}, a Unicode noncharacter; remove it")]
     Reserved {
-        /// The character.
+        /// The code point.
         code: u32,
     },
-    /// Nothing to end a text with.
+    /// No end-of-text token.
     #[error(
-        "no end-of-text token is known: name one as `eos_token` in tokenizer_config.json, or as `eos_token_id` in \
+        "no end-of-text token is defined: set `eos_token` in tokenizer_config.json, or `eos_token_id` in \
          config.json"
     )]
     NoEndOfText,
     /// The tokenizer failed.
-    #[error("the tokenizer cannot take the text: {message}")]
+    #[error("the tokenizer failed on the text: {message}")]
     Tokenizer {
-        /// What it said.
+        /// Its message.
         message: String,
     },
-    /// A token of the tokenizer that the model does not have.
+    /// A token of the tokenizer outside the model's vocabulary.
     #[error(
-        "token {place} of the row is {id} (`{text}`): the model's vocabulary has {} tokens, 0 to {}; is tokenizer.json \
-         another model's?", grouped(*vocabulary), vocabulary.saturating_sub(1)
+        "token {place} of the row is {id} (`{text}`): the model's vocabulary has {} tokens, 0 to {}; does tokenizer.json \
+         belong to another model?", grouped(*vocabulary), vocabulary.saturating_sub(1)
     )]
     TextToken {
-        /// Its place in the row, counted from 0.
+        /// Its index in the row.
         place: usize,
         /// The token.
         id: u32,
-        /// What it stands for.
+        /// Its text.
         text: String,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocabulary: u64,
     },
 }
 
-/// What is wrong with a message.
+/// A problem with a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MessageProblem {
-    /// Not even an object.
-    #[error("a message is an object with `role` and `content`: found {found}")]
+    /// Not an object.
+    #[error("a message must be an object with `role` and `content`: found {found}")]
     NotAnObject {
-        /// What it is.
+        /// The type found.
         found: &'static str,
     },
-    /// No role, or one that is no text.
-    #[error("`{key}` must be a text: found {found}")]
+    /// A missing or invalid role.
+    #[error("`{key}` must be a string: found {found}")]
     Role {
         /// `role` or `from`.
         key: &'static str,
-        /// What it holds.
+        /// The type found.
         found: &'static str,
     },
-    /// A speaker that sharegpt does not know.
+    /// An unknown sharegpt speaker.
     #[error(
-        "`from` is `{from}`{}; known are {known}",
+        "`from` is `{from}`{}; known speakers are {known}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
     )]
     Speaker {
-        /// As given.
+        /// The value given.
         from: String,
-        /// One that may be meant.
+        /// The closest known name.
         near: Option<&'static str>,
-        /// All of them.
+        /// All known names.
         known: String,
     },
-    /// A content that is neither text nor a list of texts.
-    #[error("`{key}` must be a text or a list of {{\"type\": \"text\", \"text\": ...}}: found {found}")]
+    /// An invalid content.
+    #[error("`{key}` must be a string or a list of {{\"type\": \"text\", \"text\": ...}}: found {found}")]
     Content {
         /// `content` or `value`.
         key: &'static str,
-        /// What it holds.
+        /// The value found.
         found: String,
     },
-    /// A tool call that is no JSON.
-    #[error("`value` must be a call as JSON, as in {{\"name\": \"f\", \"arguments\": {{}}}}: found {found}")]
+    /// An invalid tool call.
+    #[error(
+        "`value` must be a tool call as JSON, as in {{\"name\": \"f\", \"arguments\": {{}}}}: found {found}"
+    )]
     Call {
-        /// What it holds.
+        /// The value found.
         found: String,
     },
-    /// An override that is no truth value.
+    /// An invalid `loss` override.
     #[error("`loss` must be true or false: found {found}")]
     Loss {
-        /// What it holds.
+        /// The type found.
         found: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! The rows of several files, one after the other, whatever their formats.
+//! Reads the rows of several files in order, in any supported format.
 
 use std::fmt;
 use std::fs::File;
@@ -12,12 +12,12 @@ use super::parquet_rows::ParquetRows;
 use super::ready_row::kind;
 use super::{DataError, RowProblem};
 
-/// Where a row stands in its file, counted from 1.
+/// A row's position in its file, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowNumber {
     /// A line of a text file.
     Line(u64),
-    /// A row of a table.
+    /// A row of a Parquet file.
     Row(u64),
 }
 
@@ -30,26 +30,26 @@ impl fmt::Display for RowNumber {
     }
 }
 
-/// A row as its file gives it.
+/// An unparsed row.
 pub(super) struct RawRow {
-    /// Which of the files.
+    /// Index of its file.
     pub(super) file: usize,
     pub(super) at: RowNumber,
     pub(super) content: Content,
-    /// About how many bytes of the file it takes.
+    /// Approximate bytes it takes in the file.
     pub(super) bytes: u64,
 }
 
-/// What a file gives for a row.
+/// The content of an unparsed row.
 pub(super) enum Content {
-    /// A line, not parsed yet: that is done on many threads.
+    /// A line; parsed later, in parallel.
     Line(Vec<u8>),
-    /// A row of a table.
+    /// A row of a Parquet file.
     Object(Map<String, Value>),
 }
 
 impl Content {
-    /// About how much memory it takes.
+    /// Approximate memory use.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Line(text) => text.len(),
@@ -57,7 +57,7 @@ impl Content {
         }
     }
 
-    /// The row as an object.
+    /// Parses the row.
     pub(super) fn into_object(self) -> Result<Map<String, Value>, RowProblem> {
         match self {
             Self::Line(text) => parsed(&text),
@@ -84,18 +84,18 @@ fn parsed(text: &[u8]) -> Result<Map<String, Value>, RowProblem> {
 }
 
 fn not_json(error: &serde_json::Error) -> RowProblem {
-    // The parser saw one line; "line 1" would be mistaken for the file's.
+    // The parser saw one line; its "line 1" would be mistaken for the file's.
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or_default().to_owned();
     RowProblem::NotJson { message, column: error.column() }
 }
 
-/// The rows of all files, in the order given. After an error there are none.
+/// The rows of all files, in order. None follow an error.
 pub(super) struct Rows<'a> {
     files: &'a [PathBuf],
     file: usize,
     open: Option<Open<'a>>,
-    /// Rows that the open file gave.
+    /// Rows read from the open file.
     given: u64,
 }
 
@@ -109,7 +109,7 @@ impl<'a> Rows<'a> {
         Self { files, file: 0, open: None, given: 0 }
     }
 
-    /// The next row. A file without rows is an error once it is read to its end.
+    /// The next row. A file without rows is an error once its end is reached.
     pub(super) fn next(&mut self) -> Result<Option<RawRow>, DataError> {
         let next = self.advance();
         if next.is_err() {
@@ -146,7 +146,7 @@ impl<'a> Open<'a> {
         Ok(Self::Lines(Lines::open(path)?))
     }
 
-    /// About how many bytes of the file were read.
+    /// Approximate bytes read of the file.
     fn read(&self) -> u64 {
         match self {
             Self::Lines(lines) => lines.read(),
@@ -166,7 +166,7 @@ impl<'a> Open<'a> {
     }
 }
 
-/// By how the file begins: names lie.
+/// Detected by magic bytes, not by the file's name.
 fn is_parquet(path: &Path) -> io::Result<bool> {
     let mut beginning = Vec::new();
     File::open(path)?.take(4).read_to_end(&mut beginning)?;

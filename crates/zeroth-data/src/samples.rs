@@ -1,7 +1,7 @@
 //! The samples of a run, in memory or in the token cache.
 //!
-//! What is ordered and batched is a *unit*: a sample, or, where samples are packed, a pack of them. Samples keep their
-//! own numbers, those of the rows kept in file order, whether they are packed or not.
+//! The *unit* that is ordered and batched is a sample or, with packing, a pack of samples. Samples are numbered by
+//! kept rows in file order, packed or not.
 
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -20,7 +20,7 @@ pub struct Samples {
     index: Arc<Index>,
 }
 
-/// Of each sample its tokens, then its labels.
+/// For each sample its tokens, then its labels.
 #[derive(Debug, Clone)]
 enum Tokens {
     Memory(Arc<Vec<i32>>),
@@ -37,8 +37,8 @@ impl Samples {
         Ok(Self { tokens: Tokens::File(Arc::new(file)), index })
     }
 
-    /// Opens a token cache that [`prepare`](super::prepare) left at `path`. Its header, sizes and index are checked; its
-    /// tokens were, by whoever prepared it.
+    /// Opens a token cache that [`prepare`](super::prepare) created. Header, sizes and index are checked; the tokens
+    /// were verified when the cache was prepared.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(Reject::Io);
         let samples = file.and_then(|file| Self::of_file(TokenFile::new(file, path)?));
@@ -48,18 +48,18 @@ impl Samples {
         })
     }
 
-    /// How many units there are: packs where samples are packed, else samples.
+    /// Number of units: packs with packing, else samples.
     pub fn count(&self) -> NonZeroU64 {
         self.index.count
     }
 
-    /// What was read.
+    /// Totals of the data.
     pub fn totals(&self) -> Totals {
         self.index.totals
     }
 
-    /// A number that changes with any token, label, order of samples, or packing: a checkpoint knows its data by it. It
-    /// does not depend on how the samples are spread over files.
+    /// A hash of all tokens, labels, sample order and packing, by which a checkpoint identifies its data. It does not
+    /// depend on how samples are split over files.
     pub fn hash(&self) -> u64 {
         self.index.hash
     }
@@ -71,20 +71,20 @@ impl Samples {
         Ok(ids)
     }
 
-    /// The labels of a sample, as given: aligned with its tokens, not shifted.
+    /// The labels of a sample, aligned with its tokens, not shifted.
     pub fn labels(&self, sample: u64) -> Result<Vec<i32>, DataError> {
         let mut labels = Vec::new();
         self.append_labels(sample, 0, &mut labels)?;
         Ok(labels)
     }
 
-    /// Adds the tokens of a sample to `into`.
+    /// Appends a sample's tokens to `into`.
     pub fn append_ids(&self, sample: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
         let Range { start, end } = self.range(sample);
         self.append(2 * start..start + end, sample, into)
     }
 
-    /// Adds the labels of a sample to `into`, from the `first` one on.
+    /// Appends a sample's labels to `into`, starting at `first`.
     pub fn append_labels(&self, sample: u64, first: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
         let Range { start, end } = self.range(sample);
         self.append((start + end + first).min(2 * end)..2 * end, sample, into)
@@ -104,7 +104,7 @@ impl Samples {
         }
     }
 
-    /// How many tokens a sample has.
+    /// Tokens of a sample.
     pub fn sample_length(&self, sample: u64) -> u64 {
         let Range { start, end } = self.range(sample);
         end - start
@@ -117,12 +117,12 @@ impl Samples {
         alone.into_iter().chain(packed.unwrap_or_default().iter().copied())
     }
 
-    /// How many tokens a unit has.
+    /// Tokens of a unit.
     pub fn length(&self, unit: u64) -> u64 {
         self.members(unit).map(|sample| self.sample_length(sample)).sum()
     }
 
-    /// How many of its tokens are trained.
+    /// Trained tokens of a unit.
     pub fn trained(&self, unit: u64) -> u64 {
         self.members(unit).map(|sample| u64::from(self.index.trained[sample as usize])).sum()
     }
@@ -133,7 +133,7 @@ impl Samples {
         if totals.packs > 0 { totals.longest_pack } else { totals.longest }
     }
 
-    /// Samples of the unit that has most of them.
+    /// The largest number of samples in a unit.
     pub fn most_in_unit(&self) -> u64 {
         self.totals().most_in_pack.max(1)
     }
@@ -153,7 +153,7 @@ impl Samples {
     }
 }
 
-/// Equal contents, wherever they are kept. What cannot be read equals nothing.
+/// Compares contents, wherever they are stored. Unreadable samples are never equal.
 impl PartialEq for Samples {
     fn eq(&self, other: &Self) -> bool {
         let row = |samples: &Self, sample| Some((samples.ids(sample).ok()?, samples.labels(sample).ok()?));

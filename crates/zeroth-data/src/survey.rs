@@ -1,4 +1,4 @@
-//! A look at all rows of some files that does not stop at wrong ones: what `zeroth data preview` shows.
+//! Reads all rows without stopping at invalid ones, for `zeroth data preview`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -9,63 +9,63 @@ use super::lines::check;
 use super::pipeline::{Cuts, each_row};
 use super::{DataError, Encode, Encoded, PrepareOptions, RowNumber, Totals};
 
-/// Rows listed by number; beyond that they are only counted.
+/// Maximum number of rows listed; the rest is only counted.
 pub const LISTED: usize = 100;
-/// Bars of the histogram, at most.
+/// Maximum number of histogram bars.
 const BUCKETS: u64 = 20;
 
-/// What some files hold.
+/// A summary of data files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Survey {
-    /// Rows read, wrong ones included.
+    /// Rows read, including invalid ones.
     pub rows: u64,
-    /// What training would take of them; rows are not packed for this.
+    /// Totals that training would use, without packing.
     pub totals: Totals,
-    /// How long the rows are, as they are before any is cut or left out.
+    /// Histogram of row lengths before truncation or dropping.
     pub lengths: Vec<Bucket>,
-    /// The first good rows.
+    /// The first valid rows.
     pub first: Vec<FirstRow>,
-    /// Rows that are wrong.
+    /// Invalid rows.
     pub problems: Listed<Problem>,
     /// Rows longer than `max_length`.
     pub too_long: Listed<RowPlace>,
-    /// Rows that would train nothing.
+    /// Rows without trained tokens.
     pub untrained: Listed<RowPlace>,
 }
 
-/// Where a row is.
+/// The position of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowPlace {
-    /// Which of the files, counted from 0.
+    /// Index of its file.
     pub file: usize,
-    /// Its number there.
+    /// Its number in the file.
     pub at: RowNumber,
 }
 
-/// A row that is wrong.
+/// An invalid row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it is.
+    /// Its position.
     pub place: RowPlace,
-    /// What is wrong with it.
+    /// The problem.
     pub message: String,
 }
 
-/// A row to look at.
+/// A row to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstRow {
-    /// Where it is.
+    /// Its position.
     pub place: RowPlace,
-    /// What it becomes, before it is cut or left out.
+    /// Its tokens before truncation.
     pub row: Encoded,
 }
 
-/// The first [`LISTED`] of something, and how many there are.
+/// The first [`LISTED`] items, and their total count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed<T> {
-    /// All of them.
+    /// Total count.
     pub count: u64,
-    /// The first.
+    /// The first items.
     pub first: Vec<T>,
 }
 
@@ -82,18 +82,18 @@ impl<T> Listed<T> {
     }
 }
 
-/// Rows of about one length.
+/// Rows of similar length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bucket {
-    /// The least tokens of a row in it.
+    /// Minimum tokens.
     pub from: u64,
-    /// The most.
+    /// Maximum tokens.
     pub to: u64,
-    /// How many there are.
+    /// Number of rows.
     pub rows: u64,
     /// Their tokens.
     pub tokens: u64,
-    /// Those that are trained.
+    /// Their trained tokens.
     pub trained_tokens: u64,
 }
 
@@ -105,10 +105,10 @@ impl Bucket {
     }
 }
 
-/// Reads and encodes all rows, wrong ones too; `shown` good ones are kept as they are. `packing` is not looked at, and
-/// `max_samples` ends it as it ends training.
+/// Reads and encodes all rows, and keeps the first `shown` valid ones. `packing` is ignored; `max_samples` stops
+/// reading as in training.
 ///
-/// Files that cannot be read are errors all the same.
+/// Unreadable files are still errors.
 pub fn survey(
     files: &[PathBuf],
     encoder: &dyn Encode,
@@ -154,8 +154,8 @@ pub fn survey(
     Ok(Survey { rows, totals: intake.totals(), lengths, first, problems, too_long, untrained })
 }
 
-/// At most 20 equally wide buckets up to the longest row within `max_length`, and one for all rows beyond it. They are in
-/// order, and the first and the last are not empty.
+/// At most 20 buckets of equal width up to the longest row within `max_length`, and one for all longer rows. The
+/// first and last are not empty.
 fn histogram<'a>(by_length: impl Iterator<Item = &'a Bucket>, max_length: u64) -> Vec<Bucket> {
     let (within, beyond): (Vec<&Bucket>, Vec<&Bucket>) = by_length.partition(|found| found.to <= max_length);
     let width = round_width(within.last().map_or(1, |longest| longest.to).div_ceil(BUCKETS));
@@ -178,7 +178,7 @@ fn histogram<'a>(by_length: impl Iterator<Item = &'a Bucket>, max_length: u64) -
     buckets
 }
 
-/// The next of 1, 2, 5, 10, 20, 50, …
+/// The next value of 1, 2, 5, 10, 20, 50, …
 fn round_width(at_least: u64) -> u64 {
     let mut power = 1_u64;
     loop {

@@ -1,12 +1,12 @@
-//! Chat templates rendered in a process of their own, which is what bounds their memory and time.
+//! Renders chat templates in worker processes, which bounds their memory and CPU time.
 //!
-//! A template is a program. Its steps can be counted, but one step can double a string or a list, compare two values
-//! with 2^60 leaves, or drop a list that is nested too deeply for the stack, and minijinja has no hook at any of these.
-//! In Rust a failed allocation and an overflowed stack end the process. So the process that may end is another one: this
-//! program, started again, with limits of the system on its address space and its processor time. It gets conversations
-//! on standard input and answers with texts. Where it ends instead, the row is at fault and this process is not.
+//! A template is a program. Its steps can be counted, but a single step can double a string, compare values with 2^60
+//! leaves, or drop a list nested too deeply for the stack, and minijinja has no hook for these. In Rust, a failed
+//! allocation or a stack overflow aborts the process. So templates run in another process: this program, started
+//! again with rlimits on address space and CPU time. It reads conversations from stdin and answers with text. If it
+//! dies, the row is reported and this process continues.
 //!
-//! Each thread that renders has a process; it waits while its process works, so no more processors are busy than before.
+//! Each rendering thread has its own worker and waits for it, so no more CPUs are busy than without workers.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -25,37 +25,37 @@ use super::chat_template::{
 };
 use super::day::Day;
 
-/// Lowers a limit; one that is lower already stays.
+/// Lowers a resource limit; never raises it.
 fn limit(resource: Resource, value: u64) -> io::Result<()> {
     let maximum = getrlimit(resource).maximum;
     let current = Some(maximum.map_or(value, |maximum| value.min(maximum)));
     Ok(setrlimit(resource, Rlimit { current, maximum })?)
 }
 
-/// Bytes of address space that rendering may take.
+/// Address space for rendering in bytes.
 const MEMORY: u64 = 512 << 20;
-/// Seconds of processor time that one render may take.
+/// CPU seconds per render.
 const SECONDS: u64 = 5;
-/// The longest message: every byte of the longest text may become six in JSON.
+/// Largest message: every byte of the output may become six in JSON.
 const LONGEST_FRAME: usize = 8 * OUTPUT_BYTES;
 
-/// How this program is started as a process that renders.
+/// The command line of a worker.
 #[derive(Debug, Clone)]
 pub(super) struct Worker {
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
 }
 
-/// The templates of a folder, rendered in other processes.
+/// A folder's templates, rendered in workers.
 pub(super) struct TemplateProcesses {
     worker: Worker,
     setup: Vec<u8>,
     facts: TemplateFacts,
-    /// Processes that nobody waits for.
+    /// Workers not in use.
     idle: Mutex<Vec<TemplateProcess>>,
 }
 
-/// All that templates are compiled from.
+/// Everything that templates are compiled from.
 #[derive(Serialize, Deserialize)]
 struct Setup {
     sources: Sources,
@@ -79,7 +79,7 @@ struct OwnedRequest {
 }
 
 impl TemplateProcesses {
-    /// Starts a process and has it compile the templates.
+    /// Starts a worker, which compiles the templates.
     pub(super) fn start(
         worker: &Worker,
         sources: &Sources,
@@ -96,12 +96,12 @@ impl TemplateProcesses {
         Ok(Self { worker: worker.clone(), setup, facts, idle: Mutex::new(vec![process]) })
     }
 
-    /// What is known of the templates.
+    /// Properties of the templates.
     pub(super) fn facts(&self) -> TemplateFacts {
         self.facts
     }
 
-    /// Renders in a process that nobody waits for, or in a new one.
+    /// Renders in an idle worker, or in a new one.
     pub(super) fn render(
         &self,
         messages: &[Map<String, Value>],
@@ -120,10 +120,10 @@ impl TemplateProcesses {
     }
 }
 
-/// One process, ready for a conversation.
+/// A worker process.
 struct TemplateProcess {
     child: Child,
-    /// Taken where the process is to end.
+    /// `None` once the process is to exit.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
@@ -135,7 +135,7 @@ impl TemplateProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C at a terminal is for this process, which then ends that one.
+            // Ctrl-C in a terminal goes to this process, which ends the worker.
             .process_group(0)
             .spawn();
         let failed = |error: io::Error| {
@@ -152,7 +152,7 @@ impl TemplateProcess {
         Ok((process, facts))
     }
 
-    /// Hands a message over and waits for the answer, or says how the process ended.
+    /// Sends a message and waits for the answer; the error describes how the worker died.
     fn ask<T: DeserializeOwned>(&mut self, message: &[u8]) -> Result<T, NotRendered> {
         let Self { input, output, .. } = self;
         let answer = match input {
@@ -163,14 +163,14 @@ impl TemplateProcess {
             Ok(Some(bytes)) => decoded(&bytes),
             Ok(None) => Err(self.ended()),
             Err(_) => {
-                // It may be alive and write on.
+                // It may be alive and still writing.
                 let _ = self.child.kill();
                 Err(self.ended())
             }
         }
     }
 
-    /// How the process ended.
+    /// Describes how the worker died.
     fn ended(&mut self) -> NotRendered {
         self.input = None;
         let mut said = String::new();
@@ -185,7 +185,7 @@ impl TemplateProcess {
         };
         let is = |signal: Signal| status.signal() == Some(signal.as_raw());
         NotRendered::Stopped(if is(Signal::XCPU) {
-            format!("took more than {SECONDS} s of processor time")
+            format!("took more than {SECONDS} s of CPU time")
         } else if said.contains("memory allocation") {
             format!("took more than {} MiB of memory", MEMORY >> 20)
         } else if said.contains("overflowed its stack") {
@@ -198,18 +198,18 @@ impl TemplateProcess {
 
 impl Drop for TemplateProcess {
     fn drop(&mut self) {
-        // The end of its input ends the process.
+        // EOF on stdin ends the worker.
         self.input = None;
         let _ = self.child.wait();
     }
 }
 
-/// Renders conversations from standard input until it ends: what a process started by
-/// [`Encoder::rendering_in`](super::Encoder::rendering_in) does.
+/// Renders conversations from stdin until EOF: the main function of a worker started by
+/// [`Encoder::rendering_in`](super::Encoder::rendering_in).
 pub fn render_templates() -> io::Result<()> {
     let mut input = BufReader::new(io::stdin().lock());
     let mut output = BufWriter::new(io::stdout().lock());
-    // A process that ends as it should leaves no core file.
+    // An expected death leaves no core file.
     limit(Resource::Core, 0)?;
     limit(Resource::As, address_space()? + MEMORY)?;
     let mut processor = ProcessorTime::new()?;
@@ -236,8 +236,8 @@ fn compiled(setup: &[u8]) -> Result<CompiledTemplate, NotRendered> {
     CompiledTemplate::new(&sources, &Surroundings { special: &special, variables: &variables, day })
 }
 
-/// Keeps the limit on processor time ahead of the time that was used. What a single thread has used is at most the time
-/// that it was at work, so the clock need not be asked of the system each time, and the limit moves once a second.
+/// Keeps the CPU limit ahead of the time used. A single thread's CPU time is at most its wall time, so the limit is
+/// derived from a clock and only moves once a second.
 struct ProcessorTime {
     busy: Duration,
     limit: u64,
@@ -251,7 +251,7 @@ impl ProcessorTime {
     }
 
     fn move_limit(&mut self) -> io::Result<()> {
-        // One second for the start of the process.
+        // One second for process start-up.
         let limit = self.busy.as_secs() + 1 + SECONDS;
         if limit != self.limit {
             self::limit(Resource::Cpu, limit)?;
@@ -269,7 +269,7 @@ impl ProcessorTime {
     }
 }
 
-/// Bytes of address space that this process has now.
+/// Current address space in bytes.
 fn address_space() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
@@ -290,7 +290,7 @@ fn decoded<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, NotRendered> {
     serde_json::from_slice(bytes).map_err(|error| NotRendered::Refused(error.to_string()))
 }
 
-/// A length in 4 bytes, and so many bytes.
+/// Writes a length in 4 bytes, then the bytes.
 fn write_frame(output: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     output.write_all(&length.to_le_bytes())?;
@@ -298,7 +298,7 @@ fn write_frame(output: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     output.flush()
 }
 
-/// The next frame; `None` where there is none.
+/// Reads the next frame; `None` at EOF.
 fn read_frame(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     match input.read_exact(&mut length) {

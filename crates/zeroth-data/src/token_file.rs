@@ -1,14 +1,14 @@
-//! The file of the token cache: a header of 256 bytes, then sections, each on a multiple of 64 bytes.
+//! The token cache file: a header of 256 bytes, then sections aligned to 64 bytes.
 //!
 //! | section | |
 //! |---|---|
-//! | tokens, i32 | of each sample its tokens, then its labels: one stretch to read, and written as rows come |
-//! | starts, u64 | tokens before each sample and, last, all of them |
+//! | tokens, i32 | for each sample its tokens, then its labels: one contiguous read, and written as rows arrive |
+//! | starts, u64 | prefix sums of sample lengths |
 //! | trained, u32 | trained tokens of each sample |
-//! | pack starts, u64 | samples before each pack and, last, all of them; only where samples are packed |
-//! | members, u64 | the samples of each pack; only where samples are packed |
+//! | pack starts, u64 | prefix sums of pack sizes; only with packing |
+//! | members, u64 | samples of each pack; only with packing |
 //!
-//! All numbers are little-endian. The header has the counts, the totals, a SHA-256 of the body, and one of itself.
+//! All numbers are little-endian. The header has the counts, the totals, the SHA-256 of the body, and its own.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -24,12 +24,12 @@ use super::intake::Index;
 use super::pack::Packs;
 use super::{DataError, Totals};
 
-/// Goes up with every change of the format, and of what rows become in it.
+/// Incremented with every change of the format, or of the encoding of rows.
 pub(super) const VERSION: u64 = 1;
 const MAGIC: [u8; 8] = *b"ZTOKENS\n";
 const ALIGNMENT: u64 = 64;
 
-// Sections are read as they lie in the file.
+// Sections are read without conversion.
 const _: () = assert!(cfg!(target_endian = "little"));
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -52,7 +52,7 @@ struct Header {
     spare: [u64; 6],
     key: [u8; 32],
     body_sha256: [u8; 32],
-    /// Of all bytes of the header before it.
+    /// Of all preceding header bytes.
     own_sha256: [u8; 32],
 }
 
@@ -69,28 +69,28 @@ impl Header {
         Sha256::digest(&bytes_of(self)[..HEADER - size_of::<[u8; 32]>()]).into()
     }
 
-    /// Whether its numbers can be those of the sections that follow. Buffers are sized by them.
+    /// Checks the header's numbers for consistency, as buffers are sized by them.
     fn check(&self) -> Result<(), &'static str> {
         let Self { samples, tokens, trained_tokens, longest, .. } = *self;
         let Self { packs, longest_pack, most_in_pack, .. } = *self;
         let Self { too_long, truncated, untrained, .. } = *self;
         let is_packed = packs > 0;
         if samples.checked_add(too_long).is_none() || truncated > samples || untrained > samples {
-            return Err("its header counts rows that it does not have");
+            return Err("its header has inconsistent row counts");
         }
         if trained_tokens > tokens || longest > tokens || tokens < samples {
-            return Err("its header counts tokens that it does not have");
+            return Err("its header has inconsistent token counts");
         }
         if packs > samples || longest_pack > tokens || most_in_pack > samples {
-            return Err("its header counts packs that it does not have");
+            return Err("its header has inconsistent pack counts");
         }
         if is_packed != (longest_pack > 0) || is_packed != (most_in_pack > 0) {
-            return Err("its header counts packs in one place and none in another");
+            return Err("its header has contradictory pack counts");
         }
         Ok(())
     }
 
-    /// Where each section lies in the file, and where the last one ends. `None` where that is beyond counting.
+    /// Ranges of the sections, and the end of the last one. `None` on overflow.
     fn sections(&self) -> Option<(Sections, u64)> {
         let packed = self.packs > 0;
         let mut end = HEADER as u64;
@@ -111,7 +111,7 @@ impl Header {
 }
 
 impl Header {
-    /// Whether every sample lies within the tokens, every pack within the samples, and none is longer than said here.
+    /// Whether all samples are within the tokens, all packs within the samples, and none is longer than stated.
     fn covers(&self, index: &Index) -> bool {
         let covers = |starts: &[u64], all: u64, longest: u64| {
             starts.first() == Some(&0)
@@ -139,17 +139,17 @@ struct Sections {
     members: Range<u64>,
 }
 
-/// Why a file is no token cache.
+/// Why a token cache was rejected.
 #[derive(Debug)]
 pub(super) enum Reject {
-    /// The system refused.
+    /// An I/O error.
     Io(io::Error),
-    /// It is not what it should be, in words.
+    /// Invalid contents, described here.
     Damaged(&'static str),
 }
 
-/// A token cache that is open. Tokens are read when they are needed, and not mapped: a mapping whose file is cut short ends
-/// the process without a word, a read is an error that names the file. The system keeps the pages for all ranks either way.
+/// An open token cache. Tokens are read on demand rather than mapped: accessing a mapping of a truncated file kills
+/// the process with SIGBUS, while a read returns an error. Ranks share the page cache either way.
 #[derive(Debug)]
 pub(super) struct TokenFile {
     file: File,
@@ -160,7 +160,7 @@ pub(super) struct TokenFile {
 }
 
 impl TokenFile {
-    /// Checks the header and the size of a file; `path` is for messages.
+    /// Checks the header and size of a file; `path` is for messages.
     pub(super) fn new(file: File, path: &Path) -> Result<Self, Reject> {
         let found = file.metadata().map_err(Reject::Io)?;
         let length = found.len();
@@ -173,10 +173,10 @@ impl TokenFile {
         let mut header = Header::zeroed();
         file.read_exact_at(bytes_of_mut(&mut header), 0).map_err(Reject::Io)?;
         if header.magic != MAGIC {
-            return Err(Reject::Damaged("it does not begin like one"));
+            return Err(Reject::Damaged("it has no valid magic number"));
         }
         if header.version != VERSION {
-            return Err(Reject::Damaged("it is of another version"));
+            return Err(Reject::Damaged("it has another version"));
         }
         if header.own_sha256 != header.checksum() {
             return Err(Reject::Damaged("its header does not match the header's checksum"));
@@ -185,7 +185,7 @@ impl TokenFile {
             .sections()
             .filter(|(_, end)| *end == length && header.body_bytes == length - HEADER as u64);
         let Some((sections, _)) = sections else {
-            return Err(Reject::Damaged("its length is not what its header says"));
+            return Err(Reject::Damaged("its length does not match its header"));
         };
         header.check().map_err(Reject::Damaged)?;
         let units = if header.packs > 0 { header.packs } else { header.samples };
@@ -193,7 +193,7 @@ impl TokenFile {
         Ok(Self { file, path: path.to_owned(), header, sections, count })
     }
 
-    /// Whether it was made for `key`, and its body is what was written.
+    /// Checks that it was made for `key`, and that its body matches the checksum.
     pub(super) fn verify(&self, key: &[u8; 32]) -> Result<(), Reject> {
         if self.header.key != *key {
             return Err(Reject::Damaged("it was made from other data"));
@@ -214,7 +214,7 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Everything but the tokens, read into memory: 12 bytes a sample, 20 and more where samples are packed.
+    /// Reads everything but the tokens: 12 bytes per sample, 20 and more with packing.
     pub(super) fn index(&self) -> Result<Index, Reject> {
         let Sections { starts, trained, pack_starts, members, .. } = &self.sections;
         let index = Index {
@@ -228,18 +228,18 @@ impl TokenFile {
         if self.header.covers(&index) {
             Ok(index)
         } else {
-            Err(Reject::Damaged("its index leads out of its tokens"))
+            Err(Reject::Damaged("its index is out of bounds"))
         }
     }
 
-    /// A section as a list. Its length was checked against that of the file.
+    /// Reads a section; its length was checked against the file's.
     fn section<T: Pod>(&self, place: &Range<u64>) -> Result<Vec<T>, Reject> {
         let mut list = vec![T::zeroed(); (place.end - place.start) as usize / size_of::<T>()];
         self.file.read_exact_at(cast_slice_mut(&mut list), place.start).map_err(Reject::Io)?;
         Ok(list)
     }
 
-    /// Fills `into` with tokens from the `first` one on, for a sample.
+    /// Reads tokens of `sample` into `into`, starting at index `first`.
     pub(super) fn read(&self, first: u64, into: &mut [i32], sample: u64) -> Result<(), DataError> {
         let at = self.sections.tokens.start + first * size_of::<i32>() as u64;
         self.file.read_exact_at(cast_slice_mut(into), at).map_err(|source| DataError::ReadCache {
@@ -266,7 +266,7 @@ impl TokenFile {
     }
 }
 
-/// Writes a token cache: samples as they come, then all else.
+/// Writes a token cache: samples as they arrive, then the index.
 pub(super) struct TokenWriter {
     out: BufWriter<File>,
     body: Sha256,
@@ -274,21 +274,21 @@ pub(super) struct TokenWriter {
 }
 
 impl TokenWriter {
-    /// Begins a file, which is empty.
+    /// Starts writing to an empty file.
     pub(super) fn new(file: File) -> io::Result<Self> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        // The header's place: it is written last, and until then the file is no cache.
+        // Placeholder: the header is written last, and until then the file is invalid.
         out.write_all(&[0; HEADER])?;
         Ok(Self { out, body: Sha256::new(), body_bytes: 0 })
     }
 
-    /// Adds a sample.
+    /// Appends a sample.
     pub(super) fn push(&mut self, ids: &[i32], labels: &[i32]) -> io::Result<()> {
         self.write(cast_slice(ids))?;
         self.write(cast_slice(labels))
     }
 
-    /// Ends the file, synced.
+    /// Completes and syncs the file.
     pub(super) fn finish(mut self, index: &Index, key: [u8; 32]) -> io::Result<()> {
         self.section(cast_slice(&index.starts))?;
         self.section(cast_slice(&index.trained))?;

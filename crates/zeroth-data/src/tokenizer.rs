@@ -1,4 +1,4 @@
-//! Text to tokens: tokenizer.json by the `tokenizers` crate, and the special tokens that the files beside it name.
+//! Tokenises text with tokenizer.json (the `tokenizers` crate) and the special tokens of the files beside it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::RowProblem;
 use super::encoder::EncoderError;
 use super::guarded::guarded;
 
-/// The special tokens that a template knows by name, as transformers hands them over.
+/// Special tokens that templates access by name, as in transformers.
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// A token and the bytes of the text that it stands for.
+/// A token and its byte range in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) id: u32,
@@ -26,23 +26,24 @@ pub(super) struct Token {
 /// A tokenizer and its special tokens.
 pub(super) struct TextTokenizer {
     inner: Tokenizer,
-    /// The ids of special tokens. A set: a file may give a token any id.
+    /// Ids of special tokens. A set, as files may assign arbitrary ids.
     special: HashSet<u32>,
     /// By name, in the order of [`NAMES`].
     named: Vec<(&'static str, String)>,
-    /// What transformers puts around a text, where tokenizer_config.json says so; else the tokenizer's own rule.
+    /// Tokens that transformers adds around a text according to tokenizer_config.json; `None` uses the tokenizer's
+    /// own post-processor.
     around: Option<Around>,
 }
 
-/// Tokens around a text.
+/// Tokens added around a text.
 struct Around {
     bos: Option<u32>,
     eos: Option<u32>,
 }
 
 impl TextTokenizer {
-    /// The tokenizer of a model's folder, from the text of tokenizer.json. The crate that reads it panics on some that are
-    /// damaged.
+    /// Loads the tokenizer of a model folder from the contents of tokenizer.json. The tokenizers crate panics on some
+    /// damaged files.
     pub(super) fn new(folder: &Path, tokenizer: &[u8], files: &SpecialFiles) -> Result<Self, EncoderError> {
         let path = || folder.join("tokenizer.json");
         guarded(|| Self::load(folder, tokenizer, files))
@@ -54,7 +55,7 @@ impl TextTokenizer {
         let failed =
             |error: tokenizers::Error| EncoderError::Tokenizer { path: path(), message: error.to_string() };
         let mut inner = Tokenizer::from_bytes(tokenizer).map_err(failed)?;
-        // A row is one text: never cut, never padded.
+        // A row is one text: no truncation, no padding.
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
         keep_whole_offsets(&mut inner).map_err(|error| failed(error.into()))?;
@@ -77,7 +78,7 @@ impl TextTokenizer {
         Ok(tokenizer)
     }
 
-    /// The tokens of a text, with those that the tokenizer puts around one where `around` asks for it.
+    /// Tokenises a text, with special tokens around it if `around` is set.
     pub(super) fn tokens(&self, text: &str, around: bool) -> Result<Vec<Token>, RowProblem> {
         let own = around && self.around.is_none();
         let encoding = guarded(|| self.inner.encode(text, own))
@@ -103,23 +104,23 @@ impl TextTokenizer {
         &self.named
     }
 
-    /// The id of a special token by its name.
+    /// The id of a special token by name.
     pub(super) fn named_id(&self, name: &str) -> Option<u32> {
         let (_, text) = self.named.iter().find(|(known, _)| *known == name)?;
         self.inner.token_to_id(text)
     }
 
-    /// Tokens that it has, added ones included.
+    /// Vocabulary size, including added tokens.
     pub(super) fn size(&self) -> u64 {
         self.inner.get_vocab_size(true) as u64
     }
 
-    /// Text of tokens, without the special ones.
+    /// Decodes tokens without special ones.
     pub(super) fn decode(&self, ids: &[u32]) -> Option<String> {
         guarded(|| self.inner.decode(ids, true).ok()).ok()?
     }
 
-    /// What one token stands for. A part of a character is shown as the vocabulary has it.
+    /// The text of one token. Partial characters are shown as in the vocabulary.
     pub(super) fn token_text(&self, id: u32) -> Option<String> {
         let raw = self.inner.id_to_token(id)?;
         if raw.contains('▁') {
@@ -136,8 +137,8 @@ fn is_added(tokenizer: &Tokenizer, token: &AddedToken) -> bool {
     tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content)
 }
 
-/// Byte-level tokenizers may leave the spaces out of a token's offsets. Which tokens are trained goes by offsets, so
-/// they have to cover the text; the tokens stay the same.
+/// Byte-level tokenizers may exclude spaces from a token's offsets. Trained spans are matched by offsets, so offsets
+/// must cover the whole text; the tokens are unchanged.
 fn keep_whole_offsets(tokenizer: &mut Tokenizer) -> Result<(), serde_json::Error> {
     fn keep(value: &mut Value) {
         match value {
@@ -159,7 +160,7 @@ fn keep_whole_offsets(tokenizer: &mut Tokenizer) -> Result<(), serde_json::Error
     Ok(())
 }
 
-/// The files beside tokenizer.json that name special tokens. Each may be absent.
+/// Files beside tokenizer.json that define special tokens. Each may be absent.
 #[derive(Default)]
 pub(super) struct SpecialFiles {
     /// tokenizer_config.json.
@@ -171,8 +172,8 @@ pub(super) struct SpecialFiles {
 }
 
 impl SpecialFiles {
-    /// tokenizer_config.json, then special_tokens_map.json. A `null` says that there is none. Ids in config.json count
-    /// for the end of a text, and for the others where no file names any.
+    /// tokenizer_config.json, then special_tokens_map.json; `null` means none. Ids in config.json apply to the
+    /// end-of-text token, and to the others if no file names any.
     fn named(&self, tokenizer: &Tokenizer) -> Vec<(&'static str, String)> {
         let given = |name: &str| self.tokenizer_config.get(name).or_else(|| self.map.get(name));
         let none_named = !NAMES.iter().any(|name| given(name).is_some());
@@ -193,7 +194,7 @@ impl SpecialFiles {
         NAMES.into_iter().filter_map(text).collect()
     }
 
-    /// `add_bos_token` and `add_eos_token`: where one of them is given, they replace the tokenizer's own rule.
+    /// `add_bos_token` and `add_eos_token`: if either is given, they replace the tokenizer's post-processor.
     fn around(&self) -> Option<(bool, bool)> {
         let flag = |name: &str| self.tokenizer_config.get(name).and_then(Value::as_bool);
         match (flag("add_bos_token"), flag("add_eos_token")) {

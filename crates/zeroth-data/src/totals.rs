@@ -1,46 +1,46 @@
-//! What was read, counted, and what of it a user should hear.
+//! Counts of a dataset, and notes about them.
 
 use zeroth_base::counted;
 
 use super::IGNORED;
 
-/// What was read.
+/// Counts of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Samples kept: sequences, whether they are packed or not.
+    /// Samples kept, packed or not.
     pub samples: u64,
     /// Their tokens.
     pub tokens: u64,
-    /// Tokens that have a label, after the shift by one: the first label of a sample has no token before it.
+    /// Tokens with a label after the shift by one; the first label of a sample is not used.
     pub trained_tokens: u64,
     /// Tokens of the longest sample.
     pub longest: u64,
-    /// Rows left out because they are longer than --max-length.
+    /// Rows dropped because they exceed --max-length.
     pub too_long: u64,
-    /// Samples kept that were cut to --max-length.
+    /// Samples truncated to --max-length.
     pub truncated: u64,
-    /// Samples kept that train nothing: all their labels are -100, or they have one token.
+    /// Samples without trained tokens: all labels are -100, or they have one token.
     pub untrained: u64,
-    /// Packs that the samples were joined into; 0 where they were not.
+    /// Packs; 0 without packing.
     pub packs: u64,
     /// Tokens of the longest pack.
     pub longest_pack: u64,
-    /// Samples of the pack that has most of them.
+    /// The largest number of samples in a pack.
     pub most_in_pack: u64,
 }
 
 impl Totals {
-    /// Rows that were read to get there.
+    /// Rows read.
     pub fn rows(&self) -> u64 {
         self.samples + self.too_long
     }
 
-    /// How full packs are, from 0 to 1, where there are packs and each may have `max_length` tokens.
+    /// Fill ratio of the packs, 0 to 1; `None` without packing.
     pub fn fullness(&self, max_length: u64) -> Option<f64> {
         (self.packs > 0).then(|| self.tokens as f64 / (self.packs as f64 * max_length as f64))
     }
 
-    /// What of it a user should hear, a sentence each.
+    /// Notes for the user, one sentence each.
     pub fn notes(&self, max_length: u64) -> Vec<String> {
         let rows = |count: u64, one: &str, many: &str| {
             format!("{} {}", counted(count, "row"), if count == 1 { one } else { many })
@@ -48,11 +48,11 @@ impl Totals {
         let limit = counted(max_length, "token");
         let mut notes = Vec::new();
         if self.too_long > 0 {
-            let left_out = rows(self.too_long, "was left out", "were left out");
+            let left_out = rows(self.too_long, "was dropped", "were dropped");
             notes.push(format!("{left_out}: more than {limit} (--max-length)"));
         }
         if self.truncated > 0 {
-            let cut = rows(self.truncated, "was cut", "were cut");
+            let cut = rows(self.truncated, "was truncated", "were truncated");
             notes.push(format!("{cut} to {limit} (--max-length)"));
         }
         if self.untrained > 0 {
@@ -61,7 +61,7 @@ impl Totals {
         }
         if let Some(fullness) = self.fullness(max_length) {
             notes.push(format!(
-                "{} {} joined into {} of up to {limit}, {:.1} % full",
+                "{} {} packed into {} of up to {limit}, {:.1} % full",
                 counted(self.samples, "sample"),
                 if self.samples == 1 { "was" } else { "were" },
                 counted(self.packs, "pack"),

@@ -1,4 +1,4 @@
-//! Whether samples train anything, and why they do not.
+//! Checks that samples train anything.
 
 use std::path::PathBuf;
 
@@ -7,8 +7,8 @@ use zeroth_base::counted;
 use super::rows::Rows;
 use super::{DataError, Encode, IGNORED, PrepareOptions, Samples, Totals};
 
-/// Refuses samples that train nothing: training on them changes no weight, and evaluation gives a loss of 0. They were
-/// prepared from these files, with this encoder and these options.
+/// Rejects samples without trained tokens: training would change no weight, and evaluation would give a loss of 0.
+/// They were prepared from these files with this encoder and these options.
 pub fn check_trained(
     samples: &Samples,
     files: &[PathBuf],
@@ -20,10 +20,10 @@ pub fn check_trained(
         return Ok(());
     }
     let why = if longest == 1 {
-        "and a row of one token has none before it to be predicted from".to_owned()
+        "and rows of one token have no context to predict it from".to_owned()
     } else if truncated > 0 {
         format!(
-            "and what is trained of them is beyond the {} they were cut to: raise --max-length, or cut the other end with \
+            "and all trained tokens are beyond the {} they were truncated to: raise --max-length, or truncate the other end with \
              --truncation-strategy",
             counted(options.max_length, "token")
         )

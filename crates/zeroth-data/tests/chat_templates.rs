@@ -241,7 +241,7 @@ fn a_template_that_marks_what_is_generated_is_taken_at_its_word() {
     chosen["messages"][0]["content"] = json!("\u{FDD0}");
     assert_eq!(
         encode(&encoder, &chosen).unwrap_err().to_string(),
-        "the row holds U+FDD0, a noncharacter of Unicode that is no text; remove it"
+        "the row contains U+FDD0, a Unicode noncharacter; remove it"
     );
 }
 

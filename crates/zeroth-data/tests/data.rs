@@ -97,31 +97,31 @@ fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
             "not JSON: EOF while parsing a list, column 19; a row is one JSON object on one line",
         ),
         ("[", "not JSON: EOF while parsing a list, column 1; a row is one JSON object on one line"),
-        ("17", "a row is a JSON object, as in {\"input_ids\": [1, 2, 3]}: found a number"),
+        ("17", "a row must be a JSON object, as in {\"input_ids\": [1, 2, 3]}: found a number"),
         (
             "{\"messages\": []}",
             "`messages` must be a list of messages, as in [{\"role\": \"user\", \"content\": \"Hi\"}]: found an empty list",
         ),
         (
             "{\"text\": \"hello\"}",
-            "a row of the format {\"text\"} needs a tokenizer, and there is no tokenizer has no tokenizer.json",
+            "the format {\"text\"} needs a tokenizer, but there is no tokenizer has no tokenizer.json",
         ),
         (
             "{\"question\": \"?\", \"answer\": \"!\"}",
-            "a row of the format {\"question\", \"answer\"} needs a tokenizer, and there is no tokenizer has no tokenizer.json",
+            "the format {\"question\", \"answer\"} needs a tokenizer, but there is no tokenizer has no tokenizer.json",
         ),
         (
             "{\"inputs_ids\": [1], \"label\": 3}",
-            "no format of rows has these columns: `inputs_ids`, `label` (`inputs_ids` is near `input_ids`); known are ",
+            "no row format has these columns: `inputs_ids`, `label` (`inputs_ids` is similar to `input_ids`); known formats are ",
         ),
-        ("{}", "no format of rows has these columns: "),
-        ("{\"input_ids\": \"1 2\"}", "`input_ids` must be a list of whole numbers: found a text"),
-        ("{\"input_ids\": [1, 2.5]}", "input_ids[1] must be a whole number: found 2.5"),
-        ("{\"input_ids\": [[1, 2]]}", "input_ids[0] must be a whole number: found [1,2]"),
-        ("{\"input_ids\": [1], \"labels\": [null]}", "labels[0] must be a whole number: found null"),
+        ("{}", "no row format has these columns: "),
+        ("{\"input_ids\": \"1 2\"}", "`input_ids` must be a list of integers: found a string"),
+        ("{\"input_ids\": [1, 2.5]}", "input_ids[1] must be an integer: found 2.5"),
+        ("{\"input_ids\": [[1, 2]]}", "input_ids[0] must be an integer: found [1,2]"),
+        ("{\"input_ids\": [1], \"labels\": [null]}", "labels[0] must be an integer: found null"),
         (
             "{\"input_ids\": [1, 2], \"labels\": [1]}",
-            "`labels` has 1 entry and `input_ids` 2: they must be equally many, one a token",
+            "`labels` has 1 entry but `input_ids` has 2: they must have the same length",
         ),
         ("{\"input_ids\": [], \"labels\": []}", "the row has no tokens; remove it"),
         ("{\"input_ids\": [7], \"attention_mask\": [0]}", "the row has no tokens; remove it"),
@@ -139,7 +139,7 @@ fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
         ),
         (
             "{\"input_ids\": [1, 2], \"attention_mask\": [0, 1]}",
-            "attention_mask[0] is 0 and tokens follow: only padding at the end of a row can be cut; write the row without padding",
+            "attention_mask[0] is 0 but tokens follow: only padding at the end of a row is supported; write the row without padding",
         ),
         (
             "{\"input_ids\": [1, 2], \"attention_mask\": [1, 2]}",
@@ -153,8 +153,8 @@ fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
 
 #[test]
 fn files_that_hold_no_rows_are_told_apart() {
-    assert_eq!(refusal(" \n\n"), " has no rows: it is empty, or every line is blank");
-    assert_eq!(refusal(""), " has no rows: it is empty, or every line is blank");
+    assert_eq!(refusal(" \n\n"), " has no rows: it is empty, or all lines are blank");
+    assert_eq!(refusal(""), " has no rows: it is empty, or all lines are blank");
     assert_eq!(
         refusal("PAR1…"),
         " as Parquet (row 1): EOF: Parquet file too small. Size is 7 but need 8; is it complete?"
@@ -166,9 +166,9 @@ fn files_that_hold_no_rows_are_told_apart() {
     std::fs::write(&good, "{\"input_ids\": [1]}").unwrap();
     let absent = folder.path().join("absent.jsonl");
     let error = read_ready(&[good.clone(), absent.clone()], &OPTIONS).unwrap_err();
-    assert_eq!(error.to_string(), format!("there is no data file {}", absent.display()));
+    assert_eq!(error.to_string(), format!("data file {} does not exist", absent.display()));
     let error = read_ready(&[good, folder.path().to_owned()], &OPTIONS).unwrap_err();
-    assert!(error.to_string().contains(" is a folder: --data takes files"), "{error}");
+    assert!(error.to_string().contains(" is a folder: --data expects files"), "{error}");
 }
 
 proptest! {

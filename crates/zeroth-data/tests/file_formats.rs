@@ -29,11 +29,11 @@ fn utf_16(text: &str, mark: bool, bytes: fn(u16) -> [u8; 2]) -> Vec<u8> {
 #[test]
 fn other_formats_are_named_once() {
     let row = "{\"input_ids\": [1, 2]}\n";
-    let array = "one JSON array: write one object a line (JSONL), as with jq -c '.[]'";
-    let csv = "a table (CSV), which is not read yet: write JSONL, as with pandas.read_csv('NAME').to_json('rows.jsonl', \
+    let array = "a JSON array: write one object per line (JSONL), e.g. with jq -c '.[]'";
+    let csv = "a CSV table, which is not supported yet: convert it to JSONL, e.g. with pandas.read_csv('NAME').to_json('rows.jsonl', \
                orient='records', lines=True)";
     let tsv = csv.replace("CSV", "TSV").replace("'NAME')", "'NAME', sep='\\t')");
-    let utf_16_as = |name| format!("a text in UTF-16: write it as UTF-8, as with iconv -f {name} -t UTF-8");
+    let utf_16_as = |name| format!("UTF-16 text: convert it to UTF-8, e.g. with iconv -f {name} -t UTF-8");
     for (name, contents, expected) in [
         ("a.json", format!("[{}]", row.trim()).into_bytes(), array.to_owned()),
         ("a.json", format!("\n[\n  {row}]").into_bytes(), array.to_owned()),
@@ -50,7 +50,8 @@ fn other_formats_are_named_once() {
         (
             "a.arrow",
             b"ARROW1\0\0".to_vec(),
-            "an Arrow file: write JSONL or Parquet, as with to_json or to_parquet of `datasets`".to_owned(),
+            "an Arrow file: convert it to JSONL or Parquet, e.g. with to_json or to_parquet of `datasets`"
+                .to_owned(),
         ),
         (
             "a.jsonl.zst",

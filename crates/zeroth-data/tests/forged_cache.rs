@@ -41,7 +41,7 @@ fn a_cache_with_numbers_that_cannot_be_is_refused_whatever_its_checksums() {
         for value in [1 << 62, u64::MAX] {
             fs::write(&other, forged(at, value)).unwrap();
             let message = Samples::open(&other).unwrap_err().to_string();
-            assert!(message.contains("is no token cache of this version: its "), "{message}");
+            assert!(message.contains("is not a valid token cache: its "), "{message}");
         }
     }
     // Where samples begin, after the 8 tokens and their labels; where packs begin, and which samples they hold.

@@ -172,8 +172,7 @@ fn a_codec_that_is_not_built_in_is_named() {
         assert_eq!(
             message,
             format!(
-                "{shown} is a Parquet file whose column `id` is compressed with {codec}: read are Snappy, Zstandard, gzip and \
-                 none; write it again, as with pandas.read_parquet('{shown}').to_parquet('rows.parquet', compression='zstd')"
+                "{shown} is a Parquet file whose column `id` is compressed with {codec}: supported are Snappy, Zstandard, gzip and none; rewrite it, e.g. with pandas.read_parquet('{shown}').to_parquet('rows.parquet', compression='zstd')"
             )
         );
     }

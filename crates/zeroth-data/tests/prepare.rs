@@ -193,7 +193,7 @@ fn ranks_refuse_a_cache_whose_header_or_size_is_wrong() {
     let refusal = |bytes: &[u8]| {
         let path = place.write("x.tokens", bytes);
         let message = Samples::open(&path).unwrap_err().to_string();
-        let beginning = format!("{} is no token cache of this version: ", path.display());
+        let beginning = format!("{} is not a valid token cache: ", path.display());
         message.strip_prefix(&beginning).unwrap().strip_suffix("; prepare the data again").unwrap().to_owned()
     };
     let flipped = |at: usize| {
@@ -202,12 +202,12 @@ fn ranks_refuse_a_cache_whose_header_or_size_is_wrong() {
         bytes
     };
     assert_eq!(refusal(&whole[..200]), "it is too short for a header");
-    assert_eq!(refusal(&flipped(3)), "it does not begin like one");
-    assert_eq!(refusal(&flipped(8)), "it is of another version");
+    assert_eq!(refusal(&flipped(3)), "it has no valid magic number");
+    assert_eq!(refusal(&flipped(8)), "it has another version");
     for place in [16, 40, 100, 200, 255] {
         assert_eq!(refusal(&flipped(place)), "its header does not match the header's checksum");
     }
-    assert_eq!(refusal(&whole[..whole.len() - 4]), "its length is not what its header says");
+    assert_eq!(refusal(&whole[..whole.len() - 4]), "its length does not match its header");
     let absent = place.path("absent.tokens");
     assert_eq!(
         Samples::open(&absent).unwrap_err().to_string(),
@@ -245,7 +245,7 @@ fn where_the_users_cache_cannot_be_written_tokens_go_into_a_file_without_a_name(
     let error = prepare(&file, &Counting::new(), &OPTIONS, &CacheFolder::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the token cache cannot be written: neither ZEROTH_CACHE nor HOME is set; set ZEROTH_CACHE to a folder that can be"
+        "cannot write the token cache: neither ZEROTH_CACHE nor HOME is set; set ZEROTH_CACHE to a writable folder"
     );
 }
 
@@ -350,7 +350,7 @@ fn a_file_that_grows_while_it_is_read_leaves_no_cache() {
         prepare(std::slice::from_ref(&file), &Growing(file.clone()), &OPTIONS, &place.cache()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("{} changed while it was read: run again once it is complete", file.display())
+        format!("{} changed while being read: run again once it is complete", file.display())
     );
     assert!(names(&place.path("cache/tokens")).is_empty());
 }
@@ -366,18 +366,18 @@ fn every_mistake_in_a_file_is_told_with_its_place() {
         ),
         (
             "[\n{\"input_ids\": [1]}\n]",
-            " is one JSON array: write one object a line (JSONL), as with jq -c '.[]'",
+            " is a JSON array: write one object per line (JSONL), e.g. with jq -c '.[]'",
         ),
         (
             "[{\"input_ids\": [1]}]",
-            " is one JSON array: write one object a line (JSONL), as with jq -c '.[]'",
+            " is a JSON array: write one object per line (JSONL), e.g. with jq -c '.[]'",
         ),
-        ("\n \n", " has no rows: it is empty, or every line is blank"),
+        ("\n \n", " has no rows: it is empty, or all lines are blank"),
         (
             "\u{1F}\u{FFFD}",
             ": line 1: not JSON: expected value, column 1; a row is one JSON object on one line",
         ),
-        ("{\"input_ids\": [1.5]}", ": line 1: input_ids[0] must be a whole number: found 1.5"),
+        ("{\"input_ids\": [1.5]}", ": line 1: input_ids[0] must be an integer: found 1.5"),
         ("PAR1 and no more", " as Parquet (row 1): "),
     ] {
         let bad = place.write("bad.jsonl", contents);
@@ -391,7 +391,7 @@ fn every_mistake_in_a_file_is_told_with_its_place() {
     }
     let zipped = place.write("bad.jsonl", b"\x1F\x8B\x08");
     assert_eq!(place.refusal(&[zipped]), "bad.jsonl is compressed with gzip: unpack it with gunzip");
-    assert_eq!(place.refusal(&[good, place.path("absent")]), "there is no data file absent");
+    assert_eq!(place.refusal(&[good, place.path("absent")]), "data file absent does not exist");
     assert_eq!(
         place.refusal(&[PathBuf::from("/dev/null")]),
         "/dev/null is a pipe or a device: data is read more than once, so write it to a file first"
@@ -443,7 +443,7 @@ fn packs_are_kept_in_the_cache() {
     assert_eq!((totals.samples, totals.packs, totals.fullness(6)), (4, 2, Some(8.0 / 12.0)));
     assert_eq!(
         totals.notes(6).last().unwrap(),
-        "4 samples were joined into 2 packs of up to 6 tokens, 66.7 % full"
+        "4 samples were packed into 2 packs of up to 6 tokens, 66.7 % full"
     );
     let mut in_memory = SamplesBuilder::with(6, Truncation::Drop, true);
     for (ids, labels) in [

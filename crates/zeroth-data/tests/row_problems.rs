@@ -68,21 +68,21 @@ fn every_mistake_in_a_row_of_text_has_its_sentence() {
     for (row, message) in [
         (
             json!({"qestion": "a", "anwser": "b"}),
-            "no format of rows has these columns: `qestion`, `anwser` (`qestion` is near `question`); known are {\"input_ids\": [...], \"labels\": [...]}, {\"messages\": [...]}",
+            "no row format has these columns: `qestion`, `anwser` (`qestion` is similar to `question`); known formats are {\"input_ids\": [...], \"labels\": [...]}, {\"messages\": [...]}",
         ),
-        (json!({}), "no format of rows has these columns: no keys; known are "),
+        (json!({}), "no row format has these columns: no keys; known formats are "),
         (json!({"a": 1}), "--columns maps other names, as in --columns question=problem,answer=solution"),
         (
             json!({"question": "a", "answer": null}),
-            "`answer` is null: a row of the format {\"question\", \"answer\"} needs it; fill it in, or remove the row",
+            "`answer` is null: the format {\"question\", \"answer\"} requires it; fill it in, or remove the row",
         ),
         (
             json!({"question": "a", "answer": "b", "prompt": "a", "completion": "b"}),
-            "the row could be {\"prompt\", \"completion\"} or {\"question\", \"answer\"}: choose one by naming its columns, as in --columns prompt=prompt",
+            "the row matches {\"prompt\", \"completion\"} or {\"question\", \"answer\"}: select one with its columns, as in --columns prompt=prompt",
         ),
-        (json!({"text": 5}), "`text` must be a text: found a number"),
-        (json!({"question": "a", "answer": ["b"]}), "`answer` must be a text: found a list"),
-        (json!({"prompt": "a", "completion": [user]}), "`completion` must be a text: found a list"),
+        (json!({"text": 5}), "`text` must be a string: found a number"),
+        (json!({"question": "a", "answer": ["b"]}), "`answer` must be a string: found a list"),
+        (json!({"prompt": "a", "completion": [user]}), "`completion` must be a string: found a list"),
         (
             json!({"prompt": [user], "completion": "b"}),
             "`completion` must be a list of messages, as in [{\"role\": \"user\", \"content\": \"Hi\"}]: found a text",
@@ -93,11 +93,11 @@ fn every_mistake_in_a_row_of_text_has_its_sentence() {
         ),
         (
             json!({"messages": [user, 7]}),
-            "message 2 of `messages`: a message is an object with `role` and `content`: found a number",
+            "message 2 of `messages`: a message must be an object with `role` and `content`: found a number",
         ),
         (
             json!({"messages": [{"content": "q"}]}),
-            "message 1 of `messages`: `role` must be a text: found no such key",
+            "message 1 of `messages`: `role` must be a string: found no such key",
         ),
         (
             json!({"messages": [{"role": "user", "content": 5}]}),
@@ -113,16 +113,16 @@ fn every_mistake_in_a_row_of_text_has_its_sentence() {
         ),
         (
             json!({"messages": [user], "tools": "{"}),
-            "`tools` must be a list of tools, or a text that holds such a list as JSON: found \"{\"",
+            "`tools` must be a list of tools, or a JSON string of such a list: found \"{\"",
         ),
         (json!({"messages": [user], "tools": {"name": "f"}}), "`tools` must be a list of tools"),
         (
             json!({"messages": [user, {"role": "critic", "content": "c"}, user]}),
-            "the chat template refuses the conversation at message 2: No critics, please (line 1 of the template)",
+            "the chat template rejects the conversation at message 2: No critics, please (line 1 of the template)",
         ),
         (
             json!({"messages": [user, {"role": "silent", "content": "c", "loss": true}]}),
-            "message 2 (silent) should be trained, and the chat template writes nothing of what it says",
+            "message 2 (silent) should be trained, but the chat template does not render it",
         ),
         (
             json!({"messages": [user, {"role": "assistant", "content": null}]}),
@@ -132,7 +132,7 @@ fn every_mistake_in_a_row_of_text_has_its_sentence() {
             json!({"conversations": [{"from": "humn", "value": "q"}]}),
             "message 1 of `conversations`: `from` is `humn` (did you mean `human`?); known are human, user, gpt, ",
         ),
-        (json!({"conversations": [{"from": 5, "value": "q"}]}), "`from` must be a text: found a number"),
+        (json!({"conversations": [{"from": 5, "value": "q"}]}), "`from` must be a string: found a number"),
         (json!({"conversations": [{"from": "human", "value": {}}]}), "`value` must be a text or a list of "),
         (
             json!({"conversations": [{"from": "function_call", "value": "f()"}]}),
@@ -146,7 +146,7 @@ fn every_mistake_in_a_row_of_text_has_its_sentence() {
             json!({"translation": {"en": "a"}}),
             "`translation` must be an object of a source and a target text, as in {\"en\": \"Hello\", \"de\": \"Hallo\"}: found {\"en\":\"a\"}",
         ),
-        (json!({"input_ids": null}), "`input_ids` must be a list of whole numbers: found null"),
+        (json!({"input_ids": null}), "`input_ids` must be a list of integers: found null"),
         (json!({"input_ids": [1], "labels": [1, 2]}), "`labels` has 2 entries and `input_ids` 1"),
     ] {
         let found = refusal(&folder, &row);
@@ -163,7 +163,7 @@ fn a_row_that_needs_a_tokenizer_or_a_template_says_which_file_is_missing() {
     assert_eq!(
         refusal(&bare, &text),
         format!(
-            "a row of the format {{\"text\"}} needs a tokenizer, and {place} has no tokenizer.json: put the model's there, or give ready tokens, {{\"input_ids\": [...], \"labels\": [...]}}"
+            "the format {{\"text\"}} needs a tokenizer, but {place} has no tokenizer.json: copy the model's there, or use ready tokens, {{\"input_ids\": [...], \"labels\": [...]}}"
         )
     );
     assert!(refusal(&bare, &chat).contains("needs a tokenizer"));
@@ -181,8 +181,8 @@ fn a_row_that_needs_a_tokenizer_or_a_template_says_which_file_is_missing() {
     let plain = folder(true, &[]);
     let place = plain.path().display().to_string();
     let found = refusal(&plain, &chat);
-    assert!(found.starts_with(&format!("a row of the format {{\"messages\": [...]}} needs a chat template: {place} has none in chat_template.jinja, chat_template.json, or as `chat_template` in tokenizer_config.json")), "{found}");
-    assert!(refusal(&plain, &text).starts_with("no end-of-text token is known: name one as `eos_token`"));
+    assert!(found.starts_with(&format!("the format {{\"messages\": [...]}} needs a chat template: {place} has none in chat_template.jinja, chat_template.json, or as `chat_template` in tokenizer_config.json")), "{found}");
+    assert!(refusal(&plain, &text).starts_with("no end-of-text token is defined: set `eos_token`"));
     let broken = folder(true, &[("chat_template.jinja", "{% if %}")]);
     assert!(refusal(&broken, &chat).starts_with("the chat template in chat_template.jinja cannot be used: "));
     assert_eq!(encode(&broken, EncoderOptions::new(7), &ready).unwrap().ids, [5, 6]);
@@ -190,7 +190,7 @@ fn a_row_that_needs_a_tokenizer_or_a_template_says_which_file_is_missing() {
         true,
         &[("chat_template.json", "{\"chat_template\": [{\"name\": \"rag\", \"template\": \"\"}]}")],
     );
-    assert!(refusal(&unnamed, &chat).ends_with("it has the templates rag, and none is named \"default\""));
+    assert!(refusal(&unnamed, &chat).ends_with("it has the templates rag, but none named \"default\""));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_token_that_the_model_lacks_is_named() {
     let row = json!({"prompt": "", "completion": "a"});
     let error = encode(&whole(), EncoderOptions::new(100), &row).unwrap_err().to_string();
     assert!(error.starts_with("token 0 of the row is 6"), "{error}");
-    assert!(error.ends_with("(`<|begin_of_text|>`): the model's vocabulary has 100 tokens, 0 to 99; is tokenizer.json another model's?"), "{error}");
+    assert!(error.ends_with("(`<|begin_of_text|>`): the model's vocabulary has 100 tokens, 0 to 99; does tokenizer.json belong to another model?"), "{error}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn wrong_rows_are_listed_and_the_rest_is_counted() {
     assert_eq!(
         problems,
         [
-            (&at(0, 2), "a row is a JSON object, as in {\"input_ids\": [1, 2, 3]}: found a number"),
+            (&at(0, 2), "a row must be a JSON object, as in {\"input_ids\": [1, 2, 3]}: found a number"),
             (&at(1, 2), beyond)
         ]
     );
