@@ -1,57 +1,56 @@
-//! A rank's micro-batch: its samples end to end, with labels already shifted.
+//! Assembles a rank's micro-batches: samples concatenated end to end, with labels already shifted by one.
 //!
-//! Where samples are packed, what is ordered and counted here is a pack: its samples come end to end, each a sequence of
-//! its own.
+//! With packing, a "sample" of the order is a pack: its samples are concatenated, each its own attention sequence.
 //!
-//! Positions run step by step, then micro-batch, then rank, then place in the micro-batch, so that the samples of a
-//! step are the same on any number of ranks. What a step trains is counted from the samples, not asked of other ranks.
+//! Positions run by step, then micro-batch, then rank, then index in the micro-batch, so a step contains the same
+//! samples on any number of ranks. Every rank computes a step's trained-token count from the sample index, without
+//! communication.
 
 use zeroth_kernel::RowKey;
 
 use crate::order::{Order, Place};
 use zeroth_data::{DataError, IGNORED, Samples};
 
-/// How a step is cut.
+/// The decomposition of a train batch: micro-batch size, gradient accumulation and data-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchShape {
-    /// Samples of one micro-batch.
+    /// Samples per micro-batch.
     pub micro_batch: u64,
-    /// Micro-batches a rank computes before the update.
+    /// Micro-batches per rank and optimizer step (gradient accumulation).
     pub accumulation: u64,
-    /// Ranks.
+    /// Data-parallel ranks.
     pub ranks: u64,
 }
 
 impl BatchShape {
-    /// Samples of a step.
+    /// Samples per optimizer step (DeepSpeed's `train_batch_size`).
     pub fn train_batch(&self) -> u64 {
         self.micro_batch * self.accumulation * self.ranks
     }
 
-    /// The position of a micro-batch's first sample. Steps count from 0 here.
+    /// The position of a micro-batch's first sample. Steps count from 0.
     pub fn position(&self, step: u64, micro: u64, rank: u64) -> u64 {
         ((step * self.accumulation + micro) * self.ranks + rank) * self.micro_batch
     }
 }
 
-/// What one rank computes at a time. Its buffers are used again from step to step.
+/// One rank's input for one forward and backward pass. Its buffers are reused across steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MicroBatch {
-    /// The tokens, samples end to end.
+    /// Token ids of all samples, concatenated.
     pub ids: Vec<i32>,
-    /// What each token is to predict: the label of the next one. -100 at the end of a sample and where nothing is
-    /// trained.
+    /// Target of each token: the label of the next one. -100 on the last token of a sample and on untrained tokens.
     pub labels: Vec<i32>,
-    /// Each token's place in its sample.
+    /// Position of each token in its sample.
     pub positions: Vec<i32>,
-    /// Where each sample begins and, last, where the last one ends.
+    /// Start offset of each sample, followed by the end of the last one (`cu_seqlens`).
     pub starts: Vec<u32>,
-    /// The keys of the rows.
+    /// Random-number key of each row.
     pub keys: Vec<RowKey>,
 }
 
 impl MicroBatch {
-    /// Buffers for up to `rows` rows and `samples` samples: filling them allocates nothing.
+    /// Allocates buffers for up to `rows` rows and `samples` samples, so filling never allocates.
     pub fn with_capacity(rows: usize, samples: usize) -> Self {
         Self {
             ids: Vec::with_capacity(rows),
@@ -62,12 +61,12 @@ impl MicroBatch {
         }
     }
 
-    /// Tokens in it.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.ids.len()
     }
 
-    /// Empties it; its buffers stay.
+    /// Empties the batch and keeps its allocations.
     pub fn clear(&mut self) {
         self.ids.clear();
         self.labels.clear();
@@ -76,14 +75,14 @@ impl MicroBatch {
         self.keys.clear();
     }
 
-    /// Adds a sample: labels are aligned with the tokens, and the shift by one happens here.
+    /// Appends a sample. `labels` are aligned with `ids`; the shift by one happens here.
     pub fn push(&mut self, ids: &[i32], labels: &[i32], place: Place) {
         self.ids.extend_from_slice(ids);
         self.labels.extend_from_slice(labels.get(1..).unwrap_or(&[]));
         self.end_sequence(ids.len(), place);
     }
 
-    /// Adds a sample of a run's data, read straight into the buffers.
+    /// Appends a sample of the dataset, read directly into the buffers.
     fn read(&mut self, samples: &Samples, place: Place) -> Result<(), DataError> {
         samples.append_ids(place.sample, &mut self.ids)?;
         samples.append_labels(place.sample, 1, &mut self.labels)?;
@@ -91,7 +90,7 @@ impl MicroBatch {
         Ok(())
     }
 
-    /// All that follows from the length of the sequence whose tokens and labels were just added.
+    /// Completes labels, positions, keys and offsets of the sequence whose tokens were just appended.
     fn end_sequence(&mut self, length: usize, place: Place) {
         if self.starts.is_empty() {
             self.starts.push(0);
@@ -104,7 +103,7 @@ impl MicroBatch {
     }
 }
 
-/// The micro-batches of a run.
+/// All micro-batches of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Batches<'a> {
     samples: &'a Samples,
@@ -113,22 +112,22 @@ pub struct Batches<'a> {
 }
 
 impl<'a> Batches<'a> {
-    /// Samples in an order, cut to a shape.
+    /// Combines samples, their order and the batch decomposition.
     pub fn new(samples: &'a Samples, order: Order, shape: BatchShape) -> Self {
         Self { samples, order, shape }
     }
 
-    /// How a step is cut.
+    /// The batch decomposition.
     pub fn shape(&self) -> BatchShape {
         self.shape
     }
 
-    /// The samples of a micro-batch. Steps count from 0 here.
+    /// The samples of a micro-batch. Steps count from 0.
     pub fn places(&self, step: u64, micro: u64, rank: u64) -> impl Iterator<Item = Place> + use<> {
         self.order.from(self.shape.position(step, micro, rank)).take(self.shape.micro_batch as usize)
     }
 
-    /// Tokens of a micro-batch.
+    /// Tokens in a micro-batch.
     pub fn micro_batch_tokens(&self, step: u64, micro: u64, rank: u64) -> u64 {
         self.places(step, micro, rank).map(|place| self.samples.length(place.sample)).sum()
     }
@@ -138,7 +137,7 @@ impl<'a> Batches<'a> {
         self.fill_some(self.shape.position(step, micro, rank), self.shape.micro_batch, into)
     }
 
-    /// Fills `into` with so many samples from a position on; with none it is empty.
+    /// Fills `into` with `samples` samples starting at `position`; with 0 samples it is an empty batch.
     pub fn fill_some(&self, position: u64, samples: u64, into: &mut MicroBatch) -> Result<(), DataError> {
         into.clear();
         for place in self.order.from(position).take(samples as usize) {
@@ -152,17 +151,17 @@ impl<'a> Batches<'a> {
         Ok(())
     }
 
-    /// The most sequences that a micro-batch can have.
+    /// The largest number of sequences in a micro-batch.
     pub fn most_sequences(&self) -> u64 {
         self.shape.micro_batch * self.samples.most_in_unit()
     }
 
-    /// Tokens of a step, over all ranks and micro-batches.
+    /// Tokens of a step over all ranks and micro-batches.
     pub fn tokens(&self, step: u64) -> u64 {
         self.step(step).map(|place| self.samples.length(place.sample)).sum()
     }
 
-    /// Tokens that a step trains, over all ranks and micro-batches: its loss is the mean over them.
+    /// Trained tokens of a step over all ranks and micro-batches; the loss is the mean over them.
     pub fn trained_tokens(&self, step: u64) -> u64 {
         self.step(step).map(|place| self.samples.trained(place.sample)).sum()
     }
@@ -171,16 +170,16 @@ impl<'a> Batches<'a> {
         self.order.from(self.shape.position(step, 0, 0)).take(self.shape.train_batch() as usize)
     }
 
-    /// Tokens of the largest micro-batch of steps `first` to `first + steps`.
+    /// The largest number of tokens in any micro-batch of steps `first` to `first + steps`.
     ///
-    /// Exact up to 20 million samples, which take less than two seconds to walk through; beyond that, or where one sample is
-    /// a micro-batch and an epoch is complete, it follows from the longest sample.
+    /// Exact up to 20 million samples, which take under two seconds to scan. Beyond that, and where a micro-batch is
+    /// one sample and the run covers a full epoch, it is bounded by the longest sample.
     pub fn largest_micro_batch(&self, first: u64, steps: u64) -> u64 {
         const WALKED: u64 = 20_000_000;
         let (size, longest) = (self.shape.micro_batch, self.samples.longest());
         let taken = steps.saturating_mul(self.shape.train_batch());
         let whole_epochs = taken / self.samples.count();
-        // Any stretch of twice the samples less one holds a whole epoch, wherever it begins.
+        // Any run of 2n - 1 consecutive samples contains a full epoch of n, wherever it starts.
         if taken > WALKED || (size == 1 && whole_epochs >= 2) {
             return size * longest;
         }

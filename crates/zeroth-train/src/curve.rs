@@ -1,7 +1,7 @@
-//! The loss curve as a picture: one SVG file that needs nothing else and reads on light and dark pages.
+//! Renders the loss curve as a self-contained SVG that reads well on light and dark pages.
 //!
-//! Colours are attributes of the elements, and the picture has its own background: many viewers know neither style sheets
-//! with variables nor queries for a dark page.
+//! Colours are presentation attributes and the picture has its own background: many viewers support neither CSS
+//! variables nor `prefers-color-scheme`.
 
 use zeroth_base::grouped;
 
@@ -9,18 +9,18 @@ use crate::progress::bins;
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 360.0;
-/// Room for the numbers of the axes: left, top, right, bottom.
+/// Margins for axis labels: left, top, right, bottom.
 const MARGIN: [f64; 4] = [64.0, 40.0, 16.0, 48.0];
-/// More points than this cannot be told apart at that width; each is the mean of its neighbours.
+/// Points beyond this many cannot be distinguished at that width; neighbours are averaged.
 const POINTS: usize = 600;
-/// The widest digit of the fonts that viewers take.
+/// Width of the widest digit in the fonts that viewers use.
 const DIGIT: f64 = 8.0;
-/// More dots than this run into each other.
+/// Above this many, dots overlap.
 const DOTS: usize = 60;
 const BACKGROUND: &str = "#ffffff";
 const INK: &str = "#24292f";
 const GRID: &str = "#d0d7de";
-/// Training and evaluations: a blue and an orange that differ for all eyes, and in print by their dashes.
+/// Training and evaluation: blue and orange, distinguishable by colour-blind readers, and by dashes in print.
 const SERIES: [Series; 2] = [
     Series { class: "loss", colour: "#0969da", dashes: "" },
     Series { class: "eval", colour: "#bc4c00", dashes: " stroke-dasharray=\"5 3\"" },
@@ -33,19 +33,19 @@ struct Series {
 }
 
 impl Series {
-    /// The attributes of its line.
+    /// The stroke attributes of its line.
     fn stroke(&self) -> String {
         let Self { colour, dashes, .. } = self;
         format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-linejoin=\"round\"{dashes}")
     }
 }
 
-/// The losses by step, as an SVG. Losses that are not finite are left out.
+/// The training loss by step as an SVG. Non-finite losses are skipped.
 pub fn loss_curve(losses: &[(u64, f64)], title: &str) -> String {
     loss_curves(losses, &[], title)
 }
 
-/// The losses of training and, where there are any, those of evaluations: a second line with a dot at each.
+/// The training loss and, if not empty, the evaluation loss as a second line with a dot per evaluation.
 pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str) -> String {
     let series = [points(trained), points(evaluated)];
     let all = || series.iter().flatten();
@@ -74,7 +74,7 @@ pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str
             let points = line.join(" ");
             svg += &format!("<polyline class=\"{class}\" points=\"{points}\" {}/>\n", look.stroke());
         }
-        // A line of one point is not seen, and evaluations are few enough to show where they were.
+        // A polyline of one point is invisible, and evaluations are few enough to mark each.
         if points.len() == 1 || (class == "eval" && points.len() <= DOTS) {
             for (x, y) in points.iter().map(at) {
                 svg += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>\n");
@@ -87,7 +87,7 @@ pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str
     svg + "</svg>\n"
 }
 
-/// As many points as can be told apart.
+/// Reduces losses to at most [`POINTS`] points.
 fn points(losses: &[(u64, f64)]) -> Vec<(f64, f64)> {
     let finite: Vec<(u64, f64)> = losses.iter().copied().filter(|(_, loss)| loss.is_finite()).collect();
     let mean = |range: std::ops::Range<usize>| {
@@ -116,7 +116,7 @@ fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> 
     let foot = HEIGHT - MARGIN[3];
     for step in steps.ticks() {
         let (at, label) = (x(step), grouped(step as u64));
-        // A long number at the right end would be cut off.
+        // A long label at the right edge would be clipped.
         let is_cut = at + DIGIT / 2.0 * label.len() as f64 > WIDTH;
         let (label_at, anchor) = if is_cut { (WIDTH - 2.0, "end") } else { (at, "middle") };
         svg += &format!(
@@ -135,7 +135,7 @@ fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> 
     )
 }
 
-/// Which line is which, at the right of the title.
+/// The legend, right of the title.
 fn legend() -> String {
     let entry = |at: f64, look: &Series, text: &str| {
         format!(
@@ -150,7 +150,7 @@ fn legend() -> String {
     entry(right - 210.0, training, "training") + &entry(right - 100.0, evaluation, "evaluation")
 }
 
-/// A stretch of numbers, and how far apart its ticks are: 1, 2 or 5 times a power of ten.
+/// An axis range and its tick distance: 1, 2 or 5 times a power of ten.
 struct Axis {
     least: f64,
     most: f64,
@@ -158,14 +158,14 @@ struct Axis {
 }
 
 impl Axis {
-    /// An axis that holds all `values`, with about `ticks` ticks, no closer than `closest`.
+    /// An axis that covers all `values`, with about `ticks` ticks at least `closest` apart.
     fn over(values: impl Iterator<Item = f64> + Clone, ticks: u32, closest: f64) -> Self {
         let least = values.clone().fold(f64::INFINITY, f64::min);
         let most = values.fold(f64::NEG_INFINITY, f64::max);
         let (least, most) = if least > most {
             (0.0, 1.0)
         } else if least == most {
-            // One value, or equal ones: an axis around them.
+            // A single value gets a range around it.
             let around = 0.5 * least.abs().max(1.0);
             (least - around, most + around)
         } else {
@@ -187,14 +187,14 @@ impl Axis {
         (first..=last).map(move |index| index as f64 * tick)
     }
 
-    /// As many digits as ticks differ in.
+    /// Labels with as many decimals as the tick distance has.
     fn label(&self, value: f64) -> String {
         let digits = (-self.tick.log10().floor()).clamp(0.0, 9.0) as usize;
         format!("{value:.digits$}")
     }
 }
 
-/// The text as XML takes it; it has no place for control characters at all.
+/// Escapes text for XML, which cannot represent control characters.
 fn escaped(text: &str) -> String {
     let text: String =
         text.chars().map(|found| if found.is_control() { '\u{fffd}' } else { found }).collect();
@@ -210,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn the_line_goes_through_the_corners_of_the_axes() {
+    fn extreme_points_touch_the_axis_ends() {
         let svg = loss_curve(&[(1, 4.0), (2, 3.0), (3, 2.0)], "loss");
         assert_eq!(attribute(&svg, "polyline class=\"loss\" points=\""), "64.0,40.0 384.0,176.0 704.0,312.0");
     }
 
     #[test]
-    fn every_viewer_can_draw_it() {
+    fn svg_uses_only_presentation_attributes() {
         let losses = [(1, 4.0), (2, 3.0), (3, 2.0)];
         let svg = loss_curves(&losses, &losses, "a \u{1b}[31m title");
         for fancy in ["<style", "var(", "@media", "currentColor", "\u{1b}"] {
@@ -244,7 +244,7 @@ mod tests {
         for word in [">training<", ">evaluation<", ">loss<", ">step<"] {
             assert_eq!(svg.matches(word).count(), if word == ">loss<" { 2 } else { 1 }, "{word}\n{svg}");
         }
-        // A higher loss of an evaluation makes room for itself.
+        // A higher evaluation loss extends the axis.
         let above = loss_curves(&[(1, 1.0), (2, 1.0)], &[(2, 2.0)], "loss");
         assert!(above.contains("<circle cx=\"704.0\" cy=\"40.0\""), "{above}");
         let many: Vec<(u64, f64)> = (1..=100).map(|step| (step, 1.0 / step as f64)).collect();
@@ -258,15 +258,15 @@ mod tests {
         for number in [">1.5<", ">2.0<", ">2.5<", ">500<", ">1,000<", ">2,000<"] {
             assert!(svg.contains(number), "{number}\n{svg}");
         }
-        // The last one would reach over the edge.
+        // The last label is anchored at its end.
         assert!(svg.contains("<text x=\"718.0\" y=\"331\" text-anchor=\"end\">2,000<"), "{svg}");
-        // Ticks between whole steps would be printed twice.
+        // Ticks between whole steps would have equal labels.
         let short = loss_curve(&[(1, 2.9), (3, 1.1)], "loss");
         assert_eq!(short.matches(">2</text>").count(), 1, "{short}");
     }
 
     #[test]
-    fn a_long_run_stays_a_small_file_and_odd_ones_are_drawn_too() {
+    fn long_runs_are_downsampled_and_degenerate_ones_drawn() {
         let long: Vec<(u64, f64)> = (1..=1_000_000).map(|step| (step, 1.0 / step as f64)).collect();
         let svg = loss_curve(&long, "long");
         assert!(svg.len() < 16_000, "{}", svg.len());

@@ -1,11 +1,11 @@
-//! The loss on data that is not trained on: every rank takes its share, and all ranks take part in every micro-batch.
+//! Evaluation: every rank computes its share of the data, and all ranks take part in every micro-batch.
 
 use zeroth_engine::Engine;
 
 use crate::meeting::tell_all;
 use crate::{BatchShape, Batches, Evaluation, EvaluationLine, Job, MicroBatch, Order, TrainError};
 
-/// The mean loss over the trained tokens of the evaluation data, the same on all ranks.
+/// The mean loss over the trained tokens of the evaluation data, equal on all ranks.
 pub(crate) fn evaluate(
     job: &Job,
     evaluation: &Evaluation,
@@ -20,12 +20,12 @@ pub(crate) fn evaluate(
     let mut loss = 0.0;
     for round in 0..count.div_ceil(shape.train_batch()) {
         let first = shape.position(round, 0, engine.rank());
-        // The last round ends with the data: what lies beyond belongs to nobody.
+        // The last round may have fewer samples, or none, for this rank.
         let own = count.saturating_sub(first).min(shape.micro_batch);
         batches.fill_some(first, own, buffer)?;
         loss += engine.evaluate(&buffer.view())?;
     }
-    // Added in rank order: the same sum on every rank.
+    // Summed in rank order, so every rank gets the same bits.
     let loss: f64 = tell_all(engine, step, "evaluation", &loss)?.iter().sum();
     let totals = samples.totals();
     let eval_loss = loss / totals.trained_tokens.max(1) as f64;

@@ -1,4 +1,4 @@
-//! A trained model as a Hugging Face folder, streamed parameter by parameter: no rank ever holds the model.
+//! Exports a trained model as a Hugging Face folder, streamed tensor by tensor: no rank holds the whole model.
 //!
 //! The end of a run streams from the ranks, `checkpoint export` from files; both write the same folder.
 
@@ -19,11 +19,11 @@ use crate::meeting::tell_all;
 use crate::model_files::ModelFilesError;
 use crate::staged::StagedFiles;
 
-/// Elements that are gathered at once.
+/// Elements gathered at once.
 const PIECE: u64 = 1 << 20;
-/// The file that makes a folder a model's.
+/// The file that identifies a model folder.
 pub(crate) const CONFIG: &str = "config.json";
-/// Files of a model's folder that belong to the model and not to its weights, its config.json apart.
+/// Files of a model folder that are copied along, besides config.json and the weights.
 pub(crate) const BESIDE: &[&str] = &[
     "generation_config.json",
     "tokenizer.json",
@@ -38,19 +38,19 @@ pub(crate) const BESIDE: &[&str] = &[
     "chat_template.json",
 ];
 
-/// A model that could not be written.
+/// An error exporting a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Weights did not come together.
+    /// Gathering the weights failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// Weights could not be read from a checkpoint.
+    /// Reading the weights from a checkpoint failed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Weights could not be written.
+    /// Writing the weights failed.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// A weight that is no number.
+    /// A non-finite weight.
     #[error(
         "the model was not written: `{name}` is not finite (element {} is {value}); train with a lower --learning-rate, or \
          export an earlier checkpoint", grouped(*element)
@@ -58,31 +58,33 @@ pub enum ExportError {
     NotFinite {
         /// The parameter.
         name: String,
-        /// The first element that is not.
+        /// The first non-finite element.
         element: u64,
-        /// What it is.
+        /// Its value.
         value: f32,
     },
-    /// Rank 0, which writes the model, could not; it says why.
+    /// Rank 0, which writes the model, failed and reports why.
     #[error("the model was not written: rank 0 failed")]
     OtherRank,
-    /// A weight that the type asked for does not have.
-    #[error("`{name}` holds {value}, and fp16 ends at 65504: write the model in bf16 or fp32 (--dtype bf16)")]
+    /// A weight that overflows the requested dtype.
+    #[error(
+        "`{name}` holds {value}, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
+    )]
     OutOfRange {
         /// The parameter.
         name: String,
         /// The weight.
         value: f32,
     },
-    /// Something is there.
+    /// The destination is not empty.
     #[error("{} is not empty: give another folder, or replace the model in it with --overwrite", folder.display())]
     NotEmpty {
         /// The folder.
         folder: PathBuf,
     },
-    /// It would change what a checkpoint's checksums are of.
+    /// The destination is inside a checkpoint.
     #[error(
-        "{} lies in the checkpoint {}, and a model written there would damage it: give a folder outside of it",
+        "{} is inside the checkpoint {}, and a model written there would invalidate its checksums: give a folder outside of it",
         folder.display(), checkpoint.display()
     )]
     InsideCheckpoint {
@@ -91,29 +93,29 @@ pub enum ExportError {
         /// The checkpoint.
         checkpoint: PathBuf,
     },
-    /// A run is there.
-    #[error("{} holds a run, and its config.json would be written over: give another folder", folder.display())]
+    /// The destination is a run folder.
+    #[error("{} is a run folder, whose config.json would be overwritten: give another folder", folder.display())]
     HoldsARun {
         /// The folder.
         folder: PathBuf,
     },
-    /// A file of the model it comes from could not be read.
+    /// A file of the source model could not be read.
     #[error(transparent)]
     ModelFiles(#[from] ModelFilesError),
-    /// Another file could not.
+    /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Gives a range of a parameter's elements.
+/// Fetches a range of a parameter's elements.
 pub(crate) type Fetch<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), ExportError>;
 
-/// Writes the model to `folder` on rank 0; all ranks must call it. 16-bit runs give bf16 weights, others f32.
+/// Writes the model to `folder` on rank 0; collective over all ranks. 16-bit runs export bf16 weights, others f32.
 pub(crate) fn export(
     job: &Job,
     engine: &mut Engine<'_>,
@@ -146,9 +148,9 @@ pub(crate) fn export(
     Ok(())
 }
 
-/// What a rank has, where rank 0 has not failed: it alone writes, and the others must not wait for one that gave up.
+/// Propagates failures of rank 0 to all ranks: it alone writes, and the others must not block in the next gather.
 fn agreed<T>(engine: &Engine<'_>, step: u64, own: Result<T, ExportError>) -> Result<T, ExportError> {
-    // Ranks have lost each other: there is nobody to tell.
+    // The ranks can no longer communicate.
     if let Err(ExportError::Run(_)) = own {
         return own;
     }
@@ -156,8 +158,8 @@ fn agreed<T>(engine: &Engine<'_>, step: u64, own: Result<T, ExportError>) -> Res
     if told[0] == 0 && own.is_ok() { Err(ExportError::OtherRank) } else { own }
 }
 
-/// Fetches a parameter piece by piece, and writes it where there is a writer: only rank 0 has one. Where it cannot, the rest is
-/// fetched all the same, because other ranks take part.
+/// Fetches a parameter in pieces and writes them if there is a writer (rank 0). After a write error, the remaining
+/// pieces are still fetched, because fetching is collective.
 pub(crate) fn stream(
     tensor: &NewTensor,
     mut writer: Option<&mut WeightWriter>,
@@ -177,7 +179,7 @@ pub(crate) fn stream(
     written
 }
 
-/// Writes elements of a parameter, of which `first` is the first, where all of them can be.
+/// Writes elements of a parameter from element `first` on, after checking that all are representable.
 fn write(
     tensor: &NewTensor,
     writer: &mut WeightWriter,

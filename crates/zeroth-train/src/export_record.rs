@@ -1,6 +1,7 @@
-//! export.json in a model's folder: which checkpoint's weights it holds, and in which files.
+//! export.json in a model folder: the checkpoint its weights come from, and the files it consists of.
 //!
-//! It goes before anything of a model is replaced, and comes when all of it is there: a model with it is whole.
+//! It is removed before an export replaces any file, and written after all files are complete: a model with an
+//! export.json is complete.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,17 +14,17 @@ use zeroth_base::{grouped, publish};
 use crate::checkpoint::Checkpoint;
 use crate::export::{ExportError, failed};
 
-/// The file.
+/// The file name.
 pub(crate) const RECORD: &str = "export.json";
-/// Bytes of one: those of a model of a thousand files have about 60 kB.
+/// Maximum size in bytes. A model of a thousand files needs about 60 kB.
 const LARGEST: u64 = 16 << 20;
 
 /// The state that a model is exported from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ExportSource {
-    /// Steps that were made.
+    /// Completed steps.
     pub(crate) step: u64,
-    /// [`Checkpoint::identity`] of the checkpoint with that state; none where it was not saved.
+    /// [`Checkpoint::identity`] of the checkpoint with that state; `None` if it was not saved.
     pub(crate) checkpoint: Option<String>,
 }
 
@@ -38,13 +39,13 @@ impl ExportSource {
 struct Record {
     step: u64,
     checkpoint: Option<String>,
-    /// Bytes of the files that hold weights.
+    /// Sizes of the weight files.
     weights: BTreeMap<String, u64>,
-    /// The other files: users may edit them.
+    /// The other files, which users may edit.
     files: Vec<String>,
 }
 
-/// Takes the record of an earlier export away.
+/// Removes the record of an earlier export.
 pub(crate) fn remove(folder: &Path) -> Result<(), ExportError> {
     let path = folder.join(RECORD);
     match fs::remove_file(&path) {
@@ -54,7 +55,7 @@ pub(crate) fn remove(folder: &Path) -> Result<(), ExportError> {
     zeroth_base::sync_folder(folder).map_err(failed(folder))
 }
 
-/// Writes the record of an export that is whole.
+/// Writes the record of a complete export.
 pub(crate) fn write(
     folder: &Path,
     source: &ExportSource,
@@ -74,25 +75,31 @@ pub(crate) fn write(
         files: files.to_vec(),
     };
     let path = folder.join(RECORD);
-    let text = serde_json::to_string_pretty(&record).expect("texts and numbers always have a JSON");
+    let text = serde_json::to_string_pretty(&record).expect("strings and numbers always serialise");
     publish(&path, format!("{text}\n").as_bytes()).map_err(|error| failed(&path)(error.source))
 }
 
-/// Whether a folder holds the model of a checkpoint, all its files with it. What is missing else, in words.
+/// Checks that a folder holds the complete model of a checkpoint; the error describes what is missing.
 pub fn check_export(model: &Path, checkpoint: &Checkpoint) -> Result<(), String> {
     if fs::symlink_metadata(model).is_err() {
-        return Err(format!("{} is not there", model.display()));
+        return Err(format!("{} does not exist", model.display()));
     }
     let Some(record) = read(&model.join(RECORD)) else {
-        return Err(format!("{} is not known to be of a checkpoint, or not whole", model.display()));
+        return Err(format!(
+            "{} has no valid {RECORD}: it is incomplete, or was not exported by zeroth",
+            model.display()
+        ));
     };
     let step = checkpoint.manifest().step;
     if record.step != step {
-        return Err(format!("{} is of step {}, not of step {step}", model.display(), record.step));
+        return Err(format!("{} was exported at step {}, not at step {step}", model.display(), record.step));
     }
     if record.checkpoint.as_deref() != Some(checkpoint.identity()) {
         let folder = checkpoint.folder().display();
-        return Err(format!("{} is of another state after {step} steps than {folder}", model.display()));
+        return Err(format!(
+            "{} was exported from another state at step {step} than {folder}",
+            model.display()
+        ));
     }
     let weights = record.weights.iter().map(|(name, bytes)| (name, Some(*bytes)));
     for (name, expected) in weights.chain(record.files.iter().map(|name| (name, None))) {
@@ -102,7 +109,7 @@ pub fn check_export(model: &Path, checkpoint: &Checkpoint) -> Result<(), String>
             (None, _) => return Err(format!("{} is missing", path.display())),
             (Some(found), Some(expected)) if found != expected => {
                 let (found, expected) = (grouped(found), grouped(expected));
-                return Err(format!("{} has {found} bytes and had {expected}", path.display()));
+                return Err(format!("{} has {found} bytes, expected {expected}", path.display()));
             }
             _ => {}
         }
@@ -110,12 +117,12 @@ pub fn check_export(model: &Path, checkpoint: &Checkpoint) -> Result<(), String>
     Ok(())
 }
 
-/// Whether an export of ours wrote the model in a folder.
+/// Whether a folder's model was written by an export.
 pub(crate) fn is_exported(folder: &Path) -> bool {
     read(&folder.join(RECORD)).is_some()
 }
 
-/// A record; none where it is missing or no export wrote it.
+/// Reads a record; `None` if it is missing or invalid.
 fn read(path: &Path) -> Option<Record> {
     let mut text = String::new();
     File::open(path).ok()?.take(LARGEST).read_to_string(&mut text).ok()?;
@@ -132,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_that_no_export_wrote_is_none() {
+    fn invalid_records_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(RECORD);
         assert!(read(&path).is_none());
@@ -150,7 +157,7 @@ mod tests {
             fs::write(&path, wrong).unwrap();
             assert!(read(&path).is_none(), "{wrong}");
         }
-        // It goes before the files that it names.
+        // Removal is idempotent.
         fs::write(&path, good).unwrap();
         remove(folder.path()).unwrap();
         remove(folder.path()).unwrap();

@@ -1,11 +1,11 @@
-//! Numbers that are none: looked for where weights and moments leave for the disk.
+//! Finds non-finite values in weights and moments before they are written to disk.
 
-/// Values that are looked at before the search may end: the loop over them has no branch.
+/// Values checked per branch, so that the loop vectorises.
 const BLOCK: usize = 1 << 10;
-/// The exponent of f32: all of its bits are set in an infinity and in what is not a number.
+/// The exponent bits of f32: all set in infinities and NaNs.
 const EXPONENT: u32 = 0x7f80_0000;
 
-/// The place of the first value that is not finite.
+/// The index of the first non-finite value.
 pub(crate) fn first_not_finite(values: &[f32]) -> Option<usize> {
     let is_broken = |value: &f32| value.to_bits() & EXPONENT == EXPONENT;
     let has_any = |block: &[f32]| block.iter().fold(false, |found, value| found | is_broken(value));
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_of_them_is_found_wherever_it_is() {
+    fn the_first_non_finite_value_is_found() {
         let mut values = vec![f32::MAX; 3 * BLOCK + 7];
         values[..3].copy_from_slice(&[f32::MIN, f32::MIN_POSITIVE / 2.0, -0.0]);
         assert_eq!(first_not_finite(&values), None);

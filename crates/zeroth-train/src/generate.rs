@@ -1,8 +1,8 @@
-//! Text from a model: one token after the other, each chosen from the logits of all tokens before it.
+//! Text generation with a trained model, token by token.
 //!
-//! A plain loop: the whole prefix is computed again for every token, in a program compiled for inference, rounded up to
-//! one of a few numbers of rows. Nothing is cached between tokens, so a text of n tokens costs about n²/2 rows: meant to
-//! look at what was trained, not to serve it.
+//! There is no KV cache: every token recomputes the whole prefix with a program compiled for inference, its row count
+//! rounded up to one of a few sizes. A text of n tokens costs about n²/2 rows. It is meant for inspecting a trained
+//! model, not for serving.
 
 mod sample;
 mod stops;
@@ -22,94 +22,95 @@ use crate::{RowSizes, Weights};
 
 pub use self::stops::{begin_id, stop_ids};
 
-/// How tokens are chosen, and how many.
+/// Sampling parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
-    /// The most tokens there will be.
+    /// Maximum number of new tokens.
     pub max_new_tokens: u64,
-    /// What logits are divided by; 0 takes the largest, the lowest id where several are.
+    /// Divisor of the logits; 0 decodes greedily, taking the lowest id among equal logits.
     pub temperature: f64,
-    /// Only so many of the largest logits are chosen from.
+    /// Sample only from this many of the largest logits.
     pub top_k: Option<u64>,
-    /// Only the fewest most likely tokens that together are this likely are chosen from.
+    /// Sample only from the smallest set of most likely tokens whose probabilities sum to at least this (nucleus
+    /// sampling).
     pub top_p: Option<f64>,
-    /// Where chance comes from: a token's random number is a function of this and of its position.
+    /// Seed; a token's random number depends only on the seed and its position.
     pub seed: u64,
-    /// Tokens that end the text.
+    /// Token ids that end the text.
     pub stops: Vec<i32>,
 }
 
-/// What came.
+/// Generated tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generated {
-    /// New tokens, the one that ended the text included.
+    /// New tokens, including the one that ended the text.
     pub ids: Vec<i32>,
-    /// Why there are no more.
+    /// The reason it ended.
     pub end: End,
 }
 
-/// Why a text ended.
+/// Why generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// As many tokens came as were asked for.
+    /// `max_new_tokens` were generated.
     Length,
-    /// A token that ends texts came.
+    /// An end-of-text token was generated.
     Stop(i32),
-    /// The model has no more positions.
+    /// The model's context is full.
     Positions,
 }
 
-/// A text that cannot be generated.
+/// An error generating text.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// There is nothing to go on from.
-    #[error("the prompt has no tokens: there must be at least one to go on from")]
+    /// The prompt is empty.
+    #[error("the prompt has no tokens: give at least one")]
     EmptyPrompt,
-    /// A token that the model does not know.
+    /// A token outside the vocabulary.
     #[error(
-        "token {place} of the prompt is {id}, and the model's vocabulary is 0 to {}: does the tokenizer belong to the model?",
+        "token {place} of the prompt is {id}, outside the model's vocabulary of 0 to {}: does the tokenizer belong to the model?",
         vocab - 1
     )]
     BeyondVocabulary {
-        /// Its place in the prompt, from 0.
+        /// Its index in the prompt.
         place: usize,
         /// The token.
         id: i32,
-        /// Tokens of the vocabulary.
+        /// Size of the vocabulary.
         vocab: u64,
     },
-    /// A prompt that the model has too few positions for.
-    #[error("the prompt has {}, and the model has {}: shorten it", counted(*tokens as u64, "token"), counted(*positions, "position"))]
+    /// The prompt exceeds the model's context.
+    #[error("the prompt has {}, but the model has {}: shorten it", counted(*tokens as u64, "token"), counted(*positions, "position"))]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
         /// Positions of the model.
         positions: u64,
     },
-    /// A setting outside of its range.
+    /// A parameter out of range.
     #[error("{name} is {value}: it must be {range}")]
     Setting {
         /// Its name.
         name: &'static str,
-        /// What it is.
+        /// Its value.
         value: f64,
-        /// What it may be.
+        /// The accepted range.
         range: &'static str,
     },
-    /// A folder with a config and no weights.
-    #[error("{} has no *.safetensors: text needs trained weights, such as the model/ of a run's folder", folder.display())]
+    /// The model folder has no weights.
+    #[error("{} has no *.safetensors: generating text needs trained weights, such as model/ in a run folder", folder.display())]
     NoWeights {
         /// The folder.
         folder: PathBuf,
     },
-    /// Logits that cannot be chosen from.
+    /// Non-finite logits.
     #[error(
-        "the logits of position {position} are not finite: the weights are broken, or too large for {run}"
+        "the logits of position {position} are not finite: the weights are not finite, or overflow in {run}"
     )]
     NotFinite {
-        /// Tokens before it.
+        /// Number of tokens before it.
         position: usize,
-        /// The type it was computed in.
+        /// The compute dtype.
         run: DType,
     },
     /// The model could not be read.
@@ -118,13 +119,13 @@ pub enum GenerateError {
     /// Weights could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The model has parts whose ops are not built.
-    #[error("no text can be generated: {0}")]
+    /// The model uses ops that are not implemented.
+    #[error("cannot generate text: {0}")]
     Forward(#[from] ForwardError),
-    /// The program cannot be made.
+    /// Compilation failed.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The program failed.
+    /// Execution failed.
     #[error(transparent)]
     Run(Box<RunError>),
 }
@@ -135,17 +136,17 @@ impl From<RunError> for GenerateError {
     }
 }
 
-/// A model folder that text is to come from.
+/// A model folder opened for inference.
 pub struct Inference {
     model: ModelConfig,
     table: ParameterTable,
     weights: Weights,
-    /// The type the weights are stored in.
+    /// The dtype of the stored weights.
     stored: DType,
 }
 
 impl Inference {
-    /// Reads a folder's config and finds its weights.
+    /// Reads the config and locates the weights.
     pub fn open(folder: &Path) -> Result<Self, GenerateError> {
         let model = ModelConfig::from_folder(folder)?;
         let table = table(&model);
@@ -158,22 +159,22 @@ impl Inference {
         Ok(Self { model, table, weights, stored })
     }
 
-    /// The model.
+    /// The model's config.
     pub fn model(&self) -> &ModelConfig {
         &self.model
     }
 
-    /// The type the weights are stored in.
+    /// The dtype of the stored weights.
     pub fn stored(&self) -> DType {
         self.stored
     }
 
-    /// What is worth knowing about the weights.
+    /// Warnings about the weights.
     pub fn warnings(&self) -> Vec<String> {
         self.weights.notes()
     }
 
-    /// The program that goes on from a prompt for up to so many tokens, its numbers stored in `run`.
+    /// Compiles the inference program for a prompt plus `max_new_tokens`, computing in `run`.
     pub fn compile(
         &self,
         prompt: &[i32],
@@ -183,7 +184,7 @@ impl Inference {
     ) -> Result<Compiled, GenerateError> {
         self.check(prompt)?;
         let tokens = prompt.len() as u64 + max_new_tokens;
-        // The last token is chosen and never computed with.
+        // The last token is sampled but never fed back.
         let largest = self.model.max_positions.map_or(tokens, |most| tokens.min(most)).max(2) - 1;
         let sizes: Vec<u64> =
             RowSizes::new(largest.max(prompt.len() as u64)).all().iter().map(|size| *size as u64).collect();
@@ -208,7 +209,7 @@ impl Inference {
         }
     }
 
-    /// Loads the weights to a device whose arenas are as large as the program's.
+    /// Loads the weights onto a device whose arenas have the program's sizes.
     pub fn start<'c>(
         &'c self,
         compiled: &'c Compiled,
@@ -230,12 +231,12 @@ pub struct Generator<'c> {
     engine: Engine<'c>,
     run: DType,
     positions: Vec<i32>,
-    /// Nothing is trained.
+    /// All -100: inference trains nothing.
     labels: Vec<i32>,
 }
 
 impl Generator<'_> {
-    /// The logits of the token after these.
+    /// The logits of the token after `ids`.
     pub fn logits(&mut self, ids: &[i32]) -> Result<Vec<f32>, GenerateError> {
         self.model.check(ids)?;
         let most = self.positions.len();
@@ -257,7 +258,7 @@ impl Generator<'_> {
         Err(GenerateError::NotFinite { position: ids.len(), run: self.run })
     }
 
-    /// Goes on from a prompt; `each` is called with every new token as it comes.
+    /// Continues a prompt; `each` is called with every new token.
     pub fn generate(
         &mut self,
         prompt: &[i32],

@@ -1,13 +1,13 @@
-//! Freed memory that the allocator keeps for later.
+//! Returns free heap memory to the operating system.
 #![allow(unsafe_code, reason = "calls malloc_trim(3), for which there is no safe function")]
 
-/// Gives what was freed back to the system. Tokenising leaves tens of megabytes with the allocator, and a process that starts
-/// ranks, or is one, holds them until it ends.
+/// Returns freed memory to the system. Tokenisation leaves tens of megabytes in the allocator, which a launcher or
+/// rank would otherwise hold until it exits.
 pub fn release_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         unsafe extern "C" {
-            // The C library's, which the standard library links and allocates by.
+            // From the C library that the standard library links.
             fn malloc_trim(pad: usize) -> std::ffi::c_int;
         }
         // SAFETY: the signature is that of malloc_trim(3). It takes the allocator's own locks and touches free memory only.
@@ -21,8 +21,8 @@ mod tests {
     use crate::resident_bytes;
 
     #[test]
-    fn what_was_freed_is_resident_no_more() {
-        // Small pieces, of which the last stays: the allocator cannot give back the end of its heap by itself.
+    fn freed_memory_is_no_longer_resident() {
+        // Small allocations, the last of which stays live: the allocator cannot trim the top of its heap by itself.
         let mut pieces: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 16 << 10]).collect();
         let last = pieces.pop();
         let held = resident_bytes();

@@ -1,4 +1,4 @@
-//! A training job: all that every rank must agree on before it starts, as data.
+//! A training job: everything that all ranks must agree on, as data.
 
 use std::path::PathBuf;
 
@@ -12,70 +12,70 @@ use zeroth_program::{CompileError, Compiled};
 use crate::{BatchShape, Batches, ModelFiles, Order, RowSizes, Schedule};
 use zeroth_data::Samples;
 
-/// What is trained, on what, and how.
+/// What is trained, on which data, and with which settings.
 #[derive(Debug)]
 pub struct Job {
-    /// The model's folder, where its weights are read from.
+    /// The model folder, with its weights.
     pub folder: PathBuf,
-    /// Its small files.
+    /// Its config and tokenizer files.
     pub files: ModelFiles,
-    /// The model.
+    /// The model's config.
     pub model: ModelConfig,
-    /// Its parameters.
+    /// Its parameter table.
     pub table: ParameterTable,
-    /// What it is trained on.
+    /// The training data.
     pub samples: Samples,
-    /// Which sample comes when.
+    /// The sample order.
     pub order: Order,
-    /// How a step is cut.
+    /// The batch decomposition.
     pub shape: BatchShape,
     /// Steps of the run.
     pub steps: u64,
-    /// The numbers of rows that micro-batches are rounded up to.
+    /// Row counts that micro-batches are padded to.
     pub row_sizes: Vec<u64>,
-    /// What the passes read.
+    /// Settings of the compiler passes.
     pub settings: Settings,
-    /// The optimizer's numbers.
+    /// Optimizer hyperparameters.
     pub recipe: Recipe,
-    /// The learning rate, step by step.
+    /// The learning-rate schedule.
     pub schedule: Schedule,
-    /// Whether norms and biases are decayed too.
+    /// Whether weight decay also applies to norms and biases.
     pub decays_all: bool,
-    /// Where all chance comes from.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// What it is measured on, and how often.
+    /// Evaluation data and interval.
     pub evaluation: Option<Evaluation>,
 }
 
-/// Data that is not trained on.
+/// Evaluation settings.
 #[derive(Debug)]
 pub struct Evaluation {
     /// The data.
     pub samples: Samples,
-    /// Steps from one evaluation to the next; the last step is always followed by one.
+    /// Steps between evaluations; one always follows the last step.
     pub every: u64,
 }
 
-/// A job that cannot be compiled.
+/// An error compiling a job.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The model has parts whose ops are not built.
+    /// The model uses ops that are not implemented.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// The program cannot be made.
+    /// Compilation failed.
     #[error(transparent)]
     Compile(#[from] CompileError),
 }
 
 impl Job {
-    /// The step of this job as a program, with a place for every buffer.
+    /// Compiles one optimizer step, with the placement of every buffer.
     pub fn compile(&self, target: Target) -> Result<Compiled, JobError> {
         let tokens = self.row_sizes.last().copied().unwrap_or(0);
         let graph = forward(&self.model, &self.table, Batch { tokens })?;
         Ok(Compiled::new(graph, self.shape.ranks, &self.settings, target, self.row_sizes.clone())?)
     }
 
-    /// Finds the numbers of rows for the largest micro-batch there is, of training and of evaluation.
+    /// Chooses the row counts for the largest micro-batch of training and evaluation.
     pub fn size_rows(&mut self) {
         let mut largest = self.batches().largest_micro_batch(0, self.steps);
         if let Some(Evaluation { samples, .. }) = &self.evaluation {
@@ -86,12 +86,13 @@ impl Job {
         self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
     }
 
-    /// The data, cut into steps.
+    /// The training data, split into micro-batches.
     pub fn batches(&self) -> Batches<'_> {
         Batches::new(&self.samples, self.order, self.shape)
     }
 
-    /// Whether the optimizer decays a parameter: matrices are, norms and biases only where that is asked for.
+    /// Whether weight decay applies to a parameter: to matrices, and to norms and biases only with
+    /// [`Self::decays_all`].
     pub(crate) fn decays(&self, compiled: &Compiled, param: ParamId) -> bool {
         let name = &compiled.graph.param(param).spec.name;
         let kind = self.table.iter().find(|parameter| parameter.name == *name).map(|found| found.kind);

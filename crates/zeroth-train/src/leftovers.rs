@@ -1,4 +1,4 @@
-//! What processes that were killed left half-written in a run's folder: whoever holds the folder removes it.
+//! Removes files that killed processes left half-written in a run folder.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +11,8 @@ use crate::export_record::RECORD;
 use crate::run_folder::FILES;
 use crate::run_lock::start_time;
 
-/// Removes what dead processes left in a run's folder, in its model and among its checkpoints; other files stay. This process
-/// writes nothing there meanwhile.
+/// Removes what dead processes left in a run folder, its model and its checkpoints; other files stay. The caller
+/// holds the folder's lock and writes nothing there meanwhile.
 pub(crate) fn remove(root: &Path) {
     remove_files(root, |name| FILES.contains(&name));
     remove_files(&root.join("logs"), |name| {
@@ -20,16 +20,16 @@ pub(crate) fn remove(root: &Path) {
         rank.is_some_and(|rank| rank.parse::<u64>().is_ok())
     });
     remove_files(&root.join("model"), is_of_a_model);
-    // Best effort: what cannot be removed is never taken for a checkpoint, and the next save says so.
+    // Best effort: a leftover is never taken for a checkpoint, and the next save reports it.
     let _ = clean(&root.join("checkpoints"));
 }
 
-/// Whether a model's folder has a file of that name from an export.
+/// Whether an export writes files of this name.
 pub(crate) fn is_of_a_model(name: &str) -> bool {
     name == CONFIG || name == RECORD || BESIDE.contains(&name) || is_weight_file(name)
 }
 
-/// The name that `.NAME.unfinished-PROCESS` is to become, and the process that was to finish it.
+/// Parses `.NAME.unfinished-PID` into the final name and the process id.
 pub(crate) fn unfinished(name: &str) -> Option<(&str, u32)> {
     let (name, process) = name.strip_prefix('.')?.rsplit_once(".unfinished-")?;
     let is_number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
@@ -40,11 +40,11 @@ fn remove_files(folder: &Path, is_ours: fn(&str) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let process = name.to_str().and_then(unfinished).filter(|(name, _)| is_ours(name));
-        // An id may be used again, by this process too.
+        // Process ids are reused, possibly by this process.
         let is_dead = |process: u32| process == std::process::id() || start_time(process).is_none();
         let is_file = entry.file_type().is_ok_and(|kind| !kind.is_dir());
         if is_file && process.is_some_and(|(_, process)| is_dead(process)) {
-            // Best effort: it is hidden, and in nobody's way.
+            // Best effort: it is hidden and harmless.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_a_process_of_ours_gives_are_taken_apart() {
+    fn only_names_of_unfinished_files_are_parsed() {
         assert_eq!(unfinished(".config.json.unfinished-12"), Some(("config.json", 12)));
         assert_eq!(unfinished(".a.unfinished-1.unfinished-2"), Some(("a.unfinished-1", 2)));
         for other in [

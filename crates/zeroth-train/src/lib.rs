@@ -1,10 +1,9 @@
-//! The loop around the step: which samples a step takes, at which learning rate, and what a run leaves on disk.
+//! The training loop and everything around it: batches, learning-rate schedules, checkpoints, metrics and reports.
 //!
-//! [`data`] holds the samples, [`Order`] says which one comes when, [`Batches`] puts them together for a rank,
-//! [`Schedule`] gives the learning rate, [`RunFolder`] and [`Reporters`] keep what happened, [`progress`],
-//! [`report`] and [`loss_curve`] show it; [`Inference`] lets the trained model speak. All of it is a function of its inputs:
-//! a position in the data is a number of samples seen,
-//! and no rank has to ask another one.
+//! [`Order`] shuffles samples and [`Batches`] assembles them into micro-batches; [`Schedule`] gives the learning
+//! rate; [`train`] runs a rank's steps. [`RunFolder`] and [`Reporters`] write a run's files, and [`progress`],
+//! [`report`] and [`loss_curve`] display it. [`Inference`] generates text with the result. Everything is a function
+//! of its inputs: the position in the data is a number of samples, so ranks need no communication to agree on it.
 
 mod batch;
 pub mod checkpoint;

@@ -1,22 +1,22 @@
-//! How far a rank is with loading.
+//! Progress of loading weights.
 
 use zeroth_model::{Parameter, ParameterTable};
 
-/// Counts what was loaded. Parameters are taken as lying one after the other; a rank reads its shard of each, so its last
-/// piece may come before the very end.
+/// Tracks loaded elements. Parameters count as if concatenated; a rank reads only its shard of each, so the last
+/// report may fall short of the total.
 pub(crate) struct Loading<'a> {
-    /// Where each parameter begins, by its index in the program.
+    /// Offset of each parameter, by its index in the program.
     starts: Vec<u64>,
     each: u64,
     total: u64,
-    /// Elements of the states that are done.
+    /// Elements of the completed states.
     before: u64,
     furthest: u64,
     tell: &'a mut dyn FnMut(u64, u64),
 }
 
 impl<'a> Loading<'a> {
-    /// Loading of the parameters `names`, each in so many states; `tell` is called with elements done and their total.
+    /// Tracks the parameters `names` in `states` states each; `tell` is called with loaded and total elements.
     pub(crate) fn new(
         table: &ParameterTable,
         names: &[String],
@@ -36,15 +36,15 @@ impl<'a> Loading<'a> {
         Self { starts, each, total: each * states as u64, before: 0, furthest: 0, tell }
     }
 
-    /// Elements up to `end` of a parameter are there.
+    /// Reports that a parameter is loaded up to element `end`.
     pub(crate) fn loaded(&mut self, parameter: usize, end: u64) {
         let at = self.before + self.starts.get(parameter).map_or(0, |start| start + end);
-        // Units need not come in the order of the parameters.
+        // Parameters may be loaded out of order.
         self.furthest = self.furthest.max(at).min(self.total);
         (self.tell)(self.furthest, self.total);
     }
 
-    /// A state is done, and the next one begins.
+    /// Starts the next state.
     pub(crate) fn next_state(&mut self) {
         self.before += self.each;
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_up_to_the_end_of_the_last_state_and_never_back() {
+    fn progress_is_monotonic_and_ends_at_the_total() {
         let config = serde_json::json!({
             "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
             "num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 16, "max_position_embeddings": 8,
@@ -74,7 +74,7 @@ mod tests {
             if state > 0 {
                 loading.next_state();
             }
-            // The first comes last, as a tied embedding does.
+            // The first parameter is loaded last, like a tied embedding.
             for parameter in (1..names.len()).chain([0]) {
                 loading.loaded(parameter, sizes[parameter]);
             }

@@ -1,7 +1,7 @@
-//! metrics.jsonl: one line a step, there for good once its step is done.
+//! metrics.jsonl: one line per step.
 //!
-//! A line is one write to a file opened for appending, so a kill leaves whole lines and at most one torn one at the
-//! end. Going on from a checkpoint removes that one and the steps after the checkpoint: each step appears once.
+//! Each line is a single append, so a kill leaves complete lines and at most one torn line at the end. Resuming
+//! removes that one and all lines after the checkpoint's step: each step appears once.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,25 +11,25 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 use zeroth_base::{PublishError, publish};
 
-/// The metrics of a run cannot be kept.
+/// An error writing or reading metrics.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
-    /// The system refused.
+    /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The shortened file could not be put in place.
+    /// The truncated file could not be replaced.
     #[error(transparent)]
     Publish(#[from] PublishError),
-    /// A line that no run wrote, before others that stay.
+    /// A foreign line between lines that are kept.
     #[error(
-        "{}: line {line} is not one of metrics (a JSON object with a step): remove that line, or go on into another \
+        "{}: line {line} is not a metrics line (a JSON object with a `step`): remove that line, or resume into another \
          --output", path.display()
     )]
     Foreign {
@@ -40,10 +40,10 @@ pub enum MetricsError {
     },
 }
 
-/// What a step gave. `tokens_per_second` follows from the rest.
+/// The metrics of one step. `tokens_per_second` is derived.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLine {
-    /// Counted from 1.
+    /// Step number, from 1.
     pub step: u64,
     /// Mean over the trained tokens of the whole step.
     pub loss: f64,
@@ -51,24 +51,24 @@ pub struct StepLine {
     pub grad_norm: f64,
     /// The learning rate used.
     pub lr: f64,
-    /// All tokens of all ranks.
+    /// Tokens over all ranks.
     pub tokens: u64,
-    /// Milliseconds that the step took.
+    /// Duration of the step in milliseconds.
     pub step_ms: f64,
-    /// 1 where no scale is used.
+    /// Loss scale; 1 without loss scaling.
     pub loss_scale: f64,
-    /// Whether the update was not applied.
+    /// Whether the update was skipped.
     pub skipped: bool,
-    /// The most device memory a rank has held so far.
+    /// Peak device memory of a rank so far.
     pub device_bytes_peak: u64,
-    /// The most host memory a rank has held so far.
+    /// Peak host memory of a rank so far.
     pub host_bytes_peak: u64,
-    /// Samples taken since the start of the run: the position in the data.
+    /// Samples consumed since the start of the run.
     pub samples_seen: u64,
 }
 
 impl StepLine {
-    /// Tokens by the time of the step.
+    /// Throughput of the step.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / (self.step_ms / 1000.0)
     }
@@ -93,22 +93,22 @@ impl Serialize for StepLine {
     }
 }
 
-/// What an evaluation gave.
+/// The metrics of one evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct EvaluationLine {
-    /// The steps done before it.
+    /// Completed training steps.
     pub step: u64,
     /// Mean over the trained tokens of the evaluation data.
     pub eval_loss: f64,
-    /// e to the power of it.
+    /// `exp(eval_loss)`.
     pub eval_perplexity: f64,
     /// All tokens of the evaluation data.
     pub eval_tokens: u64,
-    /// Samples of the training data taken before it.
+    /// Training samples consumed before it.
     pub samples_seen: u64,
 }
 
-/// A metrics.jsonl that is being written.
+/// An open metrics.jsonl.
 #[derive(Debug)]
 pub struct MetricsFile {
     path: PathBuf,
@@ -116,13 +116,13 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// A new one; whatever was there is gone.
+    /// Creates or truncates the file.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         File::create(path).map_err(|source| failed("create", path, source))?;
         Self::append_to(path)
     }
 
-    /// Goes on after `step` steps: lines of later ones and a torn last line are removed. A missing file is made.
+    /// Opens the file to continue after `step`, removing later lines and a torn last line. Creates it if missing.
     pub fn resume(path: &Path, step: u64) -> Result<Self, MetricsError> {
         let contents = match fs::read(path) {
             Ok(contents) => contents,
@@ -149,25 +149,26 @@ impl MetricsFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Writes the line of a step that is done.
+    /// Appends the line of a completed step.
     pub fn step(&mut self, line: &StepLine) -> Result<(), MetricsError> {
         self.write(line)
     }
 
-    /// Writes the line of an evaluation that is done.
+    /// Appends the line of a completed evaluation.
     pub fn evaluation(&mut self, line: &EvaluationLine) -> Result<(), MetricsError> {
         self.write(line)
     }
 
     fn write(&mut self, line: &impl Serialize) -> Result<(), MetricsError> {
         let mut text =
-            serde_json::to_vec(line).expect("numbers and booleans under fixed keys always have a JSON");
+            serde_json::to_vec(line).expect("numbers and booleans under fixed keys always serialise");
         text.push(b'\n');
-        // Not buffered: the whole line in one call, and with the system when it returns.
+        // Unbuffered: the whole line in one write call.
         self.file.write_all(&text).map_err(|source| failed("write", &self.path, source))
     }
 
-    /// Waits until all lines are on disk. Before a checkpoint is published: its steps must not be missing here.
+    /// Waits until all lines are on disk. Called before a checkpoint is published, so that its steps are never
+    /// missing here.
     pub fn sync(&self) -> Result<(), MetricsError> {
         self.file.sync_data().map_err(|source| failed("sync", &self.path, source))
     }
@@ -184,25 +185,25 @@ struct Known {
     loss: Option<f64>,
     #[serde(default)]
     eval_loss: Option<f64>,
-    /// Only lines of steps have it.
+    /// Only step lines have it.
     #[serde(default)]
     skipped: Option<bool>,
 }
 
-/// What the steps of a metrics.jsonl came to.
+/// Summary of the steps in a metrics.jsonl.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepCounts {
-    /// All of them.
+    /// Number of steps.
     pub steps: u64,
-    /// Those whose update was not applied.
+    /// Steps whose update was skipped.
     pub skipped: u64,
-    /// Those whose loss was not finite.
+    /// Steps with a non-finite loss.
     pub non_finite: u64,
-    /// The last one, and its loss where that was finite.
+    /// The last step, and its loss if finite.
     pub last: Option<(u64, Option<f64>)>,
 }
 
-/// Counts the steps that a metrics.jsonl holds. Torn lines are passed over.
+/// Summarises a metrics.jsonl. Torn lines are ignored.
 pub fn count_steps(path: &Path) -> Result<StepCounts, MetricsError> {
     let mut counts = StepCounts::default();
     for line in known(path)? {
@@ -215,12 +216,13 @@ pub fn count_steps(path: &Path) -> Result<StepCounts, MetricsError> {
     Ok(counts)
 }
 
-/// The lines that stay, each with its end of line; or the number of a broken one before lines that stay.
+/// The lines up to `step`, each with its line end; the error is the number of an invalid line before lines that are
+/// kept.
 fn lines_up_to(contents: &[u8], step: u64) -> Result<Vec<u8>, usize> {
     let mut kept = Vec::with_capacity(contents.len());
     let mut broken = None;
     for (number, line) in (1..).zip(contents.split_inclusive(|&byte| byte == b'\n')) {
-        // A line that lacks nothing but its end is kept: no later run would write that step again.
+        // A complete line without its newline is kept: no later run would write that step again.
         let text = line.strip_suffix(b"\n").unwrap_or(line);
         match serde_json::from_slice::<Known>(text) {
             Ok(known) if known.step <= step => {
@@ -237,12 +239,12 @@ fn lines_up_to(contents: &[u8], step: u64) -> Result<Vec<u8>, usize> {
     Ok(kept)
 }
 
-/// The losses that a metrics.jsonl holds, by step; skipped where they were not finite. Torn lines are passed over.
+/// The finite losses in a metrics.jsonl by step. Torn lines are ignored.
 pub fn read_losses(path: &Path) -> Result<Vec<(u64, f64)>, MetricsError> {
     read(path, |line| line.loss)
 }
 
-/// The losses of its evaluations, by the steps done before them.
+/// The evaluation losses by step.
 pub fn read_evaluation_losses(path: &Path) -> Result<Vec<(u64, f64)>, MetricsError> {
     read(path, |line| line.eval_loss)
 }

@@ -1,5 +1,5 @@
-//! The small files of a model's folder, as they were when they were read. A run carries them to its checkpoints and to the
-//! trained model, whatever becomes of the folder meanwhile.
+//! Config and tokenizer files of a model folder, snapshotted when a run starts. Checkpoints and the exported model
+//! contain these copies, even if the folder changes meanwhile.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
@@ -12,32 +12,32 @@ use zeroth_comm::launch::sealed;
 
 use crate::export::{BESIDE, CONFIG};
 
-/// A file of a model's folder that could not be read.
+/// A file of a model folder could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}: {source}", path.display())]
 pub struct ModelFilesError {
     /// The file.
     pub path: PathBuf,
-    /// What the system said.
+    /// The error of the operating system.
     pub source: io::Error,
 }
 
-/// The config and the tokenizer's files of a model, in memory that is no part of the process and that ranks can be handed.
+/// Config and tokenizer files in a sealed memfd that rank processes can inherit.
 #[derive(Debug, Clone)]
 pub struct ModelFiles {
-    /// One after the other.
+    /// The files, concatenated.
     memory: Arc<File>,
     /// Their names and lengths.
     list: Vec<(String, u64)>,
 }
 
 impl ModelFiles {
-    /// Reads those of a model's folder.
+    /// Reads the files of a model folder.
     pub fn read(folder: &Path) -> Result<Self, ModelFilesError> {
         Self::read_some(folder, BESIDE)
     }
 
-    /// Reads config.json alone: what a rank needs that writes neither checkpoints nor the model.
+    /// Reads config.json only, which suffices for ranks that write neither checkpoints nor the model.
     pub fn read_config(folder: &Path) -> Result<Self, ModelFilesError> {
         Self::read_some(folder, &[])
     }
@@ -47,7 +47,7 @@ impl ModelFiles {
         let memory = sealed(|memory| {
             for name in std::iter::once(&CONFIG).chain(beside) {
                 at = folder.join(name);
-                // A model has a config; what else there is depends on its tokenizer.
+                // config.json is required; which other files exist depends on the tokenizer.
                 if *name == CONFIG || is_file(&at)? {
                     list.push(((*name).to_owned(), io::copy(&mut File::open(&at)?, memory)?));
                 }
@@ -58,29 +58,29 @@ impl ModelFiles {
         Ok(Self { memory: Arc::new(memory), list })
     }
 
-    /// Files that another process has read: its memory, and what [`Self::list`] gave there.
+    /// Opens the files that another process has read, from its memfd and its [`Self::list`].
     pub fn of_memory(mut memory: File, list: Vec<(String, u64)>) -> io::Result<Self> {
         let bytes = list.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes));
         if bytes != Some(memory.seek(io::SeekFrom::End(0))?) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "its length is not that of the model's files",
+                "its length does not match the model's files",
             ));
         }
         Ok(Self { memory: Arc::new(memory), list })
     }
 
-    /// The memory that holds them.
+    /// The memfd.
     pub fn memory(&self) -> &File {
         &self.memory
     }
 
-    /// Their names and lengths, in the order in which they lie in memory.
+    /// Names and lengths, in memory order.
     pub fn list(&self) -> &[(String, u64)] {
         &self.list
     }
 
-    /// Each of them, to be read.
+    /// All files, opened for reading.
     pub fn iter(&self) -> impl Iterator<Item = (&str, ModelFile<'_>)> {
         self.list.iter().scan(0, |end, (name, bytes)| {
             let start = *end;
@@ -89,14 +89,14 @@ impl ModelFiles {
         })
     }
 
-    /// What config.json says.
+    /// The parsed config.json.
     pub fn config(&self) -> io::Result<Map<String, Value>> {
         let (_, config) = self.iter().next().ok_or(io::ErrorKind::NotFound)?;
         Ok(serde_json::from_reader(io::BufReader::new(config))?)
     }
 }
 
-/// Whether there is a file. One that cannot be looked at is not taken for an absent one.
+/// Whether a file exists. An inaccessible file is an error, not an absent one.
 fn is_file(path: &Path) -> io::Result<bool> {
     match fs::metadata(path) {
         Ok(found) => Ok(found.is_file()),
@@ -107,7 +107,7 @@ fn is_file(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// A file of a model that was read.
+/// A snapshotted file.
 #[derive(Debug)]
 pub struct ModelFile<'a> {
     memory: &'a File,
@@ -116,7 +116,7 @@ pub struct ModelFile<'a> {
 }
 
 impl ModelFile<'_> {
-    /// Bytes that are left to read.
+    /// Bytes left to read.
     pub(crate) fn len(&self) -> u64 {
         self.end - self.at
     }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_stay_what_they_were_and_can_be_handed_over() {
+    fn files_are_snapshots_and_can_be_inherited() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("config.json", "{\"a\": 1}");

@@ -1,28 +1,28 @@
-//! Which sample comes when. A position counts samples since the start of the run, over its epochs: it is all that a
-//! checkpoint needs to go on, and it does not know of ranks.
+//! The order of samples. A position counts samples since the start of the run, over all epochs. It is all a
+//! checkpoint needs to resume, and it is independent of the number of ranks.
 
 use std::num::NonZeroU64;
 
 use crate::checkpoint::MAX_SAMPLES;
 use crate::permutation::Permutation;
 
-/// The order of a dataset's samples.
+/// The order in which a dataset's samples are consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
     samples: NonZeroU64,
     shuffle: Option<u64>,
 }
 
-/// A sample, and the epoch in which it is taken.
+/// A sample, and the epoch in which it is consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Counted from 0.
+    /// Epoch, from 0.
     pub epoch: u32,
     /// Its index in the dataset.
     pub sample: u64,
 }
 
-/// How long a run is. `--max-steps` wins over `--num-train-epochs`.
+/// The length of a run. `--max-steps` overrides `--num-train-epochs`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Length {
     /// `--max-steps`.
@@ -31,34 +31,34 @@ pub enum Length {
     Epochs(f64),
 }
 
-/// A length that is none.
+/// An invalid run length.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum LengthError {
-    /// Not above zero, or beyond counting.
+    /// Not above 0, or too large.
     #[error("--num-train-epochs is {0}: give a number above 0, as in 3 or 0.5")]
     Epochs(f64),
-    /// No steps.
+    /// Zero steps.
     #[error("--max-steps is 0: give at least 1, or --num-train-epochs")]
     NoSteps,
-    /// Positions beyond counting.
+    /// Too many samples to count.
     #[error(
-        "{steps} steps of {train_batch} samples are more than can be counted: give fewer steps (--max-steps)"
+        "{steps} steps of {train_batch} samples exceed the supported number of samples: give fewer steps (--max-steps)"
     )]
     TooLong {
-        /// The steps.
+        /// The number of steps.
         steps: u64,
-        /// Samples of each.
+        /// Samples per step.
         train_batch: u64,
     },
 }
 
 impl Order {
-    /// `samples` in file order, or shuffled anew in each epoch by `shuffle`, a seed.
+    /// Orders `samples` as in the file, or reshuffled every epoch with the seed `shuffle`.
     pub fn new(samples: NonZeroU64, shuffle: Option<u64>) -> Self {
         Self { samples, shuffle }
     }
 
-    /// Whether every epoch has an order of its own.
+    /// Whether every epoch is reshuffled.
     pub fn is_shuffled(&self) -> bool {
         self.shuffle.is_some()
     }
@@ -68,7 +68,7 @@ impl Order {
         self.epoch_of(position).place(position)
     }
 
-    /// The samples from a position on, without end. Cheaper than asking for each.
+    /// Iterates from a position on, without end. Cheaper than repeated [`Self::sample_at`].
     pub fn from(&self, position: u64) -> impl Iterator<Item = Place> + use<> {
         let order = *self;
         let mut epoch = order.epoch_of(position);
@@ -86,15 +86,15 @@ impl Order {
         Epoch { number, first: position - position % self.samples, permutation }
     }
 
-    /// Steps an epoch takes, a fraction: an epoch's remainder flows into the next.
+    /// Steps per epoch, as a fraction: the remainder of an epoch flows into the next.
     pub fn steps_per_epoch(&self, train_batch: NonZeroU64) -> f64 {
         self.samples.get() as f64 / train_batch.get() as f64
     }
 
-    /// Steps of a run: the steps asked for, or ⌈epochs × samples / train_batch⌉.
+    /// The steps of a run: those requested, or ⌈epochs × samples / train_batch⌉.
     ///
-    /// Hugging Face rounds up in each epoch, because its epochs end with a short step; ours have none, so we round up
-    /// once, at the end of the run, and the last step borrows from the next epoch.
+    /// Hugging Face rounds up per epoch, because its epochs end with a short step. Here only the end of the run is
+    /// rounded up, and the last step borrows from the next epoch.
     pub fn total_steps(&self, length: Length, train_batch: NonZeroU64) -> Result<u64, LengthError> {
         let steps = self.steps_of(length, train_batch)?;
         let positions = steps.checked_mul(train_batch.get());
@@ -113,7 +113,7 @@ impl Order {
                 if !(epochs > 0.0 && steps < (1_u64 << 53) as f64) {
                     return Err(LengthError::Epochs(epochs));
                 }
-                // 0.1 × 30 is a hair above 3 in binary; that hair must not become a step.
+                // 0.1 × 30 is slightly above 3 in binary; the difference must not become a step.
                 let whole = steps.round();
                 let steps = if (steps - whole).abs() <= 1e-9 * whole { whole } else { steps.ceil() };
                 Ok(steps as u64)
@@ -152,13 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn without_shuffle_the_order_is_that_of_the_file_and_an_epoch_flows_into_the_next() {
+    fn unshuffled_order_follows_the_file_across_epochs() {
         let taken: Vec<_> = order(3, None).from(0).take(7).map(|place| (place.epoch, place.sample)).collect();
         assert_eq!(taken, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]);
     }
 
     #[test]
-    fn epochs_and_seeds_have_different_orders() {
+    fn every_epoch_and_seed_has_its_own_order() {
         let epoch = |seed: u64, epoch: u64| -> Vec<u64> {
             order(50, Some(seed)).from(50 * epoch).take(50).map(|place| place.sample).collect()
         };
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_steps_of_a_run_follow_from_epochs_and_batch() {
+    fn total_steps_are_derived_from_epochs_and_batch_size() {
         let steps =
             |samples, length, train_batch| order(samples, None).total_steps(length, batch(train_batch));
         assert_eq!(steps(100, Length::Epochs(3.0), 8), Ok(38)); // 37.5
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_epoch_takes_every_sample_once(samples in 1_u64..400, seed in any::<u64>(), epoch in 0_u64..1000) {
+        fn every_epoch_visits_every_sample_once(samples in 1_u64..400, seed in any::<u64>(), epoch in 0_u64..1000) {
             let taken: Vec<_> = order(samples, Some(seed)).from(samples * epoch).take(samples as usize).collect();
             prop_assert!(taken.iter().all(|place| u64::from(place.epoch) == epoch));
             let mut indices: Vec<_> = taken.iter().map(|place| place.sample).collect();
@@ -201,7 +201,7 @@ mod tests {
         }
 
         #[test]
-        fn walking_and_asking_agree(samples in 1_u64..50, seed in any::<Option<u64>>(), first in 0_u64..500) {
+        fn iteration_matches_random_access(samples in 1_u64..50, seed in any::<Option<u64>>(), first in 0_u64..500) {
             let order = order(samples, seed);
             for (position, place) in (first..).zip(order.from(first)).take(120) {
                 prop_assert_eq!(order.sample_at(position), place);

@@ -1,7 +1,7 @@
-//! Host memory that a rank takes beside its arenas: the process itself, and what it needs to load, read and send.
+//! Host memory of a rank outside its arenas: the process itself, and buffers for loading, reading and sending.
 //!
-//! Arenas are counted to the byte; this is an estimate from above, of what was measured. Its parts are a function of the
-//! job, so that all ranks and every start come to the same number.
+//! Arenas are exact; this is an upper estimate based on measurements. It depends only on the job, so all ranks and
+//! all launches compute the same number.
 
 use serde::{Deserialize, Serialize};
 use zeroth_kernel::Tier;
@@ -11,68 +11,68 @@ use zeroth_program::Target;
 use crate::Job;
 use zeroth_data::Samples;
 
-/// Pages of the program's file that are in use. They are there once for all processes of a machine.
+/// Resident pages of the executable, shared by all processes of a machine.
 const IMAGE: u64 = 12_000_000;
-/// What a rank allocates whatever it trains, and what the system keeps for a process.
+/// Fixed allocations of a rank, and kernel memory per process.
 const PROCESS: u64 = 7_000_000;
-/// The same of a rank whose device is a GPU: the driver and its libraries.
+/// The same for a rank on a GPU: the driver and its libraries.
 const CUDA_PROCESS: u64 = 400_000_000;
-/// What the launcher of several ranks holds while they run.
+/// Memory of the launcher while ranks run.
 const LAUNCHER: u64 = 4_000_000;
-/// Of a thread's stack, and of what the allocator keeps for it.
+/// Stack pages and allocator caches per thread.
 const THREAD: u64 = 64 << 10;
-/// An instruction, and an instruction lowered for one number of rows.
+/// Bytes per instruction, and per instruction lowered for one row count.
 const INSTRUCTION: u64 = 1024;
 const LOWERED: u64 = 544;
-/// Weights are read and written in pieces of at most so many elements, as f32, and pass through a buffer on their way to a
-/// checkpoint of at most 12 bytes a parameter.
+/// Weights are read and written in pieces of at most this many f32 elements. Checkpoints pass through a buffer, and
+/// hold at most 12 bytes per parameter.
 const PIECE: u64 = 1 << 20;
 const CHECKPOINT_BUFFER: u64 = 8 << 20;
 const CHECKPOINT: u64 = 12;
-/// A token of a micro-batch as it is put together and as it is fed, and a pair of its rotary angles.
+/// Bytes per token of an assembled and fed micro-batch, and per pair of rotary angles.
 const TOKEN: u64 = 56;
 const ANGLES: u64 = 8;
-/// A sample in the index of the data, and where it is packed; a pack.
+/// Bytes per sample in the data index, and per packed sample or pack.
 const SAMPLE: u64 = 12;
 const PACKED: u64 = 8;
-/// What tokenising leaves behind in pieces too small to give back: so many bytes a token, up to so many.
+/// Heap fragmentation left by tokenisation: bytes per token, and its maximum.
 const TOKENISED: u64 = 32;
 const MOST_TOKENISED: u64 = 12_000_000;
-/// A page of 4096 bytes takes 8 in the page tables of whoever maps it.
+/// Each 4096-byte page takes 8 bytes of page tables in every process that maps it.
 const PAGE_TABLES: u64 = 4096 / 8;
 
-/// How the processes of a job are started.
+/// Process parameters of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Processes {
-    /// Bytes of shared memory through which each of several ranks sends.
+    /// Size of the shared-memory region through which each of several ranks sends.
     pub region: u64,
-    /// Threads of a rank besides those that compute.
+    /// Threads of a rank besides its compute threads.
     pub threads: u64,
 }
 
-/// Bytes of host memory that a rank takes beside its arenas, by what takes them.
+/// Host memory of a rank outside its arenas, in bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Overhead {
-    /// The process: its share of the program's image, allocator, stacks.
+    /// The process: its share of the executable, allocator, stacks.
     pub process: u64,
-    /// The step, lowered for every number of rows.
+    /// The program, lowered for every row count.
     pub program: u64,
-    /// Pieces of weights on their way, and the micro-batch that is being fed.
+    /// Buffers for weights, and the micro-batch being fed.
     pub staging: u64,
-    /// The index of the samples, and what is left of reading them.
+    /// The sample index, and heap left over from tokenisation.
     pub data: u64,
-    /// Shared memory through which it sends; 0 where there is one rank.
+    /// Shared memory for sending; 0 with one rank.
     pub exchange: u64,
     /// Page tables of the arenas.
     pub page_tables: u64,
-    /// Its share of the process that started the ranks; 0 where there is one rank.
+    /// Its share of the launcher process; 0 with one rank.
     pub launcher: u64,
-    /// All of it.
+    /// The sum.
     pub total: u64,
 }
 
 impl Overhead {
-    /// That of a rank of a job.
+    /// Estimates the overhead of each rank of a job.
     pub fn of(job: &Job, compiled: &Compiled, processes: Processes) -> Self {
         let ranks = job.shape.ranks.max(1);
         let is_alone = ranks == 1;
@@ -93,7 +93,7 @@ impl Overhead {
         let angles = ANGLES * compiled.graph.rotary.frequencies.len() as u64;
         let staging = 4 * largest.min(PIECE) + checkpoint.min(CHECKPOINT_BUFFER) + rows * (TOKEN + angles);
 
-        // One message may be the gradient of a whole flat, and each half of a region holds a part of one.
+        // A message may be the gradient of a whole flat buffer, and each half of a region holds a part of one.
         let flats = compiled.program.layout.flats.iter().map(|flat| 4 * flat.padded());
         let exchange = if is_alone { 0 } else { processes.region.min(2 * flats.max().unwrap_or(0)) };
 
@@ -105,7 +105,7 @@ impl Overhead {
             || [Some(&job.samples), job.evaluation.as_ref().map(|evaluation| &evaluation.samples)];
         let index: u64 = all_samples().into_iter().flatten().map(index).sum();
         let tokens: u64 = all_samples().into_iter().flatten().map(|samples| samples.totals().tokens).sum();
-        // Whoever starts the run has read the data: the launcher, or a rank alone.
+        // The process that starts the run tokenises the data: the launcher, or a single rank.
         let tokenised = (TOKENISED * tokens).min(MOST_TOKENISED);
         let (data, launcher) = if is_alone {
             (index + tokenised, 0)
@@ -119,7 +119,7 @@ impl Overhead {
     }
 }
 
-/// Bytes of the index of samples.
+/// Bytes of a sample index.
 fn index(samples: &Samples) -> u64 {
     let totals = samples.totals();
     let packed = if totals.packs > 0 { PACKED * (totals.samples + totals.packs) } else { 0 };

@@ -1,4 +1,4 @@
-//! `--overwrite-output-dir`: what of a run's folder is removed, by the names that a run gives, and what stays.
+//! `--overwrite-output-dir`: removes a run's files, recognised by name, and keeps everything else.
 
 use std::fs::{self, DirEntry};
 use std::io;
@@ -10,25 +10,25 @@ use crate::leftovers::{is_of_a_model, unfinished};
 use crate::run_folder::{FILES, MARKS, RunFolderError, failed};
 use crate::run_inputs::{Input, Tree};
 
-/// What overwriting a run's folder does.
+/// The plan of overwriting a run folder.
 #[derive(Debug, Default)]
 pub(crate) struct Removal {
     root: PathBuf,
-    /// Files and folders of a run, by their path inside the root, in the order they are removed.
+    /// Files and folders of the run, relative to the root, in removal order.
     pub(crate) removed: Vec<String>,
-    /// What lies among them and is not a run's.
+    /// Foreign files among them.
     pub(crate) kept: Vec<String>,
 }
 
 impl Removal {
-    /// Looks at the folder, and changes nothing.
+    /// Plans the removal without changing anything.
     pub(crate) fn plan(root: &Path) -> Result<Self, RunFolderError> {
         let mut plan = Self { root: root.to_owned(), ..Self::default() };
         plan.inside("checkpoints", of_checkpoints)?;
         plan.inside("model", of_a_model)?;
         plan.inside("logs", of_logs)?;
         plan.inside("tensorboard", of_tensorboard)?;
-        // The marks last: a removal that was cut short is still known as a run's folder.
+        // Marker files last, so that an interrupted removal still leaves a recognisable run folder.
         let (marks, others): (Vec<&str>, Vec<&str>) =
             FILES.iter().copied().partition(|name| MARKS.contains(name));
         for name in others.into_iter().chain(marks) {
@@ -53,20 +53,20 @@ impl Removal {
         match fs::symlink_metadata(&path) {
             Err(_) => return Ok(()),
             Ok(found) if found.is_symlink() && !path.exists() => {
-                let found = "a link that leads nowhere";
+                let found = "a dangling symlink";
                 return Err(RunFolderError::InTheWay { path, found, made: "a folder" });
             }
-            // A link to a folder is somebody's way to another disk: it stays, and what a run wrote behind it goes.
+            // A symlink to a folder, usually on another disk, is kept; the run's files behind it are removed.
             Ok(_) if path.is_dir() => {}
             Ok(_) => return Err(RunFolderError::InTheWay { path, found: "a file", made: "a folder" }),
         }
-        // Any model has files of these names: behind a link, it must be known to be an export.
+        // Any model folder has files of these names: behind a symlink, only an export may be removed.
         let is_known = name != "model" || !path.is_symlink() || is_exported(&path);
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(&path).map_err(failed("read", &path))? {
             let entry = entry.map_err(failed("read", &path))?;
             let entry_name = entry.file_name();
-            // A name that is no UTF-8 is none of ours, and what cannot be looked at may be anybody's.
+            // Names that are not UTF-8 and entries that cannot be inspected are treated as foreign.
             let is_ours =
                 is_known && entry_name.to_str().is_some_and(|name| is_ours(name, &entry).unwrap_or(false));
             let list = if is_ours { &mut ours } else { &mut others };
@@ -79,7 +79,7 @@ impl Removal {
         Ok(())
     }
 
-    /// Refuses where something that the run reads would be removed.
+    /// Fails if an input of the run would be removed.
     pub(crate) fn refuse_inputs(&self, inputs: &[Input]) -> Result<(), RunFolderError> {
         let root = self.root.canonicalize().map_err(failed("read", &self.root))?;
         let real = |name: &String| {
@@ -101,7 +101,7 @@ impl Removal {
         Ok(())
     }
 
-    /// Removes it, and folders that are empty then.
+    /// Removes the planned files, then folders left empty.
     pub(crate) fn carry_out(&self) -> Result<(), RunFolderError> {
         for name in &self.removed {
             let path = self.root.join(name);
@@ -110,14 +110,14 @@ impl Removal {
             removed.map_err(failed("remove", &path))?;
         }
         for name in ["checkpoints", "model", "logs", "tensorboard"] {
-            // Fails where something else is in it, or where it is a link, and then it should stay.
+            // Fails for non-empty folders and symlinks, which should stay.
             let _ = fs::remove_dir(self.root.join(name));
         }
         Ok(())
     }
 }
 
-/// `latest`, and `step-12` or what a save that was cut short left, where nothing else is in it.
+/// `latest`, and `step-12` or an unfinished save, unless they contain foreign files.
 fn of_checkpoints(name: &str, entry: &DirEntry) -> io::Result<bool> {
     let kind = entry.file_type()?;
     let leftover = Leftover::parse(name);
@@ -138,7 +138,7 @@ fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
     Ok(is_event_file_name(name) && !entry.file_type()?.is_dir())
 }
 
-/// `rank-0.log`, and a rank's part of a timeline.
+/// `rank-0.log`, or a rank's part of a trace.
 pub(crate) fn is_log_name(name: &str) -> bool {
     let number = |first, last| name.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
     number("rank-", ".log").or_else(|| number("trace-", ".part")).is_some_and(is_digits)
@@ -151,7 +151,7 @@ pub(crate) fn is_event_file_name(name: &str) -> bool {
     parts.is_some_and(|(seconds, process)| is_digits(seconds) && is_digits(process))
 }
 
-/// Weights, the files that a model folder carries beside them, and any of them that an export has not finished.
+/// Weights, config and tokenizer files, and unfinished ones of an export.
 fn of_a_model(name: &str, entry: &DirEntry) -> io::Result<bool> {
     let whole = unfinished(name).map_or(name, |(name, _)| name);
     Ok(is_of_a_model(whole) && !entry.file_type()?.is_dir())
@@ -165,7 +165,7 @@ fn is_digits(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Writes files, with the folders they lie in.
+    /// Writes files, creating their folders.
     fn write(root: &Path, names: &[&str]) {
         for name in names {
             fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_run_writes_is_removed_and_the_rest_is_named() {
+    fn only_files_of_a_run_are_removed_and_foreign_ones_listed() {
         let folder = tempfile::tempdir().unwrap();
         let ours = [
             "checkpoints/.step-3.unfinished-12-34/rank-00000-of-00002.safetensors",
@@ -184,7 +184,7 @@ mod tests {
             "checkpoints/step-5/rank-00000-of-00001.safetensors",
             "checkpoints/step-5/model/config.json",
             "checkpoints/step-5/model/tokenizer.json",
-            // Damaged: all but its weights is gone.
+            // Damaged: everything but its weights is missing.
             "checkpoints/step-6/rank-00000-of-00001.safetensors",
             "model/.model.safetensors.unfinished-77",
             "model/model-00001-of-00002.safetensors",
@@ -242,10 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_of_a_run_stops_it_before_anything_is_removed() {
+    fn name_conflicts_are_reported_before_anything_is_removed() {
         for (name, words) in [
-            ("loss.svg/mine", "loss.svg is a folder, and a run makes a file of that name"),
-            ("checkpoints", "checkpoints is a file, and a run makes a folder of that name"),
+            ("loss.svg/mine", "loss.svg is a folder, but a run creates a file of that name"),
+            ("checkpoints", "checkpoints is a file, but a run creates a folder of that name"),
         ] {
             let folder = tempfile::tempdir().unwrap();
             write(folder.path(), &["metrics.jsonl", name, "logs/rank-0.log"]);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_in_what_would_go_is_refused_and_one_in_what_stays_is_not() {
+    fn inputs_inside_removed_paths_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &["metrics.jsonl", "model/config.json", "notes/data.jsonl", "logs/rank-0.log"]);
         let removal = Removal::plan(folder.path()).unwrap();
@@ -265,7 +265,7 @@ mod tests {
         for (flag, name) in [("--model", "model"), ("--data", "logs/rank-0.log"), ("--data", "metrics.jsonl")]
         {
             let message = check(flag, name).unwrap_err().to_string();
-            let needs = format!("{flag} {} needs it", folder.path().join(name).display());
+            let needs = format!("{flag} {} depends on it", folder.path().join(name).display());
             assert!(
                 message.starts_with("--overwrite-output-dir would remove ") && message.contains(&needs),
                 "{message}"

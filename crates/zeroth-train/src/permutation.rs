@@ -1,21 +1,22 @@
-//! A shuffle without a table: where each of n places goes is computed, so any rank finds any sample alone.
+//! A shuffle without a table: each position is computed on its own, so any rank finds any sample without
+//! communication.
 //!
-//! A Feistel network permutes the next power of two; a value that lands beyond n goes through it again until it does
-//! not (cycle walking), which leaves a permutation of n. Its round keys come from Philox by (seed, epoch).
+//! A Feistel network permutes the next power of two; values that fall beyond n are permuted again until they do not
+//! (cycle walking), which yields a permutation of n. Round keys come from Philox by (seed, epoch).
 
 use zeroth_base::philox4x32;
 
-/// Enough that the smallest sets are shuffled too: all orders of up to 4 samples come equally often, and those of 5
-/// within a tenth. With 8 rounds the orders of 3 differ by more than chance.
+/// Enough to shuffle even tiny datasets: all orders of up to 4 samples are equally likely, those of 5 within a tenth.
+/// With 8 rounds the orders of 3 samples are measurably biased.
 const ROUNDS: usize = 16;
-/// Keeps the key of the shuffle apart from those of dropout and new weights under the same seed.
+/// Domain separation from dropout and weight initialisation with the same seed.
 const PURPOSE: u32 = 0x5348_5546; // "SHUF"
 
 /// A permutation of 0..n.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Permutation {
     size: u64,
-    /// A value is cut into this many low bits and the bits above them, `high_mask` once they are shifted down.
+    /// Width of the low half; `high_mask` masks the high half once shifted down.
     low_bits: u32,
     high_mask: u64,
     keys: [u64; ROUNDS],
@@ -34,7 +35,7 @@ impl Permutation {
         Self { size, low_bits, high_mask: (1 << (bits - low_bits)) - 1, keys }
     }
 
-    /// Where `place` goes; `place` is below the size.
+    /// The image of `place`, which must be below the size.
     pub(crate) fn at(&self, place: u64) -> u64 {
         let mut value = place;
         loop {
@@ -48,7 +49,7 @@ impl Permutation {
     fn through(&self, value: u64) -> u64 {
         let low_mask = (1 << self.low_bits) - 1;
         let (mut high, mut low) = (value >> self.low_bits, value & low_mask);
-        // Each half in turn is changed by a function of the other: every round can be undone.
+        // Each half is XORed with a function of the other, so every round is invertible.
         for pair in self.keys.chunks_exact(2) {
             high ^= mixed(low, pair[0]) & self.high_mask;
             low ^= mixed(high, pair[1]) & low_mask;
@@ -57,7 +58,7 @@ impl Permutation {
     }
 }
 
-/// A word that depends on both: the two halves of a product, one on the other.
+/// Mixes both words: the two halves of their product, XORed.
 fn mixed(word: u64, key: u64) -> u64 {
     let product = u128::from(word ^ key) * u128::from(0x9E37_79B9_7F4A_7C15_u64);
     (product >> 64) as u64 ^ product as u64
@@ -80,10 +81,10 @@ mod tests {
         }
     }
 
-    /// A checkpoint's position means nothing under another order. The numbers are those of a second program, in
-    /// Python, written from this file's description.
+    /// A checkpoint's position is meaningless under another order. The expected values come from an independent
+    /// Python implementation of this file's description.
     #[test]
-    fn the_order_of_a_seed_stays_what_it_was() {
+    fn the_order_of_a_seed_is_stable() {
         let order = |size, seed, epoch| -> Vec<u64> {
             let permutation = Permutation::new(size, seed, epoch);
             (0..size).map(|place| permutation.at(place)).collect()
@@ -103,7 +104,7 @@ mod tests {
         }
     }
 
-    /// Pearson's statistic of `counts` that should be equal, over its degrees of freedom: about 1 for chance.
+    /// Pearson's chi-squared statistic of `counts` over its degrees of freedom: about 1 for uniform counts.
     fn unevenness(counts: &[u64]) -> f64 {
         let mean = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
         counts.iter().map(|&count| (count as f64 - mean).powi(2) / mean).sum::<f64>()
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn all_orders_of_few_samples_come_equally_often() {
+    fn all_orders_of_few_samples_are_equally_likely() {
         for (size, orders) in [(2, 2), (3, 6), (4, 24), (5, 120)] {
             let mut counts = std::collections::BTreeMap::new();
             for epoch in 0..120_000 {
@@ -121,14 +122,14 @@ mod tests {
             }
             let counts: Vec<u64> = counts.into_values().collect();
             assert_eq!(counts.len(), orders, "of {size} samples");
-            // About 1 where only chance is at work; 10 would be a tenth more or less, of 1,000 times each.
+            // About 1 for a uniform distribution; 10 would mean a deviation of a tenth with 1,000 counts each.
             let allowed = if size < 5 { 2.0 } else { 5.0 };
             assert!(unevenness(&counts) < allowed, "{size}: {} {counts:?}", unevenness(&counts));
         }
     }
 
     #[test]
-    fn each_sample_lands_in_each_decile_equally_often() {
+    fn each_sample_is_equally_likely_in_each_decile() {
         for size in [10, 50, 1_000] {
             let epochs = 4_000;
             let mut counts = vec![[0; 10]; size as usize];

@@ -1,4 +1,4 @@
-//! What a run says of itself, as text: a line now and then, and its losses as a row of blocks at the end.
+//! Progress of a run as text: log lines, the terminal progress bar, and a sparkline of losses.
 
 use std::time::Duration;
 
@@ -7,39 +7,39 @@ use zeroth_base::{format_bytes, grouped};
 
 use crate::report::figures::Rate;
 
-/// Where a run stands.
+/// The progress of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
-    /// Steps done.
+    /// Completed steps.
     pub step: u64,
     /// Steps of the run.
     pub total_steps: u64,
-    /// The last step's.
+    /// Loss of the last step.
     pub loss: f64,
-    /// The last step's, before clipping.
+    /// Gradient norm of the last step, before clipping.
     pub grad_norm: f64,
-    /// The last step's.
+    /// Learning rate of the last step.
     pub lr: f64,
-    /// Of the steps since the last line.
+    /// Throughput since the last line.
     pub tokens_per_second: f64,
-    /// How fast all devices compute, over the same steps; none where the model's arithmetic is not known.
+    /// Compute rate of all devices since the last line; `None` if the model's FLOPs are unknown.
     pub rate: Option<Rate>,
-    /// The most that a rank has held; 0 where the device's memory is the host's.
+    /// Peak device memory of a rank; 0 where device memory is host memory.
     pub device_bytes: u64,
-    /// The most that a rank has held.
+    /// Peak host memory of a rank.
     pub host_bytes: u64,
-    /// Time of the steps since the last line, each.
+    /// Mean step time since the last line.
     pub step_time: Duration,
 }
 
 impl Progress {
-    /// How long the steps to come take at the present rate.
+    /// Estimated time to the end of the run.
     pub fn time_left(&self) -> Duration {
         let seconds = self.step_time.as_secs_f64() * self.total_steps.saturating_sub(self.step) as f64;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
-    /// What a line says, and what of it goes first where room is short.
+    /// The fields of a line, with the order in which they are dropped on narrow terminals.
     fn fields(&self, step: String, tokens: &str, memory: String) -> Vec<Field> {
         let mut fields = vec![
             Field::new(0, step),
@@ -72,7 +72,7 @@ pub fn line(now: &Progress) -> String {
     joined(&now.fields(step, "tokens/s", memory))
 }
 
-/// The same for a terminal, with shorter words.
+/// The terminal version, with shorter labels.
 pub fn bar(now: &Progress) -> Bar {
     let memory = match (now.device_bytes, now.host_bytes) {
         (0, host) => format_bytes(host),
@@ -82,40 +82,41 @@ pub fn bar(now: &Progress) -> Bar {
     Bar { done: now.step, total: now.total_steps, fields }
 }
 
-/// A part of a line.
+/// A field of a progress line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Field {
-    /// 0 stays; of the others the largest is left out first where room is short.
+    /// Drop priority: 0 is never dropped; of the others the largest goes first.
     pub order: u8,
-    /// What it says.
+    /// Its text.
     pub text: String,
 }
 
 impl Field {
-    /// A field that says `text`.
+    /// A field with `text`.
     pub fn new(order: u8, text: impl Into<String>) -> Self {
         Self { order, text: text.into() }
     }
 }
 
-/// A bar and what it stands for, made to fit whatever terminal it is shown on.
+/// A progress bar with fields, laid out for any terminal width.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bar {
-    /// What is done.
+    /// Completed units.
     pub done: u64,
-    /// Of how much.
+    /// Total units.
     pub total: u64,
-    /// What is said beside it, in this order.
+    /// The fields beside the bar.
     pub fields: Vec<Field>,
 }
 
 impl Bar {
-    /// All that is said, without the bar.
+    /// The fields without the bar.
     pub fn text(&self) -> String {
         joined(&self.fields)
     }
 
-    /// The line for a terminal of so many columns. The last column stays free: some terminals wrap as soon as it is taken.
+    /// The line for a terminal of `columns` columns. The last column stays free, because some terminals wrap once it
+    /// is used.
     pub fn line(&self, columns: usize) -> String {
         let room = columns.saturating_sub(1);
         let mut fields = self.fields.clone();
@@ -148,7 +149,7 @@ fn blocks(done: u64, total: u64, width: usize) -> String {
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
 }
 
-/// Three figures, whatever the size: norms range from 1e-3 to 1e4.
+/// Three significant digits: norms range from 1e-3 to 1e4.
 fn figures(value: f64) -> String {
     match value.abs() {
         size if size != 0.0 && !(1e-3..1e5).contains(&size) && size.is_finite() => format!("{value:.2e}"),
@@ -174,7 +175,7 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
-/// Losses as a row of at most `width` blocks, the mean of neighbours where there are more; a blank where none is finite.
+/// A sparkline of at most `width` blocks, averaging neighbours; a blank where no loss is finite.
 pub fn sparkline(losses: &[f64], width: usize) -> String {
     const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let means: Vec<Option<f64>> = bins(losses.len(), width)
@@ -186,14 +187,14 @@ pub fn sparkline(losses: &[f64], width: usize) -> String {
     let known = || means.iter().flatten().copied();
     let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(f64::NEG_INFINITY, f64::max));
     let block = |mean: f64| {
-        // Losses that are all equal are a flat line at the bottom.
+        // Equal losses are a flat line at the bottom.
         let height = if most > least { (mean - least) / (most - least) } else { 0.0 };
         BLOCKS[((height * 8.0) as usize).min(7)]
     };
     means.iter().map(|mean| mean.map_or(' ', block)).collect()
 }
 
-/// `count` things in at most `width` neighbourhoods of nearly equal size.
+/// Splits `count` items into at most `width` bins of nearly equal size.
 pub(crate) fn bins(count: usize, width: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     let bins = count.min(width);
     (0..bins).map(move |bin| bin * count / bins..(bin + 1) * count / bins)
@@ -217,7 +218,7 @@ mod tests {
     };
 
     #[test]
-    fn a_line_tells_all_of_it() {
+    fn a_log_line_has_all_fields() {
         assert_eq!(
             line(&NOW),
             "step  40/200 · loss 2.3457 · norm 1.23 · lr 1.00e-5 · 12,345 tokens/s · 3.5 GB device, 1.2 GB host · \
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_on_a_terminal_has_a_bar_and_fits_whatever_its_width() {
+    fn the_progress_bar_fits_any_width() {
         let peak = Rate { flops: 408.5e12, peak: Some(989e12) };
         let now = bar(&Progress { rate: Some(peak), ..NOW });
         assert_eq!(
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_keep_three_of_them() {
+    fn numbers_have_three_significant_digits() {
         let shown =
             [0.0, 0.001_234, 0.0123, 0.123, 1.234, 12.34, 123.4, 12_340.0, 1.234e7, 1.2e-5].map(figures);
         assert_eq!(
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_follow_the_losses() {
+    fn sparkline_follows_the_losses() {
         assert_eq!(sparkline(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 8), "█▇▆▅▄▃▂▁");
         assert_eq!(sparkline(&[4.0, 4.0, 1.0, 1.0, 4.0, 2.0], 3), "█▁▆");
         assert_eq!(sparkline(&[1.0, f64::NAN, 0.0], 10), "█ ▁");

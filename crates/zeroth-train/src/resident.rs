@@ -1,7 +1,6 @@
-//! How much memory this process really holds: its proportional share (PSS), in which a page that ranks share counts once
-//! over all of them.
+//! Resident memory as proportional set size (PSS), in which pages shared by ranks count once in total.
 
-/// The proportional set size in bytes; 0 where the system does not tell.
+/// The proportional set size in bytes; 0 if unavailable.
 pub fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
@@ -14,7 +13,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_touched_shows() {
+    fn touched_memory_is_counted() {
         let before = resident_bytes();
         let held = vec![1u8; 64 << 20];
         let after = resident_bytes();

@@ -1,4 +1,4 @@
-//! Going on from a checkpoint: how its batch is cut anew, what of a command it overrules, and its state on a rank.
+//! Resuming from a checkpoint: re-deriving the batch decomposition, comparing configs, and restoring a rank's state.
 
 use serde_json::Value;
 use zeroth_base::counted;
@@ -10,55 +10,55 @@ use crate::checkpoint::{Checkpoint, ControlState, Manifest};
 use crate::loading::Loading;
 use zeroth_data::Samples;
 
-/// A checkpoint that a command cannot go on from.
+/// A checkpoint that cannot be resumed with this command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeError {
-    /// The samples of a step cannot be shared.
+    /// The train batch is not divisible by the ranks.
     #[error(
-        "the checkpoint was trained with {} a step, and going on keeps that: {} cannot share them \
+        "the checkpoint was trained with {} per step, which resuming keeps: {} cannot share them \
          evenly; {} can",
         counted(*batch, "sample"), counted(*ranks, "rank"), listed(works)
     )]
     Ranks {
-        /// Samples of a step.
+        /// Samples per step.
         batch: u64,
         /// Ranks of the command.
         ranks: u64,
-        /// Numbers of ranks that work.
+        /// Rank counts that divide the batch.
         works: Vec<u64>,
     },
-    /// What was typed gives another batch.
+    /// The typed batch sizes give another train batch.
     #[error(
-        "the checkpoint was trained with {} a step, and going on keeps that: {asked} on {} cannot \
-         give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
+        "the checkpoint was trained with {} per step, which resuming keeps: {asked} on {} does not \
+         give that; leave batch sizes open, or use one of these for train_micro_batch_size_per_gpu × \
          gradient_accumulation_steps: {}",
         counted(*batch, "sample"), counted(*ranks, "rank"), pairs(works)
     )]
     Batch {
-        /// Samples of a step.
+        /// Samples per step.
         batch: u64,
         /// Ranks of the command.
         ranks: u64,
-        /// What was asked for, in words.
+        /// The typed batch sizes.
         asked: String,
-        /// Micro-batch and accumulation that work.
+        /// Micro-batch and accumulation pairs that work.
         works: Vec<(u64, u64)>,
     },
-    /// Other data.
+    /// The data differs.
     #[error(
-        "the checkpoint was trained on other data: {} then, {now} now{}. Its place in the data means nothing \
-         here. Give the same --data, --columns, --max-length and --packing, or export the checkpoint (`zeroth checkpoint \
-         export`) and begin a new run from that model", counted(*before, "sample"), if before == now { ", with other tokens or labels" } else { "" }
+        "the checkpoint was trained on other data: {} then, {now} now{}. Its position in the data is meaningless \
+         here. Use the same --data, --columns, --max-length and --packing, or export the checkpoint (`zeroth checkpoint \
+         export`) and start a new run from that model", counted(*before, "sample"), if before == now { ", with other tokens or labels" } else { "" }
     )]
     Data {
         /// Samples of the checkpoint's data.
         before: u64,
-        /// Samples of the command's.
+        /// Samples of this command's data.
         now: u64,
     },
 }
 
-/// Choices that a message lists; large batches have hundreds.
+/// Maximum number of options listed in a message.
 const LISTED: usize = 24;
 
 fn listed(numbers: &[u64]) -> String {
@@ -76,7 +76,7 @@ fn joined(mut choices: Vec<String>) -> String {
     choices.join(", ") + &rest
 }
 
-/// In time that grows with the root of the number: a manifest's batch may have 32 bits.
+/// Runs in O(√n): a manifest's batch may have 32 bits.
 fn divisors(number: u64) -> Vec<u64> {
     let mut small: Vec<u64> =
         (1..=number.isqrt()).filter(|divisor| number.is_multiple_of(*divisor)).collect();
@@ -86,8 +86,8 @@ fn divisors(number: u64) -> Vec<u64> {
     small
 }
 
-/// Micro-batch and accumulation that give a step of `batch` samples on `ranks` ranks; what was typed stays. Where nothing
-/// was, micro-batches become as large as they were before, or the next smaller size that divides a rank's samples.
+/// Micro-batch and accumulation for `batch` samples per step on `ranks` ranks, keeping typed values. Otherwise the
+/// micro-batch stays as before, or becomes the next smaller size that divides a rank's samples.
 pub fn cut_again(
     batch: u64,
     ranks: u64,
@@ -103,7 +103,7 @@ pub fn cut_again(
     };
     let works: Vec<(u64, u64)> = divisors(own).into_iter().map(|micro| (micro, own / micro)).collect();
     let nearest = works.iter().filter(|cut| fits(cut)).max_by_key(|(micro, _)| {
-        // The largest that is not larger than before; else the smallest.
+        // The largest that does not exceed the previous one; else the smallest.
         if *micro <= before { (1, *micro) } else { (0, u64::MAX - micro) }
     });
     nearest.copied().ok_or_else(|| {
@@ -114,18 +114,18 @@ pub fn cut_again(
     })
 }
 
-/// Whether the data is that of the checkpoint.
+/// Checks that the data is that of the checkpoint.
 pub fn same_data(manifest: &Manifest, samples: &Samples) -> Result<(), ResumeError> {
     let (before, now) = (manifest.data.samples, samples.count().get());
     if manifest.data.hash == data_hash(samples) { Ok(()) } else { Err(ResumeError::Data { before, now }) }
 }
 
-/// The data's hash as manifests write it.
+/// The data's hash in the format of manifests.
 pub(crate) fn data_hash(samples: &Samples) -> String {
     format!("{:016x}", samples.hash())
 }
 
-/// What has changed since the checkpoint, key by key: then and now. What follows from the number of ranks is left out.
+/// Config changes since the checkpoint, one per key. Keys derived from the number of ranks are omitted.
 pub fn changes(before: &Value, now: &Value) -> Vec<String> {
     const FOLLOWS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
     let (mut old, mut new) = (Vec::new(), Vec::new());
@@ -157,7 +157,7 @@ fn flatten(path: &str, value: &Value, into: &mut Vec<(String, Value)>) {
     }
 }
 
-/// Loads what a rank holds of a checkpoint: weights, moments, and what the device remembers.
+/// Loads a rank's shard of a checkpoint: weights, moments and the control block.
 pub(crate) fn restore(
     checkpoint: &Checkpoint,
     engine: &mut Engine<'_>,
@@ -174,7 +174,7 @@ pub(crate) fn restore(
         Ok(())
     })?;
     for state in engine.states() {
-        // Another optimizer than the checkpoint's begins with what it always begins with.
+        // A different optimizer starts with fresh state.
         if state != State::Weights && manifest.states.contains(&state) {
             loading.next_state();
             engine.restore(state, &mut |param, range, elements| {
@@ -189,7 +189,7 @@ pub(crate) fn restore(
     engine.go_on(manifest.step, &with(started, &manifest.control))
 }
 
-/// What the device carries on, put over what it starts with.
+/// The starting control block with the saved fields applied.
 fn with(started: Control, saved: &ControlState) -> Control {
     Control {
         applied: saved.applied,
@@ -202,7 +202,7 @@ fn with(started: Control, saved: &ControlState) -> Control {
     }
 }
 
-/// What of the device's control a checkpoint keeps.
+/// The fields of the control block that a checkpoint keeps.
 pub(crate) fn control_state(control: &Control) -> ControlState {
     ControlState {
         applied: control.applied,
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_of_twelve_is_cut_anew_for_any_ranks_that_divide_it() {
+    fn the_batch_is_redistributed_over_any_divisor_of_it() {
         let open = (None, None);
         assert_eq!(cut_again(12, 2, open, 2), Ok((2, 3)));
         assert_eq!(cut_again(12, 1, open, 2), Ok((2, 6)));
@@ -233,22 +233,22 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_lists_what_can() {
+    fn errors_list_valid_alternatives() {
         assert_eq!(
             cut_again(12, 5, (None, None), 2).unwrap_err().to_string(),
-            "the checkpoint was trained with 12 samples a step, and going on keeps that: 5 ranks cannot share them evenly; \
+            "the checkpoint was trained with 12 samples per step, which resuming keeps: 5 ranks cannot share them evenly; \
              1, 2, 3, 4, 6, 12 can"
         );
         assert_eq!(
             cut_again(12, 2, (Some(4), None), 2).unwrap_err().to_string(),
-            "the checkpoint was trained with 12 samples a step, and going on keeps that: train_micro_batch_size_per_gpu 4 on \
-             2 ranks cannot give them; leave batch sizes open, or take one of these for train_micro_batch_size_per_gpu × \
+            "the checkpoint was trained with 12 samples per step, which resuming keeps: train_micro_batch_size_per_gpu 4 on \
+             2 ranks does not give that; leave batch sizes open, or use one of these for train_micro_batch_size_per_gpu × \
              gradient_accumulation_steps: 1 × 6, 2 × 3, 3 × 2, 6 × 1"
         );
     }
 
     #[test]
-    fn divisors_come_in_order_and_the_largest_batch_has_them_at_once() {
+    fn divisors_are_sorted_and_fast_for_large_batches() {
         assert_eq!(divisors(1), [1]);
         assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
         assert_eq!(divisors(37), [1, 37]);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_named_by_their_whole_path() {
+    fn changes_are_listed_by_full_path() {
         let before = json!({"zero_optimization": {"stage": 3}, "gradient_clipping": 1.0, "train_micro_batch_size_per_gpu": 2});
         let now = json!({"zero_optimization": {"stage": 2, "overlap_comm": true}, "gradient_clipping": 1.0,
                          "train_micro_batch_size_per_gpu": 1});

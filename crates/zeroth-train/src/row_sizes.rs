@@ -1,13 +1,13 @@
-//! The few sizes that micro-batches are rounded up to, so that a step is compiled a few times and not for every size.
+//! The few row counts that micro-batches are padded to, so that a program is lowered for a few sizes only.
 
 use crate::batch::Batches;
 
-/// Rows of a kernel's tile: a size that is no multiple of it computes as much as the next one that is.
+/// Rows per kernel tile; other sizes cost as much as the next multiple.
 const TILE: u64 = 16;
-/// A program is compiled for each.
+/// Maximum number of sizes; the program is lowered for each.
 const MOST: u64 = 8;
 
-/// At most 8 sizes, the smallest first.
+/// At most 8 row counts, ascending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowSizes {
     sizes: Vec<usize>,
@@ -15,7 +15,7 @@ pub struct RowSizes {
 }
 
 impl RowSizes {
-    /// Eighths of the largest micro-batch, rounded up to whole tiles of 16 rows.
+    /// Eighths of the largest micro-batch, rounded up to tiles of 16 rows.
     pub fn new(largest: u64) -> Self {
         let size = |eighths: u64| (largest.max(1) * eighths).div_ceil(MOST).next_multiple_of(TILE) as usize;
         let mut sizes: Vec<usize> = (1..=MOST).map(size).collect();
@@ -28,17 +28,17 @@ impl RowSizes {
         Self::new(batches.largest_micro_batch(first, steps))
     }
 
-    /// All of them.
+    /// All sizes.
     pub fn all(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// The largest: what memory is planned for.
+    /// The largest size, for which memory is planned.
     pub fn largest(&self) -> usize {
         self.largest
     }
 
-    /// The smallest size that holds so many tokens; `None` beyond the largest.
+    /// The smallest size that holds `tokens` tokens; `None` beyond the largest.
     pub fn size_for(&self, tokens: usize) -> Option<usize> {
         self.sizes.iter().copied().find(|&size| size >= tokens)
     }
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_holds_its_tokens_and_the_one_below_does_not() {
+    fn size_for_picks_the_smallest_fitting_size() {
         let sizes = RowSizes::new(1000);
         assert_eq!(
             [0, 1, 128, 129, 1000, 1008].map(|tokens| sizes.size_for(tokens)),

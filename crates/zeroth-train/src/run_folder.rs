@@ -1,4 +1,4 @@
-//! The folder of a run: what lies where, who may write into it, and what an earlier run left there.
+//! The run folder: its layout, its lock, and handling of an earlier run in it.
 
 use std::fs;
 use std::io;
@@ -11,123 +11,123 @@ use crate::run_inputs::Input;
 use crate::run_lock::{LockError, RunLock};
 use crate::unstarted::{Unstarted, holds_steps, missing};
 
-/// What to do with a folder that already holds a run.
+/// Handling of a folder that already contains a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// Say no.
+    /// Refuse it.
     Refuse,
-    /// `--overwrite-output-dir`: remove it.
+    /// `--overwrite-output-dir`: remove the earlier run.
     Overwrite,
-    /// `--resume`: go on with it.
+    /// `--resume`: continue it.
     Keep,
 }
 
-/// A folder that a run cannot have.
+/// A run folder that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
-    /// It holds a run, and nothing was said about that.
+    /// It contains a run.
     #[error(
-        "{} already holds a run ({}): go on with it by --resume auto, replace it by \
+        "{} already contains a run ({}): continue it with --resume auto, replace it with \
          --overwrite-output-dir, or choose another --output", folder.display(), found.join(", ")
     )]
     HoldsARun {
         /// The folder.
         folder: PathBuf,
-        /// What of a run was found.
+        /// The files found.
         found: Vec<String>,
     },
-    /// It holds files named like a run's that no run wrote.
+    /// It contains foreign files with the names of a run's files.
     #[error(
-        "{} holds {} but neither origin.json nor metrics.jsonl: that is no run, and a run would write over it; choose \
+        "{} contains {} but neither origin.json nor metrics.jsonl: it is not a run folder, and a run would overwrite it; choose \
          another --output", folder.display(), found.join(", ")
     )]
     NotARun {
         /// The folder.
         folder: PathBuf,
-        /// What was found.
+        /// The files found.
         found: Vec<String>,
     },
-    /// It would lie in a checkpoint, or its model would.
+    /// It, or its model folder, is inside a checkpoint.
     #[error(
-        "{} lies in the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
+        "{} is inside the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
         checkpoint.display()
     )]
     InsideCheckpoint {
-        /// The folder, or the model's folder in it.
+        /// The run folder, or its model folder.
         path: PathBuf,
         /// The checkpoint.
         checkpoint: PathBuf,
     },
-    /// What is to be removed is needed.
+    /// An input of the run would be removed.
     #[error(
-        "--overwrite-output-dir would remove {}, and {flag} {} needs it: nothing was removed from {}; choose another --output, \
+        "--overwrite-output-dir would remove {}, but {flag} {} depends on it: nothing was removed from {}; choose another --output, \
          or move the input to another folder first", removed.display(), input.display(), folder.display()
     )]
     HoldsInput {
-        /// The flag that names the input.
+        /// The flag of the input.
         flag: &'static str,
-        /// The input as given.
+        /// The input, as given.
         input: PathBuf,
-        /// What would be removed.
+        /// The path that would be removed.
         removed: PathBuf,
-        /// The run's folder.
+        /// The run folder.
         folder: PathBuf,
     },
-    /// A folder has the name of a run's file, or the other way round.
-    #[error("{} is {found}, and a run makes {made} of that name: move it, or choose another --output", path.display())]
+    /// A folder has the name of a run's file, or vice versa.
+    #[error("{} is {found}, but a run creates {made} of that name: move it, or choose another --output", path.display())]
     InTheWay {
-        /// What is there.
+        /// The conflicting path.
         path: PathBuf,
-        /// What it is.
+        /// Its kind.
         found: &'static str,
-        /// What it should be.
+        /// The expected kind.
         made: &'static str,
     },
-    /// A file stands where the folder should be.
-    #[error("{} is a file: --output names a folder", path.display())]
+    /// `--output` is a file.
+    #[error("{} is a file: --output must be a folder", path.display())]
     NotAFolder {
-        /// The path as given.
+        /// The path, as given.
         path: PathBuf,
     },
-    /// Another run is at work in it.
+    /// Another run uses it.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The system refused.
+    /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// The files that a run writes at the top of its folder.
+/// Files at the top of a run folder.
 pub(crate) const FILES: &[&str] =
     &["config.json", "origin.json", "plan.json", "metrics.jsonl", "metrics.csv", "loss.svg"];
-/// And the folders.
+/// Folders at the top of a run folder.
 const FOLDERS: &[&str] = &["checkpoints", "model", "logs", "tensorboard"];
-/// What only a run of ours writes.
+/// Marker files, which only zeroth writes.
 pub(crate) const MARKS: &[&str] = &["origin.json", "metrics.jsonl"];
-/// What others write too: a `config.json` without any mark is a model's. No run may write over it.
+/// Names that others use too: a `config.json` without a marker file belongs to a model and must not be overwritten.
 const AMBIGUOUS: &[&str] = &["config.json", "plan.json", "loss.svg", "model"];
 const LOCK: &str = ".lock";
 
-/// The folder of a run, held for this process until dropped.
+/// A run folder, locked by this process until dropped.
 #[derive(Debug)]
 pub struct RunFolder {
     root: PathBuf,
     removal: Removal,
-    /// None where it goes on with a run that has steps.
+    /// `None` if it continues a run that has steps.
     unstarted: Option<Unstarted>,
     _lock: RunLock,
 }
 
 impl RunFolder {
-    /// Makes the folder where it is missing, takes it, and deals with a run that it holds. Nothing is removed where that
-    /// would take away one of the `inputs`.
+    /// Creates the folder if missing, locks it, and handles an earlier run. Nothing is removed if that would remove
+    /// one of the `inputs`.
     pub fn open(root: &Path, existing: Existing, inputs: &[Input]) -> Result<Self, RunFolderError> {
         if fs::metadata(root).is_ok_and(|found| !found.is_dir()) {
             return Err(RunFolderError::NotAFolder { path: root.to_owned() });
@@ -152,7 +152,7 @@ impl RunFolder {
         if any_of(AMBIGUOUS) && !any_of(MARKS) {
             return Err(RunFolderError::NotARun { folder: root.to_owned(), found });
         }
-        // One that stopped before its first step is not a run.
+        // A run that stopped before its first step does not count.
         let has_steps = holds_steps(root, any_of(MARKS));
         match existing {
             _ if found.is_empty() => {}
@@ -172,77 +172,78 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// The folder itself.
+    /// The folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// What a run that stops before its first step takes back; none where the folder holds steps of an earlier one.
+    /// Cleanup for a run that stops before its first step; `None` if the folder contains steps of an earlier run.
     pub fn unstarted(&self) -> Option<Unstarted> {
         self.unstarted.clone()
     }
 
-    /// What of an earlier run was removed, by name.
+    /// Removed files of an earlier run.
     pub fn removed(&self) -> &[String] {
         &self.removal.removed
     }
 
-    /// What was found among that and left, because no run wrote it.
+    /// Foreign files among them that were kept.
     pub fn kept(&self) -> &[String] {
         &self.removal.kept
     }
 
-    /// The resolved config.
+    /// config.json: the resolved config.
     pub fn config(&self) -> PathBuf {
         self.root.join("config.json")
     }
 
-    /// Where each value of the config came from. To be written before [`Self::config`]: it marks the folder as a run.
+    /// origin.json: the origin of each config value. Written before [`Self::config`], because it marks the folder as
+    /// a run.
     pub fn origin(&self) -> PathBuf {
         self.root.join("origin.json")
     }
 
-    /// Bytes per tier and category.
+    /// plan.json: planned bytes per tier and category.
     pub fn plan(&self) -> PathBuf {
         self.root.join("plan.json")
     }
 
-    /// One line a step.
+    /// metrics.jsonl: one line per step.
     pub fn metrics(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
 
-    /// The loss curve as a picture.
+    /// loss.svg: the loss curve.
     pub fn loss_curve(&self) -> PathBuf {
         self.root.join("loss.svg")
     }
 
-    /// The folder of the trained model.
+    /// The exported model.
     pub fn model(&self) -> PathBuf {
         self.root.join("model")
     }
 
-    /// The folder of checkpoints.
+    /// The checkpoint directory.
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
 
-    /// The state after `step` steps.
+    /// The checkpoint after `step` steps.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
         self.checkpoints().join(step_folder(step))
     }
 
-    /// The name of the newest checkpoint, as a text.
+    /// The file with the newest checkpoint's name.
     pub fn latest(&self) -> PathBuf {
         self.checkpoints().join("latest")
     }
 
-    /// A file that, when it appears, asks for a save.
+    /// The file whose appearance requests a checkpoint.
     pub fn save_now(&self) -> PathBuf {
         self.root.join("save-now")
     }
 
-    /// What a rank says; its folder is made.
+    /// A rank's log file; creates its folder.
     pub fn log(&self, rank: u64) -> Result<PathBuf, RunFolderError> {
         let logs = self.root.join("logs");
         fs::create_dir_all(&logs).map_err(failed("create", &logs))?;
@@ -252,7 +253,7 @@ impl RunFolder {
 
 impl Drop for RunFolder {
     fn drop(&mut self) {
-        // Ranks of this run may have been killed too.
+        // Ranks of this run may have been killed.
         leftovers::remove(&self.root);
     }
 }
@@ -269,7 +270,7 @@ pub(crate) fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> 
 mod tests {
     use super::*;
 
-    /// A folder as a run leaves it.
+    /// A run folder as a finished run leaves it.
     fn with_a_run() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let run = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
@@ -285,7 +286,7 @@ mod tests {
         fs::write(run.model().join("model.safetensors"), "x").unwrap();
         fs::write(run.latest(), "step-5").unwrap();
         drop(run);
-        // As a kill leaves it.
+        // Leftovers of a kill.
         let unfinished = checkpoints.join(".step-10.unfinished-4194304-1");
         fs::create_dir(&unfinished).unwrap();
         fs::write(unfinished.join("rank-00000-of-00001.safetensors"), "x").unwrap();
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_folder_is_made_with_those_above_it() {
+    fn missing_parent_folders_are_created() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("a/b");
         let run = RunFolder::open(&root, Existing::Refuse, &[]).unwrap();
@@ -302,17 +303,17 @@ mod tests {
         assert_eq!(run.log(3).unwrap(), root.join("logs/rank-3.log"));
         drop(run);
         assert!(!root.join(LOCK).exists());
-        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_ok(), "foreign files are no run");
+        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_ok(), "foreign files are not a run");
     }
 
     #[test]
-    fn a_folder_with_a_run_is_refused_with_both_ways_out() {
+    fn an_existing_run_is_refused_with_remedies() {
         let folder = with_a_run();
         let message = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap_err().to_string();
         assert!(
             message.ends_with(
-                " already holds a run (config.json, origin.json, plan.json, metrics.jsonl, checkpoints, model, logs): \
-                 go on with it by --resume auto, replace it by --overwrite-output-dir, or choose another --output"
+                " already contains a run (config.json, origin.json, plan.json, metrics.jsonl, checkpoints, model, logs): \
+                 continue it with --resume auto, replace it with --overwrite-output-dir, or choose another --output"
             ),
             "{message}"
         );
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn overwriting_removes_what_a_run_wrote_and_nothing_else() {
+    fn overwriting_removes_only_files_of_a_run() {
         let folder = with_a_run();
         let foreign = ["notes.txt", "model/README.md", "logs/mine.log", "checkpoints/best"];
         for name in foreign {
@@ -351,21 +352,21 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_in_a_checkpoint_is_no_place_for_a_run() {
+    fn a_run_inside_a_checkpoint_is_refused() {
         let folder = with_a_run();
         let step = folder.path().join("checkpoints/step-5");
         let error = RunFolder::open(&step.join("new"), Existing::Refuse, &[]).unwrap_err().to_string();
-        assert!(error.contains("lies in the checkpoint") && !step.join("new").exists(), "{error}");
-        // Nor for the model of one, by a link.
+        assert!(error.contains("is inside the checkpoint") && !step.join("new").exists(), "{error}");
+        // Nor may its model folder be a symlink into one.
         fs::remove_dir_all(folder.path().join("model")).unwrap();
         fs::create_dir(step.join("model")).unwrap();
         std::os::unix::fs::symlink(step.join("model"), folder.path().join("model")).unwrap();
         let error = RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap_err().to_string();
-        assert!(error.contains("/model lies in the checkpoint"), "{error}");
+        assert!(error.contains("/model is inside the checkpoint"), "{error}");
     }
 
     #[test]
-    fn overwriting_leaves_an_empty_folder_where_nothing_else_was() {
+    fn overwriting_removes_emptied_folders() {
         let folder = with_a_run();
         drop(RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -373,19 +374,19 @@ mod tests {
     }
 
     #[test]
-    fn a_model_folder_is_never_written_into() {
+    fn a_model_folder_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("config.json");
         fs::write(&config, "{\"model_type\": \"qwen3\"}").unwrap();
         for existing in [Existing::Refuse, Existing::Overwrite, Existing::Keep] {
             let message = RunFolder::open(folder.path(), existing, &[]).unwrap_err().to_string();
-            assert!(message.contains(" holds config.json but neither origin.json nor "), "{message}");
+            assert!(message.contains(" contains config.json but neither origin.json nor "), "{message}");
             assert!(config.exists());
         }
     }
 
     #[test]
-    fn a_run_that_was_killed_before_its_first_file_can_be_gone_on_with() {
+    fn a_run_killed_before_its_first_file_can_be_resumed() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap().log(0).unwrap(), "x").unwrap();
         assert!(RunFolder::open(folder.path(), Existing::Keep, &[]).is_ok());
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_folder_stays_and_what_a_run_wrote_behind_it_goes() {
+    fn symlinked_folders_are_kept_and_cleaned_behind() {
         let folder = with_a_run();
         let elsewhere = tempfile::tempdir().unwrap();
         for name in ["latest", "notes.txt"] {
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_way_and_a_folder_in_use_are_told_apart() {
+    fn a_file_and_a_locked_folder_give_different_errors() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("out");
         fs::write(&file, "x").unwrap();

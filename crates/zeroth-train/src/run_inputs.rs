@@ -1,4 +1,4 @@
-//! What a run reads by path, and whether removing something would take it away: by its name, or by any link to it.
+//! Inputs of a run, and whether removing a path would remove one of them, through any symlink or mount.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -6,46 +6,46 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
-/// Links that are followed before a path counts as a circle, as in the kernel.
+/// Symlinks followed before a path counts as a loop, as in the kernel.
 const MOST_LINKS: u32 = 40;
-/// Folders inside each other that are looked into: what is read lies in a model's folder, or in the one of a checkpoint.
+/// Folder levels that are scanned: inputs are in a model folder or in that of a checkpoint.
 const DEPTH: u32 = 2;
 
-/// Something that a run reads.
+/// A path that a run reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
-    /// The flag that names it, for messages.
+    /// Its flag, for messages.
     pub flag: &'static str,
     /// The file or folder; of a folder, the files in it count too.
     pub path: PathBuf,
 }
 
 impl Input {
-    /// What a flag names.
+    /// The input of a flag.
     pub fn new(flag: &'static str, path: impl Into<PathBuf>) -> Self {
         Self { flag, path: path.into() }
     }
 }
 
-/// A file or folder with all that is in it.
+/// A file, or a folder with its contents.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) path: PathBuf,
-    /// Device and inode of everything in it that has no other name.
+    /// Device and inode of everything in it that has no other hard link.
     identities: HashSet<(u64, u64)>,
 }
 
 impl Tree {
-    /// What is at a path, all links but the last resolved.
+    /// Scans a path, which has all symlinks resolved but the last.
     pub(crate) fn at(path: &Path) -> Self {
         let mut identities = HashSet::new();
-        // What a link leads to is not in it.
+        // The target of a symlink is not part of it.
         let depth = if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) { DEPTH } else { 0 };
         walk(path, depth, &mut |path| identities.extend(identity(path)));
         Self { path: path.to_owned(), identities }
     }
 
-    /// Whether anything of an input is reached through something in this tree.
+    /// Whether any part of an input is reached through this tree.
     pub(crate) fn holds(&self, input: &Input) -> bool {
         let mut found = false;
         walk(&input.path, DEPTH, &mut |path| {
@@ -59,7 +59,7 @@ impl Tree {
     }
 }
 
-/// The path, and all in it where it is a folder.
+/// Visits a path and, recursively, its contents.
 fn walk(path: &Path, depth: u32, take: &mut dyn FnMut(&Path)) {
     take(path);
     if depth == 0 {
@@ -70,14 +70,14 @@ fn walk(path: &Path, depth: u32, take: &mut dyn FnMut(&Path)) {
     }
 }
 
-/// What tells a file or folder from all others, by whatever path (a bind mount's too) it is reached. None for a file with
-/// several hard links: one of them may go.
+/// Device and inode, which identify a file through any path or bind mount. `None` for files with several hard links,
+/// because another link keeps the contents.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = fs::symlink_metadata(path).ok()?;
     (found.is_dir() || found.nlink() == 1).then(|| (found.dev(), found.ino()))
 }
 
-/// Every file, folder and link that a path leads through, by its own path without links.
+/// Every file, folder and symlink that a path traverses, each by its resolved path.
 fn visited(path: &Path) -> Vec<PathBuf> {
     let Ok(path) = std::path::absolute(path) else { return Vec::new() };
     let parts = |path: &Path| -> Vec<OsString> {
@@ -100,7 +100,7 @@ fn visited(path: &Path) -> Vec<PathBuf> {
                     _ => at = next,
                 }
             }
-            // The root, from which an absolute target begins again.
+            // An absolute symlink target restarts at the root.
             Some(root @ Component::RootDir) => at = PathBuf::from(root.as_os_str()),
             _ => {}
         }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_leads_through_a_tree_is_held_by_it() {
+    fn inputs_are_found_through_symlinks_and_hard_links() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let at = |name: &str| root.join(name);
@@ -133,22 +133,22 @@ mod tests {
         assert!(holds(&tree, &at("run/model")), "a folder with it inside");
         assert!(holds(&tree, &at("run/../run/model")));
         assert!(!holds(&tree, &at("models/m")));
-        // A link to it, a link to its folder, a relative one, and a link in a folder.
+        // A symlink to the file, to its folder, a relative one, and one inside a folder.
         symlink(&tree, at("config.json")).unwrap();
         symlink(at("run/model"), at("by-link")).unwrap();
         symlink("../run/model/config.json", at("linked/config.json")).unwrap();
         for name in ["config.json", "by-link", "linked", "linked/config.json"] {
             assert!(holds(&tree, &at(name)), "{name}");
         }
-        // A link that would go itself, though what it leads to stays.
+        // A symlink that would itself be removed.
         symlink(at("models/m"), at("run/linked-model")).unwrap();
         assert!(holds(&at("run/linked-model"), &at("run/linked-model/config.json")));
         assert!(!holds(&at("run/linked-model"), &at("models/m")));
-        // The other name of a file with two stays when one goes.
+        // The other hard link survives.
         fs::hard_link(at("run/model/config.json"), at("models/other.json")).unwrap();
         assert!(!holds(&tree, &at("models/other.json")));
         assert!(holds(&tree, &tree));
-        // A circle ends.
+        // A symlink loop terminates.
         symlink(at("circle"), at("circle")).unwrap();
         assert!(!holds(&tree, &at("circle")));
     }

@@ -1,8 +1,8 @@
-//! One run a folder. A lock file names the process that holds it; a lock whose process is gone is void.
+//! One run per folder. A lock file names the process that holds it; a lock whose process is gone is stale.
 //!
-//! The kernel's own lock on that file decides between two runs that start at once, and ends with its process however
-//! that ends. Some network file systems do not carry it to other processes, so the process named in the file is looked
-//! up too: by its id and the time it started, because ids are used again, and by the boot, because times are too.
+//! `flock` decides between two runs that start at once, and is released when its process dies. Some network file
+//! systems do not propagate it, so the process in the file is checked too: by id and start time, because ids are
+//! reused, and by boot id, because start times repeat.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -13,10 +13,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// A folder cannot be held.
+/// A folder could not be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another run is at work in it.
+    /// Another run holds the lock.
     #[error(
         "{} is in use by another run{}: wait for it, stop it, or choose another --output",
         folder.display(), pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
@@ -24,20 +24,20 @@ pub enum LockError {
     Held {
         /// The folder.
         folder: PathBuf,
-        /// The process, where it could be read.
+        /// Its process id, if readable.
         pid: Option<u32>,
     },
-    /// The system refused.
+    /// An I/O operation failed.
     #[error("cannot lock {}: {source}", path.display())]
     Io {
         /// The lock file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Holder {
     pid: u32,
@@ -47,16 +47,16 @@ struct Holder {
 }
 
 impl Holder {
-    /// The process `pid`, where it is alive.
+    /// The process `pid`, if alive.
     fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name, in parentheses, may hold anything; the 20th field after it is the start time, the first the state.
+        // The parenthesised name may contain anything; after it, field 1 is the state and field 20 the start time.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?;
         let start_time = fields.nth(18)?.parse().ok()?;
         let boot =
             fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-        // A zombie has ended; its parent has not looked yet.
+        // A zombie has exited but was not reaped yet.
         (state != "Z" && state != "X").then_some(Self { pid, start_time, boot })
     }
 
@@ -65,12 +65,12 @@ impl Holder {
     }
 }
 
-/// When the process `pid` started, in clock ticks from boot, where it is alive.
+/// Start time of the process `pid` in clock ticks since boot, if alive.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     Holder::of(pid).map(|holder| holder.start_time)
 }
 
-/// A folder held for this process, until dropped.
+/// A folder locked by this process until dropped.
 #[derive(Debug)]
 pub(crate) struct RunLock {
     path: PathBuf,
@@ -78,7 +78,7 @@ pub(crate) struct RunLock {
 }
 
 impl RunLock {
-    /// Takes `folder` by the lock file `path` in it.
+    /// Locks `folder` with the lock file `path` in it.
     pub(crate) fn take(folder: &Path, path: &Path) -> Result<Self, LockError> {
         let failed = |source| LockError::Io { path: path.to_owned(), source };
         loop {
@@ -87,38 +87,38 @@ impl RunLock {
                 .write(true)
                 .create(true)
                 .truncate(false)
-                // Whoever can open the file can lock it, and so keep a run out of its folder.
+                // Anyone who can open the file can lock it, and so block a run.
                 .mode(0o600)
                 .custom_flags(OFlags::NOFOLLOW.bits() as i32)
                 .open(path)
                 .map_err(failed)?;
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
             let mut text = String::new();
-            // A torn or empty file names nobody.
+            // A torn or empty file has no holder.
             let _ = file.read_to_string(&mut text);
             let holder: Option<Holder> = serde_json::from_str(&text).ok();
             let held = |pid| Err(LockError::Held { folder: folder.to_owned(), pid });
             match locked {
                 Err(Errno::WOULDBLOCK) => return held(holder.map(|holder| holder.pid)),
-                // No such locks on this file system: the process alone decides.
+                // The file system has no locks: rely on the process check.
                 Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) => {}
                 Err(error) => return Err(failed(error.into())),
             }
             if let Some(holder) = holder.filter(Holder::is_alive) {
                 return held(Some(holder.pid));
             }
-            // Its holder may have removed the file between our opening and our locking: then ours is no file at all.
+            // The previous holder may have removed the file between our open and lock.
             let ours = file.metadata().map_err(failed)?;
             if !fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
                 continue;
             }
             if ours.mode() & 0o077 != 0 {
-                // Of an earlier version. Where that fails, it is another user's, who shares the folder.
+                // Created by an earlier version. Fails if another user owns it, who shares the folder.
                 let _ = fchmod(&file, Mode::RUSR | Mode::WUSR);
             }
             let me = Holder::of(std::process::id())
                 .ok_or_else(|| failed(io::Error::other("/proc does not show this process")))?;
-            let text = serde_json::to_vec(&me).expect("numbers and a text always have a JSON");
+            let text = serde_json::to_vec(&me).expect("numbers and strings always serialise");
             file.set_len(0)
                 .and_then(|()| file.rewind())
                 .and_then(|()| file.write_all(&text))
@@ -130,8 +130,8 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // Removed while it is still locked, so that no other run's file can be meant. Where that fails, a void lock
-        // stays behind, and is taken as such.
+        // Removed while still locked, so that it cannot be another run's file. If that fails, a stale lock remains
+        // and is recognised as such.
         let _ = fs::remove_file(&self.path);
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn two_runs_never_hold_one_folder_and_the_second_is_told_who_does() {
+    fn a_second_run_is_refused_with_the_holders_pid() {
         let folder = tempfile::tempdir().unwrap();
         let path = lock_of(folder.path());
         let first = RunLock::take(folder.path(), &path).unwrap();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_the_users_alone_and_never_follows_a_link() {
+    fn lock_files_are_private_and_never_follow_symlinks() {
         let folder = tempfile::tempdir().unwrap();
         let path = lock_of(folder.path());
         let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
@@ -184,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_holds_as_long_as_its_process_lives_and_is_void_after() {
+    fn a_lock_is_stale_once_its_process_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = lock_of(folder.path());
         let mut other = Command::new("sleep").arg("600").spawn().unwrap();
         let holder = Holder::of(other.id()).unwrap();
-        // Without the kernel's lock: as on a file system that does not carry it.
+        // Without flock, as on a file system that does not propagate it.
         fs::write(&path, serde_json::to_vec(&holder).unwrap()).unwrap();
         let held = RunLock::take(folder.path(), &path);
         other.kill().unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_the_same_id_that_started_later_does_not_hold_the_lock() {
+    fn a_reused_pid_does_not_hold_the_lock() {
         let folder = tempfile::tempdir().unwrap();
         let path = lock_of(folder.path());
         let me = Holder::of(std::process::id()).unwrap();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_start_at_once_one_gets_the_folder() {
+    fn exactly_one_of_concurrent_runs_gets_the_lock() {
         let folder = tempfile::tempdir().unwrap();
         let path = lock_of(folder.path());
         fs::write(&path, "{\"pid\":4194304,\"start_time\":1,\"boot\":\"gone\"}").unwrap();

@@ -1,8 +1,8 @@
-//! Saving from a running engine: every rank streams what it owns, and rank 0 makes the checkpoint appear when all of it is
-//! on disk.
+//! Saves checkpoints from a running engine: every rank streams its shard, and rank 0 commits once all shards are on
+//! disk.
 //!
-//! With `checkpoint.writer.decoupled` the wait for the disk happens beside the next steps. Nothing is copied for that: a
-//! rank's file is written before the next step begins, and only its way from the system's cache to the disk remains.
+//! With `checkpoint.writer.decoupled`, the fsync overlaps the next steps. Nothing is copied for that: a rank's file
+//! is fully written before the next step starts, and only the write-back from the page cache remains.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -22,32 +22,32 @@ use crate::meeting::{AfterStep, Wish, tell_all};
 use crate::resume::{control_state, data_hash};
 use crate::{Job, ModelFiles, StepLine};
 
-/// Where and when checkpoints are saved.
+/// Checkpoint settings.
 #[derive(Debug, Clone)]
 pub struct Saves {
-    /// The folder of checkpoints.
+    /// The checkpoint directory.
     pub folder: PathBuf,
-    /// Steps from one to the next; the last step is always saved. 0: only when asked.
+    /// Steps between checkpoints; the last step is always saved. 0 saves only on request.
     pub every: u64,
-    /// How many stay.
+    /// Maximum number of checkpoints kept.
     pub limit: Option<u64>,
-    /// Whether training goes on while files are on their way to the disk.
+    /// Whether training continues while files are synced to disk.
     pub decoupled: bool,
-    /// What is the same in all checkpoints of a run.
+    /// Manifest fields common to all checkpoints of the run.
     pub about: Manifest,
-    /// The config and the tokenizer's files that a checkpoint carries.
+    /// Config and tokenizer files to include.
     pub model: ModelFiles,
 }
 
 impl Saves {
-    /// Whether a step is saved without being asked.
+    /// Whether a checkpoint is due after `step`.
     pub fn is_due(&self, step: u64, last: u64) -> bool {
         self.every > 0 && (step.is_multiple_of(self.every) || step == last)
     }
 }
 
 impl Job {
-    /// What is the same in all checkpoints of this job.
+    /// Manifest fields common to all checkpoints of this job.
     pub fn about(&self, config: serde_json::Value) -> Manifest {
         Manifest {
             format_version: FORMAT_VERSION,
@@ -81,19 +81,19 @@ impl Job {
     }
 }
 
-/// A checkpoint that could not be saved.
+/// An error saving a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// A file could not be written.
-    #[error("step {step} could not be saved: {source}")]
+    #[error("cannot save step {step}: {source}")]
     Checkpoint {
         /// The step.
         step: u64,
-        /// What went wrong.
+        /// The cause.
         source: Box<CheckpointError>,
     },
-    /// Another rank could not write its part; it says why.
-    #[error("step {step} could not be saved: rank {rank} failed")]
+    /// Another rank could not write its shard, and reports why.
+    #[error("cannot save step {step}: rank {rank} failed")]
     OtherRank {
         /// The step.
         step: u64,
@@ -105,7 +105,7 @@ pub enum SaveError {
     Run(#[from] RunError),
 }
 
-/// What rank 0 says of the folder that all ranks write to: its name, empty where it could not be made.
+/// Broadcast by rank 0: the name of the folder that all ranks write to, empty on failure.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Begun {
@@ -121,7 +121,7 @@ impl Begun {
         told
     }
 
-    /// The folder among the checkpoints.
+    /// The folder's path.
     fn folder(&self, checkpoints: &Path) -> Option<PathBuf> {
         let length = self.name.iter().position(|byte| *byte == 0).unwrap_or(self.name.len());
         let name = str::from_utf8(&self.name[..length]).ok().filter(|name| !name.is_empty());
@@ -129,7 +129,7 @@ impl Begun {
     }
 }
 
-/// What a rank says of its part.
+/// A rank's report about its shard.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Part {
@@ -138,7 +138,7 @@ struct Part {
     sha256: [u8; 64],
 }
 
-/// A part that is written and not yet known to be on disk everywhere.
+/// A shard that is written, but not yet known to be synced on all ranks.
 struct Pending {
     manifest: Manifest,
     begun: Option<Unfinished>,
@@ -146,16 +146,16 @@ struct Pending {
     syncing: Syncing,
 }
 
-/// The way of a rank's part to the disk.
+/// The fsync of a rank's shard.
 enum Syncing {
-    /// Beside the next steps.
+    /// On a thread, overlapping the next steps.
     Thread(JoinHandle<Result<(), CheckpointError>>),
-    /// It has come to its end.
+    /// Finished.
     Done(Result<(), CheckpointError>),
 }
 
 impl Syncing {
-    /// Begins it on a thread, or waits for it here where the system gives none.
+    /// Syncs on a thread, or inline if no thread can be started.
     fn start(part: PartWritten) -> Self {
         let part = Arc::new(part);
         let on_thread = Arc::clone(&part);
@@ -178,14 +178,14 @@ impl Syncing {
     }
 }
 
-/// What saves, on one rank.
+/// Saves checkpoints on one rank.
 pub(crate) struct Saver<'a> {
     saves: Option<&'a Saves>,
     names: &'a [String],
     pending: Option<Pending>,
-    /// The newest checkpoint that is there.
+    /// The newest committed checkpoint.
     saved: Option<u64>,
-    /// Old checkpoints that could not be removed: each is told once.
+    /// Removal errors already reported, each only once.
     told: HashSet<String>,
     notes: Vec<String>,
 }
@@ -195,8 +195,8 @@ impl<'a> Saver<'a> {
         Self { saves, names, pending: None, saved: None, told: HashSet::new(), notes: Vec::new() }
     }
 
-    /// Ranks meet after a step: the strongest wish counts, and a checkpoint that has reached the disk everywhere appears;
-    /// its step is given.
+    /// Synchronises ranks after a step: the strongest control request wins, and a checkpoint synced on all ranks is
+    /// committed. Returns its step.
     pub(crate) fn meet(
         &mut self,
         engine: &Engine<'_>,
@@ -210,8 +210,8 @@ impl<'a> Saver<'a> {
         Ok((told.iter().map(|rank| rank.wish()).max().unwrap_or_default(), appeared))
     }
 
-    /// Saves the state after a step; all ranks call it together, after [`Self::finish`]. The step is given where the
-    /// checkpoint is there already.
+    /// Saves the state after a step; collective, after [`Self::finish`]. Returns the step if the checkpoint is
+    /// already committed.
     pub(crate) fn save(
         &mut self,
         engine: &mut Engine<'_>,
@@ -253,7 +253,7 @@ impl<'a> Saver<'a> {
         if decoupled { Ok(None) } else { self.finish(engine) }
     }
 
-    /// Streams what this rank owns to its file. A device that fails ends the run; a disk that fails ends the save.
+    /// Streams this rank's shard to its file. A device error ends the run; a disk error only fails the save.
     fn write(
         &self,
         engine: &mut Engine<'_>,
@@ -301,7 +301,7 @@ impl<'a> Saver<'a> {
         Ok(writer.finish())
     }
 
-    /// Waits until a checkpoint on its way has reached the disk on every rank, makes it appear, and gives its step.
+    /// Waits until the pending checkpoint is synced on all ranks, commits it, and returns its step.
     pub(crate) fn finish(&mut self, engine: &Engine<'_>) -> Result<Option<u64>, SaveError> {
         let (Some(saves), Some(pending)) = (self.saves, self.pending.take()) else { return Ok(None) };
         let Pending { mut manifest, begun, entry, syncing } = pending;
@@ -337,19 +337,19 @@ impl<'a> Saver<'a> {
             let error = error.to_string();
             if !self.told.contains(&error) {
                 self.notes.push(format!(
-                    "an old checkpoint could not be removed: {error}; it takes room until it is removed by hand"
+                    "cannot remove an old checkpoint: {error}; remove it by hand to free its space"
                 ));
                 self.told.insert(error);
             }
         }
     }
 
-    /// What is worth knowing and was not told yet.
+    /// Notes not yet reported.
     pub(crate) fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// The checkpoint that this run has written after so many steps, if it did and it can be opened.
+    /// The checkpoint that this run committed at `step`, if it can be opened.
     pub(crate) fn written(&self, step: u64) -> Option<Checkpoint> {
         let saves = self.saves.filter(|_| self.saved == Some(step))?;
         Checkpoint::open(&saves.folder.join(step_folder(step))).ok()
@@ -366,7 +366,7 @@ impl Part {
     }
 }
 
-/// A state for messages.
+/// A state's name for messages.
 const fn state_words(state: State) -> &'static str {
     match state {
         State::Weights => "weights",

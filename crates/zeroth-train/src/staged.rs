@@ -1,7 +1,7 @@
-//! A model's small files on their way to a folder: all of them under hidden names first, then renamed.
+//! Stages a model's config and tokenizer files under hidden names, then renames them into place.
 //!
-//! The folder may be the one they come from, by whatever link: nothing is written to until all of it has been read, and a
-//! rename replaces a name, not the file that other names lead to.
+//! The destination may be the source folder, through any symlink: nothing is overwritten before everything has been
+//! read, and a rename replaces a name without touching the file behind other links.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -15,7 +15,7 @@ use crate::ModelFiles;
 use crate::export::{CONFIG, ExportError, failed};
 use crate::export_record::{self, ExportSource};
 
-/// Files that are whole and synced under hidden names. Dropped before [`StagedFiles::publish`], they are removed.
+/// Complete, synced files under hidden names. Removed on drop unless [`StagedFiles::publish`] succeeded.
 #[derive(Debug)]
 pub(crate) struct StagedFiles {
     folder: PathBuf,
@@ -23,7 +23,7 @@ pub(crate) struct StagedFiles {
 }
 
 impl StagedFiles {
-    /// The tokenizer's files as they were read, and config.json with the type the weights have now.
+    /// Stages the snapshotted tokenizer files, and config.json with the dtype of the exported weights.
     pub(crate) fn of_model(from: &ModelFiles, to: &Path, dtype: DType) -> Result<Self, ExportError> {
         let mut staged = Self { folder: to.to_owned(), names: Vec::new() };
         for (name, mut source) in from.iter().filter(|(name, _)| *name != CONFIG) {
@@ -31,7 +31,7 @@ impl StagedFiles {
         }
         let config = to.join(CONFIG);
         let text = from.config().and_then(|map| with_dtype(map, dtype)).map_err(failed(&config))?;
-        // Published last: a folder that was not finished is not taken for a model.
+        // Renamed last: an incomplete folder is not taken for a model.
         staged.add(CONFIG, |file| file.write_all(text.as_bytes()))?;
         Ok(staged)
     }
@@ -42,13 +42,13 @@ impl StagedFiles {
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<(), ExportError> {
         let target = self.folder.join(name);
-        // A rename onto a folder fails only after the work is done: say it first.
+        // Check early: a rename onto a folder would fail only at the end.
         if fs::symlink_metadata(&target).is_ok_and(|found| found.is_dir()) {
-            let source = io::Error::new(io::ErrorKind::IsADirectory, "a folder of that name is there");
+            let source = io::Error::new(io::ErrorKind::IsADirectory, "a folder of that name exists");
             return Err(ExportError::Io { path: target, source });
         }
         let path = self.hidden(name);
-        // Before it is there: dropping removes what is half written.
+        // Registered before it exists, so that drop removes a half-written file.
         self.names.push(name.to_owned());
         let written = File::create(&path).and_then(|mut file| {
             write(&mut file)?;
@@ -57,7 +57,7 @@ impl StagedFiles {
         written.map_err(failed(&target))
     }
 
-    /// Gives the weights and the files their names, and then writes down what they are of.
+    /// Renames the weights and files into place, then writes the export record.
     pub(crate) fn publish(
         self,
         weights: WeightWriter,
@@ -74,7 +74,7 @@ impl StagedFiles {
         Ok(written)
     }
 
-    /// Marked with our process, so that two writers do not share one unfinished file.
+    /// Tagged with this process, so that two writers never share an unfinished file.
     fn hidden(&self, name: &str) -> PathBuf {
         self.folder.join(format!(".{name}.unfinished-{}", std::process::id()))
     }
@@ -83,7 +83,7 @@ impl StagedFiles {
 impl Drop for StagedFiles {
     fn drop(&mut self) {
         for name in &self.names {
-            // Best effort: the error that stopped the writing is the one to tell.
+            // Best effort: the original error is the one to report.
             let _ = fs::remove_file(self.hidden(name));
         }
     }

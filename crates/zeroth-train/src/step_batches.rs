@@ -1,5 +1,4 @@
-//! The micro-batches of one step, put together as the engine asks for them: one is in memory at a time, however many a step
-//! has.
+//! Assembles a step's micro-batches on demand: only one is in memory at a time.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +6,12 @@ use zeroth_engine::{MicroBatch as View, MicroBatches};
 
 use crate::{Batches, MicroBatch, TrainError};
 
-/// A rank's micro-batches of a step.
+/// A rank's micro-batches of one step.
 pub(crate) struct StepBatches<'a> {
     batches: Batches<'a>,
     step: u64,
     rank: u64,
-    /// The next of them.
+    /// Index of the next one.
     micro: u64,
     buffer: &'a mut MicroBatch,
     time: Duration,
@@ -20,18 +19,18 @@ pub(crate) struct StepBatches<'a> {
 }
 
 impl<'a> StepBatches<'a> {
-    /// Those of a step, counted from 0; each takes the place of the one before it in `buffer`.
+    /// The micro-batches of a step, counted from 0; each overwrites the previous one in `buffer`.
     pub(crate) fn new(batches: Batches<'a>, step: u64, rank: u64, buffer: &'a mut MicroBatch) -> Self {
         Self { batches, step, rank, micro: 0, buffer, time: Duration::ZERO, lengths: None }
     }
 
-    /// Puts the lengths of all sequences into `lengths`, and nothing else.
+    /// Records the lengths of all sequences in `lengths`, replacing its contents.
     pub(crate) fn keep_lengths(&mut self, lengths: &'a mut Vec<u64>) {
         lengths.clear();
         self.lengths = Some(lengths);
     }
 
-    /// How long it took to put them together.
+    /// Time spent assembling them.
     pub(crate) fn time(&self) -> Duration {
         self.time
     }
@@ -54,7 +53,7 @@ impl MicroBatches for StepBatches<'_> {
 }
 
 impl MicroBatch {
-    /// What an engine takes.
+    /// The engine's view of this batch.
     pub fn view(&self) -> View<'_> {
         let Self { ids, labels, positions, starts, keys } = self;
         View { ids, labels, positions, starts, keys }

@@ -1,13 +1,13 @@
-//! The threads that rows, checksums and new weights are shared by.
+//! The rayon thread pool for data, checksums and weight initialisation.
 
 use std::sync::OnceLock;
 
 use rayon::ThreadPoolBuilder;
 
-/// Threads that the system does not give.
+/// The thread pool could not be started.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
-    "cannot start {threads} threads to read data and compute checksums: {reason}; use fewer with RAYON_NUM_THREADS, or raise \
+    "cannot start {threads} threads for data loading and checksums: {reason}; set RAYON_NUM_THREADS lower, or raise \
      the limit on processes (ulimit -u, pids.max of the control group)"
 )]
 pub struct ThreadsError {
@@ -15,10 +15,10 @@ pub struct ThreadsError {
     reason: String,
 }
 
-/// Starts them, once a process. They start by themselves, too, where they are first needed; but then a system that gives
-/// none is a panic.
+/// Starts the global thread pool, once per process. rayon would also start it on first use, but panics if threads
+/// cannot be created.
 pub fn start_threads() -> Result<(), ThreadsError> {
-    // rayon tries once in the life of a process, and afterwards only says that it has tried.
+    // rayon tries only once per process, and afterwards only reports that it has tried.
     static STARTED: OnceLock<Result<(), ThreadsError>> = OnceLock::new();
     STARTED
         .get_or_init(|| {

@@ -1,4 +1,4 @@
-//! A run that stopped before its first step is not a run: what it left is nobody's work, and what it wrote can go.
+//! Cleanup of runs that stop before their first step, and therefore do not count as runs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,19 +8,19 @@ use crate::checkpoint::list;
 use crate::overwrite::{is_event_file_name, is_log_name};
 use crate::run_folder::exists;
 
-/// Whether a folder holds a step of a run: a line of metrics, a checkpoint, or what comes after them.
+/// Whether a folder contains a step of a run: a metrics line, a checkpoint, or later files.
 ///
-/// Without a mark of ours (`is_marked`), a table or an event file of the same name is somebody else's.
+/// Without a marker file (`is_marked`), a metrics.csv or an event file is foreign.
 pub(crate) fn holds_steps(root: &Path, is_marked: bool) -> bool {
     let lines = |name: &str| fs::read_to_string(root.join(name)).map_or(0, |text| text.lines().count());
     let is_filled = |name: &str| fs::symlink_metadata(root.join(name)).is_ok_and(|found| found.len() > 0);
-    // What cannot be read may hold some.
+    // An unreadable folder may contain some.
     let has_checkpoints = list(&root.join("checkpoints")).map_or(true, |found| !found.is_empty());
     let of_others = |name: &str| !is_marked && exists(&root.join(name));
     is_filled("metrics.jsonl")
         || has_checkpoints
         || ["model", "loss.svg"].iter().any(|name| exists(&root.join(name)))
-        // Its first line is the head.
+        // The first line is the header.
         || lines("metrics.csv") > 1
         || of_others("metrics.csv")
         || of_others("tensorboard")
@@ -31,19 +31,19 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> + use<> {
     entries.filter_map(|entry| entry.file_name().into_string().ok())
 }
 
-/// What a run has written, or is about to, before its first step.
+/// Files that a run writes before its first step.
 #[derive(Debug, Clone)]
 pub struct Unstarted {
     root: PathBuf,
-    /// Folders that were made for it, the innermost first.
+    /// Folders created for it, innermost first.
     made: Vec<PathBuf>,
-    /// Logs and event files that were there before.
+    /// Logs and event files that existed before.
     before: BTreeSet<PathBuf>,
 }
 
-/// Whether a file of that name is a run's.
+/// Whether a file name is a run's.
 type IsOurs = fn(&str) -> bool;
-/// Folders whose files a run adds to, and which of the files are its own.
+/// Folders that a run adds files to, and how to recognise them.
 const ADDED: [(&str, IsOurs); 2] = [("logs", is_log_name), ("tensorboard", is_event_file_name)];
 
 impl Unstarted {
@@ -51,7 +51,7 @@ impl Unstarted {
         Self { root: root.to_owned(), made, before: added(root).collect() }
     }
 
-    /// Removes it, unless a step was done after all. Best effort: whatever stays is not a run.
+    /// Removes those files, unless a step was completed after all. Best effort: what remains does not count as a run.
     pub fn remove(&self) {
         if holds_steps(&self.root, true) {
             return;
@@ -59,11 +59,11 @@ impl Unstarted {
         for path in added(&self.root).filter(|path| !self.before.contains(path)) {
             let _ = fs::remove_file(path);
         }
-        // The marks last: without them the others would look like a model's.
+        // Marker files last: without them the others would look like a model's.
         for name in ["config.json", "plan.json", "metrics.csv", "metrics.jsonl", "origin.json", ".lock"] {
             let _ = fs::remove_file(self.root.join(name));
         }
-        // These fail where something else is in the folder, and then it should stay.
+        // These fail for non-empty folders, which should stay.
         for (name, _) in ADDED {
             let _ = fs::remove_dir(self.root.join(name));
         }
@@ -73,7 +73,7 @@ impl Unstarted {
     }
 }
 
-/// The logs and event files of runs.
+/// Logs and event files of runs.
 fn added(root: &Path) -> impl Iterator<Item = PathBuf> {
     ADDED.into_iter().flat_map(move |(name, is_ours)| {
         let folder = root.join(name);
@@ -81,7 +81,7 @@ fn added(root: &Path) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// The folders that making `root` would make, the innermost first.
+/// The missing ancestors of `root`, including itself, innermost first.
 pub(crate) fn missing(root: &Path) -> Vec<PathBuf> {
     let above = root.ancestors().filter(|folder| !folder.as_os_str().is_empty());
     above.take_while(|folder| !exists(folder)).map(Path::to_owned).collect()
@@ -92,7 +92,7 @@ mod tests {
     use super::super::run_folder::{Existing, RunFolder};
     use super::*;
 
-    /// A run up to its first step.
+    /// A run prepared up to its first step.
     fn prepared(root: &Path) -> RunFolder {
         let run = RunFolder::open(root, Existing::Refuse, &[]).unwrap();
         for path in [run.origin(), run.config(), run.plan(), run.log(0).unwrap()] {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_was_written_goes_with_the_folders_that_were_made() {
+    fn all_files_and_created_folders_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("runs/first");
         let run = prepared(&root);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_there_stays() {
+    fn foreign_files_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let theirs = ["notes.txt", "logs/rank-0.log", "logs/mine.log"];
         fs::create_dir(folder.path().join("logs")).unwrap();
@@ -134,21 +134,21 @@ mod tests {
     }
 
     #[test]
-    fn a_run_killed_before_its_first_step_is_taken_over_and_one_with_a_step_is_not() {
+    fn only_runs_without_steps_are_taken_over() {
         let folder = tempfile::tempdir().unwrap();
         drop(prepared(folder.path()));
         let again = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
         let unstarted = again.unstarted().unwrap();
         fs::write(again.metrics(), "{\"step\":1}\n").unwrap();
         unstarted.remove();
-        assert!(again.origin().exists() && again.metrics().exists(), "a step was done");
+        assert!(again.origin().exists() && again.metrics().exists(), "a step was completed");
         drop(again);
         assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err());
         assert!(RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap().unstarted().is_none());
     }
 
     #[test]
-    fn each_trace_of_a_step_makes_it_a_run() {
+    fn any_sign_of_a_step_makes_it_a_run() {
         for trace in ["checkpoints/step-3/manifest.json", "model/config.json", "loss.svg", "metrics.csv"] {
             let folder = tempfile::tempdir().unwrap();
             drop(prepared(folder.path()));
@@ -158,7 +158,7 @@ mod tests {
             assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err(), "{trace}");
             assert!(path.exists());
         }
-        // Without a mark of ours, a table of that name is not ours either.
+        // Without a marker file, metrics.csv is foreign.
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("metrics.csv"), "mine\n").unwrap();
         assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err());

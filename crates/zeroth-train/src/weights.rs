@@ -1,4 +1,4 @@
-//! Where a job's weights come from: files of its folder, or, with config.json alone, the seed.
+//! Initial weights: from the model folder's files, or random ones where it has only a config.json.
 
 use std::path::Path;
 
@@ -10,24 +10,24 @@ use zeroth_model::{
 
 use crate::loading::Loading;
 
-/// Elements that a thread makes at a time.
+/// Elements initialised per task.
 const AT_ONCE: usize = 1 << 14;
 
-/// Weights to start from.
+/// The source of initial weights.
 pub enum Weights {
-    /// The folder's.
+    /// Weight files.
     Files(WeightFiles),
-    /// New ones.
+    /// Random initialisation.
     New {
-        /// What they are a function of.
+        /// The seed.
         seed: u64,
-        /// Their standard deviation.
+        /// Standard deviation.
         deviation: f32,
     },
 }
 
 impl Weights {
-    /// The folder's weights, or new ones where it has none. Weights that are there and cannot be read are an error.
+    /// Opens the folder's weights, or falls back to random ones if there are none. Unreadable weights are an error.
     pub fn open(
         folder: &Path,
         model: &ModelConfig,
@@ -41,17 +41,17 @@ impl Weights {
         }
     }
 
-    /// What is worth knowing about them, a sentence each.
+    /// Notes about the weights, one sentence each.
     pub fn notes(&self) -> Vec<String> {
         match self {
             Self::Files(files) => files.warnings().iter().map(ToString::to_string).collect(),
             Self::New { seed, .. } => {
-                vec![format!("the model folder has no weights: new weights from seed {seed}")]
+                vec![format!("the model folder has no weights: initialised randomly with seed {seed}")]
             }
         }
     }
 
-    /// Loads what a rank holds, and only that. `tell` is called with about how many elements of how many are there.
+    /// Loads this rank's shard. `tell` is called with loaded and total elements.
     pub fn load(
         &self,
         table: &ParameterTable,
@@ -66,7 +66,7 @@ impl Weights {
             let (parameter, end) = (found[param.index()], range.end);
             match self {
                 Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
-                // Each element is a function of its place: any number of threads makes the same ones.
+                // Counter-based random numbers: the result does not depend on the number of threads.
                 Self::New { seed, deviation } => {
                     elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
                         let first = range.start + (place * AT_ONCE) as u64;

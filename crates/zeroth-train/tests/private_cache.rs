@@ -172,7 +172,7 @@ fn a_folder_of_another_user_is_refused_where_it_was_named_and_passed_over_by_def
             return;
         }
         let error = place.named().unwrap_err().to_string();
-        assert!(error.contains(&format!("belongs to user {STRANGER}, and user ")), "{error}");
+        assert!(error.contains(&format!("belongs to user {STRANGER}, not to the current user ")), "{error}");
         let prepared = place.by_default().unwrap();
         assert!(!prepared.found);
         let (_, why) = &prepared.passed_over[0];
@@ -196,8 +196,7 @@ fn a_cache_that_is_cut_short_after_it_was_opened_is_an_error_that_names_it() {
     assert_eq!(
         error.to_string(),
         format!(
-            "cannot read sample 18 from the token cache {}: the file was cut short since it was opened; start again, and \
-             the data is tokenised anew",
+            "cannot read sample 18 from the token cache {}: the file was truncated after it was opened; start again to tokenise the data anew",
             prepared.path.display()
         )
     );

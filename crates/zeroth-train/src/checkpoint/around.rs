@@ -1,4 +1,4 @@
-//! Whether a path leads into a checkpoint. Whoever writes there changes what its checksums are of.
+//! Detects paths inside a checkpoint: writing there would invalidate its checksums.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -10,7 +10,7 @@ use super::names::Leftover;
 use super::part::is_part_name;
 use super::sums::{MANIFEST, SUMS};
 
-/// The checkpoint that a path lies in, by whatever links; the path itself need not be there yet.
+/// The checkpoint that contains `path`, symlinks resolved. `path` itself need not exist yet.
 pub(crate) fn checkpoint_around(path: &Path) -> Option<PathBuf> {
     let there =
         path.ancestors().find(|folder| folder.exists()).filter(|folder| !folder.as_os_str().is_empty());
@@ -18,7 +18,7 @@ pub(crate) fn checkpoint_around(path: &Path) -> Option<PathBuf> {
     real.ancestors().find(|folder| is_checkpoint(folder)).map(Path::to_owned)
 }
 
-/// Whether a folder is a checkpoint: by its manifest, or, where that is lost, by its name and a rank's file in it.
+/// Recognises a checkpoint by its manifest or, if that is lost, by its name and a rank file in it.
 fn is_checkpoint(folder: &Path) -> bool {
     let is_manifested =
         || fs::symlink_metadata(folder.join(SUMS)).is_ok() && is_manifest(&folder.join(MANIFEST));
@@ -29,14 +29,14 @@ fn is_checkpoint(folder: &Path) -> bool {
     is_manifested() || (is_named && holds_part())
 }
 
-/// Whether a file begins like a manifest of ours: others give files that name too.
+/// Checks for a zeroth manifest: other tools write a `manifest.json` too.
 fn is_manifest(path: &Path) -> bool {
     let mut begin = [0; 4096];
     let read = File::open(path).and_then(|mut file| file.read(&mut begin));
     read.is_ok_and(|read| String::from_utf8_lossy(&begin[..read]).contains("\"zeroth_version\""))
 }
 
-/// Whether two paths are one folder. A bind mount gives it two names that resolve to themselves.
+/// Compares two folders by device and inode: a bind mount gives one folder two canonical paths.
 pub(super) fn is_same_folder(a: &Path, b: &Path) -> bool {
     let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     identity(a).is_some_and(|found| identity(b) == Some(found))

@@ -1,5 +1,5 @@
-//! What the numbers of a manifest may be. A checksum proves that they were written, not that they make sense: the limits are
-//! far beyond any run, and within them nothing that is computed from them overflows.
+//! Range checks for a manifest's numbers. A checksum proves that they were written, not that they make sense. The
+//! limits are far beyond any real run, and nothing derived from numbers within them overflows.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -11,17 +11,17 @@ use super::manifest::{ControlState, Manifest};
 
 /// Steps of a run.
 const MAX_STEPS: u64 = 1 << 40;
-/// Samples of a step.
+/// Samples per step.
 const MAX_BATCH: u64 = 1 << 32;
-/// Samples of an epoch, and of all steps together.
+/// Samples per epoch, and over all steps.
 pub(crate) const MAX_SAMPLES: u64 = 1 << 62;
-/// Ranks that wrote a checkpoint.
+/// Ranks that wrote the checkpoint.
 const MAX_RANKS: u64 = 1 << 20;
-/// Bytes of all files.
+/// Total bytes of all files.
 const MAX_BYTES: u64 = 1 << 62;
 const MAX_STAGE: u64 = 3;
 
-/// What is wrong with a manifest's numbers, or `Ok`.
+/// Checks every number of a manifest; the error describes the first that is out of range.
 pub(super) fn check(manifest: &Manifest) -> Result<(), String> {
     let Manifest { step, samples_seen, batch, ranks, .. } = *manifest;
     within("step", step, 0, MAX_STEPS)?;
@@ -35,13 +35,13 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), String> {
     let product = batch.micro_batch.checked_mul(batch.accumulation).and_then(|own| own.checked_mul(ranks));
     if product != Some(batch.train_batch_size) {
         return Err(format!(
-            "`batch.train_batch_size` is {}, and `batch.micro_batch` × `batch.accumulation` × `ranks` is {} × {} × {ranks}",
+            "`batch.train_batch_size` is {}, but `batch.micro_batch` × `batch.accumulation` × `ranks` is {} × {} × {ranks}",
             batch.train_batch_size, batch.micro_batch, batch.accumulation
         ));
     }
     if step.checked_mul(batch.train_batch_size) != Some(samples_seen) {
         return Err(format!(
-            "`samples_seen` is {samples_seen}, and {step} steps have taken {} samples each",
+            "`samples_seen` is {samples_seen}, but {step} steps take {} samples each",
             batch.train_batch_size
         ));
     }
@@ -54,14 +54,14 @@ fn check_control(control: &ControlState, step: u64) -> Result<(), String> {
     let ControlState { applied, skipped, loss_scale, iteration, last_overflow, hysteresis_left: _ } =
         *control;
     if applied.checked_add(skipped).is_none_or(|steps| steps > step) {
-        return Err(format!("it counts {applied} applied and {skipped} skipped of {step} steps"));
+        return Err(format!("`control` counts {applied} applied and {skipped} skipped steps of {step}"));
     }
     within("control.iteration", iteration, 0, step)?;
     if !(-1..=iteration.cast_signed()).contains(&last_overflow) {
-        return Err(format!("`control.last_overflow` is {last_overflow}: it must be from -1 to {iteration}"));
+        return Err(format!("`control.last_overflow` is {last_overflow}: expected -1 to {iteration}"));
     }
     if !(loss_scale.is_finite() && loss_scale > 0.0) {
-        return Err(format!("`control.loss_scale` is {loss_scale}: it must be a number above zero"));
+        return Err(format!("`control.loss_scale` is {loss_scale}: expected a finite number above 0"));
     }
     Ok(())
 }
@@ -71,13 +71,13 @@ fn check_elements(manifest: &Manifest) -> Result<(), String> {
     for entry in &manifest.model.parameters {
         let sum = entry.elements().and_then(|elements| total.checked_add(elements));
         total = sum.filter(|sum| *sum <= MAX_PARAMETERS).ok_or_else(|| {
-            format!("`{}` has the shape {:?}, more elements than a model has", entry.name, entry.shape)
+            format!("`{}` has the shape {:?}: too many elements for a model", entry.name, entry.shape)
         })?;
     }
     if total == manifest.model.total {
         Ok(())
     } else {
-        Err(format!("`model.total` is {}, and its parameters have {total} elements", manifest.model.total))
+        Err(format!("`model.total` is {}, but its parameters have {total} elements", manifest.model.total))
     }
 }
 
@@ -89,19 +89,20 @@ fn check_files(manifest: &Manifest) -> Result<(), String> {
             return Err(format!("it lists `{}` twice", file.name));
         }
         let sum = total.checked_add(file.bytes).filter(|sum| *sum <= MAX_BYTES);
-        total = sum.ok_or_else(|| format!("`{}` would have {} bytes", file.name, file.bytes))?;
+        total =
+            sum.ok_or_else(|| format!("`{}` has an implausible size of {} bytes", file.name, file.bytes))?;
     }
     Ok(())
 }
 
-/// A folder `step-N` holds step N. Copies may have any other name.
+/// Checks that a folder named `step-N` holds step N. Copies may have any other name.
 pub(super) fn check_folder(folder: &Path, manifest: &Manifest) -> Result<(), String> {
     // `.` and `..` have no name of their own.
     let named = if folder.file_name().is_some() { Ok(folder.to_owned()) } else { folder.canonicalize() };
     let name = named.ok().and_then(|folder| Some(folder.file_name()?.to_str()?.to_owned()));
     match name.as_deref().and_then(is_step_folder) {
         Some(step) if step != manifest.step => Err(format!(
-            "its `step` is {}, and its folder is {}: rename the folder to {}",
+            "its `step` is {}, but its folder is {}: rename the folder to {}",
             manifest.step,
             step_folder(step),
             step_folder(manifest.step)
@@ -114,6 +115,6 @@ fn within(name: &str, value: u64, least: u64, most: u64) -> Result<(), String> {
     if (least..=most).contains(&value) {
         Ok(())
     } else {
-        Err(format!("`{name}` is {value}: it must be from {least} to {most}"))
+        Err(format!("`{name}` is {value}: expected {least} to {most}"))
     }
 }

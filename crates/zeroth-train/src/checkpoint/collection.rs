@@ -1,4 +1,4 @@
-//! The folder of a run's checkpoints: which there are, which of them is the newest good one, which may go.
+//! A run's checkpoint directory: listing, the newest valid checkpoint, pruning, cleanup after crashes.
 
 use std::fs;
 use std::io;
@@ -10,39 +10,39 @@ use super::names::{Leftover, foreign_in, remove_own};
 use super::open::Checkpoint;
 use super::sums::MANIFEST;
 
-/// A checkpoint's folder; what is in it has not been looked at.
+/// A checkpoint's folder, found by name; its contents have not been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The step it is named after.
+    /// The step in its name.
     pub step: u64,
     /// The folder.
     pub folder: PathBuf,
 }
 
-/// What a path on the command line means.
+/// The kind of checkpoint path given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Named {
-    /// One checkpoint.
+    /// A single checkpoint.
     Step(PathBuf),
-    /// A run's folder of checkpoints.
+    /// A run's checkpoint directory.
     Run(PathBuf),
 }
 
-/// The newest checkpoint that can be gone on from.
+/// The newest checkpoint that verifies.
 #[derive(Debug)]
 pub struct Newest {
-    /// It, verified.
+    /// The checkpoint, verified.
     pub found: Option<Checkpoint>,
-    /// Newer ones, with what is wrong with each.
+    /// Newer checkpoints that were rejected, each with its error.
     pub refused: Vec<(PathBuf, CheckpointError)>,
 }
 
-/// All checkpoints of a folder by name, the oldest first. A folder that is not there has none.
+/// All checkpoints in a directory, sorted by step. A missing directory has none.
 pub fn list(checkpoints: &Path) -> Result<Vec<Found>, CheckpointError> {
     let mut found = Vec::new();
     for name in names(checkpoints)? {
         let folder = checkpoints.join(&name);
-        // One that cannot be looked at, or a link to a disk that is not mounted, is there all the same.
+        // An unreadable folder, or a symlink to an unmounted disk, is still listed.
         let is_file = || fs::metadata(&folder).is_ok_and(|found| !found.is_dir());
         if let Some(step) = is_step_folder(&name).filter(|_| !is_file()) {
             found.push(Found { step, folder });
@@ -52,12 +52,12 @@ pub fn list(checkpoints: &Path) -> Result<Vec<Found>, CheckpointError> {
     Ok(found)
 }
 
-/// A path as a user gives it: a step's folder, a run's folder, or a run's folder of checkpoints.
+/// Classifies a path: a step folder, a run folder, or a run's checkpoint directory.
 pub fn resolve(path: &Path) -> Result<Named, CheckpointError> {
     if path.join(MANIFEST).is_file() {
         return Ok(Named::Step(path.to_owned()));
     }
-    // Named like a checkpoint, and none: the missing manifest is what to say.
+    // A folder named like a checkpoint but without a manifest: report the missing manifest.
     let is_step = path.file_name().and_then(|name| name.to_str()).and_then(is_step_folder).is_some();
     let not_one = CheckpointError::NotACheckpoint { folder: path.to_owned() };
     if !path.is_dir() {
@@ -74,8 +74,8 @@ pub fn resolve(path: &Path) -> Result<Named, CheckpointError> {
     Err(CheckpointError::NoneThere { folder: path.to_owned() })
 }
 
-/// Tries checkpoints from the newest down until one verifies. What `latest` says is not needed for that. Who may write
-/// there calls [`clean`] before.
+/// Tries checkpoints from newest to oldest until one verifies, ignoring `latest`. Call [`clean`] first if this
+/// process may write to the directory.
 pub fn newest_good(checkpoints: &Path) -> Result<Newest, CheckpointError> {
     let mut refused = Vec::new();
     for Found { folder, .. } in list(checkpoints)?.into_iter().rev() {
@@ -87,17 +87,17 @@ pub fn newest_good(checkpoints: &Path) -> Result<Newest, CheckpointError> {
     Ok(Newest { found: None, refused })
 }
 
-/// What became of old checkpoints.
+/// The outcome of pruning.
 #[derive(Debug, Default)]
 pub struct Pruned {
-    /// The folders that were removed.
+    /// Folders that were removed.
     pub removed: Vec<PathBuf>,
-    /// Why others could not be.
+    /// Errors of removals that failed.
     pub failed: Vec<CheckpointError>,
 }
 
-/// Keeps the newest `limit` checkpoints (all without one), and in any case the newest good one and those that hold other
-/// files too. `just_written` is a step that this process has committed: it is good without being read again.
+/// Keeps the newest `limit` checkpoints (all if `None`), the newest valid one, and any that contain foreign files.
+/// `just_written` is a step that this process has committed: it is valid without being read again.
 pub fn prune(
     checkpoints: &Path,
     limit: Option<u64>,
@@ -113,13 +113,13 @@ pub fn prune(
     let kept = all.split_off(older);
     let is_good = |found: &Found| just_written == Some(found.step) || good(&found.folder).is_ok();
     if !kept.iter().rev().any(is_good) {
-        // The newest good one is among the others, and everything newer is damaged.
+        // The newest valid checkpoint is among the older ones; everything newer is damaged.
         if let Some(newest) = all.iter().rposition(is_good) {
             all.remove(newest);
         }
     }
     for Found { step, folder } in all {
-        // With somebody's own files in it, it stays.
+        // A folder that contains foreign files is kept.
         if foreign_in(&folder).is_ok_and(|foreign| foreign.is_empty()) {
             match remove(checkpoints, step, &folder) {
                 Ok(()) => pruned.removed.push(folder),
@@ -130,8 +130,9 @@ pub fn prune(
     Ok(pruned)
 }
 
-/// Removes what killed processes left: folders that were not finished, and ones whose removal was not. One that was
-/// being replaced, where the replacement did not come, gets its name back. Why some could not be is given.
+/// Removes what killed processes left behind: unfinished folders, and folders whose removal was interrupted. A folder
+/// that was being replaced gets its name back if the replacement never arrived. Returns the errors of removals that
+/// failed.
 pub fn clean(checkpoints: &Path) -> Result<Vec<CheckpointError>, CheckpointError> {
     let mut failed = Vec::new();
     for name in names(checkpoints)? {
@@ -156,7 +157,7 @@ fn good(folder: &Path) -> Result<Checkpoint, CheckpointError> {
     Ok(checkpoint)
 }
 
-/// Takes the name away first: a checkpoint that is half removed must not look like one.
+/// Renames before removing, so a half-removed checkpoint is never taken for a valid one.
 fn remove(checkpoints: &Path, step: u64, folder: &Path) -> Result<(), CheckpointError> {
     let path = hidden(checkpoints, step, "removed");
     fs::rename(folder, &path).map_err(writing("rename", folder, 0))?;
@@ -167,7 +168,7 @@ fn remove(checkpoints: &Path, step: u64, folder: &Path) -> Result<(), Checkpoint
 fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        // A file, or a link that leads nowhere, is there and cannot be read.
+        // A file or a dangling symlink exists but cannot be listed.
         Err(source) if fs::symlink_metadata(folder).is_ok() => {
             return Err(CheckpointError::Io { doing: "read", path: folder.to_owned(), source });
         }
@@ -178,7 +179,7 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        // A name that is no UTF-8 is none of ours.
+        // zeroth only writes UTF-8 names.
         if let Ok(name) = entry.map_err(reading(folder))?.file_name().into_string() {
             names.push(name);
         }

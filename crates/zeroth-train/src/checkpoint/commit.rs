@@ -1,4 +1,4 @@
-//! From an unfinished folder to a checkpoint: all files whole and on the disk, then one rename.
+//! Commits an unfinished folder as a checkpoint: all files complete and synced, then one rename.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -18,34 +18,34 @@ use super::sums::{MANIFEST, SUMS, hex, sums_text};
 use crate::run_lock::start_time;
 use crate::{ModelFile, ModelFiles};
 
-/// The folder of a checkpoint that holds the model's small files.
+/// The subfolder with the model's config and tokenizer files.
 pub(super) const MODEL: &str = "model";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "latest";
-/// Bytes that are copied at a time.
+/// Copy buffer size in bytes.
 const COPY: usize = 1 << 20;
 
-/// The name of the folder of a step's checkpoint.
+/// The folder name of a step's checkpoint.
 pub fn step_folder(step: u64) -> String {
     format!("step-{step}")
 }
 
-/// The step that a folder of this name is the checkpoint of.
+/// The step that a folder name stands for, if it names a checkpoint.
 pub fn is_step_folder(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
-    // `step-007` is not ours: two names would mean one step.
+    // `step-007` is rejected: one step must have one name.
     (step_folder(step) == name).then_some(step)
 }
 
-/// A hidden name for a step's folder that is not a checkpoint (yet, or any more), marked with this process.
+/// A hidden name for a folder that is not, or no longer, a checkpoint, tagged with this process.
 pub(super) fn hidden(checkpoints: &Path, step: u64, what: &str) -> PathBuf {
     let pid = std::process::id();
     let started = start_time(pid).unwrap_or(0);
     checkpoints.join(format!(".{}.{what}-{pid}-{started}", step_folder(step)))
 }
 
-/// A checkpoint in the making, on rank 0. Dropped before [`Unfinished::commit`], it is removed. A process makes one at a
-/// time.
+/// A checkpoint being written, owned by rank 0. Removed on drop unless [`Unfinished::commit`] succeeded. A process
+/// writes one at a time.
 #[derive(Debug)]
 pub struct Unfinished {
     checkpoints: PathBuf,
@@ -55,7 +55,7 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Makes the folder that all ranks write their parts into, and removes what killed processes left behind.
+    /// Creates the folder that all ranks write their shard into, after removing leftovers of killed processes.
     pub fn begin(checkpoints: &Path, step: u64) -> Result<Self, CheckpointError> {
         fs::create_dir_all(checkpoints).map_err(writing("create", checkpoints, 0))?;
         let not_removed = clean(checkpoints)?;
@@ -67,19 +67,19 @@ impl Unfinished {
         Ok(Self { checkpoints: checkpoints.to_owned(), path, step, not_removed })
     }
 
-    /// Why some of what killed processes left could not be removed.
+    /// Errors of leftovers that could not be removed.
     pub fn not_removed(&self) -> &[CheckpointError] {
         &self.not_removed
     }
 
-    /// The folder; [`super::PartWriter::create`] takes it on every rank.
+    /// The folder, passed to [`super::PartWriter::create`] on every rank.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it a checkpoint. `manifest` lists the parts of all ranks, which are synced; `model` is the config and the
-    /// tokenizer's files that are carried along. What was there of this step is replaced at the same moment; files beside
-    /// it that no save wrote stay.
+    /// Publishes the checkpoint. `manifest` lists the synced shards of all ranks; `model` holds the config and
+    /// tokenizer files to include. An existing checkpoint of the same step is replaced atomically; foreign files in
+    /// it are kept.
     pub fn commit(self, mut manifest: Manifest, model: &ModelFiles) -> Result<PathBuf, CheckpointError> {
         if manifest.step != self.step {
             let problem = format!("step {} in the folder of step {}", manifest.step, self.step);
@@ -94,7 +94,7 @@ impl Unfinished {
         let text = format!("{text}\n").into_bytes();
         write_synced(&self.path.join(SUMS), sums_text(&text, &manifest.files).as_bytes())?;
         write_synced(&self.path.join(MANIFEST), &text)?;
-        // What could not be loaded is not published.
+        // Do not publish a checkpoint that cannot be opened.
         Checkpoint::open(&self.path)?;
         sync_folder(&self.path)?;
         self.put_in_place()
@@ -104,7 +104,7 @@ impl Unfinished {
         let target = self.checkpoints.join(step_folder(self.step));
         if let Ok(found) = fs::symlink_metadata(&target) {
             if found.is_file() {
-                let source = io::Error::new(io::ErrorKind::AlreadyExists, "a file of that name is there");
+                let source = io::Error::new(io::ErrorKind::AlreadyExists, "a file of that name exists");
                 return Err(CheckpointError::Io { doing: "write", path: target, source });
             }
             exchange(&self.path, &target, &hidden(&self.checkpoints, self.step, "replaced"))?;
@@ -117,16 +117,16 @@ impl Unfinished {
         let name = step_folder(self.step);
         publish(&latest, name.as_bytes())
             .map_err(|error| writing("write", &latest, name.len() as u64)(error.source))?;
-        // Dropping removes what was replaced: it lies under the hidden name now.
+        // Dropping removes the replaced folder, which now has the hidden name.
         Ok(target)
     }
 }
 
 impl Unfinished {
-    /// Moves what no save wrote from the replaced folder, which has the hidden name now, to the one in its place.
+    /// Moves foreign files from the replaced folder, now hidden, into the new checkpoint.
     fn move_foreign(&self, target: &Path) {
         for name in foreign_in(&self.path).unwrap_or_default() {
-            // Best effort: where it fails the hidden folder stays, as it holds more than a checkpoint.
+            // Best effort: on failure the hidden folder stays, because it holds foreign files.
             let _ = fs::rename(self.path.join(&name), target.join(&name));
         }
     }
@@ -139,7 +139,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// Puts `new` where `old` is, and `old` where `new` was: in one moment where the filesystem can do that.
+/// Exchanges `new` and `old`, atomically where the filesystem supports it.
 fn exchange(new: &Path, old: &Path, aside: &Path) -> Result<(), CheckpointError> {
     match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(()),
@@ -148,7 +148,7 @@ fn exchange(new: &Path, old: &Path, aside: &Path) -> Result<(), CheckpointError>
     }
 }
 
-/// The same by three renames. A kill after the first leaves the old one under a name that [`clean`] brings back.
+/// Exchanges in three renames. After a kill, [`clean`] restores the old folder from `aside`.
 fn exchange_in_steps(new: &Path, old: &Path, aside: &Path) -> Result<(), CheckpointError> {
     fs::rename(old, aside).map_err(writing("rename", old, 0))?;
     if let Err(error) = fs::rename(new, old) {
@@ -158,7 +158,7 @@ fn exchange_in_steps(new: &Path, old: &Path, aside: &Path) -> Result<(), Checkpo
     fs::rename(aside, new).map_err(writing("rename", aside, 0))
 }
 
-/// Writes the model's small files, hashing them on the way.
+/// Copies the config and tokenizer files, hashing them on the way.
 fn copy_model(from: &ModelFiles, to: &Path) -> Result<Vec<FileEntry>, CheckpointError> {
     fs::create_dir(to).map_err(writing("create", to, 0))?;
     let entries = from.iter().map(|(name, file)| copy(file, &to.join(name), format!("{MODEL}/{name}")));
@@ -195,7 +195,7 @@ fn write_synced(path: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
     write().map_err(writing("write", path, contents.len() as u64))
 }
 
-/// Makes the names in a folder last.
+/// Fsyncs a folder, so that the names in it are durable.
 pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
     zeroth_base::sync_folder(folder).map_err(writing("sync", folder, 0))
 }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn where_folders_cannot_be_exchanged_at_once_renames_end_the_same() {
+    fn exchange_in_steps_matches_the_atomic_exchange() {
         let folder = tempfile::tempdir().unwrap();
         let [new, old, aside] = ["new", "old", "aside"].map(|name| folder.path().join(name));
         for path in [&new, &old] {
@@ -230,6 +230,6 @@ mod tests {
         fs::remove_dir_all(&new).unwrap();
         let before = who(&old);
         assert!(exchange_in_steps(&new, &old, &aside).is_err());
-        assert_eq!(who(&old), before, "the old one is back where no new one came");
+        assert_eq!(who(&old), before, "a failed exchange restores the old folder");
     }
 }

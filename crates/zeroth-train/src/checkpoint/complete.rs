@@ -1,4 +1,4 @@
-//! The proof that a checkpoint is whole: every element of every state in exactly one place.
+//! Proves that a checkpoint is complete: every element of every state is stored exactly once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -11,36 +11,36 @@ use super::manifest::{Manifest, ParameterEntry};
 use super::open::Place;
 use super::state::{parse_tensor_name, state_name};
 
-/// Where everything lies: for each state by name, the ranges of each parameter in order.
+/// Location of every element: for each state, the stored ranges of each parameter in order.
 #[derive(Debug)]
 pub(super) struct Places(BTreeMap<&'static str, HashMap<String, Vec<Place>>>);
 
 impl Places {
-    /// The ranges of a parameter in a state.
+    /// The stored ranges of a parameter in a state.
     pub(super) fn of(&self, state: State, parameter: &str) -> Option<&[Place]> {
         self.0.get(state_name(state)?)?.get(parameter).map(Vec::as_slice)
     }
 }
 
-/// The tensors of all files, on their way to the proof.
+/// The tensors of all files, collected for the completeness proof.
 pub(super) struct Tensors<'a> {
     folder: PathBuf,
     parameters: &'a [ParameterEntry],
-    /// The parameters by name, with their elements.
+    /// Parameters by name, with their element count.
     known: HashMap<&'a str, (&'a ParameterEntry, u64)>,
     places: BTreeMap<&'static str, HashMap<String, Vec<Place>>>,
 }
 
 impl<'a> Tensors<'a> {
-    /// None yet, of the states and parameters that the manifest lists.
+    /// Starts with no tensors, for the states and parameters that the manifest lists.
     pub(super) fn of(folder: &Path, manifest: &'a Manifest) -> Result<Self, CheckpointError> {
         let broken =
             |problem: String| CheckpointError::Manifest { path: folder.join("manifest.json"), problem };
         let mut known = HashMap::new();
         for entry in &manifest.model.parameters {
-            let elements = entry
-                .elements()
-                .ok_or_else(|| broken(format!("`{}` has more elements than 64 bits count", entry.name)))?;
+            let elements = entry.elements().ok_or_else(|| {
+                broken(format!("`{}` has a shape whose element count overflows 64 bits", entry.name))
+            })?;
             if known.insert(entry.name.as_str(), (entry, elements)).is_some() {
                 return Err(broken(format!("it lists `{}` twice", entry.name)));
             }
@@ -57,7 +57,7 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    /// Adds the tensors of a file.
+    /// Adds the tensors of one file.
     pub(super) fn add(
         &mut self,
         file: usize,
@@ -78,12 +78,13 @@ impl<'a> Tensors<'a> {
         let (state, parameter, first) =
             parse_tensor_name(&tensor.name).ok_or_else(|| "is not named STATE/PARAMETER@FIRST".to_owned())?;
         let places = state_name(state).and_then(|state| self.places.get_mut(state));
-        let places = places.ok_or_else(|| "is of a state that the manifest does not list".to_owned())?;
+        let places = places.ok_or_else(|| "belongs to a state that the manifest does not list".to_owned())?;
         let known = self.known.get(parameter).filter(|(entry, _)| entry.has(state));
-        let (_, elements) =
-            known.ok_or_else(|| "is of a parameter that the manifest does not list so".to_owned())?;
-        let dtype = tensor.dtype.ok_or_else(|| "has a type that no state has".to_owned())?;
-        let [count] = tensor.shape[..] else { return Err("has not one dimension".to_owned()) };
+        let (_, elements) = known.ok_or_else(|| {
+            "belongs to a parameter that the manifest does not list with this state".to_owned()
+        })?;
+        let dtype = tensor.dtype.ok_or_else(|| "has an unsupported dtype".to_owned())?;
+        let [count] = tensor.shape[..] else { return Err("is not one-dimensional".to_owned()) };
         let end = first.checked_add(count).filter(|end| end <= elements);
         let end = end.ok_or_else(|| format!("goes beyond the {elements} elements of its parameter"))?;
         let place = Place { first, end, file, begin: tensor.bytes.start, dtype };
@@ -91,7 +92,7 @@ impl<'a> Tensors<'a> {
         Ok(())
     }
 
-    /// Every element once, or the first that is not.
+    /// Checks that every element is stored exactly once; the error names the first that is not.
     pub(super) fn prove_whole(mut self) -> Result<Places, CheckpointError> {
         for (state, places) in &mut self.places {
             let state = *state;

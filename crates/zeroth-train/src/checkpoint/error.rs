@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, or stand in the way of one, and what to do then.
+//! Checkpoint errors.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,79 +8,79 @@ use zeroth_model::HeaderError;
 
 use super::space::free_bytes;
 
-/// A checkpoint that could not be written, or cannot be used.
+/// An error writing or reading a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// No room.
+    /// The disk is full.
     #[error(
-        "the disk is full while {} is written: it needs {}{}; checkpoints saved before are intact. Free space, or keep \
-         fewer of them with --save-total-limit",
+        "disk full while writing {}: it needs {}{}; earlier checkpoints are intact. Free space, or keep \
+         fewer checkpoints with --save-total-limit",
         path.display(), format_bytes(*needed),
-        free.map(|free| format!(", and {} are free", format_bytes(free))).unwrap_or_default()
+        free.map(|free| format!(", {} are free", format_bytes(free))).unwrap_or_default()
     )]
     DiskFull {
         /// The file that did not fit.
         path: PathBuf,
-        /// Its bytes.
+        /// Its size in bytes.
         needed: u64,
-        /// Bytes that are free there now, where that can be asked.
+        /// Free bytes on that disk, if known.
         free: Option<u64>,
     },
-    /// Writing is not allowed.
+    /// The folder is not writable.
     #[error(
-        "cannot {doing} {}: {source}; checkpoints saved before are intact. Give this user the right to write there, or \
+        "cannot {doing} {}: {source}; earlier checkpoints are intact. Grant this user write permission, or \
          choose another --output", path.display()
     )]
     NotWritable {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The system refused.
+    /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The path names no checkpoint.
+    /// The path is not a checkpoint.
     #[error(
-        "{} is no checkpoint: it has no manifest.json; name a folder step-N of a run's checkpoints, or the run's folder",
+        "{} is not a checkpoint: it has no manifest.json; give a step-N folder of a run, or the run folder",
         folder.display()
     )]
     NotACheckpoint {
         /// The folder.
         folder: PathBuf,
     },
-    /// A run's folder without any.
-    #[error("{} holds no checkpoint (no folder step-N): was one saved there? --save-steps says how often", folder.display())]
+    /// A run folder without checkpoints.
+    #[error("{} contains no checkpoint (no step-N folder): none was saved yet; --save-steps sets how often one is", folder.display())]
     NoneThere {
         /// The folder of checkpoints.
         folder: PathBuf,
     },
-    /// A run's folder with damaged ones only.
-    #[error("no checkpoint in {} is good: restore one from a copy; zeroth checkpoint verify names what is damaged", folder.display())]
+    /// A run folder with damaged checkpoints only.
+    #[error("no checkpoint in {} is valid: restore one from a backup; `zeroth checkpoint verify` lists the damage", folder.display())]
     NoneGood {
         /// The folder of checkpoints.
         folder: PathBuf,
     },
-    /// The manifest cannot be understood.
-    #[error("{} is broken: {problem}; restore it from a copy, or go on from an older checkpoint", path.display())]
+    /// The manifest is invalid.
+    #[error("{} is invalid: {problem}; restore it from a backup, or resume from an older checkpoint", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// Written by a version that writes another format.
+    /// The checkpoint has another format version.
     #[error(
-        "{} has format {found}, and this version of zeroth reads format {known}: use the version that wrote it{}",
+        "{} has format {found}, but this version of zeroth reads format {known}: use the version that wrote it{}",
         path.display(), written_by.as_ref().map(|version| format!(" ({version})")).unwrap_or_default()
     )]
     Version {
@@ -88,54 +88,54 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Its format.
         found: u64,
-        /// Ours.
+        /// The format of this version.
         known: u64,
-        /// The version of zeroth that it names.
+        /// The version of zeroth that wrote it, if recorded.
         written_by: Option<String>,
     },
-    /// A file that the manifest lists is gone.
-    #[error("{} is missing, and the manifest lists it: restore it from a copy, or go on from an older checkpoint", path.display())]
+    /// A listed file is missing.
+    #[error("{} is listed in the manifest but missing: restore it from a backup, or resume from an older checkpoint", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// A file is longer or shorter than it was.
+    /// A file has the wrong length.
     #[error(
-        "{} has {} bytes and had {} when it was saved: restore it from a copy, or go on from an older checkpoint",
+        "{} has {} bytes, but had {} when it was saved: restore it from a backup, or resume from an older checkpoint",
         path.display(), grouped(*found), grouped(*expected)
     )]
     Size {
         /// The file.
         path: PathBuf,
-        /// Its bytes by the manifest.
+        /// Its size in the manifest.
         expected: u64,
-        /// Its bytes.
+        /// Its size on disk.
         found: u64,
     },
-    /// A file is not what was written.
+    /// A file fails its checksum.
     #[error(
-        "{} is damaged: its SHA-256 is {found} and was {expected} when it was saved; restore it from a copy, or go on \
+        "{} is damaged: its SHA-256 is {found}, but was {expected} when it was saved; restore it from a backup, or resume \
          from an older checkpoint", path.display()
     )]
     Checksum {
         /// The file.
         path: PathBuf,
-        /// By the manifest.
+        /// Checksum in the manifest.
         expected: String,
-        /// Of its bytes now.
+        /// Checksum of the file now.
         found: String,
     },
-    /// A file of tensors whose header is wrong.
-    #[error("{}: {source}; restore it from a copy, or go on from an older checkpoint", path.display())]
+    /// A safetensors file with an invalid header.
+    #[error("{}: {source}; restore it from a backup, or resume from an older checkpoint", path.display())]
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         source: HeaderError,
     },
-    /// A tensor that no rank writes.
+    /// A tensor that zeroth never writes.
     #[error(
-        "{}: the tensor `{tensor}` {problem}: it has changed since it was saved; restore it from a copy, or go on from \
+        "{}: the tensor `{tensor}` {problem}: the file has changed since it was saved; restore it from a backup, or resume from \
          an older checkpoint", path.display()
     )]
     Tensor {
@@ -143,13 +143,13 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// Elements that no file holds, or that two do.
+    /// Elements that are missing, or stored twice.
     #[error(
-        "{} is not whole: elements {} to {} of {state}/{parameter} are {} its files; go on from an older checkpoint",
-        folder.display(), grouped(*first), grouped(*end), if *twice { "twice in" } else { "in none of" }
+        "{} is incomplete: elements {} to {} of {state}/{parameter} are {} its files; resume from an older checkpoint",
+        folder.display(), grouped(*first), grouped(*end), if *twice { "stored twice in" } else { "missing from" }
     )]
     Incomplete {
         /// The checkpoint.
@@ -158,16 +158,16 @@ pub enum CheckpointError {
         state: &'static str,
         /// The parameter.
         parameter: String,
-        /// The first of the elements.
+        /// The first affected element.
         first: u64,
-        /// The one after the last.
+        /// One past the last.
         end: u64,
-        /// Held twice and not missing.
+        /// Stored twice, not missing.
         twice: bool,
     },
-    /// The checkpoint of another model.
+    /// The checkpoint belongs to another model.
     #[error(
-        "{} is a checkpoint of another model ({saved}, and this is {asked}): {}; train with the --model it was saved \
+        "{} is a checkpoint of another model ({saved}; --model is {asked}): {}; train with the --model it was saved \
          from", folder.display(), differences.join("; ")
     )]
     AnotherModel {
@@ -175,42 +175,42 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// The model that was saved.
         saved: String,
-        /// The model that was asked for.
+        /// The model of this run.
         asked: String,
         /// The first differences.
         differences: Vec<String>,
     },
-    /// It does not hold what was asked for.
-    #[error("{} holds no {state}/{parameter}: its optimizer ({optimizer}) keeps none", folder.display())]
+    /// The checkpoint has no such state.
+    #[error("{} has no {state}/{parameter}: its optimizer ({optimizer}) does not keep that state", folder.display())]
     NoState {
         /// The checkpoint.
         folder: PathBuf,
-        /// The state asked for.
+        /// The requested state.
         state: String,
-        /// The parameter asked for.
+        /// The requested parameter.
         parameter: String,
         /// The optimizer of the run.
         optimizer: String,
     },
-    /// A range that the parameter does not have.
+    /// A range outside the parameter.
     #[error(
-        "elements {start} to {end} of `{parameter}` were asked for into room for {room}, and it has {elements}"
+        "elements {start} to {end} of `{parameter}` were requested into a buffer of {room}, but it has {elements} elements"
     )]
     Range {
         /// The parameter.
         parameter: String,
-        /// The first element asked for.
+        /// The first requested element.
         start: u64,
-        /// The one after the last.
+        /// One past the last.
         end: u64,
-        /// Elements of the buffer.
+        /// Length of the buffer.
         room: u64,
         /// Elements of the parameter.
         elements: u64,
     },
-    /// State with a number that is none.
+    /// State with a non-finite value.
     #[error(
-        "{state} of `{parameter}` are not finite (element {} is {value}): go on from an earlier checkpoint with a lower \
+        "{state} of `{parameter}` are not finite (element {} is {value}): resume from an earlier checkpoint with a lower \
          --learning-rate", grouped(*element)
     )]
     NotFinite {
@@ -218,22 +218,22 @@ pub enum CheckpointError {
         state: &'static str,
         /// The parameter.
         parameter: String,
-        /// The first element that is not.
+        /// The first non-finite element.
         element: u64,
-        /// What it is.
+        /// Its value.
         value: f32,
     },
-    /// A part that is not written as it was announced.
+    /// A shard that does not match its declared pieces.
     #[error("{}: {problem}", path.display())]
     Part {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
 
-/// What the system said while `doing` something that writes `needed` bytes to `path`.
+/// Maps an I/O error of an operation that writes `needed` bytes to `path`.
 pub(super) fn writing(
     doing: &'static str,
     path: &Path,
@@ -252,7 +252,7 @@ pub(super) fn writing(
     }
 }
 
-/// What the system said while something was read.
+/// Maps an I/O error of a read.
 pub(super) fn reading(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| match source.kind() {

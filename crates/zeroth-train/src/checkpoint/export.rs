@@ -1,4 +1,4 @@
-//! From a checkpoint to a Hugging Face folder, streamed: the model is never in memory.
+//! Exports a checkpoint as a Hugging Face folder, streamed: the model is never held in memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,17 +15,17 @@ use crate::export_record::ExportSource;
 use crate::run_folder::MARKS;
 use crate::staged::StagedFiles;
 
-/// What to do with a folder that holds something.
+/// Handling of a non-empty destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {
-    /// Say no.
+    /// Refuse it.
     New,
     /// Replace the model in it; other files stay.
     Overwrite,
 }
 
-/// Writes the weights of a checkpoint to `to` in a type, cut into files of at most `shard_bytes`, with the config and the
-/// tokenizer files of the model it was trained from. The checkpoint is one that was verified.
+/// Writes a checkpoint's weights to `to` as `dtype`, split into files of at most `shard_bytes`, with the model's
+/// config and tokenizer files. The checkpoint must have been verified.
 pub fn export(
     checkpoint: &Checkpoint,
     to: &Path,

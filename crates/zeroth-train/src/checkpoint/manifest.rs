@@ -1,4 +1,4 @@
-//! manifest.json: what a checkpoint is, and the checksum of every file in it.
+//! manifest.json: a checkpoint's metadata, and the checksum of every file in it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,13 +8,13 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::ParameterTable;
 
-/// The format that this version writes and reads. Fields may be added within it; a change that an older version would
-/// misread counts it up.
+/// The format version that this version reads and writes. Adding fields keeps it; a change that an older version
+/// would misread increments it.
 pub const FORMAT_VERSION: u64 = 1;
-/// The version of zeroth that writes.
+/// The version of zeroth.
 pub const ZEROTH_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What a checkpoint is: where the run stood, what of, and in which files.
+/// A checkpoint's metadata.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`FORMAT_VERSION`].
@@ -23,119 +23,119 @@ pub struct Manifest {
     pub zeroth_version: String,
     /// Seconds since 1970, UTC.
     pub created: u64,
-    /// Steps that were made; skipped ones count.
+    /// Steps completed, skipped ones included.
     pub step: u64,
-    /// The position in the data.
+    /// Position in the data, in samples.
     pub samples_seen: u64,
-    /// The loss of the last step, for people.
+    /// Loss of the last step, for display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// What the device carries from step to step.
+    /// Loss scaler and step counters, carried across steps on the device.
     pub control: ControlState,
-    /// Where all chance comes from.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// The data and its order.
     pub data: DataEntry,
-    /// How a step was cut.
+    /// The batch decomposition.
     pub batch: BatchEntry,
-    /// Ranks that wrote it.
+    /// Number of ranks that wrote it.
     pub ranks: u64,
-    /// The ZeRO stage that it was written under.
+    /// ZeRO stage of the run.
     pub stage: u8,
-    /// The type that was computed in.
+    /// Compute dtype.
     #[serde(with = "dtype_name")]
     pub dtype: DType,
     /// The optimizer's name.
     pub optimizer: String,
-    /// The type of its moments.
+    /// Dtype of the optimizer's moments.
     #[serde(with = "dtype_name")]
     pub moments: DType,
     /// The model.
     pub model: ModelEntry,
-    /// The states in its files: weights, and those the optimizer has.
+    /// States in its files: weights, and those the optimizer keeps.
     #[serde(with = "state_names")]
     pub states: Vec<State>,
     /// The resolved config of the run.
     pub config: Value,
-    /// Every file but the manifest itself.
+    /// Every file except the manifest.
     pub files: Vec<FileEntry>,
 }
 
-/// What of the device's control lives on between steps.
+/// The part of the device's control block that persists across steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ControlState {
     /// Steps whose update was applied.
     pub applied: u64,
     /// Steps that were skipped.
     pub skipped: u64,
-    /// What losses are multiplied with, as a text that reads back to the same bits.
+    /// Loss scale, as text that parses to the same bits.
     #[serde(with = "exact")]
     pub loss_scale: f64,
-    /// Steps that a moving loss scale has seen.
+    /// Steps seen by the dynamic loss scaler.
     pub iteration: u64,
-    /// The last of them that overflowed, or -1.
+    /// The last step that overflowed, or -1.
     pub last_overflow: i64,
-    /// A moving loss scale halves at the overflow that finds 1 here.
+    /// Overflows left before the dynamic loss scaler halves the scale.
     pub hysteresis_left: u32,
 }
 
-/// The data of a run.
+/// The training data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataEntry {
-    /// A checksum of all samples, in hexadecimal digits.
+    /// Hash of all samples, in hexadecimal.
     pub hash: String,
-    /// Samples of an epoch.
+    /// Samples per epoch.
     pub samples: u64,
-    /// Whether every epoch has a new order.
+    /// Whether every epoch is reshuffled.
     pub shuffle: bool,
 }
 
-/// How a step was cut.
+/// The batch decomposition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchEntry {
-    /// Samples of a step.
+    /// Samples per step.
     pub train_batch_size: u64,
-    /// Samples that a rank computes at a time.
+    /// Samples per micro-batch.
     pub micro_batch: u64,
-    /// Micro-batches of a step.
+    /// Micro-batches per rank and step.
     pub accumulation: u64,
 }
 
-/// The model of a run.
+/// The model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelEntry {
-    /// As its config.json says.
+    /// `model_type` of its config.json.
     pub model_type: String,
-    /// Elements of all parameters.
+    /// Total number of parameters.
     pub total: u64,
-    /// All parameters, in the order of the model's table.
+    /// All parameters in table order.
     pub parameters: Vec<ParameterEntry>,
 }
 
 /// A parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterEntry {
-    /// Its name on disk.
+    /// Its name in safetensors files.
     pub name: String,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// Whether it is trained: one that is not has weights only.
+    /// Whether it is trained. Frozen parameters have weights only.
     pub trained: bool,
 }
 
 /// A file of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its name inside the checkpoint's folder, with `/` between folders.
+    /// Its path in the checkpoint's folder, separated by `/`.
     pub name: String,
-    /// Its length.
+    /// Its size.
     pub bytes: u64,
-    /// Its SHA-256 in hexadecimal digits.
+    /// Its SHA-256 in hexadecimal.
     pub sha256: String,
 }
 
 impl ModelEntry {
-    /// The model of a table; `is_trained` says by name which parameters are.
+    /// Describes the model of a parameter table; `is_trained` decides by name.
     pub fn of(model_type: &str, table: &ParameterTable, is_trained: impl Fn(&str) -> bool) -> Self {
         let parameters = table
             .iter()
@@ -150,19 +150,19 @@ impl ModelEntry {
 }
 
 impl ParameterEntry {
-    /// How many numbers it holds; `None` where they cannot be counted, which only a forged shape has.
+    /// Its element count; `None` on overflow, which only a forged shape causes.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1_u64, |elements, side| elements.checked_mul(*side))
     }
 
-    /// Whether its part of a state is saved.
+    /// Whether this parameter has the state.
     pub fn has(&self, state: State) -> bool {
         self.trained || state == State::Weights
     }
 }
 
 impl Manifest {
-    /// Bytes of all files that it lists.
+    /// Total size of all listed files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
@@ -173,7 +173,7 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
 }
 
-/// A type by the name that DeepSpeed's keys use.
+/// Serialises a dtype by DeepSpeed's name for it.
 mod dtype_name {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
@@ -186,11 +186,11 @@ mod dtype_name {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DType, D::Error> {
         let name = String::deserialize(deserializer)?;
-        DType::from_name(&name).ok_or_else(|| D::Error::custom(format!("`{name}` is no type of numbers")))
+        DType::from_name(&name).ok_or_else(|| D::Error::custom(format!("`{name}` is not a dtype")))
     }
 }
 
-/// States by name.
+/// Serialises states by name.
 mod state_names {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
@@ -205,13 +205,13 @@ mod state_names {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<State>, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
         let state = |name: &String| {
-            state_named(name).ok_or_else(|| D::Error::custom(format!("`{name}` is no state of an optimizer")))
+            state_named(name).ok_or_else(|| D::Error::custom(format!("`{name}` is not an optimizer state")))
         };
         names.iter().map(state).collect()
     }
 }
 
-/// A number as the shortest text that reads back to the same bits. JSON's own numbers pass through readers that round.
+/// Serialises an f64 as the shortest text that parses to the same bits; JSON numbers may be rounded by readers.
 mod exact {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
@@ -223,6 +223,6 @@ mod exact {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|_| D::Error::custom(format!("`{text}` is no number")))
+        text.parse().map_err(|_| D::Error::custom(format!("`{text}` is not a number")))
     }
 }

@@ -1,10 +1,10 @@
-//! Checkpoints: the state of a run on disk, whole or not there at all.
+//! Checkpoints: the state of a run on disk, committed atomically.
 //!
-//! A checkpoint is a folder `step-N`. Every rank streams what it owns into one safetensors file ([`PartWriter`]) of a
-//! folder with a hidden name ([`Unfinished`]); when all files are whole and synced, the manifest is added and a rename
-//! makes the folder a checkpoint. Tensors are named by state, parameter and first element, so a file says by itself
-//! what it holds, and [`Checkpoint`] reads any range on any number of ranks, whatever wrote it. Nothing is believed:
-//! opening proves that every element of every state is there once, verifying compares every byte's checksum.
+//! A checkpoint is a folder `step-N`. Every rank streams the state it owns into one safetensors file ([`PartWriter`])
+//! in a folder with a hidden name ([`Unfinished`]). Once all files are complete and synced, the manifest is added and
+//! a rename publishes the folder. Tensors are named by state, parameter and first element, so each file is
+//! self-describing, and [`Checkpoint`] reads any range on any number of ranks and any ZeRO stage. Opening proves that
+//! every element of every state is stored exactly once; verifying compares the checksum of every byte.
 
 mod around;
 mod bounds;

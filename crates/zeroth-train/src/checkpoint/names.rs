@@ -1,4 +1,4 @@
-//! The names that a save gives to files and folders. What has another name is somebody else's, and stays.
+//! File and folder names of checkpoints. Anything with another name is foreign, and is never removed.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use super::sums::{MANIFEST, SUMS};
 use crate::export::{BESIDE, CONFIG};
 use crate::run_lock::start_time;
 
-/// What of a checkpoint's folder no save has written, by its path inside the folder. A link is not followed.
+/// Foreign files in a checkpoint's folder, as relative paths. Symlinks are not followed.
 pub(crate) fn foreign_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut foreign = Vec::new();
     if !fs::symlink_metadata(folder)?.is_dir() {
@@ -34,7 +34,7 @@ pub(crate) fn foreign_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(foreign)
 }
 
-/// The names in a folder, and which of them are folders themselves.
+/// Entries of a folder, and whether each is itself a folder.
 fn entries(folder: &Path) -> io::Result<Vec<(PathBuf, bool)>> {
     let read = |entry: io::Result<fs::DirEntry>| {
         let entry = entry?;
@@ -43,7 +43,7 @@ fn entries(folder: &Path) -> io::Result<Vec<(PathBuf, bool)>> {
     fs::read_dir(folder)?.map(read).collect()
 }
 
-/// Removes a checkpoint's folder, unless it holds what no save has written; whether it is gone.
+/// Removes a checkpoint's folder unless it contains foreign files. Returns whether it was removed.
 pub(super) fn remove_own(folder: &Path) -> io::Result<bool> {
     if !foreign_in(folder)?.is_empty() {
         return Ok(false);
@@ -51,12 +51,12 @@ pub(super) fn remove_own(folder: &Path) -> io::Result<bool> {
     fs::remove_dir_all(folder).map(|()| true)
 }
 
-/// A hidden name that a process of ours made: `.step-5.unfinished-123-456`, or `.latest.unfinished-123`.
+/// A hidden name that a zeroth process created: `.step-5.unfinished-123-456`, or `.latest.unfinished-123`.
 pub(crate) struct Leftover {
     pub(crate) step: Option<u64>,
     pub(super) is_replaced: bool,
     pid: u32,
-    /// When that process started, where the name says it.
+    /// Start time of that process, if the name includes it.
     started: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ impl Leftover {
         Some(Self { step, is_replaced: what == "replaced", pid, started })
     }
 
-    /// Whether the process that made it is still there. Ids are used again, start times are not.
+    /// Whether the process that created it is alive. Process ids are reused, start times are not.
     pub(super) fn is_in_use(&self) -> bool {
         start_time(self.pid).is_some_and(|found| self.started.is_none_or(|started| started == found))
     }

@@ -1,4 +1,4 @@
-//! A checkpoint that is there: opened with proof that it is whole, and read by ranges on any number of ranks.
+//! Opens a checkpoint, with proof that it is complete, and reads arbitrary element ranges from it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -19,14 +19,14 @@ use super::manifest::{FORMAT_VERSION, FileEntry, Manifest};
 use super::state::state_name;
 use super::sums::{MANIFEST, SUMS, manifest_sum, sha256, sums_text};
 
-/// Bytes that are read at a time before they are converted.
+/// Read buffer size in bytes.
 const STAGING: usize = 1 << 20;
-/// Bytes of a manifest: those of the largest model tables that are read have some hundred MB.
+/// Largest accepted manifest in bytes. Those of the largest supported models have some hundred MB.
 const LARGEST_MANIFEST: u64 = 1 << 30;
-/// Differences to another model that are named.
+/// Differences to another model that are listed.
 const NAMED: usize = 3;
 
-/// A checkpoint, open. Reading needs no `&mut`: many threads may.
+/// An open checkpoint. Reading takes `&self`, so threads can share it.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
@@ -36,20 +36,20 @@ pub struct Checkpoint {
     places: Places,
 }
 
-/// A range of a parameter's elements in a file.
+/// A stored range of a parameter's elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) first: u64,
     pub(super) end: u64,
     pub(super) file: usize,
-    /// Its first byte in the file.
+    /// Offset of the first byte in the file.
     pub(super) begin: u64,
     pub(super) dtype: DType,
 }
 
 impl Checkpoint {
-    /// Opens a folder `step-N`: reads the manifest and its checksum, all lengths and all headers, and proves that every
-    /// element of every state is there once. The bytes themselves are for [`Checkpoint::verify`].
+    /// Opens a `step-N` folder: reads the manifest and its checksum, checks all file lengths and headers, and proves
+    /// that every element of every state is stored exactly once. [`Checkpoint::verify`] checks the bytes.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let (manifest, identity) = read_manifest(folder)?;
         let mut files = Vec::new();
@@ -75,12 +75,12 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// What it is.
+    /// Its metadata.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// What tells it from all others: the SHA-256 of its manifest, which lists those of its files.
+    /// Its unique id: the SHA-256 of its manifest, which lists the checksums of its files.
     pub fn identity(&self) -> &str {
         &self.identity
     }
@@ -90,12 +90,12 @@ impl Checkpoint {
         self.folder.join(super::commit::MODEL)
     }
 
-    /// Whether it holds a state.
+    /// Whether it has a state.
     pub fn has(&self, state: State) -> bool {
         self.manifest.states.contains(&state)
     }
 
-    /// Reads a range of a parameter's elements in a state as f32, from whichever files hold them.
+    /// Reads a range of a parameter's elements in a state as f32, from however many files hold it.
     pub fn read_f32(
         &self,
         state: State,
@@ -148,7 +148,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Refuses the checkpoint of another model, naming the first differences.
+    /// Rejects a checkpoint of another model, naming the first differences.
     pub fn fits_model(&self, model_type: &str, table: &ParameterTable) -> Result<(), CheckpointError> {
         let saved = &self.manifest.model;
         let mut differences = Vec::new();
@@ -158,7 +158,7 @@ impl Checkpoint {
             match held.get(parameter.name.as_str()) {
                 None => differences.push(format!("it lacks `{}`", parameter.name)),
                 Some(shape) if *shape != parameter.shape => differences.push(format!(
-                    "`{}` has shape {shape:?} in it and {:?} in the model",
+                    "`{}` has shape {shape:?} in the checkpoint and {:?} in the model",
                     parameter.name, parameter.shape
                 )),
                 Some(_) => {}
@@ -171,7 +171,7 @@ impl Checkpoint {
             }
         }
         if differences.is_empty() && saved.model_type != model_type {
-            differences.push("their parameters are alike, their model_type is not".to_owned());
+            differences.push("the parameters match, model_type does not".to_owned());
         }
         if differences.is_empty() {
             return Ok(());
@@ -193,14 +193,14 @@ impl Checkpoint {
     }
 }
 
-/// Whether a listed file holds tensors: those directly in the folder do.
+/// Whether a listed file is a rank's safetensors file: those are directly in the folder.
 fn is_part(name: &str) -> bool {
     !name.contains('/') && Path::new(name).extension().is_some_and(|extension| extension == "safetensors")
 }
 
-/// Reads the manifest, and checks it and SHA256SUMS against each other. Its own SHA-256 comes with it.
+/// Reads the manifest and checks it against SHA256SUMS. Returns it with its own SHA-256.
 pub(super) fn read_manifest(folder: &Path) -> Result<(Manifest, String), CheckpointError> {
-    /// Enough to know whether the rest can be understood.
+    /// The fields needed to decide whether this version can read the rest.
     #[derive(Deserialize)]
     struct Head {
         format_version: u64,
@@ -215,10 +215,10 @@ pub(super) fn read_manifest(folder: &Path) -> Result<(Manifest, String), Checkpo
         _ => reading(&path)(source),
     })?;
     let broken = |problem: String| CheckpointError::Manifest { path: path.clone(), problem };
-    let changed = || broken(format!("it and {SUMS} beside it do not agree, so one of them has changed"));
+    let changed = || broken(format!("it does not match {SUMS}, so one of them has changed"));
     let sums_path = folder.join(SUMS);
     let sums = read_at_most(&sums_path).map_err(reading(&sums_path))?;
-    // Before anything in it is believed, its version too.
+    // Check the checksum before trusting any field, the version included.
     let identity = sha256(&bytes);
     if manifest_sum(&sums).is_some_and(|expected| expected != identity.as_bytes()) {
         return Err(changed());
@@ -232,17 +232,17 @@ pub(super) fn read_manifest(folder: &Path) -> Result<(Manifest, String), Checkpo
     if sums != sums_text(&bytes, &manifest.files).as_bytes() {
         return Err(changed());
     }
-    // Names are joined to the folder: none may lead out of it.
+    // Names are joined to the folder, so none may escape it.
     let is_inside =
         |name: &str| Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     if let Some(outside) = manifest.files.iter().find(|file| !is_inside(&file.name)) {
-        return Err(broken(format!("it lists `{}`, which is not inside its folder", outside.name)));
+        return Err(broken(format!("it lists `{}`, which is outside its folder", outside.name)));
     }
     check(&manifest).and_then(|()| check_folder(folder, &manifest)).map_err(broken)?;
     Ok((manifest, identity))
 }
 
-/// A manifest's bytes; one that is larger than any is an error and takes no memory.
+/// Reads a manifest, bounded so that an oversized file cannot exhaust memory.
 fn read_at_most(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut bytes = Vec::new();
@@ -253,7 +253,7 @@ fn read_at_most(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Checks that a file is there and as long as it was.
+/// Checks that a file exists and has the recorded length.
 pub(super) fn check_length(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
     let found = fs::metadata(path).map_err(reading(path))?.len();
     if found == entry.bytes {

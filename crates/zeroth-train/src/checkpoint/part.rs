@@ -1,4 +1,4 @@
-//! The file of one rank: what it owns of every state, streamed, hashed on the way, and never held twice.
+//! A rank's safetensors file: the shard of every state it owns, streamed and hashed in one pass.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -14,10 +14,10 @@ use super::manifest::{FORMAT_VERSION, FileEntry};
 use super::state::{state_name, tensor_name};
 use super::sums::hex;
 
-/// Bytes that are hashed and written at once.
+/// Bytes hashed and written at once.
 const BUFFER: usize = 8 << 20;
 
-/// A range of a parameter's elements in one state, owned by one rank.
+/// A contiguous range of a parameter's elements in one state, owned by one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// The state.
@@ -26,9 +26,9 @@ pub struct Piece {
     pub name: String,
     /// The first element.
     pub first: u64,
-    /// How many.
+    /// Number of elements.
     pub count: u64,
-    /// The type it is held in.
+    /// The dtype it is stored in.
     pub dtype: DType,
 }
 
@@ -54,7 +54,7 @@ pub fn part_name(rank: u64, world: u64) -> String {
     format!("rank-{rank:05}-of-{world:05}.safetensors")
 }
 
-/// Whether a name is one that [`part_name`] gives.
+/// Whether a name matches [`part_name`].
 pub(super) fn is_part_name(name: &str) -> bool {
     let numbers = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));
     let numbers = numbers.and_then(|numbers| numbers.split_once("-of-"));
@@ -62,24 +62,24 @@ pub(super) fn is_part_name(name: &str) -> bool {
     numbers.is_some_and(|(rank, world)| part_name(rank, world) == name)
 }
 
-/// A rank's file on its way to a checkpoint. Dropped before [`PartWriter::finish`], it leaves nothing behind.
+/// Writes a rank's file of a checkpoint. Removed on drop unless [`PartWriter::finish`] succeeded.
 #[derive(Debug)]
 pub struct PartWriter {
     place: Unfinished,
     name: String,
     file: File,
     pieces: Vec<Piece>,
-    /// The piece that comes next, and how many of its bytes are there.
+    /// Index of the current piece, and how many of its bytes are written.
     piece: usize,
     done: u64,
     buffer: Vec<u8>,
     hash: Sha256,
     written: u64,
-    /// Bytes of the whole file.
+    /// Size of the complete file.
     total: u64,
 }
 
-/// The path of a file that is removed where it does not become whole.
+/// The path of a file that is removed on drop unless complete.
 #[derive(Debug)]
 struct Unfinished {
     path: PathBuf,
@@ -89,15 +89,15 @@ struct Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.is_whole {
-            // Best effort: the folder it lies in is never taken for a checkpoint.
+            // Best effort: its folder is never taken for a checkpoint.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 impl PartWriter {
-    /// Begins the file of a rank in an unfinished checkpoint. The pieces come in this order; neighbours are joined to one
-    /// tensor, and empty ones are left out.
+    /// Creates a rank's file in an unfinished checkpoint. `pieces` are written in this order; adjacent ones are
+    /// merged into one tensor, and empty ones skipped.
     pub fn create(
         unfinished: &Path,
         rank: u64,
@@ -108,7 +108,7 @@ impl PartWriter {
         let path = unfinished.join(&name);
         let pieces = joined(pieces);
         if pieces.iter().any(|piece| state_name(piece.state).is_none()) {
-            let problem = "gradients are not saved: a checkpoint lies between steps".to_owned();
+            let problem = "gradients cannot be saved: a checkpoint is taken between steps".to_owned();
             return Err(CheckpointError::Part { path, problem });
         }
         let tensors: Vec<(String, [u64; 1], DType)> =
@@ -137,18 +137,18 @@ impl PartWriter {
         Ok(writer)
     }
 
-    /// What comes next: state, parameter and element; `None` when all is there.
+    /// The next element to write, as state, parameter and index; `None` when complete.
     pub fn next(&self) -> Option<(State, &str, u64)> {
         let piece = self.pieces.get(self.piece)?;
         Some((piece.state, &piece.name, piece.first + self.done / piece.dtype.bytes()))
     }
 
-    /// Bytes of the whole file.
+    /// Size of the complete file.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Adds the next elements as they are held: little-endian, in the type of their piece. May go over several pieces.
+    /// Appends elements as stored: little-endian, in the dtype of their piece. May span several pieces.
     pub fn append(&mut self, mut bytes: &[u8]) -> Result<(), CheckpointError> {
         while !bytes.is_empty() {
             let piece = self.expected(bytes.len() as u64)?;
@@ -165,13 +165,13 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Adds the next elements, rounded to the type of their piece: exact for what is held in that type.
+    /// Appends elements, rounded to the dtype of their piece; exact for values held in that dtype.
     pub fn append_f32(&mut self, mut values: &[f32]) -> Result<(), CheckpointError> {
         while !values.is_empty() {
             let piece = self.expected(values.len() as u64)?;
             let (dtype, left) = (piece.dtype, piece.bytes() - self.done);
             let size = dtype.bytes();
-            // Converted straight into the buffer, as much as it takes.
+            // Convert directly into the free part of the buffer.
             let room = ((BUFFER - self.buffer.len()) as u64 / size).max(1);
             let taken = (left / size).min(room).min(values.len() as u64);
             let (now, later) = values.split_at(taken as usize);
@@ -185,7 +185,7 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Closes the file, without waiting for the disk: that is [`PartWritten::sync`].
+    /// Completes the file without waiting for the disk; [`PartWritten::sync`] does that.
     pub fn finish(mut self) -> Result<PartWritten, CheckpointError> {
         if let Some((state, name, element)) = self.next() {
             let state = state_name(state).unwrap_or_default();
@@ -199,7 +199,7 @@ impl PartWriter {
 
     fn expected(&self, given: u64) -> Result<&Piece, CheckpointError> {
         let piece = self.pieces.get(self.piece);
-        piece.ok_or_else(|| self.wrong(format!("{} more were given than its pieces hold", grouped(given))))
+        piece.ok_or_else(|| self.wrong(format!("{} more were appended than its pieces hold", grouped(given))))
     }
 
     fn step_over(&mut self, bytes: u64) {
@@ -235,7 +235,7 @@ impl PartWriter {
     }
 }
 
-/// A rank's file, whole, but perhaps not yet on the disk.
+/// A rank's complete file, possibly not yet on disk.
 #[derive(Debug)]
 pub struct PartWritten {
     path: PathBuf,
@@ -244,18 +244,18 @@ pub struct PartWritten {
 }
 
 impl PartWritten {
-    /// What the manifest says of it.
+    /// Its entry in the manifest.
     pub fn entry(&self) -> &FileEntry {
         &self.entry
     }
 
-    /// Waits until it is on the disk. A checkpoint may be committed only then.
+    /// Waits until it is on disk. Only then may the checkpoint be committed.
     pub fn sync(&self) -> Result<(), CheckpointError> {
         self.file.sync_all().map_err(writing("sync", &self.path, self.entry.bytes))
     }
 }
 
-/// Neighbours as one piece, however finely a rank reads them.
+/// Merges adjacent pieces.
 fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
     for piece in pieces.into_iter().filter(|piece| piece.count > 0) {

@@ -1,4 +1,4 @@
-//! Room on the disk: what a checkpoint takes, and what is free.
+//! Disk space: the size of a checkpoint, and free space.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use zeroth_model::ParameterTable;
 
 use crate::export::BESIDE;
 
-/// Headers, manifest and a filesystem's own blocks, for each parameter of each state.
+/// Headers, manifest entries and filesystem blocks per parameter and state.
 const BESIDE_A_TENSOR: u64 = 512;
-/// Blocks of a filesystem that small files fill up.
+/// Filesystem blocks of the small files.
 const BESIDE_A_MODEL: u64 = 64 << 10;
 
-/// Bytes of a checkpoint of this model with these states, each in its type, a little rounded up. `model` is the folder whose
-/// config and tokenizer it carries.
+/// Upper estimate of a checkpoint's size with these states, each in its dtype. `model` is the folder whose config and
+/// tokenizer files it includes.
 pub fn needed_bytes(table: &ParameterTable, states: &[(State, DType)], model: &Path) -> u64 {
     let (elements, parameters) = (table.total(), table.iter().count() as u64);
     let of_states: u64 =
@@ -25,7 +25,7 @@ pub fn needed_bytes(table: &ParameterTable, states: &[(State, DType)], model: &P
     of_states + carried.sum::<u64>() + BESIDE_A_MODEL
 }
 
-/// Bytes that an ordinary user can still write where `folder` is or will be.
+/// Bytes available to an unprivileged user on the disk of `folder`, which need not exist yet.
 pub fn free_bytes(folder: &Path) -> Result<u64, DiskError> {
     zeroth_machine::disk(folder).map(|disk| disk.free)
 }

@@ -1,11 +1,11 @@
-//! The states that checkpoints hold, by name.
+//! Names of the states in checkpoints.
 
 use zeroth_engine::State;
 
-/// The states that are saved, in the order that a rank writes them. Gradients are not: a checkpoint lies between steps.
+/// The saved states, in the order a rank writes them. Gradients are not saved: a checkpoint is taken between steps.
 pub const SAVED: [State; 3] = [State::Weights, State::First, State::Second];
 
-/// What a state is called in files; `None` for one that is not saved.
+/// A state's name in files; `None` for one that is not saved.
 pub const fn state_name(state: State) -> Option<&'static str> {
     match state {
         State::Weights => Some("weights"),
@@ -15,7 +15,7 @@ pub const fn state_name(state: State) -> Option<&'static str> {
     }
 }
 
-/// The state of that name.
+/// The state with a given name.
 pub fn state_named(name: &str) -> Option<State> {
     SAVED.into_iter().find(|state| state_name(*state) == Some(name))
 }
@@ -25,7 +25,7 @@ pub(super) fn tensor_name(state: &str, parameter: &str, first: u64) -> String {
     format!("{state}/{parameter}@{first}")
 }
 
-/// A tensor's name taken apart again.
+/// Splits a tensor's name into state, parameter and first element.
 pub(super) fn parse_tensor_name(name: &str) -> Option<(State, &str, u64)> {
     let (state, rest) = name.split_once('/')?;
     let (parameter, first) = rest.rsplit_once('@')?;
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_tensors_are_taken_apart_as_they_were_put_together() {
+    fn tensor_names_round_trip() {
         let name = tensor_name("first", "odd/name@7.weight", 1_048_576);
         assert_eq!(name, "first/odd/name@7.weight@1048576");
         assert_eq!(parse_tensor_name(&name), Some((State::First, "odd/name@7.weight", 1_048_576)));

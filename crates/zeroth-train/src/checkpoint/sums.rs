@@ -1,4 +1,4 @@
-//! SHA256SUMS and SHA-256: the checksums of a checkpoint's files, the manifest's too, as `sha256sum --check` reads them.
+//! SHA256SUMS: checksums of all files, manifest included, in the format of `sha256sum --check`.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -9,14 +9,14 @@ use sha2::{Digest as _, Sha256};
 
 use super::manifest::FileEntry;
 
-/// The list of checksums. It is what the manifest itself is checked against.
+/// The list of checksums, which also covers the manifest.
 pub(super) const SUMS: &str = "SHA256SUMS";
-/// What a checkpoint is.
+/// The metadata file.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// Bytes that are read and hashed at a time.
+/// Read buffer size in bytes.
 const READ: usize = 4 << 20;
 
-/// A SHA-256 that is finished, in hexadecimal digits.
+/// Finalises a SHA-256 as hexadecimal.
 pub(super) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().fold(String::with_capacity(64), |mut text, byte| {
         // Writing to a String cannot fail.
@@ -25,14 +25,14 @@ pub(super) fn hex(hash: Sha256) -> String {
     })
 }
 
-/// The SHA-256 of some bytes.
+/// The SHA-256 of a byte slice.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     let mut hash = Sha256::new();
     hash.update(bytes);
     hex(hash)
 }
 
-/// The SHA-256 of a file, read piece by piece, and how many bytes that were.
+/// The SHA-256 and length of a file, read in chunks.
 pub(super) fn sha256_of(path: &Path) -> io::Result<(String, u64)> {
     let mut file = File::open(path)?;
     let mut buffer = vec![0; READ.min(file.metadata()?.len().max(1) as usize)];
@@ -50,7 +50,7 @@ pub(super) fn sha256_of(path: &Path) -> io::Result<(String, u64)> {
     }
 }
 
-/// The text of SHA256SUMS: a function of the manifest's bytes and its list, so that every bit of it can be checked.
+/// The contents of SHA256SUMS, fully determined by the manifest, so every byte of it can be checked.
 pub(super) fn sums_text(manifest: &[u8], files: &[FileEntry]) -> String {
     let mut text = format!("{}  {MANIFEST}\n", sha256(manifest));
     for file in files {
@@ -59,7 +59,7 @@ pub(super) fn sums_text(manifest: &[u8], files: &[FileEntry]) -> String {
     text
 }
 
-/// The manifest's checksum in a SHA256SUMS of any format; `None` where it lists none.
+/// The manifest's checksum in a SHA256SUMS; `None` if not listed.
 pub(super) fn manifest_sum(sums: &[u8]) -> Option<&[u8]> {
     let ending = format!("  {MANIFEST}");
     sums.split(|byte| *byte == b'\n').find_map(|line| line.strip_suffix(ending.as_bytes()))
@@ -71,7 +71,7 @@ mod tests {
 
     /// FIPS 180-2, appendix B.1.
     #[test]
-    fn a_checksum_is_the_standards() {
+    fn sha256_matches_the_fips_test_vector() {
         assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("abc");

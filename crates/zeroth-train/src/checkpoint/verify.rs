@@ -1,4 +1,4 @@
-//! Every byte of a checkpoint against its checksum.
+//! Verifies every byte of a checkpoint against its checksum.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use super::manifest::{FileEntry, Manifest};
 use super::open::{Checkpoint, check_length, read_manifest};
 use super::sums::sha256_of;
 
-/// A checkpoint whose bytes are what was written.
+/// The result of a successful verification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verified {
-    /// Files that were read, the manifest not counted.
+    /// Files read, not counting the manifest.
     pub files: usize,
-    /// Their bytes.
+    /// Their total size.
     pub bytes: u64,
-    /// How long that took.
+    /// Elapsed time.
     pub took: Duration,
 }
 
 impl Checkpoint {
-    /// Reads every file, several at a time, and compares its checksum; the first that differs is the error.
+    /// Reads all files in parallel and compares checksums; returns the first mismatch as the error.
     pub fn verify(&self) -> Result<Verified, CheckpointError> {
         let begin = Instant::now();
         match damaged(self.folder(), self.manifest()).into_iter().next() {
@@ -32,7 +32,7 @@ impl Checkpoint {
     }
 }
 
-/// All that is wrong with the checkpoint in a folder, or what was read where nothing is.
+/// Verifies the checkpoint in a folder and returns all problems found.
 pub fn problems(folder: &Path) -> Result<Verified, Vec<CheckpointError>> {
     let begin = Instant::now();
     let (manifest, _) = read_manifest(folder).map_err(|error| vec![error])?;

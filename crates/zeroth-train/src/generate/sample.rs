@@ -1,18 +1,19 @@
-//! One token from its logits: the largest, or by chance.
+//! Samples one token from its logits.
 
 use zeroth_base::philox4x32;
 
 use super::Generation;
 
-/// Keeps these random numbers apart from those of shuffling, dropout and new weights under the same seed.
+/// Domain separation: keeps these random numbers apart from shuffling, dropout and weight initialisation with the
+/// same seed.
 const PURPOSE: u32 = 0x5341_4d50; // "SAMP"
 
-/// The token for a position. All logits are finite.
+/// Samples the token at `position`. All logits must be finite.
 pub(super) fn choose(logits: &[f32], generation: &Generation, position: u64) -> i32 {
     if generation.temperature == 0.0 {
         return largest(logits);
     }
-    // Most likely first; equal ones by id, so that every machine has the same order.
+    // Sorted by probability, ties by id, so the order is the same on every machine.
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_unstable_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
     if let Some(top_k) = generation.top_k {
@@ -38,7 +39,7 @@ pub(super) fn choose(logits: &[f32], generation: &Generation, position: u64) -> 
         }
         left -= chance;
     }
-    // Rounding may leave a last bit over.
+    // Rounding may leave a remainder.
     order[chances.len() - 1] as i32
 }
 
@@ -52,7 +53,7 @@ fn largest(logits: &[f32]) -> i32 {
     best as i32
 }
 
-/// A number in [0, 1) with 53 bits, for one position under one seed.
+/// A uniform number in [0, 1) with 53 random bits.
 fn uniform(seed: u64, position: u64) -> f64 {
     let counter = [position as u32, (position >> 32) as u32, PURPOSE, 0];
     let words = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_logit_wins_and_the_lowest_id_of_equal_ones() {
+    fn greedy_takes_the_largest_logit_and_breaks_ties_by_id() {
         assert_eq!(choose(&LOGITS, &GREEDY, 0), 1);
         let narrow = [
             Generation { temperature: 3.0, top_k: Some(1), ..GREEDY },
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_as_often_as_the_softmax_says() {
+    fn sampling_frequencies_match_the_softmax() {
         for temperature in [0.5, 1.0, 2.0] {
             let found = shares(&Generation { temperature, ..GREEDY });
             let total: f64 = LOGITS.iter().map(|logit| (f64::from(*logit) / temperature).exp()).sum();
@@ -108,25 +109,25 @@ mod tests {
     }
 
     #[test]
-    fn top_k_and_top_p_leave_the_rest_out_and_keep_the_proportions() {
-        // e² : e² : e : e^0.5 : e^-1 are 0.379, 0.379, 0.139, 0.084 and 0.019 of all.
+    fn top_k_and_top_p_truncate_and_keep_proportions() {
+        // The probabilities are 0.379, 0.379, 0.139, 0.084 and 0.019.
         let three = shares(&Generation { temperature: 1.0, top_k: Some(3), ..GREEDY });
         assert_eq!((three[0], three[2]), (0.0, 0.0));
         assert!((three[4] - 0.1554).abs() < 0.0125, "{three:?}");
-        // Two are 0.757 together, three 0.897.
+        // The top two sum to 0.757, the top three to 0.897.
         assert_eq!(shares(&Generation { temperature: 1.0, top_p: Some(0.75), ..GREEDY })[4], 0.0);
         let three = shares(&Generation { temperature: 1.0, top_p: Some(0.76), ..GREEDY });
         assert!(three[4] > 0.1 && three[0] == 0.0 && three[2] == 0.0, "{three:?}");
     }
 
     #[test]
-    fn chance_is_a_function_of_seed_and_position() {
+    fn draws_depend_only_on_seed_and_position() {
         let draw =
             |seed, position| choose(&LOGITS, &Generation { temperature: 1.0, seed, ..GREEDY }, position);
         let text = |seed| (0..64).map(|position| draw(seed, position)).collect::<Vec<_>>();
         assert_eq!(text(1), text(1));
         assert_ne!(text(1), text(2));
-        assert_ne!(text(1), text(1 << 32 | 1), "the upper half of a seed counts");
+        assert_ne!(text(1), text(1 << 32 | 1), "the upper half of the seed matters");
         assert!((0..1000).all(|position| (0.0..1.0).contains(&uniform(3, position))));
     }
 }

@@ -1,12 +1,12 @@
-//! The tokens that end a text, as a model folder names them.
+//! End-of-text and begin-of-text tokens of a model folder.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-/// Every end-of-text token that generation_config.json, config.json or the tokenizer of a folder names, in rising order.
-/// Models are trained to end a turn with one and a text with another, and their files do not always agree: any ends it.
-/// A file that is missing or no JSON names none.
+/// Every end-of-text id in generation_config.json, config.json or the tokenizer, sorted. Chat models end a turn with
+/// one token and a text with another, and the files often disagree, so any of them ends the text. Missing or invalid
+/// files are skipped.
 pub fn stop_ids(folder: &Path) -> Vec<i32> {
     let read = |name: &str| read(folder, name);
     let mut ids: Vec<i32> = ["generation_config.json", "config.json"]
@@ -16,7 +16,7 @@ pub fn stop_ids(folder: &Path) -> Vec<i32> {
             one => id(one).into_iter().collect(),
         })
         .collect();
-    // The tokenizer names a token by its text, alone or as an object with its text.
+    // The tokenizer gives the token's text, or an object with it.
     let eos = &read("tokenizer_config.json")["eos_token"];
     if let Some(eos) = eos.as_str().or_else(|| eos["content"].as_str()) {
         let tokenizer = read("tokenizer.json");
@@ -28,13 +28,13 @@ pub fn stop_ids(folder: &Path) -> Vec<i32> {
     ids
 }
 
-/// The token that begins a text, by the files that transformers asks: what an empty prompt goes on from.
+/// The begin-of-text token, from the files that transformers reads; an empty prompt starts with it.
 pub fn begin_id(folder: &Path) -> Option<i32> {
     let files = ["generation_config.json", "config.json"];
     files.iter().find_map(|name| id(&read(folder, name)["bos_token_id"]))
 }
 
-/// A file of the folder; null where it is not there or no JSON.
+/// Parses a JSON file of the folder; `Null` if it is missing or invalid.
 fn read(folder: &Path, name: &str) -> Value {
     let text = std::fs::read(folder.join(name)).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or(Value::Null)
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_begins_as_the_generation_config_says_else_the_config() {
+    fn generation_config_overrides_config_for_the_begin_token() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(begin_id(folder.path()), None);
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_that_names_an_end_of_text_counts() {
+    fn stop_ids_are_collected_from_all_files() {
         let folder = tempfile::tempdir().unwrap();
         assert!(stop_ids(folder.path()).is_empty());
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();

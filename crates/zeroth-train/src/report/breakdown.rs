@@ -1,40 +1,40 @@
-//! `wall_clock_breakdown`: where the time of steps goes, from the times of their instructions.
+//! `wall_clock_breakdown`: step time by phase, from the times of instructions.
 //!
-//! Times are the host's. On a CPU, queues run inline, so they add up to the step. A GPU works on after the host has
-//! enqueued: there, a part tells how long enqueueing it took, and the wait for the device is in the rest.
+//! Times are measured on the host. On a CPU, queues run inline, so the phases add up to the step. On a GPU they
+//! measure enqueueing; the wait for the device is in `rest`.
 
 use std::time::Duration;
 
 use zeroth_engine::Timed;
 use zeroth_program::{Action, Program, SectionKind};
 
-/// What a run spends time on.
+/// A phase of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Putting micro-batches together.
+    /// Assembling micro-batches.
     Data,
-    /// The model.
+    /// The forward pass.
     Forward,
-    /// What forward did not keep, computed again for backward.
+    /// Activations recomputed for the backward pass.
     Recompute,
-    /// The gradients.
+    /// The backward pass.
     Backward,
-    /// Bringing parameters together for use.
+    /// Parameter all-gathers.
     Gather,
-    /// Rounding, exchanging and adding gradients.
+    /// Rounding and reducing gradients.
     Reduce,
-    /// The norm, the decision, the optimizer, and spreading what it changed.
+    /// Gradient norm, optimizer step, and all-gathers of updated weights.
     Update,
     /// Copies to and from host memory.
     Copies,
-    /// Evaluations; not a part of steps.
+    /// Evaluation, between steps.
     Evaluate,
-    /// Saving; not a part of steps.
+    /// Saving checkpoints, between steps.
     Save,
 }
 
 impl Part {
-    /// All parts; the last two lie between steps.
+    /// All phases; the last two are between steps.
     pub const ALL: [Self; 10] = [
         Self::Data,
         Self::Forward,
@@ -65,7 +65,7 @@ impl Part {
         }
     }
 
-    /// What an instruction of a section belongs to.
+    /// The phase of an instruction in a section.
     pub const fn of(section: SectionKind, action: &Action) -> Self {
         if matches!(section, SectionKind::Eval) {
             return Self::Evaluate;
@@ -101,7 +101,7 @@ impl Part {
     }
 }
 
-/// Times of some steps, by part.
+/// Accumulated times by phase.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Breakdown {
     seconds: [f64; Part::ALL.len()],
@@ -119,24 +119,24 @@ impl Breakdown {
         }
     }
 
-    /// Adds time that no instruction took: of data, or of saving.
+    /// Adds time spent outside of instructions, on data or saving.
     pub fn spend(&mut self, part: Part, time: Duration) {
         self.seconds[part as usize] += time.as_secs_f64();
     }
 
-    /// Counts a step of so many milliseconds.
+    /// Counts a step.
     pub fn step(&mut self, step_ms: f64) {
         self.steps += 1;
         self.of_steps += step_ms / 1e3;
     }
 
-    /// Milliseconds of a part: a step's mean, or for what lies between steps, all of it.
+    /// Milliseconds of a phase: the mean per step, or the total for phases between steps.
     pub fn milliseconds(&self, part: Part) -> f64 {
         let of = if (part as usize) < Part::OF_A_STEP { self.steps.max(1) as f64 } else { 1.0 };
         1e3 * self.seconds[part as usize] / of
     }
 
-    /// One line, without parts that took no time; nothing where no step was counted.
+    /// Formats one line without empty phases; `None` if no step was counted.
     pub fn line(&self) -> Option<String> {
         if self.steps == 0 {
             return None;
@@ -149,7 +149,7 @@ impl Breakdown {
         };
         let known: f64 = inside.iter().map(|part| self.milliseconds(*part)).sum();
         let mut parts = taken(inside);
-        // Parts of two queues may overlap, so that nothing is left.
+        // Phases on concurrent queues may overlap and leave no rest.
         parts.push(format!("rest {:.1}", (all - known).max(0.0)));
         let mut line = format!("time of a step: {all:.1} ms · {}", parts.join(" · "));
         let between = taken(between);
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_means_of_steps_and_sums_of_what_lies_between() {
+    fn the_line_has_means_per_step_and_totals_between_steps() {
         let mut breakdown = Breakdown::default();
         assert_eq!(breakdown.line(), None);
         for step_ms in [40.0, 60.0] {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn times_beyond_the_step_leave_no_negative_rest() {
+    fn overlapping_phases_leave_no_negative_rest() {
         let mut breakdown = Breakdown::default();
         breakdown.spend(Part::Gather, Duration::from_millis(9));
         breakdown.step(5.0);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_an_evaluation_does_is_evaluation() {
+    fn evaluation_sections_count_as_evaluation() {
         let gather = Action::Gather(0);
         assert_eq!(Part::of(SectionKind::Eval, &gather), Part::Evaluate);
         assert_eq!(Part::of(SectionKind::Only, &gather), Part::Gather);

@@ -1,7 +1,7 @@
-//! Metrics as CSV: one table of everything, or DeepSpeed's one file a metric.
+//! Metrics as CSV: one table of all metrics, or DeepSpeed's one file per metric.
 //!
-//! As in metrics.jsonl a row is one write, and going on from a checkpoint removes a torn last row and the rows after
-//! the checkpoint. Numbers carry all digits needed to read back equal; what is not finite is `NaN`, `inf` or `-inf`.
+//! As in metrics.jsonl, a row is a single write, and resuming removes a torn last row and rows after the checkpoint.
+//! Numbers have enough digits to parse to the same value; non-finite ones are `NaN`, `inf` or `-inf`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use zeroth_base::publish;
 use super::io_error;
 use crate::{EvaluationLine, MetricsError, StepLine};
 
-/// A CSV file that is being written. Its first column is a whole number that never falls.
+/// An open CSV file. Its first column is a non-decreasing integer.
 #[derive(Debug)]
 struct Table {
     path: PathBuf,
@@ -21,7 +21,7 @@ struct Table {
 }
 
 impl Table {
-    /// Opens a file with this head. Rows whose first cell is at most `last` stay; without one, none does.
+    /// Opens a file with this header. Keeps rows whose first cell is at most `last`, or none without `last`.
     fn open(
         path: PathBuf,
         head: &str,
@@ -30,7 +30,7 @@ impl Table {
     ) -> Result<Self, MetricsError> {
         let old = match last.map(|last| (last, fs::read_to_string(&path))) {
             Some((last, Ok(text))) if !text.is_empty() => {
-                kept(&text, head, last).map_err(io_error("go on with", &path))?
+                kept(&text, head, last).map_err(io_error("resume", &path))?
             }
             Some((_, Err(error))) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(io_error("read", &path)(error));
@@ -48,13 +48,13 @@ impl Table {
     }
 }
 
-/// The head and the whole rows up to `last`.
+/// The header and the complete rows up to `last`.
 fn kept(text: &str, head: &str, last: u64) -> io::Result<String> {
     let mut lines = text.split_inclusive('\n');
     let found = lines.next().unwrap_or_default();
     if found.trim_end() != head {
         let problem = format!(
-            "its first line is {:?} and not {head:?}: remove it, or go on into another --output",
+            "its first line is {:?}, expected {head:?}: remove it, or resume into another --output",
             found.trim_end()
         );
         return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
@@ -68,12 +68,12 @@ fn kept(text: &str, head: &str, last: u64) -> io::Result<String> {
     Ok(std::iter::once(found).chain(lines.filter(stays)).collect())
 }
 
-/// The shortest text that reads back equal.
+/// The shortest text that parses to the same value.
 fn number(value: f64) -> String {
     format!("{value:?}")
 }
 
-/// All metrics in one table, the columns named as in metrics.jsonl. A row of an evaluation has its own columns alone.
+/// All metrics in one table, with the column names of metrics.jsonl. Evaluation rows fill only their own columns.
 #[derive(Debug)]
 pub(super) struct MetricsTable(Table);
 
@@ -115,24 +115,24 @@ impl MetricsTable {
     }
 }
 
-/// DeepSpeed's csv_monitor: a folder with a file for each of its events, which count samples, not steps.
+/// DeepSpeed's csv_monitor: a folder with one file per event, indexed by samples instead of steps.
 #[derive(Debug)]
 pub(super) struct DeepSpeedTables(Vec<Table>);
 
 impl DeepSpeedTables {
-    /// `tags` are the events' names, `Train/Samples/lr`.
+    /// Opens the files of these events, such as `Train/Samples/lr`.
     pub(super) fn open(folder: &Path, tags: &[&str], last: Option<u64>) -> Result<Self, MetricsError> {
         fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         let table = |tag: &&str| {
             let metric = tag.rsplit('/').next().unwrap_or(tag);
             let path = folder.join(format!("{}.csv", tag.replace(['/', ' '], "_")));
-            // Python's csv module ends lines so.
+            // Python's csv module writes CRLF.
             Table::open(path, &format!("step,{metric}"), "\r\n", last)
         };
         Ok(Self(tags.iter().map(table).collect::<Result<_, _>>()?))
     }
 
-    /// A row in each file, in the order of the tags.
+    /// Appends a row to each file, in the order of the tags.
     pub(super) fn rows(&mut self, samples: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
         for (table, (_, value)) in self.0.iter_mut().zip(values) {
             table.row(&[samples.to_string(), number(*value)])?;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn going_on_removes_later_and_torn_rows() {
+    fn resuming_removes_later_and_torn_rows() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
         let mut table = MetricsTable::open(path.clone(), None).unwrap();
@@ -202,14 +202,14 @@ mod tests {
         fs::write(&path, format!("{whole}4,2.5,0.1")).unwrap();
         drop(MetricsTable::open(path.clone(), Some(2)).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), two);
-        // A run into another folder finds no file, and begins one.
+        // A run into another folder starts a new file.
         let other = folder.path().join("other.csv");
         drop(MetricsTable::open(other.clone(), Some(2)).unwrap());
         assert_eq!(fs::read_to_string(other).unwrap(), format!("{HEAD}\n"));
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_left_alone() {
+    fn foreign_files_are_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
         fs::write(&path, "when,what\n1,2\n").unwrap();
@@ -219,8 +219,8 @@ mod tests {
     }
 
     #[test]
-    fn deepspeeds_layout_is_what_its_monitor_writes() {
-        // Made by DeepSpeed's own csvMonitor: tests/make_csv_monitor.py.
+    fn layout_matches_deepspeeds_csv_monitor() {
+        // Generated by DeepSpeed's csvMonitor: tests/make_csv_monitor.py.
         let golden: std::collections::BTreeMap<String, String> =
             serde_json::from_str(include_str!("../../tests/csv_monitor.json")).unwrap();
         let folder = tempfile::tempdir().unwrap();

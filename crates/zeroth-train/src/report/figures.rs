@@ -1,27 +1,27 @@
-//! How much arithmetic a step is, and which share of a device's peak that comes to.
+//! FLOPs of a step, and model FLOPs utilisation (MFU).
 //!
-//! Counted are matrix products alone: 2 operations for each weight that a token passes in forward, twice that in
-//! backward; and attention's two products over the pairs of tokens that see each other. Looking up an embedding is no
-//! product; a tied head is one. What is computed twice to save memory counts once: the share is model FLOPs utilisation
-//! (MFU), as PaLM's appendix B defines it (Chowdhery et al. 2022), with causal pairs counted and not the whole square.
+//! Only matmuls count: 2 FLOPs per weight and token in the forward pass, twice that in the backward pass, and
+//! attention's two matmuls over the pairs of tokens that attend to each other. Embedding lookups count nothing; a
+//! tied head counts. Recomputation is not counted, as MFU is defined in appendix B of PaLM (Chowdhery et al. 2022),
+//! but with causal pairs instead of the full square.
 
 use zeroth_base::DType;
 use zeroth_machine::known_gpu;
 use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterTable};
 
-/// Floating-point operations of a model's steps.
+/// FLOPs of a model's steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
-    /// Weights of matrix products that one token passes.
+    /// Matmul weights that each token is multiplied with.
     weights: u64,
     /// Heads × head_dim.
     attention_width: u64,
-    /// Blocks by how far back they attend.
+    /// Number of blocks by attention window.
     blocks: Vec<(Option<u64>, u64)>,
 }
 
 impl Work {
-    /// The work of a model. `None` for an encoder-decoder, whose sequences have two lengths.
+    /// The FLOPs of a model. `None` for encoder-decoders, whose sequences have two lengths.
     pub fn of(model: &ModelConfig, table: &ParameterTable) -> Option<Self> {
         if model.family.is_encoder_decoder() {
             return None;
@@ -43,12 +43,12 @@ impl Work {
         Some(Self { weights: dense + passed + tied, attention_width: model.attention_width(), blocks })
     }
 
-    /// Weights of matrix products that one token passes.
+    /// Matmul weights that each token is multiplied with.
     pub const fn weights(&self) -> u64 {
         self.weights
     }
 
-    /// Operations, forward and backward, over sequences of these lengths.
+    /// FLOPs of forward and backward over sequences of these lengths.
     pub fn step(&self, lengths: impl IntoIterator<Item = u64>) -> f64 {
         let (mut tokens, mut pairs) = (0, vec![0.0; self.blocks.len()]);
         for length in lengths {
@@ -62,37 +62,37 @@ impl Work {
         self.of_counts(tokens, pairs)
     }
 
-    /// The same from the number of tokens and the sum of the squares of all lengths, for a model none of whose windows
-    /// is shorter than a sequence.
+    /// FLOPs from the token count and the sum of squared lengths, for models without a window shorter than a
+    /// sequence.
     pub fn of_sums(&self, tokens: u64, squares: u64) -> f64 {
         let blocks: u64 = self.blocks.iter().map(|(_, count)| count).sum();
         self.of_counts(tokens, blocks as f64 * squares as f64 / 2.0)
     }
 
-    /// 6 = 3 × 2: a product and an addition, in forward and twice in backward. Attention has two products a pair.
+    /// 6 = 3 × 2: a multiply and an add, once in forward and twice in backward. Attention has two matmuls per pair.
     fn of_counts(&self, tokens: u64, pairs: f64) -> f64 {
         6.0 * self.weights as f64 * tokens as f64 + 12.0 * self.attention_width as f64 * pairs
     }
 }
 
-/// Pairs of tokens that see each other in one causal sequence: half of the square, less what a window cuts off.
+/// Pairs of tokens in one causal sequence: half of the square, less those outside the window.
 pub(super) fn pairs_of(length: u64, window: Option<u64>) -> f64 {
     let seen = window.map_or(length, |window| window.min(length)) as f64;
     seen * length as f64 - seen * seen / 2.0
 }
 
-/// What one device could do at most.
+/// Peak throughput of one device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Peak {
-    /// The card.
+    /// The GPU.
     pub card: &'static str,
-    /// The type of its operands.
+    /// Operand dtype.
     pub dtype: DType,
-    /// Operations a second, without sparsity.
+    /// FLOP/s without sparsity.
     pub flops: f64,
 }
 
-/// Peaks of f32 by card, in TFLOP/s, outside of tensor cores: products of f32 are not rounded to TF32 here. From
+/// Peak f32 throughput by GPU in TFLOP/s, without tensor cores: f32 matmuls are not rounded to TF32 here. From
 /// NVIDIA's datasheets of H100 and H200 (67; PCIe 51), A100 (19.5) and L40S (91.6).
 const F32_TFLOPS: [(&str, f64); 6] = [
     ("H200", 67.0),
@@ -104,11 +104,11 @@ const F32_TFLOPS: [(&str, f64); 6] = [
 ];
 
 impl Peak {
-    /// The peak of a card as its driver names it. `None` where no datasheet gave one: then there is no share to tell.
+    /// The peak of a GPU by its driver name; `None` where no datasheet figure is known.
     pub fn of(name: &str, dtype: DType) -> Option<Self> {
         let card = known_gpu(name).ok()?;
         let tflops = match dtype {
-            // Tensor cores take both at the same rate since Ampere; earlier ones have no bf16, and no figure here.
+            // Tensor cores run both at the same rate since Ampere; earlier ones have no bf16 and no figure here.
             DType::Bf16 | DType::F16 => card.bf16_tflops?,
             DType::F32 => F32_TFLOPS.iter().find(|(name, _)| *name == card.name)?.1,
         };
@@ -116,12 +116,12 @@ impl Peak {
     }
 }
 
-/// How fast a run computes, all devices together.
+/// Compute rate of all devices together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rate {
-    /// Operations a second.
+    /// FLOP/s.
     pub flops: f64,
-    /// The peak of all devices together, where it is known.
+    /// Peak of all devices, if known.
     pub peak: Option<f64>,
 }
 
@@ -138,10 +138,10 @@ impl Rate {
     }
 }
 
-/// Three figures and a prefix: `12.3 TFLOP/s`.
+/// Three significant digits with an SI prefix: `12.3 TFLOP/s`.
 pub(super) fn scaled(value: f64, unit: &str) -> String {
     let prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    // What rounds to 1000 of a prefix is 1 of the next.
+    // Values that round to 1000 take the next prefix.
     let (size, prefix) = prefixes.into_iter().find(|(size, _)| value >= 0.9995 * size).unwrap_or((1.0, ""));
     let shown = value / size;
     let digits = match shown {
@@ -158,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// The published config of Qwen3-0.6B, as far as shapes need it.
+    /// The shapes of Qwen3-0.6B's published config.
     const QWEN3: &str = r#"{"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
         "vocab_size": 151936, "tie_word_embeddings": true, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn qwen3_is_what_its_shapes_give_by_hand() {
+    fn qwen3_flops_match_a_hand_count() {
         // A block: q 1024·2048, k and v 1024·1024 each, o 2048·1024, gate, up and down 1024·3072 each.
         let block = 1024 * 2048 + 2 * 1024 * 1024 + 2048 * 1024 + 3 * 1024 * 3072;
         let weights = 28 * block + 151_936 * 1024;
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_those_of_transformers_formula_less_norms() {
+    fn weights_match_transformers_without_norms() {
         // transformers 5.22: Qwen3ForCausalLM(config).num_parameters(exclude_embeddings=True) is 440,467,456, norms
         // included: 28 · (2 · 1024 + 2 · 128) + 1024. Its Trainer counts 6 · tokens · that.
         let blocks = work(QWEN3).weights() - 151_936 * 1_024;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_cut_pairs_off() {
+    fn windows_limit_pairs() {
         let windowed = |window: &str| {
             work(&format!(
                 r#"{{"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_passes_the_experts_it_is_sent_to() {
+    fn only_routed_experts_count() {
         let work = work(
             r#"{"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
             "num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32,
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn peaks_are_those_of_datasheets_or_none() {
+    fn peaks_come_from_datasheets_or_are_unknown() {
         let tflops = |name: &str, dtype| Peak::of(name, dtype).map(|peak| peak.flops / 1e12);
         assert_eq!(tflops("NVIDIA H200", DType::Bf16), Some(989.0));
         assert_eq!(tflops("NVIDIA H100 PCIe", DType::F16), Some(756.0));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_name_the_peak_or_stand_alone() {
+    fn rates_show_mfu_only_with_a_known_peak() {
         let text = |flops, peak| Rate { flops, peak }.text();
         assert_eq!(text(408.5e12, Some(989e12)), "MFU 41.3% of 989T");
         assert_eq!(text(1.0e15, Some(8.0 * 989e12)), "MFU 12.6% of 7912T");

@@ -1,12 +1,10 @@
-//! What a run reports: metrics for programs and monitors, figures for people.
+//! Reports of a run: metrics files, monitors, and performance figures.
 //!
-//! [`Reporters`] writes metrics.jsonl always, and what else was asked for. `--report-to` writes into the run folder:
-//! `tensorboard/` with tags that count steps, and metrics.csv. The config's `tensorboard` and `csv_monitor` sections
-//! write what DeepSpeed writes, into `output_path/job_name`, with events that count samples. Each has a folder of its
-//! own, so that neither's x axis is mixed with the other's.
+//! [`Reporters`] always writes metrics.jsonl. `--report-to` adds files in the run folder: `tensorboard/`, indexed by
+//! step, and metrics.csv. The config's `tensorboard` and `csv_monitor` sections write what DeepSpeed writes, into
+//! `output_path/job_name`, indexed by samples. Each has its own folder, so their x axes never mix.
 //!
-//! [`figures`] says how much arithmetic a step is and what a device could do, [`breakdown`] where its time went,
-//! [`profile`] the same unit by unit and op by op.
+//! [`figures`] computes FLOPs and MFU, [`breakdown`] step time by phase, and [`profile`] both per unit and op.
 
 pub mod breakdown;
 mod csv;
@@ -25,32 +23,32 @@ use self::csv::{DeepSpeedTables, MetricsTable};
 use self::tensorboard::EventFile;
 use crate::{EvaluationLine, MetricsError, MetricsFile, StepLine};
 
-/// A report that `--report-to` may name.
+/// A report that `--report-to` accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     /// Event files in `tensorboard/`.
     TensorBoard,
     /// One table, metrics.csv.
     Csv,
-    /// metrics.jsonl, which is written whether named or not.
+    /// metrics.jsonl, always written.
     Jsonl,
 }
 
-/// Names of `--report-to` that cannot be honoured.
+/// An invalid `--report-to`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportToError {
-    /// No such report.
+    /// An unknown report.
     #[error(
-        "--report-to {name}: there is no such report{}; there are tensorboard, csv, jsonl (always written) and none. A run \
-         speaks to no service", nearest.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
+        "--report-to {name}: unknown report{}; available are tensorboard, csv, jsonl (always written) and none. A run \
+         connects to no service", nearest.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
     )]
     Unknown {
-        /// What was typed.
+        /// The name given.
         name: String,
-        /// What was probably meant.
+        /// The closest known name.
         nearest: Option<&'static str>,
     },
-    /// `none` beside others.
+    /// `none` combined with another report.
     #[error("--report-to none and {other}: leave one of them out")]
     NoneAnd {
         /// The other one.
@@ -62,7 +60,7 @@ impl Report {
     const NAMES: [(&'static str, Self); 3] =
         [("tensorboard", Self::TensorBoard), ("csv", Self::Csv), ("jsonl", Self::Jsonl)];
 
-    /// The reports of a `--report-to`: one name or several, also with commas between them.
+    /// Parses `--report-to`: names separated by spaces or commas.
     pub fn parse<'a>(typed: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, ReportToError> {
         let names = typed.into_iter().flat_map(|names| names.split(',')).map(str::trim);
         let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
@@ -83,20 +81,20 @@ impl Report {
     }
 }
 
-/// What is to be written besides metrics.jsonl, and where.
+/// The reports to write besides metrics.jsonl, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportPlan {
     tensorboard: bool,
     csv: bool,
-    /// The config's sections: the folder in which DeepSpeed would write, where one is on.
+    /// DeepSpeed's folder for each enabled config section.
     deepspeed_tensorboard: Option<PathBuf>,
     deepspeed_csv: Option<PathBuf>,
-    /// Whether there is a loss scale to report.
+    /// Whether loss scaling is on.
     is_scaled: bool,
 }
 
 impl ReportPlan {
-    /// What the config and `--report-to` ask for; `folder` is the run's.
+    /// The reports enabled by the config and `--report-to`; `folder` is the run folder.
     pub fn new(resolved: &Resolved, reports: &[Report], folder: &Path) -> Self {
         let section = |name: &str| {
             let text = |key: &str| resolved.text(&format!("{name}.{key}")).unwrap_or_default();
@@ -113,7 +111,7 @@ impl ReportPlan {
         }
     }
 
-    /// What besides metrics.jsonl will be written, for a line at the start of a run.
+    /// The paths that will be written besides metrics.jsonl.
     pub fn places(&self, folder: &Path) -> Vec<PathBuf> {
         let own = [(self.tensorboard, "tensorboard"), (self.csv, "metrics.csv")];
         let own = own.into_iter().filter(|(is_on, _)| *is_on).map(|(_, name)| folder.join(name));
@@ -121,16 +119,16 @@ impl ReportPlan {
     }
 }
 
-/// Where a resumed run goes on.
+/// The position of a resumed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// Steps done.
+    /// Completed steps.
     pub step: u64,
-    /// Samples taken by them.
+    /// Samples they consumed.
     pub samples: u64,
 }
 
-/// The files that a run's numbers go to.
+/// The open report files of a run.
 #[derive(Debug)]
 pub struct Reporters {
     metrics: MetricsFile,
@@ -146,12 +144,11 @@ const RATE: &str = "Train/Samples/lr";
 const SCALE: &str = "Train/Samples/loss_scale";
 
 impl Reporters {
-    /// Opens all files in a run's folder: new ones, or, where a run goes on, those there are, without what they say of
-    /// later steps.
+    /// Opens all files: new ones or, for a resumed run, existing ones with later steps removed.
     pub fn open(plan: &ReportPlan, folder: &Path, from: Option<Position>) -> Result<Self, MetricsError> {
         let metrics = folder.join("metrics.jsonl");
         let (step, samples) = (from.map(|from| from.step), from.map(|from| from.samples));
-        // TensorBoard supersedes from a step on; a run that begins supersedes all there is.
+        // TensorBoard discards events from a START step on; a new run discards everything.
         let next = |last: Option<u64>| last.map_or(0, |last| last + 1);
         let tags = if plan.is_scaled { &[LOSS, RATE, SCALE][..] } else { &[LOSS, RATE] };
         Ok(Self {
@@ -178,10 +175,10 @@ impl Reporters {
         })
     }
 
-    /// Writes what a step gave, everywhere.
+    /// Writes a step to all files.
     pub fn step(&mut self, line: &StepLine) -> Result<(), MetricsError> {
         self.metrics.step(line)?;
-        // A scale of 1 that nothing moves is no news.
+        // A constant scale of 1 is not worth a plot.
         let values = if self.is_scaled { 5 } else { 4 };
         if let Some(file) = &mut self.tensorboard {
             let scalars = [
@@ -207,7 +204,7 @@ impl Reporters {
         Ok(())
     }
 
-    /// Writes what an evaluation gave. DeepSpeed has no event for it, so its files have none here.
+    /// Writes an evaluation. DeepSpeed has no event for it, so its files get none.
     pub fn evaluation(&mut self, line: &EvaluationLine) -> Result<(), MetricsError> {
         self.metrics.evaluation(line)?;
         if let Some(file) = &mut self.tensorboard {
@@ -220,7 +217,7 @@ impl Reporters {
         Ok(())
     }
 
-    /// Waits until metrics.jsonl is on disk: before a checkpoint of its last step appears.
+    /// Waits until metrics.jsonl is on disk. Called before a checkpoint of its last step is published.
     pub fn sync(&self) -> Result<(), MetricsError> {
         self.metrics.sync()
     }
@@ -236,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_reports_are_known_by_themselves_and_in_lists() {
+    fn reports_are_parsed_from_names_and_lists() {
         assert_eq!(Report::parse(["tensorboard"]), Ok(vec![Report::TensorBoard]));
         assert_eq!(
             Report::parse(["csv,TensorBoard", "jsonl"]),
@@ -247,15 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_none_is_refused_with_what_was_meant() {
+    fn unknown_reports_are_refused_with_a_suggestion() {
         let message = Report::parse(["tensorbord"]).unwrap_err().to_string();
         assert!(
-            message
-                .starts_with("--report-to tensorbord: there is no such report (did you mean `tensorboard`?)"),
+            message.starts_with("--report-to tensorbord: unknown report (did you mean `tensorboard`?)"),
             "{message}"
         );
         let message = Report::parse(["wandb"]).unwrap_err().to_string();
-        assert!(message.contains("speaks to no service") && !message.contains("did you mean"), "{message}");
+        assert!(message.contains("connects to no service") && !message.contains("did you mean"), "{message}");
         let both = Report::parse(["none", "csv"]).unwrap_err();
         assert_eq!(both, ReportToError::NoneAnd { other: "csv".to_owned() });
     }

@@ -1,8 +1,8 @@
-//! `flops_profiler`: the arithmetic and the time of one step of one rank, unit by unit and op by op.
+//! `flops_profiler`: FLOPs and time of one step on one rank, per unit and op.
 //!
-//! DeepSpeed's modules are these here: depth 0 is the model, depth 1 its units (the embedding, each block, the head),
-//! depth 2 the ops of a unit. Operations are those of matrix products and attention, forward and backward, for the
-//! tokens that were there; recomputed ones take time and are not counted again.
+//! DeepSpeed's modules map to: depth 0 the model, depth 1 its units (the embedding, each block, the head), depth 2
+//! the ops of a unit. FLOPs are those of matmuls and attention, forward and backward, for actual tokens;
+//! recomputation takes time but adds no FLOPs.
 
 use std::path::PathBuf;
 
@@ -16,28 +16,28 @@ use zeroth_program::Target;
 
 use super::figures::{pairs_of, scaled};
 
-/// What the section `flops_profiler` asks for.
+/// The config section `flops_profiler`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProfileSettings {
     /// The step to profile.
     pub step: u64,
-    /// How deep the table goes: 0 the model, 1 units, 2 ops.
+    /// Depth of the table: 0 the model, 1 units, 2 ops.
     pub depth: u64,
-    /// How many of each depth are named above the table.
+    /// Entries per depth listed above the table.
     pub top: u64,
     /// Whether the table is printed.
     pub detailed: bool,
-    /// Where it goes; none: to the log.
+    /// Output file; `None` prints to the log.
     pub file: Option<PathBuf>,
 }
 
 impl ProfileSettings {
-    /// What a config asks for, where it asks for a profile.
+    /// Reads the settings; `None` if the profiler is disabled.
     pub fn from_config(resolved: &Resolved) -> Option<Self> {
         let whole = |name: &str| resolved.whole(&format!("flops_profiler.{name}"));
         resolved.is_on("flops_profiler.enabled").then(|| Self {
             step: whole("profile_step").unwrap_or(1),
-            // -1 is no u64: all of it.
+            // -1, which is no u64, means all levels.
             depth: whole("module_depth").unwrap_or(2),
             top: whole("top_modules").unwrap_or(1),
             detailed: resolved.is_on("flops_profiler.detailed"),
@@ -49,7 +49,7 @@ impl ProfileSettings {
     }
 }
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Row {
     name: String,
@@ -73,7 +73,7 @@ impl Row {
     }
 }
 
-/// The profile of a step: `times` of its instructions on this rank, whose sequences had these `lengths`, in a step of
+/// Profiles a step from the times of its instructions on this rank, whose sequences had these `lengths`, in a step of
 /// `step_ms`.
 pub fn profile(
     compiled: &Compiled,
@@ -91,7 +91,7 @@ pub fn profile(
         }
         all
     };
-    // A tied head reads the embedding's weights: its op shows them, and the model has them once.
+    // A tied head shows the embedding's weights at its op, but the model counts them once.
     let of_unit = |unit: usize| {
         let params = graph.units[unit].params.iter().map(|id| graph.param(*id));
         Row { parameters: params.map(Param::elements).sum(), ..sum(&graph.units[unit].name, &ops[unit]) }
@@ -109,7 +109,7 @@ pub fn profile(
         scaled(model.flops / (step_ms / 1e3), "FLOP/s"),
     );
     if on_gpu {
-        text += "times are the host's: it enqueues, and the GPU works on\n";
+        text += "times are host times for enqueueing work, not GPU execution times\n";
     }
     if settings.depth >= 1 {
         text += &top("units", &units, settings.top);
@@ -132,7 +132,7 @@ pub fn profile(
     text
 }
 
-/// The ops of each unit, in the order they run.
+/// The ops of each unit, in execution order.
 fn ops(compiled: &Compiled, times: &[Timed], lengths: &[u64]) -> Vec<Vec<Row>> {
     let graph = &compiled.graph;
     let mut nodes: Vec<Row> = (0..graph.nodes.len()).map(|node| row(graph, node, lengths)).collect();
@@ -170,7 +170,7 @@ fn row(graph: &Graph, node: usize, lengths: &[u64]) -> Row {
         }
         _ => 0.0,
     };
-    // The module's name says which of several linears it is.
+    // The module name distinguishes several linears.
     let module = params().next().and_then(|param| param.spec.name.rsplit('.').nth(1));
     Row {
         name: module
@@ -181,7 +181,7 @@ fn row(graph: &Graph, node: usize, lengths: &[u64]) -> Row {
     }
 }
 
-/// The ops of all units together, by what they do.
+/// All ops, grouped by kind.
 fn by_name(graph: &Graph, ops: &[Vec<Row>]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let mut next: Vec<_> = ops.iter().map(|ops| ops.iter()).collect();
@@ -198,7 +198,7 @@ fn by_name(graph: &Graph, ops: &[Vec<Row>]) -> Vec<Row> {
 fn top(what: &str, rows: &[Row], count: u64) -> String {
     let largest = |value: &dyn Fn(&Row) -> f64, text: &dyn Fn(&Row) -> String| {
         let mut sorted: Vec<&Row> = rows.iter().filter(|row| value(row) > 0.0).collect();
-        // Stable: of equals the first stays first.
+        // Stable, so ties keep their order.
         sorted.sort_by(|a, b| value(b).total_cmp(&value(a)));
         let named = sorted.iter().take(count as usize).map(|row| format!("{} {}", row.name, text(row)));
         named.collect::<Vec<_>>().join(", ")
@@ -212,7 +212,7 @@ fn top(what: &str, rows: &[Row], count: u64) -> String {
     lines.map(|(by, named)| format!("top {what} by {by}: {named}\n")).collect::<Vec<_>>().concat()
 }
 
-/// On a GPU, time is that of enqueueing: no rate follows from it, and the share is that of the arithmetic.
+/// On a GPU, times are those of enqueueing, so the table shows the share of FLOPs instead of rates.
 fn table(rows: &[Row], model: &Row, on_gpu: bool) -> String {
     let share =
         |part: f64, of: f64| if of > 0.0 { format!("{:.1}%", 100.0 * part / of) } else { String::new() };

@@ -1,8 +1,8 @@
-//! TensorBoard's event files, written by hand: a few protobuf fields, in TFRecord frames.
+//! Writes TensorBoard event files: a few protobuf fields in TFRecord frames.
 //!
-//! A folder is one run to TensorBoard, and its files are read in the order of their names. Going on from a checkpoint
-//! adds a file that begins with a `SessionLog` of status START: TensorBoard then drops what older files say of that
-//! step and later ones. So all tags of a folder must count the same thing on their x axis.
+//! A folder is one run to TensorBoard, and its files are read in name order. Resuming adds a file that begins with a
+//! `SessionLog` START: TensorBoard then discards events of older files from that step on. All tags of a folder must
+//! therefore share the same x axis.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,10 +13,10 @@ use super::io_error;
 use crate::MetricsError;
 
 const PREFIX: &str = "events.out.tfevents.";
-/// The only version TensorBoard writes, and the one from which on it heeds START.
+/// The only version TensorBoard writes, and the first that honours START.
 const VERSION: &str = "brain.Event:2";
 
-/// An event file that is being written.
+/// An open event file.
 #[derive(Debug)]
 pub(super) struct EventFile {
     path: PathBuf,
@@ -24,12 +24,12 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// A new file in a folder, which is made where it is missing. What older files there say of `first` and later is
+    /// Creates a file in `folder`, creating the folder if missing. Events of older files from `first` on are
     /// superseded.
     pub(super) fn create(folder: &Path, first: u64) -> Result<Self, MetricsError> {
         fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         let newest = newest_of(folder).map_err(io_error("list", folder))?;
-        // Names sort by their seconds, and a resumed run must come after the one it goes on with.
+        // Files sort by the timestamp in their name, and a resumed run must sort after its predecessor.
         let seconds = newest.map_or(0, |seconds| seconds + 1).max(wall_time() as u64);
         let path = folder.join(format!("{PREFIX}{seconds:010}.{}.{}.0", host(), std::process::id()));
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
@@ -38,7 +38,7 @@ impl EventFile {
         let begin = if newest.is_some() { &start[..] } else { &start[..1] };
         let mut bytes = Vec::new();
         for what in begin {
-            // The version comes with the step too: that is how PyTorch's writer begins after a crash.
+            // PyTorch's writer also puts the step on the version event after a crash.
             let step = if newest.is_some() { first } else { 0 };
             Event { wall_time: wall_time(), step, what: *what }.frame(&mut bytes);
         }
@@ -46,7 +46,7 @@ impl EventFile {
         Ok(file)
     }
 
-    /// Writes what was found at a step; with the system when it returns.
+    /// Appends the scalars of a step, unbuffered.
     pub(super) fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
         let mut bytes = Vec::new();
         Event { wall_time: wall_time(), step, what: What::Scalars(values) }.frame(&mut bytes);
@@ -62,7 +62,7 @@ fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The seconds in the name of the newest event file.
+/// The timestamp in the name of the newest event file.
 fn newest_of(folder: &Path) -> io::Result<Option<u64>> {
     let mut newest = None;
     for entry in fs::read_dir(folder)? {
@@ -80,7 +80,7 @@ fn host() -> String {
     if name.is_empty() { "localhost".to_owned() } else { name.replace('/', "_") }
 }
 
-/// `tensorboard.Event`, as far as a run needs it.
+/// The fields of `tensorboard.Event` that are used.
 struct Event<'a> {
     wall_time: f64,
     step: u64,
@@ -94,14 +94,14 @@ enum What<'a> {
     Scalars(&'a [(&'a str, f64)]),
 }
 
-/// How a field's value is laid out: the low bits of its key.
+/// Protobuf wire types: the low bits of a field's key.
 const VARINT: u8 = 0;
 const EIGHT_BYTES: u8 = 1;
 const LENGTH: u8 = 2;
 const FOUR_BYTES: u8 = 5;
 
 impl Event<'_> {
-    /// Adds the event as a TFRecord: length, its checksum, the message, its checksum.
+    /// Appends the event as a TFRecord: length, its checksum, message, its checksum.
     fn frame(&self, into: &mut Vec<u8>) {
         let message = self.message();
         let length = (message.len() as u64).to_le_bytes();
@@ -155,7 +155,7 @@ fn bytes(into: &mut Vec<u8>, field: u8, contents: &[u8]) {
     into.extend(contents);
 }
 
-/// TFRecord's checksum: CRC32C, turned and moved so that a checksum of data that holds checksums is none.
+/// TFRecord's masked CRC32C: rotated and offset, so that checksums of data containing checksums stay meaningful.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -164,7 +164,7 @@ fn masked_crc(data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// TensorBoard's own writer made these (tests/make_tensorboard.py), and its reader showed what the script says.
+    /// Written by TensorBoard's own writer (tests/make_tensorboard.py), and read back with its reader.
     const FIRST: &[u8] = include_bytes!("../../tests/tensorboard/first.tfevents");
     const RESUMED: &[u8] = include_bytes!("../../tests/tensorboard/resumed.tfevents");
 
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_tensorboards_own_writer() {
+    fn bytes_match_tensorboards_writer() {
         let losses = [
             [("train/loss", 2.5), ("train/learning_rate", 1e-5)],
             [("train/loss", 2.25), ("train/learning_rate", 0.0)],
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_writes_a_later_file_that_begins_with_a_restart() {
+    fn resuming_adds_a_later_file_that_begins_with_start() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = EventFile::create(folder.path(), 1).unwrap();
         file.scalars(1, &[("train/loss", 2.5)]).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         let before = fs::read(&older).unwrap();
         let resumed = EventFile::create(folder.path(), 2).unwrap();
         assert!(resumed.path.file_name() > older.file_name(), "{:?} {older:?}", resumed.path);
-        assert_eq!(fs::read(&older).unwrap(), before, "the older file stays as it is");
+        assert_eq!(fs::read(&older).unwrap(), before, "the older file is unchanged");
         let start = [key(7, LENGTH), 2, 8, 1];
         let has_start = |bytes: &[u8]| bytes.windows(4).any(|window| window == start);
         assert!(has_start(&fs::read(&resumed.path).unwrap()) && !has_start(&before));

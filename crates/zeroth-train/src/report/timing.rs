@@ -1,4 +1,4 @@
-//! What the times of instructions are wanted for: `wall_clock_breakdown` and `flops_profiler`.
+//! Instruction timing for `wall_clock_breakdown` and `flops_profiler`.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use super::breakdown::{Breakdown, Part};
 use super::profile::{ProfileSettings, profile};
 use crate::{MetricsError, StepLine};
 
-/// What a rank found out about the time of one step.
+/// Timing of one step on one rank.
 #[derive(Debug, Clone, Copy)]
 pub struct StepTimes<'a> {
-    /// The step.
+    /// The step's metrics.
     pub line: &'a StepLine,
-    /// Time of putting its micro-batches together.
+    /// Time spent assembling micro-batches.
     pub data: Duration,
     /// Lengths of this rank's sequences.
     pub lengths: &'a [u64],
@@ -24,7 +24,7 @@ pub struct StepTimes<'a> {
     pub times: &'a [Timed],
 }
 
-/// Gathers times, and makes what the config asks for of them.
+/// Accumulates times and produces the configured reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
     breakdown: Option<Breakdown>,
@@ -32,7 +32,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// What a config asks for.
+    /// Reads the settings of both reports.
     pub fn from_config(resolved: &Resolved) -> Self {
         Self {
             breakdown: resolved.is_on("wall_clock_breakdown").then(Breakdown::default),
@@ -40,12 +40,12 @@ impl Timing {
         }
     }
 
-    /// Whether instructions must be timed at all.
+    /// Whether instructions must be timed.
     pub const fn is_wanted(&self) -> bool {
         self.breakdown.is_some() || self.profile.is_some()
     }
 
-    /// Takes a step's times. Gives the profile to print, where this is the step to profile and no file is to hold it.
+    /// Adds a step. Returns the profile to print if this is the step to profile and no file is configured.
     pub fn step(&mut self, compiled: &Compiled, step: StepTimes<'_>) -> Result<Option<String>, MetricsError> {
         let StepTimes { line, data, lengths, times } = step;
         if let Some(breakdown) = &mut self.breakdown {
@@ -62,21 +62,21 @@ impl Timing {
         Ok(Some(format!("flops profile of step {} in {}", line.step, path.display())))
     }
 
-    /// Takes the times of an evaluation's instructions.
+    /// Adds the times of an evaluation.
     pub fn evaluation(&mut self, compiled: &Compiled, times: &[Timed]) {
         if let Some(breakdown) = &mut self.breakdown {
             breakdown.add(&compiled.program, times);
         }
     }
 
-    /// Takes the time of a save.
+    /// Adds the time of a save.
     pub fn save(&mut self, time: Duration) {
         if let Some(breakdown) = &mut self.breakdown {
             breakdown.spend(Part::Save, time);
         }
     }
 
-    /// The breakdown of the steps since the last call, where one is asked for: with every line of progress.
+    /// The breakdown since the last call, if enabled; printed with every progress line.
     pub fn line(&mut self) -> Option<String> {
         self.breakdown.as_mut().and_then(|breakdown| std::mem::take(breakdown).line())
     }

@@ -1,37 +1,37 @@
-//! DeepSpeed's own schedules, `scheduler.type` in its config.
+//! DeepSpeed's schedules, `scheduler.type` in its config.
 //!
-//! They count from -1: a new schedule stands at -1 and goes on by one with each applied step, so the step after k
-//! applied ones runs at n = k - 1.
+//! They count from -1: a new schedule is at -1 and advances with each applied step, so the step after k applied ones
+//! runs at n = k - 1.
 
 use std::f64::consts::PI;
 
 use super::{ScheduleError, a_rate};
 
-/// The form of the rise.
+/// The shape of the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmupShape {
-    /// As the logarithm of the step; DeepSpeed's default.
+    /// Logarithmic in the step; DeepSpeed's default.
     Log,
-    /// A straight line.
+    /// Linear in the step.
     Linear,
 }
 
-/// The part that three schedules share.
+/// The warm-up that three schedules share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Warmup {
-    /// `warmup_num_steps`; DeepSpeed takes 1 for 2. 0 means no warm-up, which DeepSpeed does not have.
+    /// `warmup_num_steps`; like DeepSpeed, 1 counts as 2. 0 disables the warm-up, which DeepSpeed cannot.
     pub steps: u64,
     /// `warmup_type`.
     pub shape: WarmupShape,
 }
 
-/// Where a schedule stands.
+/// The phase of a schedule.
 enum Phase {
-    /// Before the first step: the least rate, whatever the shape.
+    /// Before the first step: the minimum rate, whatever the shape.
     Before,
-    /// How far the warm-up has come, 0 to 1.
+    /// Progress of the warm-up, 0 to 1.
     Rising(f64),
-    /// After it: n.
+    /// After the warm-up, at step n.
     After(u64),
 }
 
@@ -54,14 +54,14 @@ impl Warmup {
     }
 }
 
-/// Rises and stays.
+/// WarmupLR: warm-up, then constant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WarmupLr {
     /// `warmup_min_lr`.
     pub min: f64,
     /// `warmup_max_lr`.
     pub max: f64,
-    /// The rise.
+    /// The warm-up.
     pub warmup: Warmup,
 }
 
@@ -84,10 +84,10 @@ impl WarmupLr {
     }
 }
 
-/// Rises, then falls in a straight line.
+/// WarmupDecayLR: warm-up, then linear decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WarmupDecayLr {
-    /// The rise, and the rates at both ends of it.
+    /// The warm-up, with its minimum and maximum rate.
     pub rise: WarmupLr,
     /// `total_num_steps`.
     pub total_steps: u64,
@@ -105,7 +105,7 @@ impl WarmupDecayLr {
     }
 }
 
-/// Rises, then falls along half a cosine; in shares of the optimizer's learning rate.
+/// WarmupCosineLR: warm-up, then cosine decay, as ratios of the optimizer's learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WarmupCosineLr {
     /// The optimizer's learning rate.
@@ -114,7 +114,7 @@ pub struct WarmupCosineLr {
     pub warmup_min_ratio: f64,
     /// `cos_min_ratio`.
     pub cos_min_ratio: f64,
-    /// The rise.
+    /// The warm-up.
     pub warmup: Warmup,
     /// `total_num_steps`.
     pub total_steps: u64,
@@ -134,7 +134,7 @@ impl WarmupCosineLr {
             Phase::After(_) => {
                 let length = self.warmup.length();
                 let falling = self.total_steps.saturating_sub(length).max(1);
-                // n - length + 1, without going below zero where there is no warm-up.
+                // n - length + 1, without underflow when there is no warm-up.
                 let progress = ((applied - length) as f64 / falling as f64).min(1.0);
                 let half = f64::midpoint(1.0, (PI * progress).cos());
                 (self.cos_min_ratio + (1.0 - self.cos_min_ratio) * half).max(0.0)
@@ -144,7 +144,7 @@ impl WarmupCosineLr {
     }
 }
 
-/// How OneCycle moves Adam's first beta, against the learning rate.
+/// How OneCycle cycles Adam's first beta, inversely to the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Momentum {
     /// `cycle_min_mom`.
@@ -155,7 +155,7 @@ pub struct Momentum {
     pub decay_rate: f64,
 }
 
-/// One rise and one fall, then a decay.
+/// OneCycle: one rise and one fall, then decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OneCycle {
     /// `cycle_min_lr`.
@@ -168,17 +168,17 @@ pub struct OneCycle {
     pub rising_steps: u64,
     /// `cycle_second_step_size`.
     pub falling_steps: u64,
-    /// `cycle_first_stair_count`; 0 rises evenly.
+    /// `cycle_first_stair_count`; 0 rises continuously.
     pub rising_stairs: u64,
-    /// `cycle_second_stair_count`; 0 falls evenly.
+    /// `cycle_second_stair_count`; 0 falls continuously.
     pub falling_stairs: u64,
-    /// `decay_step_size`; 0 holds the rate.
+    /// `decay_step_size`; 0 keeps the rate constant.
     pub decay_steps: u64,
-    /// `cycle_momentum` and what belongs to it.
+    /// `cycle_momentum` and its parameters.
     pub momentum: Option<Momentum>,
 }
 
-/// DeepSpeed sets Adam's second beta to this wherever OneCycle moves the first.
+/// DeepSpeed sets Adam's second beta to this whenever OneCycle cycles the first.
 const SECOND_BETA: f64 = 0.99;
 
 impl OneCycle {
@@ -213,7 +213,7 @@ impl OneCycle {
     pub(super) fn betas(&self, applied: u64) -> Option<[f64; 2]> {
         let Momentum { min, max, decay_rate } = self.momentum?;
         let first = if applied == 0 {
-            // What DeepSpeed sets when the schedule is made; from the next step on it starts from the maximum.
+            // DeepSpeed sets the minimum at construction; from the next step on it starts from the maximum.
             min
         } else if applied <= self.length() {
             max - (max - min) * self.height(applied)
@@ -225,13 +225,13 @@ impl OneCycle {
         Some([first, SECOND_BETA])
     }
 
-    /// How high the cycle stands, 0 to 1.
+    /// Position in the cycle, 0 to 1.
     fn height(&self, applied: u64) -> f64 {
         let (rising, falling) = (self.rising_steps, self.falling_steps);
         let step = applied % self.length();
         let up = step <= rising;
         let stairs = if up { self.rising_stairs } else { self.falling_stairs };
-        // In whole numbers as long as possible: the top of the cycle must not fall a stair short.
+        // Integer arithmetic as long as possible, so that the top of the cycle does not fall a stair short.
         let (done, of) = if up { (step, rising) } else { (self.length() - step, falling) };
         match stairs {
             0 => done as f64 / of as f64,
@@ -239,13 +239,13 @@ impl OneCycle {
         }
     }
 
-    /// Decays since the end of the cycle, a fraction.
+    /// Decay intervals since the end of the cycle, as a fraction.
     fn decays(&self, applied: u64) -> f64 {
         (applied - self.length()) as f64 / self.decay_steps as f64
     }
 }
 
-/// Rises without end, to find the rate at which training breaks.
+/// LRRangeTest: rises without bound, to find the rate at which training diverges.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LrRangeTest {
     /// `lr_range_test_min_lr`.
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_of_zero_are_refused_by_the_key_that_gives_them() {
+    fn zero_lengths_are_refused_by_key() {
         let test = LrRangeTest { min: 1e-3, step_size: 0, step_rate: 1.0, staircase: false };
         assert_eq!(
             test.check().unwrap_err().to_string(),

@@ -1,5 +1,5 @@
-//! The schedules of `transformers.get_scheduler`, by its formulas: a factor of the learning rate for a number of
-//! scheduler steps. Hugging Face's Trainer gives the first optimizer step the factor of 0.
+//! The schedules of `transformers.get_scheduler`: a factor of the learning rate per scheduler step. Hugging Face's
+//! Trainer runs the first optimizer step with the factor of step 0.
 
 use std::f64::consts::PI;
 
@@ -7,7 +7,7 @@ use zeroth_base::nearest;
 
 use super::{ScheduleError, a_rate};
 
-/// The names that [`HuggingFaceShape::named`] knows.
+/// Names accepted by [`HuggingFaceShape::named`].
 pub(super) const NAMES: &[&str] = &[
     "constant",
     "constant_with_warmup",
@@ -18,38 +18,38 @@ pub(super) const NAMES: &[&str] = &[
     "inverse_sqrt",
 ];
 
-/// How the rate goes on after the warm-up.
+/// The shape after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HuggingFaceShape {
-    /// The learning rate throughout; there is no warm-up either.
+    /// Constant, without warm-up.
     Constant,
-    /// The learning rate after the warm-up.
+    /// Warm-up, then constant.
     ConstantWithWarmup,
-    /// Down to 0 in a straight line.
+    /// Linear decay to 0.
     Linear,
-    /// Down to 0 along half a cosine.
+    /// Cosine decay to 0.
     Cosine,
-    /// Down to 0 along half a cosine, this many times.
+    /// Cosine decay to 0, restarted `cycles` times.
     CosineWithRestarts {
         /// Hugging Face's default is 1.
         cycles: f64,
     },
-    /// Down to `end` as a power of what is left.
+    /// Polynomial decay to `end`.
     Polynomial {
         /// Hugging Face's default is 1.
         power: f64,
-        /// The rate at the end. Hugging Face's default is 1e-7.
+        /// The final rate. Hugging Face's default is 1e-7.
         end: f64,
     },
-    /// Down as one over the square root of the steps.
+    /// Inverse square root decay.
     InverseSqrt {
-        /// The steps after which it has come down; absent: the warm-up's, or 10,000 without one.
+        /// Time scale in steps; `None` uses the warm-up's length, or 10,000 without warm-up.
         timescale: Option<u64>,
     },
 }
 
 impl HuggingFaceShape {
-    /// The shape that `--lr-scheduler-type` names, with Hugging Face's defaults.
+    /// The shape for a `--lr-scheduler-type`, with Hugging Face's defaults.
     pub fn named(name: &str) -> Result<Self, ScheduleError> {
         Ok(match name {
             "constant" => Self::Constant,
@@ -67,20 +67,20 @@ impl HuggingFaceShape {
     }
 }
 
-/// A schedule as flags give it.
+/// A Hugging Face schedule with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HuggingFace {
     /// `--lr-scheduler-type`.
     pub shape: HuggingFaceShape,
     /// `--learning-rate`.
     pub learning_rate: f64,
-    /// `--warmup-steps`, as a number of steps ([`warmup_steps`]).
+    /// `--warmup-steps` as a step count ([`warmup_steps`]).
     pub warmup_steps: u64,
-    /// The steps of the run.
+    /// Total steps of the run.
     pub total_steps: u64,
 }
 
-/// `--warmup-steps` as a number of steps: below 1 it is a share of all, rounded up.
+/// `--warmup-steps` as a step count: values below 1 are a fraction of all steps, rounded up.
 pub fn warmup_steps(asked: f64, total_steps: u64) -> u64 {
     if asked < 1.0 { (total_steps as f64 * asked).ceil() as u64 } else { asked as u64 }
 }
@@ -114,7 +114,7 @@ impl HuggingFace {
         if applied < warmup {
             return applied as f64 / warmup as f64;
         }
-        // Of the steps after the warm-up; a warm-up as long as the run leaves one.
+        // A warm-up as long as the run leaves one decay step.
         let progress = (applied - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
         match self.shape {
             HuggingFaceShape::Constant | HuggingFaceShape::ConstantWithWarmup => 1.0,
@@ -126,7 +126,7 @@ impl HuggingFace {
             HuggingFaceShape::CosineWithRestarts { cycles } => {
                 (0.5 * (1.0 + (PI * ((cycles * progress) % 1.0)).cos())).max(0.0)
             }
-            // At the last step too, where Hugging Face divides by the steps after the warm-up: there may be none.
+            // Also covers the last step, where Hugging Face would divide by zero decay steps.
             HuggingFaceShape::Polynomial { end, .. } if applied >= total => end / self.learning_rate,
             HuggingFaceShape::Polynomial { power, end } => {
                 let left = 1.0 - progress;
@@ -145,14 +145,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_of_all_steps_is_rounded_up() {
+    fn fractional_warmup_is_rounded_up() {
         assert_eq!([0.0, 0.03, 0.5, 1.0, 20.0].map(|asked| warmup_steps(asked, 101)), [0, 4, 51, 1, 20]);
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_near_one_and_all_others() {
+    fn unknown_names_are_refused_with_a_suggestion() {
         let error = HuggingFaceShape::named("cosin").unwrap_err().to_string();
-        assert!(error.starts_with("there is no schedule `cosin` (did you mean `cosine`?)"), "{error}");
+        assert!(error.starts_with("unknown schedule `cosin` (did you mean `cosine`?)"), "{error}");
         assert!(error.ends_with("polynomial, inverse_sqrt"), "{error}");
         for name in NAMES {
             assert!(HuggingFaceShape::named(name).is_ok(), "{name}");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_polynomial_that_would_rise_is_refused() {
+    fn a_rising_polynomial_is_refused() {
         let shape = HuggingFaceShape::named("polynomial").unwrap();
         let schedule = HuggingFace { shape, learning_rate: 1e-8, warmup_steps: 0, total_steps: 10 };
         assert_eq!(schedule.check(), Err(ScheduleError::RisingPolynomial { from: 1e-8, end: 1e-7 }));

@@ -1,8 +1,8 @@
-//! The learning rate of a step, as a function of the steps applied so far.
+//! Learning-rate schedules, as functions of the applied steps.
 //!
-//! A skipped step applies nothing, so it does not move the schedule. The first step of a run has 0 applied ones: with
-//! Hugging Face's warm-up its rate is 0, and with DeepSpeed's its first two steps have the least rate. Both are what
-//! their users get today, so that curves can be laid over each other.
+//! A skipped step does not advance the schedule. The first step of a run has 0 applied ones: its rate is 0 with
+//! Hugging Face's warm-up, and with DeepSpeed's the first two steps run at the minimum rate. Both match the
+//! originals, so loss curves are comparable.
 
 mod deepspeed;
 mod hugging_face;
@@ -12,24 +12,24 @@ pub use deepspeed::{
 };
 pub use hugging_face::{HuggingFace, HuggingFaceShape, warmup_steps};
 
-/// A schedule that cannot be followed.
+/// An invalid schedule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ScheduleError {
-    /// A name that is none of Hugging Face's that we have.
+    /// An unknown Hugging Face schedule.
     #[error(
-        "there is no schedule `{name}`{}; --lr-scheduler-type takes {}",
+        "unknown schedule `{name}`{}; --lr-scheduler-type accepts {}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
         hugging_face::NAMES.join(", ")
     )]
     Unknown {
         /// The name.
         name: String,
-        /// A name near to it.
+        /// The closest known name.
         near: Option<&'static str>,
     },
-    /// A polynomial that would rise.
+    /// A polynomial schedule that would rise.
     #[error(
-        "the polynomial schedule falls from the learning rate {from} to {end}: give a --learning-rate above {end}"
+        "the polynomial schedule decays from the learning rate {from} to {end}: give a --learning-rate above {end}"
     )]
     RisingPolynomial {
         /// The learning rate.
@@ -37,7 +37,7 @@ pub enum ScheduleError {
         /// The rate at the end.
         end: f64,
     },
-    /// A parameter that must be above zero.
+    /// A parameter that must be positive.
     #[error("{schedule}: {parameter} is {found}; it must be above 0")]
     NotPositive {
         /// The schedule.
@@ -47,8 +47,8 @@ pub enum ScheduleError {
         /// Its value.
         found: f64,
     },
-    /// A rate that is no number.
-    #[error("{schedule}: {parameter} is {found}; it must be a finite number that is not negative")]
+    /// An invalid learning rate.
+    #[error("{schedule}: {parameter} is {found}; it must be finite and not negative")]
     NotARate {
         /// The schedule.
         schedule: &'static str,
@@ -59,7 +59,7 @@ pub enum ScheduleError {
     },
 }
 
-/// One of the schedules.
+/// A learning-rate schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Schedule {
     /// `--lr-scheduler-type`.
@@ -77,7 +77,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Whether every rate of it is a number.
+    /// Checks that all rates are finite and not negative.
     pub fn check(&self) -> Result<(), ScheduleError> {
         match self {
             Self::HuggingFace(schedule) => schedule.check(),
@@ -89,7 +89,7 @@ impl Schedule {
         }
     }
 
-    /// The rate of the step that follows `applied` applied ones.
+    /// The learning rate of the step after `applied` applied ones.
     pub fn rate(&self, applied: u64) -> f64 {
         match self {
             Self::HuggingFace(schedule) => schedule.rate(applied),
@@ -101,7 +101,7 @@ impl Schedule {
         }
     }
 
-    /// Adam's betas of that step, where the schedule moves them: OneCycle does.
+    /// Adam's betas of that step, for schedules that change them (OneCycle).
     pub fn betas(&self, applied: u64) -> Option<[f64; 2]> {
         match self {
             Self::OneCycle(schedule) => schedule.betas(applied),
@@ -110,7 +110,7 @@ impl Schedule {
     }
 }
 
-/// A rate that a schedule is given: finite and not negative.
+/// Checks that a rate is finite and not negative.
 fn a_rate(schedule: &'static str, parameter: &'static str, found: f64) -> Result<(), ScheduleError> {
     if found.is_finite() && found >= 0.0 {
         return Ok(());

@@ -44,7 +44,7 @@ fn a_flipped_bit_anywhere_in_any_file_is_found() {
             fs::write(&path, &flipped).unwrap();
             let error = load(&newer).unwrap_err();
             assert!(!problems(&newer).unwrap_err().is_empty(), "{} byte {place}", path.display());
-            assert!(error.to_string().contains("go on from an older checkpoint"), "{error}");
+            assert!(error.to_string().contains("resume from an older checkpoint"), "{error}");
         }
         let newest = newest_good(folder.path()).unwrap();
         assert!(model.is_held_by(&newest.found.unwrap(), 100), "the older one is the newest good one");
@@ -167,13 +167,13 @@ fn a_manifest_of_another_format_or_with_paths_that_lead_out_is_refused() {
     };
     write(&text.replace("\"format_version\": 1", "\"format_version\": 2"), &sums);
     let message = load(&newer).unwrap_err().to_string();
-    assert!(message.contains("has format 2, and this version of zeroth reads format 1"), "{message}");
+    assert!(message.contains("has format 2, but this version of zeroth reads format 1"), "{message}");
 
     let forged = text.replace("\"model/config.json\"", "\"../../latest\"");
     assert_ne!(forged, text);
     write(&forged, &sums.replace("  model/config.json", "  ../../latest"));
     let message = load(&newer).unwrap_err().to_string();
-    assert!(message.contains("`../../latest`, which is not inside its folder"), "{message}");
+    assert!(message.contains("`../../latest`, which is outside its folder"), "{message}");
 }
 
 #[test]

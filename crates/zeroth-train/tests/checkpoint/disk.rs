@@ -67,7 +67,7 @@ fn a_full_disk_costs_the_new_checkpoint_and_not_the_old_one() {
     assert!(saved >= 1 && *needed > 0 && free.is_some(), "{saved} {needed} {free:?}");
     assert!(path.starts_with(&disk));
     let message = error.to_string();
-    assert!(message.contains("checkpoints saved before are intact"), "{message}");
+    assert!(message.contains("earlier checkpoints are intact"), "{message}");
     let newest = newest_good(&disk).unwrap();
     assert!(newest.refused.is_empty(), "what did not fit is not to be seen: {:?}", names_in(&disk));
     let found = newest.found.unwrap();
@@ -87,6 +87,6 @@ fn a_folder_that_may_not_be_written_to_is_named_with_what_to_do() {
     let error = model.save_cut(&disk, 2, &[], 100).unwrap_err();
     let is_named = |path: &Path| path.starts_with(&disk);
     assert!(matches!(&error, CheckpointError::NotWritable { path, .. } if is_named(path)), "{error}");
-    assert!(error.to_string().contains("Give this user the right to write there"), "{error}");
+    assert!(error.to_string().contains("Grant this user write permission"), "{error}");
     assert_eq!(newest_good(&disk).unwrap().found.unwrap().manifest().step, 1);
 }

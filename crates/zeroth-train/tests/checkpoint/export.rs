@@ -100,7 +100,7 @@ fn a_weight_that_fp16_does_not_have_is_refused_and_not_made_infinite() {
     let error = export(&checkpoint, &to, Destination::New, DType::F16, DEFAULT_SHARD_BYTES).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "`model.embed_tokens.weight` holds 70000, and fp16 ends at 65504: write the model in bf16 or fp32 (--dtype bf16)"
+        "`model.embed_tokens.weight` holds 70000, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
     );
     assert!(names_in(&to).is_empty());
     export(&checkpoint, &to, Destination::New, DType::Bf16, DEFAULT_SHARD_BYTES).unwrap();

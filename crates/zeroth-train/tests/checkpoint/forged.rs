@@ -30,7 +30,7 @@ fn numbers_beyond_their_bounds_are_refused_by_name() {
         (
             "/samples_seen",
             huge.clone(),
-            "`samples_seen` is 4611686018427387904, and 10 steps have taken 12 samples",
+            "`samples_seen` is 4611686018427387904, but 10 steps take 12 samples",
         ),
         ("/samples_seen", json!(u64::MAX), "`samples_seen` is 18446744073709551615: it must be from "),
         (
@@ -39,7 +39,7 @@ fn numbers_beyond_their_bounds_are_refused_by_name() {
             "`batch.train_batch_size` is 4611686018427387904: it must be",
         ),
         ("/batch/train_batch_size", json!(0), "`batch.train_batch_size` is 0: it must be from 1 to "),
-        ("/batch/train_batch_size", json!(13), "`batch.train_batch_size` is 13, and `batch.micro_batch` × "),
+        ("/batch/train_batch_size", json!(13), "`batch.train_batch_size` is 13, but `batch.micro_batch` × "),
         ("/batch/micro_batch", huge.clone(), "`batch.micro_batch` is "),
         ("/batch/accumulation", json!(0), "`batch.accumulation` is 0"),
         ("/ranks", huge.clone(), "`ranks` is "),
@@ -55,12 +55,16 @@ fn numbers_beyond_their_bounds_are_refused_by_name() {
         ("/control/iteration", huge, "`control.iteration` is "),
         ("/control/last_overflow", json!(11), "`control.last_overflow` is 11: it must be from -1 to 10"),
         ("/control/last_overflow", json!(i64::MIN), "`control.last_overflow` is -9223372036854775808"),
-        ("/control/loss_scale", json!("inf"), "`control.loss_scale` is inf: it must be a number above zero"),
+        (
+            "/control/loss_scale",
+            json!("inf"),
+            "`control.loss_scale` is inf: expected a finite number above 0",
+        ),
         ("/control/loss_scale", json!("NaN"), "`control.loss_scale` is NaN"),
         ("/control/loss_scale", json!("0"), "`control.loss_scale` is 0"),
         ("/model/total", json!(1), "`model.total` is 1, and its parameters have "),
-        ("/model/parameters/0/shape", json!([1_u64 << 40, 1_u64 << 40]), "more elements than a model has"),
-        ("/model/parameters/0/shape", json!([1_u64 << 47]), "more elements than a model has"),
+        ("/model/parameters/0/shape", json!([1_u64 << 40, 1_u64 << 40]), "too many elements for a model"),
+        ("/model/parameters/0/shape", json!([1_u64 << 47]), "too many elements for a model"),
     ] {
         let mut manifest = whole.clone();
         *manifest.pointer_mut(pointer).unwrap() = value.clone();
@@ -81,7 +85,7 @@ fn a_folder_named_after_another_step_is_refused_with_both_and_other_names_are_no
     fs::rename(&step, &renamed).unwrap();
     let message = Checkpoint::open(&renamed).unwrap_err().to_string();
     assert!(
-        message.contains("its `step` is 10, and its folder is step-12: rename the folder to step-10"),
+        message.contains("its `step` is 10, but its folder is step-12: rename the folder to step-10"),
         "{message}"
     );
     let copy = folder.path().join("good");

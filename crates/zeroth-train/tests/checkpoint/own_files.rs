@@ -46,7 +46,7 @@ fn a_file_in_the_place_of_a_step_is_not_replaced() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     fs::write(folder.path().join("step-5"), "mine").unwrap();
     let error = model.save_cut(folder.path(), 5, &[], 1000).unwrap_err().to_string();
-    assert!(error.contains("step-5: a file of that name is there"), "{error}");
+    assert!(error.contains("step-5: a file of that name exists"), "{error}");
     assert_eq!(names_in(folder.path()), ["step-5"]);
     assert_eq!(fs::read_to_string(folder.path().join("step-5")).unwrap(), "mine");
 }

@@ -121,7 +121,7 @@ fn a_part_takes_exactly_what_was_announced_and_leaves_nothing_when_it_ends_early
     let mut long = part(1);
     long.append_f32(&vec![0.0; 3 * total as usize]).unwrap();
     let error = long.append_f32(&[0.0]).unwrap_err();
-    assert!(error.to_string().contains("1 more were given"), "{error}");
+    assert!(error.to_string().contains("1 more were appended"), "{error}");
     drop(long);
 
     let mut torn = part(2);
