@@ -1,6 +1,6 @@
-//! A model of your own, trained with ZeRO-3 on two ranks: `cargo run --release -p zeroth --example own_model`.
+//! Trains a custom model with ZeRO-3 on two ranks: `cargo run --release -p zeroth --example own_model`.
 //!
-//! It predicts the next byte of this very file. Each rank holds half of every unit's weights, gradients and moments.
+//! It predicts the next byte of this file. Each rank holds half of every unit's weights, gradients and moments.
 #![allow(clippy::print_stdout, clippy::many_single_char_names, reason = "an example prints; q, k, v")]
 
 use std::num::NonZeroU64;
@@ -21,7 +21,7 @@ const CONFIG: &str = r#"{
     "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 10}}
 }"#;
 
-/// Shapes only: two blocks of attention and a gated feed-forward part, and a head over the 256 bytes.
+/// Two blocks of attention and a gated feed-forward layer, and a head over the 256 bytes.
 fn model(tokens: u64) -> Result<Graph, GraphError> {
     let param = |name: String, shape: &[u64]| ParamSpec { name, shape: shape.to_vec(), trainable: true };
     let mut b = Builder::new(tokens);

@@ -1,6 +1,6 @@
-//! zeroth as a library: ZeRO training of transformer language models.
+//! ZeRO training of transformer language models, as a library.
 //!
-//! A facade: each part is its own crate, named here once, and what joins two of them lives here.
+//! A facade: every part is its own crate, re-exported here, and code that combines several of them lives here.
 
 pub mod bench;
 pub mod planning;

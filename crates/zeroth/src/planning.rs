@@ -1,24 +1,23 @@
-//! From a config and a model to a question for the planner: the config knows where state lives, the model knows its
-//! shapes, the planner knows neither.
+//! Translates a config and a model into a request for the planner, which depends on neither.
 
 use zeroth_config::resolve::Resolved;
 use zeroth_model::{Activation, Lora, LoraError, ModelConfig, ParameterTable, lora_table};
 use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Offload, Placement, Shape, Stack};
 
-/// State on disk is not planned yet.
+/// State offloaded to disk, which cannot be planned yet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{section}.device is \"nvme\": planning of state on disk is not yet built; use \"cpu\" or \"none\"")]
+#[error("{section}.device is \"nvme\": planning of NVMe offload is not yet built; use \"cpu\" or \"none\"")]
 pub struct OnDisk {
-    /// The section that says so.
+    /// The config section.
     pub section: &'static str,
 }
 
-/// Where a resolved config puts the states of a model with this table.
+/// The placement of model states under a resolved config.
 pub fn placement(name: &str, config: &Resolved, table: Option<&ParameterTable>) -> Result<Placement, OnDisk> {
     let stage = config.whole("zero_optimization.stage").unwrap_or(0) as u8;
     let on_host = |section: &'static str, least: u8| -> Result<bool, OnDisk> {
         match config.text(&format!("{section}.device")) {
-            // Below its stage nothing is cut, so nothing is moved: `config check` says so too.
+            // Below its stage nothing is partitioned, so nothing is offloaded; `config check` says so too.
             _ if stage < least => Ok(false),
             Some("nvme") => Err(OnDisk { section }),
             device => Ok(device == Some("cpu")),
@@ -49,7 +48,7 @@ pub fn placement(name: &str, config: &Resolved, table: Option<&ParameterTable>) 
     })
 }
 
-/// What the planner asks of a model's shape.
+/// The model's shape, as the planner needs it.
 pub fn shape(
     model: &ModelConfig,
     table: &ParameterTable,
@@ -66,7 +65,7 @@ pub fn shape(
     }
 }
 
-/// LoRA's own parameters on this model.
+/// The parameters that LoRA adds to this model.
 pub fn adapters(table: &ParameterTable, lora: &Lora) -> Result<Adapters, LoraError> {
     let own = lora_table(table, lora)?;
     Ok(Adapters {

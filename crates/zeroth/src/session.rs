@@ -1,7 +1,7 @@
-//! A model of your own under a DeepSpeed config: what `deepspeed.initialize` is to PyTorch.
+//! Trains a custom model under a DeepSpeed config; the counterpart of `deepspeed.initialize`.
 //!
-//! Write a forward with [`zeroth_graph::Builder`], hand it over with a config, and step. Ranks are threads of this process,
-//! each with its own memory; `zeroth train` runs them as processes.
+//! Build a forward graph with [`zeroth_graph::Builder`], pass it with a config, and step. Ranks are threads of this
+//! process, each with its own memory; `zeroth train` runs them as processes.
 
 use std::num::NonZeroU64;
 
@@ -30,28 +30,28 @@ pub struct Session {
     seed: u64,
 }
 
-/// A session that cannot be had.
+/// An error of a session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The config is not right.
+    /// Invalid config.
     #[error("{0}")]
     Config(String),
-    /// The model or its program is not right.
+    /// Compilation failed.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The schedule is not right.
+    /// Invalid schedule.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// Memory could not be had.
+    /// A device could not be created.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Ranks could not meet.
+    /// Ranks could not be joined.
     #[error(transparent)]
     Join(#[from] JoinError),
     /// A step failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A rank ended without a word.
+    /// A rank panicked.
     #[error("a rank panicked")]
     Panicked,
 }
@@ -64,15 +64,15 @@ pub struct RankSession<'s> {
 }
 
 impl Session {
-    /// Compiles a model for `ranks` ranks and a run of `steps` steps. `config` is a preset's name, a file, or JSON. Ranks
-    /// share the processors.
+    /// Compiles a model for `ranks` ranks and a run of `steps` steps. `config` is a preset, a file, or JSON. Ranks
+    /// share the CPUs evenly.
     pub fn new(graph: Graph, config: &str, ranks: u64, steps: NonZeroU64) -> Result<Self, SessionError> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (processors / ranks.max(1) as usize).max(1);
         Self::with_threads(graph, config, ranks, threads, steps)
     }
 
-    /// As [`Self::new`], with so many threads a rank.
+    /// As [`Self::new`], with `threads` threads per rank.
     pub fn with_threads(
         graph: Graph,
         config: &str,
@@ -114,22 +114,22 @@ impl Session {
         Ok(Self { compiled, config, recipe, schedule, seed: 42 })
     }
 
-    /// The program, with a place for every buffer.
+    /// The compiled program, with the placement of every buffer.
     pub fn compiled(&self) -> &Compiled {
         &self.compiled
     }
 
-    /// Bytes that a rank needs.
+    /// Arena bytes per rank.
     pub fn bytes(&self) -> u64 {
         self.compiled.memory.arena(Tier::Device) + self.compiled.memory.arena(Tier::Host)
     }
 
-    /// The config with every value settled.
+    /// The resolved config.
     pub fn config(&self) -> &Resolved {
         &self.config
     }
 
-    /// Runs `body` on every rank, with new weights; gives what each came to, in rank order.
+    /// Runs `body` on every rank with freshly initialised weights, and returns the results in rank order.
     pub fn run<T: Send>(
         &self,
         body: impl Fn(&mut RankSession<'_>) -> Result<T, SessionError> + Sync,
@@ -165,9 +165,7 @@ impl Session {
         };
         let all = from_config::decays_all(&self.config);
         let decayed = |param| all || graph.param(param).spec.shape.len() > 1;
-        let Target::Cpu { threads } = self.compiled.target else {
-            unreachable!("sessions run on the processor")
-        };
+        let Target::Cpu { threads } = self.compiled.target else { unreachable!("sessions run on the CPU") };
         let device = Box::new(CpuDevice::new(
             threads,
             self.compiled.memory.arena(Tier::Device),
@@ -184,27 +182,28 @@ impl Session {
 }
 
 impl RankSession<'_> {
-    /// This rank's number.
+    /// The rank's index.
     pub fn rank(&self) -> u64 {
         self.engine.rank()
     }
 
-    /// From now on every instruction is timed.
+    /// Enables timing of every instruction.
     pub fn record_times(&mut self) {
         self.engine.record_trace();
     }
 
-    /// The times of the instructions since the last call; none where nothing is recorded.
+    /// Instruction times since the last call; empty unless enabled.
     pub fn take_times(&mut self) -> Result<Vec<Timed>, SessionError> {
         Ok(self.engine.take_times(false)?)
     }
 
-    /// The sum of the losses of a micro-batch's trained tokens on this rank; all ranks call it together.
+    /// The summed loss over a micro-batch's trained tokens on this rank; collective.
     pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, SessionError> {
         Ok(self.engine.evaluate(batch)?)
     }
 
-    /// One step: this rank's micro-batches, and how many tokens all ranks train in it. Gives loss, norm and rate.
+    /// Runs one optimizer step on this rank's micro-batches. `trained` is the number of trained tokens over all
+    /// ranks.
     pub fn step(&mut self, batches: &[MicroBatch<'_>], trained: u64) -> Result<Record, SessionError> {
         let rates: [f64; RATES] =
             std::array::from_fn(|ahead| self.schedule.rate(self.applied + ahead as u64));

@@ -1,5 +1,5 @@
-//! A user's own model with dropout: its masks follow from samples and places, so that stages, offload, recomputation and the
-//! cut of a batch leave the training what it is.
+//! A custom model with dropout: masks depend only on sample and position, so stage, offload, recomputation and batch
+//! decomposition do not change training.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::many_single_char_names, reason = "q, k and v")]
@@ -43,7 +43,7 @@ fn model(rows: u64, probability: f64) -> Graph {
     b.finish().unwrap()
 }
 
-/// Losses and norms of five steps of four samples.
+/// Losses and gradient norms of five steps of four samples.
 fn trained(probability: f64, ranks: u64, config: &Value) -> Vec<(f64, f64)> {
     let micro_batch = 4 / ranks;
     let graph = model(micro_batch * LENGTH as u64, probability);
@@ -64,7 +64,7 @@ fn trained(probability: f64, ranks: u64, config: &Value) -> Vec<(f64, f64)> {
         Ok(found)
     });
     let mut all = all.unwrap();
-    assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "all ranks say the same");
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "all ranks agree");
     all.swap_remove(0)
 }
 
@@ -77,7 +77,7 @@ fn config(ranks: u64, zero: &Value, recompute: &str) -> Value {
 }
 
 #[test]
-fn dropout_is_the_same_wherever_and_however_often_it_is_computed() {
+fn dropout_does_not_depend_on_stage_offload_or_recomputation() {
     let host = json!({"device": "cpu"});
     let plain = trained(0.3, 2, &config(2, &json!({"stage": 0}), "none"));
     for (zero, recompute) in [
@@ -87,18 +87,18 @@ fn dropout_is_the_same_wherever_and_however_often_it_is_computed() {
     ] {
         assert_eq!(trained(0.3, 2, &config(2, &zero, recompute)), plain, "{zero} {recompute}");
     }
-    // Another cut of the same samples sums in another order, and draws the same masks.
+    // Another batch decomposition sums in another order, but draws the same masks.
     for ranks in [1, 4] {
         let other = trained(0.3, ranks, &config(ranks, &json!({"stage": 3}), "none"));
         for (a, b) in other.iter().zip(&plain) {
             assert!((a.0 - b.0).abs() < 1e-5 && (a.1 - b.1).abs() < 1e-4 * b.1, "{ranks} ranks: {a:?} {b:?}");
         }
     }
-    assert_ne!(trained(0.0, 2, &config(2, &json!({"stage": 0}), "none")), plain, "and it drops something");
+    assert_ne!(trained(0.0, 2, &config(2, &json!({"stage": 0}), "none")), plain, "dropout has an effect");
 }
 
 #[test]
-fn a_config_that_is_wrong_or_not_yet_built_is_refused_in_words() {
+fn invalid_and_unsupported_configs_are_refused() {
     let refused = |config: &Value| {
         let session = Session::new(model(48, 0.0), &config.to_string(), 1, NonZeroU64::MIN);
         session.err().expect("refused").to_string()

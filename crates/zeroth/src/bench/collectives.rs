@@ -1,9 +1,9 @@
-//! How near the collectives of a step come to a plain copy of the same bytes.
+//! Benchmarks the collectives of a step against a plain copy of the same bytes.
 //!
-//! Ranks are threads of this process, joined as processes are. They meet as the ranks of a step on the processor do
-//! ([`Rehearsal`]): each reads what it needs where the others hold it, in one pass. A rate counts the bytes that a rank ends up
-//! with and did not have in place, and of a reduce-scatter what it adds; a copy of n bytes counts n. The slower rank's time
-//! counts, and the limit is a copy past the caches by all ranks at the same time.
+//! Ranks are threads of this process, joined as processes are. They exchange data as CPU ranks do in a step
+//! ([`Rehearsal`]): each reads what it needs from the others' memory in one pass. Bandwidth counts the bytes that a
+//! rank receives or, in a reduce-scatter, adds; a copy of n bytes counts n. The slowest rank's time counts, and the
+//! limit is a non-temporal copy by all ranks at once.
 
 use std::time::Instant;
 
@@ -16,25 +16,25 @@ use zeroth_engine::{Rehearsal, Rehearsed, RunError};
 use zeroth_kernel::{DeviceError, Span};
 use zeroth_machine::bench::{COPY, Measured, Rate, Unit, copy, fill_random};
 
-/// Bytes of a rank's region in the shared segment, as runs have it.
+/// Size of a rank's region in the shared segment, as in real runs.
 const REGION: usize = 8 << 20;
 
-/// What stops it.
+/// An error of the benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectivesError {
-    /// Memory.
+    /// Memory could not be allocated.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Ranks could not meet.
+    /// Ranks could not be joined.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// Ranks could not begin together.
+    /// A barrier failed.
     #[error(transparent)]
     Comm(#[from] CommError),
     /// A collective failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A rank ended without a word.
+    /// A rank panicked.
     #[error("a rank panicked")]
     Panicked,
 }
@@ -63,7 +63,7 @@ impl Kind {
         }
     }
 
-    /// Parts that a rate counts.
+    /// Shards that the bandwidth counts.
     const fn parts(self, ranks: usize) -> usize {
         match self {
             Self::Copy => 1,
@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// One rank, its memory for copies, and its place in the collectives of one size.
+/// One rank with its copy buffers and its part in the collectives of one size.
 struct Member {
     rehearsal: Rehearsal,
     pool: Pool,
@@ -96,7 +96,7 @@ impl Member {
         Ok(Self { rehearsal, pool: Pool::new(1), from, to, bytes, index: 0 })
     }
 
-    /// All ranks begin together; gives this rank's seconds.
+    /// Runs one burst after a barrier; returns this rank's seconds.
     fn burst(&mut self, kind: Kind) -> Result<f64, CollectivesError> {
         let Self { rehearsal, pool, from, to, bytes, index } = self;
         *index += 1;
@@ -116,14 +116,15 @@ fn whole(arena: &mut Arena, bytes: usize) -> Result<&mut [u8], DeviceError> {
     arena.bytes_mut(Span::device(0, bytes as u64))
 }
 
-/// Collectives of `ranks` ranks whose parts have these bytes, `rounds` bursts of each in turns. `told` hears of every round.
+/// Benchmarks collectives of `ranks` ranks with shards of these sizes, `rounds` bursts each, interleaved. `told` is
+/// called every round.
 pub fn collectives(
     ranks: usize,
     sizes: &[usize],
     rounds: usize,
     told: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Measured>, CollectivesError> {
-    // Windows open once: a job for each size.
+    // Peers are mapped once per job, so each size needs its own.
     let jobs = sizes.iter().map(|_| Job::create(ranks, REGION)).collect::<Result<Vec<_>, _>>()?;
     let rank = |rank: usize| -> Result<Vec<Vec<f64>>, CollectivesError> {
         let mut members = Vec::with_capacity(sizes.len());
@@ -138,7 +139,7 @@ pub fn collectives(
             for (member, seconds) in members.iter_mut().zip(seconds.chunks_mut(Kind::ALL.len())) {
                 for (kind, seconds) in Kind::ALL.into_iter().zip(seconds) {
                     let burst = member.burst(kind)?;
-                    // The first touches the memory.
+                    // The first round faults the memory in.
                     if round > 0 {
                         seconds.push(burst);
                     }
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collective_brings_what_the_other_ranks_have() {
+    fn collectives_deliver_the_other_ranks_data() {
         let job = Job::create(2, REGION).unwrap();
         let bytes = 1 << 16;
         let found = std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
-//! A whole training step of a Qwen3-shaped model: tokens a second, arithmetic beside the processor's limit, and where the
-//! time goes.
+//! Benchmarks a training step of a Qwen3-shaped model: tokens per second, FLOP/s against the CPU's limit, and time by
+//! phase.
 //!
-//! Ranks are threads of this process that meet over shared memory as processes do. Between two steps every rank runs the
-//! limit's loop for a moment, all at the same time, so that both see the same machine.
+//! Ranks are threads of this process and communicate over shared memory as processes do. Between steps every rank
+//! briefly runs the loop that measures the limit, all at once, so that both see the same machine state.
 
 use std::num::NonZeroU64;
 use std::time::Instant;
@@ -23,19 +23,19 @@ use zeroth_train::{MicroBatch, Place};
 
 use crate::{Session, SessionError};
 
-/// The models of the peers' figures, in Qwen3's shape with tied embeddings.
+/// Model sizes of published comparisons, in Qwen3's architecture with tied embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelSize {
-    /// 41.6M parameters; 2 × 512 tokens a rank.
+    /// 41.6M parameters; 2 × 512 tokens per rank.
     M50,
-    /// 102M parameters; 2 × 512 tokens a rank.
+    /// 102M parameters; 2 × 512 tokens per rank.
     M125,
-    /// Qwen3-0.6B; 1 × 512 tokens a rank.
+    /// Qwen3-0.6B; 1 × 512 tokens per rank.
     Qwen3,
 }
 
 impl ModelSize {
-    /// As it is typed.
+    /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::M50 => "m50",
@@ -53,7 +53,7 @@ impl ModelSize {
         }
     }
 
-    /// The model.
+    /// The model's config.
     pub fn config(self) -> Result<ModelConfig, ModelError> {
         let [hidden, ffn, blocks, heads, kv_heads, head_dim, vocab] = self.sizes();
         ModelConfig::from_sizes(&ModelSizes {
@@ -71,7 +71,7 @@ impl ModelSize {
         })
     }
 
-    /// Sequences of a rank.
+    /// Sequences per rank.
     pub const fn sequences(self) -> usize {
         match self {
             Self::M50 | Self::M125 => 2,
@@ -80,10 +80,10 @@ impl ModelSize {
     }
 }
 
-/// Tokens of a sequence.
+/// Tokens per sequence.
 const LENGTH: usize = 512;
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepAsk {
     /// The model.
@@ -94,88 +94,89 @@ pub struct StepAsk {
     pub dtype: DType,
     /// Ranks.
     pub ranks: usize,
-    /// Threads of a rank.
+    /// Threads per rank.
     pub threads: usize,
-    /// Steps that count, after one that does not.
+    /// Measured steps, after one warm-up step.
     pub steps: usize,
-    /// Tokens of a sequence; 512 where not given.
+    /// Tokens per sequence; 512 by default.
     pub length: Option<usize>,
 }
 
-/// What stops it.
+/// An error of the benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum StepBenchError {
-    /// The sizes make no model.
+    /// Invalid model sizes.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Its forward cannot be written.
+    /// The forward graph could not be built.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// It cannot be run.
+    /// The session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The instructions asked for are not there.
+    /// The requested instruction set is not available.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// It needs more memory than there is.
+    /// Not enough memory.
     #[error(
-        "{ranks} ranks need {} and {} are free: take a smaller --size, fewer --ranks, or --stage 3",
+        "{ranks} ranks need {}, but {} are free: use a smaller --size, fewer --ranks, or --stage 3",
         format_bytes(*needed), format_bytes(*available)
     )]
     Memory {
-        /// Ranks asked for.
+        /// Requested ranks.
         ranks: usize,
-        /// Bytes of all of them.
+        /// Bytes needed by all ranks.
         needed: u64,
-        /// Bytes free.
+        /// Free bytes.
         available: u64,
     },
 }
 
-/// Where the time of a step goes, in percent of it.
+/// Time of a step by phase, in percent.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepShares {
-    /// Products of linear maps and of the head with its loss, forward and backward.
+    /// Matmuls of linear layers and of the head with its loss, forward and backward.
     pub products: f64,
     /// Attention.
     pub attention: f64,
-    /// All other ops of forward and backward.
+    /// Other ops of forward and backward.
     pub around: f64,
-    /// Gathering parameters.
+    /// Parameter all-gathers.
     pub gather: f64,
-    /// Rounding, exchanging and adding gradients.
+    /// Rounding and reducing gradients.
     pub reduce: f64,
-    /// Norm, optimizer, and spreading weights.
+    /// Gradient norm, optimizer, and all-gathers of updated weights.
     pub update: f64,
-    /// Between instructions.
+    /// Time between instructions.
     pub rest: f64,
 }
 
 impl StepShares {
-    /// Products and attention.
+    /// Matmuls and attention.
     pub fn matrix(self) -> f64 {
         self.products + self.attention
     }
 }
 
-/// What a step came to.
+/// The result of the benchmark.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
-    /// Arithmetic of all ranks beside the processor's limit, and tokens a second.
+    /// FLOP/s of all ranks against the CPU's limit, and tokens per second.
     pub lines: [Measured; 2],
-    /// Tokens of a step, all ranks together.
+    /// Tokens per step, over all ranks.
     pub tokens: usize,
     /// Parameters of the model.
     pub params: u64,
-    /// Bytes that a rank was planned to have.
+    /// Planned bytes per rank.
     pub planned_bytes: u64,
     /// The loss of the last step.
     pub loss: f64,
-    /// Where rank 0's time goes.
+    /// Time of rank 0 by phase.
     pub shares: StepShares,
 }
 
-/// What a rank found: seconds of steps, GFLOP/s of the limit beside each, the loss, and the times of one step.
+/// Measurements of one rank: step times, GFLOP/s of the limit after each, the loss, and instruction times of one
+/// step.
 struct Found {
     seconds: Vec<f64>,
     limit: Vec<f64>,
@@ -183,7 +184,7 @@ struct Found {
     timed: (f64, Vec<Timed>),
 }
 
-/// Trains a new model on random tokens for some steps. `told` hears of every step.
+/// Trains a new model on random tokens for some steps. `told` is called every step.
 #[allow(clippy::missing_panics_doc, reason = "all models here are decoders, whose work can be counted")]
 pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepReport, StepBenchError> {
     let config = ask.size.config()?;
@@ -198,7 +199,7 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
         ask.dtype == DType::Bf16,
         ask.stage
     );
-    // One that touches the memory, those that count, one that is timed instruction by instruction.
+    // A warm-up step that faults memory in, the measured steps, and one with instruction timing.
     let steps = NonZeroU64::MIN.saturating_add(ask.steps as u64 + 1);
     let session = Session::with_threads(graph, &json, ask.ranks as u64, ask.threads, steps)?;
     let needed = ask.ranks as u64 * session.bytes();
@@ -241,7 +242,7 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
         Ok(found)
     })?;
     let tokens = ask.ranks * rows;
-    // Ranks meet in every step, so the slowest one's time is the step's; what they could do adds up.
+    // Ranks synchronise in every step, so the slowest determines its time; their limits add up.
     let slowest = |step: usize| found.iter().map(|rank| rank.seconds[step]).fold(0.0, f64::max);
     let times: Vec<f64> = (0..ask.steps).map(slowest).collect();
     let limits = (0..ask.steps).map(|step| found.iter().map(|rank| rank.limit[step]).sum()).collect();
@@ -272,7 +273,7 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
     })
 }
 
-/// The limit's loop on all threads of a rank; gives GFLOP/s.
+/// Runs the limit's loop on all threads of a rank; returns GFLOP/s.
 fn limit_burst(pool: &Pool, path: Isa, limit: &str) -> f64 {
     let tasks = pool.threads();
     let flop = std::sync::Mutex::new(0.0);
@@ -284,7 +285,7 @@ fn limit_burst(pool: &Pool, path: Isa, limit: &str) -> f64 {
     flop.into_inner().unwrap_or(0.0) / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// Tokens by chance, the same for the same sample.
+/// Random tokens, determined by the sample.
 fn random_row(sample: u64, length: usize, vocab: u64) -> Vec<i32> {
     let token = |place: usize| {
         let [word, ..] = philox4x32([place as u32, 0, 0, 0], [sample as u32, (sample >> 32) as u32]);
@@ -293,7 +294,7 @@ fn random_row(sample: u64, length: usize, vocab: u64) -> Vec<i32> {
     (0..length).map(token).collect()
 }
 
-/// What the times of one step's instructions say.
+/// Aggregates the instruction times of one step by phase.
 fn shares(compiled: &Compiled, seconds: f64, times: &[Timed]) -> StepShares {
     let graph = &compiled.graph;
     let mut shares = StepShares::default();
@@ -326,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_measured_and_its_shares_are_the_whole() {
+    fn shares_of_a_step_sum_to_100_percent() {
         let ask = StepAsk {
             size: ModelSize::M50,
             stage: 2,
@@ -346,10 +347,10 @@ mod tests {
     }
 
     #[test]
-    fn models_have_the_parameters_of_the_peers() {
+    fn model_sizes_match_transformers() {
         let params = [ModelSize::M50, ModelSize::M125, ModelSize::Qwen3]
             .map(|size| table(&size.config().unwrap()).total());
-        // Of transformers' Qwen3ForCausalLM with the same sizes.
+        // From transformers' Qwen3ForCausalLM with the same sizes.
         assert_eq!(params[2], 596_049_920);
         assert!(params[0] < params[1] && params[1] < params[2], "{params:?}");
     }
