@@ -122,7 +122,7 @@ fn a_named_profile_is_replaced_where_it_is_none_and_left_alone_where_asked() {
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     assert!(ended.stderr.contains("replaced") && ended.stderr.contains("profile.json"), "{}", ended.stderr);
     assert!(
-        ended.stdout.contains("raw read") && ended.stdout.contains("kept as this machine's profile"),
+        ended.stdout.contains("raw read") && ended.stdout.contains("saved as this machine's profile"),
         "{}",
         ended.stdout
     );
@@ -138,9 +138,9 @@ fn what_cannot_be_measured_is_refused_before_the_first_burst() {
         (vec!["bench", "--threads", "0"], 2, "0"),
         (vec!["bench", "step", "--stage", "4"], 2, "4"),
         (vec!["bench", "step", "--size", "7b"], 2, "0.6b"),
-        (vec!["bench", "collectives", "--ranks", "1"], 2, "2 or more"),
+        (vec!["bench", "collectives", "--ranks", "1"], 2, "need at least 2 ranks"),
         (vec!["bench", "disk", "--dir", "no/such/folder"], 2, "no/such/folder"),
-        (vec!["bench", "disk", "--dir", "README.md"], 2, "no folder"),
+        (vec!["bench", "disk", "--dir", "README.md"], 2, "is not a folder"),
     ] {
         let ended: Ended = zeroth(&arguments);
         assert_eq!(ended.code, code, "{arguments:?}\n{}{}", ended.stdout, ended.stderr);

@@ -91,7 +91,7 @@ fn loops_and_macros_without_end_are_stopped() {
     // One step: the comparison of two lists with 2^60 leaves.
     let same = repeated("[]", 60, "[ns.x, ns.x]", "{% set a = ns.x %}")
         + &repeated("[]", 60, "[ns.x, ns.x]", "{{ a == ns.x }}");
-    assert_stopped(&same, "took more than 5 s of processor time");
+    assert_stopped(&same, "took more than 5 s of CPU time");
 }
 
 #[test]

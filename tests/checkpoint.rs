@@ -148,7 +148,7 @@ fn verify_names_every_damaged_file_and_exits_with_four() {
     let folder = with_run(&[5, 10]);
     let ended = checkpoint(folder.path(), "verify run/checkpoints/step-5");
     assert_eq!(ended.code, 0, "{}", ended.stderr);
-    assert!(ended.stdout.contains(" in 3 files as they were saved, read in "), "{}", ended.stdout);
+    assert!(ended.stdout.contains(" in 3 files verified in "), "{}", ended.stdout);
 
     let step = folder.path().join("run/checkpoints/step-10");
     damage(&step.join("rank-00000-of-00001.safetensors"));
@@ -186,7 +186,7 @@ fn export_writes_the_model_that_was_saved_and_a_run_gives_its_newest_good_one() 
     let ended = checkpoint(folder.path(), "export run --output other --dtype fp32 --max-shard-size 4KB");
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     assert!(ended.stdout.contains("after 5 steps") && ended.stdout.contains("in fp32"), "{}", ended.stdout);
-    assert!(ended.stderr.contains("left out: "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("skipped: "), "{}", ended.stderr);
     assert!(folder.path().join("other/model.safetensors.index.json").exists());
 }
 
@@ -195,9 +195,9 @@ fn what_is_no_checkpoint_and_folders_in_use_are_wrong_input() {
     let folder = with_run(&[5]);
     fs::create_dir(folder.path().join("empty")).unwrap();
     for (line, phrase) in [
-        ("inspect absent", "is no checkpoint: it has no manifest.json"),
-        ("verify empty", "holds no checkpoint (no folder step-N)"),
-        ("verify model", "holds no checkpoint"),
+        ("inspect absent", "is not a checkpoint: it has no manifest.json"),
+        ("verify empty", "contains no checkpoint (no step-N folder)"),
+        ("verify model", "contains no checkpoint"),
         ("export run", "--output"),
         (
             "export run --output model",

@@ -24,7 +24,7 @@ const COMMANDS: [(&[&str], &str); 15] = [
 ];
 
 /// Flags that docs/cli.md describes once, for `train`.
-const TRAINING_FLAGS: &str = "Training flags, as Hugging Face names them:";
+const TRAINING_FLAGS: &str = "Training flags, with Hugging Face's names:";
 
 /// The long flags that stand in front of a line of the help.
 fn flags_of(command: &[&str], with_training_flags: bool) -> Vec<String> {

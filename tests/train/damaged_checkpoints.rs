@@ -153,7 +153,7 @@ fn numbers_that_no_run_has_are_refused_at_once() {
     fs::rename(&step, run.join("checkpoints/step-9")).unwrap();
     let ended = go_on(&run, &["--max-steps", "4"]);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
-    assert!(ended.stderr.contains("its `step` is 2, and its folder is step-9"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("its `step` is 2, but its folder is step-9"), "{}", ended.stderr);
 }
 
 #[test]

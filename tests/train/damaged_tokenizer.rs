@@ -32,7 +32,7 @@ fn refused(change: impl Fn(&mut Value)) -> String {
 fn one_that_cannot_be_loaded_is_refused_by_name() {
     // Merges are put together without this prefix, which none of them has room for.
     let said = refused(|tokenizer| tokenizer["model"]["continuing_subword_prefix"] = "a long prefix".into());
-    assert!(said.contains("tokenizer.json is no tokenizer that can be loaded"), "{said}");
+    assert!(said.contains("tokenizer.json is not a valid tokenizer"), "{said}");
 }
 
 #[test]

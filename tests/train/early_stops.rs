@@ -266,5 +266,9 @@ fn the_first_interrupt_of_a_rank_alone_is_answered() {
     signal(long.running.launcher.id(), "INT");
     assert_eq!(long.running.code(), Some(130), "{}", long.running.said());
     let said = long.running.said();
-    assert_eq!(said.matches("finishing the step and saving; once more Ctrl-C stops").count(), 1, "{said}");
+    assert_eq!(
+        said.matches("finishing the step and saving a checkpoint; press Ctrl-C again to stop").count(),
+        1,
+        "{said}"
+    );
 }

@@ -68,7 +68,7 @@ fn what_rank_0_refuses_ends_all_ranks_with_its_exit_code() {
     let ended = ranks.map(|rank| rank.wait_with_output().unwrap());
     let said = ended.each_ref().map(|rank| String::from_utf8_lossy(&rank.stderr).into_owned());
     assert_eq!(ended.map(|rank| rank.status.code()), [Some(2), Some(2)], "{said:?}");
-    assert!(said[0].contains("is a file: --output names a folder"), "{said:?}");
+    assert!(said[0].contains("is a file: --output must be a folder"), "{said:?}");
     assert!(!said[1].contains("error"), "one says it: {said:?}");
 }
 

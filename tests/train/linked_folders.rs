@@ -66,7 +66,7 @@ fn what_is_read_behind_a_link_is_not_removed() {
     let data = golden("qwen3-tied").join("data.jsonl");
     let ended = super::train_on(&models, &data, &run, &["--max-steps", "1", "--overwrite-output-dir"]);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
-    assert!(ended.stderr.contains("--model ") && ended.stderr.contains("needs it"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--model ") && ended.stderr.contains("depends on it"), "{}", ended.stderr);
     let from = scratch.join("step-1");
     let more = ["--max-steps", "2", "--overwrite-output-dir", "--resume", text(&from)];
     trained(&folder.path().join("other"), &more).assert_done();
@@ -107,7 +107,7 @@ fn a_link_that_leads_nowhere_is_named_and_stays() {
     fs::remove_dir_all(&scratch).unwrap();
     let ended = trained(&run, &["--max-steps", "1", "--overwrite-output-dir"]);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
-    assert!(ended.stderr.contains("checkpoints is a link that leads nowhere"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("checkpoints is a dangling symlink"), "{}", ended.stderr);
     assert_link(&run.join("checkpoints"), &scratch);
     assert_eq!(metrics(&run).len(), 1, "nothing was removed");
 }

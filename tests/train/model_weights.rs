@@ -99,6 +99,6 @@ fn a_folder_with_a_config_alone_trains_new_weights_and_says_so() {
     fs::write(model.join("training_args.bin"), "arguments").unwrap();
     let (ended, _) = trained(&model);
     ended.assert_done();
-    let note = "note: the model folder has no weights: new weights from seed 7\n";
+    let note = "note: the model folder has no weights: initialised randomly with seed 7\n";
     assert!(ended.stderr.contains(note), "{}", ended.stderr);
 }

@@ -26,8 +26,8 @@ fn labels_that_are_all_ignored_are_refused_with_their_count() {
         r#"{"input_ids": [5, 6], "labels": [5, -100]}"#,
     ];
     let words = [
-        "rows.jsonl is trained: 2 rows with 5 tokens were read, and every label after the first is -100: the labels of a row",
-        "`zeroth data preview` shows what is trained of each row",
+        "rows.jsonl has no trained tokens: 2 rows with 5 tokens were read, and every label after the first is -100: labels other than",
+        "`zeroth data preview` shows the trained tokens of each row",
     ];
     assert_refused(&rows, &[], &words);
     assert_refused(&rows, &["--packing"], &words);
@@ -35,17 +35,16 @@ fn labels_that_are_all_ignored_are_refused_with_their_count() {
 
 #[test]
 fn rows_of_one_token_are_refused() {
-    let words =
-        ["1 row with 1 token was read, and a row of one token has none before it to be predicted from"];
+    let words = ["1 row with 1 token was read, and rows of one token have no context to predict it from"];
     assert_refused(&[r#"{"input_ids": [5]}"#], &[], &words);
 }
 
 #[test]
 fn rows_whose_trained_end_is_cut_off_are_refused() {
     let row = r#"{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, -100, 8]}"#;
-    let words = ["beyond the 3 tokens they were cut to: raise --max-length, or cut the other end"];
+    let words = ["beyond the 3 tokens they were truncated to: raise --max-length, or truncate the other end"];
     assert_refused(&[row], &["--max-length", "3", "--truncation-strategy", "right"], &words);
-    let words = ["no sample is left: its 1 row has more than 3 tokens; raise --max-length"];
+    let words = ["no samples left: its 1 row has more than 3 tokens; raise --max-length"];
     assert_refused(&[row], &["--max-length", "3"], &words);
 }
 
@@ -58,7 +57,7 @@ fn conversations_without_an_assistant_are_refused() {
     let model = crate::common::root().join("examples/gsm8k/tiny-qwen3");
     let ended = train_on(&model, &data, &run, &["--max-steps", "1"]);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
-    assert!(ended.stderr.contains("-100: what assistants say is trained, unless"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("-100: assistant messages are trained, unless"), "{}", ended.stderr);
 }
 
 #[test]
@@ -66,6 +65,6 @@ fn evaluation_data_that_trains_nothing_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let evaluation: &Path =
         &written(folder.path(), "held-out.jsonl", &[r#"{"input_ids": [5, 6], "labels": [-100, -100]}"#]);
-    let words = ["no token of ", "held-out.jsonl is trained: 1 row with 2 tokens was read"];
+    let words = ["held-out.jsonl has no trained tokens: 1 row with 2 tokens was read"];
     assert_refused(&[ROW], &["--eval-data", text(evaluation)], &words);
 }

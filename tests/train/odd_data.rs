@@ -98,6 +98,6 @@ fn of_a_long_row_a_dry_run_shows_the_beginning_and_the_end() {
     let flags = ["--dry-run", "--max-length", "200000"];
     let ended = train_on(&new_model(folder.path(), 16, 1, 16, 64), &data, &run, &flags);
     ended.assert_done();
-    assert!(ended.stdout.contains(" […198,000 tokens left out…] ["), "{}", ended.stdout);
+    assert!(ended.stdout.contains(" […198,000 tokens omitted…] ["), "{}", ended.stdout);
     assert!(ended.stdout.len() < 20_000, "{}", ended.stdout.len());
 }

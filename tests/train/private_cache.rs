@@ -94,7 +94,7 @@ fn a_cache_that_is_cut_short_in_the_middle_of_a_run_ends_it_with_its_name() {
         let said = running.said();
         assert_eq!(ended.and_then(|status| status.code()), Some(1), "{said}");
         assert!(
-            said.contains(&format!("from the token cache {}: the file was cut short", file.display())),
+            said.contains(&format!("from the token cache {}: the file was truncated", file.display())),
             "{said}"
         );
     }

@@ -40,7 +40,7 @@ fn a_model_or_data_that_is_not_there_is_named() {
     let ended = train_on(Path::new("no-such-model"), &data, &output, &[]);
     assert_refused(&ended, &output, 2, &["there is no folder `no-such-model`"]);
     let ended = train_on(&golden("qwen3-tied"), Path::new("no-such-rows.jsonl"), &output, &[]);
-    assert_refused(&ended, &output, 2, &["there is no data file no-such-rows.jsonl"]);
+    assert_refused(&ended, &output, 2, &["data file no-such-rows.jsonl does not exist"]);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_row_that_cannot_be_trained_on_is_named_with_its_file_and_line() {
         ),
         (
             vec![r#"{"problem": "x", "solution": "y"}"#],
-            vec!["rows.jsonl: line 1: ", "no format of rows has these columns", "problem", "--columns"],
+            vec!["rows.jsonl: line 1: ", "no row format has these columns", "problem", "--columns"],
         ),
         (vec!["[1, 2]"], vec!["rows.jsonl: line 1: ", "a JSON object"]),
         (vec![], vec!["rows.jsonl has no rows"]),
@@ -155,7 +155,7 @@ fn a_model_s_own_folder_is_never_a_run_s() {
     }
     let ended = train("qwen3-tied", &output, &["--overwrite-output-dir", "--max-steps", "1"]);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
-    assert!(ended.stderr.contains("that is no run"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("it is not a run folder"), "{}", ended.stderr);
     let same = |name: &str| {
         fs::read(output.join(name)).unwrap() == fs::read(golden("qwen3-tied").join(name)).unwrap()
     };

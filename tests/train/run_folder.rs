@@ -180,7 +180,7 @@ fn a_second_run_is_refused_and_overwrites_only_its_own_when_asked() {
     let before = fs::read(folder.path().join("metrics.jsonl")).unwrap();
     let ended = run(&["--max-steps", "2"]);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
-    for words in ["already holds a run", "--resume auto", "--overwrite-output-dir"] {
+    for words in ["already contains a run", "--resume auto", "--overwrite-output-dir"] {
         assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
     }
     assert_eq!(fs::read(folder.path().join("metrics.jsonl")).unwrap(), before, "nothing was touched");

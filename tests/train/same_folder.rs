@@ -89,7 +89,7 @@ fn a_model_is_never_exported_into_a_checkpoint() {
     {
         let ended = zeroth(&["checkpoint", "export", text(&step), "--output", text(&to), "--overwrite"]);
         assert_eq!(ended.code, 2, "{}", ended.stderr);
-        assert!(ended.stderr.contains("lies in the checkpoint"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("is inside the checkpoint"), "{}", ended.stderr);
     }
     assert_eq!(carried(&step.join("model")), carried(&given));
     let verified = zeroth(&["checkpoint", "verify", text(&step)]);
@@ -132,12 +132,12 @@ fn overwriting_is_refused_where_it_would_remove_what_is_read() {
     let bound = Bound::mount(&model, folder.path().join("bound"));
     let by_mount = bound.as_ref().map_or(&model, |bound| &bound.0);
     for (model, data, more, words) in [
-        (by_mount, &data, vec![], ["--model ", " needs it"]),
-        (&model, &data, vec![], ["--model ", "run/model needs it"]),
-        (&linked, &data, vec![], ["--model ", "linked needs it"]),
-        (&given, &rows, vec![], ["--data ", "logs/rank-7.log needs it"]),
-        (&given, &data, vec!["--eval-data", text(&rows)], ["--eval-data ", "logs/rank-7.log needs it"]),
-        (&given, &data, vec!["--deepspeed", text(&config)], ["--deepspeed ", "ds.json needs it"]),
+        (by_mount, &data, vec![], ["--model ", " depends on it"]),
+        (&model, &data, vec![], ["--model ", "run/model depends on it"]),
+        (&linked, &data, vec![], ["--model ", "linked depends on it"]),
+        (&given, &rows, vec![], ["--data ", "logs/rank-7.log depends on it"]),
+        (&given, &data, vec!["--eval-data", text(&rows)], ["--eval-data ", "logs/rank-7.log depends on it"]),
+        (&given, &data, vec!["--deepspeed", text(&config)], ["--deepspeed ", "ds.json depends on it"]),
     ] {
         let flags = [&["--max-steps", "2", "--overwrite-output-dir"], &more[..]].concat();
         let ended = train_on(model, data, &run, &flags);

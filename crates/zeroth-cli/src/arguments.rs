@@ -1,13 +1,14 @@
-//! The command line before clap sees it: names with `_`, booleans that take true or false, and parts not built yet.
+//! Normalises the command line before clap parses it: underscores in flags, booleans with a value, commands not built
+//! yet.
 
 use std::ffi::OsString;
 
 use clap::Command;
 
-/// Commands of parts that are not built yet.
+/// Commands that are not built yet.
 const LATER_COMMANDS: [&str; 3] = ["checkpoint import", "launch", "monitor"];
 
-/// The arguments as texts, or what to say of one that is none: its bytes would become another path on the way.
+/// Converts arguments to UTF-8; a lossy conversion would name another path.
 pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>, String> {
     let mut texts: Vec<String> = Vec::new();
     for argument in typed {
@@ -15,29 +16,29 @@ pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>
             let shown = argument.to_string_lossy();
             let flag = texts.last().filter(|before| before.starts_with("--") && !shown.starts_with('-'));
             let flag = flag.map(|flag| format!("{flag} ")).unwrap_or_default();
-            format!("{flag}{shown} is not UTF-8: rename it, or give a link to it whose path is")
+            format!("{flag}{shown} is not UTF-8: rename it, or give a symlink with a UTF-8 path")
         })?;
         texts.push(argument);
     }
     Ok(texts)
 }
 
-/// What to say when the command typed belongs to a part that is not built yet.
+/// The message for a command that is not built yet.
 pub(crate) fn later_command(typed: &[String]) -> Option<String> {
-    // The first word that is neither a flag nor the value of the one flag that may stand before a command.
+    // Commands are the words that are neither flags nor the value of --format.
     let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
     let mut words = words.map(|(_, word)| word.as_str()).filter(|word| !word.starts_with('-'));
     let command = words.next()?;
     let with_its_own = format!("{command} {}", words.next().unwrap_or_default());
     let later = LATER_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
     Some(format!(
-        "`zeroth {later}` is not yet built in this version; there are train, generate, plan, config, checkpoint \
+        "`zeroth {later}` is not yet built in this version; available are train, generate, plan, config, checkpoint \
          (inspect, verify, export), data preview, init, bench, doctor and completions"
     ))
 }
 
-/// Rewrites flags to the one spelling that clap knows: `--per_device_train_batch_size` with dashes, and a boolean
-/// joined to the true or false that follows it. What comes after a bare `--` is somebody else's command.
+/// Rewrites flags to clap's spelling: `--per_device_train_batch_size` with dashes, and booleans joined with a
+/// following true or false. Arguments after a bare `--` belong to another command.
 pub(crate) fn normalise(command: &Command, typed: Vec<String>) -> Vec<String> {
     let booleans = boolean_flags(command);
     let mut normal: Vec<String> = Vec::with_capacity(typed.len());
@@ -73,7 +74,7 @@ fn is_truth(text: &str) -> bool {
     text.eq_ignore_ascii_case("true") || text.eq_ignore_ascii_case("false")
 }
 
-/// The long names of all flags, of all commands, that stand alone or take a truth value.
+/// Long names of all boolean flags of all commands.
 fn boolean_flags(command: &Command) -> Vec<String> {
     let own = command
         .get_arguments()
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_stand_alone_or_take_a_truth_value() {
+    fn booleans_take_an_optional_value() {
         assert_eq!(
             normal("zeroth config resolve x --bf16 True --fp16 false"),
             "zeroth config resolve x --bf16=true --fp16=false"
@@ -113,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_command_is_left_alone() {
+    fn arguments_after_a_double_dash_are_unchanged() {
         let line = "zeroth config verify ds.json -- deepspeed --num_gpus=4 train.py --bf16 True";
         assert_eq!(normal(line), line);
     }
 
     #[test]
-    fn parts_to_come_are_named_as_such() {
+    fn commands_not_built_yet_are_reported() {
         let typed = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert!(later_command(&typed("zeroth monitor --web")).unwrap().contains("not yet"));
         assert!(later_command(&typed("zeroth --format json monitor")).unwrap().contains("not yet"));

@@ -1,7 +1,9 @@
-//! What a signal does before the first step: the run is undone and the process ends, whatever it is waiting for.
+//! Handles signals before the first step: the run's files are removed and the process exits, whatever it is blocked
+//! on.
 //!
-//! Until then there is nothing to save, and the thread that would have to look at a flag may sit in a read that never
-//! returns. So a thread of its own waits for signals and ends the process itself. From the first step on it only answers.
+//! Until then there is nothing to save, and the main thread may be blocked in a read that never returns. So a
+//! dedicated thread waits for signals and exits the process itself. After the first step has begun it only
+//! acknowledges them.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,48 +17,48 @@ use zeroth::comm::FirstStep;
 use crate::output;
 use crate::signals::Ended;
 
-/// How long undoing may take: a network that has gone away must not hold up the end, nor may the kernel, which lets no thread
-/// map memory while another one populates gigabytes of it.
+/// Time limit for the cleanup: an unresponsive network must not delay the exit, nor the kernel, which blocks mmap
+/// while another thread populates gigabytes.
 const PATIENCE: Duration = Duration::from_millis(1200);
-/// How long a rank of a stopped job waits to be ended before it finds out by itself that others are gone.
+/// How long a rank of a stopped job waits to be killed before it detects the loss of its peers itself.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
-/// How far the run is.
+/// The phase of the run.
 enum Stage {
-    /// Only this process, and nothing that it cannot undo.
+    /// Only this process exists, and it can undo everything.
     Preparing,
-    /// Ranks run: their launcher's loop acts on signals.
+    /// Ranks are running; the launcher's loop handles signals.
     Launched,
-    /// One of several ranks: the first step is a matter of all of them.
+    /// One of several ranks, which agree on whether the first step begins.
     Joined(FirstStep),
-    /// Steps run: there is something to save.
+    /// Steps are running, so there is something to save.
     Stepping,
-    /// A signal came before the first step: the process is about to end.
+    /// A signal arrived before the first step; the process is about to exit.
     Stopped,
 }
 
-/// What was written so far.
+/// Files written so far.
 struct Written {
-    /// What takes it back, the newest last.
+    /// Cleanup actions, run in reverse order.
     undo: Vec<Box<dyn FnOnce() + Send>>,
-    /// What is left then, in words.
+    /// The message about what remains.
     left: &'static str,
 }
 
-/// A run on its way to the first step.
+/// Signal handling of a run up to its first step.
 pub(crate) struct BeforeFirstStep {
-    /// Never locked for long.
+    /// Held only briefly.
     stage: Mutex<Stage>,
-    /// Locked while files are written: they are undone whole or not at all.
+    /// Held while files are written, so that they are removed completely or not at all.
     written: Mutex<Written>,
     undoing: Mutex<Undoing>,
     changed: Condvar,
     is_told: AtomicBool,
-    /// Whether this process speaks for its job.
+    /// Whether this process prints messages for its job.
     speaks: bool,
 }
 
-/// What the thread that undoes is at.
+/// The state of the cleanup thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Undoing {
     No,
@@ -65,7 +67,7 @@ enum Undoing {
 }
 
 impl BeforeFirstStep {
-    /// Waits for `stops` on a thread of its own; `asked` says what they ask for.
+    /// Waits for `stops` on a dedicated thread; `asked` returns the pending request.
     pub(crate) fn watch(
         speaks: bool,
         stops: &[i32],
@@ -87,7 +89,7 @@ impl BeforeFirstStep {
         let watched = Arc::clone(&run);
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             let mut is_answered = false;
-            // A byte comes with each signal, after its flags are set.
+            // Each signal sends a byte, after its flags are set.
             while signals.read_exact(&mut [0]).is_ok() {
                 if let Some(asked) = asked() {
                     watched.act(asked, &mut is_answered);
@@ -118,7 +120,7 @@ impl BeforeFirstStep {
         }
     }
 
-    /// Undoes the run and ends the process. Ranks that this process started must be gone.
+    /// Cleans up and exits the process. Ranks started by this process must have exited.
     pub(crate) fn stop(&self, asked: Ended) -> ! {
         let mut undoing = locked(&self.undoing);
         *undoing = Undoing::Asked(asked);
@@ -131,8 +133,8 @@ impl BeforeFirstStep {
         exit(i32::from(asked.exit_code()))
     }
 
-    /// A thread of its own, because each part of it may hang: in a write that holds the lock, in removing, in telling. It
-    /// is there from the start, with memory of its own: see [`PATIENCE`].
+    /// Runs on its own thread, because each part may block: a write that holds the lock, the removal, the message.
+    /// The thread exists from the start, with its own heap memory: see [`PATIENCE`].
     fn undo_when_asked(&self) {
         drop(std::hint::black_box(vec![0_u8; 1 << 16]));
         let is_asked = |undoing: &mut Undoing| *undoing == Undoing::No;
@@ -148,37 +150,37 @@ impl BeforeFirstStep {
         }
         *locked(&self.undoing) = Undoing::Done;
         self.changed.notify_all();
-        // Still locked: nothing is written any more.
+        // The lock is kept, so nothing more is written.
         std::thread::sleep(PATIENCE);
     }
 
-    /// Adds to what is undone.
+    /// Adds a cleanup action.
     pub(crate) fn on_stop(&self, undo: impl FnOnce() + Send + 'static) {
         locked(&self.written).undo.push(Box::new(undo));
     }
 
-    /// A run that goes on has something that stays.
+    /// A resumed run keeps its checkpoints.
     pub(crate) fn keeps_checkpoints(&self) {
-        locked(&self.written).left = "its checkpoints are as they were";
+        locked(&self.written).left = "its checkpoints are unchanged";
     }
 
-    /// Writes files that are undone whole or not at all.
+    /// Writes files that are removed completely or not at all.
     pub(crate) fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         let _held = locked(&self.written);
         write()
     }
 
-    /// From here on the launcher's loop acts on signals.
+    /// From here on the launcher's loop handles signals.
     pub(crate) fn launch(&self) {
         self.enter(Stage::Launched);
     }
 
-    /// From here on the first step is a matter of all ranks.
+    /// From here on all ranks agree on the first step.
     pub(crate) fn join(&self, first_step: FirstStep) {
         self.enter(Stage::Joined(first_step));
     }
 
-    /// The first step begins: from here on a signal saves.
+    /// Begins the first step: from here on a signal saves a checkpoint.
     pub(crate) fn begin(&self) {
         let is_ours = match &*locked(&self.stage) {
             Stage::Joined(first_step) => first_step.begin(),
@@ -202,16 +204,17 @@ impl BeforeFirstStep {
     }
 }
 
-/// Whoever panics with one of them locked ends the process anyway.
+/// A panic with a lock held ends the process anyway.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a first signal is answered with once there is something to save.
-pub(crate) const FINISHING: &str = "finishing the step and saving; once more Ctrl-C stops at once";
+/// The acknowledgement of the first signal once there is something to save.
+pub(crate) const FINISHING: &str =
+    "finishing the step and saving a checkpoint; press Ctrl-C again to stop at once";
 
-/// A job that was stopped before its first step has no steps: its launcher or a signal ends this process. Where neither
-/// does, the next collective finds the rank that is gone.
+/// Waits to be killed by the launcher or a signal, as a job stopped before its first step runs none. Otherwise the
+/// next collective detects the missing rank.
 pub(crate) fn wait_for_the_end() {
     std::thread::sleep(LAST_WAIT);
 }

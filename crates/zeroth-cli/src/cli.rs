@@ -1,4 +1,4 @@
-//! The commands and their flags. Help texts are written for someone who knows DeepSpeed and not us.
+//! The commands and their flags. Help texts assume knowledge of DeepSpeed, not of zeroth.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::generate_flags::GenerateArgs;
 pub(crate) use crate::train_args::{DataCommand, PreviewArgs, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
 
-/// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed's JSON
+/// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed configs
 /// and Hugging Face folders, needs no Python.
 #[derive(Debug, Parser)]
 #[command(
@@ -23,54 +23,54 @@ use crate::train_flags::TrainFlags;
     subcommand_required = true,
     arg_required_else_help = true,
     after_help = "Example: zeroth plan --params 8B --ranks 5 --device-memory 44GB\n\n\
-                  Exit codes: 0 done; 1 the run failed; 2 what was given is wrong; 3 it does not fit the memory given; \
+                  Exit codes: 0 success; 1 the run failed; 2 invalid input; 3 does not fit in memory; \
                   4 a check found problems."
 )]
 pub(crate) struct Cli {
-    /// Tables for people, or one JSON object for programs
+    /// Output format: tables, or one JSON object
     #[arg(long, global = true, value_enum, default_value_t = Format::Text, value_name = "FORM")]
     pub(crate) format: Format,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// The form of a result.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// Tables and sentences.
+    /// Tables and text
     Text,
-    /// One JSON object on standard output.
+    /// One JSON object on standard output
     Json,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a model: from a folder and a data file to a trained folder
+    /// Train a model
     Train(Box<TrainArgs>),
-    /// How much memory a job needs, where it fits, and what to change where it does not
+    /// Plan memory: what a job needs, which presets fit, and what to change if none does
     Plan(Box<PlanArgs>),
-    /// Understand, check, resolve and write DeepSpeed configs
+    /// Check, explain, resolve and generate DeepSpeed configs
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// What a run has saved: look at it, check every byte, make a model folder of it
+    /// Inspect, verify and export checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
-    /// Look at data before training on it
+    /// Inspect training data
     #[command(subcommand)]
     Data(DataCommand),
-    /// Text from a model folder: what a trained model says
+    /// Generate text with a model
     Generate(Box<GenerateArgs>),
-    /// A new model folder from a family and sizes: config.json and weights from a seed
+    /// Create a model folder with random weights
     Init(Box<InitArgs>),
-    /// How near this machine comes to its limits: kernels, optimizer, collectives, disk, whole step
+    /// Benchmark kernels, optimizer, collectives, disk and training steps against the machine's limits
     Bench(Box<BenchArgs>),
-    /// What this machine offers, and what its environment variables do here
+    /// Show hardware, libraries, a kernel self-test, and the effect of environment variables
     #[command(after_help = "Example: zeroth doctor --format json")]
     Doctor,
-    /// Chat templates from standard input: the process that renders them, with bounds on its memory and time
+    /// Render chat templates from standard input, with limits on memory and time
     #[command(name = render_templates::COMMAND, hide = true)]
     RenderTemplates,
-    /// Completions for a shell
+    /// Generate shell completions
     #[command(
         after_help = "Example: zeroth completions bash > ~/.local/share/bash-completion/completions/zeroth"
     )]
@@ -80,12 +80,12 @@ pub(crate) enum Command {
     },
 }
 
-/// Where kernels run.
+/// The device that runs kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceArg {
-    /// The processor
+    /// CPU
     Cpu,
-    /// NVIDIA's cards
+    /// NVIDIA GPUs
     Cuda,
 }
 
@@ -94,74 +94,74 @@ pub(crate) enum DeviceArg {
     args_override_self = true,
     after_help = "Examples:\n  zeroth plan --params 8B --ranks 5 --device-memory 44GB\n  \
                   zeroth plan --model Qwen/Qwen3-8B --ranks 5 --device-memory 44GB --per-device-train-batch-size 1\n  \
-                  zeroth plan --params 8B --ranks 5 --states plain   (2+2+8 bytes a parameter, no fp32 master copy)\n\n\
+                  zeroth plan --params 8B --ranks 5 --states plain   (2+2+8 bytes per parameter, no fp32 master weights)\n\n\
                   Sizes: 44GB is 44·10^9 bytes, 44GiB is 44·2^30. Exit 3 when nothing fits."
 )]
 pub(crate) struct PlanArgs {
     /// Hugging Face folder, its config.json, or a name in the local Hugging Face cache
     #[arg(long, alias = "model-name-or-path", value_name = "DIR", required_unless_present = "params")]
     pub(crate) model: Option<String>,
-    /// A number of parameters instead of a model: an estimate, states in closed form, no activations and no buffers
+    /// Number of parameters instead of a model: a closed-form estimate without activations and buffers
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) params: Option<u64>,
-    /// Ranks of the job, one device each
+    /// Number of ranks, one device each
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) ranks: u64,
-    /// Ranks of one host [default: all]
+    /// Ranks per host [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) ranks_per_host: Option<u64>,
-    /// Memory of one device: rows are held to it
+    /// Memory budget of one device
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
-    /// A card by name (A100-80GB, RTX 4090, V100-32GB) for its memory and its number formats
+    /// GPU model (A100-80GB, RTX 4090, V100-32GB), for its memory and supported dtypes
     #[arg(long, value_name = "NAME", conflicts_with = "device_memory")]
     pub(crate) card: Option<String>,
-    /// Memory of one host: rows are held to it
+    /// Memory budget of one host
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) host_memory: Option<u64>,
-    /// One preset or DeepSpeed JSON file instead of every preset
+    /// Plan one preset or DeepSpeed JSON file instead of all presets
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) deepspeed: Option<String>,
-    /// How bytes a parameter are counted [default: master with --params, run with --model]
+    /// Bytes counted per parameter [default: master with --params, run with --model]
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) states: Option<StatesArg>,
-    /// Train all parameters, or LoRA's
+    /// Full fine-tuning or LoRA
     #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
     pub(crate) train_type: TrainTypeArg,
-    /// LoRA's rank [default: 8]
+    /// LoRA rank [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lora_rank: Option<u64>,
     /// Linear layers that LoRA adapts [default: all-linear]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) target_modules: Vec<String>,
-    /// Parameters of the largest layer, for --params: what stage 3 gathers at a time [default: a block of the usual shape]
+    /// With --params: parameters of the largest layer, which stage 3 gathers at once [default: a typical transformer block]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) largest_layer: Option<u64>,
-    /// Tokens of the longest row [default: the model's, at most 2048]
+    /// Maximum tokens per row [default: the model's, at most 2048]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_length: Option<u64>,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
 }
 
-/// How the bytes of a parameter are counted.
+/// The bytes counted per parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StatesArg {
-    /// 2 + 2 + 12: with an fp32 master copy, as in the ZeRO paper
+    /// 2 + 2 + 12: with fp32 master weights, as in the ZeRO paper
     Master,
-    /// 2 + 2 + 8: without one
+    /// 2 + 2 + 8: without master weights
     Plain,
-    /// What our own runs hold: 14 bytes with one rank and no accumulation, else 16; 2 more with offload
+    /// As zeroth runs: 14 bytes with one rank and no accumulation, else 16; 2 more with offload
     Run,
 }
 
-/// What is trained.
+/// The parameters to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TrainTypeArg {
     /// All parameters
     Full,
-    /// LoRA's own parameters
+    /// LoRA adapters
     Lora,
 }
 
@@ -170,67 +170,67 @@ pub(crate) enum TrainTypeArg {
     args_override_self = true,
     after_help = "Example: zeroth init --family qwen3 --hidden 512 --layers 8 --heads 8 --kv-heads 4 \
                   --intermediate-size 1536 --vocab-size 32000 --tied --output my-model\n\n\
-                  Weights are normal numbers of standard deviation 0.02, norms are ones, biases zeros. The same seed gives \
+                  Weights are drawn from a normal distribution with standard deviation 0.02, norms are 1, biases 0. The same seed gives \
                   the same bits on every machine."
 )]
 pub(crate) struct InitArgs {
-    /// The family it belongs to
+    /// Architecture
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) family: NewFamilyArg,
-    /// Width of the model
+    /// Hidden size
     #[arg(long, alias = "hidden-size", value_name = "N")]
     pub(crate) hidden: u64,
-    /// Blocks
+    /// Number of transformer blocks
     #[arg(long, alias = "num-hidden-layers", value_name = "N")]
     pub(crate) layers: u64,
-    /// Attention heads
+    /// Number of attention heads
     #[arg(long, alias = "num-attention-heads", value_name = "N")]
     pub(crate) heads: u64,
-    /// Heads of keys and values [default: as many as heads]
+    /// Number of key/value heads [default: as many as heads]
     #[arg(long, alias = "num-key-value-heads", value_name = "N")]
     pub(crate) kv_heads: Option<u64>,
-    /// Width of one head [default: hidden / heads]
+    /// Head dimension [default: hidden / heads]
     #[arg(long, value_name = "N")]
     pub(crate) head_dim: Option<u64>,
-    /// Inner width of the feed-forward part
+    /// Hidden size of the feed-forward layer
     #[arg(long, value_name = "N")]
     pub(crate) intermediate_size: u64,
-    /// Tokens of the vocabulary
+    /// Vocabulary size
     #[arg(long, value_name = "N")]
     pub(crate) vocab_size: u64,
-    /// The output projection is the embedding
+    /// Tie the output projection to the embedding
     #[arg(long, alias = "tie-word-embeddings", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false")]
     pub(crate) tied: bool,
-    /// The longest sequence it is meant for [default: the family's]
+    /// Maximum sequence length [default: the architecture's]
     #[arg(long, alias = "max-position-embeddings", value_name = "N")]
     pub(crate) max_positions: Option<u64>,
-    /// The base of rotary frequencies [default: 10000]
+    /// Base of the rotary frequencies [default: 10000]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     pub(crate) rope_theta: Option<f64>,
-    /// The type the weights are stored in
+    /// Dtype of the stored weights
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = DTypeArg::Bf16)]
     pub(crate) dtype: DTypeArg,
-    /// Where all random numbers come from
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
-    /// The size above which weights are cut into several files
+    /// Maximum size of a weight file
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes, default_value = "5GB")]
     pub(crate) max_shard_size: u64,
-    /// The folder to write
+    /// Output folder
     #[arg(short, long, alias = "output-dir", value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// Replace the model in a folder that is not empty; other files stay
+    /// Replace an existing model in the folder; other files are kept
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) overwrite_output_dir: bool,
 }
 
-/// A family that new models can be made of.
+/// An architecture for new models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum NewFamilyArg {
     /// Llama 1 to 3
     Llama,
-    /// Mistral, without its attention window
+    /// Mistral, without sliding-window attention
     Mistral,
     /// Qwen2: biases on q, k and v
     Qwen2,
@@ -249,12 +249,12 @@ impl From<NewFamilyArg> for Family {
     }
 }
 
-/// The type of stored weights.
+/// The dtype of stored weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DTypeArg {
-    /// 2 bytes, the range of fp32
+    /// 2 bytes, with the range of fp32
     Bf16,
-    /// 2 bytes, more precise and up to 65,504
+    /// 2 bytes, more precise, maximum 65,504
     Fp16,
     /// 4 bytes
     Fp32,
@@ -272,23 +272,23 @@ impl From<DTypeArg> for DType {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
-    /// What a checkpoint holds, or which checkpoints a run has
+    /// Show a checkpoint's contents, or a run's checkpoints
     #[command(after_help = "Example: zeroth checkpoint inspect run/checkpoints/step-500\n\n\
-                            Reads manifest and headers, no weights. Exit 4 where something is missing or broken.")]
+                            Reads manifest and headers, no weights. Exit code 4 if something is missing or damaged.")]
     Inspect {
-        /// A folder step-N, or a run's folder
+        /// A step-N folder, or a run folder
         dir: PathBuf,
     },
-    /// Compare every byte with its checksum; of a run, all checkpoints
+    /// Verify the checksums of a checkpoint, or of all checkpoints of a run
     #[command(
-        after_help = "Example: zeroth checkpoint verify run\n\nExit 4 where a file is not what was saved. In the \
+        after_help = "Example: zeroth checkpoint verify run\n\nExit code 4 if a file is damaged. In the \
                             folder itself, `sha256sum --check SHA256SUMS` does the same."
     )]
     Verify {
-        /// A folder step-N, or a run's folder
+        /// A step-N folder, or a run folder
         dir: PathBuf,
     },
-    /// A Hugging Face folder from a checkpoint, or from a run's newest good one
+    /// Export a checkpoint, or a run's newest valid one, as a Hugging Face folder
     Export(CheckpointExportArgs),
 }
 
@@ -296,21 +296,21 @@ pub(crate) enum CheckpointCommand {
 #[command(
     args_override_self = true,
     after_help = "Example: zeroth checkpoint export run/checkpoints/step-500 --output my-model --dtype bf16\n\n\
-                  Weights are streamed: memory does not grow with the model. Exit 4 where the checkpoint is damaged."
+                  Weights are streamed, so memory use does not grow with the model. Exit code 4 if the checkpoint is damaged."
 )]
 pub(crate) struct CheckpointExportArgs {
-    /// A folder step-N, or a run's folder
+    /// A step-N folder, or a run folder
     pub(crate) dir: PathBuf,
-    /// The folder to write
+    /// Output folder
     #[arg(short, long, alias = "output-dir", value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// The type of the weights [default: bf16 for a run in 16 bits, else fp32]
+    /// Dtype of the weights [default: bf16 for 16-bit runs, else fp32]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) dtype: Option<DTypeArg>,
-    /// The size above which weights are cut into several files
+    /// Maximum size of a weight file
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes, default_value = "5GB")]
     pub(crate) max_shard_size: u64,
-    /// Replace the model in a folder that is not empty; other files stay
+    /// Replace an existing model in the folder; other files are kept
     #[arg(long, alias = "overwrite-output-dir", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false")]
     pub(crate) overwrite: bool,
@@ -318,25 +318,25 @@ pub(crate) struct CheckpointExportArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Write a ZeRO config from a micro-batch and an accumulation; memory found decides what is not typed
+    /// Generate a ZeRO config; values not given are chosen by the available memory
     New(Box<NewArgs>),
-    /// Write three configs at once: for a small card, for several large ones, for long rows
+    /// Generate three configs: for a small GPU, for several large ones, and for long rows
     Tiers(TiersArgs),
     /// List the presets, show one, or write one
     Presets(PresetsArgs),
-    /// What becomes of every key of a file
+    /// Check every key of a config
     Check(CheckArgs),
-    /// What a file becomes with a model, ranks and flags: every value with its origin
+    /// Resolve a config with a model, ranks and flags; shows every value with its origin
     Resolve(Box<ResolveArgs>),
-    /// What a key does here, its default, its unit, who reads it, what to set it to
+    /// Explain a key: its effect, default, unit, which pass reads it, and what to set it to
     #[command(after_help = "Example: zeroth config explain stage3_max_reuse_distance")]
     Explain {
-        /// The key, by its name or its whole path
+        /// Key name or full path
         key: String,
     },
-    /// Does a training command agree with a file? batch sizes, precision, accumulation, clipping
+    /// Check that a training command agrees with a config: batch sizes, precision, accumulation, clipping
     Verify(VerifyArgs),
-    /// The JSON Schema of a config, for editors
+    /// Print the JSON Schema of configs, for editors
     #[command(after_help = "Example: zeroth config schema > deepspeed.schema.json")]
     Schema,
 }
@@ -348,16 +348,16 @@ pub(crate) enum ConfigCommand {
                   zeroth config new --offload --world-size 4 --stage3-prefetch-bucket-size auto -o ds.json"
 )]
 pub(crate) struct NewArgs {
-    /// Samples one rank computes at a time [default: by the memory found]
+    /// Micro-batch size per rank [default: by available memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) micro_batch_size: Option<u64>,
-    /// Micro-batches before the optimizer steps [default: 1, or by the memory found]
+    /// Gradient accumulation steps [default: 1, or by available memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) gradient_accumulation: Option<u64>,
-    /// The ZeRO stage
+    /// ZeRO stage
     #[arg(long, value_name = "STAGE", default_value_t = 3, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stage: u8,
-    /// Parameters in host memory [default: no, or by the memory found]
+    /// Offload parameters to host memory [default: no, or by available memory]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) offload: Option<bool>,
     #[command(flatten)]
@@ -385,7 +385,7 @@ pub(crate) struct NewArgs {
     /// zero_optimization.stage3_gather_16bit_weights_on_model_save
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) stage3_gather_16bit_weights_on_model_save: Option<bool>,
-    /// The file to write
+    /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "ds_zero3.json")]
     pub(crate) output: PathBuf,
 }
@@ -396,21 +396,21 @@ pub(crate) struct PrecisionArgs {
     /// bf16, the default
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) bf16: Option<bool>,
-    /// fp16 with a loss scale that begins at 2^12, and bf16 off
+    /// fp16 with an initial loss scale of 2^12, and bf16 off
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) fp16: Option<bool>,
 }
 
-/// The memory a generated config is for.
+/// The memory that a config is generated for.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MemoryArgs {
-    /// Ranks; they multiply train_batch_size
+    /// Number of ranks; multiplies train_batch_size
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) world_size: u64,
-    /// Memory of one device, instead of what is found
+    /// Memory of one device [default: detected]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
-    /// Parameters of the model to choose for
+    /// Number of model parameters to choose for
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count)]
     pub(crate) params: Option<u64>,
 }
@@ -423,13 +423,13 @@ pub(crate) struct MemoryArgs {
 pub(crate) struct TiersArgs {
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
-    /// Ranks; they multiply train_batch_size
+    /// Number of ranks; multiplies train_batch_size
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) world_size: u64,
-    /// Memory of one device, instead of what is found
+    /// Memory of one device [default: detected]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
-    /// The folder for ds_zero3_small.json, ds_zero3_medium.json and ds_zero3_large.json
+    /// Output folder for ds_zero3_small.json, ds_zero3_medium.json and ds_zero3_large.json
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) output_dir: PathBuf,
 }
@@ -437,9 +437,9 @@ pub(crate) struct TiersArgs {
 #[derive(Debug, Args)]
 #[command(args_override_self = true, after_help = "Example: zeroth config presets zero3_offload -o ds.json")]
 pub(crate) struct PresetsArgs {
-    /// zero0, zero1, zero2, zero2_offload, zero3 or zero3_offload; all of them are listed without
+    /// zero0, zero1, zero2, zero2_offload, zero3 or zero3_offload; lists all if omitted
     pub(crate) name: Option<String>,
-    /// Write it to this file
+    /// Write the preset to this file
     #[arg(short, long, value_name = "FILE", requires = "name")]
     pub(crate) output: Option<PathBuf>,
 }
@@ -448,12 +448,12 @@ pub(crate) struct PresetsArgs {
 #[command(
     args_override_self = true,
     after_help = "Example: zeroth config check ds_config.json\n\nFILE may also be a preset's name, JSON text, or base64 \
-                  of a config. Exit 4 where the file has errors."
+                  of a config. Exit code 4 if the file has errors."
 )]
 pub(crate) struct CheckArgs {
-    /// A DeepSpeed config: JSON, with comments or without, or Hjson
+    /// DeepSpeed config: JSON, optionally with comments, or Hjson
     pub(crate) file: String,
-    /// Warnings count as errors: keys without effect, deprecated, unknown, not yet
+    /// Treat warnings as errors: keys that are deprecated, unknown, not yet supported or without effect
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) strict: bool,
 }
@@ -464,19 +464,19 @@ pub(crate) struct CheckArgs {
     after_help = "Example: zeroth config resolve zero3 --model Qwen/Qwen3-8B --ranks 8 --learning-rate 1e-5 --max-steps 1000"
 )]
 pub(crate) struct ResolveArgs {
-    /// A DeepSpeed config, or a preset's name
+    /// DeepSpeed config, or a preset
     pub(crate) file: String,
     /// Hugging Face folder, its config.json, or a name in the local Hugging Face cache
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: Option<String>,
-    /// Ranks of the run
+    /// Number of ranks
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) ranks: u64,
-    /// Train all parameters, or LoRA's (another default learning rate)
+    /// Full fine-tuning or LoRA (which has another default learning rate)
     #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
     pub(crate) train_type: TrainTypeArg,
-    /// Show defaults too
+    /// Also show default values
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -488,12 +488,12 @@ pub(crate) struct ResolveArgs {
     args_override_self = true,
     after_help = "Example: zeroth config verify ds.json -- deepspeed --num_gpus=8 train.py --deepspeed ds.json \
                   --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --bf16 True\n\n\
-                  Understands deepspeed, torchrun, accelerate, swift, mpirun, srun and zeroth. Exit 4 where they disagree."
+                  Understands deepspeed, torchrun, accelerate, swift, mpirun, srun and zeroth. Exit code 4 if they disagree."
 )]
 pub(crate) struct VerifyArgs {
-    /// A DeepSpeed config, or a preset's name
+    /// DeepSpeed config, or a preset
     pub(crate) file: String,
-    /// The training command
+    /// Training command
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Every command that the pages and the help show is one that parses.
+//! Checks that all commands in the docs and help texts parse.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const PAGES: [&str; 10] = [
     "docs/training.md",
 ];
 
-/// Splits a line as a shell does: quotes hold words together, a `#` begins a comment.
+/// Splits a line like a shell: quotes group words, `#` starts a comment.
 fn shell_words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -43,7 +43,7 @@ fn shell_words(line: &str) -> Vec<String> {
     words
 }
 
-/// The commands of a page: lines of blocks, whole, and spans of code in sentences, which may leave things out.
+/// The commands of a page: complete ones in code blocks, and code spans, which may be abbreviated.
 fn commands(page: &str) -> (Vec<String>, Vec<String>) {
     let joined = page.replace("\\\n", " ");
     let (mut blocks, mut prose, mut is_fenced) = (Vec::new(), String::new(), false);
@@ -51,7 +51,7 @@ fn commands(page: &str) -> (Vec<String>, Vec<String>) {
         is_fenced ^= line.starts_with("```");
         let is_block = is_fenced || line.starts_with("    ");
         let typed = line.trim_start().trim_start_matches("$ ");
-        // A table of crates has one of our name.
+        // A table of crates contains the name too.
         if is_block && typed.starts_with("zeroth ") && !typed.starts_with("zeroth  ") {
             blocks.push(typed.to_owned());
         } else if !is_block {
@@ -63,7 +63,7 @@ fn commands(page: &str) -> (Vec<String>, Vec<String>) {
     (blocks, spans.map(|span| span.replace('\n', " ")).collect())
 }
 
-/// What is wrong with a command. Of one that leaves things out (`…`, `N`), only flags that do not exist.
+/// The problem with a command. Abbreviated ones (`…`, `N`) are only checked for unknown flags.
 fn problem(command: &Command, line: &str, is_whole: bool) -> Option<String> {
     let typed: Vec<String> = shell_words(line).into_iter().filter(|word| !word.contains('…')).collect();
     if crate::arguments::later_command(&typed).is_some() {
@@ -104,11 +104,11 @@ fn every_command_of_the_pages_parses() {
     assert!(problems.is_empty(), "{}", problems.join("\n\n"));
 }
 
-/// The examples of the help of a command and of those below it.
+/// Examples in the help of a command and its subcommands.
 fn examples(command: &Command, name: &str, found: &mut Vec<(String, String)>) {
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let lines = help.lines().map(|line| line.trim_start().trim_start_matches("Example: "));
-    // A remark in brackets may follow.
+    // A remark in parentheses may follow.
     let lines = lines
         .filter(|line| line.starts_with("zeroth "))
         .map(|line| line.split("   (").next().unwrap_or(line));

@@ -1,38 +1,38 @@
-//! How a command ends, and the exit codes that scripts rely on.
+//! Exit codes, which scripts rely on.
 
 use std::process::ExitCode;
 
 use crate::signals::Ended;
 
-/// How a command ended.
+/// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Done.
+    /// Success.
     Done = 0,
     /// The run failed.
     Failed = 1,
-    /// What was given is wrong: flags, config, model folder.
+    /// Invalid input: flags, config, model folder, data.
     Wrong = 2,
-    /// It does not fit the memory given.
+    /// It does not fit in memory.
     DoesNotFit = 3,
     /// A check found problems.
     Problems = 4,
-    /// Its terminal was closed (SIGHUP), after a good save.
+    /// SIGHUP, after a checkpoint was saved.
     HungUp = 129,
-    /// Interrupted (SIGINT) after a good save.
+    /// SIGINT, after a checkpoint was saved.
     Interrupted = 130,
-    /// Told to end (SIGTERM) after a good save.
+    /// SIGTERM, after a checkpoint was saved.
     Terminated = 143,
 }
 
 impl Exit {
-    /// The end with a code that another rank tells.
+    /// The outcome for an exit code reported by another rank.
     pub(crate) fn of_code(code: &str) -> Self {
         let known = [Self::Done, Self::Failed, Self::DoesNotFit, Self::Problems];
         known.into_iter().find(|exit| (*exit as u8).to_string() == code).unwrap_or(Self::Wrong)
     }
 
-    /// The end of a run that was asked to stop, and has saved.
+    /// The outcome of a run that was stopped by a signal and has saved.
     pub(crate) const fn after(asked: Ended) -> Self {
         match asked {
             Ended::Interrupt => Self::Interrupted,

@@ -1,9 +1,9 @@
-//! The flags of one command, and what to say of a flag that is not among them.
+//! The flags of a command, and messages for unknown ones.
 
 use clap::{Arg, Command};
 use zeroth::base::nearest;
 
-/// Flags of `train` whose part is not built yet, under the names that Hugging Face, ms-swift and PEFT gave them.
+/// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
 const NOT_YET: [&str; 37] = [
     "adapter",
     "config",
@@ -44,23 +44,23 @@ const NOT_YET: [&str; 37] = [
     "warmup-ratio",
 ];
 
-/// How alike two names must be to be taken for one another (Jaro–Winkler, 1 is equal): `adam-eps` and `adam-epsilon` are,
-/// `gradient-clipping` and `gradient-checkpointing` are not.
+/// Minimum Jaro–Winkler similarity for a suggestion: `adam-eps` suggests `adam-epsilon`, but `gradient-clipping` does
+/// not suggest `gradient-checkpointing`.
 const ALIKE: f64 = 0.92;
 
-/// A command as it was typed.
+/// A (sub)command and its flags.
 pub(crate) struct Subcommand<'a> {
     root: &'a Command,
     command: &'a Command,
-    /// Its whole name, as in `zeroth config new`.
+    /// Its full name, such as `zeroth config new`.
     pub(crate) name: String,
 }
 
 impl<'a> Subcommand<'a> {
-    /// The command that the words of a command line lead to.
+    /// Finds the command that a command line names.
     pub(crate) fn find(root: &'a Command, typed: &[String]) -> Self {
         let mut found = Self { root, command: root, name: root.get_name().to_owned() };
-        // The words, without flags and without the value of the one flag that may stand before a command.
+        // Words without flags and without the value of --format.
         let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
         for word in words.map(|(_, word)| word).filter(|word| !word.starts_with('-')) {
             let Some(command) = found.command.find_subcommand(word) else { break };
@@ -70,7 +70,7 @@ impl<'a> Subcommand<'a> {
         found
     }
 
-    /// What to say of a flag that the command does not have, and the flag that was likely meant.
+    /// The message for an unknown flag, and the flag that was likely meant.
     pub(crate) fn unknown(&self, typed: &str) -> (String, Option<String>) {
         let name = typed.replace('_', "-");
         let of_train = self.root.find_subcommand("train").is_some_and(|train| has(train, &name));
@@ -78,7 +78,7 @@ impl<'a> Subcommand<'a> {
             return (format!("--{typed} is not yet read by `{}`", self.name), None);
         }
         if of_train {
-            return (format!("`{}` has no flag --{typed}: it is one of `zeroth train`", self.name), None);
+            return (format!("`{}` has no flag --{typed}, which belongs to `zeroth train`", self.name), None);
         }
         if NOT_YET.contains(&name.as_str()) {
             return (format!("--{typed} is not yet built into `{}`", self.name), None);
@@ -98,7 +98,7 @@ impl<'a> Subcommand<'a> {
         self.arguments().map(spellings).find(|spellings| spellings.iter().any(|known| known == name))
     }
 
-    /// Whether the command needs a flag, whatever else is typed.
+    /// Whether the flag is always required.
     pub(crate) fn always_needs(&self, name: &str) -> bool {
         let mut arguments = self.arguments();
         arguments.any(|argument| {
@@ -111,13 +111,13 @@ impl<'a> Subcommand<'a> {
         self.command.get_arguments().chain(global)
     }
 
-    /// The flag that `name` most likely stands for: a few edits away, or written short.
+    /// The flag that `name` most likely stands for: a few edits away, or abbreviated.
     fn meant(&self, name: &str) -> Option<String> {
         let known: Vec<String> = self.arguments().flat_map(spellings).collect();
         if let Some(near) = nearest(name, known.iter().map(String::as_str)) {
             return Some(near.to_owned());
         }
-        // A name that goes on where a flag ends means something else: --deepspeed-port is not --deepspeed.
+        // A longer name means something else: --deepspeed-port is not --deepspeed.
         let longer = known.into_iter().filter(|known| known.len() >= name.len());
         let scored = longer.map(|known| (strsim::jaro_winkler(name, &known), known));
         let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -129,7 +129,7 @@ fn has(command: &Command, name: &str) -> bool {
     command.get_arguments().flat_map(spellings).any(|known| known == name)
 }
 
-/// The long name of a flag and its aliases; none of an argument without a flag.
+/// The long name of a flag and its aliases; empty for positional arguments.
 fn spellings(argument: &Arg) -> Vec<String> {
     let Some(long) = argument.get_long() else { return Vec::new() };
     let aliases = argument.get_all_aliases().unwrap_or_default();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn near_names_are_found_and_far_ones_are_not() {
+    fn only_similar_flags_are_suggested() {
         for (typed, expected) in [
             ("lerning-rate", Some("learning-rate")),
             ("adam_eps", Some("adam-epsilon")),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_to_come_are_not_built() {
+    fn flags_listed_as_not_built_do_not_exist() {
         let root = crate::cli::Cli::command();
         let train = root.find_subcommand("train").unwrap();
         let built: Vec<&str> = NOT_YET.into_iter().filter(|flag| has(train, flag)).collect();

@@ -1,4 +1,4 @@
-//! The binary `zeroth`: parses the command line, runs one command, turns its end into an exit code.
+//! The `zeroth` binary: parses the command line, runs a command, and returns its exit code.
 
 mod arguments;
 mod before_first_step;
@@ -60,7 +60,7 @@ fn run() -> Exit {
             if error.use_stderr() {
                 return Exit::Wrong;
             }
-            // Help and versions are results too.
+            // Help and version are results too.
             results::written(printed);
             results::end(Exit::Done)
         }
@@ -68,7 +68,7 @@ fn run() -> Exit {
             for mistake in mistakes {
                 output::error(&mistake);
             }
-            output::note(&format!("`{command} --help` lists what it takes"));
+            output::note(&format!("`{command} --help` lists its flags"));
             Exit::Wrong
         }
     }

@@ -1,9 +1,9 @@
-//! Sizes that were likely typed without their unit.
+//! Detects sizes that were likely given without a unit.
 
-/// Memory and disks of fewer bytes than this do not exist: such a number lacks its unit.
+/// No budget is smaller than this many bytes, so a smaller number lacks its unit.
 const LEAST: u64 = 10_000;
 
-/// What to say of each budget that lacks its unit.
+/// Hints for budgets that lack their unit.
 pub(crate) fn hints(budgets: &[(&str, Option<u64>)]) -> Vec<String> {
     let lacking =
         budgets.iter().filter_map(|(flag, given)| Some((flag, given.filter(|given| *given < LEAST)?)));

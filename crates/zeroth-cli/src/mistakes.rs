@@ -1,7 +1,7 @@
-//! What is wrong with a command line, all of it at once.
+//! Reports all errors of a command line at once.
 //!
-//! clap stops at the first mistake. Here a mistake is noted and mended (the flag that was likely meant takes the place of
-//! the one typed, anything else is taken out), and what is left is parsed again until nothing new is found.
+//! clap stops at the first error. Here each error is recorded and repaired (a misspelt flag is replaced by the likely
+//! one, anything else is removed), and the rest is parsed again until nothing new is found.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command};
@@ -9,16 +9,16 @@ use clap::{ArgMatches, Command};
 use crate::arguments::normalise;
 use crate::flag_names::Subcommand;
 
-/// Why a command line was not taken.
+/// Why a command line was rejected.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Help, the version, or a single mistake that clap explains with the usage.
+    /// Help, version, or a single error that clap explains with the usage.
     Clap(Box<clap::Error>),
-    /// Everything that is wrong, and the command whose help tells more.
+    /// All errors, and the command whose help is relevant.
     Mistakes { mistakes: Vec<String>, command: String },
 }
 
-/// Parses what was typed.
+/// Parses the command line.
 pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, Refusal> {
     let mut line = Line {
         subcommand: Subcommand::find(command, typed),
@@ -30,7 +30,8 @@ pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, R
         removed_values: false,
     };
     loop {
-        // Each round takes one mistake out, so this ends; a flag that was renamed may be a boolean.
+        // Each iteration removes one error, so this terminates. A renamed flag may be a boolean and needs
+        // normalising.
         line.tokens = normalise(command, std::mem::take(&mut line.tokens));
         let error = match command.clone().try_get_matches_from(&line.tokens) {
             Ok(matches) if line.mistakes.is_empty() => return Ok(matches),
@@ -50,22 +51,22 @@ pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, R
     Err(Refusal::Mistakes { mistakes: line.mistakes, command: line.subcommand.name })
 }
 
-/// A command line with its mistakes found so far taken out.
+/// A command line without the errors found so far.
 struct Line<'a> {
     subcommand: Subcommand<'a>,
     typed: &'a [String],
     tokens: Vec<String>,
     mistakes: Vec<String>,
-    /// Flags that took the place of what was typed: what is wrong with them is no mistake of the user's.
+    /// Flags that replaced misspelt ones: errors about them are not the user's.
     renamed: Vec<String>,
-    /// Flags that were taken out with their values: they are not missing.
+    /// Flags removed with their values: they are not missing.
     removed: Vec<String>,
-    /// Whether an unknown flag was taken out with words after it, which may have been arguments of the command.
+    /// Whether an unknown flag was removed with words after it, which may have been positional arguments.
     removed_values: bool,
 }
 
 impl Line<'_> {
-    /// Notes a mistake and mends it. False where what follows cannot be told apart from it.
+    /// Records and repairs an error. False if parsing cannot continue.
     fn take(&mut self, error: &clap::Error) -> bool {
         match error.kind() {
             ErrorKind::DisplayHelp
@@ -91,7 +92,7 @@ impl Line<'_> {
         let Some(at) = self.tokens.iter().position(|token| name_of(token) == Some(name)) else {
             return self.note(error);
         };
-        // As it was typed, with dashes or underscores.
+        // Found as typed, with dashes or underscores.
         let same = |token: &&String| name_of(token).is_some_and(|typed| typed.replace('_', "-") == name);
         let typed = self.typed.iter().find(same).and_then(|token| name_of(token)).unwrap_or(name);
         let (mistake, meant) = self.subcommand.unknown(typed);
@@ -120,7 +121,7 @@ impl Line<'_> {
             let has_value = match token.split_once('=') {
                 Some((_, given)) => given.contains(value),
                 None if value.is_empty() => after.is_empty(),
-                // A value that begins with a dash is a word after the flag, too.
+                // A value that begins with a dash may follow the flag too.
                 None => after
                     .iter()
                     .chain(self.tokens.get(at + 1).filter(|_| after.is_empty()))
@@ -139,13 +140,13 @@ impl Line<'_> {
         true
     }
 
-    /// Only what was not typed at all is missing. Whatever else may be wrong is seen when it is there.
+    /// Reports only flags that were not typed at all.
     fn take_missing(&mut self, error: &clap::Error) -> bool {
         let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
             return self.note(error);
         };
         let is_missing = |argument: &&String| match flag_in(argument) {
-            // What is needed only beside other flags may not be, with the value that was meant.
+            // Flags required only beside others may not be, with the intended value.
             Some(flag) if !self.removed.is_empty() => self.subcommand.always_needs(flag),
             Some(_) => true,
             None => !self.removed_values,
@@ -158,12 +159,12 @@ impl Line<'_> {
         let missing = missing.iter().filter(|argument| is_missing(argument) && !was_typed(argument));
         let missing: Vec<&str> = missing.map(String::as_str).collect();
         if !missing.is_empty() {
-            self.mistakes.push(format!("`{}` also needs {}", self.subcommand.name, missing.join(", ")));
+            self.mistakes.push(format!("`{}` also requires {}", self.subcommand.name, missing.join(", ")));
         }
         false
     }
 
-    /// How many words after this one are not flags.
+    /// Number of words after this one that are not flags.
     fn values_after(&self, at: usize) -> usize {
         self.tokens[at + 1..].iter().take_while(|token| !token.starts_with('-')).count()
     }
@@ -188,7 +189,7 @@ fn context(error: &clap::Error, kind: ContextKind) -> Option<&str> {
     }
 }
 
-/// clap's own sentence, without the usage and the pointer to the help.
+/// clap's message without usage and help hints.
 fn sentence(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);

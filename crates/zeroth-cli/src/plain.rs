@@ -1,13 +1,13 @@
-//! Text from files and models on its way to a terminal: what would command the terminal is spelled out.
+//! Sanitises text from files and models for a terminal: control characters are escaped.
 //!
-//! Our own colours are marks until the last moment. A mark carries a number that is drawn when the process starts, so that
-//! no text from outside can hold one.
+//! zeroth's own colours are markers until they are printed. A marker contains a random number drawn at start, so that
+//! no outside text can forge one.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::OnceLock;
 
-/// Unicode keeps these two for a program's own use: no text has them.
+/// Noncharacters, which Unicode reserves for internal use.
 const MARK: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 
@@ -16,12 +16,12 @@ fn number() -> &'static str {
     NUMBER.get_or_init(|| format!("{:016x}", RandomState::new().build_hasher().finish()))
 }
 
-/// What becomes the sequence of a colour, by its number, when it is printed.
+/// A marker that becomes an SGR escape sequence when printed.
 pub(crate) fn mark(code: &str) -> String {
     format!("{MARK}{}{code}{END}", number())
 }
 
-/// The text as it may be printed: line ends and tabs stay, marks become colours.
+/// Sanitises text: newlines and tabs stay, markers become colours.
 pub(crate) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -40,19 +40,19 @@ pub(crate) fn plain(text: &str) -> String {
     out
 }
 
-/// The text on one line: line ends and tabs are spelled out, too.
+/// Sanitises text for a single line: newlines and tabs are escaped too.
 pub(crate) fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     text.chars().for_each(|character| push(&mut out, character));
     out
 }
 
-/// JSON of the same value without characters that command a terminal: they stand in strings only, where an escape is the
-/// same.
+/// Escapes control characters in JSON without changing its value: they only occur in strings, where an escape is
+/// equivalent.
 pub(crate) fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
-        // The others below U+0020 are escaped already; outside of strings they are blanks.
+        // serde_json already escapes those below U+0020 in strings.
         if character >= '\u{7f}' && is_command(character) {
             out.push_str(&format!("\\u{:04x}", u32::from(character)));
         } else {
@@ -74,7 +74,7 @@ fn push(out: &mut String, character: char) {
     }
 }
 
-/// Control characters (C0, DEL, C1), and those that change the direction of text or end a line elsewhere.
+/// Control characters (C0, DEL, C1), and those that change text direction or break lines.
 fn is_command(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_commands_a_terminal_is_spelled_out() {
+    fn control_characters_are_escaped() {
         assert_eq!(plain("a\u{1b}[31mb\r\u{7}\u{9b}2J\u{202e}\u{7f}c"), {
             "a\\u{1b}[31mb\\u{d}\\u{7}\\u{9b}2J\\u{202e}\\u{7f}c"
         });
@@ -94,10 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_marks_become_colours() {
+    fn forged_markers_are_not_colours() {
         let text = format!("{}\u{1b}[0m{}", mark("31"), mark("0"));
         assert_eq!(plain(&text), "\u{1b}[31m\\u{1b}[0m\u{1b}[0m");
-        // Somebody else's number.
+        // With a different number.
         let forged = format!("{MARK}0123456789abcdef31{END}red");
         assert_eq!(plain(&forged), forged);
         assert_eq!(plain(&plain("\u{1b}[31m")), plain("\u{1b}[31m"));

@@ -1,7 +1,8 @@
-//! What SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask of a run: to finish the step, save and stop. A second SIGINT stops at once.
+//! Signal handling: SIGINT, SIGTERM, SIGHUP and SIGUSR1 request a run to finish its step, save and stop. A second
+//! SIGINT stops at once.
 //!
-//! A signal sets a flag that the loop polls between steps. Before the first step nobody polls: see [`BeforeFirstStep`]. The
-//! second SIGINT ends the process inside its handler, whatever the process is computing; ranks end with their launcher.
+//! A signal sets a flag that the training loop polls between steps. Before the first step nobody polls: see
+//! [`BeforeFirstStep`]. The second SIGINT exits inside the handler; ranks exit with their launcher.
 
 use std::io;
 use std::sync::Arc;
@@ -13,24 +14,24 @@ use zeroth::comm::FirstStep;
 
 use crate::before_first_step::{BeforeFirstStep, wait_for_the_end};
 
-/// Whose signals these are.
+/// The role of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A launcher, a rank alone, or rank 0 of those that another launcher started: SIGINT, SIGTERM and SIGHUP ask.
+    /// A launcher, a single rank, or rank 0 under a foreign launcher: handles SIGINT, SIGTERM and SIGHUP.
     Own,
-    /// Another rank of those: the same, and rank 0 speaks for it.
+    /// Another rank under a foreign launcher: the same, but rank 0 prints for it.
     Peer,
-    /// A rank under our launcher, which alone hears the terminal: SIGUSR1 asks, and SIGINT and SIGHUP stay ignored.
+    /// A rank under zeroth's launcher, which handles the terminal: stops on SIGUSR1, and ignores SIGINT and SIGHUP.
     ///
-    /// SIGTERM asks, too: a cluster's manager sends it to every process of a job. The second ends the process; our
-    /// launcher sends several when a rank is to end now.
+    /// It also stops on SIGTERM, which cluster managers send to every process of a job. The second SIGTERM kills the
+    /// process; the launcher sends several to end a rank immediately.
     Watched,
 }
 
-/// What a run was ended by.
+/// The signal that stopped a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// A person's Ctrl-C, or our launcher.
+    /// Ctrl-C, or a request from zeroth's launcher.
     Interrupt,
     /// SIGTERM.
     Terminate,
@@ -39,7 +40,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// The exit code after a good save: 128 and the signal's number.
+    /// The exit code: 128 plus the signal number.
     pub(crate) fn exit_code(self) -> u8 {
         match self {
             Self::Interrupt => 130,
@@ -57,10 +58,10 @@ impl Ended {
     }
 }
 
-/// The signals that ask a process to stop; the last may be ignored.
+/// Signals that request a stop; the last may be ignored.
 const STOPS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Which of them have come.
+/// Signals received so far.
 #[derive(Clone)]
 struct Flags {
     interrupted: Arc<AtomicBool>,
@@ -68,26 +69,26 @@ struct Flags {
     hung_up: Arc<AtomicBool>,
 }
 
-/// The signals of this process.
+/// The signal handling of this process.
 pub(crate) struct Signals {
     asked: Arc<AtomicBool>,
     flags: Flags,
-    /// None for a rank under our launcher, which sees to it.
+    /// `None` for a rank under zeroth's launcher, which handles it.
     before_first_step: Option<Arc<BeforeFirstStep>>,
 }
 
 impl Signals {
-    /// Takes the signals over for the rest of this process's life. Once a process.
+    /// Installs the handlers for the rest of the process. Called once.
     pub(crate) fn install(role: Role) -> io::Result<Self> {
         let [asked, interrupted, terminated, hung_up] = [(); 4].map(|()| Arc::new(AtomicBool::new(false)));
-        // Actions run in the order of their registration: the one that ends the process must not see this signal's flag.
+        // Actions run in registration order: the conditional exit must not see the flag that this signal sets.
         match role {
             Role::Own | Role::Peer => {
                 let code = i32::from(Ended::Interrupt.exit_code());
                 register_conditional_shutdown(SIGINT, code, Arc::clone(&interrupted))?;
                 register(SIGINT, Arc::clone(&interrupted))?;
                 register(SIGINT, Arc::clone(&asked))?;
-                // nohup ignores it for the commands that it starts: they are to go on.
+                // nohup starts commands with SIGHUP ignored, and they should continue.
                 if !is_ignored(SIGHUP) {
                     register(SIGHUP, Arc::clone(&hung_up))?;
                     register(SIGHUP, Arc::clone(&asked))?;
@@ -113,27 +114,27 @@ impl Signals {
         Ok(Self { asked, flags, before_first_step })
     }
 
-    /// Whether this process was asked to finish, and by what; of several, SIGTERM: its sender is a program that reads codes.
+    /// The pending stop request; SIGTERM takes precedence, because its sender is a program that reads exit codes.
     pub(crate) fn asked(&self) -> Option<Ended> {
         self.flags.ended()
     }
 
-    /// What a signal before the first step does; none for a rank under our launcher.
+    /// Signal handling before the first step; `None` for a rank under zeroth's launcher.
     pub(crate) fn before_first_step(&self) -> Option<&Arc<BeforeFirstStep>> {
         self.before_first_step.as_ref()
     }
 
-    /// The first step of a rank begins; `first_step` is that of its job, where it has one.
+    /// Begins the first step of a rank; `first_step` is shared by its job, if it has several ranks.
     pub(crate) fn begin_steps(&self, first_step: Option<&FirstStep>) {
         match (&self.before_first_step, first_step) {
             (Some(before), _) => before.begin(),
-            // Its launcher has stopped the job, and is about to end this process.
+            // The launcher has stopped the job and is about to kill this process.
             (None, Some(first_step)) if !first_step.begin() => wait_for_the_end(),
             (None, _) => {}
         }
     }
 
-    /// From here on SIGINT and SIGTERM end the process: all is saved, and what is left to do may wait for a reader.
+    /// From here on SIGINT and SIGTERM exit at once: everything is saved, and the rest may block on a reader.
     pub(crate) fn end_at_once() -> io::Result<()> {
         for signal in [SIGINT, SIGTERM] {
             register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
@@ -141,7 +142,7 @@ impl Signals {
         Ok(())
     }
 
-    /// True once this process was asked, for a launch that asks its ranks in turn and for whoever else waits.
+    /// A flag that is true once a stop is requested, for launchers and other waiters.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.asked)
     }
@@ -158,7 +159,7 @@ impl Flags {
     }
 }
 
-/// Whether whoever started this process had it ignore a signal.
+/// Whether this process was started with a signal ignored.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -194,14 +195,14 @@ mod tests {
         assert!(signals.flag().load(Ordering::Relaxed));
         println!("\n{:?}", signals.asked());
         if std::env::var_os(COMPUTES).is_some() {
-            // It polls nothing, and is bounded: where no signal ends it, the test fails by its code.
+            // Polls nothing, and is bounded: if no signal ends it, the test fails by its exit code.
             let (began, mut number) = (Instant::now(), 1_u64);
             while began.elapsed() < Duration::from_mins(1) {
                 number = std::hint::black_box(number.wrapping_mul(6_364_136_223_846_793_005));
             }
             std::process::exit(1);
         }
-        // Its own end comes when the test lets it, by closing the pipe.
+        // Exits when the test closes the pipe.
         io::stdin().read_to_end(&mut Vec::new()).unwrap();
         std::process::exit(signals.asked().map_or(1, |ended| i32::from(ended.exit_code())));
     }
@@ -212,18 +213,18 @@ mod tests {
     }
 
     impl Process {
-        /// One that waits to be asked and then for its own end.
+        /// A process that waits for a request, then for the pipe to close.
         fn start(role: &str) -> Self {
             Self::spawn(role, |_| ())
         }
 
-        /// One that waits to be asked and then computes for long.
+        /// A process that waits for a request, then computes for a minute.
         fn start_computing(role: &str) -> Self {
             Self::spawn(role, |command| _ = command.env(COMPUTES, "1"))
         }
 
         fn spawn(role: &str, set: impl Fn(&mut Command)) -> Self {
-            // As our launcher starts ranks.
+            // As zeroth's launcher starts ranks.
             let ignore = match role {
                 "watched" => "trap '' INT USR1 HUP;",
                 "nohup" => "trap '' HUP;",
@@ -254,15 +255,15 @@ mod tests {
             assert!(Command::new("/bin/sh").args(["-c", &kill]).status().unwrap().success());
         }
 
-        /// Lets it come to its own end, and waits for it to end in any way.
+        /// Lets it exit normally, and waits for it.
         fn end(mut self) -> ExitStatus {
-            // Waiting closes the pipe to its standard input first.
+            // `wait` closes its stdin first.
             self.child.wait().unwrap()
         }
     }
 
     #[test]
-    fn the_first_interrupt_asks_and_the_run_goes_on_to_its_own_end() {
+    fn the_first_sigint_requests_a_stop() {
         let mut process = Process::start("own");
         process.send("INT");
         process.wait_for("Some(Interrupt)");
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_interrupt_ends_a_process_that_polls_nothing() {
+    fn the_second_sigint_ends_a_busy_process() {
         let mut process = Process::start_computing("own");
         process.send("INT");
         process.wait_for("Some(Interrupt)");
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn sigterm_asks_however_often_it_comes() {
+    fn repeated_sigterm_only_requests_a_stop() {
         let mut process = Process::start("own");
         process.send("TERM");
         process.wait_for("Some(Terminate)");
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_terminal_asks_unless_nohup_had_it_ignored() {
+    fn sighup_requests_a_stop_except_under_nohup() {
         let mut process = Process::start("own");
         process.send("HUP");
         process.wait_for("Some(HangUp)");
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_under_our_launcher_ignores_the_terminal_and_is_asked_by_sigusr1() {
+    fn a_launched_rank_ignores_the_terminal_and_stops_on_sigusr1() {
         let mut process = Process::start("watched");
         process.send("INT");
         process.send("INT");
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_under_our_launcher_is_asked_by_one_sigterm_and_ended_by_two() {
+    fn a_launched_rank_is_killed_by_the_second_sigterm() {
         let mut process = Process::start_computing("watched");
         process.send("TERM");
         process.wait_for("Some(Terminate)");

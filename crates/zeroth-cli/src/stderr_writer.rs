@@ -1,25 +1,25 @@
-//! Standard error, written by a thread of its own: a reader that stops reading stalls neither a step nor a stop.
+//! Writes stderr on a dedicated thread: a reader that stops reading blocks neither a step nor a stop.
 //!
-//! Text waits in a queue of bounded size. Where it is full, the oldest notes make room, and how many were dropped is said in
-//! their place. Errors stay.
+//! Text waits in a bounded queue. When it is full, the oldest notes are dropped and their number is reported. Errors
+//! are kept.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Bytes that may wait to be written.
+/// Maximum bytes in the queue.
 const CAPACITY: usize = 1 << 20;
-/// How long whoever writes waits for the reader, so that output keeps its order beside standard output. A reader that takes
-/// longer is not waited for again until it reads.
+/// How long a writer waits for the reader, so that stderr keeps its order relative to stdout. A slower reader is not
+/// waited for again until it reads.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the end of the process waits for the reader.
+/// How long the exiting process waits for the reader.
 const LAST_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What becomes of text that nobody reads.
+/// What happens to text that is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Dropped if other text waits: the next bar takes its place.
+    /// Dropped if other text is queued; the next progress line replaces it.
     Progress,
     /// Dropped when the queue is full.
     Note,
@@ -29,16 +29,16 @@ pub(crate) enum Kind {
 
 static STDERR: OnceLock<Option<Writer>> = OnceLock::new();
 
-/// Writes to standard error without waiting for a reader that does not read.
+/// Writes to stderr without blocking on an unresponsive reader.
 pub(crate) fn write(kind: Kind, text: &str) {
-    // A system that refuses a thread: writing here may wait, but says what is wrong.
+    // If no thread can be created, write directly, which may block.
     match STDERR.get_or_init(|| Writer::spawn(io::stderr()).ok()) {
         Some(writer) => writer.write(kind, text),
         None => drop(io::stderr().write_all(text.as_bytes())),
     }
 }
 
-/// Waits, at the end of the process, until all is written, but not for long where nobody reads.
+/// Waits at exit until everything is written, with a time limit.
 pub(crate) fn flush() {
     if let Some(Some(writer)) = STDERR.get() {
         writer.wait(writer.shared.lock(), LAST_PATIENCE);
@@ -49,10 +49,10 @@ pub(crate) fn flush() {
 struct Queue {
     texts: VecDeque<(Kind, String)>,
     bytes: usize,
-    /// Notes dropped since the last was written.
+    /// Notes dropped since the last write.
     dropped: u64,
     is_writing: bool,
-    /// Whether the reader was waited for in vain.
+    /// Whether a wait for the reader timed out.
     is_stalled: bool,
 }
 
@@ -67,7 +67,7 @@ impl Queue {
         }
         while self.bytes + text.len() > CAPACITY {
             let Some(oldest) = self.texts.iter().position(|(kind, _)| *kind != Kind::Error) else {
-                // Errors without end: the first ones tell the cause.
+                // Only errors are queued: the first ones tell the cause.
                 self.dropped += 1;
                 return;
             };
@@ -83,7 +83,7 @@ impl Queue {
         self.bytes -= text.len();
         Some(match std::mem::take(&mut self.dropped) {
             0 => text,
-            dropped => format!("({dropped} messages were dropped: nobody read standard error)\n{text}"),
+            dropped => format!("({dropped} messages were dropped: standard error was not read)\n{text}"),
         })
     }
 }
@@ -95,7 +95,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Nobody panics with it locked.
+    /// No holder of the lock panics.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,7 +106,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread that writes. It ends with the process.
+    /// Starts the writer thread, which ends with the process.
     fn spawn(mut out: impl Write + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let thread = Arc::clone(&shared);
@@ -119,7 +119,7 @@ impl Writer {
                 };
                 queue.is_writing = true;
                 drop(queue);
-                // A reader that went away, or a terminal that was closed, is not an error of ours.
+                // A closed reader or terminal is not an error.
                 let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
                 queue = thread.lock();
                 (queue.is_writing, queue.is_stalled) = (false, false);
@@ -138,7 +138,7 @@ impl Writer {
         }
     }
 
-    /// Waits until all is written, or for as long as `patience` lasts.
+    /// Waits until everything is written, at most for `patience`.
     fn wait(&self, queue: MutexGuard<'_, Queue>, patience: Duration) {
         let is_busy = |queue: &mut Queue| !queue.is_idle();
         let waited = self.shared.changed.wait_timeout_while(queue, patience, is_busy);
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that reads as often as it is let.
+    /// A reader that reads once per message on its channel.
     struct Reader {
         lets: Receiver<()>,
         said: Arc<Mutex<String>>,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_written_before_its_writer_goes_on() {
+    fn writes_wait_for_a_responsive_reader() {
         let (writer, lets, said) = stalled();
         lets.send(()).unwrap();
         writer.write(Kind::Note, "one\n");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_does_not_read_is_waited_for_once() {
+    fn an_unresponsive_reader_is_waited_for_once() {
         let (writer, lets, said) = stalled();
         let begun = Instant::now();
         for number in 0..1000 {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_the_oldest_notes_says_so_and_keeps_errors() {
+    fn a_full_queue_drops_the_oldest_notes_and_keeps_errors() {
         let (writer, lets, said) = stalled();
         let long = "x".repeat(1 << 16);
         writer.write(Kind::Error, "error: the cause\n");
@@ -217,7 +217,7 @@ mod tests {
         let said = said.lock().unwrap();
         assert!(said.starts_with("error: the cause\n("), "{}", &said[..60]);
         assert!(said.contains("error: its effect\n"));
-        assert!(said.contains(" messages were dropped: nobody read standard error)\n"));
+        assert!(said.contains(" messages were dropped: standard error was not read)\n"));
         assert!(!said.contains("note 0 ") && said.contains("note 49 ") && !said.contains("a bar"));
     }
 }

@@ -1,17 +1,17 @@
-//! Tables for people: columns as wide as their widest cell.
+//! Text tables with aligned columns.
 
 use crate::plain::one_line;
 
-/// Rows of cells under a head.
+/// Rows of cells under a header.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
-    /// Columns whose cells end at the right: figures.
+    /// Right-aligned columns.
     right: Vec<usize>,
 }
 
 impl Table {
-    /// A table with this head; the columns named in `right` hold figures.
+    /// A table with this header; the columns in `right` are right-aligned.
     pub(crate) fn new(head: &[&str], right: &[usize]) -> Self {
         Self { rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()], right: right.to_vec() }
     }
@@ -20,7 +20,7 @@ impl Table {
         self.rows.push(cells.into_iter().map(|cell| one_line(&cell)).collect());
     }
 
-    /// The lines, head first, each with its line end.
+    /// The lines, header first, each with a newline.
     pub(crate) fn lines(&self) -> Vec<String> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_end_at_the_right_and_words_begin_at_the_left() {
+    fn numbers_are_right_aligned() {
         let mut table = Table::new(&["preset", "bytes"], &[1]);
         table.row(["zero2".to_owned(), "32 GB".to_owned()]);
         table.row(["zero2_offload".to_owned(), "9 GB".to_owned()]);

@@ -1,4 +1,4 @@
-//! Bars on a terminal: this process's own, or that of the launcher that started it as a rank.
+//! Progress bars: on this process's terminal, or on that of the launcher that started it.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -7,19 +7,19 @@ use zeroth::train::progress::{Bar, Field, duration};
 
 use crate::output;
 
-/// Begins a line from a rank that is a bar for the launcher's terminal.
+/// Marks a line from a rank as a progress bar for the launcher's terminal.
 const PASSING: char = '\u{1}';
 /// Tells a rank whether its launcher has a terminal.
 pub(crate) const TERMINAL: &str = "ZEROTH_TERMINAL";
 
-/// Where bars go.
+/// The destination of progress bars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Terminal {
-    /// Nowhere: lines are written instead.
+    /// No terminal: log lines are printed instead.
     None,
-    /// To standard error.
+    /// stderr.
     Own,
-    /// To standard error as data: only the launcher knows how wide its terminal is.
+    /// stderr as data: only the launcher knows the width of its terminal.
     Launchers,
 }
 
@@ -32,7 +32,7 @@ impl Terminal {
         }
     }
 
-    /// Shows a bar in the place of the last one; none clears the line.
+    /// Shows a bar in place of the previous one; `None` clears the line.
     pub(crate) fn show(self, bar: Option<&Bar>) {
         match self {
             Self::None => {}
@@ -46,7 +46,7 @@ impl Terminal {
     }
 }
 
-/// Shows what a rank's line asks for on the launcher's terminal. False where it is a line of text.
+/// Shows a rank's progress bar on the launcher's terminal. False if the line is text.
 pub(crate) fn show_passed(line: &str) -> bool {
     let Some(bar) = line.strip_prefix(PASSING).and_then(|bar| serde_json::from_str::<Option<Bar>>(bar).ok())
     else {
@@ -56,7 +56,7 @@ pub(crate) fn show_passed(line: &str) -> bool {
     true
 }
 
-/// How far something long is: a bar on a terminal, a line now and then elsewhere. Nothing where it is done soon.
+/// Progress of a long operation: a bar on terminals, occasional lines elsewhere, nothing if it finishes soon.
 pub(crate) struct Meter {
     what: &'static str,
     terminal: Terminal,
@@ -80,7 +80,7 @@ impl Meter {
         Self { what, terminal, begun, next: begun + first, is_shown: false }
     }
 
-    /// So much of it is done; `more` says what, in words.
+    /// Updates the progress; `more` adds details.
     pub(crate) fn tell(&mut self, done: u64, total: u64, more: impl Fn() -> Option<String>) {
         let now = Instant::now();
         if now < self.next {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ranks_line_is_a_bar_or_text() {
+    fn lines_of_ranks_are_bars_or_text() {
         let bar = Meter::on(Terminal::Launchers, "tokenising").bar(1, 4, Some("3 rows".to_owned()));
         let line = serde_json::to_string(&Some(&bar)).unwrap();
         assert_eq!(serde_json::from_str::<Option<Bar>>(&line).unwrap(), Some(bar));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meter_says_how_much_and_how_long() {
+    fn a_meter_shows_percentage_and_time_left() {
         let mut meter = Meter::on(Terminal::None, "loading weights");
         meter.begun -= Duration::from_secs(10);
         assert_eq!(meter.bar(25, 100, None).text(), "loading weights · 25% · 30s left");

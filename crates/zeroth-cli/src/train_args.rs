@@ -1,4 +1,4 @@
-//! What `train` and `data` take: the model, the data, the run, and how rows become tokens.
+//! Arguments of `train` and `data`.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,12 @@ use crate::train_flags::TrainFlags;
 #[command(
     args_override_self = true,
     after_help = "Example: zeroth train --model my-model --data rows.jsonl --deepspeed zero3 --ranks 2 --output run\n\n\
-                  A key that the file leaves open or sets to \"auto\" takes the flag's value, else its default. A flag that was \
-                  typed and contradicts the file is refused. The run folder holds metrics.jsonl, plan.json, config.json with the \
+                  A key that is absent from the file or \"auto\" takes the flag's value, else its default. A flag that \
+                  contradicts the file is refused. The run folder contains metrics.jsonl, plan.json, config.json with the \
                   origin of each value, checkpoints, and the trained model."
 )]
 pub(crate) struct TrainArgs {
-    /// Hugging Face folder, or a name in the local Hugging Face cache; with config.json alone, weights come from --seed
+    /// Hugging Face folder, or a name in the local Hugging Face cache; with config.json alone, weights are initialised randomly
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: String,
     /// JSONL or Parquet: rows of messages, conversations (sharegpt), instruction/output (alpaca), prompt/completion,
@@ -26,87 +26,87 @@ pub(crate) struct TrainArgs {
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
-    /// Rows to measure the loss on
+    /// Evaluation data, as --data
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) eval_data: Vec<PathBuf>,
-    /// Steps from one evaluation to the next [default: 500]
+    /// Steps between evaluations [default: 500]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) eval_steps: Option<u64>,
-    /// zero0, zero1, zero2, zero3 (or with _offload), or a DeepSpeed JSON file
+    /// Preset (zero0, zero1, zero2, zero2_offload, zero3, zero3_offload) or DeepSpeed JSON file
     #[arg(long, value_name = "NAME|FILE", default_value = "zero2")]
     pub(crate) deepspeed: String,
-    /// The run's folder
+    /// Run folder
     #[arg(short, long, alias = "output-dir", value_name = "DIR")]
     pub(crate) output: PathBuf,
     /// Ranks on this machine [default: GPUs found, else 1]
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub(crate) ranks: Option<u64>,
-    /// Where to compute [default: cuda where a GPU is found]
+    /// Device [default: cuda if a GPU is found]
     #[arg(long, value_enum, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceArg>,
-    /// CPU threads of a rank [default: processors / ranks]
+    /// CPU threads per rank [default: CPUs / ranks]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) threads_per_rank: Option<u64>,
-    /// Passes over the data, where --max-steps is not given [default: 3]
+    /// Epochs, unless --max-steps is given [default: 3]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     pub(crate) num_train_epochs: Option<f64>,
-    /// Put rows together into sequences of up to --max-length; attention never crosses from one to the next
+    /// Pack rows into sequences of up to --max-length, without attention across rows
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) packing: bool,
-    /// Take only the first rows
+    /// Use only the first N rows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_train_samples: Option<u64>,
-    /// A new order in every epoch, by --seed; false takes rows in the file's order
+    /// Reshuffle every epoch; false keeps the order of the file
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) shuffle: bool,
-    /// Where all chance comes from
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
-    /// Steps from one line of progress to the next, where there is no terminal; steps_per_print adds lines [default: 5]
+    /// Steps between progress lines when not on a terminal; steps_per_print adds more [default: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) logging_steps: Option<u64>,
-    /// Steps with a gradient that is not finite that may be skipped before the run stops
+    /// Steps with non-finite gradients to skip before the run stops
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_skipped_steps: u64,
-    /// Memory of one device: recomputation, prefetch and micro-batches that nobody typed are chosen to fit it, and what needs
-    /// more is refused before it starts [default: what is free]
+    /// Memory budget of one device: recomputation, prefetch and micro-batch size are chosen to fit unless given, and
+    /// a run that needs more is refused [default: free memory]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
-    /// Memory of the machine for all ranks [default: what is free]
+    /// Host memory budget for all ranks [default: free memory]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) host_memory: Option<u64>,
-    /// Disk that checkpoints and the model may take [default: what is free]
+    /// Disk budget for checkpoints and the model [default: free space]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) disk_space: Option<u64>,
-    /// Steps from one checkpoint to the next; the last step is always saved, and 0 saves only when asked to [default: 500]
+    /// Steps between checkpoints; the last step is always saved, and 0 saves only on request [default: 500]
     #[arg(long, value_name = "N")]
     pub(crate) save_steps: Option<u64>,
-    /// Checkpoints that are kept, the newest ones [default: all]
+    /// Number of newest checkpoints to keep [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) save_total_limit: Option<u64>,
-    /// Go on from the newest good checkpoint of --output (auto), or from one: at any number of ranks and any stage
+    /// Resume from the newest valid checkpoint of --output (auto) or from a given one, with any number of ranks and any stage
     #[arg(long, alias = "resume-from-checkpoint", value_name = "auto|DIR", num_args = 0..=1, default_missing_value = "auto")]
     pub(crate) resume: Option<String>,
-    /// Start again from the newest good checkpoint when a rank dies, so many times
+    /// How often to restart from the newest valid checkpoint when a rank dies
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u64,
-    /// Where metrics go besides metrics.jsonl: tensorboard, csv
+    /// Where to report metrics besides metrics.jsonl: tensorboard, csv
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) report_to: Vec<String>,
-    /// Replace a run that the folder holds; other files stay
+    /// Replace an existing run in the folder; other files are kept
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) overwrite_output_dir: bool,
-    /// Resolve, plan, show the first micro-batch with its trained tokens marked, and stop
+    /// Resolve, plan, show the first micro-batch with its trained tokens marked, and exit
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) dry_run: bool,
-    /// A timeline of every instruction of every rank, for Perfetto
+    /// Write a timeline of every instruction of every rank, for Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// What is trained: all parameters; LoRA's own are not yet
+    /// Full fine-tuning; LoRA is not yet built
     #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
     pub(crate) train_type: TrainTypeArg,
-    /// Accepted: there is nothing else to do
+    /// Accepted for compatibility
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) do_train: bool,
     #[command(flatten)]
@@ -115,14 +115,14 @@ pub(crate) struct TrainArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataCommand {
-    /// Look at rows as a model will see them: trained tokens marked, lengths, rows with problems by number
+    /// Show rows as a model sees them: trained tokens marked, lengths, problems by row number
     Preview(PreviewArgs),
 }
 
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
-    after_help = "Example: zeroth data preview --model my-model --data rows.jsonl --rows 2\n\nExit 4 where rows are wrong."
+    after_help = "Example: zeroth data preview --model my-model --data rows.jsonl --rows 2\n\nExit code 4 if rows are invalid."
 )]
 pub(crate) struct PreviewArgs {
     /// Hugging Face folder with a tokenizer, or a name in the local Hugging Face cache
@@ -133,35 +133,35 @@ pub(crate) struct PreviewArgs {
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
-    /// How many of the first rows are shown
+    /// Number of rows to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) rows: usize,
-    /// Take only the first rows
+    /// Use only the first N rows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_train_samples: Option<u64>,
 }
 
-/// How rows become tokens.
+/// How rows are tokenised.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReadingArgs {
-    /// Other names of columns, ours first: question=query,answer=reply
+    /// Column mapping, zeroth's name first: question=query,answer=reply
     #[arg(long, value_name = "OURS=THEIRS", num_args = 1.., value_delimiter = ',')]
     pub(crate) columns: Vec<String>,
-    /// The longest row in tokens [default: the model's longest, at most 2048]
+    /// Maximum tokens per row [default: the model's, at most 2048]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_length: Option<u64>,
-    /// What becomes of longer rows: left out and counted, or cut
+    /// Handling of longer rows
     #[arg(long, value_enum, value_name = "HOW", default_value_t = TruncationArg::Delete)]
     pub(crate) truncation_strategy: TruncationArg,
 }
 
-/// What becomes of rows that are too long.
+/// Handling of rows that are too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TruncationArg {
-    /// Left out and counted
+    /// Drop and count them
     Delete,
-    /// Their beginning is cut off
+    /// Truncate the beginning
     Left,
-    /// Their end is cut off
+    /// Truncate the end
     Right,
 }

@@ -1,17 +1,17 @@
-//! The flags of a training command that meet keys of the config, under the names that Hugging Face gave them.
+//! Training flags that correspond to config keys, with Hugging Face's names.
 
 use clap::Args;
 use zeroth::config::resolve::{Flags, Precision};
 use zeroth::config::schema::{self, HF_SCHEDULES};
 
-/// What was typed of them.
+/// The flags as given.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Training flags, as Hugging Face names them")]
+#[command(next_help_heading = "Training flags, with Hugging Face's names")]
 pub(crate) struct TrainFlags {
-    /// Samples one rank computes at a time [default: 1]
+    /// Micro-batch size per rank [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) per_device_train_batch_size: Option<u64>,
-    /// Micro-batches before the optimizer steps [default: 1]
+    /// Micro-batches per optimizer step [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) gradient_accumulation_steps: Option<u64>,
     /// Learning rate [default: 1e-5, LoRA 1e-4]
@@ -29,28 +29,28 @@ pub(crate) struct TrainFlags {
     /// Adam's epsilon [default: 1e-8]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = epsilon)]
     pub(crate) adam_epsilon: Option<f64>,
-    /// Gradients are clipped to this norm; 0 turns it off [default: 1.0]
+    /// Maximum gradient norm for clipping; 0 disables it [default: 1.0]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) max_grad_norm: Option<f64>,
-    /// Steps of warm-up, or below 1 their share of all steps [default: 0]
+    /// Warm-up steps; below 1, a fraction of all steps [default: 0]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) warmup_steps: Option<f64>,
-    /// Schedule of the learning rate [default: cosine]
+    /// Learning-rate schedule [default: cosine]
     #[arg(long, value_name = "NAME", value_parser = HF_SCHEDULES.to_vec())]
     pub(crate) lr_scheduler_type: Option<String>,
-    /// Optimizer steps of the run
+    /// Total optimizer steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_steps: Option<u64>,
-    /// Train in bf16 (the default where the file leaves it open)
+    /// Train in bf16 (the default unless the file sets a precision)
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) bf16: Option<bool>,
-    /// Train in fp16 with a loss scale
+    /// Train in fp16 with loss scaling
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) fp16: Option<bool>,
     /// Train in fp32
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) fp32: Option<bool>,
-    /// Compute blocks again in backward instead of keeping their activations
+    /// Recompute blocks in backward instead of keeping their activations
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) gradient_checkpointing: Option<bool>,
     /// Hugging Face's flag for checkpoints on each node's own disk
@@ -58,7 +58,7 @@ pub(crate) struct TrainFlags {
     pub(crate) save_on_each_node: Option<bool>,
 }
 
-/// A number within the bounds of the key that the flag meets.
+/// Parses a number within the bounds of the flag's config key.
 fn bounded(path: &str, text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().map_err(|_| "is not a number".to_owned())?;
     let key = schema::find(path).find(|key| key.is_of(Some("AdamW")));
@@ -93,7 +93,7 @@ fn not_negative(text: &str) -> Result<f64, String> {
 }
 
 impl TrainFlags {
-    /// What they say to the resolver.
+    /// Converts the flags for the resolver.
     pub(crate) fn to_flags(&self, lora: bool) -> anyhow::Result<Flags> {
         Ok(Flags {
             per_device_train_batch_size: self.per_device_train_batch_size,
@@ -115,7 +115,7 @@ impl TrainFlags {
     }
 }
 
-/// The precision that was typed; `--bf16 False` alone asks for neither half precision.
+/// The precision given; `--bf16 False` alone selects fp32.
 pub(crate) fn precision(
     bf16: Option<bool>,
     fp16: Option<bool>,
@@ -136,10 +136,7 @@ pub(crate) fn precision(
         [(_, precision)] => Ok(Some(*precision)),
         several => {
             let flags: Vec<&str> = several.iter().map(|(flag, _)| *flag).collect();
-            anyhow::bail!(
-                "{} were given together, and a run has one precision; keep one",
-                flags.join(" and ")
-            )
+            anyhow::bail!("{} are mutually exclusive: a run has one precision", flags.join(" and "))
         }
     }
 }

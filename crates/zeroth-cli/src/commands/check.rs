@@ -1,4 +1,4 @@
-//! `config check`: what becomes of every key of a file.
+//! `config check`: the verdict on every key of a file.
 
 use serde_json::{Value, json};
 use zeroth::config::check::{Report, Severity, Status, Verdict, check};
@@ -27,7 +27,7 @@ pub(super) fn run(arguments: &CheckArgs, output: &Output) -> anyhow::Result<Exit
     Ok(if ok { Exit::Done } else { Exit::Problems })
 }
 
-/// A file that is not there is a wrong argument; one that says nothing readable is a problem found.
+/// A missing file is an invalid argument (exit code 2); an unparsable one is a problem found (exit code 4).
 fn unreadable(argument: &str, error: &ReadError, output: &Output) -> anyhow::Result<Exit> {
     if output.is_json() {
         let (line, column) = (error.place.map(|place| place.line), error.place.map(|place| place.column));
@@ -57,7 +57,7 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
         verdict.severity() == Severity::Error
             || matches!(verdict.status, Status::Unknown | Status::Deprecated)
     };
-    // What is wrong or an old name comes first, each with its line.
+    // Errors, unknown keys and deprecated names come first, each with its source line.
     for verdict in report.verdicts.iter().filter(|verdict| loud(verdict)) {
         let error = strict || verdict.severity() == Severity::Error;
         let (level, colour) = if error { ("error", Colour::Red) } else { ("warning", Colour::Yellow) };
@@ -99,7 +99,7 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
     let counts = if counts.is_empty() { String::new() } else { format!(": {}", counts.join(", ")) };
     text.push_str(&format!("{}: {total} keys{counts}\n", source.name()));
     if strict && report.is_ok(false) && !report.is_ok(true) {
-        text.push_str("not ok: with --strict, keys that are not yet, without effect, deprecated or unknown are errors\n");
+        text.push_str("not ok: with --strict, keys that are not yet supported, without effect, deprecated or unknown are errors\n");
     }
     text
 }

@@ -1,4 +1,4 @@
-//! `checkpoint`: what a run has saved, whether it is what was written, and a model folder from it.
+//! `checkpoint`: inspects, verifies and exports checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -48,14 +48,14 @@ fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
         ("loss", loss(manifest.loss)),
         (
             "samples",
-            format!("{} seen, {} an epoch", grouped(manifest.samples_seen), grouped(manifest.data.samples)),
+            format!("{} seen, {} per epoch", grouped(manifest.samples_seen), grouped(manifest.data.samples)),
         ),
         ("saved", format!("{}, by zeroth {}", ago(manifest.created), manifest.zeroth_version)),
         ("ranks", format!("{}, stage {}", manifest.ranks, manifest.stage)),
         (
             "batch",
             format!(
-                "{} a step: {} × {} × {}",
+                "{} per step: {} × {} × {}",
                 counted(batch.train_batch_size, "sample"),
                 batch.micro_batch,
                 batch.accumulation,
@@ -85,7 +85,7 @@ fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
     let fact = |(name, value): &(&str, String)| format!("{}  {value}\n", output.bold(&format!("{name:8}")));
     let facts: Vec<String> = rows.iter().map(fact).collect();
     output::text(&format!(
-        "{}\n{}\n{}\n{} in all; checksums: zeroth checkpoint verify {}\n",
+        "{}\n{}\n{}\n{} in total; verify checksums with zeroth checkpoint verify {}\n",
         folder.display(),
         facts.concat(),
         table.lines().concat(),
@@ -126,7 +126,7 @@ fn inspect_all(checkpoints: &Path, output: &Output) -> anyhow::Result<Exit> {
         for (found, opened) in &opened {
             let name = format!("step-{}", found.step);
             let Ok(checkpoint) = opened else {
-                table.row([name, "broken".to_owned()]);
+                table.row([name, "damaged".to_owned()]);
                 continue;
             };
             let manifest = checkpoint.manifest();
@@ -178,7 +178,7 @@ fn verify(dir: &Path, output: &Output) -> anyhow::Result<Exit> {
         for (folder, result) in &results {
             match result {
                 Ok(Verified { files, bytes, took }) => output::text(&format!(
-                    "{} {}: {} in {} as they were saved, read in {:.2} s\n",
+                    "{} {}: {} in {} verified in {:.2} s\n",
                     output.coloured(Colour::Green, "ok"),
                     folder.display(),
                     format_bytes(*bytes),
@@ -198,7 +198,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
         Named::Run(checkpoints) => {
             let newest = newest_good(&checkpoints)?;
             for (_, error) in &newest.refused {
-                output::note(&format!("left out: {error}"));
+                output::note(&format!("skipped: {error}"));
             }
             newest.found.ok_or(CheckpointError::NoneGood { folder: checkpoints })
         }
@@ -249,7 +249,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
     Ok(Exit::Done)
 }
 
-/// A checkpoint that is there and cannot be used.
+/// Reports a checkpoint that exists but cannot be used.
 fn refused(error: &CheckpointError) -> Exit {
     output::error(&error.to_string());
     Exit::Problems
@@ -259,7 +259,7 @@ fn loss(loss: Option<f64>) -> String {
     loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}"))
 }
 
-/// How long ago a moment was, in the largest unit that gives at least two.
+/// The age of a timestamp, in the largest unit with at least two.
 fn ago(moment: u64) -> String {
     let passed = now().saturating_sub(moment);
     let units = [(86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds")];

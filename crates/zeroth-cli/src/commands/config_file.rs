@@ -1,4 +1,4 @@
-//! The config that a command names: a preset, a file, JSON text or base64.
+//! Loads the config argument of a command: a preset, a file, JSON text or base64.
 
 use zeroth::base::nearest;
 use zeroth::config::check::{Report, Severity, check};
@@ -6,13 +6,13 @@ use zeroth::config::preset::{PRESETS, Preset};
 use zeroth::config::read::{Document, ReadError, ReadErrorKind, Source, parse};
 use zeroth::config::snippet;
 
-/// A config that was read and has no errors.
+/// A config without errors.
 pub(super) struct Checked {
     pub(super) document: Document,
     pub(super) report: Report,
 }
 
-/// The text that the argument names. A preset's name comes before a file of that name.
+/// The source that the argument names. A preset takes precedence over a file of the same name.
 pub(super) fn source(argument: &str) -> Result<Source, ReadError> {
     match Preset::find(argument) {
         Ok(preset) => Ok(preset.source()),
@@ -20,12 +20,12 @@ pub(super) fn source(argument: &str) -> Result<Source, ReadError> {
     }
 }
 
-/// Whether the error is about the argument rather than about what the file says.
+/// Whether the error concerns the argument rather than the file's contents.
 pub(super) fn is_about_argument(error: &ReadError) -> bool {
     matches!(error.kind, ReadErrorKind::NotFound | ReadErrorKind::Io | ReadErrorKind::TooLarge)
 }
 
-/// An error of reading, as people see it, with the preset that was likely meant.
+/// Formats a read error, with the preset that was likely meant.
 pub(super) fn read_error_text(argument: &str, error: &ReadError) -> String {
     let text = snippet::of_read_error(error);
     let near = nearest(argument, PRESETS.iter().map(|preset| preset.name));
@@ -35,7 +35,7 @@ pub(super) fn read_error_text(argument: &str, error: &ReadError) -> String {
     }
 }
 
-/// Reads and checks a config; one with errors is refused with all of them.
+/// Reads and checks a config; reports all errors at once.
 pub(super) fn load(argument: &str) -> anyhow::Result<Checked> {
     checked(argument, read(argument)?)
 }
@@ -49,7 +49,7 @@ fn unreadable(argument: &str, error: &ReadError) -> anyhow::Error {
     anyhow::anyhow!("{}", read_error_text(argument, error).trim_end().to_owned())
 }
 
-/// Checks a config that was read.
+/// Checks a config that has been read.
 pub(super) fn checked(argument: &str, source: Source) -> anyhow::Result<Checked> {
     let document = parse(source).map_err(|error| unreadable(argument, &error))?;
     let report = check(&document);

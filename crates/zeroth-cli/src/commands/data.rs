@@ -1,4 +1,4 @@
-//! `data preview`: rows as a model will see them.
+//! `data preview`: shows rows as a model sees them.
 
 use serde_json::{Value, json};
 use zeroth::data::{Encoder, MARKS, RowNumber, RowPlace, Survey, preview, survey};
@@ -32,7 +32,7 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
     Ok(if found.problems.count > 0 { Exit::Problems } else { Exit::Done })
 }
 
-/// The text of tokens, special ones too: whether they are trained is what people look for.
+/// Decodes tokens including special ones, whose labels matter most to readers.
 fn with_special(encoder: &Encoder, ids: &[i32]) -> String {
     let runs = ids.chunk_by(|one, next| !encoder.is_special(*one) && !encoder.is_special(*next));
     let text = |run: &[i32]| match run {

@@ -1,4 +1,4 @@
-//! `doctor`: what this machine offers, whether kernels compute right on it, and what its environment variables do here.
+//! `doctor`: hardware and libraries, a self-test of kernels, and the effect of environment variables.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     let tests = self_test()?;
     let card = card_tests(&machine);
     let kept = super::bench::profile::kept(&Identity::of(&machine));
-    // A machine on which a kernel computes something else must not train.
+    // A machine on which a kernel computes wrong results must not train.
     let of_card = card.iter().flatten().flat_map(|(_, tests)| tests);
     let all_right = tests.iter().chain(of_card).all(|test| test.ok) && !matches!(card, Some(Err(_)));
     let exit = if all_right { Exit::Done } else { Exit::Problems };
@@ -47,17 +47,17 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
         return Ok(exit);
     }
     output::text(&machine_text(&machine));
-    let of_processor = format!("kernels of the processor ({})", path());
-    let mut lines = vec![kernels_text(&of_processor, "against plain references", &tests)];
+    let of_processor = format!("CPU kernels ({})", path());
+    let mut lines = vec![kernels_text(&of_processor, "against reference implementations", &tests)];
     lines.extend(card.map(|card| match card {
-        Ok((name, tests)) => kernels_text(&format!("kernels of {name}"), "beside the processor's", &tests),
-        Err(error) => format!("kernels of the GPU: not run: {error}"),
+        Ok((name, tests)) => kernels_text(&format!("kernels of {name}"), "against the CPU's", &tests),
+        Err(error) => format!("GPU kernels: not run: {error}"),
     }));
     lines.push(device_text(&machine));
     output::text(&format!("\n{}\n", lines.join("\n")));
     output::text(&format!("\n{}", profile_text(&kept)));
     if environment.is_empty() {
-        output::text("\nenvironment: no variable that DeepSpeed, PyTorch, CUDA or zeroth reads is set\n");
+        output::text("\nenvironment: no variables of DeepSpeed, PyTorch, CUDA or zeroth are set\n");
         return Ok(exit);
     }
     let mut table = Table::new(&["variable", "value", "here", "why"], &[]);
@@ -83,16 +83,16 @@ fn profile_json(kept: &Kept) -> serde_json::Value {
     }
 }
 
-/// What `zeroth bench` has found here: the limits, and whole steps.
+/// Results of `zeroth bench` on this machine: hardware limits, and training steps.
 fn profile_text(kept: &Kept) -> String {
     let (path, profile) = match kept {
         Ok(Some(kept)) => kept,
-        Ok(None) => return "speed: not measured yet; `zeroth bench` does, and keeps it\n".to_owned(),
+        Ok(None) => return "speed: not measured yet; run `zeroth bench`\n".to_owned(),
         Err(error) => return format!("speed: {error}\n"),
     };
-    let mut table = Table::new(&["speed, as measured", "threads", "best", "median", "unit"], &[1, 2, 3]);
+    let mut table = Table::new(&["measured speed", "threads", "best", "median", "unit"], &[1, 2, 3]);
     for (part, kept) in &profile.parts {
-        let look = if kept.quick { ", quick look" } else { "" };
+        let look = if kept.quick { ", quick" } else { "" };
         let shown = |line: &&Measured| line.limit.is_none() || *part == Part::Step;
         for line in kept.lines.iter().filter(shown) {
             table.row([
@@ -107,8 +107,8 @@ fn profile_text(kept: &Kept) -> String {
     format!("{}({})\n", table.lines().concat(), path.display())
 }
 
-/// The instructions that kernels were compared with their references on: those that a run uses. What `ZEROTH_CPU` asks
-/// for and cannot have is said beside what was taken.
+/// The instruction set of the kernels under test, which runs use too. An unavailable `ZEROTH_CPU` is reported beside
+/// it.
 fn path() -> String {
     match Isa::chosen() {
         Ok(path) => title(path).to_owned(),
@@ -126,7 +126,7 @@ const fn title(path: Isa) -> &'static str {
     }
 }
 
-/// The largest error for each type that numbers are stored in: a check's name ends with it.
+/// The largest error per storage dtype, which is the last word of a check's name.
 fn worst(tests: &[SelfTest]) -> Vec<(&str, f64)> {
     let mut worst: Vec<(&str, f64)> = Vec::new();
     for test in tests {
@@ -146,14 +146,14 @@ fn kernels_json(tests: &[SelfTest]) -> serde_json::Value {
     json!({"path": path(), "checks": tests.len(), "wrong": wrong, "worst_error": worst})
 }
 
-/// The first card's kernels beside the processor's; none where there is no card or a library is missing.
+/// Compares the first GPU's kernels with the CPU's; `None` without a GPU or if a library is missing.
 fn card_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), DeviceError>> {
     if !matches!(machine.gpus, Gpus::Found { .. }) || !missing(machine).is_empty() {
         return None;
     }
     let run = || {
         let mut card = CudaDevice::open(0, CONFORMANCE_ARENA, 0)?;
-        // Where it is there, it is compared as well.
+        // Also test the attention library if available.
         card.attention_by_library(card.has_attention_library().is_ok());
         let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
         let mut reference = CpuDevice::on_pool(pool, CONFORMANCE_ARENA, 0)?;
@@ -162,7 +162,7 @@ fn card_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), Devic
     Some(run())
 }
 
-/// What `whose` kernels were compared with, and what came of it.
+/// Formats the results of a self-test.
 fn kernels_text(whose: &str, with: &str, tests: &[SelfTest]) -> String {
     let wrong: Vec<&str> = tests.iter().filter(|test| !test.ok).map(|test| test.name.as_str()).collect();
     if !wrong.is_empty() {
@@ -175,10 +175,10 @@ fn kernels_text(whose: &str, with: &str, tests: &[SelfTest]) -> String {
     }
     let worst: Vec<String> =
         worst(tests).into_iter().map(|(stored, error)| format!("{error:.1e} in {stored}")).collect();
-    format!("{whose}: {} checks {with}, all right; largest relative error {}", tests.len(), worst.join(", "))
+    format!("{whose}: {} checks {with} passed; largest relative error {}", tests.len(), worst.join(", "))
 }
 
-/// Libraries that a GPU's kernels need and that were not found.
+/// Missing libraries that GPU kernels need.
 fn missing(machine: &Machine) -> Vec<&'static str> {
     ["nvrtc", "cublasLt"].into_iter().filter(|name| !is_open(machine, name)).collect()
 }
@@ -188,28 +188,28 @@ fn is_open(machine: &Machine, name: &str) -> bool {
     found.is_some_and(|library| matches!(library.state, LibraryState::Opened { .. }))
 }
 
-/// What `zeroth train` would compute on, as far as probing can tell.
+/// The device that `zeroth train` would use, as far as probing can tell.
 fn device_text(machine: &Machine) -> String {
     let Gpus::Found { devices, .. } = &machine.gpus else {
-        return "`zeroth train` computes on the processor here: no GPU was found".to_owned();
+        return "`zeroth train` runs on the CPU: no GPU was found".to_owned();
     };
     let missing = missing(machine);
     let first = devices.first().map_or("a GPU", |gpu| gpu.name.as_str());
     if missing.is_empty() {
         return format!(
-            "`zeroth train` computes on GPUs here ({} found, the first is {first}): kernels are compiled for it by NVRTC, \
-             products are cuBLASLt's{}",
+            "`zeroth train` runs on GPUs ({} found, the first is {first}): kernels are compiled with NVRTC, \
+             matmuls use cuBLASLt{}",
             devices.len(),
             if is_open(machine, "cudnn") {
-                ", attention over many long sequences of one length cuDNN's"
+                ", attention over many long sequences of equal length cuDNN"
             } else {
                 ""
             }
         );
     }
     format!(
-        "{first} was found and {} was not: `zeroth train --device cuda` needs it. Install it, or set \
-         ZEROTH_CUDA_LIBRARIES to the folder that holds it; --device cpu trains without",
+        "{first} was found, but {} was not: `zeroth train --device cuda` needs it. Install it, or set \
+         ZEROTH_CUDA_LIBRARIES to its folder; --device cpu trains without it",
         missing.join(" and ")
     )
 }
@@ -219,9 +219,9 @@ fn machine_text(machine: &Machine) -> String {
     let mut table = Table::new(&["what", "found"], &[]);
     let mut row = |what: &str, found: String| table.row([what.to_owned(), found]);
     let cpu = &machine.cpu;
-    row("processor", cpu.model.clone().unwrap_or_else(|| "unknown".to_owned()));
+    row("CPU", cpu.model.clone().unwrap_or_else(|| "unknown".to_owned()));
     row("threads", format!("{} for this process", cpu.threads));
-    row("best instructions", cpu.kernels.to_string());
+    row("instruction set", cpu.kernels.to_string());
     row(
         "host memory",
         format!(
@@ -241,7 +241,7 @@ fn machine_text(machine: &Machine) -> String {
         match machine.memory.locked_limit {
             Some(Limit::Unlimited) => "no limit".to_owned(),
             Some(Limit::Bytes(limit)) => {
-                format!("at most {}: pin_memory needs more, see `ulimit -l`", format_bytes(limit))
+                format!("at most {}: too little for pin_memory, see `ulimit -l`", format_bytes(limit))
             }
             None => "unknown".to_owned(),
         },
@@ -278,7 +278,7 @@ fn machine_text(machine: &Machine) -> String {
                 format!("{} at {at}", version.as_deref().unwrap_or("found"))
             }
             LibraryState::Missing { tried } => format!("not found ({} places tried)", tried.len()),
-            LibraryState::Skipped { why } => format!("not looked for: {why}"),
+            LibraryState::Skipped { why } => format!("skipped: {why}"),
         };
         row(library.name, found);
     }

@@ -1,4 +1,4 @@
-//! `config explain`: one key, or all keys of a name.
+//! `config explain`: explains one key, or all keys with a name.
 
 use serde_json::{Value, json};
 use zeroth::config::explain;

@@ -1,4 +1,4 @@
-//! `init`: a new model folder from a family and sizes.
+//! `init`: creates a model folder from an architecture and sizes.
 
 use serde_json::json;
 use zeroth::base::{format_bytes, grouped};

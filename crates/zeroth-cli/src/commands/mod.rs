@@ -1,4 +1,4 @@
-//! One file a command: each takes what was typed and prints its result.
+//! One file per command.
 
 mod bench;
 mod check;

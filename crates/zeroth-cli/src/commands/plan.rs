@@ -1,4 +1,4 @@
-//! `plan`: bytes by tier and category for every preset, what fits, and what to change where nothing does.
+//! `plan`: bytes by tier and category for every preset, what fits, and what to change if nothing does.
 
 use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes, format_count, grouped};
@@ -20,10 +20,10 @@ use crate::missing_unit;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
-/// LoRA's rank where none is typed, ms-swift's.
+/// LoRA rank if none is given, as in ms-swift.
 const LORA_RANK: u64 = 8;
 
-/// The longest row that is planned for where the model allows more.
+/// Maximum row length by default.
 const LONGEST_ROW: u64 = 2048;
 
 pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit> {
@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
     Ok(if plan.is_possible() { Exit::Done } else { Exit::DoesNotFit })
 }
 
-/// What was typed and counts for nothing without a model.
+/// A note about flags that have no effect without a model.
 fn idle_flags(arguments: &PlanArgs) -> Option<String> {
     let typed = [
         ("--max-length", arguments.max_length.is_some()),
@@ -63,11 +63,10 @@ fn idle_flags(arguments: &PlanArgs) -> Option<String> {
     ];
     let idle: Vec<&str> = typed.into_iter().filter(|(_, typed)| *typed).map(|(flag, _)| flag).collect();
     let counts = arguments.model.is_some() || idle.is_empty();
-    (!counts)
-        .then(|| format!("{} changed nothing: what they count needs a model, with --model", idle.join(", ")))
+    (!counts).then(|| format!("{} have no effect without --model", idle.join(", ")))
 }
 
-/// A model by its table: shapes only.
+/// A model's shapes.
 struct Model {
     name: String,
     config: ModelConfig,
@@ -89,7 +88,7 @@ impl Model {
     }
 }
 
-/// The configs to plan, resolved: one that was named, or every preset.
+/// The configs to plan, resolved: the given one, or all presets.
 fn configs(
     arguments: &PlanArgs,
     flags: &Flags,
@@ -99,7 +98,7 @@ fn configs(
         Some(name) => vec![name],
         None => PRESETS.iter().map(|preset| preset.name).collect(),
     };
-    // Without a model no buffer is counted, so that the size of "auto" buckets does not matter.
+    // Without a model no buffers are counted, so the size of "auto" buckets does not matter.
     let facts = model.map_or(ModelFacts { hidden_size: Some(0), blocks: None }, |model| ModelFacts {
         hidden_size: model.hidden_size,
         blocks: Some(model.blocks()),
@@ -115,13 +114,13 @@ fn configs(
         .collect()
 }
 
-/// The budget of a device: given, or a card's; a card without bf16 is refused for a run in bf16.
+/// The memory budget of a device: given, or that of a GPU model; one without bf16 is rejected for bf16 runs.
 fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow::Result<Option<u64>> {
     let Some(name) = &arguments.card else { return Ok(arguments.device_memory) };
     let card = known_gpu(name)?;
     let bf16 = configs.iter().any(|(_, config)| config.is_on("bf16.enabled"));
     if bf16 && !card.supports_bf16() {
-        anyhow::bail!("{} has no bf16, and the run is in bf16: use --fp16", card.name);
+        anyhow::bail!("{} does not support bf16, which the run uses: use --fp16", card.name);
     }
     Ok(Some(card.memory))
 }
@@ -135,7 +134,7 @@ fn ask(
     let settled = |key: &str| configs.first().and_then(|(_, config)| config.whole(key)).unwrap_or(1);
     if configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
         anyhow::bail!(
-            "planning of fp32 runs is not yet built: the plan counts 16-bit parameters; use bf16 or fp16"
+            "planning of fp32 runs is not yet built: the plan assumes 16-bit parameters; use bf16 or fp16"
         );
     }
     let targets = match arguments.target_modules.as_slice() {
@@ -179,7 +178,7 @@ fn ask(
     })
 }
 
-/// Whether shards of gradients add up in 16 bits: only stages 2 and 3 keep shards.
+/// Whether gradient shards accumulate in 16 bits; only stages 2 and 3 keep shards.
 fn has_narrow_sums(config: &Resolved) -> bool {
     let sums = config.text("data_types.grad_accum_dtype").and_then(DType::from_name);
     let stage = config.whole("zero_optimization.stage").unwrap_or(0);
@@ -196,7 +195,7 @@ fn precision(config: &Resolved) -> Precision {
     }
 }
 
-/// DeepSpeed's own tables for the same job, as it prints them.
+/// DeepSpeed's own memory estimates for the same job, in its format.
 fn estimators(ask: &Ask) -> Vec<String> {
     if ask.train_type == TrainType::Lora {
         return Vec::new();
@@ -221,7 +220,7 @@ fn text(plan: &Plan, ask: &Ask, model: Option<&Model>, output: &Output) -> Strin
         None => text.push_str(&format!("\n{}\n", output.coloured(Colour::Red, &plan.reason))),
     }
     if !plan.changes.is_empty() {
-        text.push_str("\nany one of these changes would fit:\n");
+        text.push_str("\nany of these changes would make it fit:\n");
         for change in &plan.changes {
             text.push_str(&format!("  {}\n", change.text));
         }
@@ -235,12 +234,12 @@ fn text(plan: &Plan, ask: &Ask, model: Option<&Model>, output: &Output) -> Strin
         }
     }
     if !plan.advice.is_empty() {
-        text.push_str("\nusual advice, beside the arithmetic:\n");
+        text.push_str("\ncommon advice, compared with these numbers:\n");
         for advice in &plan.advice {
             let verdict = match advice.agrees {
-                Some(true) => "holds",
-                Some(false) => "does not hold",
-                None => "not held against a budget",
+                Some(true) => "confirmed",
+                Some(false) => "not confirmed",
+                None => "not checked against a budget",
             };
             text.push_str(&format!("  {}: {verdict}; {}\n", advice.says, advice.arithmetic));
         }
@@ -257,7 +256,7 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
         Some(model) => {
             let active = model.table.active_per_token();
             let active = if active < plan.params {
-                format!(", {} of them active for a token", format_count(active))
+                format!(", {} active per token", format_count(active))
             } else {
                 String::new()
             };
@@ -269,13 +268,13 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
             )
         }
         None => format!(
-            "{} parameters ({}), an estimate: closed forms from this number alone\n",
+            "{} parameters ({}), closed-form estimate\n",
             grouped(plan.params),
             format_count(plan.params)
         ),
     };
     head.push_str(&format!(
-        "{}, {} bytes a trained parameter: {} parameters + {} gradients + {} optimizer\n",
+        "{}, {} bytes per trained parameter: {} parameters + {} gradients + {} optimizer\n",
         counted(plan.ranks, "rank"),
         each.parameters + each.gradients + each.optimizer,
         each.parameters,
@@ -288,12 +287,12 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
             shape.micro_batch,
             counted(shape.max_length, "token"),
             ask.accumulation,
-            if shape.recompute { ", blocks computed again in backward" } else { "" }
+            if shape.recompute { ", blocks recomputed in backward" } else { "" }
         ));
     }
     if ask.train_type == TrainType::Lora {
         let own = ask.adapters.map_or_else(|| "an unknown number of".to_owned(), |own| grouped(own.params));
-        head.push_str(&format!("LoRA trains {own} parameters of its own; the model's stay as they are\n"));
+        head.push_str(&format!("LoRA trains {own} parameters; the model's are frozen\n"));
     }
     head.push('\n');
     head

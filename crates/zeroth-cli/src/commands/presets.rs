@@ -1,4 +1,4 @@
-//! `config presets`: list them, show one, write one.
+//! `config presets`: lists, shows and writes presets.
 
 use serde_json::{Value, json};
 use zeroth::base::publish;
@@ -17,7 +17,7 @@ pub(super) fn run(arguments: &PresetsArgs, output: &Output) -> anyhow::Result<Ex
             publish(path, preset.text.as_bytes())?;
             output::note(&format!("preset {name} saved to {}", path.display()));
         }
-        // The file itself is JSON already, in either form.
+        // The preset's text is JSON in either format.
         None => output::text(preset.text),
     }
     Ok(Exit::Done)

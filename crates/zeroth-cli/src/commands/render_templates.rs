@@ -1,4 +1,4 @@
-//! The hidden command that renders chat templates, and encoders that start it.
+//! The hidden command that renders chat templates, and encoders that use it.
 
 use std::path::Path;
 
@@ -7,17 +7,16 @@ use zeroth::data::{Encoder, EncoderOptions, render_templates};
 
 use crate::exit::Exit;
 
-/// Its name.
+/// The command's name.
 pub(crate) const COMMAND: &str = "render-chat-templates";
 
-/// An encoder that renders the folder's chat template in processes of their own.
+/// An encoder that renders the folder's chat template in worker processes.
 pub(super) fn encoder(folder: &Path, options: EncoderOptions) -> anyhow::Result<Encoder> {
-    let program =
-        std::env::current_exe().context("this program cannot find itself to render chat templates")?;
+    let program = std::env::current_exe().context("cannot find this executable to render chat templates")?;
     Ok(Encoder::open(folder, options)?.rendering_in(program, &[COMMAND]))
 }
 
 pub(super) fn run() -> anyhow::Result<Exit> {
-    render_templates().context("conversations cannot be read, or texts not written")?;
+    render_templates().context("cannot read conversations or write the rendered text")?;
     Ok(Exit::Done)
 }

@@ -1,4 +1,4 @@
-//! `config resolve`: what a file becomes, value by value, with the origin of each.
+//! `config resolve`: a config's resolved values, with the origin of each.
 
 use serde_json::{Value, json};
 use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
@@ -59,7 +59,8 @@ fn origin(setting: &Setting) -> Value {
     entry
 }
 
-/// The hidden size is read from any config.json, as Hugging Face does; blocks only from a family we know.
+/// The hidden size is read from any config.json, as in Hugging Face; the number of blocks only for supported
+/// architectures.
 fn model_facts(name: &str) -> anyhow::Result<ModelFacts> {
     let (map, origin) = read_config(&locate_config(name)?)?;
     let blocks = ModelConfig::from_map(&map, &origin).ok().map(|model| model.blocks + model.encoder_blocks);

@@ -1,4 +1,4 @@
-//! `config verify`: does a training command agree with a file?
+//! `config verify`: checks that a training command agrees with a config.
 
 use zeroth::config::verify::{Severity, verify};
 
@@ -11,7 +11,7 @@ pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exi
     let checked = config_file::load(&arguments.file)?;
     let name = checked.document.source.name();
     let verification = verify(&checked.report.asked, name, &arguments.command);
-    // A warning is worth reading and stops nothing.
+    // Warnings do not affect the exit code.
     let exit = if verification.has_errors() { Exit::Problems } else { Exit::Done };
     if output.is_json() {
         output::json(&verification.to_json())?;

@@ -1,4 +1,4 @@
-//! Measures one part after the other, with a word of progress on a terminal.
+//! Runs the benchmarks, with a progress line on terminals.
 
 use std::io::IsTerminal;
 
@@ -14,7 +14,7 @@ use super::Asked;
 use crate::exit::Exit;
 use crate::output;
 
-/// Why a measurement ended before its time.
+/// An error that ends the benchmarks.
 pub(super) struct Stopped {
     pub(super) exit: Exit,
     pub(super) message: String,
@@ -50,7 +50,7 @@ impl From<StepBenchError> for Stopped {
     }
 }
 
-/// The lines of a part; of a step the whole report, too.
+/// Runs a group of benchmarks; `step` receives the full report of a training step.
 pub(super) fn part(
     asked: &Asked<'_>,
     part: Part,
@@ -63,11 +63,10 @@ pub(super) fn part(
     let rounds = asked.rounds;
     match part {
         Part::Kernels => {
-            let mut lines =
-                run(computing(&counts, arguments.quick)?, rounds, "products, attention and head")?;
+            let mut lines = run(computing(&counts, arguments.quick)?, rounds, "matmuls, attention and head")?;
             lines.extend(run(moving_lines(&counts, sizes)?, rounds, "norms, casts and copies")?);
             let size = if arguments.quick { 2048 } else { 4096 };
-            lines.extend(run(card_lines(&asked.machine, size)?, rounds, "the card's products")?);
+            lines.extend(run(card_lines(&asked.machine, size)?, rounds, "GPU matmuls")?);
             Ok(lines)
         }
         Part::Optimizer => Ok(run(optimizer_lines(&counts, sizes)?, rounds, "optimizer")?),
@@ -78,7 +77,7 @@ pub(super) fn part(
         }
         Part::Disk => {
             let bytes = if arguments.quick { 64 << 20 } else { 1 << 30 };
-            // A round writes and reads twice as much; more rounds tell little more of a disk.
+            // A round writes and reads twice as much; more rounds add little.
             Ok(run(disk_lines(&arguments.dir, bytes)?, rounds.min(5), "disk")?)
         }
         Part::Step => {
@@ -101,7 +100,7 @@ pub(super) fn part(
     }
 }
 
-/// Kernels that compute, and the processor's limits.
+/// Compute-bound kernels, and the CPU's limits.
 fn computing(counts: &[usize], quick: bool) -> Result<Vec<Line>, Stopped> {
     let shapes: &[[usize; 3]] =
         if quick { &[[1024; 3]] } else { &[[1024; 3], [2048; 3], [4096, 1024, 3072]] };
@@ -126,7 +125,7 @@ fn run(lines: Vec<Line>, rounds: usize, what: &'static str) -> Result<Vec<Measur
     measure(lines, rounds, &mut |round| progress.tell(round))
 }
 
-/// One line on a terminal that says how far it is; gone when it is done.
+/// A progress line on a terminal, cleared when done.
 struct Progress {
     what: &'static str,
     rounds: usize,

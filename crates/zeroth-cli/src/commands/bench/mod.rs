@@ -1,4 +1,4 @@
-//! `bench`: how near this machine comes to its limits, line by line, and the profile that keeps it.
+//! `bench`: measures this machine against its limits, and saves the result as its profile.
 
 mod measure;
 pub(super) mod profile;
@@ -14,7 +14,7 @@ use crate::bench_args::BenchArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 
-/// What was asked for, with every default settled.
+/// The resolved arguments.
 struct Asked<'a> {
     arguments: &'a BenchArgs,
     machine: Machine,
@@ -23,7 +23,7 @@ struct Asked<'a> {
     rounds: usize,
 }
 
-/// What was found.
+/// The results.
 struct Found {
     machine: Identity,
     quick: bool,
@@ -67,13 +67,13 @@ pub(super) fn run(arguments: &BenchArgs, output: &Output) -> anyhow::Result<Exit
     Ok(Exit::Done)
 }
 
-/// Settles what was typed. Whatever is wrong is said before the first burst.
+/// Resolves the arguments; all errors are reported before the first burst.
 fn ask(arguments: &BenchArgs) -> anyhow::Result<Asked<'_>> {
     Isa::chosen()?;
     let machine = probe();
     let mut parts: Vec<Part> = arguments.parts.iter().map(|part| Part::from(*part)).collect();
     if arguments.ranks == 1 && parts.contains(&Part::Collectives) {
-        bail!("collectives are between ranks, and --ranks is 1: give it 2 or more");
+        bail!("collectives need at least 2 ranks: raise --ranks");
     }
     if parts.is_empty() {
         parts =
@@ -83,14 +83,14 @@ fn ask(arguments: &BenchArgs) -> anyhow::Result<Asked<'_>> {
     parts.dedup();
     if parts.contains(&Part::Disk) {
         let dir = &arguments.dir;
-        ensure!(dir.is_dir(), "--dir {} is no folder: name one whose disk is to be measured", dir.display());
+        ensure!(dir.is_dir(), "--dir {} is not a folder: give one on the disk to measure", dir.display());
     }
     let threads = arguments.threads.unwrap_or(u64::from(machine.cpu.threads)) as usize;
     let rounds = arguments.rounds.unwrap_or(if arguments.quick { 3 } else { 20 }) as usize;
     Ok(Asked { arguments, machine, parts, threads, rounds })
 }
 
-/// Puts what was found into the machine's profile; what it holds of other parts stays. Gives what to tell of it.
+/// Merges the results into the machine's profile. Returns a note if an invalid profile was replaced.
 fn save(path: &std::path::Path, found: &Found) -> anyhow::Result<Option<String>> {
     let (mut profile, note) = match Profile::read(path, &found.machine) {
         Ok(profile) => (profile.unwrap_or_else(|| Profile::new(found.machine.clone())), None),

@@ -1,4 +1,4 @@
-//! Where the machine's profile lies, and what other commands read of it.
+//! Location of the machine's profile, and access for other commands.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use anyhow::Context;
 use zeroth::data::CacheFolder;
 use zeroth::machine::bench::{Identity, Profile, ProfileError};
 
-/// The file of a machine's profile: the one named, or the machine's own in the cache folder.
+/// The profile's file: the given one, or the machine's own in the cache folder.
 pub(super) fn place(named: Option<&PathBuf>, machine: &Identity) -> anyhow::Result<PathBuf> {
     named.cloned().or_else(|| default_place(machine)).context(
-        "there is no place for the machine's profile: neither ZEROTH_CACHE nor HOME is set; give --profile FILE or --no-save",
+        "no location for the machine's profile: neither ZEROTH_CACHE nor HOME is set; give --profile FILE or --no-save",
     )
 }
 
@@ -21,14 +21,14 @@ fn folder() -> Option<PathBuf> {
     Some(CacheFolder::default_place().folder()?.join("machines"))
 }
 
-/// Whether an earlier `zeroth bench` left anything: to know whether it was on this machine, its cards are looked for, which
-/// takes time and memory.
+/// Whether any profile exists. Checking whether it belongs to this machine requires probing its GPUs, which takes
+/// time and memory.
 pub(in crate::commands) fn is_any_kept() -> bool {
     let files = folder().and_then(|folder| std::fs::read_dir(folder).ok());
     files.is_some_and(|mut files| files.next().is_some())
 }
 
-/// The profile that an earlier `zeroth bench` left on this machine, and its file.
+/// This machine's saved profile, and its file.
 pub(in crate::commands) fn kept(machine: &Identity) -> Result<Option<(PathBuf, Profile)>, ProfileError> {
     let Some(path) = default_place(machine) else { return Ok(None) };
     Ok(Profile::read(&path, machine)?.map(|profile| (path, profile)))

@@ -1,4 +1,4 @@
-//! What was measured, as tables for people and as one object for programs.
+//! Formats results as tables or as one JSON object.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::Found;
 use crate::output::Output;
 use crate::table::Table;
 
-/// A part's table; a blank line before it unless it is the first.
+/// The table of a group; preceded by a blank line unless first.
 pub(super) fn part(part: Part, lines: &[Measured], first: bool, output: &Output) -> String {
     let across = if part == Part::Collectives { "ranks" } else { "threads" };
     let head =
@@ -37,7 +37,7 @@ pub(super) fn part(part: Part, lines: &[Measured], first: bool, output: &Output)
     format!("{}{}", if first { "" } else { "\n" }, rows.concat())
 }
 
-/// Enough digits to compare, and no more.
+/// Three significant digits or more.
 fn figure(value: f64) -> String {
     match value {
         100.0.. => grouped(value.round() as u64),
@@ -46,20 +46,20 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// What stands below the tables: where a step's time goes, and where the profile is.
+/// Text below the tables: a step's time by phase, and the profile's path.
 pub(super) fn end(found: &Found, profile: Option<&Path>) -> String {
     let step = found.step.as_ref().map_or_else(String::new, step_text);
     let kept = profile
-        .map_or_else(String::new, |path| format!("\nkept as this machine's profile: {}\n", path.display()));
+        .map_or_else(String::new, |path| format!("\nsaved as this machine's profile: {}\n", path.display()));
     format!("{step}{kept}")
 }
 
 fn step_text(step: &StepReport) -> String {
     let StepShares { products, attention, around, gather, reduce, update, rest } = step.shares;
     format!(
-        "\nof a step's time {:.0}% is matrix work (products {products:.0}%, attention {attention:.0}%), other ops \
+        "\nstep time: {:.0}% matrix work (matmuls {products:.0}%, attention {attention:.0}%), other ops \
          {around:.0}%, gather {gather:.0}%, reduce {reduce:.0}%, update {update:.0}%, rest {rest:.0}%\n{} parameters, {} \
-         tokens a step, {} planned a rank, loss {:.3}\n",
+         tokens per step, {} planned per rank, loss {:.3}\n",
         step.shares.matrix(),
         grouped(step.params),
         grouped(step.tokens as u64),
@@ -68,7 +68,7 @@ fn step_text(step: &StepReport) -> String {
     )
 }
 
-/// All of it as one object.
+/// The results as one JSON object.
 pub(super) fn json(found: &Found, profile: Option<&Path>) -> Value {
     let parts: serde_json::Map<String, Value> =
         found.parts.iter().map(|(part, lines)| (part.name().to_owned(), json!(lines))).collect();
