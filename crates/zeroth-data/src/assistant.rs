@@ -19,8 +19,8 @@ use super::tokenizer::{TextTokenizer, Token};
 use super::{Encoded, IGNORED, RowProblem};
 
 /// Marker characters: two private-use code points per message, from here on.
-const FIRST_MARK: u32 = 0xF_0000;
-const MARKS: u32 = 0xFFFE;
+const FIRST_MARKER: u32 = 0xF_0000;
+const MARKERS: u32 = 0xFFFE;
 
 /// Tokenises a conversation into `into`, with labels on the trained tokens.
 pub(super) fn encode(
@@ -30,7 +30,7 @@ pub(super) fn encode(
     into: &mut Encoded,
 ) -> Result<(), RowProblem> {
     let tools = conversation.tools.as_ref();
-    let marked = template.facts().marks_generation(tools.is_some());
+    let marked = template.properties().marks_generation(tools.is_some());
     if marked && let Some(found) = conversation.messages.iter().find_map(reserved) {
         return Err(RowProblem::Reserved { code: found as u32 });
     }
@@ -39,7 +39,7 @@ pub(super) fn encode(
     let trained = if marked && !conversation.is_overridden() {
         generated
     } else {
-        let search = Search { conversation, template, tokenizer, text: &text, tokens: &tokens };
+        let search = MessageSearch { conversation, template, tokenizer, text: &text, tokens: &tokens };
         search.trained(&generated)?
     };
     label(&tokens, trained, into);
@@ -83,7 +83,7 @@ fn label(tokens: &[Token], mut trained: Vec<Range<usize>>, into: &mut Encoded) {
 }
 
 /// Locates messages in the rendered text.
-struct Search<'a> {
+struct MessageSearch<'a> {
     conversation: &'a Conversation,
     template: &'a ChatTemplate,
     tokenizer: &'a TextTokenizer,
@@ -99,14 +99,14 @@ struct Found {
     generation_prompt: String,
 }
 
-impl Search<'_> {
+impl MessageSearch<'_> {
     /// The trained spans. `generated` are those that the template marks itself.
     fn trained(&self, generated: &[Range<usize>]) -> Result<Vec<Range<usize>>, RowProblem> {
         let Conversation { messages, trained, .. } = self.conversation;
         if !trained.contains(&true) {
             return Ok(Vec::new());
         }
-        let found = match self.by_marks()? {
+        let found = match self.by_markers()? {
             Some(found) => found,
             None => self.by_replacement()?,
         };
@@ -129,16 +129,16 @@ impl Search<'_> {
     }
 
     /// Locates all messages with one more render; `None` if markers change the template's output.
-    fn by_marks(&self) -> Result<Option<Found>, RowProblem> {
+    fn by_markers(&self) -> Result<Option<Found>, RowProblem> {
         let messages = &self.conversation.messages;
-        let is_mark = |c: char| (FIRST_MARK..FIRST_MARK + MARKS).contains(&(c as u32));
-        if messages.len() as u32 > MARKS / 2 || self.text.contains(is_mark) {
+        let is_marker = |c: char| (FIRST_MARKER..FIRST_MARKER + MARKERS).contains(&(c as u32));
+        if messages.len() as u32 > MARKERS / 2 || self.text.contains(is_marker) {
             return Ok(None);
         }
         let marked: Vec<_> =
             messages.iter().zip(0..).map(|(message, index)| marked(message, index)).collect();
         let tools = self.conversation.tools.as_ref();
-        let prompts = self.template.facts().asks_for_generation_prompt(tools.is_some());
+        let prompts = self.template.properties().asks_for_generation_prompt(tools.is_some());
         let Ok(rendered) = self.template.render(&marked, tools, prompts)? else { return Ok(None) };
 
         let mut places: Vec<Option<Range<usize>>> = vec![None; messages.len()];
@@ -146,11 +146,11 @@ impl Search<'_> {
         let mut plain = String::with_capacity(rendered.text.len());
         let mut last_mark = 0;
         for character in rendered.text.chars() {
-            if !is_mark(character) {
+            if !is_marker(character) {
                 plain.push(character);
                 continue;
             }
-            let (index, ends) = ((character as u32 - FIRST_MARK) / 2, (character as u32) % 2 == 1);
+            let (index, ends) = ((character as u32 - FIRST_MARKER) / 2, (character as u32) % 2 == 1);
             let (index, here) = (index as usize, plain.len());
             last_mark = here;
             match &mut places[index] {
@@ -190,7 +190,7 @@ impl Search<'_> {
     fn by_replacement(&self) -> Result<Found, RowProblem> {
         let messages = &self.conversation.messages;
         let tools = self.conversation.tools.as_ref();
-        let foreign = foreign_to(self.text);
+        let foreign = absent_from(self.text);
         let mut places = Vec::with_capacity(messages.len());
         for (index, message) in messages.iter().enumerate() {
             let mut others = messages.clone();
@@ -203,7 +203,7 @@ impl Search<'_> {
             let end = self.text.len() - common_suffix(&self.text[start..], &other[start..]);
             places.push((other != self.text).then_some(start..end));
         }
-        let prompts = self.template.facts().asks_for_generation_prompt(tools.is_some());
+        let prompts = self.template.properties().asks_for_generation_prompt(tools.is_some());
         let generation_prompt = if prompts { self.generation_prompt()? } else { String::new() };
         Ok(Found { places, exact: true, generation_prompt })
     }
@@ -276,7 +276,7 @@ impl Search<'_> {
         if !message.contains_key("tool_calls") && !REASONING.iter().any(|name| message.contains_key(*name)) {
             return Ok(None);
         }
-        let foreign = foreign_to(self.text);
+        let foreign = absent_from(self.text);
         let mut others = Conversation { messages: messages.clone(), ..Conversation::default() };
         others.say(ASSISTANT, &foreign);
         others.messages.swap_remove(index);
@@ -298,7 +298,7 @@ impl Search<'_> {
 }
 
 /// A text that does not occur in this one and shares no character with it.
-fn foreign_to(text: &str) -> String {
+fn absent_from(text: &str) -> String {
     let mut candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{FDD0}'..='\u{FDEF}');
     candidates.find(|candidate| !text.contains(*candidate)).unwrap_or('\u{E000}').to_string()
 }
@@ -306,7 +306,7 @@ fn foreign_to(text: &str) -> String {
 /// The message with marker characters around its texts. Surrounding whitespace stays outside, as templates trim it.
 fn marked(message: &Map<String, Value>, index: u32) -> Map<String, Value> {
     let mark =
-        |side| char::from_u32(FIRST_MARK + 2 * index + side).expect("every such number is a character");
+        |side| char::from_u32(FIRST_MARKER + 2 * index + side).expect("every such number is a character");
     with_texts(message, &mut |text| {
         let core = text.trim_start();
         let (lead, core) = (&text[..text.len() - core.len()], core.trim_end());

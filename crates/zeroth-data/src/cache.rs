@@ -30,23 +30,23 @@ pub const CACHE_VARIABLE: &str = "ZEROTH_CACHE";
 pub struct CacheFolder {
     folder: Option<PathBuf>,
     /// Whether the user chose this directory: then its permissions are not changed, and there is no fallback.
-    is_named: bool,
+    is_explicit: bool,
     /// Directory for an unnamed temporary file if the cache directory cannot be used.
-    unnamed_in: Option<PathBuf>,
+    temporary_in: Option<PathBuf>,
 }
 
 impl CacheFolder {
     /// Caches in `folder`.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: Some(folder.into()), is_named: true, unnamed_in: None }
+        Self { folder: Some(folder.into()), is_explicit: true, temporary_in: None }
     }
 
     /// Caches in `$ZEROTH_CACHE`, else `$XDG_CACHE_HOME/zeroth`, else `$HOME/.cache/zeroth`; nowhere if none is set.
-    pub fn default_place() -> Self {
+    pub fn default_location() -> Self {
         Self::from_environment(|name| std::env::var_os(name))
     }
 
-    /// As [`Self::default_place`], with variables from a function.
+    /// As [`Self::default_location`], with variables from a function.
     pub fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let given = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let Some(named) = given(CACHE_VARIABLE) {
@@ -61,8 +61,8 @@ impl CacheFolder {
     /// Falls back to an unnamed temporary file in `folder` if the default directory cannot be used. Such a file is
     /// freed when the last process closes it. A directory chosen by the user is used or refused.
     #[must_use]
-    pub fn or_unnamed_in(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.unnamed_in = (!self.is_named).then(|| folder.into());
+    pub fn or_temporary_in(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.temporary_in = (!self.is_explicit).then(|| folder.into());
         self
     }
 
@@ -74,7 +74,7 @@ impl CacheFolder {
     /// Removes the files that this process is writing; called before it exits without finishing them.
     pub fn remove_unfinished(&self) {
         let mark = format!("{UNFINISHED}{}-", std::process::id());
-        let folder = self.folder.iter().map(|folder| folder.join(TOKENS)).chain(self.unnamed_in.clone());
+        let folder = self.folder.iter().map(|folder| folder.join(TOKENS)).chain(self.temporary_in.clone());
         for path in folder.flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path()) {
             if path.file_name().is_some_and(|name| name.to_string_lossy().contains(&mark)) {
                 // Best effort: leftovers are invalid, and swept after a day.
@@ -86,12 +86,13 @@ impl CacheFolder {
     /// Destinations for a cache, in the order to try.
     pub(super) fn destinations(&self) -> Vec<(PathBuf, io::Result<Destination>)> {
         let folder = self.folder.as_ref().map(|folder| {
-            let tokens = TokenFolder::open(folder, self.is_named);
+            let tokens = TokenFolder::open(folder, self.is_explicit);
             (folder.join(TOKENS), tokens.map(Destination::Folder))
         });
-        let unnamed = self.unnamed_in.as_ref();
-        let unnamed = unnamed.map(|folder| (folder.clone(), Ok(Destination::Unnamed(folder.clone()))));
-        folder.into_iter().chain(unnamed).collect()
+        let temporary_file = self.temporary_in.as_ref();
+        let temporary_file =
+            temporary_file.map(|folder| (folder.clone(), Ok(Destination::Temporary(folder.clone()))));
+        folder.into_iter().chain(temporary_file).collect()
     }
 }
 
@@ -143,7 +144,7 @@ pub(super) enum Destination {
     /// A named file, which later runs can find.
     Folder(TokenFolder),
     /// An unnamed temporary file in this folder.
-    Unnamed(PathBuf),
+    Temporary(PathBuf),
 }
 
 impl Destination {
@@ -161,7 +162,7 @@ impl Destination {
     pub(super) fn create(&self, key: &[u8; 32]) -> io::Result<Unfinished<'_>> {
         match self {
             Self::Folder(folder) => folder.create(file_name(key)),
-            Self::Unnamed(folder) => Ok(Unfinished { file: unnamed(folder)?, name: None }),
+            Self::Temporary(folder) => Ok(Unfinished { file: temporary_file(folder)?, name: None }),
         }
     }
 }
@@ -183,11 +184,11 @@ pub(super) struct TokenFolder {
 
 impl TokenFolder {
     /// Opens the token directory in `cache`, creating it if missing.
-    fn open(cache: &Path, is_named: bool) -> io::Result<Self> {
+    fn open(cache: &Path, is_explicit: bool) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(cache)?;
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let above = rustix::fs::open(cache, flags, Mode::empty())?;
-        make_private(&above, cache, is_named)?;
+        make_private(&above, cache, is_explicit)?;
         match rustix::fs::mkdirat(&above, TOKENS, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
@@ -255,7 +256,7 @@ fn user() -> u32 {
 
 /// Rejects a directory of another user, or one that others can write to. Removes their permissions where the
 /// directory is the default one.
-fn make_private(folder: &OwnedFd, path: &Path, is_named: bool) -> io::Result<()> {
+fn make_private(folder: &OwnedFd, path: &Path, is_explicit: bool) -> io::Result<()> {
     let found = rustix::fs::fstat(folder)?;
     let refused = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     if found.st_uid != user() {
@@ -264,10 +265,10 @@ fn make_private(folder: &OwnedFd, path: &Path, is_named: bool) -> io::Result<()>
     }
     let mode = found.st_mode & 0o777;
     let (is_readable_for_others, is_open_to_others) = (mode & 0o077 != 0, mode & 0o022 != 0);
-    if !is_readable_for_others || (is_named && !is_open_to_others) {
+    if !is_readable_for_others || (is_explicit && !is_open_to_others) {
         return Ok(());
     }
-    if is_named {
+    if is_explicit {
         let path = path.display();
         return refused(format!("others may write to {path} (mode {mode:04o}): chmod go-w {path}"));
     }
@@ -279,7 +280,7 @@ fn make_private(folder: &OwnedFd, path: &Path, is_named: bool) -> io::Result<()>
 }
 
 /// Creates an unnamed temporary file in `folder`.
-fn unnamed(folder: &Path) -> io::Result<File> {
+fn temporary_file(folder: &Path) -> io::Result<File> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     match rustix::fs::open(folder, flags | OFlags::TMPFILE, mode) {
         Ok(file) => return Ok(file.into()),

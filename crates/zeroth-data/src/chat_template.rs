@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use zeroth_base::grouped;
 
-use super::day::Day;
-use super::python;
+use super::date::Date;
+use super::python_compat as python;
 
 /// Sentinels around `{% generation %}`. Noncharacters, which Unicode reserves for internal use.
 const SENTINELS: [char; 2] = ['\u{FDD0}', '\u{FDD1}'];
@@ -34,30 +34,30 @@ pub(super) const OUTPUT_BYTES: usize = 64 << 20;
 pub(super) type Sources = Vec<(String, String)>;
 
 /// The environment of a folder's templates.
-pub(super) struct Surroundings<'a> {
+pub(super) struct TemplateContext<'a> {
     /// Special tokens by name.
     pub(super) special: &'a [(&'a str, String)],
     /// Additional variables.
     pub(super) variables: &'a Map<String, Json>,
     /// The date of `strftime_now`.
-    pub(super) day: Day,
+    pub(super) date: Date,
 }
 
 /// Templates compiled in this process.
 pub(super) struct CompiledTemplate {
     environment: Environment<'static>,
-    facts: TemplateFacts,
+    properties: TemplateProperties,
 }
 
 /// Properties of a folder's templates, known before rendering.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct TemplateFacts {
-    default: Facts,
-    tool_use: Option<Facts>,
+pub(super) struct TemplateProperties {
+    default: Properties,
+    tool_use: Option<Properties>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Facts {
+struct Properties {
     marks_generation: bool,
     asks_for_generation_prompt: bool,
     takes_lists: bool,
@@ -65,11 +65,11 @@ struct Facts {
 
 /// Why rendering failed.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum NotRendered {
+pub(super) enum RenderError {
     /// The template raised an error.
-    Refused(String),
+    Failed(String),
     /// The template exceeded a limit, described here.
-    Stopped(String),
+    LimitExceeded(String),
 }
 
 /// A rendered conversation.
@@ -80,8 +80,8 @@ pub(super) struct Rendered {
     pub(super) generated: Vec<Range<usize>>,
 }
 
-impl TemplateFacts {
-    fn of(self, tools: bool) -> Facts {
+impl TemplateProperties {
+    fn of(self, tools: bool) -> Properties {
         self.tool_use.filter(|_| tools).unwrap_or(self.default)
     }
 
@@ -103,34 +103,38 @@ impl TemplateFacts {
 
 impl CompiledTemplate {
     /// Compiles the templates; the error names the one that is invalid.
-    pub(super) fn new(sources: &Sources, around: &Surroundings) -> Result<Self, NotRendered> {
-        let mut environment = environment(around).map_err(NotRendered::Refused)?;
-        let facts = |name: &str, environment: &mut Environment<'static>| {
+    pub(super) fn new(sources: &Sources, context: &TemplateContext) -> Result<Self, RenderError> {
+        let mut environment = environment(context).map_err(RenderError::Failed)?;
+        let properties = |name: &str, environment: &mut Environment<'static>| {
             let Some((_, source)) = sources.iter().find(|(known, _)| known == name) else { return Ok(None) };
             let (source, marks_generation) = with_sentinels(source);
             let asks_for_generation_prompt = source.contains("add_generation_prompt");
             let compiled = environment.add_template_owned(name.to_owned(), source);
             compiled.map_err(|error| {
-                NotRendered::Refused(format!("the template `{name}`: {}", described(&error)))
+                RenderError::Failed(format!("the template `{name}`: {}", described(&error)))
             })?;
             let takes_lists = takes_lists(environment, name)?;
-            Ok::<_, NotRendered>(Some(Facts { marks_generation, asks_for_generation_prompt, takes_lists }))
+            Ok::<_, RenderError>(Some(Properties {
+                marks_generation,
+                asks_for_generation_prompt,
+                takes_lists,
+            }))
         };
-        let default = facts("default", &mut environment)?;
-        let tool_use = facts("tool_use", &mut environment)?;
+        let default = properties("default", &mut environment)?;
+        let tool_use = properties("tool_use", &mut environment)?;
         let Some(default) = default else {
             let names: Vec<&str> = sources.iter().map(|(name, _)| name.as_str()).collect();
             let names = names.join(", ");
-            return Err(NotRendered::Refused(format!(
+            return Err(RenderError::Failed(format!(
                 "it has the templates {names}, but none named \"default\""
             )));
         };
-        Ok(Self { environment, facts: TemplateFacts { default, tool_use } })
+        Ok(Self { environment, properties: TemplateProperties { default, tool_use } })
     }
 
     /// Properties of the templates.
-    pub(super) fn facts(&self) -> TemplateFacts {
-        self.facts
+    pub(super) fn properties(&self) -> TemplateProperties {
+        self.properties
     }
 
     /// Renders within the limits.
@@ -139,10 +143,10 @@ impl CompiledTemplate {
         messages: &[Map<String, Json>],
         tools: Option<&Json>,
         add_generation_prompt: bool,
-    ) -> Result<Rendered, NotRendered> {
-        let name = if tools.is_some() && self.facts.tool_use.is_some() { "tool_use" } else { "default" };
+    ) -> Result<Rendered, RenderError> {
+        let name = if tools.is_some() && self.properties.tool_use.is_some() { "tool_use" } else { "default" };
         let rendered = render(&self.environment, name, messages, tools, add_generation_prompt)?;
-        if !self.facts.marks_generation(tools.is_some()) {
+        if !self.properties.marks_generation(tools.is_some()) {
             return Ok(Rendered { text: rendered, generated: Vec::new() });
         }
         Ok(without_sentinels(&rendered))
@@ -154,7 +158,7 @@ pub(super) fn sentinel_in(text: &str) -> Option<char> {
     text.chars().find(|character| SENTINELS.contains(character))
 }
 
-fn environment(around: &Surroundings) -> Result<Environment<'static>, String> {
+fn environment(context: &TemplateContext) -> Result<Environment<'static>, String> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.map_err(|error| error.to_string())?);
@@ -171,12 +175,12 @@ fn environment(around: &Surroundings) -> Result<Environment<'static>, String> {
     environment.add_function("raise_exception", |message: &Value| {
         Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message.to_string()))
     });
-    let day = around.day;
-    environment.add_function("strftime_now", move |_: &State, format: String| day.strftime(&format));
-    for (name, text) in around.special {
+    let date = context.date;
+    environment.add_function("strftime_now", move |_: &State, format: String| date.strftime(&format));
+    for (name, text) in context.special {
         environment.add_global((*name).to_owned(), text.clone());
     }
-    for (name, value) in around.variables {
+    for (name, value) in context.variables {
         environment.add_global(name.clone(), value_of(value));
     }
     Ok(environment)
@@ -188,7 +192,7 @@ fn render(
     messages: &[Map<String, Json>],
     tools: Option<&Json>,
     add_generation_prompt: bool,
-) -> Result<String, NotRendered> {
+) -> Result<String, RenderError> {
     let mut out = Bounded(Vec::new());
     let context = context! {
         messages => messages.iter().map(object_of).collect::<Vec<_>>(),
@@ -199,8 +203,8 @@ fn render(
     let rendered = environment
         .get_template(name)
         .and_then(|found| found.render_captured_to(context, &mut out).map(drop));
-    rendered.map_err(|error| not_rendered(&error))?;
-    String::from_utf8(out.0).map_err(|error| NotRendered::Refused(error.to_string()))
+    rendered.map_err(|error| render_error(&error))?;
+    String::from_utf8(out.0).map_err(|error| RenderError::Failed(error.to_string()))
 }
 
 /// A buffer that fails beyond [`OUTPUT_BYTES`].
@@ -220,7 +224,7 @@ impl Write for Bounded {
     }
 }
 
-fn not_rendered(error: &Error) -> NotRendered {
+fn render_error(error: &Error) -> RenderError {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     let kinds = causes.filter_map(|cause| Some(cause.downcast_ref::<Error>()?.kind()));
     let stopped = kinds.chain([error.kind()]).find_map(|kind| match kind {
@@ -229,9 +233,11 @@ fn not_rendered(error: &Error) -> NotRendered {
         _ => None,
     });
     match stopped {
-        Some(stopped) => NotRendered::Stopped(stopped),
-        None if error.detail() == Some(python::TOO_DEEP) => NotRendered::Stopped(python::TOO_DEEP.to_owned()),
-        None => NotRendered::Refused(described(error)),
+        Some(stopped) => RenderError::LimitExceeded(stopped),
+        None if error.detail() == Some(python::TOO_DEEP) => {
+            RenderError::LimitExceeded(python::TOO_DEEP.to_owned())
+        }
+        None => RenderError::Failed(described(error)),
     }
 }
 
@@ -257,13 +263,13 @@ fn object_of(object: &Map<String, Json>) -> Value {
 
 /// Probes support for lists of parts: many templates expect text, and would write a list in Python syntax, drop it,
 /// or fail. A template that exceeds a limit here is rejected.
-fn takes_lists(environment: &Environment, name: &str) -> Result<bool, NotRendered> {
+fn takes_lists(environment: &Environment, name: &str) -> Result<bool, RenderError> {
     const PROBE: &str = "probe text";
     let message = serde_json::json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
     let Json::Object(message) = message else { return Ok(false) };
     match render(environment, name, &[message], None, false) {
         Ok(text) => Ok(text.contains(PROBE) && !text.contains("'type'") && !text.contains("\"type\"")),
-        Err(NotRendered::Refused(_)) => Ok(false),
+        Err(RenderError::Failed(_)) => Ok(false),
         Err(stopped) => Err(stopped),
     }
 }

@@ -12,14 +12,14 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::assistant;
-use super::chat_template::{Sources, Surroundings};
+use super::chat_template::{Sources, TemplateContext};
 use super::columns::Columns;
 use super::conversation::Conversation;
-use super::day::Day;
-use super::ready_row::Lists;
+use super::date::Date;
 use super::renderer::ChatTemplate;
-use super::row::{Format, Pair, Row};
+use super::row_format::{Format, Pair, RowFields};
 use super::template_process::Worker;
+use super::token_row::TokenLists;
 use super::tokenizer::{SpecialFiles, TextTokenizer, Token};
 use super::{Encode, Encoded, IGNORED, RowProblem};
 
@@ -36,13 +36,13 @@ pub struct EncoderOptions {
     /// Variables for the chat template, such as `date_string` or `enable_thinking`.
     pub variables: Map<String, Value>,
     /// The date for templates that use `strftime_now`.
-    pub day: Day,
+    pub date: Date,
 }
 
 impl EncoderOptions {
     /// Default columns, no variables, today's date.
     pub fn new(vocabulary: u64) -> Self {
-        Self { vocabulary, columns: Columns::default(), variables: Map::new(), day: Day::today() }
+        Self { vocabulary, columns: Columns::default(), variables: Map::new(), date: Date::today() }
     }
 }
 
@@ -191,7 +191,7 @@ impl Encoder {
         row: &Map<String, Value>,
         add_generation_prompt: bool,
     ) -> Result<String, RowProblem> {
-        let fields = Row { row, columns: &self.options.columns };
+        let fields = RowFields { row, columns: &self.options.columns };
         let (said, template) = self.prepared(Format::Messages, fields.conversation("messages")?)?;
         Ok(assistant::render(&said, template, add_generation_prompt)?.text)
     }
@@ -207,9 +207,9 @@ impl Encoder {
         };
         let compile = || {
             let special = self.tokenizer.as_ref().map_or(&[][..], TextTokenizer::named);
-            let EncoderOptions { variables, day, .. } = &self.options;
-            let around = Surroundings { special, variables, day: *day };
-            ChatTemplate::new(file, sources, &around, self.worker.as_ref())
+            let EncoderOptions { variables, date, .. } = &self.options;
+            let context = TemplateContext { special, variables, date: *date };
+            ChatTemplate::new(file, sources, &context, self.worker.as_ref())
         };
         self.template.get_or_init(compile).as_ref().map_err(Clone::clone)
     }
@@ -221,7 +221,7 @@ impl Encoder {
         mut said: Conversation,
     ) -> Result<(Conversation, &ChatTemplate), RowProblem> {
         let template = self.template(format)?;
-        if !template.facts().takes_lists(said.tools.is_some()) {
+        if !template.properties().takes_lists(said.tools.is_some()) {
             said.join_parts();
         }
         Ok((said, template))
@@ -291,9 +291,9 @@ impl Encode for Encoder {
     fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem> {
         let columns = &self.options.columns;
         let format = Format::of(row, columns)?;
-        let fields = Row { row, columns };
+        let fields = RowFields { row, columns };
         match format {
-            Format::Ready => return Lists::of(row, columns)?.take(self.options.vocabulary, into),
+            Format::Tokens => return TokenLists::of(row, columns)?.take(self.options.vocabulary, into),
             Format::Messages => self.converse(format, fields.conversation("messages")?, into)?,
             Format::Sharegpt => self.converse(format, fields.conversation("conversations")?, into)?,
             Format::Alpaca | Format::QuestionAnswer | Format::QueryResponse | Format::Translation => {
@@ -312,7 +312,7 @@ impl Encode for Encoder {
 
     fn trained_part(&self, row: &Map<String, Value>) -> &'static str {
         match Format::of(row, &self.options.columns) {
-            Ok(Format::Ready) => "labels other than -100 are trained, from the second on",
+            Ok(Format::Tokens) => "labels other than -100 are trained, from the second on",
             Ok(Format::Messages | Format::Sharegpt) => {
                 "assistant messages are trained, unless their \"loss\" is false"
             }
@@ -407,7 +407,7 @@ fn fingerprint(
         part(name.as_bytes());
         part(source.as_bytes());
     }
-    let EncoderOptions { vocabulary, columns, variables, day } = options;
+    let EncoderOptions { vocabulary, columns, variables, date } = options;
     part(&vocabulary.to_le_bytes());
     for (ours, theirs) in columns.pairs() {
         part(ours.as_bytes());
@@ -416,7 +416,7 @@ fn fingerprint(
     part(Value::Object(variables.clone()).to_string().as_bytes());
     // Only templates that use the date depend on it.
     if sources.iter().any(|(_, source)| source.contains("strftime_now")) {
-        part(day.strftime("%F").as_bytes());
+        part(date.strftime("%F").as_bytes());
     }
     hash.finalize().into()
 }

@@ -12,7 +12,7 @@ use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
 
 use super::DataError;
-use super::guarded::guarded as caught;
+use super::catch_panic::catch_panic;
 
 /// Reads row by row; only a page of each column is in memory.
 pub(super) struct ParquetRows<'a> {
@@ -28,7 +28,7 @@ impl<'a> ParquetRows<'a> {
         let file =
             File::open(path).map_err(|source| DataError::Read { path: path.to_owned(), line: 1, source })?;
         let bytes = file.metadata().map_or(0, |found| found.len());
-        let reader = guarded(path, 1, || SerializedFileReader::new(file))?;
+        let reader = catch_errors(path, 1, || SerializedFileReader::new(file))?;
         if reader.metadata().file_metadata().schema_descr().num_columns() == 0 {
             return Err(DataError::Empty { path: path.to_owned() });
         }
@@ -56,7 +56,7 @@ impl<'a> ParquetRows<'a> {
     pub(super) fn next(&mut self) -> Result<Option<Map<String, Value>>, DataError> {
         self.number += 1;
         let rows = &mut self.rows;
-        let row = guarded(self.path, self.number, || rows.next().transpose())?;
+        let row = catch_errors(self.path, self.number, || rows.next().transpose())?;
         Ok(row.as_ref().map(object))
     }
 }
@@ -68,9 +68,13 @@ fn is_read(codec: CompressionCodec) -> bool {
 }
 
 /// Converts the reader's errors and panics: it asserts on damaged files and unsupported types.
-fn guarded<T>(path: &Path, row: u64, read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataError> {
+fn catch_errors<T>(
+    path: &Path,
+    row: u64,
+    read: impl FnOnce() -> Result<T, ParquetError>,
+) -> Result<T, DataError> {
     let failed = |message| DataError::Parquet { path: path.to_owned(), row, message };
-    match caught(read) {
+    match catch_panic(read) {
         Ok(read) => read.map_err(|error| failed(error.to_string())),
         Err(panic) => Err(failed(panic)),
     }

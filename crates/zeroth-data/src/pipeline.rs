@@ -11,7 +11,7 @@ use super::{DataError, Encode, Encoded, RowProblem};
 
 /// Block and chunk sizes. They affect speed, never the result.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cuts {
+pub(super) struct BlockSizes {
     /// Text bytes per block.
     pub(super) block_bytes: usize,
     /// Rows per block.
@@ -20,7 +20,7 @@ pub(super) struct Cuts {
     pub(super) chunk_rows: usize,
 }
 
-impl Cuts {
+impl BlockSizes {
     /// Blocks of 8 MiB of text in small chunks, which balances rows of different lengths. Blocks are smaller if few
     /// samples are wanted.
     pub(super) fn for_samples(wanted: Option<u64>) -> Self {
@@ -30,8 +30,8 @@ impl Cuts {
 }
 
 /// An encoded row.
-pub(super) struct Outcome<'a> {
-    /// Index of its file.
+pub(super) struct EncodedRow<'a> {
+    /// SampleIndex of its file.
     pub(super) file: usize,
     pub(super) at: RowNumber,
     /// Tokens and labels of equal length, at least one, or the problem.
@@ -39,24 +39,24 @@ pub(super) struct Outcome<'a> {
 }
 
 /// Progress callback of the encoding threads: rows, and approximate bytes of their files.
-pub(super) type Watch<'a> = &'a (dyn Fn(u64, u64) + Sync);
+pub(super) type ProgressFn<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Encodes all rows and passes each to `take` in file order until it breaks. Rows after that one, even invalid ones,
 /// are ignored.
 pub(super) fn each_row<E: From<DataError>>(
     files: &[PathBuf],
     encoder: &dyn Encode,
-    cuts: Cuts,
-    watch: Watch<'_>,
-    mut take: impl FnMut(Outcome<'_>) -> Result<ControlFlow<()>, E>,
+    sizes: BlockSizes,
+    progress: ProgressFn<'_>,
+    mut take: impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
 ) -> Result<(), E> {
     let mut rows = Rows::new(files);
-    let mut block = Block::read(&mut rows, cuts);
+    let mut block = Block::read(&mut rows, sizes);
     loop {
         let Block { rows: raw, end } = block;
         let (chunks, next) = rayon::join(
-            || encoded(raw, encoder, cuts.chunk_rows, watch),
-            || if end.is_none() { Block::read(&mut rows, cuts) } else { Block::default() },
+            || encoded(raw, encoder, sizes.chunk_rows, progress),
+            || if end.is_none() { Block::read(&mut rows, sizes) } else { Block::default() },
         );
         for chunk in chunks {
             if chunk.hand_on(&mut take)?.is_break() {
@@ -79,10 +79,10 @@ struct Block {
 }
 
 impl Block {
-    fn read(from: &mut Rows<'_>, cuts: Cuts) -> Self {
+    fn read(from: &mut Rows<'_>, sizes: BlockSizes) -> Self {
         let mut block = Self::default();
         let mut bytes = 0;
-        while bytes < cuts.block_bytes && block.rows.len() < cuts.block_rows {
+        while bytes < sizes.block_bytes && block.rows.len() < sizes.block_rows {
             match from.next() {
                 Ok(Some(row)) => {
                     bytes += row.content.size();
@@ -107,17 +107,22 @@ impl Block {
 struct Chunk {
     ids: Vec<i32>,
     labels: Vec<i32>,
-    rows: Vec<Became>,
+    rows: Vec<RowOutcome>,
 }
 
-struct Became {
+struct RowOutcome {
     file: usize,
     at: RowNumber,
     /// End of the row's tokens.
     row: Result<usize, RowProblem>,
 }
 
-fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode, chunk_rows: usize, watch: Watch<'_>) -> Vec<Chunk> {
+fn encoded(
+    rows: Vec<RawRow>,
+    encoder: &dyn Encode,
+    chunk_rows: usize,
+    progress: ProgressFn<'_>,
+) -> Vec<Chunk> {
     let chunks: Vec<Vec<RawRow>> = {
         let mut rows = rows.into_iter().peekable();
         let mut chunks = Vec::new();
@@ -129,7 +134,7 @@ fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode, chunk_rows: usize, watch: Wa
     let encode = |rows: Vec<RawRow>| {
         let (count, bytes) = (rows.len() as u64, rows.iter().map(|row| row.bytes).sum());
         let chunk = Chunk::encoded(rows, encoder);
-        watch(count, bytes);
+        progress(count, bytes);
         chunk
     };
     chunks.into_par_iter().map(encode).collect()
@@ -153,23 +158,23 @@ impl Chunk {
                 Err(problem) => Err(problem),
             };
             assert_eq!(chunk.ids.len(), chunk.labels.len(), "tokens and labels of the row at {at}");
-            chunk.rows.push(Became { file, at, row });
+            chunk.rows.push(RowOutcome { file, at, row });
         }
         chunk
     }
 
     fn hand_on<E>(
         self,
-        take: &mut impl FnMut(Outcome<'_>) -> Result<ControlFlow<()>, E>,
+        take: &mut impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<ControlFlow<()>, E> {
         let mut start = 0;
-        for Became { file, at, row } in self.rows {
+        for RowOutcome { file, at, row } in self.rows {
             let row = row.map(|end| {
                 let range = start..end;
                 start = end;
                 (&self.ids[range.clone()], &self.labels[range])
             });
-            if take(Outcome { file, at, row })?.is_break() {
+            if take(EncodedRow { file, at, row })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

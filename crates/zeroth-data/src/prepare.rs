@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
 use super::cache::{CacheFolder, key};
-use super::intake::Intake;
-use super::lines::check;
-use super::pipeline::{Cuts, Watch, each_row};
+use super::index_builder::IndexBuilder;
+use super::line_reader::check;
+use super::pipeline::{BlockSizes, ProgressFn, each_row};
 use super::token_file::{Reject, TokenFile, TokenWriter};
 use super::{DataError, Encode, Samples, Truncation};
 
@@ -42,7 +42,7 @@ pub struct Prepared {
     /// Elapsed time.
     pub seconds: f64,
     /// Cache directories that could not be used, each with its error.
-    pub passed_over: Vec<(PathBuf, io::Error)>,
+    pub unusable: Vec<(PathBuf, io::Error)>,
 }
 
 /// Encodes the rows of `files`, as one dataset in the given order, into the cache; or finds them there if file
@@ -55,12 +55,12 @@ pub fn prepare(
     options: &PrepareOptions,
     cache: &CacheFolder,
 ) -> Result<Prepared, DataError> {
-    prepare_watched(files, encoder, options, cache, &|_| ())
+    prepare_with_progress(files, encoder, options, cache, &|_| ())
 }
 
 /// Progress of tokenisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tokenising {
+pub struct TokenizeProgress {
     /// Rows encoded.
     pub rows: u64,
     /// Approximate bytes of the files they took.
@@ -69,24 +69,31 @@ pub struct Tokenising {
     pub total_bytes: u64,
 }
 
-/// As [`prepare`]; `watch` receives progress from the encoding threads.
-pub fn prepare_watched(
+/// As [`prepare`]; `progress` receives progress from the encoding threads.
+pub fn prepare_with_progress(
     files: &[PathBuf],
     encoder: &dyn Encode,
     options: &PrepareOptions,
     cache: &CacheFolder,
-    watch: &(dyn Fn(Tokenising) + Sync),
+    progress: &(dyn Fn(TokenizeProgress) + Sync),
 ) -> Result<Prepared, DataError> {
-    prepare_at(Cuts::for_samples(options.max_samples.map(u64::from)), files, encoder, options, cache, watch)
+    prepare_at(
+        BlockSizes::for_samples(options.max_samples.map(u64::from)),
+        files,
+        encoder,
+        options,
+        cache,
+        progress,
+    )
 }
 
 pub(super) fn prepare_at(
-    cuts: Cuts,
+    sizes: BlockSizes,
     files: &[PathBuf],
     encoder: &dyn Encode,
     options: &PrepareOptions,
     cache: &CacheFolder,
-    watch: &(dyn Fn(Tokenising) + Sync),
+    progress: &(dyn Fn(TokenizeProgress) + Sync),
 ) -> Result<Prepared, DataError> {
     let begun = Instant::now();
     check(files)?;
@@ -110,9 +117,9 @@ pub(super) fn prepare_at(
                 // Relaxed: only for display.
                 let rows = rows.fetch_add(more_rows, Ordering::Relaxed) + more_rows;
                 let bytes = bytes.fetch_add(more_bytes, Ordering::Relaxed) + more_bytes;
-                watch(Tokenising { rows, bytes, total_bytes });
+                progress(TokenizeProgress { rows, bytes, total_bytes });
             };
-            write(unfinished.file()?, key, cuts, files, encoder, options, &each)?;
+            write(unfinished.file()?, key, sizes, files, encoder, options, &each)?;
             unchanged()?;
             let (file, path) = unfinished.publish()?;
             Ok((Samples::of_file(TokenFile::new(file, &path)?)?, path, false))
@@ -120,7 +127,7 @@ pub(super) fn prepare_at(
         match made {
             Ok((samples, path, found)) => {
                 let (rows, seconds) = (samples.totals().rows(), begun.elapsed().as_secs_f64());
-                return Ok(Prepared { samples, path, found, rows, seconds, passed_over: tried });
+                return Ok(Prepared { samples, path, found, rows, seconds, unusable: tried });
             }
             Err(Failed::Data(error)) => return Err(error),
             Err(Failed::Cache(source)) => tried.push((path, source)),
@@ -175,27 +182,27 @@ impl From<Reject> for Failed {
 fn write(
     file: File,
     key: [u8; 32],
-    cuts: Cuts,
+    sizes: BlockSizes,
     files: &[PathBuf],
     encoder: &dyn Encode,
     options: &PrepareOptions,
-    watch: Watch<'_>,
+    progress: ProgressFn<'_>,
 ) -> Result<(), Failed> {
     let mut out = TokenWriter::new(file)?;
-    let mut intake = Intake::new(options.max_length, options.truncation);
-    each_row(files, encoder, cuts, watch, |row| -> Result<_, Failed> {
+    let mut index_builder = IndexBuilder::new(options.max_length, options.truncation);
+    each_row(files, encoder, sizes, progress, |row| -> Result<_, Failed> {
         let (ids, labels) = row.row.map_err(|problem| DataError::Row {
             path: files[row.file].clone(),
             at: row.at,
             problem,
         })?;
-        if let Some((ids, labels)) = intake.take(ids, labels) {
+        if let Some((ids, labels)) = index_builder.take(ids, labels) {
             out.push(ids, labels)?;
         }
-        let enough = options.max_samples.is_some_and(|most| intake.kept() >= most.get());
+        let enough = options.max_samples.is_some_and(|most| index_builder.kept() >= most.get());
         Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
-    out.finish(&intake.finish(options.packing)?, key)?;
+    out.finish(&index_builder.finish(options.packing)?, key)?;
     Ok(())
 }
 
@@ -245,11 +252,12 @@ mod tests {
         let options =
             PrepareOptions { max_length: 6, truncation: Truncation::Drop, max_samples: None, packing: false };
         let told = std::sync::Mutex::new(Vec::new());
-        let watch = |done| told.lock().unwrap().push(done);
-        prepare_watched(&files, &encoder(), &options, &CacheFolder::at(folder.path()), &watch).unwrap();
+        let progress = |done| told.lock().unwrap().push(done);
+        prepare_with_progress(&files, &encoder(), &options, &CacheFolder::at(folder.path()), &progress)
+            .unwrap();
         let told = told.into_inner().unwrap();
         assert!(told.len() > 10, "{told:?}");
-        let all = Tokenising { rows: 1000, bytes: total_bytes, total_bytes };
+        let all = TokenizeProgress { rows: 1000, bytes: total_bytes, total_bytes };
         assert_eq!(told.iter().max_by_key(|done| done.rows), Some(&all));
     }
 
@@ -278,9 +286,9 @@ mod tests {
                 PrepareOptions { max_length: 6, truncation, max_samples: NonZeroU64::new(most), packing };
             prop_assume!(lengths.iter().any(|&length| length > 0));
 
-            let cuts = Cuts { block_bytes, block_rows, chunk_rows };
+            let sizes = BlockSizes { block_bytes, block_rows, chunk_rows };
             let cache = CacheFolder::at(folder.path());
-            let found = prepare_at(cuts, std::slice::from_ref(&path), &encoder(), &options, &cache, &|_| ());
+            let found = prepare_at(sizes, std::slice::from_ref(&path), &encoder(), &options, &cache, &|_| ());
             match (found, serial(&path, &text, &options)) {
                 (Ok(found), Ok(expected)) => prop_assert_eq!(found.samples, expected),
                 (Err(found), Err(expected)) => prop_assert_eq!(found.to_string(), expected.to_string()),

@@ -6,18 +6,18 @@ use std::path::PathBuf;
 
 use zeroth_base::{counted, grouped};
 
-use super::survey::{Bucket, FirstRow, Listed, RowPlace, Survey};
+use super::survey::{Bucket, CappedList, FirstRow, RowLocation, Survey};
 use super::{IGNORED, RowNumber};
 
 /// Markers around trained tokens when colours are off.
-pub const MARKS: [&str; 2] = ["«", "»"];
+pub const TRAINED_MARKERS: [&str; 2] = ["«", "»"];
 /// Tokens shown per row; longer rows show their beginning and end.
 const SHOWN: usize = 2000;
 /// Width of the longest bar.
 const BAR: u64 = 40;
 
 /// The omitted middle of a row that is too long to show.
-pub fn left_out(tokens: usize) -> Option<Range<usize>> {
+pub fn omitted_range(tokens: usize) -> Option<Range<usize>> {
     (tokens > SHOWN).then(|| SHOWN / 2..tokens - SHOWN / 2)
 }
 
@@ -32,11 +32,11 @@ pub fn preview(
     let mut out = String::new();
     for first in &survey.first {
         let FirstRow { place, row } = first;
-        let trained = super::intake::trained_tokens(&row.labels);
+        let trained = super::index_builder::trained_tokens(&row.labels);
         let tokens = counted(row.ids.len() as u64, "token");
         out += &format!("{}: {tokens}, {} trained\n", named(files, place), grouped(trained));
         let part = |range: Range<usize>| marked(&row.ids, &row.labels, range, marks, text);
-        out += &match left_out(row.ids.len()) {
+        out += &match omitted_range(row.ids.len()) {
             None => part(0..row.ids.len()),
             Some(gap) => {
                 let tokens = counted(gap.len() as u64, "token");
@@ -74,11 +74,11 @@ pub fn preview(
     out
 }
 
-fn named(files: &[PathBuf], place: &RowPlace) -> String {
+fn named(files: &[PathBuf], place: &RowLocation) -> String {
     format!("{}: {}", files[place.file].display(), place.at)
 }
 
-fn more<T>(listed: &Listed<T>) -> String {
+fn more<T>(listed: &CappedList<T>) -> String {
     match listed.count - listed.first.len() as u64 {
         0 => String::new(),
         rest => format!("  and {} more\n", grouped(rest)),
@@ -86,9 +86,9 @@ fn more<T>(listed: &Listed<T>) -> String {
 }
 
 /// Row numbers, one line per file.
-fn numbers(files: &[PathBuf], places: &[RowPlace]) -> String {
-    let of_file = |places: &[RowPlace]| {
-        let number = |place: &RowPlace| match place.at {
+fn numbers(files: &[PathBuf], places: &[RowLocation]) -> String {
+    let of_file = |places: &[RowLocation]| {
+        let number = |place: &RowLocation| match place.at {
             RowNumber::Line(number) | RowNumber::Row(number) => number.to_string(),
         };
         let unit = if matches!(places[0].at, RowNumber::Line(_)) { "line" } else { "row" };
@@ -170,7 +170,7 @@ mod tests {
     }
 
     fn survey() -> Survey {
-        let place = |file, at| RowPlace { file, at };
+        let place = |file, at| RowLocation { file, at };
         let ids: Vec<i32> = "Hi?\nOk\x1b".bytes().map(i32::from).collect();
         let labels = [72, -100, -100, 10, 79, 107, -100].to_vec();
         let bucket = |from, to, rows| Bucket { from, to, rows, tokens: rows, trained_tokens: 0 };
@@ -179,11 +179,11 @@ mod tests {
             totals: Totals { samples: 1200, tokens: 30_000, trained_tokens: 10_000, ..Totals::default() },
             lengths: vec![bucket(1, 50, 1000), bucket(51, 100, 0), bucket(101, 150, 1), bucket(151, 9000, 3)],
             first: vec![FirstRow { place: place(0, RowNumber::Line(1)), row: Encoded { ids, labels } }],
-            problems: Listed {
+            problems: CappedList {
                 count: 1,
                 first: vec![Problem { place: place(1, RowNumber::Row(7)), message: "no".to_owned() }],
             },
-            too_long: Listed {
+            too_long: CappedList {
                 count: 5,
                 first: vec![
                     place(0, RowNumber::Line(4)),
@@ -191,7 +191,7 @@ mod tests {
                     place(1, RowNumber::Row(2)),
                 ],
             },
-            untrained: Listed { count: 0, first: Vec::new() },
+            untrained: CappedList { count: 0, first: Vec::new() },
         }
     }
 
@@ -221,7 +221,7 @@ Rows by their tokens:
   and 2 more
 "
         );
-        assert_eq!(preview(&survey(), &files, 150, MARKS, &text), expected);
+        assert_eq!(preview(&survey(), &files, 150, TRAINED_MARKERS, &text), expected);
     }
 
     #[test]
@@ -230,12 +230,12 @@ Rows by their tokens:
         let ids: Vec<i32> = [vec![97; 1000], vec![98; 197_000], vec![99; 2000]].concat();
         survey.first[0].row = Encoded { labels: ids.clone(), ids };
         let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
-        let shown = preview(&survey, &files, 150, MARKS, &text);
+        let shown = preview(&survey, &files, 150, TRAINED_MARKERS, &text);
         let (a, c) = ("a".repeat(999), "c".repeat(1000));
         let expected =
             format!("200,000 tokens, 199,999 trained\n  a«{a}»\n  […198,000 tokens omitted…]\n  «{c}»\n\n");
         assert!(shown.contains(&expected), "{shown}");
-        assert_eq!((left_out(2000), left_out(2001)), (None, Some(1000..1001)));
+        assert_eq!((omitted_range(2000), omitted_range(2001)), (None, Some(1000..1001)));
     }
 
     #[test]

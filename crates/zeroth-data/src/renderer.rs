@@ -3,7 +3,9 @@
 use serde_json::{Map, Value};
 
 use super::RowProblem;
-use super::chat_template::{CompiledTemplate, NotRendered, Rendered, Sources, Surroundings, TemplateFacts};
+use super::chat_template::{
+    CompiledTemplate, RenderError, Rendered, Sources, TemplateContext, TemplateProperties,
+};
 use super::template_process::{TemplateProcesses, Worker};
 
 /// A compiled chat template.
@@ -11,7 +13,7 @@ pub(super) struct ChatTemplate {
     /// The file it was found in.
     file: String,
     renderer: Renderer,
-    facts: TemplateFacts,
+    properties: TemplateProperties,
 }
 
 enum Renderer {
@@ -24,31 +26,31 @@ impl ChatTemplate {
     pub(super) fn new(
         file: &str,
         sources: &Sources,
-        around: &Surroundings,
+        context: &TemplateContext,
         worker: Option<&Worker>,
     ) -> Result<Self, RowProblem> {
         let bad = |error| match error {
-            NotRendered::Refused(message) => RowProblem::BadTemplate { file: file.to_owned(), message },
-            NotRendered::Stopped(what) => RowProblem::TemplateStopped { file: file.to_owned(), what },
+            RenderError::Failed(message) => RowProblem::BadTemplate { file: file.to_owned(), message },
+            RenderError::LimitExceeded(what) => RowProblem::TemplateStopped { file: file.to_owned(), what },
         };
-        let (renderer, facts) = match worker {
+        let (renderer, properties) = match worker {
             None => {
-                let compiled = CompiledTemplate::new(sources, around).map_err(bad)?;
-                let facts = compiled.facts();
-                (Renderer::Here(Box::new(compiled)), facts)
+                let compiled = CompiledTemplate::new(sources, context).map_err(bad)?;
+                let properties = compiled.properties();
+                (Renderer::Here(Box::new(compiled)), properties)
             }
             Some(worker) => {
-                let processes = TemplateProcesses::start(worker, sources, around).map_err(bad)?;
-                let facts = processes.facts();
-                (Renderer::Processes(processes), facts)
+                let processes = TemplateProcesses::start(worker, sources, context).map_err(bad)?;
+                let properties = processes.properties();
+                (Renderer::Processes(processes), properties)
             }
         };
-        Ok(Self { file: file.to_owned(), renderer, facts })
+        Ok(Self { file: file.to_owned(), renderer, properties })
     }
 
     /// Properties of the template.
-    pub(super) fn facts(&self) -> TemplateFacts {
-        self.facts
+    pub(super) fn properties(&self) -> TemplateProperties {
+        self.properties
     }
 
     /// Renders; the inner error is the template's own. Exceeding a limit is an outer error, as rendering part of the
@@ -65,8 +67,8 @@ impl ChatTemplate {
         };
         match rendered {
             Ok(rendered) => Ok(Ok(rendered)),
-            Err(NotRendered::Refused(message)) => Ok(Err(message)),
-            Err(NotRendered::Stopped(what)) => {
+            Err(RenderError::Failed(message)) => Ok(Err(message)),
+            Err(RenderError::LimitExceeded(what)) => {
                 Err(RowProblem::TemplateStopped { file: self.file.clone(), what })
             }
         }

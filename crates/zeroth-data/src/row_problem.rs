@@ -3,7 +3,7 @@
 use zeroth_base::{grouped, nearest};
 
 use super::IGNORED;
-use super::row::known_formats;
+use super::row_format::known_formats;
 
 /// A problem with a row.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -142,7 +142,7 @@ pub enum RowProblem {
         /// The value found.
         found: String,
     },
-    /// Lists of different lengths.
+    /// TokenLists of different lengths.
     #[error("`{key}` has {} but `input_ids` has {expected}: they must have the same length", entries(*found))]
     Lengths {
         /// The other list.

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::lines::Lines;
+use super::line_reader::Lines;
 use super::parquet_rows::ParquetRows;
-use super::ready_row::kind;
+use super::token_row::kind;
 use super::{DataError, RowProblem};
 
 /// A row's position in its file, from 1.
@@ -32,7 +32,7 @@ impl fmt::Display for RowNumber {
 
 /// An unparsed row.
 pub(super) struct RawRow {
-    /// Index of its file.
+    /// SampleIndex of its file.
     pub(super) file: usize,
     pub(super) at: RowNumber,
     pub(super) content: Content,

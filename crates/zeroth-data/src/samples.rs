@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::intake::Index;
+use super::index_builder::SampleIndex;
 use super::token_file::{Reject, TokenFile};
 use super::{DataError, Totals};
 
@@ -17,7 +17,7 @@ use super::{DataError, Totals};
 #[derive(Debug, Clone)]
 pub struct Samples {
     tokens: Tokens,
-    index: Arc<Index>,
+    index: Arc<SampleIndex>,
 }
 
 /// For each sample its tokens, then its labels.
@@ -28,7 +28,7 @@ enum Tokens {
 }
 
 impl Samples {
-    pub(super) fn in_memory(tokens: Vec<i32>, index: Index) -> Self {
+    pub(super) fn in_memory(tokens: Vec<i32>, index: SampleIndex) -> Self {
         Self { tokens: Tokens::Memory(Arc::new(tokens)), index: Arc::new(index) }
     }
 

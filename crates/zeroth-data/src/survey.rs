@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use super::intake::{Intake, trained_tokens};
-use super::lines::check;
-use super::pipeline::{Cuts, each_row};
+use super::index_builder::{IndexBuilder, trained_tokens};
+use super::line_reader::check;
+use super::pipeline::{BlockSizes, each_row};
 use super::{DataError, Encode, Encoded, PrepareOptions, RowNumber, Totals};
 
 /// Maximum number of rows listed; the rest is only counted.
-pub const LISTED: usize = 100;
+pub const LIST_LIMIT: usize = 100;
 /// Maximum number of histogram bars.
 const BUCKETS: u64 = 20;
 
@@ -26,17 +26,17 @@ pub struct Survey {
     /// The first valid rows.
     pub first: Vec<FirstRow>,
     /// Invalid rows.
-    pub problems: Listed<Problem>,
+    pub problems: CappedList<Problem>,
     /// Rows longer than `max_length`.
-    pub too_long: Listed<RowPlace>,
+    pub too_long: CappedList<RowLocation>,
     /// Rows without trained tokens.
-    pub untrained: Listed<RowPlace>,
+    pub untrained: CappedList<RowLocation>,
 }
 
 /// The position of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RowPlace {
-    /// Index of its file.
+pub struct RowLocation {
+    /// SampleIndex of its file.
     pub file: usize,
     /// Its number in the file.
     pub at: RowNumber,
@@ -46,7 +46,7 @@ pub struct RowPlace {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Its position.
-    pub place: RowPlace,
+    pub place: RowLocation,
     /// The problem.
     pub message: String,
 }
@@ -55,28 +55,28 @@ pub struct Problem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstRow {
     /// Its position.
-    pub place: RowPlace,
+    pub place: RowLocation,
     /// Its tokens before truncation.
     pub row: Encoded,
 }
 
-/// The first [`LISTED`] items, and their total count.
+/// The first [`LIST_LIMIT`] items, and their total count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed<T> {
+pub struct CappedList<T> {
     /// Total count.
     pub count: u64,
     /// The first items.
     pub first: Vec<T>,
 }
 
-impl<T> Listed<T> {
+impl<T> CappedList<T> {
     fn new() -> Self {
         Self { count: 0, first: Vec::new() }
     }
 
     fn push(&mut self, one: impl FnOnce() -> T) {
         self.count += 1;
-        if self.first.len() < LISTED {
+        if self.first.len() < LIST_LIMIT {
             self.first.push(one());
         }
     }
@@ -116,15 +116,16 @@ pub fn survey(
     shown: usize,
 ) -> Result<Survey, DataError> {
     check(files)?;
-    let mut intake = Intake::new(options.max_length, options.truncation);
+    let mut index_builder = IndexBuilder::new(options.max_length, options.truncation);
     let mut by_length: BTreeMap<u64, Bucket> = BTreeMap::new();
     let mut rows = 0;
     let mut first = Vec::new();
-    let (mut problems, mut too_long, mut untrained) = (Listed::new(), Listed::new(), Listed::new());
-    let cuts = Cuts::for_samples(options.max_samples.map(u64::from));
-    each_row(files, encoder, cuts, &|_, _| (), |outcome| -> Result<_, DataError> {
+    let (mut problems, mut too_long, mut untrained) =
+        (CappedList::new(), CappedList::new(), CappedList::new());
+    let sizes = BlockSizes::for_samples(options.max_samples.map(u64::from));
+    each_row(files, encoder, sizes, &|_, _| (), |outcome| -> Result<_, DataError> {
         rows += 1;
-        let place = || RowPlace { file: outcome.file, at: outcome.at };
+        let place = || RowLocation { file: outcome.file, at: outcome.at };
         let (ids, labels) = match outcome.row {
             Ok(row) => row,
             Err(problem) => {
@@ -143,15 +144,15 @@ pub fn survey(
         let empty = Bucket { from: length, to: length, rows: 0, tokens: 0, trained_tokens: 0 };
         let bucket = by_length.entry(length).or_insert(empty);
         bucket.add(&Bucket { rows: 1, tokens: length, trained_tokens: trained_tokens(labels), ..empty });
-        let kept = intake.take(ids, labels);
+        let kept = index_builder.take(ids, labels);
         if kept.is_some_and(|(_, labels)| trained_tokens(labels) == 0) {
             untrained.push(place);
         }
-        let enough = options.max_samples.is_some_and(|most| intake.kept() >= most.get());
+        let enough = options.max_samples.is_some_and(|most| index_builder.kept() >= most.get());
         Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
     let lengths = histogram(by_length.values(), options.max_length);
-    Ok(Survey { rows, totals: intake.totals(), lengths, first, problems, too_long, untrained })
+    Ok(Survey { rows, totals: index_builder.totals(), lengths, first, problems, too_long, untrained })
 }
 
 /// At most 20 buckets of equal width up to the longest row within `max_length`, and one for all longer rows. The

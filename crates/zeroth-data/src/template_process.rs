@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::chat_template::{
-    CompiledTemplate, NotRendered, OUTPUT_BYTES, Rendered, Sources, Surroundings, TemplateFacts,
+    CompiledTemplate, OUTPUT_BYTES, RenderError, Rendered, Sources, TemplateContext, TemplateProperties,
 };
-use super::day::Day;
+use super::date::Date;
 
 /// Lowers a resource limit; never raises it.
 fn limit(resource: Resource, value: u64) -> io::Result<()> {
@@ -50,7 +50,7 @@ pub(super) struct Worker {
 pub(super) struct TemplateProcesses {
     worker: Worker,
     setup: Vec<u8>,
-    facts: TemplateFacts,
+    properties: TemplateProperties,
     /// Workers not in use.
     idle: Mutex<Vec<TemplateProcess>>,
 }
@@ -61,7 +61,7 @@ struct Setup {
     sources: Sources,
     special: Vec<(String, String)>,
     variables: Map<String, Value>,
-    day: String,
+    date: String,
 }
 
 #[derive(Serialize)]
@@ -83,22 +83,22 @@ impl TemplateProcesses {
     pub(super) fn start(
         worker: &Worker,
         sources: &Sources,
-        around: &Surroundings,
-    ) -> Result<Self, NotRendered> {
+        context: &TemplateContext,
+    ) -> Result<Self, RenderError> {
         let setup = Setup {
             sources: sources.clone(),
-            special: around.special.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
-            variables: around.variables.clone(),
-            day: around.day.strftime("%F"),
+            special: context.special.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
+            variables: context.variables.clone(),
+            date: context.date.strftime("%F"),
         };
         let setup = encoded(&setup)?;
-        let (process, facts) = TemplateProcess::start(worker, &setup)?;
-        Ok(Self { worker: worker.clone(), setup, facts, idle: Mutex::new(vec![process]) })
+        let (process, properties) = TemplateProcess::start(worker, &setup)?;
+        Ok(Self { worker: worker.clone(), setup, properties, idle: Mutex::new(vec![process]) })
     }
 
     /// Properties of the templates.
-    pub(super) fn facts(&self) -> TemplateFacts {
-        self.facts
+    pub(super) fn properties(&self) -> TemplateProperties {
+        self.properties
     }
 
     /// Renders in an idle worker, or in a new one.
@@ -107,14 +107,14 @@ impl TemplateProcesses {
         messages: &[Map<String, Value>],
         tools: Option<&Value>,
         add_generation_prompt: bool,
-    ) -> Result<Rendered, NotRendered> {
+    ) -> Result<Rendered, RenderError> {
         let request = encoded(&Request { messages, tools, add_generation_prompt })?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut process = match idle {
             Some(process) => process,
             None => TemplateProcess::start(&self.worker, &self.setup)?.0,
         };
-        let answer = process.ask::<Result<Rendered, NotRendered>>(&request)?;
+        let answer = process.ask::<Result<Rendered, RenderError>>(&request)?;
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
         answer
     }
@@ -129,7 +129,7 @@ struct TemplateProcess {
 }
 
 impl TemplateProcess {
-    fn start(worker: &Worker, setup: &[u8]) -> Result<(Self, TemplateFacts), NotRendered> {
+    fn start(worker: &Worker, setup: &[u8]) -> Result<(Self, TemplateProperties), RenderError> {
         let started = Command::new(&worker.program)
             .args(&worker.arguments)
             .stdin(Stdio::piped())
@@ -139,7 +139,7 @@ impl TemplateProcess {
             .process_group(0)
             .spawn();
         let failed = |error: io::Error| {
-            NotRendered::Refused(format!(
+            RenderError::Failed(format!(
                 "{} cannot be started to render it: {error}",
                 worker.program.display()
             ))
@@ -148,12 +148,12 @@ impl TemplateProcess {
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let mut process = Self { child, input, output: BufReader::new(output) };
-        let facts = process.ask::<Result<TemplateFacts, NotRendered>>(setup)??;
-        Ok((process, facts))
+        let properties = process.ask::<Result<TemplateProperties, RenderError>>(setup)??;
+        Ok((process, properties))
     }
 
     /// Sends a message and waits for the answer; the error describes how the worker died.
-    fn ask<T: DeserializeOwned>(&mut self, message: &[u8]) -> Result<T, NotRendered> {
+    fn ask<T: DeserializeOwned>(&mut self, message: &[u8]) -> Result<T, RenderError> {
         let Self { input, output, .. } = self;
         let answer = match input {
             Some(input) => write_frame(input, message).and_then(|()| read_frame(output)),
@@ -171,7 +171,7 @@ impl TemplateProcess {
     }
 
     /// Describes how the worker died.
-    fn ended(&mut self) -> NotRendered {
+    fn ended(&mut self) -> RenderError {
         self.input = None;
         let mut said = String::new();
         if let Some(stderr) = self.child.stderr.take() {
@@ -180,11 +180,11 @@ impl TemplateProcess {
         let status = match self.child.wait() {
             Ok(status) => status,
             Err(error) => {
-                return NotRendered::Refused(format!("the process that renders it was lost: {error}"));
+                return RenderError::Failed(format!("the process that renders it was lost: {error}"));
             }
         };
         let is = |signal: Signal| status.signal() == Some(signal.as_raw());
-        NotRendered::Stopped(if is(Signal::XCPU) {
+        RenderError::LimitExceeded(if is(Signal::XCPU) {
             format!("took more than {SECONDS} s of CPU time")
         } else if said.contains("memory allocation") {
             format!("took more than {} MiB of memory", MEMORY >> 20)
@@ -216,8 +216,8 @@ pub fn render_templates() -> io::Result<()> {
 
     let Some(setup) = read_frame(&mut input)? else { return Ok(()) };
     let template = processor.bound(|| compiled(&setup))?;
-    let facts = template.as_ref().map(CompiledTemplate::facts);
-    answer(&mut output, &facts)?;
+    let properties = template.as_ref().map(CompiledTemplate::properties);
+    answer(&mut output, &properties)?;
     let Ok(template) = template else { return Ok(()) };
     while let Some(request) = read_frame(&mut input)? {
         let rendered = processor.bound(|| {
@@ -229,11 +229,11 @@ pub fn render_templates() -> io::Result<()> {
     Ok(())
 }
 
-fn compiled(setup: &[u8]) -> Result<CompiledTemplate, NotRendered> {
-    let Setup { sources, special, variables, day } = decoded(setup)?;
-    let day: Day = day.parse().map_err(|error| NotRendered::Refused(format!("{error}")))?;
+fn compiled(setup: &[u8]) -> Result<CompiledTemplate, RenderError> {
+    let Setup { sources, special, variables, date } = decoded(setup)?;
+    let date: Date = date.parse().map_err(|error| RenderError::Failed(format!("{error}")))?;
     let special: Vec<(&str, String)> = special.iter().map(|(name, text)| (&name[..], text.clone())).collect();
-    CompiledTemplate::new(&sources, &Surroundings { special: &special, variables: &variables, day })
+    CompiledTemplate::new(&sources, &TemplateContext { special: &special, variables: &variables, date })
 }
 
 /// Keeps the CPU limit ahead of the time used. A single thread's CPU time is at most its wall time, so the limit is
@@ -282,12 +282,12 @@ fn answer<T: Serialize, E: Serialize>(output: &mut impl Write, answer: &Result<T
     write_frame(output, &serde_json::to_vec(answer)?)
 }
 
-fn encoded(message: &impl Serialize) -> Result<Vec<u8>, NotRendered> {
-    serde_json::to_vec(message).map_err(|error| NotRendered::Refused(error.to_string()))
+fn encoded(message: &impl Serialize) -> Result<Vec<u8>, RenderError> {
+    serde_json::to_vec(message).map_err(|error| RenderError::Failed(error.to_string()))
 }
 
-fn decoded<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, NotRendered> {
-    serde_json::from_slice(bytes).map_err(|error| NotRendered::Refused(error.to_string()))
+fn decoded<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RenderError> {
+    serde_json::from_slice(bytes).map_err(|error| RenderError::Failed(error.to_string()))
 }
 
 /// Writes a length in 4 bytes, then the bytes.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use bytemuck::{Pod, Zeroable, bytes_of, bytes_of_mut, cast_slice, cast_slice_mut};
 use sha2::{Digest, Sha256};
 
-use super::intake::Index;
+use super::index_builder::SampleIndex;
 use super::pack::Packs;
 use super::{DataError, Totals};
 
@@ -112,7 +112,7 @@ impl Header {
 
 impl Header {
     /// Whether all samples are within the tokens, all packs within the samples, and none is longer than stated.
-    fn covers(&self, index: &Index) -> bool {
+    fn covers(&self, index: &SampleIndex) -> bool {
         let covers = |starts: &[u64], all: u64, longest: u64| {
             starts.first() == Some(&0)
                 && starts.last() == Some(&all)
@@ -120,7 +120,7 @@ impl Header {
                     ends[1].checked_sub(ends[0]).is_some_and(|length| (1..=longest).contains(&length))
                 })
         };
-        let Index { starts, trained, packs, .. } = index;
+        let SampleIndex { starts, trained, packs, .. } = index;
         let length = |sample: &u64| starts[*sample as usize + 1] - starts[*sample as usize];
         covers(starts, self.tokens, self.longest)
             && starts.windows(2).zip(trained).all(|(ends, trained)| u64::from(*trained) <= ends[1] - ends[0])
@@ -215,9 +215,9 @@ impl TokenFile {
     }
 
     /// Reads everything but the tokens: 12 bytes per sample, 20 and more with packing.
-    pub(super) fn index(&self) -> Result<Index, Reject> {
+    pub(super) fn index(&self) -> Result<SampleIndex, Reject> {
         let Sections { starts, trained, pack_starts, members, .. } = &self.sections;
-        let index = Index {
+        let index = SampleIndex {
             starts: self.section(starts)?,
             trained: self.section(trained)?,
             packs: Packs { starts: self.section(pack_starts)?, members: self.section(members)? },
@@ -289,7 +289,7 @@ impl TokenWriter {
     }
 
     /// Completes and syncs the file.
-    pub(super) fn finish(mut self, index: &Index, key: [u8; 32]) -> io::Result<()> {
+    pub(super) fn finish(mut self, index: &SampleIndex, key: [u8; 32]) -> io::Result<()> {
         self.section(cast_slice(&index.starts))?;
         self.section(cast_slice(&index.trained))?;
         self.section(cast_slice(&index.packs.starts))?;

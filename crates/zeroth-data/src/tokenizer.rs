@@ -8,8 +8,8 @@ use tokenizers::processors::PostProcessorWrapper;
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::RowProblem;
+use super::catch_panic::catch_panic;
 use super::encoder::EncoderError;
-use super::guarded::guarded;
 
 /// Special tokens that templates access by name, as in transformers.
 const NAMES: [&str; 7] =
@@ -32,11 +32,11 @@ pub(super) struct TextTokenizer {
     named: Vec<(&'static str, String)>,
     /// Tokens that transformers adds around a text according to tokenizer_config.json; `None` uses the tokenizer's
     /// own post-processor.
-    around: Option<Around>,
+    around: Option<SpecialTokens>,
 }
 
 /// Tokens added around a text.
-struct Around {
+struct SpecialTokens {
     bos: Option<u32>,
     eos: Option<u32>,
 }
@@ -46,7 +46,7 @@ impl TextTokenizer {
     /// damaged files.
     pub(super) fn new(folder: &Path, tokenizer: &[u8], files: &SpecialFiles) -> Result<Self, EncoderError> {
         let path = || folder.join("tokenizer.json");
-        guarded(|| Self::load(folder, tokenizer, files))
+        catch_panic(|| Self::load(folder, tokenizer, files))
             .unwrap_or_else(|message| Err(EncoderError::Tokenizer { path: path(), message }))
     }
 
@@ -71,7 +71,7 @@ impl TextTokenizer {
         let decoder = inner.get_added_tokens_decoder();
         let special = decoder.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         let mut tokenizer = Self { inner, special, named, around: None };
-        tokenizer.around = files.around().map(|(bos, eos)| Around {
+        tokenizer.around = files.around().map(|(bos, eos)| SpecialTokens {
             bos: tokenizer.named_id("bos_token").filter(|_| bos),
             eos: tokenizer.named_id("eos_token").filter(|_| eos),
         });
@@ -81,7 +81,7 @@ impl TextTokenizer {
     /// Tokenises a text, with special tokens around it if `around` is set.
     pub(super) fn tokens(&self, text: &str, around: bool) -> Result<Vec<Token>, RowProblem> {
         let own = around && self.around.is_none();
-        let encoding = guarded(|| self.inner.encode(text, own))
+        let encoding = catch_panic(|| self.inner.encode(text, own))
             .map_err(|panic| format!("tokenizer.json is damaged: {panic}"))
             .and_then(|encoding| encoding.map_err(|error| error.to_string()))
             .map_err(|message| RowProblem::Tokenizer { message })?;
@@ -117,7 +117,7 @@ impl TextTokenizer {
 
     /// Decodes tokens without special ones.
     pub(super) fn decode(&self, ids: &[u32]) -> Option<String> {
-        guarded(|| self.inner.decode(ids, true).ok()).ok()?
+        catch_panic(|| self.inner.decode(ids, true).ok()).ok()?
     }
 
     /// The text of one token. Partial characters are shown as in the vocabulary.
@@ -126,7 +126,7 @@ impl TextTokenizer {
         if raw.contains('▁') {
             return Some(raw.replace('▁', " "));
         }
-        match guarded(|| self.inner.decode(&[id], false)) {
+        match catch_panic(|| self.inner.decode(&[id], false)) {
             Ok(Ok(text)) if !text.is_empty() && !text.contains(char::REPLACEMENT_CHARACTER) => Some(text),
             _ => Some(raw),
         }

@@ -48,8 +48,8 @@ impl Totals {
         let limit = counted(max_length, "token");
         let mut notes = Vec::new();
         if self.too_long > 0 {
-            let left_out = rows(self.too_long, "was dropped", "were dropped");
-            notes.push(format!("{left_out}: more than {limit} (--max-length)"));
+            let omitted_range = rows(self.too_long, "was dropped", "were dropped");
+            notes.push(format!("{omitted_range}: more than {limit} (--max-length)"));
         }
         if self.truncated > 0 {
             let cut = rows(self.truncated, "was truncated", "were truncated");

@@ -288,7 +288,7 @@ fn the_fingerprint_knows_all_that_changes_tokens() {
     seen.push(print(EncoderOptions { columns: "text=body".parse().unwrap(), ..options() }));
     seen.push(print(EncoderOptions { variables: Map::new(), ..options() }));
     // The day counts where a template asks for it.
-    let day = |text: &str| print(EncoderOptions { day: text.parse().unwrap(), ..options() });
+    let day = |text: &str| print(EncoderOptions { date: text.parse().unwrap(), ..options() });
     assert_eq!(day("2024-07-26"), day("2024-07-27"));
     fs::write(folder.path().join("chat_template.jinja"), "{{ strftime_now('%d') }}").unwrap();
     seen.extend([day("2024-07-26"), day("2024-07-27")]);

@@ -221,18 +221,18 @@ fn where_the_users_cache_cannot_be_written_tokens_go_into_a_file_without_a_name(
     let file = [place.write("a.jsonl", ROWS)];
     let in_the_way = place.write("in-the-way", "");
     let home = |name: &str| (name == "XDG_CACHE_HOME").then(|| in_the_way.clone().into_os_string());
-    for (cache, passed_over) in
+    for (cache, unusable) in
         [(CacheFolder::from_environment(home), 1), (CacheFolder::from_environment(|_| None), 0)]
     {
-        let cache = cache.or_unnamed_in(place.folder.path());
+        let cache = cache.or_temporary_in(place.folder.path());
         let prepared = prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap();
-        assert_eq!(prepared.passed_over.len(), passed_over);
+        assert_eq!(prepared.unusable.len(), unusable);
         assert_eq!(Samples::open(&prepared.path).unwrap(), prepared.samples);
         assert_eq!(names(place.folder.path()).len(), 2, "nothing is left in the folder");
         assert!(!prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap().found);
     }
 
-    let nowhere = CacheFolder::from_environment(home).or_unnamed_in(&in_the_way);
+    let nowhere = CacheFolder::from_environment(home).or_temporary_in(&in_the_way);
     let error = prepare(&file, &Counting::new(), &OPTIONS, &nowhere).unwrap_err();
     let folder = in_the_way.display();
     assert_eq!(
@@ -254,7 +254,7 @@ fn a_folder_that_was_named_is_used_or_refused() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let in_the_way = place.write("in-the-way", "");
-    let cache = CacheFolder::at(&in_the_way).or_unnamed_in(place.folder.path());
+    let cache = CacheFolder::at(&in_the_way).or_temporary_in(place.folder.path());
     let error = prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap_err().to_string();
     assert!(error.starts_with("the token cache cannot be written in "), "{error}");
 }

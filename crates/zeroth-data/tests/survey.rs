@@ -6,7 +6,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use zeroth_data::{
-    Bucket, Encoder, EncoderOptions, LISTED, PrepareOptions, RowNumber, RowPlace, Survey, Truncation, survey,
+    Bucket, Encoder, EncoderOptions, LIST_LIMIT, PrepareOptions, RowLocation, RowNumber, Survey, Truncation,
+    survey,
 };
 
 const OPTIONS: PrepareOptions =
@@ -33,7 +34,7 @@ fn wrong_rows_are_listed_and_the_rest_is_counted() {
     let second = row(1) + "{\"input_ids\": [1000]}\n" + &row(4);
     let found = surveyed(&[&first, &second], &OPTIONS, 2);
     assert_eq!((found.rows, found.problems.count), (7, 2));
-    let at = |file, line| RowPlace { file, at: RowNumber::Line(line) };
+    let at = |file, line| RowLocation { file, at: RowNumber::Line(line) };
     let problems: Vec<_> = found.problems.first.iter().map(|one| (&one.place, &one.message[..])).collect();
     let beyond = "input_ids[0] is 1000: the model's vocabulary has 1,000 tokens, 0 to 999; was the data made with \
                   another tokenizer?";
@@ -54,7 +55,7 @@ fn wrong_rows_are_listed_and_the_rest_is_counted() {
 #[test]
 fn no_more_than_a_hundred_are_listed_and_all_are_counted() {
     let found = surveyed(&["x\n".repeat(1000).as_str()], &OPTIONS, 5);
-    assert_eq!((found.rows, found.problems.count, found.problems.first.len()), (1000, 1000, LISTED));
+    assert_eq!((found.rows, found.problems.count, found.problems.first.len()), (1000, 1000, LIST_LIMIT));
     assert!(found.lengths.is_empty() && found.first.is_empty());
 }
 

@@ -56,7 +56,7 @@ impl Place {
             symlink(self.cache(), home.join(".cache/zeroth")).unwrap();
         }
         let cache = CacheFolder::from_environment(|name| (name == "HOME").then(|| home.clone().into()));
-        self.prepare(&cache.or_unnamed_in(self.folder.path()))
+        self.prepare(&cache.or_temporary_in(self.folder.path()))
     }
 }
 
@@ -102,7 +102,7 @@ fn a_cache_folder_that_others_may_write_to_is_closed_to_them_or_refused_where_it
     let error = place.named().unwrap_err().to_string();
     assert!(error.contains("others may write to ") && error.contains("chmod go-w "), "{error}");
     assert_eq!(mode(&place.cache()), 0o777, "it is the user's");
-    assert!(place.by_default().unwrap().passed_over.is_empty());
+    assert!(place.by_default().unwrap().unusable.is_empty());
     assert_eq!(mode(&place.cache()), 0o700);
     assert!(place.named().unwrap().found);
 }
@@ -175,7 +175,7 @@ fn a_folder_of_another_user_is_refused_where_it_was_named_and_passed_over_by_def
         assert!(error.contains(&format!("belongs to user {STRANGER}, not to the current user ")), "{error}");
         let prepared = place.by_default().unwrap();
         assert!(!prepared.found);
-        let (_, why) = &prepared.passed_over[0];
+        let (_, why) = &prepared.unusable[0];
         assert!(why.to_string().contains("belongs to user 54321"), "{why}");
     }
 }

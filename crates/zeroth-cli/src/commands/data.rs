@@ -1,7 +1,7 @@
 //! `data preview`: shows rows as a model sees them.
 
 use serde_json::{Value, json};
-use zeroth::data::{Encoder, MARKS, RowNumber, RowPlace, Survey, preview, survey};
+use zeroth::data::{Encoder, RowLocation, RowNumber, Survey, TRAINED_MARKERS, preview, survey};
 use zeroth::model::{ModelConfig, locate, read_config};
 
 use super::train::Reading;
@@ -26,7 +26,7 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
     } else {
         let text = |ids: &[i32]| with_special(&encoder, ids);
         let green = output.around(Colour::Green);
-        let marks = green.as_ref().map_or(MARKS, |[before, after]| [before, after]);
+        let marks = green.as_ref().map_or(TRAINED_MARKERS, |[before, after]| [before, after]);
         output::text(&preview(&found, &arguments.data, reading.max_length(), marks, &text));
     }
     Ok(if found.problems.count > 0 { Exit::Problems } else { Exit::Done })
@@ -43,7 +43,7 @@ fn with_special(encoder: &Encoder, ids: &[i32]) -> String {
 }
 
 fn as_json(found: &Survey, arguments: &PreviewArgs) -> Value {
-    let place = |place: &RowPlace| {
+    let place = |place: &RowLocation| {
         let (kind, number) = match place.at {
             RowNumber::Line(number) => ("line", number),
             RowNumber::Row(number) => ("row", number),

@@ -8,17 +8,17 @@ use zeroth::machine::bench::{Identity, Profile, ProfileError};
 
 /// The profile's file: the given one, or the machine's own in the cache folder.
 pub(super) fn place(named: Option<&PathBuf>, machine: &Identity) -> anyhow::Result<PathBuf> {
-    named.cloned().or_else(|| default_place(machine)).context(
+    named.cloned().or_else(|| default_location(machine)).context(
         "no location for the machine's profile: neither ZEROTH_CACHE nor HOME is set; give --profile FILE or --no-save",
     )
 }
 
-fn default_place(machine: &Identity) -> Option<PathBuf> {
+fn default_location(machine: &Identity) -> Option<PathBuf> {
     Some(folder()?.join(machine.file_name()))
 }
 
 fn folder() -> Option<PathBuf> {
-    Some(CacheFolder::default_place().folder()?.join("machines"))
+    Some(CacheFolder::default_location().folder()?.join("machines"))
 }
 
 /// Whether any profile exists. Checking whether it belongs to this machine requires probing its GPUs, which takes
@@ -30,6 +30,6 @@ pub(in crate::commands) fn is_any_kept() -> bool {
 
 /// This machine's saved profile, and its file.
 pub(in crate::commands) fn kept(machine: &Identity) -> Result<Option<(PathBuf, Profile)>, ProfileError> {
-    let Some(path) = default_place(machine) else { return Ok(None) };
+    let Some(path) = default_location(machine) else { return Ok(None) };
     Ok(Profile::read(&path, machine)?.map(|profile| (path, profile)))
 }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use zeroth::base::{counted, grouped};
 use zeroth::data::{
     CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation,
-    check_trained, prepare_watched,
+    check_trained, prepare_with_progress,
 };
 use zeroth::model::ModelConfig;
 
@@ -112,7 +112,7 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
     let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
         let meter = Mutex::new(Meter::new("tokenising"));
         let options = reading.options(most, packing);
-        let prepared = prepare_watched(files, &encoder, &options, &cache, &|done| {
+        let prepared = prepare_with_progress(files, &encoder, &options, &cache, &|done| {
             // Where another thread is at it, this one goes on with its rows.
             if let Ok(mut meter) = meter.try_lock() {
                 meter.tell(done.bytes, done.total_bytes, || Some(format!("{} rows", grouped(done.rows))));
@@ -134,15 +134,15 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
 
 /// Where token caches are kept: the user's own, else beside the output, for this run only.
 pub(super) fn cache(arguments: &TrainArgs) -> CacheFolder {
-    let cache = CacheFolder::default_place();
+    let cache = CacheFolder::default_location();
     match saves::existing(&arguments.output) {
-        Some(folder) => cache.or_unnamed_in(folder),
+        Some(folder) => cache.or_temporary_in(folder),
         None => cache,
     }
 }
 
 fn say(prepared: &Prepared) {
-    for (folder, error) in &prepared.passed_over {
+    for (folder, error) in &prepared.unusable {
         output::note(&format!(
             "note: tokens are kept for this run only: the token cache in {} cannot be used: {error}",
             folder.display()

@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::{Origin, Resolved};
-use zeroth::data::left_out;
+use zeroth::data::omitted_range;
 use zeroth::kernel::Tier;
 use zeroth::program::Compiled;
 use zeroth::train::MicroBatch;
@@ -135,7 +135,7 @@ pub(super) fn first_batch(asked: &Asked, output: &Output) -> anyhow::Result<()> 
             if trained { output.coloured(Colour::Green, &format!("[{text}]")) } else { text }
         };
         let words = |rows: Range<usize>| rows.map(token).collect::<Vec<_>>().join(" ");
-        let text = match left_out(rows.len()) {
+        let text = match omitted_range(rows.len()) {
             None => words(rows.clone()),
             Some(gap) => format!(
                 "{} […{} left out…] {}",

@@ -6,13 +6,13 @@ use super::columns::Columns;
 use super::{Encoded, IGNORED, RowProblem};
 
 /// The lists of a row.
-pub(super) struct Lists {
+pub(super) struct TokenLists {
     pub(super) ids: Vec<i64>,
     pub(super) labels: Option<Vec<i64>>,
     pub(super) mask: Option<Vec<i64>>,
 }
 
-impl Lists {
+impl TokenLists {
     /// Reads the lists of a row.
     pub(super) fn of(row: &Map<String, Value>, columns: &Columns) -> Result<Self, RowProblem> {
         let list = |key| columns.get(row, key).map(|value| whole_numbers(key, value)).transpose();

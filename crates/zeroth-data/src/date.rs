@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 ///
 /// It is an explicit input, so that a run resumed the next day has the same tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Day {
+pub struct Date {
     year: i64,
     month: u8,
     of_month: u8,
@@ -16,31 +16,32 @@ pub struct Day {
 /// An invalid date.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{found}` is not a date: expected year-month-day, as in 2024-07-26")]
-pub struct DayError {
+pub struct DateError {
     /// The text given.
     found: String,
 }
 
-impl FromStr for Day {
-    type Err = DayError;
+impl FromStr for Date {
+    type Err = DateError;
 
-    fn from_str(text: &str) -> Result<Self, DayError> {
+    fn from_str(text: &str) -> Result<Self, DateError> {
         let read = || {
             let mut parts = text.splitn(3, '-');
-            let day = Self {
+            let date = Self {
                 year: parts.next()?.parse().ok()?,
                 month: parts.next()?.parse().ok()?,
                 of_month: parts.next()?.parse().ok()?,
             };
             // A date that does not exist does not round-trip through the calendar.
-            let real = (1..=9999).contains(&day.year) && (1..=12).contains(&day.month) && day.of_month >= 1;
-            (real && Self::after_epoch(day.since_epoch()) == day).then_some(day)
+            let real =
+                (1..=9999).contains(&date.year) && (1..=12).contains(&date.month) && date.of_month >= 1;
+            (real && Self::after_epoch(date.since_epoch()) == date).then_some(date)
         };
-        read().ok_or_else(|| DayError { found: text.to_owned() })
+        read().ok_or_else(|| DateError { found: text.to_owned() })
     }
 }
 
-impl Day {
+impl Date {
     /// Today's date in UTC.
     pub fn today() -> Self {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -147,12 +148,12 @@ mod tests {
             ("2024-02-29", "29 Feb 2024|Thursday, February 29|Thu 29 02/24|060|2024-02-29 00:00:00 12AM %"),
             ("1969-01-05", "05 Jan 1969|Sunday, January 5|Sun  5 01/69|005|1969-01-05 00:00:00 12AM %"),
         ] {
-            assert_eq!(day.parse::<Day>().unwrap().strftime(all), shown);
+            assert_eq!(day.parse::<Date>().unwrap().strftime(all), shown);
         }
         for wrong in ["2023-02-29", "2024-13-01", "2024-00-01", "2024-01-00", "today", "", "2024-1"] {
-            let error = wrong.parse::<Day>().unwrap_err().to_string();
+            let error = wrong.parse::<Date>().unwrap_err().to_string();
             assert_eq!(error, format!("`{wrong}` is not a date: expected year-month-day, as in 2024-07-26"));
         }
-        assert!(Day::today() > "2024-01-01".parse().unwrap());
+        assert!(Date::today() > "2024-01-01".parse().unwrap());
     }
 }

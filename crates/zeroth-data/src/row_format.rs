@@ -1,4 +1,4 @@
-//! Row formats, distinguished by their columns.
+//! RowFields formats, distinguished by their columns.
 //!
 //! | columns | becomes |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | `text` | plain text, all trained |
 //! | `input_ids` (`labels`, `attention_mask`) | ready tokens |
 //!
-//! Ready tokens take precedence over any other format in the same row, and any other format over `text`: tools leave
+//! Tokens tokens take precedence over any other format in the same row, and any other format over `text`: tools leave
 //! both beside the columns they were made from. Other combinations are refused until `--columns` selects one.
 
 use serde_json::{Map, Value};
@@ -20,12 +20,12 @@ use zeroth_base::nearest;
 use super::RowProblem;
 use super::columns::{Columns, NAMES};
 use super::conversation::{ASSISTANT, Conversation};
-use super::ready_row::{kind, shortened};
+use super::token_row::{kind, shortened};
 
 /// A row format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
-    Ready,
+    Tokens,
     Messages,
     Sharegpt,
     Alpaca,
@@ -38,7 +38,7 @@ pub(super) enum Format {
 
 /// The formats, with their required columns and their representation in messages.
 const FORMATS: [(Format, &[&str], &str); 9] = [
-    (Format::Ready, &["input_ids"], "{\"input_ids\": [...], \"labels\": [...]}"),
+    (Format::Tokens, &["input_ids"], "{\"input_ids\": [...], \"labels\": [...]}"),
     (Format::Messages, &["messages"], "{\"messages\": [...]}"),
     (Format::Sharegpt, &["conversations"], "{\"conversations\": [...]}"),
     (Format::Alpaca, &["instruction", "output"], "{\"instruction\", \"input\", \"output\"}"),
@@ -63,7 +63,7 @@ impl Format {
     pub(super) fn of(row: &Map<String, Value>, columns: &Columns) -> Result<Self, RowProblem> {
         // `input_ids: null` is reported as such, not taken for another format.
         if row.contains_key(columns.theirs("input_ids")) {
-            return Ok(Self::Ready);
+            return Ok(Self::Tokens);
         }
         let fits = |keys: &[&str]| keys.iter().all(|key| columns.get(row, key).is_some());
         let mut fitting: Vec<Self> =
@@ -119,7 +119,7 @@ fn unknown(row: &Map<String, Value>, columns: &Columns) -> RowProblem {
 }
 
 /// The columns of one row.
-pub(super) struct Row<'a> {
+pub(super) struct RowFields<'a> {
     pub(super) row: &'a Map<String, Value>,
     pub(super) columns: &'a Columns,
 }
@@ -132,7 +132,7 @@ pub(super) enum Pair<'a> {
     Messages(Conversation),
 }
 
-impl<'a> Row<'a> {
+impl<'a> RowFields<'a> {
     fn value(&self, name: &str) -> Option<&'a Value> {
         self.columns.get(self.row, name)
     }

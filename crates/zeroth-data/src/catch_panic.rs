@@ -7,23 +7,23 @@ use std::sync::Once;
 
 thread_local! {
     /// Whether a panic of this thread is caught here.
-    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
+    static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Calls `call` and returns its result, or its panic message. State it modified must not be used after a panic.
-pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+pub(super) fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
         let before = take_hook();
         set_hook(Box::new(move |panic| {
-            if !IS_GUARDED.get() {
+            if !IS_CAUGHT.get() {
                 before(panic);
             }
         }));
     });
-    let outer = IS_GUARDED.replace(true);
+    let outer = IS_CAUGHT.replace(true);
     let outcome = catch_unwind(AssertUnwindSafe(call));
-    IS_GUARDED.set(outer);
+    IS_CAUGHT.set(outer);
     outcome.map_err(|panic| message(&*panic))
 }
 
@@ -39,9 +39,9 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_its_message() {
-        assert_eq!(guarded(|| 7), Ok(7));
-        assert_eq!(guarded(|| panic!("no {}", "token")), Err::<(), _>("no token".to_owned()));
-        assert_eq!(guarded(|| guarded(|| panic!("inner")).and(Ok(()))), Ok(Err("inner".to_owned())));
-        assert!(!IS_GUARDED.get());
+        assert_eq!(catch_panic(|| 7), Ok(7));
+        assert_eq!(catch_panic(|| panic!("no {}", "token")), Err::<(), _>("no token".to_owned()));
+        assert_eq!(catch_panic(|| catch_panic(|| panic!("inner")).and(Ok(()))), Ok(Err("inner".to_owned())));
+        assert!(!IS_CAUGHT.get());
     }
 }

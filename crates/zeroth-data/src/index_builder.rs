@@ -21,7 +21,7 @@ pub enum Truncation {
 
 /// The sample index under construction: everything but the tokens.
 #[derive(Debug)]
-pub(super) struct Intake {
+pub(super) struct IndexBuilder {
     max_length: u64,
     truncation: Truncation,
     starts: Vec<u64>,
@@ -32,7 +32,7 @@ pub(super) struct Intake {
 
 /// A complete sample index.
 #[derive(Debug)]
-pub(super) struct Index {
+pub(super) struct SampleIndex {
     pub(super) starts: Vec<u64>,
     pub(super) trained: Vec<u32>,
     pub(super) packs: Packs,
@@ -41,7 +41,7 @@ pub(super) struct Index {
     pub(super) hash: u64,
 }
 
-impl Intake {
+impl IndexBuilder {
     pub(super) fn new(max_length: u64, truncation: Truncation) -> Self {
         let (starts, trained) = (vec![0], Vec::new());
         Self { max_length, truncation, starts, trained, totals: Totals::default(), hash: FNV_OFFSET }
@@ -100,7 +100,7 @@ impl Intake {
     }
 
     /// Completes the index, packed if requested; an error if nothing was kept.
-    pub(super) fn finish(mut self, packing: bool) -> Result<Index, DataError> {
+    pub(super) fn finish(mut self, packing: bool) -> Result<SampleIndex, DataError> {
         let (too_long, max_length) = (self.totals.too_long, self.max_length);
         let lengths = || self.starts.windows(2).map(|edges| edges[1] - edges[0]);
         let packs = if packing { Packs::new(lengths(), max_length) } else { Packs::default() };
@@ -118,7 +118,7 @@ impl Intake {
         let units = if packing { packs.count() } else { self.totals.samples };
         let count = NonZeroU64::new(units).ok_or(DataError::NothingKept { too_long, max_length })?;
         let Self { starts, trained, totals, hash, .. } = self;
-        Ok(Index { starts, trained, packs, count, totals, hash })
+        Ok(SampleIndex { starts, trained, packs, count, totals, hash })
     }
 }
 
@@ -130,7 +130,7 @@ pub(super) fn trained_tokens(labels: &[i32]) -> u64 {
 /// Collects samples in memory.
 #[derive(Debug)]
 pub struct SamplesBuilder {
-    intake: Intake,
+    index_builder: IndexBuilder,
     tokens: Vec<i32>,
     packing: bool,
 }
@@ -143,7 +143,7 @@ impl SamplesBuilder {
 
     /// Drops or truncates samples longer than `max_length`, and optionally packs them to that length.
     pub fn with(max_length: u64, truncation: Truncation, packing: bool) -> Self {
-        Self { intake: Intake::new(max_length, truncation), tokens: Vec::new(), packing }
+        Self { index_builder: IndexBuilder::new(max_length, truncation), tokens: Vec::new(), packing }
     }
 
     /// Adds a sample. Tokens and labels have the same length, at least one.
@@ -151,7 +151,7 @@ impl SamplesBuilder {
     /// # Panics
     /// If they do not: readers reject such rows.
     pub fn push(&mut self, ids: &[i32], labels: &[i32]) {
-        if let Some((ids, labels)) = self.intake.take(ids, labels) {
+        if let Some((ids, labels)) = self.index_builder.take(ids, labels) {
             self.tokens.extend_from_slice(ids);
             self.tokens.extend_from_slice(labels);
         }
@@ -159,12 +159,12 @@ impl SamplesBuilder {
 
     /// Samples kept so far.
     pub fn kept(&self) -> u64 {
-        self.intake.kept()
+        self.index_builder.kept()
     }
 
     /// Completes the samples; an error if none was kept.
     pub fn finish(self) -> Result<Samples, DataError> {
-        let index = self.intake.finish(self.packing)?;
+        let index = self.index_builder.finish(self.packing)?;
         let mut tokens = self.tokens;
         tokens.shrink_to_fit();
         Ok(Samples::in_memory(tokens, index))
