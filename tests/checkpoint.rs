@@ -9,8 +9,8 @@ use zeroth::engine::State;
 use zeroth::model::{ModelConfig, WeightFiles, read_config, table};
 use zeroth::train::ModelFiles;
 use zeroth::train::checkpoint::{
-    BatchEntry, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry, PartWriter, Piece, Unfinished,
-    ZEROTH_VERSION, now,
+    BatchEntry, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry, Piece, ShardWriter,
+    UnfinishedCheckpoint, ZEROTH_VERSION, now,
 };
 
 use crate::common::{Ended, zeroth_in};
@@ -37,7 +37,7 @@ fn save(folder: &Path, step: u64) {
     let (config, origin) = read_config(&model).unwrap();
     let table = table(&ModelConfig::from_map(&config, &origin).unwrap());
     let weights = WeightFiles::open(&model, &table).unwrap();
-    let unfinished = Unfinished::begin(&folder.join("run/checkpoints"), step).unwrap();
+    let unfinished = UnfinishedCheckpoint::begin(&folder.join("run/checkpoints"), step).unwrap();
     let pieces = STATES.into_iter().flat_map(|state| {
         table.iter().map(move |parameter| Piece {
             state,
@@ -47,7 +47,7 @@ fn save(folder: &Path, step: u64) {
             dtype: DType::F32,
         })
     });
-    let mut part = PartWriter::create(unfinished.path(), 0, 1, pieces.collect()).unwrap();
+    let mut part = ShardWriter::create(unfinished.path(), 0, 1, pieces.collect()).unwrap();
     for state in STATES {
         for parameter in table.iter() {
             let mut elements = vec![0.0; parameter.elements() as usize];
@@ -117,7 +117,7 @@ fn inspect_shows_one_checkpoint_or_all_of_a_run() {
         "1.2500",
         "80 seen, 64 an epoch",
         "1, stage 2",
-        "8 samples a step: 2 × 4 × 1 rank",
+        "8 samples per step: 2 × 4 × 1 rank",
         "weights, first, second (AdamW, moments in fp32)",
         "rank-00000-of-00001.safetensors",
         "model/tokenizer.json",

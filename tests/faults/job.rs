@@ -129,7 +129,8 @@ impl Job {
     pub(crate) fn damaged(run: &Path) -> Vec<String> {
         let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
         let steps = entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"step-"));
-        let problems = steps.filter_map(|entry| zeroth::train::checkpoint::problems(&entry.path()).err());
+        let problems =
+            steps.filter_map(|entry| zeroth::train::checkpoint::verify_folder(&entry.path()).err());
         problems.flatten().map(|problem| problem.to_string()).collect()
     }
 }

@@ -191,7 +191,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bits() {
             let place = format!("kill {killed} ({victim}, {name}), case {}", case - 1);
             assert!(!ended.hung, "{place}: it hangs: {}", ended.said);
             assert!(ended.code != LEFT_BEHIND, "{place}: a process is left behind: {}", ended.said);
-            assert!(!ended.crashed() && !ended.said.contains("was passed over"), "{place}: {}", ended.said);
+            assert!(!ended.crashed() && !ended.said.contains("was skipped"), "{place}: {}", ended.said);
             assert_eq!(Job::damaged(&run), Vec::<String>::new(), "{place}");
             if hit {
                 killed += 1;

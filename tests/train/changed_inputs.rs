@@ -41,7 +41,7 @@ fn start(folder: &Path, program: &Path, config: &Path) -> Running {
 fn killed_and_done(running: &mut Running) {
     signal(running.ranks()[1], "KILL");
     assert_eq!(running.code(), Some(0), "{}", running.said());
-    assert!(running.said().contains("starting again (1 of 1) from step "), "{}", running.said());
+    assert!(running.said().contains("restarting (1 of 1) from step "), "{}", running.said());
 }
 
 #[test]

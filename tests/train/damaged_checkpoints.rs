@@ -47,12 +47,7 @@ fn auto_does_not_start_over_where_checkpoints_cannot_be_used() {
         );
         assert!(after == before, "metrics and model are as they were");
     };
-    refused(&[
-        "step-4 was passed over: ",
-        "is damaged",
-        "step-2 was passed over: ",
-        "manifest.json is broken",
-    ]);
+    refused(&["step-4 was skipped: ", "is damaged", "step-2 was skipped: ", "manifest.json is broken"]);
     // A disk that is not mounted, and no folder at all.
     let aside = folder.path().join("aside");
     fs::rename(run.join("checkpoints"), &aside).unwrap();
@@ -61,7 +56,7 @@ fn auto_does_not_start_over_where_checkpoints_cannot_be_used() {
     fs::remove_file(run.join("checkpoints")).unwrap();
     fs::create_dir(run.join("checkpoints")).unwrap();
     symlink(folder.path().join("not-mounted"), run.join("checkpoints/step-4")).unwrap();
-    refused(&["step-4 was passed over: "]);
+    refused(&["step-4 was skipped: "]);
     fs::remove_dir_all(run.join("checkpoints")).unwrap();
     fs::write(run.join("checkpoints"), "").unwrap();
     refused(&["checkpoints cannot be read", "Not a directory"]);
@@ -176,7 +171,7 @@ fn the_end_names_the_newest_checkpoint_that_the_run_wrote_or_went_on_from() {
     let flags = ["--max-steps", "7", "--format", "json"];
     let nothing =
         train("qwen3-tied", &run, &[&["--resume", "auto", "--save-steps", "0"], &flags[..]].concat());
-    assert!(nothing.stderr.contains("step-8 was passed over"), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("step-8 was skipped"), "{}", nothing.stderr);
     assert_eq!(newest(&nothing), "step-4");
     // Step 6 is written again, and step 7 for the first time.
     assert_eq!(newest(&go_on(&run, &flags)), "step-7");

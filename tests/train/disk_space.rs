@@ -16,7 +16,7 @@ fn run(folder: &Path, more: &[&str]) -> Ended {
 /// The flags that a refusal names, each with its value.
 fn advice(refused: &Ended) -> Vec<Vec<String>> {
     assert_eq!(refused.code, 3, "{}", refused.stderr);
-    let lines = refused.stderr.lines().skip_while(|line| !line.contains("of disk are needed")).skip(1);
+    let lines = refused.stderr.lines().skip_while(|line| !line.contains("of disk space are needed")).skip(1);
     let lines: Vec<&str> = lines.collect();
     lines
         .iter()

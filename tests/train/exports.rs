@@ -32,13 +32,13 @@ fn put_back(folder: &Path, files: &BTreeMap<String, Vec<u8>>) {
 
 fn assert_complete(ended: &Ended) {
     ended.assert_done();
-    assert!(ended.stderr.contains("this run is complete"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("this run is already complete"), "{}", ended.stderr);
 }
 
 /// The model is written anew, without a step.
 fn assert_exported(ended: &Ended, run: &Path, expected: &BTreeMap<String, Vec<u8>>) {
     ended.assert_done();
-    assert!(!ended.stderr.contains("this run is complete"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("this run is already complete"), "{}", ended.stderr);
     assert_eq!(files(&run.join("model"))["model.safetensors"], expected["model.safetensors"]);
     assert_eq!(metrics(run).len(), 4, "no step is done twice");
     assert_complete(&goes_on(run, "4"));
@@ -110,7 +110,7 @@ fn an_export_that_failed_is_made_up_for() {
     fs::rename(&aside, &config).unwrap();
     let ended = goes_on(&run, "4");
     ended.assert_done();
-    assert!(!ended.stderr.contains("this run is complete"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("this run is already complete"), "{}", ended.stderr);
     assert_complete(&goes_on(&run, "4"));
     let fresh = folder.path().join("fresh");
     goes_on(&fresh, "4").assert_done();

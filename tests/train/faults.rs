@@ -179,7 +179,7 @@ fn a_rank_that_dies_is_started_again_from_the_newest_checkpoint() {
     signal(long.running.ranks()[1], "KILL");
     assert_eq!(long.running.code(), Some(0), "{}", long.running.said());
     let said = long.running.said();
-    assert!(said.contains("starting again (1 of 2) from step "), "{said}");
+    assert!(said.contains("restarting (1 of 2) from step "), "{said}");
     let steps: Vec<u64> = metrics(&long.output).iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, (1..=60).collect::<Vec<u64>>(), "each step appears once");
     assert!(long.output.join("model/model.safetensors").exists());
@@ -198,5 +198,5 @@ fn restarts_come_to_an_end() {
     }
     signal(run.ranks()[0], "KILL");
     assert_eq!(run.code(), Some(1), "{}", run.said());
-    assert_eq!(run.said().matches("starting again").count(), 1, "{}", run.said());
+    assert_eq!(run.said().matches("restarting").count(), 1, "{}", run.said());
 }

@@ -76,7 +76,7 @@ fn a_run_removes_what_dead_processes_left_and_nothing_else() {
         fs::write(run.join(name), "mine").unwrap();
     }
     // On the way to its end, when it is complete, and when it is begun anew.
-    for (steps, what) in [("2", "going on"), ("2", "complete")] {
+    for (steps, what) in [("2", "resuming from"), ("2", "complete")] {
         let left = leave(&run, gone());
         goes_on(steps);
         for name in left {

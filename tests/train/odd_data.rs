@@ -81,9 +81,7 @@ fn rows_beyond_the_positions_of_the_model_are_noted() {
         let run = folder.path().join("run");
         let ended = train_on(&model, &data, &run, &["--dry-run", "--max-length", length]);
         ended.assert_done();
-        let words = "note: --max-length 257 is beyond the 256 positions that the model was made for \
-                     (max_position_embeddings): longer rows are trained at positions it has not learnt, and `zeroth \
-                     generate` ends at 256\n";
+        let words = "note: --max-length 257 exceeds the 256 positions of the model (max_position_embeddings): longer rows train untrained positions, and `zeroth generate` stops at 256\n";
         ended.stderr.contains(words)
     };
     assert_eq!([noted("256"), noted("257")], [false, true]);

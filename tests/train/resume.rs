@@ -123,7 +123,7 @@ fn a_complete_run_is_left_alone() {
     let flags = ["--shuffle", "true", "--fp32", "--max-steps", "3", "--resume", "auto"];
     let ended = train("qwen3-tied", &run, &flags);
     ended.assert_done();
-    assert!(ended.stderr.contains("this run is complete: 3 steps"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("this run is already complete (3 steps"), "{}", ended.stderr);
     let after: Vec<_> = fs::read_dir(&run)
         .unwrap()
         .map(|entry| entry.unwrap().metadata().unwrap().modified())
@@ -152,7 +152,7 @@ fn auto_begins_where_there_is_nothing_and_passes_over_what_is_damaged() {
         ["--shuffle", "true", "--fp32", "--learning-rate", "3e-3", "--save-steps", "5", "--max-steps", "12"];
     let ended = train("qwen3-tied", &run, &[&flags[..], &["--resume", "auto"]].concat());
     ended.assert_done();
-    assert!(ended.stderr.contains("step-12 was passed over"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("step-12 was skipped"), "{}", ended.stderr);
     assert!(ended.stderr.contains("after 10 of 12 steps"), "{}", ended.stderr);
     assert_eq!(losses(&run), whole, "each step appears once");
     assert_eq!(model(&run), kept);
@@ -174,7 +174,7 @@ fn what_cannot_be_gone_on_with_is_refused_with_what_can() {
     refused(
         "qwen3-tied",
         &["--ranks", "5"],
-        &["12 samples a step", "5 ranks cannot share", "1, 2, 3, 4, 6, 12 can"],
+        &["12 samples per step", "5 ranks cannot share", "1, 2, 3, 4, 6, 12 can"],
     );
     refused(
         "qwen3-tied",
@@ -193,7 +193,7 @@ fn what_cannot_be_gone_on_with_is_refused_with_what_can() {
     assert!(other.stderr.contains("trained on other data"), "{}", other.stderr);
     let nothing = train("qwen3-tied", &folder.path().join("new"), &["--resume", text(folder.path())]);
     assert_eq!(nothing.code, 2, "{}", nothing.stderr);
-    assert!(nothing.stderr.contains("there is no good checkpoint"), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("no valid checkpoint found"), "{}", nothing.stderr);
     assert!(!folder.path().join("new").exists(), "a refusal leaves nothing behind");
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::signals::Ended;
+use crate::signals::StopSignal;
 
 /// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,11 +33,11 @@ impl Exit {
     }
 
     /// The outcome of a run that was stopped by a signal and has saved.
-    pub(crate) const fn after(asked: Ended) -> Self {
-        match asked {
-            Ended::Interrupt => Self::Interrupted,
-            Ended::Terminate => Self::Terminated,
-            Ended::HangUp => Self::HungUp,
+    pub(crate) const fn after(signal: StopSignal) -> Self {
+        match signal {
+            StopSignal::Interrupt => Self::Interrupted,
+            StopSignal::Terminate => Self::Terminated,
+            StopSignal::HangUp => Self::HungUp,
         }
     }
 }

@@ -1,34 +1,34 @@
 //! The `zeroth` binary: parses the command line, runs a command, and returns its exit code.
 
-mod arguments;
-mod before_first_step;
 mod bench_args;
 mod cli;
 mod commands;
 #[cfg(test)]
-mod documented;
+mod documented_commands;
 mod exit;
 mod flag_names;
 mod generate_flags;
-mod missing_unit;
-mod mistakes;
+mod normalize_args;
 mod output;
-mod plain;
+mod parse_errors;
 mod results;
+mod sanitize;
 mod signals;
+mod startup_signals;
 mod stderr_writer;
 mod table;
 mod terminal;
 mod train_args;
 mod train_flags;
+mod unit_hints;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::exit::Exit;
-use crate::mistakes::Refusal;
 use crate::output::Output;
+use crate::parse_errors::ParseFailure;
 
 fn main() -> ExitCode {
     let exit = run();
@@ -37,16 +37,16 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Exit {
-    let typed = match arguments::texts(std::env::args_os()) {
+    let typed = match normalize_args::texts(std::env::args_os()) {
         Ok(typed) => typed,
         Err(message) => return refuse(&message),
     };
-    if let Some(later) = arguments::later_command(&typed) {
+    if let Some(later) = normalize_args::unbuilt_command(&typed) {
         return refuse(&later);
     }
     let command = cli::Cli::command();
-    let parsed = mistakes::parse(&command, &typed).and_then(|matches| {
-        cli::Cli::from_arg_matches(&matches).map_err(|error| Refusal::Clap(Box::new(error)))
+    let parsed = parse_errors::parse(&command, &typed).and_then(|matches| {
+        cli::Cli::from_arg_matches(&matches).map_err(|error| ParseFailure::Clap(Box::new(error)))
     });
     match parsed {
         Ok(cli) => {
@@ -55,7 +55,7 @@ fn run() -> Exit {
             output::leave_line();
             results::end(exit)
         }
-        Err(Refusal::Clap(error)) => {
+        Err(ParseFailure::Clap(error)) => {
             let printed = error.print();
             if error.use_stderr() {
                 return Exit::Wrong;
@@ -64,9 +64,9 @@ fn run() -> Exit {
             results::written(printed);
             results::end(Exit::Done)
         }
-        Err(Refusal::Mistakes { mistakes, command }) => {
-            for mistake in mistakes {
-                output::error(&mistake);
+        Err(ParseFailure::Errors { errors, command }) => {
+            for error in errors {
+                output::error(&error);
             }
             output::note(&format!("`{command} --help` lists its flags"));
             Exit::Wrong

@@ -1,6 +1,6 @@
 //! All printing: results go to stdout, everything else to stderr.
 //!
-//! All text is sanitised with [`plain`], so that no file content can control the terminal.
+//! All text is sanitised with [`sanitize`], so that no file content can control the terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::cli::Format;
 use crate::exit::Exit;
-use crate::plain::{self, mark, plain};
 use crate::results::written;
+use crate::sanitize::{self, colour_marker, sanitize};
 use crate::stderr_writer::{self, Kind};
 
 /// Output format and colours of a command.
@@ -34,7 +34,7 @@ impl Output {
 
     /// Escape markers around coloured text; `None` without colours.
     pub(crate) fn around(&self, colour: Colour) -> Option<[String; 2]> {
-        self.colour.then(|| [mark(colour.code()), mark("0")])
+        self.colour.then(|| [colour_marker(colour.code()), colour_marker("0")])
     }
 
     /// Bold text, if colours are enabled.
@@ -48,24 +48,28 @@ impl Output {
     }
 
     fn styled(&self, code: &str, text: &str) -> String {
-        if self.colour { format!("{}{text}{}", mark(code), mark("0")) } else { text.to_owned() }
+        if self.colour {
+            format!("{}{text}{}", colour_marker(code), colour_marker("0"))
+        } else {
+            text.to_owned()
+        }
     }
 }
 
 /// Prints a result as text.
 pub(crate) fn text(text: &str) {
-    written(std::io::stdout().write_all(plain(text).as_bytes()));
+    written(std::io::stdout().write_all(sanitize(text).as_bytes()));
 }
 
 /// Prints a part of a streamed result and flushes.
 pub(crate) fn stream(text: &str) {
     let mut out = std::io::stdout();
-    written(out.write_all(plain(text).as_bytes()).and_then(|()| out.flush()));
+    written(out.write_all(sanitize(text).as_bytes()).and_then(|()| out.flush()));
 }
 
 /// Prints a result as one JSON object on stdout.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
-    text(&format!("{}\n", plain::json(&serde_json::to_string_pretty(value)?)));
+    text(&format!("{}\n", sanitize::json(&serde_json::to_string_pretty(value)?)));
     Ok(())
 }
 
@@ -90,14 +94,14 @@ pub(crate) fn problem(message: &str) {
 fn below(kind: Kind, message: &str) {
     let mut stands = stands();
     let above = if std::mem::take(&mut *stands) { "\n" } else { "" };
-    stderr_writer::write(kind, &format!("{above}{}\n", plain(message)));
+    stderr_writer::write(kind, &format!("{above}{}\n", sanitize(message)));
 }
 
 /// Prints a line that overwrites the previous one on a terminal; an empty one clears it.
 pub(crate) fn over(line: &str) {
     let mut stands = stands();
     *stands = !line.is_empty();
-    let line: String = plain::one_line(line).chars().take(columns().saturating_sub(1)).collect();
+    let line: String = sanitize::one_line(line).chars().take(columns().saturating_sub(1)).collect();
     stderr_writer::write(Kind::Progress, &format!("\r\u{1b}[K{line}"));
 }
 

@@ -2,7 +2,7 @@
 //! SIGINT stops at once.
 //!
 //! A signal sets a flag that the training loop polls between steps. Before the first step nobody polls: see
-//! [`BeforeFirstStep`]. The second SIGINT exits inside the handler; ranks exit with their launcher.
+//! [`StartupSignals`]. The second SIGINT exits inside the handler; ranks exit with their launcher.
 
 use std::io;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag::{register, register_conditional_default, register_conditional_shutdown};
 use zeroth::comm::FirstStep;
 
-use crate::before_first_step::{BeforeFirstStep, wait_for_the_end};
+use crate::startup_signals::{StartupSignals, wait_to_be_killed};
 
 /// The role of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// A launcher, a single rank, or rank 0 under a foreign launcher: handles SIGINT, SIGTERM and SIGHUP.
-    Own,
+    Primary,
     /// Another rank under a foreign launcher: the same, but rank 0 prints for it.
-    Peer,
+    Secondary,
     /// A rank under zeroth's launcher, which handles the terminal: stops on SIGUSR1, and ignores SIGINT and SIGHUP.
     ///
     /// It also stops on SIGTERM, which cluster managers send to every process of a job. The second SIGTERM kills the
     /// process; the launcher sends several to end a rank immediately.
-    Watched,
+    Launched,
 }
 
 /// The signal that stopped a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum StopSignal {
     /// Ctrl-C, or a request from zeroth's launcher.
     Interrupt,
     /// SIGTERM.
@@ -39,7 +39,7 @@ pub(crate) enum Ended {
     HangUp,
 }
 
-impl Ended {
+impl StopSignal {
     /// The exit code: 128 plus the signal number.
     pub(crate) fn exit_code(self) -> u8 {
         match self {
@@ -71,65 +71,66 @@ struct Flags {
 
 /// The signal handling of this process.
 pub(crate) struct Signals {
-    asked: Arc<AtomicBool>,
+    stop_requested: Arc<AtomicBool>,
     flags: Flags,
     /// `None` for a rank under zeroth's launcher, which handles it.
-    before_first_step: Option<Arc<BeforeFirstStep>>,
+    startup: Option<Arc<StartupSignals>>,
 }
 
 impl Signals {
     /// Installs the handlers for the rest of the process. Called once.
     pub(crate) fn install(role: Role) -> io::Result<Self> {
-        let [asked, interrupted, terminated, hung_up] = [(); 4].map(|()| Arc::new(AtomicBool::new(false)));
+        let [stop_requested, interrupted, terminated, hung_up] =
+            [(); 4].map(|()| Arc::new(AtomicBool::new(false)));
         // Actions run in registration order: the conditional exit must not see the flag that this signal sets.
         match role {
-            Role::Own | Role::Peer => {
-                let code = i32::from(Ended::Interrupt.exit_code());
+            Role::Primary | Role::Secondary => {
+                let code = i32::from(StopSignal::Interrupt.exit_code());
                 register_conditional_shutdown(SIGINT, code, Arc::clone(&interrupted))?;
                 register(SIGINT, Arc::clone(&interrupted))?;
-                register(SIGINT, Arc::clone(&asked))?;
+                register(SIGINT, Arc::clone(&stop_requested))?;
                 // nohup starts commands with SIGHUP ignored, and they should continue.
                 if !is_ignored(SIGHUP) {
                     register(SIGHUP, Arc::clone(&hung_up))?;
-                    register(SIGHUP, Arc::clone(&asked))?;
+                    register(SIGHUP, Arc::clone(&stop_requested))?;
                 }
             }
-            Role::Watched => {
+            Role::Launched => {
                 register_conditional_default(SIGTERM, Arc::clone(&terminated))?;
                 register(SIGUSR1, Arc::clone(&interrupted))?;
-                register(SIGUSR1, Arc::clone(&asked))?;
+                register(SIGUSR1, Arc::clone(&stop_requested))?;
             }
         }
         register(SIGTERM, Arc::clone(&terminated))?;
-        register(SIGTERM, Arc::clone(&asked))?;
+        register(SIGTERM, Arc::clone(&stop_requested))?;
         let flags = Flags { interrupted, terminated, hung_up };
         let own = flags.clone();
-        let before_first_step = match role {
-            Role::Own | Role::Peer => {
+        let startup = match role {
+            Role::Primary | Role::Secondary => {
                 let signals = if is_ignored(SIGHUP) { &STOPS[..2] } else { &STOPS };
-                Some(BeforeFirstStep::watch(role == Role::Own, signals, move || own.ended())?)
+                Some(StartupSignals::watch(role == Role::Primary, signals, move || own.pending())?)
             }
-            Role::Watched => None,
+            Role::Launched => None,
         };
-        Ok(Self { asked, flags, before_first_step })
+        Ok(Self { stop_requested, flags, startup })
     }
 
     /// The pending stop request; SIGTERM takes precedence, because its sender is a program that reads exit codes.
-    pub(crate) fn asked(&self) -> Option<Ended> {
-        self.flags.ended()
+    pub(crate) fn stop_requested(&self) -> Option<StopSignal> {
+        self.flags.pending()
     }
 
     /// Signal handling before the first step; `None` for a rank under zeroth's launcher.
-    pub(crate) fn before_first_step(&self) -> Option<&Arc<BeforeFirstStep>> {
-        self.before_first_step.as_ref()
+    pub(crate) fn startup(&self) -> Option<&Arc<StartupSignals>> {
+        self.startup.as_ref()
     }
 
     /// Begins the first step of a rank; `first_step` is shared by its job, if it has several ranks.
     pub(crate) fn begin_steps(&self, first_step: Option<&FirstStep>) {
-        match (&self.before_first_step, first_step) {
+        match (&self.startup, first_step) {
             (Some(before), _) => before.begin(),
             // The launcher has stopped the job and is about to kill this process.
-            (None, Some(first_step)) if !first_step.begin() => wait_for_the_end(),
+            (None, Some(first_step)) if !first_step.begin() => wait_to_be_killed(),
             (None, _) => {}
         }
     }
@@ -144,18 +145,18 @@ impl Signals {
 
     /// A flag that is true once a stop is requested, for launchers and other waiters.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.asked)
+        Arc::clone(&self.stop_requested)
     }
 }
 
 impl Flags {
-    fn ended(&self) -> Option<Ended> {
+    fn pending(&self) -> Option<StopSignal> {
         let flags = [
-            (&self.terminated, Ended::Terminate),
-            (&self.hung_up, Ended::HangUp),
-            (&self.interrupted, Ended::Interrupt),
+            (&self.terminated, StopSignal::Terminate),
+            (&self.hung_up, StopSignal::HangUp),
+            (&self.interrupted, StopSignal::Interrupt),
         ];
-        flags.into_iter().find(|(flag, _)| flag.load(Ordering::Relaxed)).map(|(_, ended)| ended)
+        flags.into_iter().find(|(flag, _)| flag.load(Ordering::Relaxed)).map(|(_, pending)| pending)
     }
 }
 
@@ -186,14 +187,15 @@ mod tests {
     #[ignore = "the process that the other tests start and send signals to"]
     fn process() {
         let Ok(role) = std::env::var(ROLE) else { return };
-        let signals = Signals::install(if role == "watched" { Role::Watched } else { Role::Own }).unwrap();
+        let signals =
+            Signals::install(if role == "watched" { Role::Launched } else { Role::Primary }).unwrap();
         signals.begin_steps(None);
         println!("\nready");
-        while signals.asked().is_none() {
+        while signals.stop_requested().is_none() {
             std::thread::sleep(Duration::from_millis(2));
         }
         assert!(signals.flag().load(Ordering::Relaxed));
-        println!("\n{:?}", signals.asked());
+        println!("\n{:?}", signals.stop_requested());
         if std::env::var_os(COMPUTES).is_some() {
             // Polls nothing, and is bounded: if no signal ends it, the test fails by its exit code.
             let (began, mut number) = (Instant::now(), 1_u64);
@@ -204,7 +206,7 @@ mod tests {
         }
         // Exits when the test closes the pipe.
         io::stdin().read_to_end(&mut Vec::new()).unwrap();
-        std::process::exit(signals.asked().map_or(1, |ended| i32::from(ended.exit_code())));
+        std::process::exit(signals.stop_requested().map_or(1, |pending| i32::from(pending.exit_code())));
     }
 
     struct Process {
@@ -247,7 +249,10 @@ mod tests {
         }
 
         fn wait_for(&mut self, text: &str) {
-            assert!(self.lines.any(|line| line.unwrap() == text), "the process ended before it said {text}");
+            assert!(
+                self.lines.any(|line| line.unwrap() == text),
+                "the process exited before it printed {text}"
+            );
         }
 
         fn send(&self, signal: &str) {

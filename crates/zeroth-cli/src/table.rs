@@ -1,6 +1,6 @@
 //! Text tables with aligned columns.
 
-use crate::plain::one_line;
+use crate::sanitize::one_line;
 
 /// Rows of cells under a header.
 #[derive(Debug)]

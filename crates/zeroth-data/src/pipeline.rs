@@ -31,7 +31,7 @@ impl BlockSizes {
 
 /// An encoded row.
 pub(super) struct EncodedRow<'a> {
-    /// SampleIndex of its file.
+    /// Index of its file.
     pub(super) file: usize,
     pub(super) at: RowNumber,
     /// Tokens and labels of equal length, at least one, or the problem.

@@ -1,4 +1,4 @@
-//! RowFields formats, distinguished by their columns.
+//! Row formats, distinguished by their columns.
 //!
 //! | columns | becomes |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | `text` | plain text, all trained |
 //! | `input_ids` (`labels`, `attention_mask`) | ready tokens |
 //!
-//! Tokens tokens take precedence over any other format in the same row, and any other format over `text`: tools leave
+//! Ready tokens take precedence over any other format in the same row, and any other format over `text`: tools leave
 //! both beside the columns they were made from. Other combinations are refused until `--columns` selects one.
 
 use serde_json::{Map, Value};

@@ -142,7 +142,7 @@ pub enum RowProblem {
         /// The value found.
         found: String,
     },
-    /// TokenLists of different lengths.
+    /// Lists of different lengths.
     #[error("`{key}` has {} but `input_ids` has {expected}: they must have the same length", entries(*found))]
     Lengths {
         /// The other list.

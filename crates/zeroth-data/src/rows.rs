@@ -32,7 +32,7 @@ impl fmt::Display for RowNumber {
 
 /// An unparsed row.
 pub(super) struct RawRow {
-    /// SampleIndex of its file.
+    /// Index of its file.
     pub(super) file: usize,
     pub(super) at: RowNumber,
     pub(super) content: Content,

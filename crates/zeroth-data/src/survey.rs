@@ -36,7 +36,7 @@ pub struct Survey {
 /// The position of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowLocation {
-    /// SampleIndex of its file.
+    /// Index of its file.
     pub file: usize,
     /// Its number in the file.
     pub at: RowNumber,

@@ -8,7 +8,7 @@
 
 use zeroth_kernel::RowKey;
 
-use crate::order::{Order, Place};
+use crate::sample_order::{EpochSample, SampleOrder};
 use zeroth_data::{DataError, IGNORED, Samples};
 
 /// The decomposition of a train batch: micro-batch size, gradient accumulation and data-parallel ranks.
@@ -76,14 +76,14 @@ impl MicroBatch {
     }
 
     /// Appends a sample. `labels` are aligned with `ids`; the shift by one happens here.
-    pub fn push(&mut self, ids: &[i32], labels: &[i32], place: Place) {
+    pub fn push(&mut self, ids: &[i32], labels: &[i32], place: EpochSample) {
         self.ids.extend_from_slice(ids);
         self.labels.extend_from_slice(labels.get(1..).unwrap_or(&[]));
         self.end_sequence(ids.len(), place);
     }
 
     /// Appends a sample of the dataset, read directly into the buffers.
-    fn read(&mut self, samples: &Samples, place: Place) -> Result<(), DataError> {
+    fn read(&mut self, samples: &Samples, place: EpochSample) -> Result<(), DataError> {
         samples.append_ids(place.sample, &mut self.ids)?;
         samples.append_labels(place.sample, 1, &mut self.labels)?;
         self.end_sequence(samples.sample_length(place.sample) as usize, place);
@@ -91,7 +91,7 @@ impl MicroBatch {
     }
 
     /// Completes labels, positions, keys and offsets of the sequence whose tokens were just appended.
-    fn end_sequence(&mut self, length: usize, place: Place) {
+    fn end_sequence(&mut self, length: usize, place: EpochSample) {
         if self.starts.is_empty() {
             self.starts.push(0);
         }
@@ -107,13 +107,13 @@ impl MicroBatch {
 #[derive(Debug, Clone, Copy)]
 pub struct Batches<'a> {
     samples: &'a Samples,
-    order: Order,
+    order: SampleOrder,
     shape: BatchShape,
 }
 
 impl<'a> Batches<'a> {
     /// Combines samples, their order and the batch decomposition.
-    pub fn new(samples: &'a Samples, order: Order, shape: BatchShape) -> Self {
+    pub fn new(samples: &'a Samples, order: SampleOrder, shape: BatchShape) -> Self {
         Self { samples, order, shape }
     }
 
@@ -123,7 +123,7 @@ impl<'a> Batches<'a> {
     }
 
     /// The samples of a micro-batch. Steps count from 0.
-    pub fn places(&self, step: u64, micro: u64, rank: u64) -> impl Iterator<Item = Place> + use<> {
+    pub fn places(&self, step: u64, micro: u64, rank: u64) -> impl Iterator<Item = EpochSample> + use<> {
         self.order.from(self.shape.position(step, micro, rank)).take(self.shape.micro_batch as usize)
     }
 
@@ -142,7 +142,7 @@ impl<'a> Batches<'a> {
         into.clear();
         for place in self.order.from(position).take(samples as usize) {
             for sample in self.samples.members(place.sample) {
-                into.read(self.samples, Place { sample, ..place })?;
+                into.read(self.samples, EpochSample { sample, ..place })?;
             }
         }
         if samples == 0 {
@@ -166,7 +166,7 @@ impl<'a> Batches<'a> {
         self.step(step).map(|place| self.samples.trained(place.sample)).sum()
     }
 
-    fn step(&self, step: u64) -> impl Iterator<Item = Place> + use<> {
+    fn step(&self, step: u64) -> impl Iterator<Item = EpochSample> + use<> {
         self.order.from(self.shape.position(step, 0, 0)).take(self.shape.train_batch() as usize)
     }
 

@@ -2,8 +2,8 @@
 
 use zeroth_engine::Engine;
 
-use crate::meeting::tell_all;
-use crate::{BatchShape, Batches, Evaluation, EvaluationLine, Job, MicroBatch, Order, TrainError};
+use crate::control::all_gather;
+use crate::{BatchShape, Batches, EvalMetrics, Evaluation, Job, MicroBatch, SampleOrder, TrainError};
 
 /// The mean loss over the trained tokens of the evaluation data, equal on all ranks.
 pub(crate) fn evaluate(
@@ -12,10 +12,10 @@ pub(crate) fn evaluate(
     engine: &mut Engine<'_>,
     buffer: &mut MicroBatch,
     step: u64,
-) -> Result<EvaluationLine, TrainError> {
+) -> Result<EvalMetrics, TrainError> {
     let samples = &evaluation.samples;
     let shape = BatchShape { accumulation: 1, ..job.shape };
-    let batches = Batches::new(samples, Order::new(samples.count(), None), shape);
+    let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape);
     let count = samples.count().get();
     let mut loss = 0.0;
     for round in 0..count.div_ceil(shape.train_batch()) {
@@ -26,10 +26,10 @@ pub(crate) fn evaluate(
         loss += engine.evaluate(&buffer.view())?;
     }
     // Summed in rank order, so every rank gets the same bits.
-    let loss: f64 = tell_all(engine, step, "evaluation", &loss)?.iter().sum();
+    let loss: f64 = all_gather(engine, step, "evaluation", &loss)?.iter().sum();
     let totals = samples.totals();
     let eval_loss = loss / totals.trained_tokens.max(1) as f64;
-    Ok(EvaluationLine {
+    Ok(EvalMetrics {
         step,
         eval_loss,
         eval_perplexity: eval_loss.exp(),

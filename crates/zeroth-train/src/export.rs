@@ -13,18 +13,18 @@ use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError};
 
 use crate::Job;
 use crate::checkpoint::CheckpointError;
+use crate::control::all_gather;
 use crate::export_record::ExportSource;
 use crate::finite::first_not_finite;
-use crate::meeting::tell_all;
 use crate::model_files::ModelFilesError;
-use crate::staged::StagedFiles;
+use crate::staged_files::StagedFiles;
 
 /// Elements gathered at once.
 const PIECE: u64 = 1 << 20;
 /// The file that identifies a model folder.
 pub(crate) const CONFIG: &str = "config.json";
 /// Files of a model folder that are copied along, besides config.json and the weights.
-pub(crate) const BESIDE: &[&str] = &[
+pub(crate) const COMPANION_FILES: &[&str] = &[
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -131,7 +131,7 @@ pub(crate) fn export(
         Ok((beside, WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?))
     };
     let created = (engine.rank() == 0).then(create).transpose();
-    let (beside, mut writer) = agreed(engine, source.step, created)?.unzip();
+    let (beside, mut writer) = propagate_failure(engine, source.step, created)?.unzip();
     let params = engine.params();
     for tensor in &tensors {
         let Some(param) = names.iter().position(|name| *name == tensor.name).map(|place| params[place])
@@ -141,21 +141,25 @@ pub(crate) fn export(
         let streamed = stream(tensor, writer.as_mut(), &mut |range, elements| {
             Ok(engine.gather(State::Weights, param, range, elements)?)
         });
-        agreed(engine, source.step, streamed)?;
+        propagate_failure(engine, source.step, streamed)?;
     }
     let published = beside.zip(writer).map(|(beside, writer)| beside.publish(writer, source));
-    agreed(engine, source.step, published.transpose())?;
+    propagate_failure(engine, source.step, published.transpose())?;
     Ok(())
 }
 
 /// Propagates failures of rank 0 to all ranks: it alone writes, and the others must not block in the next gather.
-fn agreed<T>(engine: &Engine<'_>, step: u64, own: Result<T, ExportError>) -> Result<T, ExportError> {
+fn propagate_failure<T>(
+    engine: &Engine<'_>,
+    step: u64,
+    own: Result<T, ExportError>,
+) -> Result<T, ExportError> {
     // The ranks can no longer communicate.
     if let Err(ExportError::Run(_)) = own {
         return own;
     }
-    let told = tell_all(engine, step, "export", &u64::from(own.is_ok()))?;
-    if told[0] == 0 && own.is_ok() { Err(ExportError::OtherRank) } else { own }
+    let all = all_gather(engine, step, "export", &u64::from(own.is_ok()))?;
+    if all[0] == 0 && own.is_ok() { Err(ExportError::OtherRank) } else { own }
 }
 
 /// Fetches a parameter in pieces and writes them if there is a writer (rank 0). After a write error, the remaining

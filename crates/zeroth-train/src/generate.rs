@@ -18,7 +18,7 @@ use zeroth_model::{
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
 
-use crate::{RowSizes, Weights};
+use crate::{InitialWeights, RowSizes};
 
 pub use self::stops::{begin_id, stop_ids};
 
@@ -140,7 +140,7 @@ impl From<RunError> for GenerateError {
 pub struct Inference {
     model: ModelConfig,
     table: ParameterTable,
-    weights: Weights,
+    weights: InitialWeights,
     /// The dtype of the stored weights.
     stored: DType,
 }
@@ -150,8 +150,8 @@ impl Inference {
     pub fn open(folder: &Path) -> Result<Self, GenerateError> {
         let model = ModelConfig::from_folder(folder)?;
         let table = table(&model);
-        let weights = Weights::open(folder, &model, &table, 0)?;
-        let Weights::Files(files) = &weights else {
+        let weights = InitialWeights::open(folder, &model, &table, 0)?;
+        let InitialWeights::Files(files) = &weights else {
             return Err(GenerateError::NoWeights { folder: folder.to_owned() });
         };
         let first = table.iter().next().map(|parameter| files.dtype(&parameter.name)).transpose()?;

@@ -9,7 +9,7 @@ use zeroth_program::Settings;
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
 
-use crate::{BatchShape, Batches, ModelFiles, Order, RowSizes, Schedule};
+use crate::{BatchShape, Batches, ModelFiles, RowSizes, SampleOrder, Schedule};
 use zeroth_data::Samples;
 
 /// What is trained, on which data, and with which settings.
@@ -26,7 +26,7 @@ pub struct Job {
     /// The training data.
     pub samples: Samples,
     /// The sample order.
-    pub order: Order,
+    pub order: SampleOrder,
     /// The batch decomposition.
     pub shape: BatchShape,
     /// Steps of the run.
@@ -79,7 +79,7 @@ impl Job {
     pub fn size_rows(&mut self) {
         let mut largest = self.batches().largest_micro_batch(0, self.steps);
         if let Some(Evaluation { samples, .. }) = &self.evaluation {
-            let batches = Batches::new(samples, Order::new(samples.count(), None), self.shape);
+            let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), self.shape);
             let rounds = samples.count().get().div_ceil(self.shape.train_batch().max(1));
             largest = largest.max(batches.largest_micro_batch(0, rounds));
         }

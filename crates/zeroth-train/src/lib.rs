@@ -1,13 +1,13 @@
 //! The training loop and everything around it: batches, learning-rate schedules, checkpoints, metrics and reports.
 //!
-//! [`Order`] shuffles samples and [`Batches`] assembles them into micro-batches; [`Schedule`] gives the learning
+//! [`SampleOrder`] shuffles samples and [`Batches`] assembles them into micro-batches; [`Schedule`] gives the learning
 //! rate; [`train`] runs a rank's steps. [`RunFolder`] and [`Reporters`] write a run's files, and [`progress`],
 //! [`report`] and [`loss_curve`] display it. [`Inference`] generates text with the result. Everything is a function
 //! of its inputs: the position in the data is a number of samples, so ranks need no communication to agree on it.
 
 mod batch;
 pub mod checkpoint;
-mod curve;
+mod control;
 mod evaluate;
 mod export;
 mod export_record;
@@ -16,62 +16,62 @@ mod fit;
 pub mod from_config;
 mod generate;
 mod heap;
+mod initial_weights;
 mod job;
-mod leftovers;
-mod loading;
-mod meeting;
+mod load_progress;
+mod loss_curve;
 mod metrics;
 mod model_files;
-mod order;
 mod overhead;
-mod overwrite;
+mod overwrite_plan;
 mod permutation;
 pub mod progress;
-mod rank;
 pub mod report;
 mod resident;
 mod resume;
 mod row_sizes;
 mod run_folder;
-mod run_inputs;
+mod run_input;
 mod run_lock;
+mod sample_order;
 mod save;
 mod schedule;
-mod staged;
+mod staged_files;
+mod stale_files;
 mod step_batches;
 mod threads;
-mod unstarted;
-mod weights;
+mod train;
+mod unstarted_run;
 
 pub use batch::{BatchShape, Batches, MicroBatch};
-pub use curve::{loss_curve, loss_curves};
+pub use control::ControlRequest;
 pub use export::ExportError;
 pub use export_record::check_export;
 pub use fit::{Budget, Choice, Freedom, Misfit};
 pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids};
 pub use heap::release_freed_memory;
+pub use initial_weights::InitialWeights;
 pub use job::{Evaluation, Job, JobError};
-pub use meeting::Wish;
+pub use loss_curve::{loss_curve, loss_curves};
 pub use metrics::{
-    EvaluationLine, MetricsError, MetricsFile, StepCounts, StepLine, count_steps, read_evaluation_losses,
-    read_losses,
+    EvalMetrics, MetricsError, MetricsFile, StepMetrics, StepSummary, read_evaluation_losses, read_losses,
+    summarize_steps,
 };
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
-pub use order::{Length, LengthError, Order, Place};
 pub use overhead::{Overhead, Processes};
-pub use rank::{Chores, Done, Ended, TrainError, train};
 pub use report::{Report, ReportPlan, ReportToError, Reporters};
 pub use resident::resident_bytes;
-pub use resume::{ResumeError, changes, cut_again, same_data};
+pub use resume::{ResumeError, check_same_data, config_changes, redistribute_batch};
 pub use row_sizes::RowSizes;
-pub use run_folder::{Existing, RunFolder, RunFolderError};
-pub use run_inputs::Input;
+pub use run_folder::{ExistingRun, RunFolder, RunFolderError};
+pub use run_input::RunInput;
 pub use run_lock::LockError;
-pub use save::{SaveError, Saves};
+pub use sample_order::{EpochSample, RunLength, RunLengthError, SampleOrder};
+pub use save::{CheckpointOptions, SaveError};
 pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
 };
 pub use threads::{ThreadsError, start_threads};
-pub use unstarted::Unstarted;
-pub use weights::Weights;
+pub use train::{TrainError, TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
+pub use unstarted_run::UnstartedRun;

@@ -42,7 +42,7 @@ pub enum MetricsError {
 
 /// The metrics of one step. `tokens_per_second` is derived.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepLine {
+pub struct StepMetrics {
     /// Step number, from 1.
     pub step: u64,
     /// Mean over the trained tokens of the whole step.
@@ -67,16 +67,16 @@ pub struct StepLine {
     pub samples_seen: u64,
 }
 
-impl StepLine {
+impl StepMetrics {
     /// Throughput of the step.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / (self.step_ms / 1000.0)
     }
 }
 
-impl Serialize for StepLine {
+impl Serialize for StepMetrics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut line = serializer.serialize_struct("StepLine", 12)?;
+        let mut line = serializer.serialize_struct("StepMetrics", 12)?;
         line.serialize_field("step", &self.step)?;
         line.serialize_field("loss", &self.loss)?;
         line.serialize_field("grad_norm", &self.grad_norm)?;
@@ -95,7 +95,7 @@ impl Serialize for StepLine {
 
 /// The metrics of one evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct EvaluationLine {
+pub struct EvalMetrics {
     /// Completed training steps.
     pub step: u64,
     /// Mean over the trained tokens of the evaluation data.
@@ -150,12 +150,12 @@ impl MetricsFile {
     }
 
     /// Appends the line of a completed step.
-    pub fn step(&mut self, line: &StepLine) -> Result<(), MetricsError> {
+    pub fn step(&mut self, line: &StepMetrics) -> Result<(), MetricsError> {
         self.write(line)
     }
 
     /// Appends the line of a completed evaluation.
-    pub fn evaluation(&mut self, line: &EvaluationLine) -> Result<(), MetricsError> {
+    pub fn evaluation(&mut self, line: &EvalMetrics) -> Result<(), MetricsError> {
         self.write(line)
     }
 
@@ -192,7 +192,7 @@ struct Known {
 
 /// Summary of the steps in a metrics.jsonl.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct StepCounts {
+pub struct StepSummary {
     /// Number of steps.
     pub steps: u64,
     /// Steps whose update was skipped.
@@ -204,8 +204,8 @@ pub struct StepCounts {
 }
 
 /// Summarises a metrics.jsonl. Torn lines are ignored.
-pub fn count_steps(path: &Path) -> Result<StepCounts, MetricsError> {
-    let mut counts = StepCounts::default();
+pub fn summarize_steps(path: &Path) -> Result<StepSummary, MetricsError> {
+    let mut counts = StepSummary::default();
     for line in known(path)? {
         let Some(skipped) = line.skipped else { continue };
         counts.steps += 1;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use zeroth_comm::launch::sealed;
 
-use crate::export::{BESIDE, CONFIG};
+use crate::export::{COMPANION_FILES, CONFIG};
 
 /// A file of a model folder could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ pub struct ModelFiles {
 impl ModelFiles {
     /// Reads the files of a model folder.
     pub fn read(folder: &Path) -> Result<Self, ModelFilesError> {
-        Self::read_some(folder, BESIDE)
+        Self::read_some(folder, COMPANION_FILES)
     }
 
     /// Reads config.json only, which suffices for ranks that write neither checkpoints nor the model.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zeroth_base::{format_bytes, grouped};
 
-use crate::report::figures::Rate;
+use crate::report::flops::ComputeRate;
 
 /// The progress of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,7 @@ pub struct Progress {
     /// Throughput since the last line.
     pub tokens_per_second: f64,
     /// Compute rate of all devices since the last line; `None` if the model's FLOPs are unknown.
-    pub rate: Option<Rate>,
+    pub rate: Option<ComputeRate>,
     /// Peak device memory of a rank; 0 where device memory is host memory.
     pub device_bytes: u64,
     /// Peak host memory of a rank.
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_progress_bar_fits_any_width() {
-        let peak = Rate { flops: 408.5e12, peak: Some(989e12) };
+        let peak = ComputeRate { flops: 408.5e12, peak: Some(989e12) };
         let now = bar(&Progress { rate: Some(peak), ..NOW });
         assert_eq!(
             now.line(120),

@@ -7,7 +7,7 @@ use zeroth_kernel::Control;
 use zeroth_model::ParameterTable;
 
 use crate::checkpoint::{Checkpoint, ControlState, Manifest};
-use crate::loading::Loading;
+use crate::load_progress::LoadProgress;
 use zeroth_data::Samples;
 
 /// A checkpoint that cannot be resumed with this command.
@@ -88,7 +88,7 @@ fn divisors(number: u64) -> Vec<u64> {
 
 /// Micro-batch and accumulation for `batch` samples per step on `ranks` ranks, keeping typed values. Otherwise the
 /// micro-batch stays as before, or becomes the next smaller size that divides a rank's samples.
-pub fn cut_again(
+pub fn redistribute_batch(
     batch: u64,
     ranks: u64,
     typed: (Option<u64>, Option<u64>),
@@ -115,7 +115,7 @@ pub fn cut_again(
 }
 
 /// Checks that the data is that of the checkpoint.
-pub fn same_data(manifest: &Manifest, samples: &Samples) -> Result<(), ResumeError> {
+pub fn check_same_data(manifest: &Manifest, samples: &Samples) -> Result<(), ResumeError> {
     let (before, now) = (manifest.data.samples, samples.count().get());
     if manifest.data.hash == data_hash(samples) { Ok(()) } else { Err(ResumeError::Data { before, now }) }
 }
@@ -126,7 +126,7 @@ pub(crate) fn data_hash(samples: &Samples) -> String {
 }
 
 /// Config changes since the checkpoint, one per key. Keys derived from the number of ranks are omitted.
-pub fn changes(before: &Value, now: &Value) -> Vec<String> {
+pub fn config_changes(before: &Value, now: &Value) -> Vec<String> {
     const FOLLOWS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
     let (mut old, mut new) = (Vec::new(), Vec::new());
     flatten("", before, &mut old);
@@ -163,24 +163,24 @@ pub(crate) fn restore(
     engine: &mut Engine<'_>,
     table: &ParameterTable,
     names: &[String],
-    tell: &mut dyn FnMut(u64, u64),
+    report: &mut dyn FnMut(u64, u64),
 ) -> Result<(), RunError> {
     let manifest = checkpoint.manifest();
-    let mut loading = Loading::new(table, names, manifest.states.len(), tell);
+    let mut progress = LoadProgress::new(table, names, manifest.states.len(), report);
     engine.load(&mut |param, range, elements| {
         let end = range.end;
         checkpoint.read_f32(State::Weights, &names[param.index()], range, elements)?;
-        loading.loaded(param.index(), end);
+        progress.loaded(param.index(), end);
         Ok(())
     })?;
     for state in engine.states() {
         // A different optimizer starts with fresh state.
         if state != State::Weights && manifest.states.contains(&state) {
-            loading.next_state();
+            progress.next_state();
             engine.restore(state, &mut |param, range, elements| {
                 let end = range.end;
                 checkpoint.read_f32(state, &names[param.index()], range, elements)?;
-                loading.loaded(param.index(), end);
+                progress.loaded(param.index(), end);
                 Ok(())
             })?;
         }
@@ -223,24 +223,24 @@ mod tests {
     #[test]
     fn the_batch_is_redistributed_over_any_divisor_of_it() {
         let open = (None, None);
-        assert_eq!(cut_again(12, 2, open, 2), Ok((2, 3)));
-        assert_eq!(cut_again(12, 1, open, 2), Ok((2, 6)));
-        assert_eq!(cut_again(12, 3, open, 2), Ok((2, 2)));
-        assert_eq!(cut_again(12, 4, open, 2), Ok((1, 3)));
-        assert_eq!(cut_again(12, 12, open, 2), Ok((1, 1)));
-        assert_eq!(cut_again(12, 2, (Some(6), None), 2), Ok((6, 1)));
-        assert_eq!(cut_again(12, 2, (None, Some(2)), 2), Ok((3, 2)));
+        assert_eq!(redistribute_batch(12, 2, open, 2), Ok((2, 3)));
+        assert_eq!(redistribute_batch(12, 1, open, 2), Ok((2, 6)));
+        assert_eq!(redistribute_batch(12, 3, open, 2), Ok((2, 2)));
+        assert_eq!(redistribute_batch(12, 4, open, 2), Ok((1, 3)));
+        assert_eq!(redistribute_batch(12, 12, open, 2), Ok((1, 1)));
+        assert_eq!(redistribute_batch(12, 2, (Some(6), None), 2), Ok((6, 1)));
+        assert_eq!(redistribute_batch(12, 2, (None, Some(2)), 2), Ok((3, 2)));
     }
 
     #[test]
     fn errors_list_valid_alternatives() {
         assert_eq!(
-            cut_again(12, 5, (None, None), 2).unwrap_err().to_string(),
+            redistribute_batch(12, 5, (None, None), 2).unwrap_err().to_string(),
             "the checkpoint was trained with 12 samples per step, which resuming keeps: 5 ranks cannot share them evenly; \
              1, 2, 3, 4, 6, 12 can"
         );
         assert_eq!(
-            cut_again(12, 2, (Some(4), None), 2).unwrap_err().to_string(),
+            redistribute_batch(12, 2, (Some(4), None), 2).unwrap_err().to_string(),
             "the checkpoint was trained with 12 samples per step, which resuming keeps: train_micro_batch_size_per_gpu 4 on \
              2 ranks does not give that; leave batch sizes open, or use one of these for train_micro_batch_size_per_gpu × \
              gradient_accumulation_steps: 1 × 6, 2 × 3, 3 × 2, 6 × 1"
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
         assert_eq!(divisors(37), [1, 37]);
         assert_eq!(divisors(1 << 32), (0..=32).map(|power| 1 << power).collect::<Vec<u64>>());
-        let error = cut_again(1 << 32, 3, (None, None), 1).unwrap_err().to_string();
+        let error = redistribute_batch(1 << 32, 3, (None, None), 1).unwrap_err().to_string();
         assert!(error.ends_with("4194304, 8388608 and 9 more can"), "{error}");
     }
 
@@ -263,7 +263,7 @@ mod tests {
         let now = json!({"zero_optimization": {"stage": 2, "overlap_comm": true}, "gradient_clipping": 1.0,
                          "train_micro_batch_size_per_gpu": 1});
         assert_eq!(
-            changes(&before, &now),
+            config_changes(&before, &now),
             ["zero_optimization.overlap_comm: absent → true", "zero_optimization.stage: 3 → 2"]
         );
     }

@@ -4,16 +4,16 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{checkpoint_around, step_folder};
-use crate::leftovers;
-use crate::overwrite::Removal;
-use crate::run_inputs::Input;
+use crate::checkpoint::{enclosing_checkpoint, step_folder};
+use crate::overwrite_plan::OverwritePlan;
+use crate::run_input::RunInput;
 use crate::run_lock::{LockError, RunLock};
-use crate::unstarted::{Unstarted, holds_steps, missing};
+use crate::stale_files;
+use crate::unstarted_run::{UnstartedRun, holds_steps, missing};
 
 /// Handling of a folder that already contains a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Existing {
+pub enum ExistingRun {
     /// Refuse it.
     Refuse,
     /// `--overwrite-output-dir`: remove the earlier run.
@@ -119,29 +119,33 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub struct RunFolder {
     root: PathBuf,
-    removal: Removal,
+    overwritten: OverwritePlan,
     /// `None` if it continues a run that has steps.
-    unstarted: Option<Unstarted>,
+    unstarted: Option<UnstartedRun>,
     _lock: RunLock,
 }
 
 impl RunFolder {
     /// Creates the folder if missing, locks it, and handles an earlier run. Nothing is removed if that would remove
     /// one of the `inputs`.
-    pub fn open(root: &Path, existing: Existing, inputs: &[Input]) -> Result<Self, RunFolderError> {
+    pub fn open(root: &Path, existing: ExistingRun, inputs: &[RunInput]) -> Result<Self, RunFolderError> {
         if fs::metadata(root).is_ok_and(|found| !found.is_dir()) {
             return Err(RunFolderError::NotAFolder { path: root.to_owned() });
         }
         for path in [root.to_owned(), root.join("model")] {
-            if let Some(checkpoint) = checkpoint_around(&path) {
+            if let Some(checkpoint) = enclosing_checkpoint(&path) {
                 return Err(RunFolderError::InsideCheckpoint { path, checkpoint });
             }
         }
         let made = missing(root);
         fs::create_dir_all(root).map_err(failed("create", root))?;
         let lock = RunLock::take(root, &root.join(LOCK))?;
-        let mut folder =
-            Self { root: root.to_owned(), removal: Removal::default(), unstarted: None, _lock: lock };
+        let mut folder = Self {
+            root: root.to_owned(),
+            overwritten: OverwritePlan::default(),
+            unstarted: None,
+            _lock: lock,
+        };
         let found: Vec<String> = FILES
             .iter()
             .chain(FOLDERS)
@@ -156,18 +160,18 @@ impl RunFolder {
         let has_steps = holds_steps(root, any_of(MARKS));
         match existing {
             _ if found.is_empty() => {}
-            Existing::Keep => {}
-            Existing::Refuse if !has_steps => {}
-            Existing::Refuse => return Err(RunFolderError::HoldsARun { folder: root.to_owned(), found }),
-            Existing::Overwrite => {
-                folder.removal = Removal::plan(root)?;
-                folder.removal.refuse_inputs(inputs)?;
-                folder.removal.carry_out()?;
+            ExistingRun::Keep => {}
+            ExistingRun::Refuse if !has_steps => {}
+            ExistingRun::Refuse => return Err(RunFolderError::HoldsARun { folder: root.to_owned(), found }),
+            ExistingRun::Overwrite => {
+                folder.overwritten = OverwritePlan::plan(root)?;
+                folder.overwritten.refuse_inputs(inputs)?;
+                folder.overwritten.carry_out()?;
             }
         }
-        leftovers::remove(root);
-        if existing != Existing::Keep || !has_steps {
-            folder.unstarted = Some(Unstarted::new(root, made));
+        stale_files::remove(root);
+        if existing != ExistingRun::Keep || !has_steps {
+            folder.unstarted = Some(UnstartedRun::new(root, made));
         }
         Ok(folder)
     }
@@ -178,18 +182,18 @@ impl RunFolder {
     }
 
     /// Cleanup for a run that stops before its first step; `None` if the folder contains steps of an earlier run.
-    pub fn unstarted(&self) -> Option<Unstarted> {
+    pub fn unstarted(&self) -> Option<UnstartedRun> {
         self.unstarted.clone()
     }
 
     /// Removed files of an earlier run.
     pub fn removed(&self) -> &[String] {
-        &self.removal.removed
+        &self.overwritten.removed
     }
 
     /// Foreign files among them that were kept.
     pub fn kept(&self) -> &[String] {
-        &self.removal.kept
+        &self.overwritten.kept
     }
 
     /// config.json: the resolved config.
@@ -254,7 +258,7 @@ impl RunFolder {
 impl Drop for RunFolder {
     fn drop(&mut self) {
         // Ranks of this run may have been killed.
-        leftovers::remove(&self.root);
+        stale_files::remove(&self.root);
     }
 }
 
@@ -273,7 +277,7 @@ mod tests {
     /// A run folder as a finished run leaves it.
     fn with_a_run() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let run = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
+        let run = RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).unwrap();
         for path in
             [run.config(), run.origin(), run.plan(), run.metrics(), run.log(0).unwrap(), run.log(11).unwrap()]
         {
@@ -298,18 +302,21 @@ mod tests {
     fn missing_parent_folders_are_created() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("a/b");
-        let run = RunFolder::open(&root, Existing::Refuse, &[]).unwrap();
+        let run = RunFolder::open(&root, ExistingRun::Refuse, &[]).unwrap();
         assert_eq!(run.checkpoint(12), root.join("checkpoints/step-12"));
         assert_eq!(run.log(3).unwrap(), root.join("logs/rank-3.log"));
         drop(run);
         assert!(!root.join(LOCK).exists());
-        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_ok(), "foreign files are not a run");
+        assert!(
+            RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).is_ok(),
+            "foreign files are not a run"
+        );
     }
 
     #[test]
     fn an_existing_run_is_refused_with_remedies() {
         let folder = with_a_run();
-        let message = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap_err().to_string();
+        let message = RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).unwrap_err().to_string();
         assert!(
             message.ends_with(
                 " already contains a run (config.json, origin.json, plan.json, metrics.jsonl, checkpoints, model, logs): \
@@ -317,7 +324,7 @@ mod tests {
             ),
             "{message}"
         );
-        let kept = RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap();
+        let kept = RunFolder::open(folder.path(), ExistingRun::Keep, &[]).unwrap();
         assert!(kept.metrics().exists() && kept.checkpoint(5).exists());
     }
 
@@ -328,7 +335,7 @@ mod tests {
         for name in foreign {
             fs::write(folder.path().join(name), "mine").unwrap();
         }
-        let run = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap();
+        let run = RunFolder::open(folder.path(), ExistingRun::Overwrite, &[]).unwrap();
         assert_eq!(
             run.removed(),
             [
@@ -355,22 +362,22 @@ mod tests {
     fn a_run_inside_a_checkpoint_is_refused() {
         let folder = with_a_run();
         let step = folder.path().join("checkpoints/step-5");
-        let error = RunFolder::open(&step.join("new"), Existing::Refuse, &[]).unwrap_err().to_string();
+        let error = RunFolder::open(&step.join("new"), ExistingRun::Refuse, &[]).unwrap_err().to_string();
         assert!(error.contains("is inside the checkpoint") && !step.join("new").exists(), "{error}");
         // Nor may its model folder be a symlink into one.
         fs::remove_dir_all(folder.path().join("model")).unwrap();
         fs::create_dir(step.join("model")).unwrap();
         std::os::unix::fs::symlink(step.join("model"), folder.path().join("model")).unwrap();
-        let error = RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap_err().to_string();
+        let error = RunFolder::open(folder.path(), ExistingRun::Keep, &[]).unwrap_err().to_string();
         assert!(error.contains("/model is inside the checkpoint"), "{error}");
     }
 
     #[test]
     fn overwriting_removes_emptied_folders() {
         let folder = with_a_run();
-        drop(RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap());
+        drop(RunFolder::open(folder.path(), ExistingRun::Overwrite, &[]).unwrap());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        drop(RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap());
+        drop(RunFolder::open(folder.path(), ExistingRun::Overwrite, &[]).unwrap());
     }
 
     #[test]
@@ -378,7 +385,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("config.json");
         fs::write(&config, "{\"model_type\": \"qwen3\"}").unwrap();
-        for existing in [Existing::Refuse, Existing::Overwrite, Existing::Keep] {
+        for existing in [ExistingRun::Refuse, ExistingRun::Overwrite, ExistingRun::Keep] {
             let message = RunFolder::open(folder.path(), existing, &[]).unwrap_err().to_string();
             assert!(message.contains(" contains config.json but neither origin.json nor "), "{message}");
             assert!(config.exists());
@@ -388,9 +395,10 @@ mod tests {
     #[test]
     fn a_run_killed_before_its_first_file_can_be_resumed() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap().log(0).unwrap(), "x").unwrap();
-        assert!(RunFolder::open(folder.path(), Existing::Keep, &[]).is_ok());
-        let removed = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap().removed().to_vec();
+        fs::write(RunFolder::open(folder.path(), ExistingRun::Keep, &[]).unwrap().log(0).unwrap(), "x")
+            .unwrap();
+        assert!(RunFolder::open(folder.path(), ExistingRun::Keep, &[]).is_ok());
+        let removed = RunFolder::open(folder.path(), ExistingRun::Overwrite, &[]).unwrap().removed().to_vec();
         assert_eq!(removed, ["logs/rank-0.log"]);
     }
 
@@ -403,7 +411,7 @@ mod tests {
         }
         fs::remove_dir_all(folder.path().join("checkpoints")).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), folder.path().join("checkpoints")).unwrap();
-        let run = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap();
+        let run = RunFolder::open(folder.path(), ExistingRun::Overwrite, &[]).unwrap();
         assert_eq!(run.kept(), ["checkpoints/notes.txt"]);
         assert!(!elsewhere.path().join("latest").exists() && elsewhere.path().join("notes.txt").exists());
         assert_eq!(fs::read_link(run.checkpoints()).unwrap(), elsewhere.path());
@@ -414,10 +422,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("out");
         fs::write(&file, "x").unwrap();
-        let error = RunFolder::open(&file, Existing::Refuse, &[]).unwrap_err();
+        let error = RunFolder::open(&file, ExistingRun::Refuse, &[]).unwrap_err();
         assert!(matches!(error, RunFolderError::NotAFolder { .. }), "{error}");
-        let _held = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
-        let error = RunFolder::open(folder.path(), Existing::Overwrite, &[]).unwrap_err();
+        let _held = RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).unwrap();
+        let error = RunFolder::open(folder.path(), ExistingRun::Overwrite, &[]).unwrap_err();
         assert!(matches!(error, RunFolderError::Lock(LockError::Held { .. })), "{error}");
     }
 }

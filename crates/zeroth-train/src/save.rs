@@ -15,16 +15,17 @@ use zeroth_kernel::Control;
 
 use crate::checkpoint::{
     BatchEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry,
-    PartWriter, PartWritten, Piece, Unfinished, ZEROTH_VERSION, now, part_name, prune, step_folder,
+    Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard, ZEROTH_VERSION, now, prune, shard_name,
+    step_folder,
 };
+use crate::control::{ControlRequest, StepStatus, all_gather};
 use crate::finite::first_not_finite;
-use crate::meeting::{AfterStep, Wish, tell_all};
 use crate::resume::{control_state, data_hash};
-use crate::{Job, ModelFiles, StepLine};
+use crate::{Job, ModelFiles, StepMetrics};
 
 /// Checkpoint settings.
 #[derive(Debug, Clone)]
-pub struct Saves {
+pub struct CheckpointOptions {
     /// The checkpoint directory.
     pub folder: PathBuf,
     /// Steps between checkpoints; the last step is always saved. 0 saves only on request.
@@ -34,12 +35,12 @@ pub struct Saves {
     /// Whether training continues while files are synced to disk.
     pub decoupled: bool,
     /// Manifest fields common to all checkpoints of the run.
-    pub about: Manifest,
+    pub manifest: Manifest,
     /// Config and tokenizer files to include.
     pub model: ModelFiles,
 }
 
-impl Saves {
+impl CheckpointOptions {
     /// Whether a checkpoint is due after `step`.
     pub fn is_due(&self, step: u64, last: u64) -> bool {
         self.every > 0 && (step.is_multiple_of(self.every) || step == last)
@@ -48,7 +49,7 @@ impl Saves {
 
 impl Job {
     /// Manifest fields common to all checkpoints of this job.
-    pub fn about(&self, config: serde_json::Value) -> Manifest {
+    pub fn manifest_template(&self, config: serde_json::Value) -> Manifest {
         Manifest {
             format_version: FORMAT_VERSION,
             zeroth_version: ZEROTH_VERSION.to_owned(),
@@ -108,17 +109,17 @@ pub enum SaveError {
 /// Broadcast by rank 0: the name of the folder that all ranks write to, empty on failure.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Begun {
+struct SaveFolder {
     name: [u8; 128],
 }
 
-impl Begun {
-    fn new(begun: Option<&Unfinished>) -> Self {
-        let mut told = Self::zeroed();
+impl SaveFolder {
+    fn new(begun: Option<&UnfinishedCheckpoint>) -> Self {
+        let mut broadcast = Self::zeroed();
         let name =
             begun.and_then(|begun| begun.path().file_name()).map_or(&[][..], |name| name.as_encoded_bytes());
-        told.name[..name.len()].copy_from_slice(name);
-        told
+        broadcast.name[..name.len()].copy_from_slice(name);
+        broadcast
     }
 
     /// The folder's path.
@@ -132,8 +133,8 @@ impl Begun {
 /// A rank's report about its shard.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Part {
-    is_there: u64,
+struct ShardReport {
+    is_ok: u64,
     bytes: u64,
     sha256: [u8; 64],
 }
@@ -141,7 +142,7 @@ struct Part {
 /// A shard that is written, but not yet known to be synced on all ranks.
 struct Pending {
     manifest: Manifest,
-    begun: Option<Unfinished>,
+    begun: Option<UnfinishedCheckpoint>,
     entry: FileEntry,
     syncing: Syncing,
 }
@@ -151,63 +152,63 @@ enum Syncing {
     /// On a thread, overlapping the next steps.
     Thread(JoinHandle<Result<(), CheckpointError>>),
     /// Finished.
-    Done(Result<(), CheckpointError>),
+    TrainEvent(Result<(), CheckpointError>),
 }
 
 impl Syncing {
     /// Syncs on a thread, or inline if no thread can be started.
-    fn start(part: PartWritten) -> Self {
+    fn start(part: WrittenShard) -> Self {
         let part = Arc::new(part);
         let on_thread = Arc::clone(&part);
         let started = std::thread::Builder::new().name("sync".to_owned()).spawn(move || on_thread.sync());
-        started.map_or_else(|_| Self::Done(part.sync()), Self::Thread)
+        started.map_or_else(|_| Self::TrainEvent(part.sync()), Self::Thread)
     }
 
     fn is_finished(&self) -> bool {
         match self {
             Self::Thread(thread) => thread.is_finished(),
-            Self::Done(_) => true,
+            Self::TrainEvent(_) => true,
         }
     }
 
     fn wait(self) -> Result<(), CheckpointError> {
         match self {
             Self::Thread(thread) => thread.join().expect("syncing a file does not panic"),
-            Self::Done(synced) => synced,
+            Self::TrainEvent(synced) => synced,
         }
     }
 }
 
 /// Saves checkpoints on one rank.
-pub(crate) struct Saver<'a> {
-    saves: Option<&'a Saves>,
+pub(crate) struct CheckpointSaver<'a> {
+    options: Option<&'a CheckpointOptions>,
     names: &'a [String],
     pending: Option<Pending>,
     /// The newest committed checkpoint.
     saved: Option<u64>,
     /// Removal errors already reported, each only once.
-    told: HashSet<String>,
+    reported: HashSet<String>,
     notes: Vec<String>,
 }
 
-impl<'a> Saver<'a> {
-    pub(crate) fn new(saves: Option<&'a Saves>, names: &'a [String]) -> Self {
-        Self { saves, names, pending: None, saved: None, told: HashSet::new(), notes: Vec::new() }
+impl<'a> CheckpointSaver<'a> {
+    pub(crate) fn new(options: Option<&'a CheckpointOptions>, names: &'a [String]) -> Self {
+        Self { options, names, pending: None, saved: None, reported: HashSet::new(), notes: Vec::new() }
     }
 
     /// Synchronises ranks after a step: the strongest control request wins, and a checkpoint synced on all ranks is
     /// committed. Returns its step.
-    pub(crate) fn meet(
+    pub(crate) fn sync_ranks(
         &mut self,
         engine: &Engine<'_>,
         step: u64,
-        own: Wish,
-    ) -> Result<(Wish, Option<u64>), SaveError> {
-        let settled = self.pending.as_ref().is_none_or(|pending| pending.syncing.is_finished());
-        let told = tell_all(engine, step, "end of a step", &AfterStep::new(own, settled))?;
-        let all_settled = told.iter().all(|rank| rank.settled != 0);
-        let appeared = if all_settled { self.finish(engine)? } else { None };
-        Ok((told.iter().map(|rank| rank.wish()).max().unwrap_or_default(), appeared))
+        own: ControlRequest,
+    ) -> Result<(ControlRequest, Option<u64>), SaveError> {
+        let is_synced = self.pending.as_ref().is_none_or(|pending| pending.syncing.is_finished());
+        let all = all_gather(engine, step, "end of a step", &StepStatus::new(own, is_synced))?;
+        let all_synced = all.iter().all(|rank| rank.is_synced != 0);
+        let committed = if all_synced { self.finish(engine)? } else { None };
+        Ok((all.iter().map(|rank| rank.request()).max().unwrap_or_default(), committed))
     }
 
     /// Saves the state after a step; collective, after [`Self::finish`]. Returns the step if the checkpoint is
@@ -215,16 +216,16 @@ impl<'a> Saver<'a> {
     pub(crate) fn save(
         &mut self,
         engine: &mut Engine<'_>,
-        line: &StepLine,
+        line: &StepMetrics,
     ) -> Result<Option<u64>, SaveError> {
-        let Some(saves) = self.saves else { return Ok(None) };
+        let Some(options) = self.options else { return Ok(None) };
         let (step, rank) = (line.step, engine.rank());
-        let begun = (rank == 0).then(|| Unfinished::begin(&saves.folder, step)).transpose();
-        let own = Begun::new(begun.as_ref().ok().and_then(Option::as_ref));
-        let told = tell_all(engine, step, "beginning of a checkpoint", &own)?;
+        let begun = (rank == 0).then(|| UnfinishedCheckpoint::begin(&options.folder, step)).transpose();
+        let own = SaveFolder::new(begun.as_ref().ok().and_then(Option::as_ref));
+        let all = all_gather(engine, step, "beginning of a checkpoint", &own)?;
         let begun = begun.map_err(failed(step))?;
-        self.note(begun.iter().flat_map(Unfinished::not_removed));
-        let Some(folder) = told[0].folder(&saves.folder) else {
+        self.note(begun.iter().flat_map(UnfinishedCheckpoint::not_removed));
+        let Some(folder) = all[0].folder(&options.folder) else {
             return Err(SaveError::OtherRank { step, rank: 0 });
         };
         let control = control_state(&engine.control()?);
@@ -235,10 +236,10 @@ impl<'a> Saver<'a> {
             loss: line.loss.is_finite().then_some(line.loss),
             control,
             states: engine.states(),
-            ..saves.about.clone()
+            ..options.manifest.clone()
         };
         let written = self.write(engine, &folder)?;
-        let decoupled = saves.decoupled;
+        let decoupled = options.decoupled;
         let (entry, syncing) = match written {
             Ok(part) => {
                 let entry = part.entry().clone();
@@ -246,7 +247,7 @@ impl<'a> Saver<'a> {
             }
             Err(error) => {
                 let nothing = FileEntry { name: String::new(), bytes: 0, sha256: String::new() };
-                (nothing, Syncing::Done(Err(error)))
+                (nothing, Syncing::TrainEvent(Err(error)))
             }
         };
         self.pending = Some(Pending { manifest, begun, entry, syncing });
@@ -258,7 +259,7 @@ impl<'a> Saver<'a> {
         &self,
         engine: &mut Engine<'_>,
         folder: &Path,
-    ) -> Result<Result<PartWritten, CheckpointError>, RunError> {
+    ) -> Result<Result<WrittenShard, CheckpointError>, RunError> {
         let mut pieces = Vec::new();
         for state in engine.states() {
             let owned = engine.owned(state).into_iter();
@@ -271,11 +272,11 @@ impl<'a> Saver<'a> {
             }));
         }
         let world = engine.comm().map_or(1, |comm| comm.world() as u64);
-        let mut writer = match PartWriter::create(folder, engine.rank(), world, pieces) {
+        let mut writer = match ShardWriter::create(folder, engine.rank(), world, pieces) {
             Ok(writer) => writer,
             Err(error) => return Ok(Err(error)),
         };
-        let mut broken = None;
+        let mut failed = None;
         for state in engine.states() {
             let read = engine.read(state, &mut |param, range, elements| {
                 let written = match first_not_finite(elements) {
@@ -289,11 +290,11 @@ impl<'a> Saver<'a> {
                 };
                 written.map_err(|error| {
                     let words = error.to_string();
-                    broken = Some(error);
+                    failed = Some(error);
                     words.into()
                 })
             });
-            if let Some(error) = broken {
+            if let Some(error) = failed {
                 return Ok(Err(error));
             }
             read?;
@@ -303,29 +304,29 @@ impl<'a> Saver<'a> {
 
     /// Waits until the pending checkpoint is synced on all ranks, commits it, and returns its step.
     pub(crate) fn finish(&mut self, engine: &Engine<'_>) -> Result<Option<u64>, SaveError> {
-        let (Some(saves), Some(pending)) = (self.saves, self.pending.take()) else { return Ok(None) };
+        let (Some(options), Some(pending)) = (self.options, self.pending.take()) else { return Ok(None) };
         let Pending { mut manifest, begun, entry, syncing } = pending;
         let step = manifest.step;
         let synced = syncing.wait();
         let mut sha256 = [0; 64];
         sha256[..entry.sha256.len()].copy_from_slice(entry.sha256.as_bytes());
-        let own = Part { is_there: u64::from(synced.is_ok()), bytes: entry.bytes, sha256 };
-        let all = tell_all(engine, step, "end of a checkpoint", &own)?;
+        let own = ShardReport { is_ok: u64::from(synced.is_ok()), bytes: entry.bytes, sha256 };
+        let all = all_gather(engine, step, "end of a checkpoint", &own)?;
         synced.map_err(failed(step))?;
-        if let Some(rank) = all.iter().position(|part| part.is_there == 0) {
+        if let Some(rank) = all.iter().position(|part| part.is_ok == 0) {
             return Err(SaveError::OtherRank { step, rank });
         }
         let committed = begun.map(|begun| {
             manifest.files =
                 all.iter().zip(0..).map(|(part, rank)| part.entry(rank, all.len() as u64)).collect();
-            begun.commit(manifest, &saves.model)?;
-            prune(&saves.folder, saves.limit, Some(step))
+            begun.commit(manifest, &options.model)?;
+            prune(&options.folder, options.limit, Some(step))
         });
         let committed = committed.transpose();
-        let is_there = tell_all(engine, step, "checkpoint", &u64::from(committed.is_ok()))?;
+        let is_committed = all_gather(engine, step, "checkpoint", &u64::from(committed.is_ok()))?;
         let pruned = committed.map_err(failed(step))?;
         self.note(pruned.iter().flat_map(|pruned| &pruned.failed));
-        if is_there[0] == 0 {
+        if is_committed[0] == 0 {
             return Err(SaveError::OtherRank { step, rank: 0 });
         }
         self.saved = Some(step);
@@ -335,11 +336,11 @@ impl<'a> Saver<'a> {
     fn note<'e>(&mut self, errors: impl Iterator<Item = &'e CheckpointError>) {
         for error in errors {
             let error = error.to_string();
-            if !self.told.contains(&error) {
+            if !self.reported.contains(&error) {
                 self.notes.push(format!(
                     "cannot remove an old checkpoint: {error}; remove it by hand to free its space"
                 ));
-                self.told.insert(error);
+                self.reported.insert(error);
             }
         }
     }
@@ -351,15 +352,15 @@ impl<'a> Saver<'a> {
 
     /// The checkpoint that this run committed at `step`, if it can be opened.
     pub(crate) fn written(&self, step: u64) -> Option<Checkpoint> {
-        let saves = self.saves.filter(|_| self.saved == Some(step))?;
-        Checkpoint::open(&saves.folder.join(step_folder(step))).ok()
+        let options = self.options.filter(|_| self.saved == Some(step))?;
+        Checkpoint::open(&options.folder.join(step_folder(step))).ok()
     }
 }
 
-impl Part {
+impl ShardReport {
     fn entry(&self, rank: u64, world: u64) -> FileEntry {
         FileEntry {
-            name: part_name(rank, world),
+            name: shard_name(rank, world),
             bytes: self.bytes,
             sha256: self.sha256.iter().map(|digit| *digit as char).collect(),
         }

@@ -10,7 +10,7 @@ use zeroth_data::{
     CacheFolder, Encoder, EncoderOptions, PrepareOptions, Samples, SamplesBuilder, Truncation, prepare,
 };
 use zeroth_kernel::RowKey;
-use zeroth_train::{BatchShape, Batches, MicroBatch, Order, RowSizes};
+use zeroth_train::{BatchShape, Batches, MicroBatch, RowSizes, SampleOrder};
 
 /// Samples of these lengths; sample i is i, i + 1, … and all of it is trained.
 fn samples(lengths: &[usize]) -> Samples {
@@ -33,7 +33,7 @@ fn a_micro_batch_is_its_samples_end_to_end_with_labels_shifted() {
     builder.push(&[8], &[8]);
     builder.push(&[9, 10], &[9, 10]);
     let samples = builder.finish().unwrap();
-    let batches = Batches::new(&samples, Order::new(samples.count(), None), shape(2, 1, 1));
+    let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(2, 1, 1));
 
     let mut batch = MicroBatch::default();
     batches.fill(1, 0, 0, &mut batch).unwrap(); // the third sample, and the first one again in the next epoch
@@ -61,7 +61,7 @@ fn the_samples_of_a_pack_are_sequences_of_their_own() {
     }
     let samples = builder.finish().unwrap(); // packs {0, 3} and {1, 2}
     assert_eq!(samples.count().get(), 2);
-    let batches = Batches::new(&samples, Order::new(samples.count(), None), shape(1, 2, 1));
+    let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(1, 2, 1));
 
     let mut batch = MicroBatch::with_capacity(4, batches.most_sequences() as usize);
     let key = |sample, position| RowKey { sample, position, epoch: 3 };
@@ -88,7 +88,7 @@ fn the_samples_of_a_pack_are_sequences_of_their_own() {
 #[test]
 fn filling_again_uses_the_same_buffers() {
     let samples = samples(&[3, 5, 2, 7]);
-    let batches = Batches::new(&samples, Order::new(samples.count(), Some(1)), shape(2, 2, 1));
+    let batches = Batches::new(&samples, SampleOrder::new(samples.count(), Some(1)), shape(2, 2, 1));
     let mut batch = MicroBatch::with_capacity(16, 2);
     let places = |batch: &MicroBatch| {
         (
@@ -128,7 +128,7 @@ fn tokens_and_trained_tokens_are_those_of_the_golden_runs() {
         let batch = run["batch"].as_u64().unwrap();
         let ranks = if batch.is_multiple_of(5) { 5 } else { 2 };
         let batches =
-            Batches::new(&samples, Order::new(samples.count(), None), shape(1, batch / ranks, ranks));
+            Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(1, batch / ranks, ranks));
         assert_eq!(batches.shape().train_batch(), batch);
         let counted = |count: &dyn Fn(u64) -> u64| -> Value { (0..20).map(count).collect() };
         assert_eq!(counted(&|step| batches.tokens(step)), run["tokens"], "{}", run["name"]);
@@ -139,7 +139,7 @@ fn tokens_and_trained_tokens_are_those_of_the_golden_runs() {
 #[test]
 fn beyond_what_can_be_walked_the_largest_micro_batch_is_bounded_by_the_longest_sample() {
     let samples = samples(&[3, 9, 1]);
-    let batches = Batches::new(&samples, Order::new(samples.count(), None), shape(2, 1, 1));
+    let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(2, 1, 1));
     assert_eq!(batches.largest_micro_batch(0, 3), 12);
     assert_eq!(batches.largest_micro_batch(0, 1), 12);
     assert_eq!(batches.largest_micro_batch(1, 1), 4);
@@ -155,7 +155,7 @@ proptest! {
     ) {
         let samples = samples(&lengths);
         let count = lengths.len() as u64;
-        let order = Order::new(samples.count(), seed);
+        let order = SampleOrder::new(samples.count(), seed);
         let batches = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
         let train_batch = batches.shape().train_batch();
         // As many steps as samples: a whole number of epochs.
@@ -192,7 +192,7 @@ proptest! {
         step in 0_u64..100,
     ) {
         let samples = samples(&lengths);
-        let order = Order::new(samples.count(), seed);
+        let order = SampleOrder::new(samples.count(), seed);
         let many = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
         let one = Batches::new(&samples, order, shape(micro_batch * accumulation * ranks, 1, 1));
         let together: Vec<_> = (0..accumulation)
@@ -211,7 +211,7 @@ proptest! {
         (first, steps) in (0_u64..9, 1_u64..20),
     ) {
         let samples = samples(&lengths);
-        let order = Order::new(samples.count(), seed);
+        let order = SampleOrder::new(samples.count(), seed);
         let batches = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
         let sizes = RowSizes::of_run(&batches, first, steps);
         let mut largest = 0;

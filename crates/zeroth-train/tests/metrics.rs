@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::Value;
-use zeroth_train::{EvaluationLine, MetricsError, MetricsFile, StepLine, read_losses};
+use zeroth_train::{EvalMetrics, MetricsError, MetricsFile, StepMetrics, read_losses};
 
-fn line(step: u64) -> StepLine {
-    StepLine {
+fn line(step: u64) -> StepMetrics {
+    StepMetrics {
         step,
         loss: 2.25,
         grad_norm: 0.1,
@@ -24,8 +24,8 @@ fn line(step: u64) -> StepLine {
     }
 }
 
-fn evaluation(step: u64) -> EvaluationLine {
-    EvaluationLine {
+fn evaluation(step: u64) -> EvalMetrics {
+    EvalMetrics {
         step,
         eval_loss: 2.0,
         eval_perplexity: 2_f64.exp(),
@@ -78,7 +78,7 @@ fn a_number_that_is_not_finite_is_null() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
     let mut file = MetricsFile::create(&path).unwrap();
-    file.step(&StepLine { loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..line(1) }).unwrap();
+    file.step(&StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..line(1) }).unwrap();
     let value: Value = serde_json::from_str(&text(&path)).unwrap();
     assert_eq!(
         (&value["loss"], &value["grad_norm"], &value["skipped"]),
@@ -150,7 +150,7 @@ fn going_on_without_a_file_makes_one() {
 proptest! {
     #[test]
     fn numbers_read_back_equal(loss in any::<f64>(), small in any::<f32>(), tokens in any::<u64>(), step_ms in 1e-3_f64..1e9) {
-        let line = StepLine { loss, grad_norm: f64::from(small), tokens, step_ms, ..line(1) };
+        let line = StepMetrics { loss, grad_norm: f64::from(small), tokens, step_ms, ..line(1) };
         let text = serde_json::to_string(&line).unwrap();
         // By the standard library, which reads a decimal exactly; serde_json may be one unit off.
         let same = |key: &str, number: f64| {

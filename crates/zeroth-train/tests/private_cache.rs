@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use zeroth_data::{
     CacheFolder, DataError, Encoder, EncoderOptions, PrepareOptions, Prepared, Truncation, prepare,
 };
-use zeroth_train::{BatchShape, Batches, MicroBatch, Order};
+use zeroth_train::{BatchShape, Batches, MicroBatch, SampleOrder};
 
 const OPTIONS: PrepareOptions =
     PrepareOptions { max_length: 64, truncation: Truncation::Drop, max_samples: None, packing: false };
@@ -186,7 +186,7 @@ fn a_cache_that_is_cut_short_after_it_was_opened_is_an_error_that_names_it() {
     let prepared = place.named().unwrap();
     let samples = &prepared.samples;
     let shape = BatchShape { micro_batch: 2, accumulation: 1, ranks: 1 };
-    let batches = Batches::new(samples, Order::new(samples.count(), None), shape);
+    let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape);
     let mut batch = MicroBatch::default();
     batches.fill(0, 0, 0, &mut batch).unwrap();
     assert_eq!(batch.ids, [0, 1, 2, 3, 1, 1, 2, 3]);

@@ -12,11 +12,11 @@ use zeroth_model::{Batch, ModelConfig, ParameterTable, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Action, Settings};
-use zeroth_train::report::Position;
-use zeroth_train::report::breakdown::{Breakdown, Part};
-use zeroth_train::report::figures::Work;
-use zeroth_train::report::timing::{StepTimes, Timing};
-use zeroth_train::{EvaluationLine, Report, ReportPlan, Reporters, StepLine};
+use zeroth_train::report::ResumePosition;
+use zeroth_train::report::breakdown::{Breakdown, Phase};
+use zeroth_train::report::flops::ModelFlops;
+use zeroth_train::report::timing::{StepProfile, StepTiming};
+use zeroth_train::{EvalMetrics, Report, ReportPlan, Reporters, StepMetrics};
 
 fn resolved(text: &str) -> Resolved {
     let asked =
@@ -26,8 +26,8 @@ fn resolved(text: &str) -> Resolved {
         .expect("what this test made itself is right")
 }
 
-fn step(step: u64) -> StepLine {
-    StepLine {
+fn step(step: u64) -> StepMetrics {
+    StepMetrics {
         step,
         loss: 3.0 - step as f64 / 4.0,
         grad_norm: 1.0,
@@ -42,8 +42,8 @@ fn step(step: u64) -> StepLine {
     }
 }
 
-fn evaluation(step: u64) -> EvaluationLine {
-    EvaluationLine {
+fn evaluation(step: u64) -> EvalMetrics {
+    EvalMetrics {
         step,
         eval_loss: 2.0,
         eval_perplexity: 2.0_f64.exp(),
@@ -84,7 +84,7 @@ fn without_a_wish_there_is_metrics_jsonl_alone() {
     reporters.step(&step(1)).expect("what this test made itself is right");
     reporters.sync().expect("what this test made itself is right");
     assert_eq!(names(folder.path()), ["metrics.jsonl"]);
-    assert!(plan.places(folder.path()).is_empty());
+    assert!(plan.paths(folder.path()).is_empty());
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn flags_and_sections_write_each_into_a_folder_of_their_own() {
         names(&elsewhere.join("mine")),
         ["Train_Samples_loss_scale.csv", "Train_Samples_lr.csv", "Train_Samples_train_loss.csv"]
     );
-    assert_eq!(plan.places(&run).len(), 4);
+    assert_eq!(plan.paths(&run).len(), 4);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn going_on_leaves_each_step_once() {
         reporters.step(&step(number)).expect("what this test made itself is right");
     }
     drop(reporters);
-    let mut reporters = Reporters::open(&plan, folder.path(), Some(Position { step: 2, samples: 8 }))
+    let mut reporters = Reporters::open(&plan, folder.path(), Some(ResumePosition { step: 2, samples: 8 }))
         .expect("what this test made itself is right");
     reporters.step(&step(3)).expect("what this test made itself is right");
     for (file, rows) in
@@ -182,9 +182,9 @@ fn a_breakdown_counts_every_instruction_once() {
     breakdown.step(times.len() as f64);
     let ms = |part| breakdown.milliseconds(part).round() as usize;
     // All nodes but the head, whose loss comes with its gradient; and the loss that is set to zero.
-    assert_eq!(ms(Part::Forward), compiled.graph.nodes.len());
-    assert!(ms(Part::Backward) >= compiled.backward.nodes.len() && ms(Part::Update) > 0);
-    assert_eq!(Part::ALL.into_iter().map(ms).sum::<usize>(), times.len());
+    assert_eq!(ms(Phase::Forward), compiled.graph.nodes.len());
+    assert!(ms(Phase::Backward) >= compiled.backward.nodes.len() && ms(Phase::Update) > 0);
+    assert_eq!(Phase::ALL.into_iter().map(ms).sum::<usize>(), times.len());
 }
 
 #[test]
@@ -195,19 +195,19 @@ fn a_profile_adds_up_to_the_work_of_the_model() {
     let (model, table, compiled) = tiny(&config);
     let lengths = [30, 20];
     let times = times(&compiled);
-    let mut timing = Timing::from_config(&config);
-    assert!(timing.is_wanted() && !Timing::from_config(&resolved("{}")).is_wanted());
+    let mut timing = StepTiming::from_config(&config);
+    assert!(timing.is_enabled() && !StepTiming::from_config(&resolved("{}")).is_enabled());
     let mut take = |number| {
         let line = step(number);
         let data = Duration::from_millis(1);
         timing
-            .step(&compiled, StepTimes { line: &line, data, lengths: &lengths, times: &times })
+            .step(&compiled, StepProfile { metrics: &line, data, lengths: &lengths, times: &times })
             .expect("what this test made itself is right")
     };
     assert_eq!(take(1), None, "step 2 was asked for");
     let text = take(2).expect("what this test made itself is right");
     // Counted from the table of parameters, not from the graph: 6 · weights · tokens and attention.
-    let work = Work::of(&model, &table).expect("what this test made itself is right").step(lengths);
+    let work = ModelFlops::of(&model, &table).expect("what this test made itself is right").step(lengths);
     assert_eq!(work, 6.0 * 77_824.0 * 50.0 + 12.0 * 2.0 * 64.0 * (900.0 + 400.0) / 2.0);
     assert!(
         text.starts_with(
@@ -246,8 +246,8 @@ fn a_profile_goes_no_deeper_than_asked_and_into_its_file() {
     let (_, _, compiled) = tiny(&config);
     let times = times(&compiled);
     let line = step(1);
-    let taken = StepTimes { line: &line, data: Duration::ZERO, lengths: &[10], times: &times };
-    let said = Timing::from_config(&config)
+    let taken = StepProfile { metrics: &line, data: Duration::ZERO, lengths: &[10], times: &times };
+    let said = StepTiming::from_config(&config)
         .step(&compiled, taken)
         .expect("what this test made itself is right")
         .expect("what this test made itself is right");

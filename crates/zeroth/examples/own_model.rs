@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 
 use zeroth::Session;
 use zeroth::graph::{Builder, Graph, GraphError, ParamSpec, Rotary};
-use zeroth::train::{MicroBatch, Place};
+use zeroth::train::{EpochSample, MicroBatch};
 
 const HIDDEN: u64 = 64;
 const LENGTH: usize = 96;
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             for sample in (0..4).map(|place| (step * 2 + rank.rank()) * 4 + place) {
                 let at = sample as usize * 37 % (text.len() - LENGTH);
                 let row = &text[at..at + LENGTH];
-                batch.push(row, row, Place { epoch: 0, sample });
+                batch.push(row, row, EpochSample { epoch: 0, sample });
             }
             let trained = 2 * 4 * (LENGTH as u64 - 1);
             let record = rank.step(&[batch.view()], trained)?;

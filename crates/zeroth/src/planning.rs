@@ -7,19 +7,23 @@ use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Offload, Placem
 /// State offloaded to disk, which cannot be planned yet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{section}.device is \"nvme\": planning of NVMe offload is not yet built; use \"cpu\" or \"none\"")]
-pub struct OnDisk {
+pub struct NvmeOffload {
     /// The config section.
     pub section: &'static str,
 }
 
 /// The placement of model states under a resolved config.
-pub fn placement(name: &str, config: &Resolved, table: Option<&ParameterTable>) -> Result<Placement, OnDisk> {
+pub fn placement(
+    name: &str,
+    config: &Resolved,
+    table: Option<&ParameterTable>,
+) -> Result<Placement, NvmeOffload> {
     let stage = config.whole("zero_optimization.stage").unwrap_or(0) as u8;
-    let on_host = |section: &'static str, least: u8| -> Result<bool, OnDisk> {
+    let on_host = |section: &'static str, least: u8| -> Result<bool, NvmeOffload> {
         match config.text(&format!("{section}.device")) {
             // Below its stage nothing is partitioned, so nothing is offloaded; `config check` says so too.
             _ if stage < least => Ok(false),
-            Some("nvme") => Err(OnDisk { section }),
+            Some("nvme") => Err(NvmeOffload { section }),
             device => Ok(device == Some("cpu")),
         }
     };

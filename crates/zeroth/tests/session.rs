@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use serde_json::{Value, json};
 use zeroth::Session;
 use zeroth::graph::{Builder, Graph, ParamSpec};
-use zeroth::train::{MicroBatch, Place};
+use zeroth::train::{EpochSample, MicroBatch};
 
 const LENGTH: usize = 12;
 
@@ -56,7 +56,7 @@ fn trained(probability: f64, ranks: u64, config: &Value) -> Vec<(f64, f64)> {
                 let sample = (step * ranks + rank.rank()) * micro_batch + place;
                 let row: Vec<i32> =
                     (0..LENGTH).map(|at| (sample as usize * 7 + at * at) as i32 % 40).collect();
-                batch.push(&row, &row, Place { epoch: 0, sample });
+                batch.push(&row, &row, EpochSample { epoch: 0, sample });
             }
             let record = rank.step(&[batch.view()], 4 * (LENGTH as u64 - 1))?;
             found.push((record.loss, record.norm));

@@ -21,8 +21,8 @@ use zeroth::data::{
     survey,
 };
 use zeroth::model::{ModelConfig, ParameterTable, WeightFiles, table};
-use zeroth::train::checkpoint::{Checkpoint, problems};
-use zeroth::train::{changes, cut_again};
+use zeroth::train::checkpoint::{Checkpoint, verify_folder};
+use zeroth::train::{config_changes, redistribute_batch};
 
 use super::guard::Reader;
 use super::mutate;
@@ -351,17 +351,17 @@ pub(super) fn manifest() -> Format {
     let reader = move |file: &Path| {
         let folder = file.parent().expect("it is in a folder");
         fs::write(folder.join("SHA256SUMS"), sums(&fs::read(file).unwrap())).unwrap();
-        let _ = black_box(problems(folder));
+        let _ = black_box(verify_folder(folder));
         let Ok(checkpoint) = Checkpoint::open(folder) else { return false };
         let manifest = checkpoint.manifest();
-        black_box((manifest.bytes(), changes(&manifest.config, &Value::Null)));
-        let _ = black_box(cut_again(
+        black_box((manifest.bytes(), config_changes(&manifest.config, &Value::Null)));
+        let _ = black_box(redistribute_batch(
             manifest.batch.train_batch_size,
             2,
             (None, None),
             manifest.batch.micro_batch,
         ));
-        let _ = black_box(checkpoint.fits_model(&manifest.model.model_type, &parameters));
+        let _ = black_box(checkpoint.check_model(&manifest.model.model_type, &parameters));
         for parameter in &manifest.model.parameters {
             for state in &manifest.states {
                 let mut values = vec![0.0; parameter.elements().unwrap_or(0).min(AT_ONCE) as usize];

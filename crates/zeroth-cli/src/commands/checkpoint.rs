@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::train::ExportError;
 use zeroth::train::checkpoint::{
-    Checkpoint, CheckpointError, Destination, Found, Named, Verified, export, list, newest_good, now,
-    problems, resolve, state_name,
+    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, Verified, export, list,
+    newest_valid, now, resolve, state_name, verify_folder,
 };
 
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
@@ -18,8 +18,8 @@ use crate::table::Table;
 pub(super) fn run(command: &CheckpointCommand, output: &Output) -> anyhow::Result<Exit> {
     match command {
         CheckpointCommand::Inspect { dir } => match resolve(dir)? {
-            Named::Step(folder) => inspect_one(&folder, output),
-            Named::Run(checkpoints) => inspect_all(&checkpoints, output),
+            CheckpointPath::Step(folder) => inspect_one(&folder, output),
+            CheckpointPath::Run(checkpoints) => inspect_all(&checkpoints, output),
         },
         CheckpointCommand::Verify { dir } => verify(dir, output),
         CheckpointCommand::Export(arguments) => export_model(arguments, output),
@@ -96,7 +96,7 @@ fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
 }
 
 fn inspect_all(checkpoints: &Path, output: &Output) -> anyhow::Result<Exit> {
-    let opened: Vec<(Found, Result<Checkpoint, CheckpointError>)> = list(checkpoints)?
+    let opened: Vec<(CheckpointEntry, Result<Checkpoint, CheckpointError>)> = list(checkpoints)?
         .into_iter()
         .map(|found| (found.clone(), Checkpoint::open(&found.folder)))
         .collect();
@@ -153,11 +153,13 @@ fn inspect_all(checkpoints: &Path, output: &Output) -> anyhow::Result<Exit> {
 
 fn verify(dir: &Path, output: &Output) -> anyhow::Result<Exit> {
     let folders: Vec<PathBuf> = match resolve(dir)? {
-        Named::Step(folder) => vec![folder],
-        Named::Run(checkpoints) => list(&checkpoints)?.into_iter().map(|found| found.folder).collect(),
+        CheckpointPath::Step(folder) => vec![folder],
+        CheckpointPath::Run(checkpoints) => {
+            list(&checkpoints)?.into_iter().map(|found| found.folder).collect()
+        }
     };
     let results: Vec<(PathBuf, Result<Verified, Vec<CheckpointError>>)> =
-        folders.into_iter().map(|folder| (folder.clone(), problems(&folder))).collect();
+        folders.into_iter().map(|folder| (folder.clone(), verify_folder(&folder))).collect();
     let is_ok = results.iter().all(|(_, result)| result.is_ok());
     if output.is_json() {
         let rows: Vec<Value> = results
@@ -194,13 +196,15 @@ fn verify(dir: &Path, output: &Output) -> anyhow::Result<Exit> {
 
 fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Result<Exit> {
     let checkpoint = match resolve(&arguments.dir)? {
-        Named::Step(folder) => Checkpoint::open(&folder).and_then(|found| found.verify().map(|_| found)),
-        Named::Run(checkpoints) => {
-            let newest = newest_good(&checkpoints)?;
+        CheckpointPath::Step(folder) => {
+            Checkpoint::open(&folder).and_then(|found| found.verify().map(|_| found))
+        }
+        CheckpointPath::Run(checkpoints) => {
+            let newest = newest_valid(&checkpoints)?;
             for (_, error) in &newest.refused {
                 output::note(&format!("skipped: {error}"));
             }
-            newest.found.ok_or(CheckpointError::NoneGood { folder: checkpoints })
+            newest.found.ok_or(CheckpointError::NoneValid { folder: checkpoints })
         }
     };
     let checkpoint = match checkpoint {

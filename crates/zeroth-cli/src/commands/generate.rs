@@ -11,9 +11,9 @@ use zeroth::machine::{Gpus, Machine, probe};
 
 use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
 use crate::exit::Exit;
-use crate::missing_unit;
 use crate::output::{self, Output};
 use crate::train_flags;
+use crate::unit_hints;
 
 pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> {
     let fine_grained = fine_grained(arguments)?;
@@ -99,7 +99,7 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
 }
 
 fn hint_at_units(device_memory: Option<u64>) {
-    for hint in missing_unit::hints(&[("--device-memory", device_memory)]) {
+    for hint in unit_hints::hints(&[("--device-memory", device_memory)]) {
         output::note(&format!("note: {hint}"));
     }
 }

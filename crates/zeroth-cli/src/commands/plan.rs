@@ -16,9 +16,9 @@ use zeroth::program::Bytes;
 use super::config_file;
 use crate::cli::{PlanArgs, StatesArg, TrainTypeArg};
 use crate::exit::Exit;
-use crate::missing_unit;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
+use crate::unit_hints;
 
 /// LoRA rank if none is given, as in ms-swift.
 const LORA_RANK: u64 = 8;
@@ -39,7 +39,7 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
     let mut plan = plan(&ask, &placements)?;
     plan.notes.extend(idle_flags(arguments));
     let budgets = [("--device-memory", arguments.device_memory), ("--host-memory", arguments.host_memory)];
-    plan.notes.splice(0..0, missing_unit::hints(&budgets));
+    plan.notes.splice(0..0, unit_hints::hints(&budgets));
     if output.is_json() {
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use zeroth_model::MAX_PARAMETERS;
 
-use super::commit::{is_step_folder, step_folder};
+use super::commit::{parse_step_folder, step_folder};
 use super::manifest::{ControlState, Manifest};
 
 /// Steps of a run.
@@ -100,7 +100,7 @@ pub(super) fn check_folder(folder: &Path, manifest: &Manifest) -> Result<(), Str
     // `.` and `..` have no name of their own.
     let named = if folder.file_name().is_some() { Ok(folder.to_owned()) } else { folder.canonicalize() };
     let name = named.ok().and_then(|folder| Some(folder.file_name()?.to_str()?.to_owned()));
-    match name.as_deref().and_then(is_step_folder) {
+    match name.as_deref().and_then(parse_step_folder) {
         Some(step) if step != manifest.step => Err(format!(
             "its `step` is {}, but its folder is {}: rename the folder to {}",
             manifest.step,

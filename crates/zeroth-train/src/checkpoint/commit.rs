@@ -9,12 +9,12 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use zeroth_base::publish;
 
-use super::collection::clean;
+use super::checksums::{MANIFEST, SUMS, checksums_text, hex};
+use super::directory::clean;
 use super::error::{CheckpointError, writing};
+use super::file_names::{foreign_files, remove_unless_foreign};
 use super::manifest::{FileEntry, Manifest};
-use super::names::{foreign_in, remove_own};
-use super::open::Checkpoint;
-use super::sums::{MANIFEST, SUMS, hex, sums_text};
+use super::reader::Checkpoint;
 use crate::run_lock::start_time;
 use crate::{ModelFile, ModelFiles};
 
@@ -31,7 +31,7 @@ pub fn step_folder(step: u64) -> String {
 }
 
 /// The step that a folder name stands for, if it names a checkpoint.
-pub fn is_step_folder(name: &str) -> Option<u64> {
+pub fn parse_step_folder(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     // `step-007` is rejected: one step must have one name.
     (step_folder(step) == name).then_some(step)
@@ -44,24 +44,24 @@ pub(super) fn hidden(checkpoints: &Path, step: u64, what: &str) -> PathBuf {
     checkpoints.join(format!(".{}.{what}-{pid}-{started}", step_folder(step)))
 }
 
-/// A checkpoint being written, owned by rank 0. Removed on drop unless [`Unfinished::commit`] succeeded. A process
+/// A checkpoint being written, owned by rank 0. Removed on drop unless [`UnfinishedCheckpoint::commit`] succeeded. A process
 /// writes one at a time.
 #[derive(Debug)]
-pub struct Unfinished {
+pub struct UnfinishedCheckpoint {
     checkpoints: PathBuf,
     path: PathBuf,
     step: u64,
     not_removed: Vec<CheckpointError>,
 }
 
-impl Unfinished {
+impl UnfinishedCheckpoint {
     /// Creates the folder that all ranks write their shard into, after removing leftovers of killed processes.
     pub fn begin(checkpoints: &Path, step: u64) -> Result<Self, CheckpointError> {
         fs::create_dir_all(checkpoints).map_err(writing("create", checkpoints, 0))?;
         let not_removed = clean(checkpoints)?;
         let path = hidden(checkpoints, step, "unfinished");
         if path.exists() {
-            remove_own(&path).map_err(writing("remove", &path, 0))?;
+            remove_unless_foreign(&path).map_err(writing("remove", &path, 0))?;
         }
         fs::create_dir(&path).map_err(writing("create", &path, 0))?;
         Ok(Self { checkpoints: checkpoints.to_owned(), path, step, not_removed })
@@ -72,7 +72,7 @@ impl Unfinished {
         &self.not_removed
     }
 
-    /// The folder, passed to [`super::PartWriter::create`] on every rank.
+    /// The folder, passed to [`super::ShardWriter::create`] on every rank.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -92,7 +92,7 @@ impl Unfinished {
             problem: error.to_string(),
         })?;
         let text = format!("{text}\n").into_bytes();
-        write_synced(&self.path.join(SUMS), sums_text(&text, &manifest.files).as_bytes())?;
+        write_synced(&self.path.join(SUMS), checksums_text(&text, &manifest.files).as_bytes())?;
         write_synced(&self.path.join(MANIFEST), &text)?;
         // Do not publish a checkpoint that cannot be opened.
         Checkpoint::open(&self.path)?;
@@ -122,20 +122,20 @@ impl Unfinished {
     }
 }
 
-impl Unfinished {
+impl UnfinishedCheckpoint {
     /// Moves foreign files from the replaced folder, now hidden, into the new checkpoint.
     fn move_foreign(&self, target: &Path) {
-        for name in foreign_in(&self.path).unwrap_or_default() {
+        for name in foreign_files(&self.path).unwrap_or_default() {
             // Best effort: on failure the hidden folder stays, because it holds foreign files.
             let _ = fs::rename(self.path.join(&name), target.join(&name));
         }
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for UnfinishedCheckpoint {
     fn drop(&mut self) {
         // Best effort: a hidden folder is never taken for a checkpoint, and the next save removes it.
-        let _ = remove_own(&self.path);
+        let _ = remove_unless_foreign(&self.path);
     }
 }
 
@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn only_the_plain_name_of_a_step_is_a_checkpoint() {
-        assert_eq!(is_step_folder(&step_folder(12)), Some(12));
+        assert_eq!(parse_step_folder(&step_folder(12)), Some(12));
         for name in ["step-", "step-012", "step-+1", "step-1.tmp", ".step-1.unfinished-1-2", "latest", "12"] {
-            assert_eq!(is_step_folder(name), None, "{name}");
+            assert_eq!(parse_step_folder(name), None, "{name}");
         }
     }
 

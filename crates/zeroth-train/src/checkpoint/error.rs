@@ -60,13 +60,13 @@ pub enum CheckpointError {
     },
     /// A run folder without checkpoints.
     #[error("{} contains no checkpoint (no step-N folder): none was saved yet; --save-steps sets how often one is", folder.display())]
-    NoneThere {
+    NoCheckpoints {
         /// The folder of checkpoints.
         folder: PathBuf,
     },
     /// A run folder with damaged checkpoints only.
     #[error("no checkpoint in {} is valid: restore one from a backup; `zeroth checkpoint verify` lists the damage", folder.display())]
-    NoneGood {
+    NoneValid {
         /// The folder of checkpoints.
         folder: PathBuf,
     },
@@ -225,7 +225,7 @@ pub enum CheckpointError {
     },
     /// A shard that does not match its declared pieces.
     #[error("{}: {problem}", path.display())]
-    Part {
+    Shard {
         /// The file.
         path: PathBuf,
         /// The problem.

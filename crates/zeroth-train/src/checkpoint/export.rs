@@ -7,13 +7,13 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{NewTensor, WeightWriter, WrittenWeights};
 
-use super::around::{checkpoint_around, is_same_folder};
-use super::open::Checkpoint;
+use super::enclosing::{enclosing_checkpoint, is_same_folder};
+use super::reader::Checkpoint;
 use crate::ModelFiles;
 use crate::export::{ExportError, failed, stream};
 use crate::export_record::ExportSource;
 use crate::run_folder::MARKS;
-use crate::staged::StagedFiles;
+use crate::staged_files::StagedFiles;
 
 /// Handling of a non-empty destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub fn export(
     dtype: DType,
     shard_bytes: u64,
 ) -> Result<WrittenWeights, ExportError> {
-    let around = checkpoint_around(to).or_else(|| {
+    let around = enclosing_checkpoint(to).or_else(|| {
         let own = [checkpoint.folder(), &checkpoint.model()].iter().any(|own| is_same_folder(to, own));
         own.then(|| checkpoint.folder().to_owned())
     });

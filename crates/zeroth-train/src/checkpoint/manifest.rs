@@ -196,7 +196,7 @@ mod state_names {
     use serde::ser::Serializer;
     use zeroth_engine::State;
 
-    use crate::checkpoint::{state_name, state_named};
+    use crate::checkpoint::{state_from_name, state_name};
 
     pub(super) fn serialize<S: Serializer>(states: &[State], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(states.iter().filter_map(|state| state_name(*state)))
@@ -205,7 +205,8 @@ mod state_names {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<State>, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
         let state = |name: &String| {
-            state_named(name).ok_or_else(|| D::Error::custom(format!("`{name}` is not an optimizer state")))
+            state_from_name(name)
+                .ok_or_else(|| D::Error::custom(format!("`{name}` is not an optimizer state")))
         };
         names.iter().map(state).collect()
     }

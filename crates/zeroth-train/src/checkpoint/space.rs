@@ -7,7 +7,7 @@ use zeroth_engine::State;
 use zeroth_machine::DiskError;
 use zeroth_model::ParameterTable;
 
-use crate::export::BESIDE;
+use crate::export::COMPANION_FILES;
 
 /// Headers, manifest entries and filesystem blocks per parameter and state.
 const BESIDE_A_TENSOR: u64 = 512;
@@ -20,7 +20,7 @@ pub fn needed_bytes(table: &ParameterTable, states: &[(State, DType)], model: &P
     let (elements, parameters) = (table.total(), table.iter().count() as u64);
     let of_states: u64 =
         states.iter().map(|(_, dtype)| elements * dtype.bytes() + parameters * BESIDE_A_TENSOR).sum();
-    let carried = std::iter::once(&"config.json").chain(BESIDE);
+    let carried = std::iter::once(&"config.json").chain(COMPANION_FILES);
     let carried = carried.filter_map(|name| model.join(name).metadata().ok()).map(|found| found.len());
     of_states + carried.sum::<u64>() + BESIDE_A_MODEL
 }

@@ -3,7 +3,7 @@
 use zeroth_engine::State;
 
 /// The saved states, in the order a rank writes them. Gradients are not saved: a checkpoint is taken between steps.
-pub const SAVED: [State; 3] = [State::Weights, State::First, State::Second];
+pub const SAVED_STATES: [State; 3] = [State::Weights, State::First, State::Second];
 
 /// A state's name in files; `None` for one that is not saved.
 pub const fn state_name(state: State) -> Option<&'static str> {
@@ -16,8 +16,8 @@ pub const fn state_name(state: State) -> Option<&'static str> {
 }
 
 /// The state with a given name.
-pub fn state_named(name: &str) -> Option<State> {
-    SAVED.into_iter().find(|state| state_name(*state) == Some(name))
+pub fn state_from_name(name: &str) -> Option<State> {
+    SAVED_STATES.into_iter().find(|state| state_name(*state) == Some(name))
 }
 
 /// The name of a tensor: `weights/model.norm.weight@0`.
@@ -29,7 +29,7 @@ pub(super) fn tensor_name(state: &str, parameter: &str, first: u64) -> String {
 pub(super) fn parse_tensor_name(name: &str) -> Option<(State, &str, u64)> {
     let (state, rest) = name.split_once('/')?;
     let (parameter, first) = rest.rsplit_once('@')?;
-    Some((state_named(state)?, parameter, first.parse().ok()?))
+    Some((state_from_name(state)?, parameter, first.parse().ok()?))
 }
 
 #[cfg(test)]

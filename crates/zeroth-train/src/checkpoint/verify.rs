@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use rayon::iter::{IntoParallelRefIterator as _, ParallelIterator as _};
 
+use super::checksums::sha256_of;
 use super::error::{CheckpointError, reading};
 use super::manifest::{FileEntry, Manifest};
-use super::open::{Checkpoint, check_length, read_manifest};
-use super::sums::sha256_of;
+use super::reader::{Checkpoint, check_length, read_manifest};
 
 /// The result of a successful verification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Checkpoint {
 }
 
 /// Verifies the checkpoint in a folder and returns all problems found.
-pub fn problems(folder: &Path) -> Result<Verified, Vec<CheckpointError>> {
+pub fn verify_folder(folder: &Path) -> Result<Verified, Vec<CheckpointError>> {
     let begin = Instant::now();
     let (manifest, _) = read_manifest(folder).map_err(|error| vec![error])?;
     let damaged = damaged(folder, &manifest);

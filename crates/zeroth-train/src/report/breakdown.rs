@@ -10,7 +10,7 @@ use zeroth_program::{Action, Program, SectionKind};
 
 /// A phase of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum Phase {
     /// Assembling micro-batches.
     Data,
     /// The forward pass.
@@ -33,7 +33,7 @@ pub enum Part {
     Save,
 }
 
-impl Part {
+impl Phase {
     /// All phases; the last two are between steps.
     pub const ALL: [Self; 10] = [
         Self::Data,
@@ -47,7 +47,7 @@ impl Part {
         Self::Evaluate,
         Self::Save,
     ];
-    const OF_A_STEP: usize = 8;
+    const PER_STEP: usize = 8;
 
     /// Its name.
     pub const fn name(self) -> &'static str {
@@ -104,7 +104,7 @@ impl Part {
 /// Accumulated times by phase.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Breakdown {
-    seconds: [f64; Part::ALL.len()],
+    seconds: [f64; Phase::ALL.len()],
     steps: u64,
     of_steps: f64,
 }
@@ -114,13 +114,13 @@ impl Breakdown {
     pub fn add(&mut self, program: &Program, times: &[Timed]) {
         for timed in times {
             let section = &program.sections[timed.section];
-            let part = Part::of(section.kind, &section.instructions[timed.instruction].action);
+            let part = Phase::of(section.kind, &section.instructions[timed.instruction].action);
             self.seconds[part as usize] += timed.seconds;
         }
     }
 
     /// Adds time spent outside of instructions, on data or saving.
-    pub fn spend(&mut self, part: Part, time: Duration) {
+    pub fn add_time(&mut self, part: Phase, time: Duration) {
         self.seconds[part as usize] += time.as_secs_f64();
     }
 
@@ -131,8 +131,8 @@ impl Breakdown {
     }
 
     /// Milliseconds of a phase: the mean per step, or the total for phases between steps.
-    pub fn milliseconds(&self, part: Part) -> f64 {
-        let of = if (part as usize) < Part::OF_A_STEP { self.steps.max(1) as f64 } else { 1.0 };
+    pub fn milliseconds(&self, part: Phase) -> f64 {
+        let of = if (part as usize) < Phase::PER_STEP { self.steps.max(1) as f64 } else { 1.0 };
         1e3 * self.seconds[part as usize] / of
     }
 
@@ -142,8 +142,8 @@ impl Breakdown {
             return None;
         }
         let all = 1e3 * self.of_steps / self.steps as f64;
-        let (inside, between) = Part::ALL.split_at(Part::OF_A_STEP);
-        let taken = |parts: &[Part]| -> Vec<String> {
+        let (inside, between) = Phase::ALL.split_at(Phase::PER_STEP);
+        let taken = |parts: &[Phase]| -> Vec<String> {
             let took = parts.iter().map(|part| (part.name(), self.milliseconds(*part)));
             took.filter(|(_, ms)| *ms > 0.0).map(|(name, ms)| format!("{name} {ms:.1}")).collect()
         };
@@ -169,17 +169,17 @@ mod tests {
         let mut breakdown = Breakdown::default();
         assert_eq!(breakdown.line(), None);
         for step_ms in [40.0, 60.0] {
-            breakdown.spend(Part::Data, Duration::from_micros(500));
-            breakdown.spend(Part::Forward, Duration::from_millis(10));
-            breakdown.spend(Part::Backward, Duration::from_millis(20));
+            breakdown.add_time(Phase::Data, Duration::from_micros(500));
+            breakdown.add_time(Phase::Forward, Duration::from_millis(10));
+            breakdown.add_time(Phase::Backward, Duration::from_millis(20));
             breakdown.step(step_ms);
         }
         assert_eq!(
             breakdown.line().unwrap(),
             "time of a step: 50.0 ms · data 0.5 · forward 10.0 · backward 20.0 · rest 19.5"
         );
-        breakdown.spend(Part::Save, Duration::from_millis(70));
-        breakdown.spend(Part::Save, Duration::from_millis(30));
+        breakdown.add_time(Phase::Save, Duration::from_millis(70));
+        breakdown.add_time(Phase::Save, Duration::from_millis(30));
         let line = breakdown.line().unwrap();
         assert!(line.ends_with("rest 19.5 · between steps: save 100.0"), "{line}");
     }
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn overlapping_phases_leave_no_negative_rest() {
         let mut breakdown = Breakdown::default();
-        breakdown.spend(Part::Gather, Duration::from_millis(9));
+        breakdown.add_time(Phase::Gather, Duration::from_millis(9));
         breakdown.step(5.0);
         assert_eq!(breakdown.line().unwrap(), "time of a step: 5.0 ms · gather 9.0 · rest 0.0");
     }
@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn evaluation_sections_count_as_evaluation() {
         let gather = Action::Gather(0);
-        assert_eq!(Part::of(SectionKind::Eval, &gather), Part::Evaluate);
-        assert_eq!(Part::of(SectionKind::Only, &gather), Part::Gather);
-        assert_eq!(Part::of(SectionKind::Update, &Action::Reports), Part::Update);
+        assert_eq!(Phase::of(SectionKind::Eval, &gather), Phase::Evaluate);
+        assert_eq!(Phase::of(SectionKind::Only, &gather), Phase::Gather);
+        assert_eq!(Phase::of(SectionKind::Update, &Action::Reports), Phase::Update);
     }
 }

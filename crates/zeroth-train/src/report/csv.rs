@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use zeroth_base::publish;
 
 use super::io_error;
-use crate::{EvaluationLine, MetricsError, StepLine};
+use crate::{EvalMetrics, MetricsError, StepMetrics};
 
 /// An open CSV file. Its first column is a non-decreasing integer.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl MetricsTable {
         Ok(Self(Table::open(path, HEAD, "\n", last)?))
     }
 
-    pub(super) fn step(&mut self, line: &StepLine) -> Result<(), MetricsError> {
+    pub(super) fn step(&mut self, line: &StepMetrics) -> Result<(), MetricsError> {
         let mut cells = vec![
             line.step.to_string(),
             number(line.loss),
@@ -106,7 +106,7 @@ impl MetricsTable {
         self.0.row(&cells)
     }
 
-    pub(super) fn evaluation(&mut self, line: &EvaluationLine) -> Result<(), MetricsError> {
+    pub(super) fn evaluation(&mut self, line: &EvalMetrics) -> Result<(), MetricsError> {
         let mut cells = vec![line.step.to_string()];
         cells.resize(STEP_COLUMNS - 1, String::new());
         cells.push(line.samples_seen.to_string());
@@ -145,7 +145,7 @@ impl DeepSpeedTables {
 mod tests {
     use super::*;
 
-    const STEP: StepLine = StepLine {
+    const STEP: StepMetrics = StepMetrics {
         step: 1,
         loss: 2.5,
         grad_norm: 0.125,
@@ -165,8 +165,8 @@ mod tests {
         let path = folder.path().join("metrics.csv");
         let mut table = MetricsTable::open(path.clone(), None).unwrap();
         table.step(&STEP).unwrap();
-        table.step(&StepLine { step: 2, loss: f64::NAN, skipped: true, ..STEP }).unwrap();
-        let found = EvaluationLine {
+        table.step(&StepMetrics { step: 2, loss: f64::NAN, skipped: true, ..STEP }).unwrap();
+        let found = EvalMetrics {
             step: 2,
             eval_loss: 2.0,
             eval_perplexity: 7.389_056_098_930_65,
@@ -195,7 +195,7 @@ mod tests {
         let path = folder.path().join("metrics.csv");
         let mut table = MetricsTable::open(path.clone(), None).unwrap();
         for step in 1..=3 {
-            table.step(&StepLine { step, ..STEP }).unwrap();
+            table.step(&StepMetrics { step, ..STEP }).unwrap();
         }
         let whole = fs::read_to_string(&path).unwrap();
         let two = whole.split_inclusive('\n').take(3).collect::<String>();

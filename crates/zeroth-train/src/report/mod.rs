@@ -4,11 +4,11 @@
 //! step, and metrics.csv. The config's `tensorboard` and `csv_monitor` sections write what DeepSpeed writes, into
 //! `output_path/job_name`, indexed by samples. Each has its own folder, so their x axes never mix.
 //!
-//! [`figures`] computes FLOPs and MFU, [`breakdown`] step time by phase, and [`profile`] both per unit and op.
+//! [`flops`] computes FLOPs and MFU, [`breakdown`] step time by phase, and [`profile`] both per unit and op.
 
 pub mod breakdown;
 mod csv;
-pub mod figures;
+pub mod flops;
 pub mod profile;
 mod tensorboard;
 pub mod timing;
@@ -21,7 +21,7 @@ use zeroth_config::resolve::Resolved;
 
 use self::csv::{DeepSpeedTables, MetricsTable};
 use self::tensorboard::EventFile;
-use crate::{EvaluationLine, MetricsError, MetricsFile, StepLine};
+use crate::{EvalMetrics, MetricsError, MetricsFile, StepMetrics};
 
 /// A report that `--report-to` accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl ReportPlan {
     }
 
     /// The paths that will be written besides metrics.jsonl.
-    pub fn places(&self, folder: &Path) -> Vec<PathBuf> {
+    pub fn paths(&self, folder: &Path) -> Vec<PathBuf> {
         let own = [(self.tensorboard, "tensorboard"), (self.csv, "metrics.csv")];
         let own = own.into_iter().filter(|(is_on, _)| *is_on).map(|(_, name)| folder.join(name));
         own.chain(self.deepspeed_tensorboard.clone()).chain(self.deepspeed_csv.clone()).collect()
@@ -121,7 +121,7 @@ impl ReportPlan {
 
 /// The position of a resumed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
+pub struct ResumePosition {
     /// Completed steps.
     pub step: u64,
     /// Samples they consumed.
@@ -145,7 +145,11 @@ const SCALE: &str = "Train/Samples/loss_scale";
 
 impl Reporters {
     /// Opens all files: new ones or, for a resumed run, existing ones with later steps removed.
-    pub fn open(plan: &ReportPlan, folder: &Path, from: Option<Position>) -> Result<Self, MetricsError> {
+    pub fn open(
+        plan: &ReportPlan,
+        folder: &Path,
+        from: Option<ResumePosition>,
+    ) -> Result<Self, MetricsError> {
         let metrics = folder.join("metrics.jsonl");
         let (step, samples) = (from.map(|from| from.step), from.map(|from| from.samples));
         // TensorBoard discards events from a START step on; a new run discards everything.
@@ -176,7 +180,7 @@ impl Reporters {
     }
 
     /// Writes a step to all files.
-    pub fn step(&mut self, line: &StepLine) -> Result<(), MetricsError> {
+    pub fn step(&mut self, line: &StepMetrics) -> Result<(), MetricsError> {
         self.metrics.step(line)?;
         // A constant scale of 1 is not worth a plot.
         let values = if self.is_scaled { 5 } else { 4 };
@@ -205,7 +209,7 @@ impl Reporters {
     }
 
     /// Writes an evaluation. DeepSpeed has no event for it, so its files get none.
-    pub fn evaluation(&mut self, line: &EvaluationLine) -> Result<(), MetricsError> {
+    pub fn evaluation(&mut self, line: &EvalMetrics) -> Result<(), MetricsError> {
         self.metrics.evaluation(line)?;
         if let Some(file) = &mut self.tensorboard {
             let scalars = [("eval/loss", line.eval_loss), ("eval/perplexity", line.eval_perplexity)];

@@ -14,7 +14,7 @@ use zeroth_program::Action;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 
-use super::figures::{pairs_of, scaled};
+use super::flops::{pairs_of, scaled};
 
 /// The config section `flops_profiler`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,15 +7,15 @@ use zeroth_config::resolve::Resolved;
 use zeroth_engine::Timed;
 use zeroth_program::Compiled;
 
-use super::breakdown::{Breakdown, Part};
+use super::breakdown::{Breakdown, Phase};
 use super::profile::{ProfileSettings, profile};
-use crate::{MetricsError, StepLine};
+use crate::{MetricsError, StepMetrics};
 
 /// Timing of one step on one rank.
 #[derive(Debug, Clone, Copy)]
-pub struct StepTimes<'a> {
+pub struct StepProfile<'a> {
     /// The step's metrics.
-    pub line: &'a StepLine,
+    pub metrics: &'a StepMetrics,
     /// Time spent assembling micro-batches.
     pub data: Duration,
     /// Lengths of this rank's sequences.
@@ -26,12 +26,12 @@ pub struct StepTimes<'a> {
 
 /// Accumulates times and produces the configured reports.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Timing {
+pub struct StepTiming {
     breakdown: Option<Breakdown>,
     profile: Option<ProfileSettings>,
 }
 
-impl Timing {
+impl StepTiming {
     /// Reads the settings of both reports.
     pub fn from_config(resolved: &Resolved) -> Self {
         Self {
@@ -41,25 +41,29 @@ impl Timing {
     }
 
     /// Whether instructions must be timed.
-    pub const fn is_wanted(&self) -> bool {
+    pub const fn is_enabled(&self) -> bool {
         self.breakdown.is_some() || self.profile.is_some()
     }
 
     /// Adds a step. Returns the profile to print if this is the step to profile and no file is configured.
-    pub fn step(&mut self, compiled: &Compiled, step: StepTimes<'_>) -> Result<Option<String>, MetricsError> {
-        let StepTimes { line, data, lengths, times } = step;
+    pub fn step(
+        &mut self,
+        compiled: &Compiled,
+        step: StepProfile<'_>,
+    ) -> Result<Option<String>, MetricsError> {
+        let StepProfile { metrics, data, lengths, times } = step;
         if let Some(breakdown) = &mut self.breakdown {
             breakdown.add(&compiled.program, times);
-            breakdown.spend(Part::Data, data);
-            breakdown.step(line.step_ms);
+            breakdown.add_time(Phase::Data, data);
+            breakdown.step(metrics.step_ms);
         }
-        let Some(settings) = self.profile.as_ref().filter(|settings| settings.step == line.step) else {
+        let Some(settings) = self.profile.as_ref().filter(|settings| settings.step == metrics.step) else {
             return Ok(None);
         };
-        let text = profile(compiled, settings, times, lengths, line.step_ms);
+        let text = profile(compiled, settings, times, lengths, metrics.step_ms);
         let Some(path) = &settings.file else { return Ok(Some(text)) };
         publish(path, text.as_bytes())?;
-        Ok(Some(format!("flops profile of step {} in {}", line.step, path.display())))
+        Ok(Some(format!("flops profile of step {} in {}", metrics.step, path.display())))
     }
 
     /// Adds the times of an evaluation.
@@ -72,7 +76,7 @@ impl Timing {
     /// Adds the time of a save.
     pub fn save(&mut self, time: Duration) {
         if let Some(breakdown) = &mut self.breakdown {
-            breakdown.spend(Part::Save, time);
+            breakdown.add_time(Phase::Save, time);
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use zeroth_train::checkpoint::{
-    Checkpoint, CheckpointError, PartWriter, Unfinished, Verified, newest_good, problems,
+    Checkpoint, CheckpointError, ShardWriter, UnfinishedCheckpoint, Verified, newest_valid, verify_folder,
 };
 
 use crate::sample::{Model, files_in, numbers_of};
@@ -43,10 +43,10 @@ fn a_flipped_bit_anywhere_in_any_file_is_found() {
             flipped[place] ^= 1 << (turn % 8);
             fs::write(&path, &flipped).unwrap();
             let error = load(&newer).unwrap_err();
-            assert!(!problems(&newer).unwrap_err().is_empty(), "{} byte {place}", path.display());
+            assert!(!verify_folder(&newer).unwrap_err().is_empty(), "{} byte {place}", path.display());
             assert!(error.to_string().contains("resume from an older checkpoint"), "{error}");
         }
-        let newest = newest_good(folder.path()).unwrap();
+        let newest = newest_valid(folder.path()).unwrap();
         assert!(model.is_held_by(&newest.found.unwrap(), 100), "the older one is the newest good one");
         assert_eq!(newest.refused.len(), 1);
         fs::write(&path, &whole).unwrap();
@@ -92,7 +92,7 @@ fn all_damaged_files_are_named_at_once() {
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&path, bytes).unwrap();
     }
-    let found: Vec<String> = problems(&newer).unwrap_err().iter().map(ToString::to_string).collect();
+    let found: Vec<String> = verify_folder(&newer).unwrap_err().iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 3, "{found:?}");
     assert!(found[0].contains("config.json is missing"), "{}", found[0]);
     assert!(found[1].contains("rank-00000-of-00002.safetensors is damaged: its SHA-256 is "), "{}", found[1]);
@@ -101,12 +101,12 @@ fn all_damaged_files_are_named_at_once() {
 /// Writes two parts that own these elements, and tries to make them a checkpoint.
 fn commit_parts(owned: [std::ops::Range<u64>; 2]) -> CheckpointError {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
-    let unfinished = Unfinished::begin(folder.path(), 1).unwrap();
+    let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let mut manifest = model.manifest(1, 2);
     for (rank, owned) in owned.into_iter().enumerate() {
         let pieces = model.pieces(owned);
         let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(1, piece)).collect();
-        let mut part = PartWriter::create(unfinished.path(), rank as u64, 2, pieces).unwrap();
+        let mut part = ShardWriter::create(unfinished.path(), rank as u64, 2, pieces).unwrap();
         part.append_f32(&numbers).unwrap();
         manifest.files.push(part.finish().unwrap().entry().clone());
     }
@@ -139,10 +139,10 @@ fn a_save_whose_model_has_lost_its_config_carries_what_was_read() {
     let (files, total) = (model.files(), model.table.total());
     let config = fs::read(model.folder.path().join("config.json")).unwrap();
     fs::remove_dir_all(model.folder.path()).unwrap();
-    let unfinished = Unfinished::begin(folder.path(), 2).unwrap();
+    let unfinished = UnfinishedCheckpoint::begin(folder.path(), 2).unwrap();
     let (pieces, mut manifest) = (model.pieces(0..total), model.manifest(2, 1));
     let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(2, piece)).collect();
-    let mut part = PartWriter::create(unfinished.path(), 0, 1, pieces).unwrap();
+    let mut part = ShardWriter::create(unfinished.path(), 0, 1, pieces).unwrap();
     part.append_f32(&numbers).unwrap();
     let written = part.finish().unwrap();
     written.sync().unwrap();
@@ -181,7 +181,7 @@ fn the_checkpoint_of_another_model_is_refused_with_what_differs() {
     let (_model, _folder, newer) = two();
     let checkpoint = Checkpoint::open(&newer).unwrap();
     let wider = Model::of_width(16);
-    let message = checkpoint.fits_model("qwen3", &wider.table).unwrap_err().to_string();
+    let message = checkpoint.check_model("qwen3", &wider.table).unwrap_err().to_string();
     assert!(
         message.contains("`model.embed_tokens.weight` has shape [30, 8] in it and [30, 16] in the model"),
         "{message}"
@@ -190,12 +190,12 @@ fn the_checkpoint_of_another_model_is_refused_with_what_differs() {
 
     let mut renamed = Model::new().table;
     renamed.units[0].parameters[0].name = "embed.weight".to_owned();
-    let message = checkpoint.fits_model("qwen3", &renamed).unwrap_err().to_string();
+    let message = checkpoint.check_model("qwen3", &renamed).unwrap_err().to_string();
     assert!(
         message.contains("it lacks `embed.weight`; the model has no `model.embed_tokens.weight`"),
         "{message}"
     );
 
-    let message = checkpoint.fits_model("llama", &Model::new().table).unwrap_err().to_string();
+    let message = checkpoint.check_model("llama", &Model::new().table).unwrap_err().to_string();
     assert!(message.contains("(qwen3 with ") && message.contains("this is llama with "), "{message}");
 }

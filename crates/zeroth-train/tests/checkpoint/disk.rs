@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use zeroth_train::checkpoint::{CheckpointError, newest_good};
+use zeroth_train::checkpoint::{CheckpointError, newest_valid};
 
 use crate::sample::{Model, names_in};
 
@@ -68,7 +68,7 @@ fn a_full_disk_costs_the_new_checkpoint_and_not_the_old_one() {
     assert!(path.starts_with(&disk));
     let message = error.to_string();
     assert!(message.contains("earlier checkpoints are intact"), "{message}");
-    let newest = newest_good(&disk).unwrap();
+    let newest = newest_valid(&disk).unwrap();
     assert!(newest.refused.is_empty(), "what did not fit is not to be seen: {:?}", names_in(&disk));
     let found = newest.found.unwrap();
     assert_eq!(found.manifest().step, saved);
@@ -88,5 +88,5 @@ fn a_folder_that_may_not_be_written_to_is_named_with_what_to_do() {
     let is_named = |path: &Path| path.starts_with(&disk);
     assert!(matches!(&error, CheckpointError::NotWritable { path, .. } if is_named(path)), "{error}");
     assert!(error.to_string().contains("Grant this user write permission"), "{error}");
-    assert_eq!(newest_good(&disk).unwrap().found.unwrap().manifest().step, 1);
+    assert_eq!(newest_valid(&disk).unwrap().found.unwrap().manifest().step, 1);
 }

@@ -8,7 +8,7 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{DEFAULT_SHARD_BYTES, WeightFiles};
 use zeroth_train::ExportError;
-use zeroth_train::checkpoint::{Checkpoint, Destination, PartWriter, Unfinished, export};
+use zeroth_train::checkpoint::{Checkpoint, Destination, ShardWriter, UnfinishedCheckpoint, export};
 
 use crate::sample::{Model, names_in, number};
 
@@ -87,9 +87,9 @@ fn a_folder_that_holds_something_is_written_to_only_when_that_is_meant() {
 fn a_weight_that_fp16_does_not_have_is_refused_and_not_made_infinite() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoints = folder.path().join("checkpoints");
-    let unfinished = Unfinished::begin(&checkpoints, 1).unwrap();
+    let unfinished = UnfinishedCheckpoint::begin(&checkpoints, 1).unwrap();
     let total = model.table.total();
-    let mut part = PartWriter::create(unfinished.path(), 0, 1, model.pieces(0..total)).unwrap();
+    let mut part = ShardWriter::create(unfinished.path(), 0, 1, model.pieces(0..total)).unwrap();
     let mut numbers = vec![0.0; 3 * total as usize];
     numbers[1] = 70_000.0;
     part.append_f32(&numbers).unwrap();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use zeroth_train::checkpoint::{list, newest_good, prune};
+use zeroth_train::checkpoint::{list, newest_valid, prune};
 
 use crate::sample::Model;
 
@@ -47,7 +47,7 @@ fn a_kill_at_any_moment_leaves_only_whole_checkpoints_and_loses_none() {
         std::thread::sleep(Duration::from_micros(1_709 * turn % 13_000));
         child.kill().unwrap();
         child.wait().unwrap();
-        let newest = newest_good(folder.path()).unwrap();
+        let newest = newest_valid(folder.path()).unwrap();
         assert!(newest.refused.is_empty(), "{:?}", newest.refused);
         let found = newest.found.unwrap();
         let step = found.manifest().step;

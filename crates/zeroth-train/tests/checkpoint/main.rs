@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
-mod collection;
 mod damage;
+mod directory;
 mod disk;
 mod export;
 mod forged;

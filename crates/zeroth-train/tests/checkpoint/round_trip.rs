@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_train::checkpoint::{
-    Checkpoint, CheckpointError, PartWriter, Piece, Unfinished, free_bytes, needed_bytes,
+    Checkpoint, CheckpointError, Piece, ShardWriter, UnfinishedCheckpoint, free_bytes, needed_bytes,
 };
 
 use crate::sample::{LOSS_SCALE, Model, dtype_of, files_in, number, numbers_of};
@@ -28,7 +28,7 @@ proptest! {
         let verified = checkpoint.verify().unwrap();
         prop_assert_eq!(verified.bytes, checkpoint.manifest().bytes());
         prop_assert!(model.is_held_by(&checkpoint, stride));
-        checkpoint.fits_model("qwen3", &model.table).unwrap();
+        checkpoint.check_model("qwen3", &model.table).unwrap();
     }
 }
 
@@ -70,7 +70,7 @@ fn checksums_are_those_that_sha256sum_finds() {
 #[test]
 fn neighbours_become_one_tensor_and_bytes_are_taken_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
-    let unfinished = Unfinished::begin(folder.path(), 1).unwrap();
+    let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let piece = |first, count| Piece {
         state: State::First,
         name: "a.weight".to_owned(),
@@ -80,7 +80,7 @@ fn neighbours_become_one_tensor_and_bytes_are_taken_as_they_are() {
     };
     let pieces = vec![piece(10, 5), piece(15, 0), piece(15, 7), piece(30, 2)];
     let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(1, piece)).collect();
-    let mut part = PartWriter::create(unfinished.path(), 3, 11, pieces.clone()).unwrap();
+    let mut part = ShardWriter::create(unfinished.path(), 3, 11, pieces.clone()).unwrap();
     assert_eq!(part.next(), Some((State::First, "a.weight", 10)));
     part.append_f32(&numbers[..6]).unwrap();
     assert_eq!(part.next(), Some((State::First, "a.weight", 16)));
@@ -109,9 +109,9 @@ fn neighbours_become_one_tensor_and_bytes_are_taken_as_they_are() {
 #[test]
 fn a_part_takes_exactly_what_was_announced_and_leaves_nothing_when_it_ends_early() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
-    let unfinished = Unfinished::begin(folder.path(), 1).unwrap();
+    let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let total = model.table.total();
-    let part = |rank| PartWriter::create(unfinished.path(), rank, 3, model.pieces(0..total)).unwrap();
+    let part = |rank| ShardWriter::create(unfinished.path(), rank, 3, model.pieces(0..total)).unwrap();
 
     let mut short = part(0);
     short.append_f32(&[0.0; 9]).unwrap();
@@ -131,7 +131,7 @@ fn a_part_takes_exactly_what_was_announced_and_leaves_nothing_when_it_ends_early
     assert_eq!(files_in(unfinished.path()).len(), 0);
 
     let gradient = Piece { state: State::Gradient, ..model.pieces(0..total)[0].clone() };
-    assert!(PartWriter::create(unfinished.path(), 0, 1, vec![gradient]).is_err());
+    assert!(ShardWriter::create(unfinished.path(), 0, 1, vec![gradient]).is_err());
     drop(unfinished);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -157,11 +157,11 @@ fn ranges_and_states_that_are_not_there_are_refused_with_both_operands() {
 fn a_parameter_that_is_not_trained_has_weights_only() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let frozen = "model.norm.weight";
-    let unfinished = Unfinished::begin(folder.path(), 1).unwrap();
+    let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let mut pieces = model.pieces(0..model.table.total());
     pieces.retain(|piece| piece.state == State::Weights || piece.name != frozen);
     let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(1, piece)).collect();
-    let mut part = PartWriter::create(unfinished.path(), 0, 1, pieces).unwrap();
+    let mut part = ShardWriter::create(unfinished.path(), 0, 1, pieces).unwrap();
     part.append_f32(&numbers).unwrap();
     let mut manifest = model.manifest(1, 1);
     for entry in &mut manifest.model.parameters {

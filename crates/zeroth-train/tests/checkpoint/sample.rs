@@ -11,7 +11,7 @@ use zeroth_model::{Family, ModelConfig, ModelSizes, NewFolder, ParameterTable, n
 use zeroth_train::ModelFiles;
 use zeroth_train::checkpoint::{
     BatchEntry, Checkpoint, CheckpointError, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry,
-    PartWriter, Piece, SAVED, Unfinished, ZEROTH_VERSION, state_name,
+    Piece, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, ZEROTH_VERSION, state_name,
 };
 
 /// A loss scale that no decimal of 15 digits gives.
@@ -72,14 +72,14 @@ impl Model {
         let mut cuts = cuts.to_vec();
         cuts.extend([0, self.table.total()]);
         cuts.sort_unstable();
-        let unfinished = Unfinished::begin(checkpoints, step)?;
+        let unfinished = UnfinishedCheckpoint::begin(checkpoints, step)?;
         let ranks = cuts.len() as u64 - 1;
         let mut manifest = self.manifest(step, ranks);
         // The last rank comes first: the order of files must not matter.
         for (rank, cut) in cuts.windows(2).enumerate().rev() {
             let pieces = self.pieces(cut[0]..cut[1]);
             let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(step, piece)).collect();
-            let mut part = PartWriter::create(unfinished.path(), rank as u64, ranks, pieces)?;
+            let mut part = ShardWriter::create(unfinished.path(), rank as u64, ranks, pieces)?;
             for chunk in numbers.chunks(chunk.min(numbers.len().max(1))) {
                 part.append_f32(chunk)?;
             }
@@ -93,7 +93,7 @@ impl Model {
     /// What a rank owns of all states, where it owns these elements of the parameters laid end to end.
     pub(crate) fn pieces(&self, owned: std::ops::Range<u64>) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        for state in SAVED {
+        for state in SAVED_STATES {
             let mut begin = 0;
             for parameter in self.table.iter() {
                 let end = begin + parameter.elements();
@@ -136,7 +136,7 @@ impl Model {
             optimizer: "AdamW".to_owned(),
             moments: DType::Bf16,
             model: ModelEntry::of("qwen3", &self.table, |_| true),
-            states: SAVED.to_vec(),
+            states: SAVED_STATES.to_vec(),
             config: json!({"train_batch_size": 12, "optimizer": {"params": {"lr": 1e-5}}}),
             files: Vec::new(),
         }
@@ -145,7 +145,7 @@ impl Model {
     /// Whether a checkpoint holds the numbers of its step, read in ranges of `stride` elements.
     pub(crate) fn is_held_by(&self, checkpoint: &Checkpoint, stride: u64) -> bool {
         let step = checkpoint.manifest().step;
-        SAVED.into_iter().all(|state| {
+        SAVED_STATES.into_iter().all(|state| {
             self.table.iter().all(|parameter| {
                 (0..parameter.elements()).step_by(stride as usize).all(|first| {
                     let range = first..(first + stride).min(parameter.elements());

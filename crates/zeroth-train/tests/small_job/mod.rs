@@ -9,7 +9,9 @@ use zeroth_data::{Samples, SamplesBuilder};
 use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, table};
 use zeroth_program::Settings;
-use zeroth_train::{BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Job, ModelFiles, Order, Schedule};
+use zeroth_train::{
+    BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Job, ModelFiles, SampleOrder, Schedule,
+};
 
 pub(crate) const STEPS: u64 = 9;
 
@@ -41,7 +43,7 @@ pub(crate) fn job(folder: &Path) -> Job {
         files: ModelFiles::read(folder).unwrap(),
         table: table(&model),
         model,
-        order: Order::new(samples_of_job.count(), Some(3)),
+        order: SampleOrder::new(samples_of_job.count(), Some(3)),
         samples: samples_of_job,
         shape: BatchShape { micro_batch: 2, accumulation: 1, ranks: 1 },
         steps: STEPS,

@@ -122,7 +122,7 @@ pub fn collectives(
     ranks: usize,
     sizes: &[usize],
     rounds: usize,
-    told: &(dyn Fn(usize) + Sync),
+    progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Measured>, CollectivesError> {
     // Peers are mapped once per job, so each size needs its own.
     let jobs = sizes.iter().map(|_| Job::create(ranks, REGION)).collect::<Result<Vec<_>, _>>()?;
@@ -134,7 +134,7 @@ pub fn collectives(
         let mut seconds = vec![Vec::with_capacity(rounds); sizes.len() * Kind::ALL.len()];
         for round in 0..=rounds {
             if rank == 0 {
-                told(round);
+                progress(round);
             }
             for (member, seconds) in members.iter_mut().zip(seconds.chunks_mut(Kind::ALL.len())) {
                 for (kind, seconds) in Kind::ALL.into_iter().zip(seconds) {

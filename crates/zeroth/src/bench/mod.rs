@@ -5,4 +5,4 @@ mod collectives;
 mod step;
 
 pub use collectives::{CollectivesError, collectives};
-pub use step::{ModelSize, StepAsk, StepBenchError, StepReport, StepShares, whole_step};
+pub use step::{ModelSize, StepBenchError, StepBenchOptions, StepReport, StepShares, whole_step};

@@ -17,9 +17,9 @@ use zeroth_machine::probe;
 use zeroth_model::{Batch, Family, ForwardError, ModelConfig, ModelError, ModelSizes, forward, table};
 use zeroth_program::Action;
 use zeroth_program::Compiled;
-use zeroth_train::report::breakdown::Part;
-use zeroth_train::report::figures::Work;
-use zeroth_train::{MicroBatch, Place};
+use zeroth_train::report::breakdown::Phase;
+use zeroth_train::report::flops::ModelFlops;
+use zeroth_train::{EpochSample, MicroBatch};
 
 use crate::{Session, SessionError};
 
@@ -85,7 +85,7 @@ const LENGTH: usize = 512;
 
 /// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StepAsk {
+pub struct StepBenchOptions {
     /// The model.
     pub size: ModelSize,
     /// The ZeRO stage.
@@ -136,11 +136,11 @@ pub enum StepBenchError {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepShares {
     /// Matmuls of linear layers and of the head with its loss, forward and backward.
-    pub products: f64,
+    pub matmuls: f64,
     /// Attention.
     pub attention: f64,
     /// Other ops of forward and backward.
-    pub around: f64,
+    pub other_ops: f64,
     /// Parameter all-gathers.
     pub gather: f64,
     /// Rounding and reducing gradients.
@@ -148,13 +148,13 @@ pub struct StepShares {
     /// Gradient norm, optimizer, and all-gathers of updated weights.
     pub update: f64,
     /// Time between instructions.
-    pub rest: f64,
+    pub other: f64,
 }
 
 impl StepShares {
     /// Matmuls and attention.
     pub fn matrix(self) -> f64 {
-        self.products + self.attention
+        self.matmuls + self.attention
     }
 }
 
@@ -184,45 +184,48 @@ struct Found {
     timed: (f64, Vec<Timed>),
 }
 
-/// Trains a new model on random tokens for some steps. `told` is called every step.
+/// Trains a new model on random tokens for some steps. `progress` is called every step.
 #[allow(clippy::missing_panics_doc, reason = "all models here are decoders, whose work can be counted")]
-pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepReport, StepBenchError> {
-    let config = ask.size.config()?;
+pub fn whole_step(
+    options: &StepBenchOptions,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<StepReport, StepBenchError> {
+    let config = options.size.config()?;
     let parameters = table(&config);
-    let (sequences, length) = (ask.size.sequences(), ask.length.unwrap_or(LENGTH));
+    let (sequences, length) = (options.size.sequences(), options.length.unwrap_or(LENGTH));
     let rows = sequences * length;
     let graph = forward(&config, &parameters, Batch { tokens: rows as u64 })?;
     let json = format!(
         r#"{{"train_micro_batch_size_per_gpu": {sequences}, "gradient_clipping": 1.0, "bf16": {{"enabled": {}}},
             "zero_optimization": {{"stage": {}, "overlap_comm": true}},
             "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "weight_decay": 0.1}}}}}}"#,
-        ask.dtype == DType::Bf16,
-        ask.stage
+        options.dtype == DType::Bf16,
+        options.stage
     );
     // A warm-up step that faults memory in, the measured steps, and one with instruction timing.
-    let steps = NonZeroU64::MIN.saturating_add(ask.steps as u64 + 1);
-    let session = Session::with_threads(graph, &json, ask.ranks as u64, ask.threads, steps)?;
-    let needed = ask.ranks as u64 * session.bytes();
+    let steps = NonZeroU64::MIN.saturating_add(options.steps as u64 + 1);
+    let session = Session::with_threads(graph, &json, options.ranks as u64, options.threads, steps)?;
+    let needed = options.ranks as u64 * session.bytes();
     if let Some(available) = probe().host_memory_available().filter(|available| needed > *available) {
-        return Err(StepBenchError::Memory { ranks: ask.ranks, needed, available });
+        return Err(StepBenchError::Memory { ranks: options.ranks, needed, available });
     }
     let path = Isa::chosen().map_err(DeviceError::from)?;
-    let limit = matrix_limit(path, ask.dtype);
+    let limit = matrix_limit(path, options.dtype);
     let vocab = config.vocab;
     let found = session.run(|rank| {
-        let pool = Pool::new(ask.threads);
-        let trained = (ask.ranks * sequences * (length - 1)) as u64;
+        let pool = Pool::new(options.threads);
+        let trained = (options.ranks * sequences * (length - 1)) as u64;
         let mut found = Found { seconds: Vec::new(), limit: Vec::new(), loss: 0.0, timed: (0.0, Vec::new()) };
         let mut batch = MicroBatch::with_capacity(rows, sequences);
         for step in 0..steps.get() {
             if rank.rank() == 0 {
-                told(step as usize);
+                progress(step as usize);
             }
             batch.clear();
             for sequence in 0..sequences as u64 {
-                let sample = (step * ask.ranks as u64 + rank.rank()) * sequences as u64 + sequence;
+                let sample = (step * options.ranks as u64 + rank.rank()) * sequences as u64 + sequence;
                 let row = random_row(sample, length, vocab);
-                batch.push(&row, &row, Place { epoch: 0, sample });
+                batch.push(&row, &row, EpochSample { epoch: 0, sample });
             }
             let last = step + 1 == steps.get();
             if last {
@@ -241,24 +244,24 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
         }
         Ok(found)
     })?;
-    let tokens = ask.ranks * rows;
+    let tokens = options.ranks * rows;
     // Ranks synchronise in every step, so the slowest determines its time; their limits add up.
     let slowest = |step: usize| found.iter().map(|rank| rank.seconds[step]).fold(0.0, f64::max);
-    let times: Vec<f64> = (0..ask.steps).map(slowest).collect();
-    let limits = (0..ask.steps).map(|step| found.iter().map(|rank| rank.limit[step]).sum()).collect();
-    let work = Work::of(&config, &parameters).expect("a decoder has one length");
-    let flop = work.step(std::iter::repeat_n(length as u64, ask.ranks * sequences));
+    let times: Vec<f64> = (0..options.steps).map(slowest).collect();
+    let limits = (0..options.steps).map(|step| found.iter().map(|rank| rank.limit[step]).sum()).collect();
+    let work = ModelFlops::of(&config, &parameters).expect("a decoder has one length");
+    let flop = work.step(std::iter::repeat_n(length as u64, options.ranks * sequences));
     let rate = |amount: f64| Rate::of(times.iter().map(|seconds| amount / seconds).collect());
     let name = format!(
         "{} {} ZeRO-{}, {} ranks x {} threads, {sequences} x {length} tokens a rank",
-        ask.size.name(),
-        ask.dtype,
-        ask.stage,
-        ask.ranks,
-        ask.threads
+        options.size.name(),
+        options.dtype,
+        options.stage,
+        options.ranks,
+        options.threads
     );
     let limit = (limit, Rate::of(limits));
-    let threads = ask.ranks * ask.threads;
+    let threads = options.ranks * options.threads;
     let lines = [
         Measured::new(name.clone(), threads, Unit::Gflops, rate(flop / 1e9), Some(limit)),
         Measured::new(name, threads, Unit::Tokens, rate(tokens as f64), None),
@@ -298,7 +301,7 @@ fn random_row(sample: u64, length: usize, vocab: u64) -> Vec<i32> {
 fn shares(compiled: &Compiled, seconds: f64, times: &[Timed]) -> StepShares {
     let graph = &compiled.graph;
     let mut shares = StepShares::default();
-    let mut told = 0.0;
+    let mut timed_seconds = 0.0;
     for timed in times {
         let section = &compiled.program.sections[timed.section];
         let action = &section.instructions[timed.instruction].action;
@@ -307,18 +310,18 @@ fn shares(compiled: &Compiled, seconds: f64, times: &[Timed]) -> StepShares {
             Action::Backward(node) => Some(compiled.backward.nodes[*node].of),
             _ => None,
         };
-        let share = match (node.map(|node| &graph.nodes[node].op), Part::of(section.kind, action)) {
-            (Some(Op::Linear | Op::HeadLoss), _) => &mut shares.products,
+        let share = match (node.map(|node| &graph.nodes[node].op), Phase::of(section.kind, action)) {
+            (Some(Op::Linear | Op::HeadLoss), _) => &mut shares.matmuls,
             (Some(Op::Attention { .. }), _) => &mut shares.attention,
-            (_, Part::Gather) => &mut shares.gather,
-            (_, Part::Reduce) => &mut shares.reduce,
-            (_, Part::Update) => &mut shares.update,
-            _ => &mut shares.around,
+            (_, Phase::Gather) => &mut shares.gather,
+            (_, Phase::Reduce) => &mut shares.reduce,
+            (_, Phase::Update) => &mut shares.update,
+            _ => &mut shares.other_ops,
         };
         *share += 100.0 * timed.seconds / seconds;
-        told += timed.seconds;
+        timed_seconds += timed.seconds;
     }
-    shares.rest = 100.0 * (seconds - told) / seconds;
+    shares.other = 100.0 * (seconds - timed_seconds) / seconds;
     shares
 }
 
@@ -328,7 +331,7 @@ mod tests {
 
     #[test]
     fn shares_of_a_step_sum_to_100_percent() {
-        let ask = StepAsk {
+        let options = StepBenchOptions {
             size: ModelSize::M50,
             stage: 2,
             dtype: DType::F32,
@@ -337,11 +340,11 @@ mod tests {
             steps: 1,
             length: Some(8),
         };
-        let report = whole_step(&ask, &|_| {}).unwrap();
+        let report = whole_step(&options, &|_| {}).unwrap();
         assert_eq!((report.tokens, report.params), (2 * 2 * 8, 41_559_552));
-        let StepShares { products, attention, around, gather, reduce, update, rest } = report.shares;
-        let whole = products + attention + around + gather + reduce + update + rest;
-        assert!((whole - 100.0).abs() < 1e-6 && rest >= 0.0, "{report:?}");
+        let StepShares { matmuls, attention, other_ops, gather, reduce, update, other } = report.shares;
+        let whole = matmuls + attention + other_ops + gather + reduce + update + other;
+        assert!((whole - 100.0).abs() < 1e-6 && other >= 0.0, "{report:?}");
         assert!(report.shares.matrix() > 0.0 && update > 0.0 && reduce > 0.0, "{report:?}");
         assert!(report.loss.is_finite() && report.lines.iter().all(|line| line.best > 0.0), "{report:?}");
     }

@@ -3,14 +3,16 @@
 use std::io::IsTerminal;
 
 use zeroth::base::DType;
-use zeroth::bench::{CollectivesError, StepAsk, StepBenchError, StepReport, collectives, whole_step};
+use zeroth::bench::{
+    CollectivesError, StepBenchError, StepBenchOptions, StepReport, collectives, whole_step,
+};
 use zeroth::kernel::HeadLossDims;
 use zeroth::machine::bench::{
     BenchError, Line, Measured, MovingSizes, Part, attention_lines, card_lines, disk_lines, head_lines,
     measure, moving_lines, optimizer_lines, processor_lines, product_lines,
 };
 
-use super::Asked;
+use super::BenchRun;
 use crate::exit::Exit;
 use crate::output;
 
@@ -52,21 +54,21 @@ impl From<StepBenchError> for Stopped {
 
 /// Runs a group of benchmarks; `step` receives the full report of a training step.
 pub(super) fn part(
-    asked: &Asked<'_>,
+    bench: &BenchRun<'_>,
     part: Part,
     step: &mut Option<StepReport>,
 ) -> Result<Vec<Measured>, Stopped> {
-    let arguments = asked.arguments;
+    let arguments = bench.arguments;
     let sizes = if arguments.quick { MovingSizes::QUICK } else { MovingSizes::FULL };
-    let mut counts = vec![1, asked.threads];
+    let mut counts = vec![1, bench.threads];
     counts.dedup();
-    let rounds = asked.rounds;
+    let rounds = bench.rounds;
     match part {
         Part::Kernels => {
             let mut lines = run(computing(&counts, arguments.quick)?, rounds, "matmuls, attention and head")?;
             lines.extend(run(moving_lines(&counts, sizes)?, rounds, "norms, casts and copies")?);
             let size = if arguments.quick { 2048 } else { 4096 };
-            lines.extend(run(card_lines(&asked.machine, size)?, rounds, "GPU matmuls")?);
+            lines.extend(run(card_lines(&bench.machine, size)?, rounds, "GPU matmuls")?);
             Ok(lines)
         }
         Part::Optimizer => Ok(run(optimizer_lines(&counts, sizes)?, rounds, "optimizer")?),
@@ -82,17 +84,17 @@ pub(super) fn part(
         }
         Part::Step => {
             let ranks = arguments.ranks as usize;
-            let ask = StepAsk {
+            let options = StepBenchOptions {
                 size: arguments.size.into(),
                 stage: arguments.stage,
                 dtype: arguments.dtype.into(),
                 ranks,
-                threads: (asked.threads / ranks).max(1),
+                threads: (bench.threads / ranks).max(1),
                 steps: rounds,
                 length: arguments.quick.then_some(128),
             };
             let progress = Progress::new("step", rounds + 1);
-            let report = whole_step(&ask, &|step| progress.tell(step))?;
+            let report = whole_step(&options, &|step| progress.tell(step))?;
             let lines = report.lines.to_vec();
             *step = Some(report);
             Ok(lines)

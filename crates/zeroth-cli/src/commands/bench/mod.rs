@@ -15,7 +15,7 @@ use crate::exit::Exit;
 use crate::output::{self, Output};
 
 /// The resolved arguments.
-struct Asked<'a> {
+struct BenchRun<'a> {
     arguments: &'a BenchArgs,
     machine: Machine,
     parts: Vec<Part>,
@@ -33,19 +33,19 @@ struct Found {
 }
 
 pub(super) fn run(arguments: &BenchArgs, output: &Output) -> anyhow::Result<Exit> {
-    let asked = ask(arguments)?;
-    let identity = Identity::of(&asked.machine);
+    let bench = resolve(arguments)?;
+    let identity = Identity::of(&bench.machine);
     let place =
         if arguments.no_save { None } else { Some(profile::place(arguments.profile.as_ref(), &identity)?) };
     let mut found = Found {
         machine: identity,
         quick: arguments.quick,
-        rounds: asked.rounds,
+        rounds: bench.rounds,
         parts: Vec::new(),
         step: None,
     };
-    for part in &asked.parts {
-        let lines = match measure::part(&asked, *part, &mut found.step) {
+    for part in &bench.parts {
+        let lines = match measure::part(&bench, *part, &mut found.step) {
             Ok(lines) => lines,
             Err(measure::Stopped { exit, message }) => {
                 output::error(&message);
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &BenchArgs, output: &Output) -> anyhow::Result<Exit
 }
 
 /// Resolves the arguments; all errors are reported before the first burst.
-fn ask(arguments: &BenchArgs) -> anyhow::Result<Asked<'_>> {
+fn resolve(arguments: &BenchArgs) -> anyhow::Result<BenchRun<'_>> {
     Isa::chosen()?;
     let machine = probe();
     let mut parts: Vec<Part> = arguments.parts.iter().map(|part| Part::from(*part)).collect();
@@ -87,7 +87,7 @@ fn ask(arguments: &BenchArgs) -> anyhow::Result<Asked<'_>> {
     }
     let threads = arguments.threads.unwrap_or(u64::from(machine.cpu.threads)) as usize;
     let rounds = arguments.rounds.unwrap_or(if arguments.quick { 3 } else { 20 }) as usize;
-    Ok(Asked { arguments, machine, parts, threads, rounds })
+    Ok(BenchRun { arguments, machine, parts, threads, rounds })
 }
 
 /// Merges the results into the machine's profile. Returns a note if an invalid profile was replaced.

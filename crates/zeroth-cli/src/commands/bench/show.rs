@@ -55,10 +55,10 @@ pub(super) fn end(found: &Found, profile: Option<&Path>) -> String {
 }
 
 fn step_text(step: &StepReport) -> String {
-    let StepShares { products, attention, around, gather, reduce, update, rest } = step.shares;
+    let StepShares { matmuls, attention, other_ops, gather, reduce, update, other } = step.shares;
     format!(
-        "\nstep time: {:.0}% matrix work (matmuls {products:.0}%, attention {attention:.0}%), other ops \
-         {around:.0}%, gather {gather:.0}%, reduce {reduce:.0}%, update {update:.0}%, rest {rest:.0}%\n{} parameters, {} \
+        "\nstep time: {:.0}% matrix work (matmuls {matmuls:.0}%, attention {attention:.0}%), other ops \
+         {other_ops:.0}%, gather {gather:.0}%, reduce {reduce:.0}%, update {update:.0}%, rest {other:.0}%\n{} parameters, {} \
          tokens per step, {} planned per rank, loss {:.3}\n",
         step.shares.matrix(),
         grouped(step.params),
@@ -83,7 +83,7 @@ pub(super) fn json(found: &Found, profile: Option<&Path>) -> Value {
 }
 
 fn step_json(step: &StepReport) -> Value {
-    let StepShares { products, attention, around, gather, reduce, update, rest } = step.shares;
+    let StepShares { matmuls, attention, other_ops, gather, reduce, update, other } = step.shares;
     let [flops, tokens] = step.lines.each_ref().map(|line| json!({"best": line.best, "median": line.median}));
     json!({
         "name": step.lines[0].name,
@@ -93,8 +93,8 @@ fn step_json(step: &StepReport) -> Value {
         "gflops": flops,
         "matrix_percent": step.shares.matrix(),
         "percent_of_time": {
-            "products": products, "attention": attention, "other_ops": around, "gather": gather, "reduce": reduce,
-            "update": update, "rest": rest,
+            "products": matmuls, "attention": attention, "other_ops": other_ops, "gather": gather, "reduce": reduce,
+            "update": update, "rest": other,
         },
         "planned_bytes": step.planned_bytes,
         "loss": step.loss,

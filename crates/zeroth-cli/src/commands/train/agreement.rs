@@ -1,4 +1,4 @@
-//! What all ranks of a job must have resolved alike: ranks that another launcher started each read their own command line.
+//! Settings that all ranks must agree on: under an external launcher, each rank reads its own command line.
 
 use std::path::{Path, PathBuf};
 
@@ -7,28 +7,28 @@ use serde_json::{Map, Value, json};
 use zeroth::comm::local::LocalComm;
 use zeroth::comm::{Comm, OpName};
 
-use super::ask::{Asked, DEFAULT_STEPS};
+use super::resolve_job::{DEFAULT_STEPS, ResolvedJob};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
 
-/// Bytes in which a rank says what is wrong: an exit code, and a text.
-const SAID: usize = 2048;
+/// Size of a rank's report: an exit code and a message.
+const REPORT: usize = 2048;
 
-/// Everything that decides what is trained, in which order, and when ranks meet besides.
-pub(super) fn of(arguments: &TrainArgs, asked: &Asked) -> Map<String, Value> {
-    let job = &asked.job;
+/// Everything that determines what is trained, in which order, and which collectives run.
+pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<String, Value> {
+    let job = &resolved_job.job;
     let reading = &arguments.reading;
     let agreed = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "ranks": asked.ranks,
-        "--device": format!("{:?}", asked.device).to_lowercase(),
-        "--model": whole_path(&job.folder),
-        "--output": whole_path(&arguments.output),
+        "ranks": resolved_job.ranks,
+        "--device": format!("{:?}", resolved_job.device).to_lowercase(),
+        "--model": resolved_path(&job.folder),
+        "--output": resolved_path(&arguments.output),
         "--data": arguments.data,
         "--eval-data": arguments.eval_data,
         "--columns": reading.columns,
-        "--max-length": asked.reading.max_length(),
+        "--max-length": resolved_job.reading.max_length(),
         "--truncation-strategy": format!("{:?}", reading.truncation_strategy).to_lowercase(),
         "--packing": arguments.packing,
         "--max-train-samples": arguments.max_train_samples,
@@ -38,8 +38,8 @@ pub(super) fn of(arguments: &TrainArgs, asked: &Asked) -> Map<String, Value> {
         "--save-steps": arguments.save_steps.unwrap_or(DEFAULT_STEPS),
         "--eval-steps": job.evaluation.as_ref().map(|evaluation| evaluation.every),
         "steps of the run (--max-steps, --num-train-epochs)": job.steps,
-        "config": asked.resolved.to_json(),
-        "config.json of the model": asked.inputs.model,
+        "config": resolved_job.resolved.to_json(),
+        "config.json of the model": resolved_job.inputs.model,
         "rows of micro-batches": job.row_sizes,
         "hash of the data": format!("{:016x}", job.samples.hash()),
         "hash of the evaluation data":
@@ -47,11 +47,11 @@ pub(super) fn of(arguments: &TrainArgs, asked: &Asked) -> Map<String, Value> {
     });
     match agreed {
         Value::Object(map) => map,
-        _ => unreachable!("an object was written down just above"),
+        _ => unreachable!("constructed as an object above"),
     }
 }
 
-/// Refuses what this rank has resolved where it is not what rank 0 has.
+/// Fails if this rank has resolved something else than rank 0.
 pub(super) fn check(
     rank: usize,
     own: &Map<String, Value>,
@@ -61,7 +61,7 @@ pub(super) fn check(
         return Ok(());
     };
     anyhow::bail!(
-        "{path} is {of_rank_0} on rank 0 and {own} on rank {rank}: ranks must train the same; start all of them with the \
+        "{path} is {of_rank_0} on rank 0 and {own} on rank {rank}: all ranks must agree; start them with the \
          same flags, config and model"
     )
 }
@@ -91,35 +91,35 @@ fn first_difference(
     })
 }
 
-/// A rank that cannot take part, for the others to hear.
+/// Why a rank cannot take part, shared with the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) exit: Exit,
     pub(super) why: String,
 }
 
-/// Tells all ranks whether this one can take part. Where one cannot, all of them end with its exit code, and rank 0 says why.
+/// Shares whether this rank can take part. If one cannot, all exit with its code, and rank 0 prints why.
 pub(super) fn exchange(comm: &LocalComm, own: Result<(), &Refusal>) -> anyhow::Result<Option<Exit>> {
-    let mut said = vec![0; SAID];
+    let mut report = vec![0; REPORT];
     if let Err(refusal) = own {
-        said[0] = refusal.exit as u8;
-        let end = refusal.why.floor_char_boundary(SAID - 1);
-        said[1..=end].copy_from_slice(&refusal.why.as_bytes()[..end]);
+        report[0] = refusal.exit as u8;
+        let end = refusal.why.floor_char_boundary(REPORT - 1);
+        report[1..=end].copy_from_slice(&refusal.why.as_bytes()[..end]);
     }
-    let mut all = vec![0; SAID * comm.world()];
-    let counts = vec![SAID; comm.world()];
-    comm.all_gather(OpName::new(0, "agreement", 0), &said, &mut all, &counts)
+    let mut all = vec![0; REPORT * comm.world()];
+    let counts = vec![REPORT; comm.world()];
+    comm.all_gather(OpName::new(0, "agreement", 0), &report, &mut all, &counts)
         .and_then(zeroth::comm::Handle::wait)
-        .context("ranks did not come to an agreement")?;
-    let Some(refused) = all.chunks(SAID).find(|said| said[0] != 0) else { return Ok(None) };
+        .context("ranks could not exchange their settings")?;
+    let Some(refused) = all.chunks(REPORT).find(|report| report[0] != 0) else { return Ok(None) };
     if comm.rank() == 0 {
         output::error(String::from_utf8_lossy(&refused[1..]).trim_end_matches('\0'));
     }
     Ok(Some(Exit::of_code(&refused[0].to_string())))
 }
 
-/// A path without links, the same before and after its folders are made.
-fn whole_path(path: &Path) -> PathBuf {
+/// An absolute path with symlinks resolved, the same before and after its folders are created.
+fn resolved_path(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
     match there {
@@ -137,16 +137,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_the_same_before_and_after_it_is_made() {
+    fn resolved_paths_do_not_depend_on_existence() {
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();
         let path = link.join("runs/first");
-        let before = whole_path(&path);
+        let before = resolved_path(&path);
         std::fs::create_dir_all(&path).unwrap();
-        assert_eq!(before, whole_path(&path));
+        assert_eq!(before, resolved_path(&path));
         assert_eq!(before, folder.path().canonicalize().unwrap().join("runs/first"));
-        assert!(whole_path(Path::new("relative/run")).is_absolute());
+        assert!(resolved_path(Path::new("relative/run")).is_absolute());
     }
 
     fn map(value: &Value) -> Map<String, Value> {
@@ -162,7 +162,7 @@ mod tests {
         own["config"]["optimizer"]["params"]["lr"] = json!(0.5);
         assert_eq!(
             check(3, &own, &zero).unwrap_err().to_string(),
-            "config.optimizer.params.lr is 0.001 on rank 0 and 0.5 on rank 3: ranks must train the same; start all of them \
+            "config.optimizer.params.lr is 0.001 on rank 0 and 0.5 on rank 3: all ranks must agree; start them \
              with the same flags, config and model"
         );
         own["--seed"] = json!(7);

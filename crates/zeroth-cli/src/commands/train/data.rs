@@ -1,4 +1,4 @@
-//! A run's data: tokenised once, before ranks meet, and opened by each of them.
+//! A run's data: tokenised once by the launcher, and opened by every rank.
 
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,21 @@ use zeroth::data::{
 use zeroth::model::ModelConfig;
 
 use super::super::render_templates;
-use super::saves;
-use super::told::Told;
+use super::checkpoints;
+use super::handoff::LauncherHandoff;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
 use crate::terminal::Meter;
 
-/// Longer rows are taken only where that is typed.
+/// Default maximum row length.
 const LONGEST: u64 = 2048;
 
-/// How rows become tokens.
+/// Tokenisation settings.
 pub(in super::super) struct Reading {
     folder: PathBuf,
     options: EncoderOptions,
     max_length: u64,
-    /// Positions that the model was made for.
+    /// The model's maximum sequence length.
     positions: Option<u64>,
     truncation: Truncation,
 }
@@ -57,12 +57,12 @@ impl Reading {
         self.max_length
     }
 
-    /// What a user should hear where rows may be longer than the model was made for.
+    /// A note if rows may exceed the model's maximum sequence length.
     pub(in super::super) fn note(&self) -> Option<String> {
         let positions = self.positions.filter(|positions| *positions < self.max_length)?;
         Some(format!(
-            "--max-length {} is beyond the {} that the model was made for (max_position_embeddings): longer rows are trained \
-             at positions it has not learnt, and `zeroth generate` ends at {}",
+            "--max-length {} exceeds the {} of the model (max_position_embeddings): longer rows train \
+             untrained positions, and `zeroth generate` stops at {}",
             grouped(self.max_length),
             counted(positions, "position"),
             grouped(positions)
@@ -83,7 +83,7 @@ impl Reading {
     }
 }
 
-/// The data of a run, and the caches that hold it.
+/// The data of a run, and its token caches.
 pub(super) struct Data {
     pub(super) samples: Samples,
     pub(super) path: PathBuf,
@@ -91,17 +91,17 @@ pub(super) struct Data {
     pub(super) evaluation_path: Option<PathBuf>,
 }
 
-/// What a rank was told to open.
-pub(super) fn open(told: &Told) -> anyhow::Result<Data> {
+/// Opens the caches that the launcher prepared.
+pub(super) fn open(handoff: &LauncherHandoff) -> anyhow::Result<Data> {
     Ok(Data {
-        samples: Samples::open(&told.samples)?,
-        path: told.samples.clone(),
-        evaluation: told.evaluation.as_deref().map(Samples::open).transpose()?,
-        evaluation_path: told.evaluation.clone(),
+        samples: Samples::open(&handoff.samples)?,
+        path: handoff.samples.clone(),
+        evaluation: handoff.evaluation.as_deref().map(Samples::open).transpose()?,
+        evaluation_path: handoff.evaluation.clone(),
     })
 }
 
-/// Tokenises, or finds what was tokenised before.
+/// Tokenises the data, or finds it in the cache.
 pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Result<Data> {
     anyhow::ensure!(
         !arguments.eval_data.is_empty() || arguments.eval_steps.is_none(),
@@ -113,13 +113,13 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
         let meter = Mutex::new(Meter::new("tokenising"));
         let options = reading.options(most, packing);
         let prepared = prepare_with_progress(files, &encoder, &options, &cache, &|done| {
-            // Where another thread is at it, this one goes on with its rows.
+            // Skip the update if another thread is printing.
             if let Ok(mut meter) = meter.try_lock() {
                 meter.tell(done.bytes, done.total_bytes, || Some(format!("{} rows", grouped(done.rows))));
             }
         })?;
         drop(meter);
-        say(&prepared);
+        print_summary(&prepared);
         check_trained(&prepared.samples, files, &encoder, &options)?;
         Ok(prepared)
     };
@@ -132,19 +132,19 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
     Ok(Data { samples: train.samples, path: train.path, evaluation, evaluation_path })
 }
 
-/// Where token caches are kept: the user's own, else beside the output, for this run only.
+/// The token cache: the user's, or a temporary one beside the output.
 pub(super) fn cache(arguments: &TrainArgs) -> CacheFolder {
     let cache = CacheFolder::default_location();
-    match saves::existing(&arguments.output) {
+    match checkpoints::existing(&arguments.output) {
         Some(folder) => cache.or_temporary_in(folder),
         None => cache,
     }
 }
 
-fn say(prepared: &Prepared) {
+fn print_summary(prepared: &Prepared) {
     for (folder, error) in &prepared.unusable {
         output::note(&format!(
-            "note: tokens are kept for this run only: the token cache in {} cannot be used: {error}",
+            "note: the token cache in {} cannot be used, so tokens are kept for this run only: {error}",
             folder.display()
         ));
     }

@@ -1,4 +1,4 @@
-//! Ranks as processes of this machine: started, followed, asked to end, started again when one dies, and their end explained.
+//! Launches ranks as processes on this machine, restarts them when one dies, and explains failures.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -9,57 +9,57 @@ use zeroth::comm::Lost;
 use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream, sealed};
 use zeroth::kernel::Tier;
 
-use super::told::{TOLD, Told};
-use super::{Begun, finish, resume};
-use crate::before_first_step::FINISHING;
+use super::handoff::{HANDOFF_VARIABLE, LauncherHandoff};
+use super::{PreparedRun, resume, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
 use crate::signals::Signals;
+use crate::startup_signals::STOP_ACKNOWLEDGEMENT;
 use crate::terminal::{TERMINAL, show_passed};
 
-/// Bytes of shared memory through which each rank sends: large messages go in pieces of half of it.
+/// Size of each rank's shared-memory send region; larger messages are sent in pieces of half of it.
 pub(super) const REGION: usize = 8 << 20;
 
-/// Starts the ranks, and again from the newest good checkpoint when one dies, as often as was allowed.
-pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
-    let mut told = begun.asked.told.clone();
+/// Launches the ranks, restarting from the newest valid checkpoint when one dies, up to --max-restarts times.
+pub(super) fn many(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) -> anyhow::Result<Exit> {
+    let mut handoff = run.resolved_job.handoff.clone();
     let mut restarts = 0;
-    if let Some(before) = signals.before_first_step() {
+    if let Some(before) = signals.startup() {
         before.launch();
     }
     loop {
-        let report = once(begun, &told, signals)?;
+        let report = once(run, &handoff, signals)?;
         if report.before_first_step
-            && let (Some(before), Some(asked)) = (signals.before_first_step(), signals.asked())
+            && let (Some(before), Some(signal)) = (signals.startup(), signals.stop_requested())
         {
-            before.stop(asked);
+            before.stop(signal);
         }
         if report.success() || report.stopped_as_asked() {
             if let (Some(path), true) = (&arguments.trace, report.success()) {
-                finish::joined_trace(path, begun.folder.root(), begun.asked.ranks as usize)?;
+                summary::join_traces(path, run.folder.root(), run.resolved_job.ranks as usize)?;
             }
-            return Ok(end(&report, signals));
+            return Ok(exit_of(&report, signals));
         }
-        // Where all ranks ended by themselves with the same exit code, rank 0 has said why.
+        // If all ranks exited with the same code, rank 0 has printed why.
         let agreed = |code: Exit| report.ranks.iter().all(|end| end.how == How::Exited { code: code as i32 });
-        // A rank was told to end, and all of them have saved and ended with it.
+        // A rank received SIGTERM, and all of them have saved and exited.
         if agreed(Exit::Terminated) {
             return Ok(Exit::Terminated);
         }
         let left = report.lost.as_ref().is_none_or(|lost| lost.reason == Lost::Left);
-        let is_said = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
-        if !is_said {
+        let is_explained = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
+        if !is_explained {
             output::error(report.to_string().trim_end());
         }
-        // What a rank finds wrong it would find again; a rank that died may live the next time.
+        // An error would recur; a rank that was killed may survive the next time.
         let died = report.ranks.iter().any(|end| matches!(end.how, How::Killed { .. }));
-        if signals.asked().is_some() || !died || restarts >= arguments.max_restarts {
+        if signals.stop_requested().is_some() || !died || restarts >= arguments.max_restarts {
             return Ok(if agreed(Exit::Wrong) { Exit::Wrong } else { Exit::Failed });
         }
         restarts += 1;
         let mut notes = Vec::new();
-        let newest = match resume::newest_or_none(begun.folder.root(), &mut notes) {
+        let newest = match resume::newest_or_none(run.folder.root(), &mut notes) {
             Ok(newest) => newest,
             Err(error) => {
                 output::error(&format!("{error:#}"));
@@ -70,30 +70,30 @@ pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> a
             output::note(&format!("note: {note}"));
         }
         let from = newest.as_ref().map_or_else(
-            || "step 0, there is no checkpoint yet".to_owned(),
+            || "step 0, as there is no checkpoint yet".to_owned(),
             |checkpoint| format!("step {}", checkpoint.manifest().step),
         );
-        output::note(&format!("starting again ({restarts} of {}) from {from}", arguments.max_restarts));
-        // Without a checkpoint of its own, a run goes back to where it came from.
+        output::note(&format!("restarting ({restarts} of {}) from {from}", arguments.max_restarts));
+        // Without a checkpoint of its own, a run restarts from where it was resumed.
         if let Some(checkpoint) = newest {
-            told.resume = Some(checkpoint.folder().to_owned());
+            handoff.resume = Some(checkpoint.folder().to_owned());
         }
     }
 }
 
 /// The exit code of a run that did not fail.
-fn end(report: &Report, signals: &Signals) -> Exit {
+fn exit_of(report: &Report, signals: &Signals) -> Exit {
     let stopped = report.ranks.iter().any(|end| end.how != How::Exited { code: 0 });
-    match signals.asked() {
-        Some(asked) if stopped => Exit::after(asked),
+    match signals.stop_requested() {
+        Some(signal) if stopped => Exit::after(signal),
         _ => Exit::Done,
     }
 }
 
-/// Starts the ranks and follows them to their end.
-fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report> {
-    let Begun { asked, compiled, folder, .. } = begun;
-    let logs: Vec<File> = (0..asked.ranks)
+/// Launches the ranks and waits for them.
+fn once(run: &PreparedRun, handoff: &LauncherHandoff, signals: &Signals) -> anyhow::Result<Report> {
+    let PreparedRun { resolved_job, compiled, folder, .. } = run;
+    let logs: Vec<File> = (0..resolved_job.ranks)
         .map(|rank| {
             let path = folder.log(rank)?;
             anyhow::Ok(File::options().create(true).append(true).open(path)?)
@@ -101,32 +101,33 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         .collect::<anyhow::Result<_>>()?;
     let on_terminal = std::io::stderr().is_terminal();
     let lines = move |line: Line| {
-        // A bar is no line for a log.
+        // Progress bars are not logged.
         if show_passed(&line.text) {
             return;
         }
         let _ = writeln!(&logs[line.rank], "{}", line.text);
-        // Rank 0 speaks for all; what the others say is a problem, and carries their number.
+        // Rank 0 prints for all; output of the others is an error, prefixed with their rank.
         match (line.rank, line.stream) {
             (0, Stream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
             _ => output::problem(&line.to_string()),
         }
     };
-    let files = asked.inputs.files.memory().try_clone()?;
-    let told = Told { inputs: Some(asked.inputs.hand_over(&files)), ..told.clone() }.to_text()?;
-    let told = sealed(|file| file.write_all(told.as_bytes()))?;
+    let files = resolved_job.inputs.files.memory().try_clone()?;
+    let handoff = LauncherHandoff { inputs: Some(resolved_job.inputs.for_ranks(&files)), ..handoff.clone() }
+        .to_text()?;
+    let handoff = sealed(|file| file.write_all(handoff.as_bytes()))?;
     let arenas = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
-    let report = Launch::of_this_program(asked.ranks as usize, REGION)
+    let report = Launch::of_this_program(resolved_job.ranks as usize, REGION)
         .arguments(std::env::args_os().skip(1))
-        .variable(TOLD, told.as_raw_fd().to_string())
-        .inherit(told)
+        .variable(HANDOFF_VARIABLE, handoff.as_raw_fd().to_string())
+        .inherit(handoff)
         .inherit(files)
         .variable(TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .ask_when(signals.flag())
-        .on_ask(|| output::note(FINISHING))
+        .on_ask(|| output::note(STOP_ACKNOWLEDGEMENT))
         .ends_before_first_step()
-        .planned(arenas + asked.overhead(compiled).total)
+        .planned(arenas + resolved_job.overhead(compiled).total)
         .run()?;
     Ok(report)
 }

@@ -1,182 +1,190 @@
-//! `train`: resolves, plans, starts the ranks and watches them.
+//! `train`: resolves, plans and launches a run.
 //!
-//! Every rank is this same command, started again with the ranks' variables in its environment: it resolves the same job
-//! from the same arguments, and is told what the launcher has found. The launcher owns the run folder; rank 0 writes its
-//! metrics, its checkpoints' manifests and its model. Where another launcher has started the ranks (torchrun, srun,
-//! mpirun), rank 0 does the launcher's work and then its own.
+//! Every rank is this same command, started again with the launcher's environment variables: it resolves the same job from
+//! the same arguments, and receives the launcher's decisions in a [`LauncherHandoff`]. The launcher owns the run folder; rank
+//! 0 writes metrics, checkpoint manifests and the model. Under an external launcher (torchrun, srun, mpirun), rank 0 does
+//! the launcher's work first.
 
 mod agreement;
-mod ask;
+mod checkpoints;
 mod data;
-mod finish;
-mod follow;
-mod foreign;
+mod external_launcher;
+mod handoff;
 mod launch;
 mod rank;
+mod reporter;
+mod resolve_job;
 mod resume;
-mod saves;
-mod show;
-mod told;
+mod startup_summary;
+mod summary;
 
 use zeroth::base::{counted, publish};
 use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
 use zeroth::program::Compiled;
-use zeroth::train::checkpoint::{Checkpoint, is_step_folder};
-use zeroth::train::{Existing, Input, RunFolder, Weights, check_export};
+use zeroth::train::checkpoint::{Checkpoint, parse_step_folder};
+use zeroth::train::{ExistingRun, InitialWeights, RunFolder, RunInput, check_export};
 
-use self::ask::Asked;
 pub(super) use self::data::Reading;
-use self::told::Told;
+use self::handoff::LauncherHandoff;
+use self::resolve_job::ResolvedJob;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
-use crate::missing_unit;
 use crate::output::{self, Output};
 use crate::signals::{Role, Signals};
+use crate::unit_hints;
 
 pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
     if std::env::var_os(JOB_FD).is_some() {
         return rank::of_a_launcher(arguments);
     }
-    if let Some(place) = foreign::place()? {
-        return foreign::run(arguments, &place, output);
+    if let Some(place) = external_launcher::place()? {
+        return external_launcher::run(arguments, &place, output);
     }
-    let signals = Signals::install(Role::Own)?;
-    let begun = match begin(arguments, None, output, &signals)? {
-        Ok(begun) => begun,
+    let signals = Signals::install(Role::Primary)?;
+    let run = match prepare_run(arguments, None, output, &signals)? {
+        Ok(run) => run,
         Err(exit) => return Ok(exit),
     };
-    // A rank alone needs no process of its own, unless it is to be started again when it dies.
-    let exit = if begun.asked.ranks == 1 && arguments.max_restarts == 0 {
-        rank::alone(arguments, &begun, &signals)?
+    // A single rank runs in this process, unless it is to be restarted when it dies.
+    let exit = if run.resolved_job.ranks == 1 && arguments.max_restarts == 0 {
+        rank::alone(arguments, &run, &signals)?
     } else {
-        launch::many(arguments, &begun, &signals)?
+        launch::many(arguments, &run, &signals)?
     };
-    if exit == Exit::Done { finish::summary(&begun, output) } else { Ok(exit) }
+    if exit == Exit::Done { summary::print(&run, output) } else { Ok(exit) }
 }
 
-/// A run that is about to start: everything is checked, shown and written down.
-struct Begun {
-    asked: Asked,
+/// A run that is ready to start: checked, shown, and written to its folder.
+struct PreparedRun {
+    resolved_job: ResolvedJob,
     compiled: Compiled,
     folder: RunFolder,
-    /// The checkpoints that were there before.
-    earlier: saves::Earlier,
+    /// Checkpoints that existed before.
+    earlier: checkpoints::Earlier,
 }
 
-/// Does all that comes before ranks meet. Gives an exit code where there is nothing left to do.
-fn begin(
+/// Prepares a run before ranks are started. The inner error is an exit code if there is nothing to run.
+fn prepare_run(
     arguments: &TrainArgs,
     ranks: Option<u64>,
     output: &Output,
     signals: &Signals,
-) -> anyhow::Result<Result<Begun, Exit>> {
-    if let Some(before) = signals.before_first_step() {
+) -> anyhow::Result<Result<PreparedRun, Exit>> {
+    if let Some(before) = signals.startup() {
         let cache = data::cache(arguments);
         before.on_stop(move || cache.remove_unfinished());
     }
-    let mut asked = ask::ask(arguments, ranks, None)?;
-    let compiled = match asked.fit()? {
+    let mut resolved_job = resolve_job::resolve_job(arguments, ranks, None)?;
+    let compiled = match resolved_job.fit()? {
         Ok(compiled) => compiled,
         Err(misfit) => {
-            show::model(&asked);
+            startup_summary::model(&resolved_job);
             output::error(&misfit);
             hint_at_units(arguments);
             return Ok(Err(Exit::DoesNotFit));
         }
     };
-    asked.told.agreement = agreement::of(arguments, &asked);
-    if asked.checkpoint.is_none() {
-        // Whether the weights fit the model is known from their headers: better now than on every rank.
-        let weights = Weights::open(&asked.job.folder, &asked.job.model, &asked.job.table, asked.job.seed)?;
-        asked.notes.extend(weights.notes());
+    resolved_job.handoff.agreement = agreement::of(arguments, &resolved_job);
+    if resolved_job.checkpoint.is_none() {
+        // Check the weights' headers against the model once, instead of on every rank.
+        let weights = InitialWeights::open(
+            &resolved_job.job.folder,
+            &resolved_job.job.model,
+            &resolved_job.job.table,
+            resolved_job.job.seed,
+        )?;
+        resolved_job.notes.extend(weights.notes());
     }
-    match finished(arguments, &asked) {
+    match finished(arguments, &resolved_job) {
         Some(Ok(steps)) => {
-            // Best effort: opened and closed, it is rid of what killed processes left.
-            let _ = RunFolder::open(&arguments.output, Existing::Keep, &[]);
+            // Best effort: opening the folder removes leftovers of killed processes.
+            let _ = RunFolder::open(&arguments.output, ExistingRun::Keep, &[]);
             let done = counted(steps, "step");
-            output::note(&format!("this run is complete: {done} done; nothing was changed"));
-            let has_loss = asked.checkpoint.as_ref().is_some_and(|found| found.manifest().loss.is_some());
-            return Ok(Err(if has_loss { Exit::Done } else { finish::without_loss(steps) }));
+            output::note(&format!("this run is already complete ({done}); nothing was changed"));
+            let has_loss =
+                resolved_job.checkpoint.as_ref().is_some_and(|found| found.manifest().loss.is_some());
+            return Ok(Err(if has_loss { Exit::Done } else { summary::fail_without_loss(steps) }));
         }
         Some(Err(why)) => {
-            asked.notes.push(format!("all steps are done, only the model is left to write: {why}"));
+            resolved_job
+                .notes
+                .push(format!("all steps are done, only the model remains to be written: {why}"));
         }
         None => {}
     }
-    show::model(&asked);
-    show::origins(&asked);
-    show::memory(&asked, &compiled);
-    for note in &asked.notes {
+    startup_summary::model(&resolved_job);
+    startup_summary::origins(&resolved_job);
+    startup_summary::memory(&resolved_job, &compiled);
+    for note in &resolved_job.notes {
         output::note(&format!("note: {note}"));
     }
-    if let Some(lack) = saves::lack_of_space(arguments, &asked) {
+    if let Some(lack) = checkpoints::lack_of_space(arguments, &resolved_job) {
         output::error(&lack);
         hint_at_units(arguments);
         return Ok(Err(Exit::DoesNotFit));
     }
     if arguments.dry_run {
-        show::first_batch(&asked, output)?;
+        startup_summary::first_batch(&resolved_job, output)?;
         return Ok(Err(Exit::Done));
     }
-    let (folder, earlier) = write_folder(arguments, &asked, &compiled, signals)?;
-    say_removed(&folder);
-    if let Some(checkpoint) = &asked.checkpoint {
+    let (folder, earlier) = write_folder(arguments, &resolved_job, &compiled, signals)?;
+    print_removed(&folder);
+    if let Some(checkpoint) = &resolved_job.checkpoint {
         output::note(&format!(
-            "going on from {} after {} of {} steps",
+            "resuming from {} after {} of {} steps",
             checkpoint.folder().display(),
             checkpoint.manifest().step,
-            asked.job.steps
+            resolved_job.job.steps
         ));
     }
-    Ok(Ok(Begun { asked, compiled, folder, earlier }))
+    Ok(Ok(PreparedRun { resolved_job, compiled, folder, earlier }))
 }
 
-/// Says where a budget lacks its unit.
+/// Prints hints about budgets that lack their unit.
 fn hint_at_units(arguments: &TrainArgs) {
     let budgets = [
         ("--device-memory", arguments.device_memory),
         ("--host-memory", arguments.host_memory),
         ("--disk-space", arguments.disk_space),
     ];
-    for hint in missing_unit::hints(&budgets) {
+    for hint in unit_hints::hints(&budgets) {
         output::note(&format!("note: {hint}"));
     }
 }
 
-/// How many steps are done, where none is left and the model is that of the last one: going on would change nothing. Or what
-/// the model lacks.
-fn finished(arguments: &TrainArgs, asked: &Asked) -> Option<Result<u64, String>> {
+/// The number of steps if the run is complete and its model is that of the last step, so that resuming would change nothing;
+/// the inner error describes a missing or outdated model.
+fn finished(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Option<Result<u64, String>> {
     let is_ours = |checkpoint: &&Checkpoint| resume::is_inside(checkpoint.folder(), &arguments.output);
-    let checkpoint = asked.checkpoint.as_ref().filter(is_ours)?;
+    let checkpoint = resolved_job.checkpoint.as_ref().filter(is_ours)?;
     let step = checkpoint.manifest().step;
-    if step < asked.job.steps {
+    if step < resolved_job.job.steps {
         return None;
     }
-    if !asked.writes_model {
+    if !resolved_job.writes_model {
         return Some(Ok(step));
     }
     Some(check_export(&arguments.output.join("model"), checkpoint).map(|()| step))
 }
 
-/// Opens the run's folder and writes what is known before the first step. A signal that comes before it undoes that.
+/// Opens the run folder and writes config, origins and plan. A signal before the first step removes them.
 fn write_folder(
     arguments: &TrainArgs,
-    asked: &Asked,
+    resolved_job: &ResolvedJob,
     compiled: &Compiled,
     signals: &Signals,
-) -> anyhow::Result<(RunFolder, saves::Earlier)> {
+) -> anyhow::Result<(RunFolder, checkpoints::Earlier)> {
     let write = || {
-        let folder = open_folder(arguments, asked)?;
-        let earlier = saves::Earlier::of(&folder.checkpoints(), asked.checkpoint.as_ref());
-        // It marks the folder as a run's, so it comes first.
-        write_json(&folder.origin(), &show::origin_json(asked))?;
-        write_json(&folder.config(), &asked.resolved.to_json())?;
-        write_json(&folder.plan(), &show::plan_json(asked, compiled))?;
+        let folder = open_folder(arguments, resolved_job)?;
+        let earlier = checkpoints::Earlier::of(&folder.checkpoints(), resolved_job.checkpoint.as_ref());
+        // Written first, as it marks the folder as a run.
+        write_json(&folder.origin(), &startup_summary::origin_json(resolved_job))?;
+        write_json(&folder.config(), &resolved_job.resolved.to_json())?;
+        write_json(&folder.plan(), &startup_summary::plan_json(resolved_job, compiled))?;
         anyhow::Ok((folder, earlier))
     };
-    let Some(before) = signals.before_first_step() else { return write() };
+    let Some(before) = signals.startup() else { return write() };
     let (folder, earlier) = before.write(write)?;
     match folder.unstarted() {
         Some(unstarted) => before.on_stop(move || unstarted.remove()),
@@ -185,38 +193,40 @@ fn write_folder(
     Ok((folder, earlier))
 }
 
-fn open_folder(arguments: &TrainArgs, asked: &Asked) -> anyhow::Result<RunFolder> {
-    let checkpoint = asked.checkpoint.as_ref().map(Checkpoint::folder);
-    let goes_on_here = match checkpoint {
+fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<RunFolder> {
+    let checkpoint = resolved_job.checkpoint.as_ref().map(Checkpoint::folder);
+    let resumes_here = match checkpoint {
         Some(checkpoint) => resume::is_inside(checkpoint, &arguments.output),
-        // Killed before its first checkpoint: `auto` begins it again.
+        // Killed before its first checkpoint: `auto` starts it again.
         None => arguments.resume.as_deref() == Some("auto"),
     };
-    let existing = match (arguments.overwrite_output_dir, goes_on_here) {
-        (_, true) => Existing::Keep,
-        (true, false) => Existing::Overwrite,
-        (false, false) => Existing::Refuse,
+    let existing = match (arguments.overwrite_output_dir, resumes_here) {
+        (_, true) => ExistingRun::Keep,
+        (true, false) => ExistingRun::Overwrite,
+        (false, false) => ExistingRun::Refuse,
     };
-    let mut inputs = vec![Input::new("--model", &asked.job.folder)];
-    inputs.extend(arguments.data.iter().map(|path| Input::new("--data", path)));
-    inputs.extend(arguments.eval_data.iter().map(|path| Input::new("--eval-data", path)));
-    inputs.extend(checkpoint.map(|folder| Input::new("--resume", folder)));
-    // A preset's name is no path; a config may also be typed as text, which is none that exists.
+    let mut inputs = vec![RunInput::new("--model", &resolved_job.job.folder)];
+    inputs.extend(arguments.data.iter().map(|path| RunInput::new("--data", path)));
+    inputs.extend(arguments.eval_data.iter().map(|path| RunInput::new("--eval-data", path)));
+    inputs.extend(checkpoint.map(|folder| RunInput::new("--resume", folder)));
+    // Presets are not paths; neither is JSON text, which does not exist as a file.
     inputs.extend(
-        Preset::find(&arguments.deepspeed).is_err().then(|| Input::new("--deepspeed", &arguments.deepspeed)),
+        Preset::find(&arguments.deepspeed)
+            .is_err()
+            .then(|| RunInput::new("--deepspeed", &arguments.deepspeed)),
     );
     Ok(RunFolder::open(&arguments.output, existing, &inputs)?)
 }
 
-/// Says what overwriting has removed, and what it left.
-fn say_removed(folder: &RunFolder) {
+/// Prints what overwriting has removed and kept.
+fn print_removed(folder: &RunFolder) {
     for name in folder.removed() {
         output::note(&format!("removed {name} of an earlier run"));
     }
     for name in folder.kept() {
-        let is_step = name.strip_prefix("checkpoints/").and_then(is_step_folder).is_some();
-        let why = if is_step { "; --resume auto would take it for a checkpoint: move it away" } else { "" };
-        output::note(&format!("note: {name} stays: not all of it was written by a run{why}"));
+        let is_step = name.strip_prefix("checkpoints/").and_then(parse_step_folder).is_some();
+        let why = if is_step { "; --resume auto would treat it as a checkpoint: move it away" } else { "" };
+        output::note(&format!("note: {name} was kept: it contains files that no run wrote{why}"));
     }
 }
 

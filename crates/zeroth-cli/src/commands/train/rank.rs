@@ -1,4 +1,4 @@
-//! One rank: its device, what it does besides steps, and how it ends.
+//! Runs one rank: its device, its hooks, and its exit code.
 
 use std::fs;
 use std::path::Path;
@@ -12,153 +12,155 @@ use zeroth::cuda::CudaDevice;
 use zeroth::kernel::{Device, Tier};
 use zeroth::program::Compiled;
 use zeroth::program::Target;
-use zeroth::train::{Chores, Done, Ended, ExportError, TrainError, Wish, train};
+use zeroth::train::{
+    ControlRequest, ExportError, TrainError, TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train,
+};
 
-use super::ask::{self, Asked};
-use super::follow::Follower;
-use super::{Begun, Told, agreement, finish, saves};
+use super::reporter::ProgressReporter;
+use super::resolve_job::{self, ResolvedJob};
+use super::{LauncherHandoff, PreparedRun, agreement, checkpoints, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
-use crate::signals::{Ended as SignalEnd, Role, Signals};
+use crate::signals::{Role, Signals, StopSignal};
 
-/// A rank alone: launcher and rank in one process.
-pub(super) fn alone(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> anyhow::Result<Exit> {
-    let Begun { asked, compiled, folder, .. } = begun;
-    let follow = || Follower::new(asked, compiled, arguments)?.with_log(&folder.log(0)?);
-    let follower = signals.before_first_step().map_or_else(follow, |before| before.write(follow))?;
-    let ended = steps(arguments, asked, compiled, None, Some(follower), signals)?;
-    match ended {
-        Ok(ended) => {
-            if let (Some(path), Some(trace)) = (&arguments.trace, &ended.trace) {
-                finish::trace(path, &[trace.to_json_lines()?])?;
+/// Runs a single rank: launcher and rank in one process.
+pub(super) fn alone(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) -> anyhow::Result<Exit> {
+    let PreparedRun { resolved_job, compiled, folder, .. } = run;
+    let open = || ProgressReporter::new(resolved_job, compiled, arguments)?.with_log(&folder.log(0)?);
+    let reporter = signals.startup().map_or_else(open, |before| before.write(open))?;
+    match steps(arguments, resolved_job, compiled, None, Some(reporter), signals)? {
+        Ok(outcome) => {
+            if let (Some(path), Some(trace)) = (&arguments.trace, &outcome.trace) {
+                summary::trace(path, &[trace.to_json_lines()?])?;
             }
-            Ok(end(&ended))
+            Ok(exit_of(&outcome))
         }
         Err(error) => Ok(failed(&error)),
     }
 }
 
-/// One rank of several, started by our launcher.
+/// Runs one of several ranks, started by zeroth's launcher.
 pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
-    let signals = Signals::install(Role::Watched)?;
-    // Started from the image that runs already, a rank would be called "exe" in lists of processes.
+    let signals = Signals::install(Role::Launched)?;
+    // Started from /proc/self/exe, a rank would appear as "exe" in process lists.
     let _ = fs::write("/proc/self/comm", "zeroth");
-    let mut asked = ask::ask(arguments, None, Told::from_environment()?)?;
-    // The launcher has checked and shown everything; a rank says only what goes wrong.
-    let compiled = match asked.fit()? {
+    let mut resolved_job = resolve_job::resolve_job(arguments, None, LauncherHandoff::from_environment()?)?;
+    // The launcher has checked and shown everything; a rank only prints errors.
+    let compiled = match resolved_job.fit()? {
         Ok(compiled) => compiled,
         Err(misfit) => {
             output::error(&misfit);
             return Ok(Exit::DoesNotFit);
         }
     };
-    let comm = join_from_environment(&options(&asked))?.context("the launcher's variables are gone")?;
-    agreement::check(comm.rank(), &agreement::of(arguments, &asked), &asked.told.agreement)?;
-    joined(arguments, &asked, &compiled, comm, &signals)
+    let comm = join_from_environment(&options(&resolved_job))?
+        .context("the launcher's environment variables are missing")?;
+    agreement::check(comm.rank(), &agreement::of(arguments, &resolved_job), &resolved_job.handoff.agreement)?;
+    joined(arguments, &resolved_job, &compiled, comm, &signals)
 }
 
-/// How a rank joins the others.
-pub(super) fn options(asked: &Asked) -> Options {
-    let threads = match asked.target {
+/// Options for joining the other ranks.
+pub(super) fn options(resolved_job: &ResolvedJob) -> Options {
+    let threads = match resolved_job.target {
         Target::Cpu { threads } => threads,
         Target::Cuda => 1,
     };
     Options::default().threads(threads).on_slow(|slow| output::note(&slow.to_string()))
 }
 
-/// A rank that has joined the others.
+/// Runs a rank that has joined the others.
 pub(super) fn joined(
     arguments: &TrainArgs,
-    asked: &Asked,
+    resolved_job: &ResolvedJob,
     compiled: &Compiled,
     comm: LocalComm,
     signals: &Signals,
 ) -> anyhow::Result<Exit> {
     let number = comm.rank();
-    if let Some(before) = signals.before_first_step() {
+    if let Some(before) = signals.startup() {
         before.join(comm.first_step());
     }
-    let follow = || Follower::new(asked, compiled, arguments);
-    let follower = match (number, signals.before_first_step()) {
-        (0, Some(before)) => Some(before.write(follow)?),
-        (0, None) => Some(follow()?),
+    let open = || ProgressReporter::new(resolved_job, compiled, arguments);
+    let reporter = match (number, signals.startup()) {
+        (0, Some(before)) => Some(before.write(open)?),
+        (0, None) => Some(open()?),
         _ => None,
     };
-    match steps(arguments, asked, compiled, Some(comm), follower, signals)? {
-        Ok(ended) => {
-            if let Some(trace) = ended.trace.as_ref().filter(|_| arguments.trace.is_some()) {
-                publish(&finish::trace_part(&arguments.output, number), trace.to_json_lines()?.as_bytes())?;
+    match steps(arguments, resolved_job, compiled, Some(comm), reporter, signals)? {
+        Ok(outcome) => {
+            if let Some(trace) = outcome.trace.as_ref().filter(|_| arguments.trace.is_some()) {
+                publish(&summary::trace_part(&arguments.output, number), trace.to_json_lines()?.as_bytes())?;
             }
-            Ok(end(&ended))
+            Ok(exit_of(&outcome))
         }
-        // All ranks find the same: one says it.
+        // All ranks have the same error: only rank 0 prints it.
         Err(TrainError::NotFinite { .. } | TrainError::AtMinScale { .. }) if number != 0 => Ok(Exit::Failed),
-        // Rank 0 writes the model, and says why it could not.
+        // Rank 0 writes the model and prints why it failed.
         Err(TrainError::Export(error)) if matches!(*error, ExportError::OtherRank) => Ok(Exit::Failed),
         Err(error) => Ok(failed(&error)),
     }
 }
 
-/// Trains, and follows what is done.
+/// Trains, and reports progress.
 fn steps(
     arguments: &TrainArgs,
-    asked: &Asked,
+    resolved_job: &ResolvedJob,
     compiled: &Compiled,
     comm: Option<LocalComm>,
-    mut follower: Option<Follower<'_>>,
+    mut reporter: Option<ProgressReporter<'_>>,
     signals: &Signals,
-) -> anyhow::Result<Result<Ended, TrainError>> {
+) -> anyhow::Result<Result<TrainOutcome, TrainError>> {
     let number = comm.as_ref().map_or(0, Comm::rank);
     let first_step = comm.as_ref().map(LocalComm::first_step);
     let comm = comm.map(|comm| Box::new(comm) as Box<dyn Comm>);
-    let device = device(asked, compiled, number)?;
+    let device = device(resolved_job, compiled, number)?;
     let save_now = arguments.output.join("save-now");
-    let wish = || wish(signals, number, &save_now);
-    let saves = saves::saves(arguments, asked);
-    let chores = Chores {
-        model: asked.writes_model.then(|| arguments.output.join("model")),
+    let checkpoints = checkpoints::options(arguments, resolved_job);
+    let options = TrainOptions {
+        export_to: resolved_job.writes_model.then(|| arguments.output.join("model")),
         trace: arguments.trace.is_some(),
-        timed: follower.as_ref().is_some_and(Follower::wants_times),
-        ahead: asked.target == Target::Cuda,
-        look: asked.logging_steps,
-        saves: Some(&saves),
-        from: asked.checkpoint.as_ref(),
-        wish: &wish,
+        profile: reporter.as_ref().is_some_and(ProgressReporter::needs_profile),
+        run_ahead: resolved_job.target == Target::Cuda,
+        rss_interval: resolved_job.logging_steps,
+        checkpoints: Some(&checkpoints),
+        resume_from: resolved_job.checkpoint.as_ref(),
     };
-    let ended = train(&asked.job, compiled, device, comm, &chores, &mut |done| {
-        if let Done::Loaded = done {
+    let mut on_event = |event: TrainEvent<'_>| {
+        if let TrainEvent::Loaded = event {
             signals.begin_steps(first_step.as_ref());
         }
-        follower.as_mut().map_or(Ok(()), |follower| follower.take(done))
-    });
-    Ok(ended)
+        reporter.as_mut().map_or(Ok(()), |reporter| reporter.handle(event))
+    };
+    let control = || control_request(signals, number, &save_now);
+    let hooks = TrainHooks { on_event: &mut on_event, control: &control };
+    Ok(train(&resolved_job.job, compiled, device, comm, &options, hooks))
 }
 
-/// What is asked for from outside. The file is taken away as soon as it is seen: it asks for one save.
-fn wish(signals: &Signals, number: usize, save_now: &Path) -> Wish {
-    if let Some(asked) = signals.asked() {
-        match asked {
-            SignalEnd::Interrupt => Wish::Stop,
-            SignalEnd::HangUp => Wish::HangUp,
-            SignalEnd::Terminate => Wish::Terminate,
+/// The pending request from outside. `save-now` is removed as soon as it is seen: it requests one checkpoint.
+fn control_request(signals: &Signals, number: usize, save_now: &Path) -> ControlRequest {
+    if let Some(signal) = signals.stop_requested() {
+        match signal {
+            StopSignal::Interrupt => ControlRequest::Stop,
+            StopSignal::HangUp => ControlRequest::HangUp,
+            StopSignal::Terminate => ControlRequest::Terminate,
         }
     } else if number == 0 && save_now.exists() && fs::remove_file(save_now).is_ok() {
-        Wish::Save
+        ControlRequest::Save
     } else {
-        Wish::GoOn
+        ControlRequest::Continue
     }
 }
 
-/// The device of a rank, with an arena as large as planned. Ranks beyond the cards there are share them.
-fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
+/// The device of a rank, with arenas of the planned sizes. With more ranks than GPUs, ranks share them.
+fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
     let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
-    Ok(match asked.target {
+    Ok(match resolved_job.target {
         Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
         Target::Cuda => {
-            let mut card = CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, host)?;
-            // A budget holds for what is tried on the way, too.
-            if let Some(budget) = asked.told.budget.device {
+            let mut card = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, bytes, host)?;
+            // The budget also covers workspace that is allocated while tuning.
+            if let Some(budget) = resolved_job.handoff.budget.device {
                 card.spare(budget.saturating_sub(bytes));
             }
             Box::new(card)
@@ -166,12 +168,12 @@ fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box
     })
 }
 
-/// The end of a rank that did not fail. All ranks stop together, so all end with the code of what one was asked for.
-fn end(ended: &Ended) -> Exit {
-    match ended.wish {
-        Wish::Terminate if ended.stopped => Exit::after(SignalEnd::Terminate),
-        Wish::HangUp if ended.stopped => Exit::after(SignalEnd::HangUp),
-        _ if ended.stopped => Exit::after(SignalEnd::Interrupt),
+/// The exit code of a rank that did not fail. All ranks stop together, with the code of the signal that one received.
+fn exit_of(outcome: &TrainOutcome) -> Exit {
+    match outcome.request {
+        ControlRequest::Terminate if outcome.stopped => Exit::after(StopSignal::Terminate),
+        ControlRequest::HangUp if outcome.stopped => Exit::after(StopSignal::HangUp),
+        _ if outcome.stopped => Exit::after(StopSignal::Interrupt),
         _ => Exit::Done,
     }
 }
@@ -179,7 +181,7 @@ fn end(ended: &Ended) -> Exit {
 fn failed(error: &TrainError) -> Exit {
     output::error(&error.to_string());
     if let TrainError::Save(_) = error {
-        output::note("once that is mended, --resume auto goes on from the newest checkpoint");
+        output::note("once that is fixed, --resume auto resumes from the newest checkpoint");
     }
     Exit::Failed
 }

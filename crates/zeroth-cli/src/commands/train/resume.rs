@@ -1,20 +1,20 @@
-//! `--resume`: which checkpoint, and what of it a command keeps.
+//! `--resume`: which checkpoint to use, and which of its settings to keep.
 
 use std::path::Path;
 
 use anyhow::Context;
 use zeroth::config::resolve::{Flags, Origin, Resolved};
-use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_good};
-use zeroth::train::{changes, cut_again};
+use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_valid};
+use zeroth::train::{config_changes, redistribute_batch};
 
 use crate::cli::TrainArgs;
 
-/// How a rank's samples of a step are cut.
-const CUT: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
-/// How many changed keys are listed.
+/// Keys of the batch decomposition.
+const BATCH_KEYS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
+/// Maximum number of changed keys listed.
 const SHOWN: usize = 12;
 
-/// The checkpoint to go on from, verified; none where `auto` finds none.
+/// The checkpoint to resume from, verified; `None` if `auto` finds none.
 pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
     match arguments.resume.as_deref() {
         None => Ok(None),
@@ -29,7 +29,7 @@ pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Re
             let found = newest(folder, notes)?;
             let missing = || {
                 format!(
-                    "--resume {named}: there is no good checkpoint; give a run's folder, one of its checkpoints/step-N, or \
+                    "--resume {named}: no valid checkpoint found; give a run folder, one of its checkpoints/step-N, or \
                      auto\n  {}",
                     notes.join("\n  ")
                 )
@@ -39,17 +39,17 @@ pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Re
     }
 }
 
-/// The newest good checkpoint of a run; none where it has saved none. Where it has and none can be used, starting at step 0
-/// would replace them: that is refused.
+/// The newest valid checkpoint of a run; `None` if it has saved none. If all are damaged, this fails, as starting at step 0
+/// would overwrite them.
 pub(super) fn newest_or_none(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
-    const ANEW: &str = "mend or restore one of them, or start anew with --overwrite-output-dir in place of --resume, which \
+    const ANEW: &str = "repair or restore one of them, or start over with --overwrite-output-dir instead of --resume, which \
                         removes them";
     let mut refused = Vec::new();
     let found = newest(run, &mut refused)
-        .with_context(|| format!("{} cannot be read: {ANEW}", run.join("checkpoints").display()))?;
+        .with_context(|| format!("cannot read {}: {ANEW}", run.join("checkpoints").display()))?;
     anyhow::ensure!(
         found.is_some() || refused.is_empty(),
-        "{} has checkpoints and none of them can be used, so there is nothing to go on from:\n  {}\n{ANEW}",
+        "{} has checkpoints, but none of them is valid:\n  {}\n{ANEW}",
         run.display(),
         refused.join("\n  ")
     );
@@ -57,17 +57,16 @@ pub(super) fn newest_or_none(run: &Path, notes: &mut Vec<String>) -> anyhow::Res
     Ok(found)
 }
 
-/// The newest checkpoint of a run that verifies. Those that do not are named.
+/// The newest checkpoint of a run that verifies; rejected ones are noted.
 fn newest(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
-    let newest = newest_good(&run.join("checkpoints"))?;
+    let newest = newest_valid(&run.join("checkpoints"))?;
     for (folder, error) in &newest.refused {
-        notes.push(format!("{} was passed over: {error}", folder.display()));
+        notes.push(format!("{} was skipped: {error}", folder.display()));
     }
     Ok(newest.found)
 }
 
-/// Keeps the checkpoint's samples a step: sets what was left open so that the ranks there are share them. Whether anything
-/// was set.
+/// Keeps the checkpoint's train batch size by setting batch keys that were left open. Returns whether any was set.
 pub(super) fn keep_batch(
     manifest: &Manifest,
     resolved: &Resolved,
@@ -79,7 +78,7 @@ pub(super) fn keep_batch(
         let is_typed = matches!(setting.origin, Origin::File(_) | Origin::Flag(_));
         is_typed.then(|| resolved.whole(key)).flatten()
     };
-    let keys = CUT;
+    let keys = BATCH_KEYS;
     let whole = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
     let batch = manifest.batch.train_batch_size;
     if whole(keys[0]).checked_mul(whole(keys[1])).and_then(|own| own.checked_mul(ranks)) == Some(batch) {
@@ -87,41 +86,41 @@ pub(super) fn keep_batch(
     }
     anyhow::ensure!(
         typed("train_batch_size").is_none_or(|typed| typed == batch),
-        "train_batch_size is {}, and the checkpoint was trained with {batch} samples a step; going on keeps that: set it to \
+        "train_batch_size is {}, but the checkpoint was trained with {batch} samples per step, which resuming keeps: set it to \
          {batch}, or leave it out",
         whole("train_batch_size")
     );
     let (micro, times) =
-        cut_again(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
+        redistribute_batch(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
     flags.per_device_train_batch_size = Some(micro);
     flags.gradient_accumulation_steps = Some(times);
     Ok(true)
 }
 
-/// Says of what [`keep_batch`] set where it came from.
+/// Sets the origin of keys that [`keep_batch`] set.
 pub(super) fn name_origin(resolved: &mut Resolved) {
-    for setting in resolved.settings.iter_mut().filter(|setting| CUT.contains(&setting.key.path)) {
-        setting.origin = Origin::Auto("the checkpoint's samples a step".to_owned());
+    for setting in resolved.settings.iter_mut().filter(|setting| BATCH_KEYS.contains(&setting.key.path)) {
+        setting.origin = Origin::Auto("the checkpoint's samples per step".to_owned());
     }
 }
 
-/// The order of the data stays the checkpoint's, whatever was typed.
+/// Keeps the checkpoint's data order, whatever was given.
 pub(super) fn keep_order(manifest: &Manifest, seed: &mut u64, shuffle: &mut bool, notes: &mut Vec<String>) {
     if (*seed, *shuffle) != (manifest.seed, manifest.data.shuffle) {
         notes.push(format!(
-            "--seed {} and --shuffle {} stay those of the checkpoint: others would change the order of the data",
+            "--seed {} and --shuffle {} are those of the checkpoint: others would change the order of the data",
             manifest.seed, manifest.data.shuffle
         ));
     }
     (*seed, *shuffle) = (manifest.seed, manifest.data.shuffle);
 }
 
-/// What else has changed: the command wins, and says so.
+/// Notes other changes since the checkpoint, for which the command takes precedence.
 pub(super) fn note_changes(manifest: &Manifest, resolved: &Resolved, ranks: u64, notes: &mut Vec<String>) {
     if manifest.ranks != ranks {
         notes.push(format!("changed since the checkpoint: ranks: {} → {ranks}", manifest.ranks));
     }
-    let changed = changes(&manifest.config, &resolved.to_json());
+    let changed = config_changes(&manifest.config, &resolved.to_json());
     let more = changed.len().saturating_sub(SHOWN);
     notes.extend(
         changed.into_iter().take(SHOWN).map(|change| format!("changed since the checkpoint: {change}")),
@@ -133,7 +132,7 @@ pub(super) fn note_changes(manifest: &Manifest, resolved: &Resolved, ranks: u64,
     }
 }
 
-/// Whether a checkpoint belongs to a run's folder.
+/// Whether a checkpoint is in a run folder.
 pub(super) fn is_inside(checkpoint: &Path, run: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
     match (whole(checkpoint), whole(&run.join("checkpoints"))) {

@@ -4,7 +4,7 @@ use zeroth_model::{Parameter, ParameterTable};
 
 /// Tracks loaded elements. Parameters count as if concatenated; a rank reads only its shard of each, so the last
 /// report may fall short of the total.
-pub(crate) struct Loading<'a> {
+pub(crate) struct LoadProgress<'a> {
     /// Offset of each parameter, by its index in the program.
     starts: Vec<u64>,
     each: u64,
@@ -12,16 +12,16 @@ pub(crate) struct Loading<'a> {
     /// Elements of the completed states.
     before: u64,
     furthest: u64,
-    tell: &'a mut dyn FnMut(u64, u64),
+    report: &'a mut dyn FnMut(u64, u64),
 }
 
-impl<'a> Loading<'a> {
-    /// Tracks the parameters `names` in `states` states each; `tell` is called with loaded and total elements.
+impl<'a> LoadProgress<'a> {
+    /// Tracks the parameters `names` in `states` states each; `report` is called with loaded and total elements.
     pub(crate) fn new(
         table: &ParameterTable,
         names: &[String],
         states: usize,
-        tell: &'a mut dyn FnMut(u64, u64),
+        report: &'a mut dyn FnMut(u64, u64),
     ) -> Self {
         let size = |name: &String| {
             table.iter().find(|parameter| parameter.name == *name).map_or(0, Parameter::elements)
@@ -33,7 +33,7 @@ impl<'a> Loading<'a> {
             start
         };
         let starts = names.iter().map(start).collect();
-        Self { starts, each, total: each * states as u64, before: 0, furthest: 0, tell }
+        Self { starts, each, total: each * states as u64, before: 0, furthest: 0, report }
     }
 
     /// Reports that a parameter is loaded up to element `end`.
@@ -41,7 +41,7 @@ impl<'a> Loading<'a> {
         let at = self.before + self.starts.get(parameter).map_or(0, |start| start + end);
         // Parameters may be loaded out of order.
         self.furthest = self.furthest.max(at).min(self.total);
-        (self.tell)(self.furthest, self.total);
+        (self.report)(self.furthest, self.total);
     }
 
     /// Starts the next state.
@@ -67,20 +67,20 @@ mod tests {
         let table = table(&ModelConfig::from_map(&map, "config.json").unwrap());
         let names: Vec<String> = table.iter().map(|parameter| parameter.name.clone()).collect();
         let sizes: Vec<u64> = table.iter().map(Parameter::elements).collect();
-        let mut told = Vec::new();
-        let mut tell = |done, total| told.push((done, total));
-        let mut loading = Loading::new(&table, &names, 2, &mut tell);
+        let mut reports = Vec::new();
+        let mut report = |done, total| reports.push((done, total));
+        let mut progress = LoadProgress::new(&table, &names, 2, &mut report);
         for state in 0..2 {
             if state > 0 {
-                loading.next_state();
+                progress.next_state();
             }
             // The first parameter is loaded last, like a tied embedding.
             for parameter in (1..names.len()).chain([0]) {
-                loading.loaded(parameter, sizes[parameter]);
+                progress.loaded(parameter, sizes[parameter]);
             }
         }
-        assert!(told.is_sorted(), "{told:?}");
+        assert!(reports.is_sorted(), "{reports:?}");
         let total = 2 * table.total();
-        assert_eq!(told.last(), Some(&(total, total)));
+        assert_eq!(reports.last(), Some(&(total, total)));
     }
 }

@@ -1,30 +1,30 @@
-//! The end of a run: what a person looks at, and one object for programs.
+//! The end of a run: a summary as text, or as one JSON object.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use zeroth::base::{counted, format_bytes, publish};
-use zeroth::train::{count_steps, loss_curves, progress, read_evaluation_losses, read_losses};
+use zeroth::train::{loss_curves, progress, read_evaluation_losses, read_losses, summarize_steps};
 
-use super::Begun;
+use super::PreparedRun;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::signals::Signals;
 
-pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
-    let Begun { asked, folder, earlier, .. } = begun;
+pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> {
+    let PreparedRun { resolved_job, folder, earlier, .. } = run;
     let losses = read_losses(&folder.metrics())?;
-    let title = format!("{}, {}", asked.name, counted(asked.job.steps, "step"));
+    let title = format!("{}, {}", resolved_job.name, counted(resolved_job.job.steps, "step"));
     let evaluated = read_evaluation_losses(&folder.metrics())?;
     publish(&folder.loss_curve(), loss_curves(&losses, &evaluated, &title).as_bytes())?;
     let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
     if let (Some(first), Some(last)) = (values.first(), values.last()) {
         output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
     }
-    let counts = count_steps(&folder.metrics())?;
+    let counts = summarize_steps(&folder.metrics())?;
     if counts.skipped + counts.non_finite > 0 {
         output::note(&format!(
-            "{} of {} steps were skipped; the losses of {} are not numbers",
+            "{} of {} steps were skipped; {} had a non-finite loss",
             counts.skipped, counts.steps, counts.non_finite
         ));
     }
@@ -33,7 +33,7 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
     if let Some(newest) = &newest {
         output::note(&format!("newest checkpoint in {}", newest.display()));
     }
-    if asked.writes_model {
+    if resolved_job.writes_model {
         let size = folder_bytes(&folder.model());
         output::note(&format!("model in {} ({})", folder.model().display(), format_bytes(size)));
     } else if let Some(newest) = &newest {
@@ -59,19 +59,19 @@ pub(super) fn summary(begun: &Begun, output: &Output) -> anyhow::Result<Exit> {
             "last_loss": counts.last.and_then(|(_, loss)| loss),
             "output": folder.root(),
             "checkpoint": newest,
-            "model": asked.writes_model.then(|| folder.model()),
+            "model": resolved_job.writes_model.then(|| folder.model()),
         }))?;
     }
     Ok(match counts.last {
-        Some((step, None)) => without_loss(step),
+        Some((step, None)) => fail_without_loss(step),
         _ => Exit::Done,
     })
 }
 
-/// The end of a run that has come to its last step without a loss.
-pub(super) fn without_loss(step: u64) -> Exit {
+/// Fails a run whose last step has a non-finite loss.
+pub(super) fn fail_without_loss(step: u64) -> Exit {
     output::error(&format!(
-        "the loss of the last step ({step}) is not a number: try what was trained before it is used, and train with a lower \
+        "the loss of the last step ({step}) is not finite: check the model before using it, or train with a lower \
          --learning-rate or in bf16"
     ));
     Exit::Failed
@@ -82,13 +82,13 @@ fn folder_bytes(folder: &Path) -> u64 {
     entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
-/// Where a rank leaves its part of the timeline.
+/// The file of a rank's part of the trace.
 pub(super) fn trace_part(output: &Path, rank: usize) -> PathBuf {
     output.join(format!("logs/trace-{rank}.part"))
 }
 
-/// Puts the ranks' parts of the timeline together.
-pub(super) fn joined_trace(path: &Path, output: &Path, ranks: usize) -> anyhow::Result<()> {
+/// Joins the ranks' parts of the trace.
+pub(super) fn join_traces(path: &Path, output: &Path, ranks: usize) -> anyhow::Result<()> {
     let parts: Vec<String> =
         (0..ranks).map(|rank| std::fs::read_to_string(trace_part(output, rank))).collect::<Result<_, _>>()?;
     trace(path, &parts)?;
@@ -102,6 +102,6 @@ pub(super) fn trace(path: &Path, parts: &[String]) -> anyhow::Result<()> {
     let text = format!("{{\"traceEvents\": [\n{}\n]}}\n", parts.join(",\n"));
     publish(path, text.as_bytes())
         .with_context(|| format!("cannot write the trace to {}", path.display()))?;
-    output::note(&format!("timeline in {}: open it at ui.perfetto.dev", path.display()));
+    output::note(&format!("trace written to {}: open it at ui.perfetto.dev", path.display()));
     Ok(())
 }

@@ -4,15 +4,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::commit::{hidden, is_step_folder, step_folder, sync_folder};
+use super::checksums::MANIFEST;
+use super::commit::{hidden, parse_step_folder, step_folder, sync_folder};
 use super::error::{CheckpointError, reading, writing};
-use super::names::{Leftover, foreign_in, remove_own};
-use super::open::Checkpoint;
-use super::sums::MANIFEST;
+use super::file_names::{StaleName, foreign_files, remove_unless_foreign};
+use super::reader::Checkpoint;
 
 /// A checkpoint's folder, found by name; its contents have not been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct CheckpointEntry {
     /// The step in its name.
     pub step: u64,
     /// The folder.
@@ -21,7 +21,7 @@ pub struct Found {
 
 /// The kind of checkpoint path given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
+pub enum CheckpointPath {
     /// A single checkpoint.
     Step(PathBuf),
     /// A run's checkpoint directory.
@@ -30,7 +30,7 @@ pub enum Named {
 
 /// The newest checkpoint that verifies.
 #[derive(Debug)]
-pub struct Newest {
+pub struct NewestValid {
     /// The checkpoint, verified.
     pub found: Option<Checkpoint>,
     /// Newer checkpoints that were rejected, each with its error.
@@ -38,14 +38,14 @@ pub struct Newest {
 }
 
 /// All checkpoints in a directory, sorted by step. A missing directory has none.
-pub fn list(checkpoints: &Path) -> Result<Vec<Found>, CheckpointError> {
+pub fn list(checkpoints: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     let mut found = Vec::new();
     for name in names(checkpoints)? {
         let folder = checkpoints.join(&name);
         // An unreadable folder, or a symlink to an unmounted disk, is still listed.
         let is_file = || fs::metadata(&folder).is_ok_and(|found| !found.is_dir());
-        if let Some(step) = is_step_folder(&name).filter(|_| !is_file()) {
-            found.push(Found { step, folder });
+        if let Some(step) = parse_step_folder(&name).filter(|_| !is_file()) {
+            found.push(CheckpointEntry { step, folder });
         }
     }
     found.sort_by_key(|found| found.step);
@@ -53,38 +53,38 @@ pub fn list(checkpoints: &Path) -> Result<Vec<Found>, CheckpointError> {
 }
 
 /// Classifies a path: a step folder, a run folder, or a run's checkpoint directory.
-pub fn resolve(path: &Path) -> Result<Named, CheckpointError> {
+pub fn resolve(path: &Path) -> Result<CheckpointPath, CheckpointError> {
     if path.join(MANIFEST).is_file() {
-        return Ok(Named::Step(path.to_owned()));
+        return Ok(CheckpointPath::Step(path.to_owned()));
     }
     // A folder named like a checkpoint but without a manifest: report the missing manifest.
-    let is_step = path.file_name().and_then(|name| name.to_str()).and_then(is_step_folder).is_some();
+    let is_step = path.file_name().and_then(|name| name.to_str()).and_then(parse_step_folder).is_some();
     let not_one = CheckpointError::NotACheckpoint { folder: path.to_owned() };
     if !path.is_dir() {
         return Err(not_one);
     }
     for checkpoints in [path.join("checkpoints"), path.to_owned()] {
         if !list(&checkpoints)?.is_empty() {
-            return Ok(Named::Run(checkpoints));
+            return Ok(CheckpointPath::Run(checkpoints));
         }
     }
     if is_step {
         return Err(not_one);
     }
-    Err(CheckpointError::NoneThere { folder: path.to_owned() })
+    Err(CheckpointError::NoCheckpoints { folder: path.to_owned() })
 }
 
 /// Tries checkpoints from newest to oldest until one verifies, ignoring `latest`. Call [`clean`] first if this
 /// process may write to the directory.
-pub fn newest_good(checkpoints: &Path) -> Result<Newest, CheckpointError> {
+pub fn newest_valid(checkpoints: &Path) -> Result<NewestValid, CheckpointError> {
     let mut refused = Vec::new();
-    for Found { folder, .. } in list(checkpoints)?.into_iter().rev() {
+    for CheckpointEntry { folder, .. } in list(checkpoints)?.into_iter().rev() {
         match good(&folder) {
-            Ok(checkpoint) => return Ok(Newest { found: Some(checkpoint), refused }),
+            Ok(checkpoint) => return Ok(NewestValid { found: Some(checkpoint), refused }),
             Err(error) => refused.push((folder, error)),
         }
     }
-    Ok(Newest { found: None, refused })
+    Ok(NewestValid { found: None, refused })
 }
 
 /// The outcome of pruning.
@@ -111,16 +111,16 @@ pub fn prune(
         return Ok(pruned);
     }
     let kept = all.split_off(older);
-    let is_good = |found: &Found| just_written == Some(found.step) || good(&found.folder).is_ok();
+    let is_good = |found: &CheckpointEntry| just_written == Some(found.step) || good(&found.folder).is_ok();
     if !kept.iter().rev().any(is_good) {
         // The newest valid checkpoint is among the older ones; everything newer is damaged.
         if let Some(newest) = all.iter().rposition(is_good) {
             all.remove(newest);
         }
     }
-    for Found { step, folder } in all {
+    for CheckpointEntry { step, folder } in all {
         // A folder that contains foreign files is kept.
-        if foreign_in(&folder).is_ok_and(|foreign| foreign.is_empty()) {
+        if foreign_files(&folder).is_ok_and(|foreign| foreign.is_empty()) {
             match remove(checkpoints, step, &folder) {
                 Ok(()) => pruned.removed.push(folder),
                 Err(error) => pruned.failed.push(error),
@@ -137,13 +137,15 @@ pub fn clean(checkpoints: &Path) -> Result<Vec<CheckpointError>, CheckpointError
     let mut failed = Vec::new();
     for name in names(checkpoints)? {
         let path = checkpoints.join(&name);
-        let Some(leftover) = Leftover::parse(&name).filter(|leftover| !leftover.is_in_use()) else {
+        let Some(leftover) = StaleName::parse(&name).filter(|leftover| !leftover.is_in_use()) else {
             continue;
         };
         let target = leftover.step.map(|step| checkpoints.join(step_folder(step)));
         let done = match target.filter(|target| leftover.is_replaced && !target.exists()) {
             Some(target) => fs::rename(&path, &target).map_err(writing("rename to", &target, 0)),
-            None if path.is_dir() => remove_own(&path).map(drop).map_err(writing("remove", &path, 0)),
+            None if path.is_dir() => {
+                remove_unless_foreign(&path).map(drop).map_err(writing("remove", &path, 0))
+            }
             None => fs::remove_file(&path).map_err(writing("remove", &path, 0)),
         };
         failed.extend(done.err());

@@ -4,14 +4,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::commit::{MODEL, is_step_folder};
-use super::part::is_part_name;
-use super::sums::{MANIFEST, SUMS};
-use crate::export::{BESIDE, CONFIG};
+use super::checksums::{MANIFEST, SUMS};
+use super::commit::{MODEL, parse_step_folder};
+use super::shard::is_shard_name;
+use crate::export::{COMPANION_FILES, CONFIG};
 use crate::run_lock::start_time;
 
 /// Foreign files in a checkpoint's folder, as relative paths. Symlinks are not followed.
-pub(crate) fn foreign_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn foreign_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut foreign = Vec::new();
     if !fs::symlink_metadata(folder)?.is_dir() {
         return Ok(foreign);
@@ -20,13 +20,13 @@ pub(crate) fn foreign_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
         if name == Path::new(MODEL) && is_folder {
             let inside = entries(&folder.join(MODEL))?.into_iter().filter(|(name, is_folder)| {
                 let name = name.to_str().unwrap_or_default();
-                *is_folder || (name != CONFIG && !BESIDE.contains(&name))
+                *is_folder || (name != CONFIG && !COMPANION_FILES.contains(&name))
             });
             foreign.extend(inside.map(|(name, _)| Path::new(MODEL).join(name)));
             continue;
         }
         let text = name.to_str().unwrap_or_default();
-        if is_folder || !(text == MANIFEST || text == SUMS || is_part_name(text)) {
+        if is_folder || !(text == MANIFEST || text == SUMS || is_shard_name(text)) {
             foreign.push(name);
         }
     }
@@ -44,15 +44,15 @@ fn entries(folder: &Path) -> io::Result<Vec<(PathBuf, bool)>> {
 }
 
 /// Removes a checkpoint's folder unless it contains foreign files. Returns whether it was removed.
-pub(super) fn remove_own(folder: &Path) -> io::Result<bool> {
-    if !foreign_in(folder)?.is_empty() {
+pub(super) fn remove_unless_foreign(folder: &Path) -> io::Result<bool> {
+    if !foreign_files(folder)?.is_empty() {
         return Ok(false);
     }
     fs::remove_dir_all(folder).map(|()| true)
 }
 
 /// A hidden name that a zeroth process created: `.step-5.unfinished-123-456`, or `.latest.unfinished-123`.
-pub(crate) struct Leftover {
+pub(crate) struct StaleName {
     pub(crate) step: Option<u64>,
     pub(super) is_replaced: bool,
     pid: u32,
@@ -60,14 +60,14 @@ pub(crate) struct Leftover {
     started: Option<u64>,
 }
 
-impl Leftover {
+impl StaleName {
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let (of, mark) = name.strip_prefix('.')?.split_once('.')?;
         let (what, process) = mark.split_once('-')?;
         if !["unfinished", "replaced", "removed"].contains(&what) {
             return None;
         }
-        let step = is_step_folder(of);
+        let step = parse_step_folder(of);
         if step.is_none() && of != "latest" {
             return None;
         }

@@ -6,25 +6,25 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command};
 
-use crate::arguments::normalise;
 use crate::flag_names::Subcommand;
+use crate::normalize_args::normalize;
 
 /// Why a command line was rejected.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum ParseFailure {
     /// Help, version, or a single error that clap explains with the usage.
     Clap(Box<clap::Error>),
     /// All errors, and the command whose help is relevant.
-    Mistakes { mistakes: Vec<String>, command: String },
+    Errors { errors: Vec<String>, command: String },
 }
 
 /// Parses the command line.
-pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, Refusal> {
-    let mut line = Line {
+pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, ParseFailure> {
+    let mut line = CommandLine {
         subcommand: Subcommand::find(command, typed),
         typed,
         tokens: typed.to_vec(),
-        mistakes: Vec::new(),
+        errors: Vec::new(),
         renamed: Vec::new(),
         removed: Vec::new(),
         removed_values: false,
@@ -32,31 +32,31 @@ pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, R
     loop {
         // Each iteration removes one error, so this terminates. A renamed flag may be a boolean and needs
         // normalising.
-        line.tokens = normalise(command, std::mem::take(&mut line.tokens));
+        line.tokens = normalize(command, std::mem::take(&mut line.tokens));
         let error = match command.clone().try_get_matches_from(&line.tokens) {
-            Ok(matches) if line.mistakes.is_empty() => return Ok(matches),
+            Ok(matches) if line.errors.is_empty() => return Ok(matches),
             Ok(_) => break,
             Err(error) => error,
         };
-        let is_first = line.mistakes.is_empty();
-        let is_mended = line.take(&error);
-        let is_only_claps = is_first && !is_mended && error.kind() != ErrorKind::UnknownArgument;
-        if is_only_claps {
-            return Err(Refusal::Clap(Box::new(error)));
+        let is_first = line.errors.is_empty();
+        let is_repaired = line.take(&error);
+        let is_clap_only = is_first && !is_repaired && error.kind() != ErrorKind::UnknownArgument;
+        if is_clap_only {
+            return Err(ParseFailure::Clap(Box::new(error)));
         }
-        if !is_mended {
+        if !is_repaired {
             break;
         }
     }
-    Err(Refusal::Mistakes { mistakes: line.mistakes, command: line.subcommand.name })
+    Err(ParseFailure::Errors { errors: line.errors, command: line.subcommand.name })
 }
 
 /// A command line without the errors found so far.
-struct Line<'a> {
+struct CommandLine<'a> {
     subcommand: Subcommand<'a>,
     typed: &'a [String],
     tokens: Vec<String>,
-    mistakes: Vec<String>,
+    errors: Vec<String>,
     /// Flags that replaced misspelt ones: errors about them are not the user's.
     renamed: Vec<String>,
     /// Flags removed with their values: they are not missing.
@@ -65,7 +65,7 @@ struct Line<'a> {
     removed_values: bool,
 }
 
-impl Line<'_> {
+impl CommandLine<'_> {
     /// Records and repairs an error. False if parsing cannot continue.
     fn take(&mut self, error: &clap::Error) -> bool {
         match error.kind() {
@@ -73,21 +73,21 @@ impl Line<'_> {
             | ErrorKind::DisplayVersion
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => false,
             ErrorKind::UnknownArgument => match context(error, ContextKind::InvalidArg) {
-                Some(flag) if flag.starts_with("--") => self.take_unknown(flag, error),
+                Some(flag) if flag.starts_with("--") => self.repair_unknown(flag, error),
                 _ => self.note(error),
             },
-            ErrorKind::ValueValidation | ErrorKind::InvalidValue => self.take_value(error),
-            ErrorKind::MissingRequiredArgument => self.take_missing(error),
+            ErrorKind::ValueValidation | ErrorKind::InvalidValue => self.repair_value(error),
+            ErrorKind::MissingRequiredArgument => self.report_missing(error),
             _ => self.note(error),
         }
     }
 
     fn note(&mut self, error: &clap::Error) -> bool {
-        self.mistakes.push(sentence(error));
+        self.errors.push(sentence(error));
         false
     }
 
-    fn take_unknown(&mut self, flag: &str, error: &clap::Error) -> bool {
+    fn repair_unknown(&mut self, flag: &str, error: &clap::Error) -> bool {
         let name = flag.trim_start_matches("--");
         let Some(at) = self.tokens.iter().position(|token| name_of(token) == Some(name)) else {
             return self.note(error);
@@ -95,8 +95,8 @@ impl Line<'_> {
         // Found as typed, with dashes or underscores.
         let same = |token: &&String| name_of(token).is_some_and(|typed| typed.replace('_', "-") == name);
         let typed = self.typed.iter().find(same).and_then(|token| name_of(token)).unwrap_or(name);
-        let (mistake, meant) = self.subcommand.unknown(typed);
-        self.mistakes.push(mistake);
+        let (message, meant) = self.subcommand.unknown(typed);
+        self.errors.push(message);
         if let Some(meant) = meant {
             self.tokens[at] = self.tokens[at].replacen(name, &meant, 1);
             self.renamed.push(meant);
@@ -108,7 +108,7 @@ impl Line<'_> {
         true
     }
 
-    fn take_value(&mut self, error: &clap::Error) -> bool {
+    fn repair_value(&mut self, error: &clap::Error) -> bool {
         let argument = context(error, ContextKind::InvalidArg).unwrap_or_default();
         let value = context(error, ContextKind::InvalidValue).unwrap_or_default();
         let Some(names) = flag_in(argument).and_then(|name| self.subcommand.spellings(name)) else {
@@ -131,7 +131,7 @@ impl Line<'_> {
         };
         let Some(at) = (1..self.tokens.len()).find(is_it) else { return self.note(error) };
         if !names.iter().any(|name| self.renamed.contains(name)) {
-            self.mistakes.push(sentence(error));
+            self.errors.push(sentence(error));
         }
         let has_own = self.tokens[at].contains('=') || value.is_empty();
         let values = if has_own { 0 } else { self.values_after(at).max(1) };
@@ -141,7 +141,7 @@ impl Line<'_> {
     }
 
     /// Reports only flags that were not typed at all.
-    fn take_missing(&mut self, error: &clap::Error) -> bool {
+    fn report_missing(&mut self, error: &clap::Error) -> bool {
         let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
             return self.note(error);
         };
@@ -159,7 +159,7 @@ impl Line<'_> {
         let missing = missing.iter().filter(|argument| is_missing(argument) && !was_typed(argument));
         let missing: Vec<&str> = missing.map(String::as_str).collect();
         if !missing.is_empty() {
-            self.mistakes.push(format!("`{}` also requires {}", self.subcommand.name, missing.join(", ")));
+            self.errors.push(format!("`{}` also requires {}", self.subcommand.name, missing.join(", ")));
         }
         false
     }

@@ -4,15 +4,15 @@ use std::fs::{self, DirEntry};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{Leftover, foreign_in, is_step_folder};
+use crate::checkpoint::{StaleName, foreign_files, parse_step_folder};
 use crate::export_record::is_exported;
-use crate::leftovers::{is_of_a_model, unfinished};
 use crate::run_folder::{FILES, MARKS, RunFolderError, failed};
-use crate::run_inputs::{Input, Tree};
+use crate::run_input::{RunInput, Tree};
+use crate::stale_files::{is_of_a_model, unfinished};
 
 /// The plan of overwriting a run folder.
 #[derive(Debug, Default)]
-pub(crate) struct Removal {
+pub(crate) struct OverwritePlan {
     root: PathBuf,
     /// Files and folders of the run, relative to the root, in removal order.
     pub(crate) removed: Vec<String>,
@@ -20,7 +20,7 @@ pub(crate) struct Removal {
     pub(crate) kept: Vec<String>,
 }
 
-impl Removal {
+impl OverwritePlan {
     /// Plans the removal without changing anything.
     pub(crate) fn plan(root: &Path) -> Result<Self, RunFolderError> {
         let mut plan = Self { root: root.to_owned(), ..Self::default() };
@@ -80,7 +80,7 @@ impl Removal {
     }
 
     /// Fails if an input of the run would be removed.
-    pub(crate) fn refuse_inputs(&self, inputs: &[Input]) -> Result<(), RunFolderError> {
+    pub(crate) fn refuse_inputs(&self, inputs: &[RunInput]) -> Result<(), RunFolderError> {
         let root = self.root.canonicalize().map_err(failed("read", &self.root))?;
         let real = |name: &String| {
             let path = root.join(name);
@@ -120,14 +120,14 @@ impl Removal {
 /// `latest`, and `step-12` or an unfinished save, unless they contain foreign files.
 fn of_checkpoints(name: &str, entry: &DirEntry) -> io::Result<bool> {
     let kind = entry.file_type()?;
-    let leftover = Leftover::parse(name);
+    let leftover = StaleName::parse(name);
     if name == "latest" || leftover.as_ref().is_some_and(|leftover| leftover.step.is_none()) {
         return Ok(!kind.is_dir());
     }
-    if leftover.is_none() && is_step_folder(name).is_none() {
+    if leftover.is_none() && parse_step_folder(name).is_none() {
         return Ok(false);
     }
-    Ok(kind.is_symlink() || (kind.is_dir() && foreign_in(&entry.path())?.is_empty()))
+    Ok(kind.is_symlink() || (kind.is_dir() && foreign_files(&entry.path())?.is_empty()))
 }
 
 fn of_logs(name: &str, entry: &DirEntry) -> io::Result<bool> {
@@ -212,8 +212,8 @@ mod tests {
             "notes.txt",
         ];
         write(folder.path(), &[&ours[..], &others[..]].concat());
-        let removal = Removal::plan(folder.path()).unwrap();
-        removal.carry_out().unwrap();
+        let overwritten = OverwritePlan::plan(folder.path()).unwrap();
+        overwritten.carry_out().unwrap();
         for name in ours {
             assert!(!folder.path().join(name).exists(), "{name}");
         }
@@ -221,7 +221,7 @@ mod tests {
             assert!(folder.path().join(name).exists(), "{name}");
         }
         assert_eq!(
-            removal.kept,
+            overwritten.kept,
             [
                 "checkpoints/.step-11.unfinished-1-2",
                 "checkpoints/notes.txt",
@@ -238,7 +238,7 @@ mod tests {
                 "tensorboard/events.out.tfevents.notes",
             ]
         );
-        assert!(removal.removed.contains(&"checkpoints/step-6".to_owned()), "{:?}", removal.removed);
+        assert!(overwritten.removed.contains(&"checkpoints/step-6".to_owned()), "{:?}", overwritten.removed);
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         ] {
             let folder = tempfile::tempdir().unwrap();
             write(folder.path(), &["metrics.jsonl", name, "logs/rank-0.log"]);
-            let message = Removal::plan(folder.path()).unwrap_err().to_string();
+            let message = OverwritePlan::plan(folder.path()).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
         }
     }
@@ -258,8 +258,9 @@ mod tests {
     fn inputs_inside_removed_paths_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &["metrics.jsonl", "model/config.json", "notes/data.jsonl", "logs/rank-0.log"]);
-        let removal = Removal::plan(folder.path()).unwrap();
-        let check = |flag, name: &str| removal.refuse_inputs(&[Input::new(flag, folder.path().join(name))]);
+        let overwritten = OverwritePlan::plan(folder.path()).unwrap();
+        let check =
+            |flag, name: &str| overwritten.refuse_inputs(&[RunInput::new(flag, folder.path().join(name))]);
         check("--data", "notes/data.jsonl").unwrap();
         check("--data", "absent").unwrap();
         for (flag, name) in [("--model", "model"), ("--data", "logs/rank-0.log"), ("--data", "metrics.jsonl")]

@@ -8,25 +8,25 @@ use zeroth_model::{
     ModelConfig, Parameter, ParameterTable, WeightFiles, WeightsError, fill_new, has_weights,
 };
 
-use crate::loading::Loading;
+use crate::load_progress::LoadProgress;
 
 /// Elements initialised per task.
 const AT_ONCE: usize = 1 << 14;
 
 /// The source of initial weights.
-pub enum Weights {
+pub enum InitialWeights {
     /// Weight files.
     Files(WeightFiles),
     /// Random initialisation.
-    New {
+    Random {
         /// The seed.
         seed: u64,
         /// Standard deviation.
-        deviation: f32,
+        std: f32,
     },
 }
 
-impl Weights {
+impl InitialWeights {
     /// Opens the folder's weights, or falls back to random ones if there are none. Unreadable weights are an error.
     pub fn open(
         folder: &Path,
@@ -37,7 +37,7 @@ impl Weights {
         if has_weights(folder)? {
             WeightFiles::open(folder, table).map(Self::Files)
         } else {
-            Ok(Self::New { seed, deviation: model.initializer_range as f32 })
+            Ok(Self::Random { seed, std: model.initializer_range as f32 })
         }
     }
 
@@ -45,21 +45,21 @@ impl Weights {
     pub fn notes(&self) -> Vec<String> {
         match self {
             Self::Files(files) => files.warnings().iter().map(ToString::to_string).collect(),
-            Self::New { seed, .. } => {
+            Self::Random { seed, .. } => {
                 vec![format!("the model folder has no weights: initialised randomly with seed {seed}")]
             }
         }
     }
 
-    /// Loads this rank's shard. `tell` is called with loaded and total elements.
+    /// Loads this rank's shard. `report` is called with loaded and total elements.
     pub fn load(
         &self,
         table: &ParameterTable,
         engine: &mut Engine<'_>,
         names: &[String],
-        tell: &mut dyn FnMut(u64, u64),
+        report: &mut dyn FnMut(u64, u64),
     ) -> Result<(), RunError> {
-        let mut loading = Loading::new(table, names, 1, tell);
+        let mut progress = LoadProgress::new(table, names, 1, report);
         let found: Vec<&Parameter> =
             names.iter().filter_map(|name| table.iter().find(|parameter| parameter.name == *name)).collect();
         engine.load(&mut |param, range, elements| {
@@ -67,15 +67,15 @@ impl Weights {
             match self {
                 Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
                 // Counter-based random numbers: the result does not depend on the number of threads.
-                Self::New { seed, deviation } => {
+                Self::Random { seed, std } => {
                     elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
                         let first = range.start + (place * AT_ONCE) as u64;
                         let range = first..first + part.len() as u64;
-                        fill_new(*seed, *deviation, parameter, range, part);
+                        fill_new(*seed, *std, parameter, range, part);
                     });
                 }
             }
-            loading.loaded(param.index(), end);
+            progress.loaded(param.index(), end);
             Ok(())
         })
     }

@@ -8,8 +8,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::OnceLock;
 
 /// Noncharacters, which Unicode reserves for internal use.
-const MARK: char = '\u{fdd0}';
-const END: char = '\u{fdd1}';
+const MARKER_START: char = '\u{fdd0}';
+const MARKER_END: char = '\u{fdd1}';
 
 fn number() -> &'static str {
     static NUMBER: OnceLock<String> = OnceLock::new();
@@ -17,16 +17,16 @@ fn number() -> &'static str {
 }
 
 /// A marker that becomes an SGR escape sequence when printed.
-pub(crate) fn mark(code: &str) -> String {
-    format!("{MARK}{}{code}{END}", number())
+pub(crate) fn colour_marker(code: &str) -> String {
+    format!("{MARKER_START}{}{code}{MARKER_END}", number())
 }
 
 /// Sanitises text: newlines and tabs stay, markers become colours.
-pub(crate) fn plain(text: &str) -> String {
+pub(crate) fn sanitize(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(character) = rest.chars().next() {
-        if let Some((code, after)) = marked(rest) {
+        if let Some((code, after)) = strip_marker(rest) {
             out.push_str(&format!("\u{1b}[{code}m"));
             rest = after;
             continue;
@@ -53,7 +53,7 @@ pub(crate) fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         // serde_json already escapes those below U+0020 in strings.
-        if character >= '\u{7f}' && is_command(character) {
+        if character >= '\u{7f}' && is_control(character) {
             out.push_str(&format!("\\u{:04x}", u32::from(character)));
         } else {
             out.push(character);
@@ -62,12 +62,12 @@ pub(crate) fn json(text: &str) -> String {
     out
 }
 
-fn marked(text: &str) -> Option<(&str, &str)> {
-    text.strip_prefix(MARK)?.strip_prefix(number())?.split_once(END)
+fn strip_marker(text: &str) -> Option<(&str, &str)> {
+    text.strip_prefix(MARKER_START)?.strip_prefix(number())?.split_once(MARKER_END)
 }
 
 fn push(out: &mut String, character: char) {
-    if is_command(character) {
+    if is_control(character) {
         out.extend(character.escape_unicode());
     } else {
         out.push(character);
@@ -75,7 +75,7 @@ fn push(out: &mut String, character: char) {
 }
 
 /// Control characters (C0, DEL, C1), and those that change text direction or break lines.
-fn is_command(character: char) -> bool {
+fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -86,28 +86,28 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        assert_eq!(plain("a\u{1b}[31mb\r\u{7}\u{9b}2J\u{202e}\u{7f}c"), {
+        assert_eq!(sanitize("a\u{1b}[31mb\r\u{7}\u{9b}2J\u{202e}\u{7f}c"), {
             "a\\u{1b}[31mb\\u{d}\\u{7}\\u{9b}2J\\u{202e}\\u{7f}c"
         });
-        assert_eq!(plain("two lines\n\tand a tab: äöü 漢字 🙂"), "two lines\n\tand a tab: äöü 漢字 🙂");
+        assert_eq!(sanitize("two lines\n\tand a tab: äöü 漢字 🙂"), "two lines\n\tand a tab: äöü 漢字 🙂");
         assert_eq!(one_line("a\nb\tc\u{1b}"), "a\\u{a}b\\u{9}c\\u{1b}");
     }
 
     #[test]
     fn forged_markers_are_not_colours() {
-        let text = format!("{}\u{1b}[0m{}", mark("31"), mark("0"));
-        assert_eq!(plain(&text), "\u{1b}[31m\\u{1b}[0m\u{1b}[0m");
+        let text = format!("{}\u{1b}[0m{}", colour_marker("31"), colour_marker("0"));
+        assert_eq!(sanitize(&text), "\u{1b}[31m\\u{1b}[0m\u{1b}[0m");
         // With a different number.
-        let forged = format!("{MARK}0123456789abcdef31{END}red");
-        assert_eq!(plain(&forged), forged);
-        assert_eq!(plain(&plain("\u{1b}[31m")), plain("\u{1b}[31m"));
+        let forged = format!("{MARKER_START}0123456789abcdef31{MARKER_END}red");
+        assert_eq!(sanitize(&forged), forged);
+        assert_eq!(sanitize(&sanitize("\u{1b}[31m")), sanitize("\u{1b}[31m"));
     }
 
     #[test]
     fn json_keeps_its_value() {
         let value = serde_json::json!({ "a\u{9b}\u{1b}\u{202e}": ["\u{7f}", "ä\n"] });
         let text = json(&serde_json::to_string_pretty(&value).unwrap());
-        assert!(!text.contains(|character| is_command(character) && character != '\n'), "{text:?}");
+        assert!(!text.contains(|character| is_control(character) && character != '\n'), "{text:?}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

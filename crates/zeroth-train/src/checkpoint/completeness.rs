@@ -8,30 +8,30 @@ use zeroth_model::TensorPlace;
 
 use super::error::CheckpointError;
 use super::manifest::{Manifest, ParameterEntry};
-use super::open::Place;
+use super::reader::StoredRange;
 use super::state::{parse_tensor_name, state_name};
 
 /// Location of every element: for each state, the stored ranges of each parameter in order.
 #[derive(Debug)]
-pub(super) struct Places(BTreeMap<&'static str, HashMap<String, Vec<Place>>>);
+pub(super) struct StoredRanges(BTreeMap<&'static str, HashMap<String, Vec<StoredRange>>>);
 
-impl Places {
+impl StoredRanges {
     /// The stored ranges of a parameter in a state.
-    pub(super) fn of(&self, state: State, parameter: &str) -> Option<&[Place]> {
+    pub(super) fn of(&self, state: State, parameter: &str) -> Option<&[StoredRange]> {
         self.0.get(state_name(state)?)?.get(parameter).map(Vec::as_slice)
     }
 }
 
 /// The tensors of all files, collected for the completeness proof.
-pub(super) struct Tensors<'a> {
+pub(super) struct CompletenessCheck<'a> {
     folder: PathBuf,
     parameters: &'a [ParameterEntry],
     /// Parameters by name, with their element count.
     known: HashMap<&'a str, (&'a ParameterEntry, u64)>,
-    places: BTreeMap<&'static str, HashMap<String, Vec<Place>>>,
+    places: BTreeMap<&'static str, HashMap<String, Vec<StoredRange>>>,
 }
 
-impl<'a> Tensors<'a> {
+impl<'a> CompletenessCheck<'a> {
     /// Starts with no tensors, for the states and parameters that the manifest lists.
     pub(super) fn of(folder: &Path, manifest: &'a Manifest) -> Result<Self, CheckpointError> {
         let broken =
@@ -87,17 +87,17 @@ impl<'a> Tensors<'a> {
         let [count] = tensor.shape[..] else { return Err("is not one-dimensional".to_owned()) };
         let end = first.checked_add(count).filter(|end| end <= elements);
         let end = end.ok_or_else(|| format!("goes beyond the {elements} elements of its parameter"))?;
-        let place = Place { first, end, file, begin: tensor.bytes.start, dtype };
+        let place = StoredRange { first, end, file, begin: tensor.bytes.start, dtype };
         places.entry(parameter.to_owned()).or_default().push(place);
         Ok(())
     }
 
     /// Checks that every element is stored exactly once; the error names the first that is not.
-    pub(super) fn prove_whole(mut self) -> Result<Places, CheckpointError> {
+    pub(super) fn prove_complete(mut self) -> Result<StoredRanges, CheckpointError> {
         for (state, places) in &mut self.places {
             let state = *state;
             for entry in self.parameters {
-                let of_this = super::state::state_named(state).is_some_and(|state| entry.has(state));
+                let of_this = super::state::state_from_name(state).is_some_and(|state| entry.has(state));
                 let Some((_, elements)) = self.known.get(entry.name.as_str()).filter(|_| of_this) else {
                     continue;
                 };
@@ -126,6 +126,6 @@ impl<'a> Tensors<'a> {
                 }
             }
         }
-        Ok(Places(self.places))
+        Ok(StoredRanges(self.places))
     }
 }

@@ -13,11 +13,11 @@ use zeroth_engine::State;
 use zeroth_model::{ParameterTable, read_header, stored_to_f32};
 
 use super::bounds::{check, check_folder};
-use super::complete::{Places, Tensors};
+use super::checksums::{MANIFEST, SUMS, checksums_text, manifest_checksum, sha256};
+use super::completeness::{CompletenessCheck, StoredRanges};
 use super::error::{CheckpointError, reading};
 use super::manifest::{FORMAT_VERSION, FileEntry, Manifest};
 use super::state::state_name;
-use super::sums::{MANIFEST, SUMS, manifest_sum, sha256, sums_text};
 
 /// Read buffer size in bytes.
 const STAGING: usize = 1 << 20;
@@ -33,12 +33,12 @@ pub struct Checkpoint {
     manifest: Manifest,
     identity: String,
     files: Vec<(PathBuf, File)>,
-    places: Places,
+    places: StoredRanges,
 }
 
 /// A stored range of a parameter's elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct StoredRange {
     pub(super) first: u64,
     pub(super) end: u64,
     pub(super) file: usize,
@@ -53,7 +53,7 @@ impl Checkpoint {
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let (manifest, identity) = read_manifest(folder)?;
         let mut files = Vec::new();
-        let mut tensors = Tensors::of(folder, &manifest)?;
+        let mut tensors = CompletenessCheck::of(folder, &manifest)?;
         for entry in &manifest.files {
             let path = folder.join(&entry.name);
             check_length(&path, entry)?;
@@ -66,7 +66,7 @@ impl Checkpoint {
                 files.push((path, file));
             }
         }
-        let places = tensors.prove_whole()?;
+        let places = tensors.prove_complete()?;
         Ok(Self { folder: folder.to_owned(), manifest, identity, files, places })
     }
 
@@ -123,15 +123,15 @@ impl Checkpoint {
         for place in places[from..].iter().take_while(|place| place.first < end) {
             let part = at..place.end.min(end);
             let target = &mut out[(part.start - start) as usize..(part.end - start) as usize];
-            self.read_place(place, part.start, target, &mut staging)?;
+            self.read_range(place, part.start, target, &mut staging)?;
             at = part.end;
         }
         Ok(())
     }
 
-    fn read_place(
+    fn read_range(
         &self,
-        place: &Place,
+        place: &StoredRange,
         element: u64,
         out: &mut [f32],
         staging: &mut [u8],
@@ -149,7 +149,7 @@ impl Checkpoint {
     }
 
     /// Rejects a checkpoint of another model, naming the first differences.
-    pub fn fits_model(&self, model_type: &str, table: &ParameterTable) -> Result<(), CheckpointError> {
+    pub fn check_model(&self, model_type: &str, table: &ParameterTable) -> Result<(), CheckpointError> {
         let saved = &self.manifest.model;
         let mut differences = Vec::new();
         let held: HashMap<&str, &[u64]> =
@@ -220,7 +220,7 @@ pub(super) fn read_manifest(folder: &Path) -> Result<(Manifest, String), Checkpo
     let sums = read_at_most(&sums_path).map_err(reading(&sums_path))?;
     // Check the checksum before trusting any field, the version included.
     let identity = sha256(&bytes);
-    if manifest_sum(&sums).is_some_and(|expected| expected != identity.as_bytes()) {
+    if manifest_checksum(&sums).is_some_and(|expected| expected != identity.as_bytes()) {
         return Err(changed());
     }
     let head: Head = serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
@@ -229,7 +229,7 @@ pub(super) fn read_manifest(folder: &Path) -> Result<(Manifest, String), Checkpo
         return Err(CheckpointError::Version { path, found, known, written_by: head.zeroth_version });
     }
     let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
-    if sums != sums_text(&bytes, &manifest.files).as_bytes() {
+    if sums != checksums_text(&bytes, &manifest.files).as_bytes() {
         return Err(changed());
     }
     // Names are joined to the folder, so none may escape it.

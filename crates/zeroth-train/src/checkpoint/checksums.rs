@@ -51,7 +51,7 @@ pub(super) fn sha256_of(path: &Path) -> io::Result<(String, u64)> {
 }
 
 /// The contents of SHA256SUMS, fully determined by the manifest, so every byte of it can be checked.
-pub(super) fn sums_text(manifest: &[u8], files: &[FileEntry]) -> String {
+pub(super) fn checksums_text(manifest: &[u8], files: &[FileEntry]) -> String {
     let mut text = format!("{}  {MANIFEST}\n", sha256(manifest));
     for file in files {
         text.push_str(&format!("{}  {}\n", file.sha256, file.name));
@@ -60,7 +60,7 @@ pub(super) fn sums_text(manifest: &[u8], files: &[FileEntry]) -> String {
 }
 
 /// The manifest's checksum in a SHA256SUMS; `None` if not listed.
-pub(super) fn manifest_sum(sums: &[u8]) -> Option<&[u8]> {
+pub(super) fn manifest_checksum(sums: &[u8]) -> Option<&[u8]> {
     let ending = format!("  {MANIFEST}");
     sums.split(|byte| *byte == b'\n').find_map(|line| line.strip_suffix(ending.as_bytes()))
 }

@@ -1,4 +1,4 @@
-//! One rank's loop over the steps of a job.
+//! The training loop of one rank.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,81 +14,92 @@ use crate::checkpoint::Checkpoint;
 use crate::evaluate::evaluate;
 use crate::export::{ExportError, export};
 use crate::export_record::ExportSource;
-use crate::report::timing::StepTimes;
+use crate::initial_weights::InitialWeights;
+use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
 use crate::resume::restore;
-use crate::save::{SaveError, Saver, Saves};
+use crate::save::{CheckpointOptions, CheckpointSaver, SaveError};
 use crate::step_batches::StepBatches;
-use crate::weights::Weights;
-use crate::{Batches, EvaluationLine, Job, MetricsError, MicroBatch, StepLine, Wish};
+use crate::{Batches, ControlRequest, EvalMetrics, Job, MetricsError, MicroBatch, StepMetrics};
 use zeroth_data::DataError;
 
-/// What a rank is to do besides its steps.
-pub struct Chores<'a> {
-    /// Where the trained model goes; none: nowhere.
-    pub model: Option<PathBuf>,
-    /// Whether every instruction is timed and kept for a timeline.
+/// Options of a rank's training loop.
+pub struct TrainOptions<'a> {
+    /// Folder for the trained model; `None` skips the export.
+    pub export_to: Option<PathBuf>,
+    /// Records every instruction for a timeline.
     pub trace: bool,
-    /// Whether the times of a step's instructions are told with it.
-    pub timed: bool,
-    /// Whether a step is enqueued before the host looks at the one before it, unless something comes between them: a device
-    /// that works by itself then never waits for the host.
-    pub ahead: bool,
-    /// How often resident memory is looked at, in steps.
-    pub look: u64,
-    /// Where checkpoints go; none: nowhere.
-    pub saves: Option<&'a Saves>,
-    /// The checkpoint to go on from.
-    pub from: Option<&'a Checkpoint>,
-    /// What is asked for from outside; looked at after every step.
-    pub wish: &'a dyn Fn() -> Wish,
+    /// Emits [`TrainEvent::StepProfile`] with the instruction times of every step.
+    pub profile: bool,
+    /// Enqueues a step before reading back the previous one, unless an evaluation or a save comes between them, so that
+    /// an asynchronous device never waits for the host.
+    pub run_ahead: bool,
+    /// Steps between measurements of resident memory.
+    pub rss_interval: u64,
+    /// Checkpoint settings; `None` saves none.
+    pub checkpoints: Option<&'a CheckpointOptions>,
+    /// The checkpoint to resume from.
+    pub resume_from: Option<&'a Checkpoint>,
 }
 
-/// What a rank tells as it goes.
+/// Connects a training loop to its caller.
+pub struct TrainHooks<'a> {
+    /// Receives events as training progresses. An error ends the run.
+    pub on_event: &'a mut dyn FnMut(TrainEvent<'_>) -> Result<(), TrainError>,
+    /// Polled after every step for requests from outside.
+    pub control: &'a dyn Fn() -> ControlRequest,
+}
+
+/// An event of a rank's training loop.
 #[derive(Debug, Clone, Copy)]
-pub enum Done<'a> {
-    /// How ranks on cards meet, in words; once, before the first step.
-    Met(&'a str),
-    /// About how many elements of the weights and their state are there.
+pub enum TrainEvent<'a> {
+    /// The transport between GPU ranks, described; once, before the first step.
+    TransportChosen(&'a str),
+    /// Progress of loading weights and optimizer state.
     Loading {
-        /// Those that are there.
-        done: u64,
-        /// All of them.
+        /// Elements loaded, approximately.
+        loaded: u64,
+        /// Elements to load.
         total: u64,
     },
-    /// Weights and state are there: the first step comes next.
+    /// Weights and state are loaded; the first step comes next.
     Loaded,
-    /// The times of a step's instructions, just before the step itself.
-    Times(StepTimes<'a>),
-    /// A step.
-    Step(&'a StepLine),
-    /// An evaluation, and the times of its instructions.
-    Evaluation(&'a EvaluationLine, &'a [Timed]),
-    /// A checkpoint of this step is about to appear: what was told so far must be on disk.
-    Saving(u64),
-    /// Something on the way that somebody should know.
+    /// Instruction times of a step, just before its [`TrainEvent::Step`].
+    StepProfile(StepProfile<'a>),
+    /// A completed step.
+    Step(&'a StepMetrics),
+    /// A completed evaluation, with its instruction times.
+    Eval(&'a EvalMetrics, &'a [Timed]),
+    /// A checkpoint of this step is about to be written: metrics up to here must be on disk.
+    CheckpointStarting(u64),
+    /// A checkpoint was committed.
+    CheckpointSaved {
+        /// Its step.
+        step: u64,
+        /// How long training was stalled by it.
+        stalled: Duration,
+    },
+    /// A message for the user.
     Note(&'a str),
-    /// It is there, and training stood still for so long.
-    Saved(u64, Duration),
 }
 
-/// How a rank ended.
+/// The outcome of a rank's training loop.
 #[derive(Debug)]
-pub struct Ended {
-    /// The last step's line.
-    pub last: Option<StepLine>,
-    /// What was timed.
+pub struct TrainOutcome {
+    /// Metrics of the last step.
+    pub last: Option<StepMetrics>,
+    /// The recorded timeline.
     pub trace: Option<Trace>,
-    /// Whether it was asked to stop before its last step.
+    /// Whether it was stopped before its last step.
     pub stopped: bool,
-    /// What any of the ranks was asked for after the last step that was run.
-    pub wish: Wish,
+    /// The strongest request of any rank after the last step run.
+    pub request: ControlRequest,
 }
 
-/// A rank that could not go on.
+/// An error that ends a rank's training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// The engine failed, or another rank did.
+    /// The engine or another rank failed.
     #[error(transparent)]
     Run(Box<RunError>),
     /// Weights could not be read.
@@ -106,15 +117,15 @@ pub enum TrainError {
     /// Metrics could not be written.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// fp16 overflows at the smallest loss scale there may be.
+    /// fp16 overflows at the minimum loss scale.
     #[error(
-        "step {step}: {what} not finite at a loss scale of {scale}, the smallest that fp16.min_loss_scale allows; train in \
+        "step {step}: {what} not finite at a loss scale of {scale}, the minimum set by fp16.min_loss_scale; train in \
          bf16, or with a lower learning rate"
     )]
     AtMinScale {
         /// The step.
         step: u64,
-        /// Whose gradient, in words.
+        /// The non-finite quantity, as a phrase.
         what: String,
         /// The scale.
         scale: f64,
@@ -122,17 +133,17 @@ pub enum TrainError {
     /// A loss or a gradient is not finite.
     #[error(
         "step {step}: {what} not finite (loss {loss}); the update was not applied, and the weights are those after step \
-         {}. The samples it computed with, counted from 0 as they were read: {samples}. A lower learning rate or a look at \
-         these samples may help; --max-skipped-steps N lets N such steps pass", step - 1
+         {}. Samples of the step, numbered from 0 in file order: {samples}. Try a lower learning rate, inspect these \
+         samples, or tolerate N such steps with --max-skipped-steps N", step - 1
     )]
     NotFinite {
         /// The step.
         step: u64,
-        /// Whose loss or gradient, in words.
+        /// The non-finite quantity, as a phrase.
         what: String,
         /// The loss of the step.
         loss: f64,
-        /// The samples of that rank, or of all where the rank is not known.
+        /// The samples of the affected rank, or of all ranks if it is unknown.
         samples: String,
     },
 }
@@ -155,136 +166,146 @@ impl From<ExportError> for TrainError {
     }
 }
 
-/// Trains: loads this rank's part of the weights or of a checkpoint, runs the steps that are left, writes the model.
-/// `done` is called after each step.
+/// Trains one rank: loads its shard of the initial weights or of a checkpoint, runs the remaining steps, and exports the
+/// model. Collective over all ranks.
 pub fn train(
     job: &Job,
     compiled: &Compiled,
     device: Box<dyn Device>,
     comm: Option<Box<dyn Comm>>,
-    chores: &Chores<'_>,
-    done: &mut dyn FnMut(Done<'_>) -> Result<(), TrainError>,
-) -> Result<Ended, TrainError> {
+    options: &TrainOptions<'_>,
+    hooks: TrainHooks<'_>,
+) -> Result<TrainOutcome, TrainError> {
+    let TrainHooks { on_event, control } = hooks;
     let decayed = |param| job.decays(compiled, param);
     let rank = Rank { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
     let mut engine = Engine::new(compiled, rank)?;
     if let Some(how) = engine.how_ranks_meet() {
-        done(Done::Met(how))?;
+        on_event(TrainEvent::TransportChosen(how))?;
     }
     let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
-    let mut told = Ok(());
-    let mut tell = |loaded, total| {
-        if told.is_ok() {
-            told = done(Done::Loading { done: loaded, total });
+    let mut reported = Ok(());
+    let mut report = |loaded, total| {
+        if reported.is_ok() {
+            reported = on_event(TrainEvent::Loading { loaded, total });
         }
     };
-    if let Some(checkpoint) = chores.from {
-        restore(checkpoint, &mut engine, &job.table, &names, &mut tell)?;
+    if let Some(checkpoint) = options.resume_from {
+        restore(checkpoint, &mut engine, &job.table, &names, &mut report)?;
     } else {
-        let weights = Weights::open(&job.folder, &job.model, &job.table, job.seed)?;
-        weights.load(&job.table, &mut engine, &names, &mut tell)?;
+        let weights = InitialWeights::open(&job.folder, &job.model, &job.table, job.seed)?;
+        weights.load(&job.table, &mut engine, &names, &mut report)?;
     }
-    told?;
-    if chores.trace || chores.timed {
+    reported?;
+    if options.trace || options.profile {
         engine.record_trace();
     }
-    let first = chores.from.map_or(0, |checkpoint| checkpoint.manifest().step);
-    let mut saver = Saver::new(chores.saves, &names);
-    let mut steps = Steps::new(job, &mut engine, chores)?;
-    let (mut last, mut stopped, mut held, mut wish) = (None, false, Wish::GoOn, Wish::GoOn);
-    let runs_ahead = chores.ahead && !chores.timed;
-    done(Done::Loaded)?;
+    let first = options.resume_from.map_or(0, |checkpoint| checkpoint.manifest().step);
+    let mut saver = CheckpointSaver::new(options.checkpoints, &names);
+    let mut steps = StepRunner::new(job, &mut engine, options)?;
+    let (mut last, mut stopped) = (None, false);
+    let (mut deferred, mut request) = (ControlRequest::Continue, ControlRequest::Continue);
+    let run_ahead = options.run_ahead && !options.profile;
+    on_event(TrainEvent::Loaded)?;
     for step in first..job.steps {
         let is_evaluated = job.evaluation.as_ref().is_some_and(|evaluation| {
             (step + 1).is_multiple_of(evaluation.every.max(1)) || step + 1 == job.steps
         });
-        let is_saved = chores.saves.is_some_and(|saves| saves.is_due(step + 1, job.steps));
-        let is_followed =
-            runs_ahead && held == Wish::GoOn && !is_evaluated && !is_saved && step + 1 < job.steps;
+        let is_saved = options.checkpoints.is_some_and(|checkpoints| checkpoints.is_due(step + 1, job.steps));
+        let is_followed = run_ahead
+            && deferred == ControlRequest::Continue
+            && !is_evaluated
+            && !is_saved
+            && step + 1 < job.steps;
         let line = steps.run(&mut engine, step, is_followed)?;
-        if chores.timed {
+        if options.profile {
             let (data, lengths) = (steps.data, std::mem::take(&mut steps.lengths));
-            let times = engine.take_times(chores.trace)?;
-            done(Done::Times(StepTimes { line: &line, data, lengths: &lengths, times: &times }))?;
+            let times = engine.take_times(options.trace)?;
+            on_event(TrainEvent::StepProfile(StepProfile {
+                metrics: &line,
+                data,
+                lengths: &lengths,
+                times: &times,
+            }))?;
         }
-        done(Done::Step(&line))?;
+        on_event(TrainEvent::Step(&line))?;
         if steps.record.head.halted != 0 {
             saver.finish(&engine)?;
             return Err(not_finite(compiled, &steps.batches, &line, &steps.record));
         }
         if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
             let found = evaluate(job, evaluation, &mut engine, &mut steps.buffer, line.step)?;
-            let times = if chores.timed { engine.take_times(chores.trace)? } else { Vec::new() };
-            done(Done::Evaluation(&found, &times))?;
+            let times = if options.profile { engine.take_times(options.trace)? } else { Vec::new() };
+            on_event(TrainEvent::Eval(&found, &times))?;
         }
         let begun = Instant::now();
-        let mut there;
-        (wish, there) = saver.meet(&engine, line.step, held.max((chores.wish)()))?;
-        // What is wished for waits for a step that is under way.
-        held = if is_followed { std::mem::replace(&mut wish, Wish::GoOn) } else { Wish::GoOn };
-        let saves_now = wish > Wish::GoOn || is_saved;
+        let mut committed;
+        (request, committed) = saver.sync_ranks(&engine, line.step, deferred.max(control()))?;
+        // A request waits for a step that is already enqueued.
+        deferred = if is_followed { std::mem::take(&mut request) } else { ControlRequest::Continue };
+        let saves_now = request > ControlRequest::Continue || is_saved;
         if saves_now {
-            // One at a time.
-            there = saver.finish(&engine)?.or(there);
+            // One checkpoint at a time.
+            committed = saver.finish(&engine)?.or(committed);
         }
-        if let Some(step) = there {
-            done(Done::Saved(step, begun.elapsed()))?;
+        if let Some(step) = committed {
+            on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
         }
         if saves_now {
             let begun = Instant::now();
-            done(Done::Saving(line.step))?;
+            on_event(TrainEvent::CheckpointStarting(line.step))?;
             if let Some(step) = saver.save(&mut engine, &line)? {
-                done(Done::Saved(step, begun.elapsed()))?;
+                on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
             }
         }
-        saver.take_notes().iter().try_for_each(|note| done(Done::Note(note)))?;
+        saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))?;
         last = Some(line);
-        if wish >= Wish::Stop {
+        if request >= ControlRequest::Stop {
             stopped = line.step < job.steps;
             break;
         }
     }
     let begun = Instant::now();
     if let Some(step) = saver.finish(&engine)? {
-        done(Done::Saved(step, begun.elapsed()))?;
+        on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
     }
-    saver.take_notes().iter().try_for_each(|note| done(Done::Note(note)))?;
-    if let Some(folder) = chores.model.as_ref().filter(|_| !stopped) {
-        let step = last.map_or(first, |line: StepLine| line.step);
+    saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))?;
+    if let Some(folder) = options.export_to.as_ref().filter(|_| !stopped) {
+        let step = last.map_or(first, |line: StepMetrics| line.step);
         let source = ExportSource { step, checkpoint: None };
-        let from = chores.from.filter(|from| from.manifest().step == step).map(ExportSource::of);
+        let from = options.resume_from.filter(|from| from.manifest().step == step).map(ExportSource::of);
         let written = saver.written(step).filter(|_| engine.rank() == 0);
         let source = written.as_ref().map(ExportSource::of).or(from).unwrap_or(source);
         export(job, &mut engine, &names, folder, &source)?;
     }
-    Ok(Ended { last, trace: engine.take_trace()?, stopped, wish })
+    Ok(TrainOutcome { last, trace: engine.take_trace()?, stopped, request })
 }
 
-/// What a rank keeps from step to step.
-struct Steps<'a> {
+/// Runs the steps of one rank.
+struct StepRunner<'a> {
     job: &'a Job,
     batches: Batches<'a>,
-    /// The micro-batch that is being fed.
+    /// The micro-batch being fed.
     buffer: MicroBatch,
     record: StepRecord,
-    /// How long the last step's micro-batches took to put together.
+    /// Time spent assembling the last step's micro-batches.
     data: Duration,
-    /// Lengths of this rank's sequences in the last step, where times are wanted.
+    /// Lengths of this rank's sequences in the last step, if profiling.
     lengths: Vec<u64>,
-    timed: bool,
-    /// Updates that were applied: the place in the schedule.
+    profile: bool,
+    /// Updates applied: the position in the learning-rate schedule.
     applied: u64,
-    /// Steps that were enqueued, and when the newest record was seen.
+    /// Steps enqueued, and when the newest record was read back.
     enqueued: u64,
     seen: Instant,
-    /// How often resident memory is looked at, and the most that was seen.
-    look: u64,
+    /// Steps between measurements of resident memory, and its peak.
+    rss_interval: u64,
     resident: u64,
     planned: u64,
 }
 
-impl<'a> Steps<'a> {
-    fn new(job: &'a Job, engine: &mut Engine<'_>, chores: &Chores<'_>) -> Result<Self, RunError> {
+impl<'a> StepRunner<'a> {
+    fn new(job: &'a Job, engine: &mut Engine<'_>, options: &TrainOptions<'_>) -> Result<Self, RunError> {
         let most_rows = job.row_sizes.last().copied().unwrap_or(0) as usize;
         let batches = job.batches();
         let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.samples.most_in_unit());
@@ -296,11 +317,11 @@ impl<'a> Steps<'a> {
             record: engine.record()?,
             data: Duration::ZERO,
             lengths: Vec::new(),
-            timed: chores.timed,
+            profile: options.profile,
             applied: engine.control()?.applied,
             enqueued: 0,
             seen: Instant::now(),
-            look: chores.look.max(1),
+            rss_interval: options.rss_interval.max(1),
             resident: resident_bytes(),
             planned: engine.compiled().memory.arena(Tier::Device),
         })
@@ -308,11 +329,11 @@ impl<'a> Steps<'a> {
 
     /// Enqueues a step.
     fn enqueue(&mut self, engine: &mut Engine<'_>, step: u64) -> Result<(), TrainError> {
-        // Where the step before is not done yet, it may be applied or not: the device knows.
+        // While the previous step is in flight, only the device knows whether it will be applied.
         let known = self.applied;
         let rates: [f64; RATES] = std::array::from_fn(|ahead| self.job.schedule.rate(known + ahead as u64));
         let mut batches = StepBatches::new(self.batches, step, engine.rank(), &mut self.buffer);
-        if self.timed {
+        if self.profile {
             batches.keep_lengths(&mut self.lengths);
         }
         engine.step_from(&mut batches, self.batches.trained_tokens(step), known, &rates)?;
@@ -321,8 +342,8 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// Runs a step and says what it came to; where it is `followed`, the next one is enqueued before that is known.
-    fn run(&mut self, engine: &mut Engine<'_>, step: u64, followed: bool) -> Result<StepLine, TrainError> {
+    /// Runs a step and returns its metrics; if `followed`, enqueues the next one before reading them back.
+    fn run(&mut self, engine: &mut Engine<'_>, step: u64, followed: bool) -> Result<StepMetrics, TrainError> {
         let begun = if self.enqueued > step { self.seen } else { Instant::now() };
         if self.enqueued <= step {
             self.enqueue(engine, step)?;
@@ -333,10 +354,10 @@ impl<'a> Steps<'a> {
         engine.read_record_of(engine.steps() - u64::from(followed), &mut self.record)?;
         self.seen = Instant::now();
         let before = std::mem::replace(&mut self.applied, self.record.head.applied);
-        if step.is_multiple_of(self.look) {
+        if step.is_multiple_of(self.rss_interval) {
             self.resident = self.resident.max(resident_bytes());
         }
-        Ok(StepLine {
+        Ok(StepMetrics {
             step: step + 1,
             loss: self.record.head.loss,
             grad_norm: self.record.head.norm,
@@ -355,7 +376,7 @@ impl<'a> Steps<'a> {
 fn not_finite(
     compiled: &Compiled,
     batches: &Batches<'_>,
-    line: &StepLine,
+    line: &StepMetrics,
     record: &StepRecord,
 ) -> TrainError {
     let flat = usize::try_from(record.head.broken_flat).ok().map(|flat| compiled.flat_name(flat));
@@ -374,7 +395,7 @@ fn not_finite(
     TrainError::NotFinite { step: line.step, what, loss: line.loss, samples }
 }
 
-/// The samples of a step, of one rank or of all, in words.
+/// Lists the samples of a step, of one rank or of all.
 fn samples_of(batches: &Batches<'_>, step: u64, rank: Option<u64>) -> String {
     const SHOWN: usize = 32;
     let shape = batches.shape();
@@ -382,7 +403,7 @@ fn samples_of(batches: &Batches<'_>, step: u64, rank: Option<u64>) -> String {
     let found = ranks
         .flat_map(|rank| (0..shape.accumulation).map(move |micro| (rank, micro)))
         .flat_map(|(rank, micro)| batches.places(step, micro, rank).map(|place| place.sample));
-    // The first of them, and one more to know that there are more.
+    // Keeps one more than shown, to know whether there are more.
     let mut samples = BTreeSet::new();
     for sample in found {
         samples.insert(sample);

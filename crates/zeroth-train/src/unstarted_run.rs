@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::list;
-use crate::overwrite::{is_event_file_name, is_log_name};
+use crate::overwrite_plan::{is_event_file_name, is_log_name};
 use crate::run_folder::exists;
 
 /// Whether a folder contains a step of a run: a metrics line, a checkpoint, or later files.
@@ -33,7 +33,7 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> + use<> {
 
 /// Files that a run writes before its first step.
 #[derive(Debug, Clone)]
-pub struct Unstarted {
+pub struct UnstartedRun {
     root: PathBuf,
     /// Folders created for it, innermost first.
     made: Vec<PathBuf>,
@@ -46,7 +46,7 @@ type IsOurs = fn(&str) -> bool;
 /// Folders that a run adds files to, and how to recognise them.
 const ADDED: [(&str, IsOurs); 2] = [("logs", is_log_name), ("tensorboard", is_event_file_name)];
 
-impl Unstarted {
+impl UnstartedRun {
     pub(crate) fn new(root: &Path, made: Vec<PathBuf>) -> Self {
         Self { root: root.to_owned(), made, before: added(root).collect() }
     }
@@ -89,12 +89,12 @@ pub(crate) fn missing(root: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::run_folder::{Existing, RunFolder};
+    use super::super::run_folder::{ExistingRun, RunFolder};
     use super::*;
 
     /// A run prepared up to its first step.
     fn prepared(root: &Path) -> RunFolder {
-        let run = RunFolder::open(root, Existing::Refuse, &[]).unwrap();
+        let run = RunFolder::open(root, ExistingRun::Refuse, &[]).unwrap();
         for path in [run.origin(), run.config(), run.plan(), run.log(0).unwrap()] {
             fs::write(path, "x").unwrap();
         }
@@ -122,7 +122,7 @@ mod tests {
         for name in theirs {
             fs::write(folder.path().join(name), "mine").unwrap();
         }
-        let run = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
+        let run = RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).unwrap();
         for path in [run.origin(), run.config(), run.plan(), run.log(1).unwrap()] {
             fs::write(path, "x").unwrap();
         }
@@ -137,14 +137,14 @@ mod tests {
     fn only_runs_without_steps_are_taken_over() {
         let folder = tempfile::tempdir().unwrap();
         drop(prepared(folder.path()));
-        let again = RunFolder::open(folder.path(), Existing::Refuse, &[]).unwrap();
+        let again = RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).unwrap();
         let unstarted = again.unstarted().unwrap();
         fs::write(again.metrics(), "{\"step\":1}\n").unwrap();
         unstarted.remove();
         assert!(again.origin().exists() && again.metrics().exists(), "a step was completed");
         drop(again);
-        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err());
-        assert!(RunFolder::open(folder.path(), Existing::Keep, &[]).unwrap().unstarted().is_none());
+        assert!(RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).is_err());
+        assert!(RunFolder::open(folder.path(), ExistingRun::Keep, &[]).unwrap().unstarted().is_none());
     }
 
     #[test]
@@ -155,12 +155,12 @@ mod tests {
             let path = folder.path().join(trace);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, "step,loss\n1,2\n").unwrap();
-            assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err(), "{trace}");
+            assert!(RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).is_err(), "{trace}");
             assert!(path.exists());
         }
         // Without a marker file, metrics.csv is foreign.
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("metrics.csv"), "mine\n").unwrap();
-        assert!(RunFolder::open(folder.path(), Existing::Refuse, &[]).is_err());
+        assert!(RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).is_err());
     }
 }

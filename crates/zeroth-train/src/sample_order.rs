@@ -8,14 +8,14 @@ use crate::permutation::Permutation;
 
 /// The order in which a dataset's samples are consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Order {
+pub struct SampleOrder {
     samples: NonZeroU64,
     shuffle: Option<u64>,
 }
 
 /// A sample, and the epoch in which it is consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct EpochSample {
     /// Epoch, from 0.
     pub epoch: u32,
     /// Its index in the dataset.
@@ -24,7 +24,7 @@ pub struct Place {
 
 /// The length of a run. `--max-steps` overrides `--num-train-epochs`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Length {
+pub enum RunLength {
     /// `--max-steps`.
     Steps(u64),
     /// `--num-train-epochs`, which may be a fraction.
@@ -33,7 +33,7 @@ pub enum Length {
 
 /// An invalid run length.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-pub enum LengthError {
+pub enum RunLengthError {
     /// Not above 0, or too large.
     #[error("--num-train-epochs is {0}: give a number above 0, as in 3 or 0.5")]
     Epochs(f64),
@@ -52,7 +52,7 @@ pub enum LengthError {
     },
 }
 
-impl Order {
+impl SampleOrder {
     /// Orders `samples` as in the file, or reshuffled every epoch with the seed `shuffle`.
     pub fn new(samples: NonZeroU64, shuffle: Option<u64>) -> Self {
         Self { samples, shuffle }
@@ -64,12 +64,12 @@ impl Order {
     }
 
     /// The sample at a position.
-    pub fn sample_at(&self, position: u64) -> Place {
+    pub fn sample_at(&self, position: u64) -> EpochSample {
         self.epoch_of(position).place(position)
     }
 
     /// Iterates from a position on, without end. Cheaper than repeated [`Self::sample_at`].
-    pub fn from(&self, position: u64) -> impl Iterator<Item = Place> + use<> {
+    pub fn from(&self, position: u64) -> impl Iterator<Item = EpochSample> + use<> {
         let order = *self;
         let mut epoch = order.epoch_of(position);
         (position..).map(move |position| {
@@ -95,23 +95,23 @@ impl Order {
     ///
     /// Hugging Face rounds up per epoch, because its epochs end with a short step. Here only the end of the run is
     /// rounded up, and the last step borrows from the next epoch.
-    pub fn total_steps(&self, length: Length, train_batch: NonZeroU64) -> Result<u64, LengthError> {
+    pub fn total_steps(&self, length: RunLength, train_batch: NonZeroU64) -> Result<u64, RunLengthError> {
         let steps = self.steps_of(length, train_batch)?;
         let positions = steps.checked_mul(train_batch.get());
         if positions.is_none_or(|positions| positions > MAX_SAMPLES) {
-            return Err(LengthError::TooLong { steps, train_batch: train_batch.get() });
+            return Err(RunLengthError::TooLong { steps, train_batch: train_batch.get() });
         }
         Ok(steps)
     }
 
-    fn steps_of(&self, length: Length, train_batch: NonZeroU64) -> Result<u64, LengthError> {
+    fn steps_of(&self, length: RunLength, train_batch: NonZeroU64) -> Result<u64, RunLengthError> {
         match length {
-            Length::Steps(0) => Err(LengthError::NoSteps),
-            Length::Steps(steps) => Ok(steps),
-            Length::Epochs(epochs) => {
+            RunLength::Steps(0) => Err(RunLengthError::NoSteps),
+            RunLength::Steps(steps) => Ok(steps),
+            RunLength::Epochs(epochs) => {
                 let steps = epochs * self.steps_per_epoch(train_batch);
                 if !(epochs > 0.0 && steps < (1_u64 << 53) as f64) {
-                    return Err(LengthError::Epochs(epochs));
+                    return Err(RunLengthError::Epochs(epochs));
                 }
                 // 0.1 × 30 is slightly above 3 in binary; the difference must not become a step.
                 let whole = steps.round();
@@ -130,10 +130,10 @@ struct Epoch {
 }
 
 impl Epoch {
-    fn place(&self, position: u64) -> Place {
+    fn place(&self, position: u64) -> EpochSample {
         let place = position - self.first;
         let sample = self.permutation.as_ref().map_or(place, |permutation| permutation.at(place));
-        Place { epoch: self.number, sample }
+        EpochSample { epoch: self.number, sample }
     }
 }
 
@@ -143,8 +143,8 @@ mod tests {
 
     use super::*;
 
-    fn order(samples: u64, shuffle: Option<u64>) -> Order {
-        Order::new(NonZeroU64::new(samples).unwrap(), shuffle)
+    fn order(samples: u64, shuffle: Option<u64>) -> SampleOrder {
+        SampleOrder::new(NonZeroU64::new(samples).unwrap(), shuffle)
     }
 
     fn batch(samples: u64) -> NonZeroU64 {
@@ -173,20 +173,20 @@ mod tests {
     fn total_steps_are_derived_from_epochs_and_batch_size() {
         let steps =
             |samples, length, train_batch| order(samples, None).total_steps(length, batch(train_batch));
-        assert_eq!(steps(100, Length::Epochs(3.0), 8), Ok(38)); // 37.5
-        assert_eq!(steps(100, Length::Epochs(2.5), 10), Ok(25));
-        assert_eq!(steps(30, Length::Epochs(0.1), 3), Ok(1)); // 1.0000000000000002 in binary
-        assert_eq!(steps(30, Length::Epochs(0.101), 3), Ok(2));
-        assert_eq!(steps(3, Length::Epochs(0.01), 8), Ok(1));
-        assert_eq!(steps(100, Length::Steps(7), 8), Ok(7));
-        assert_eq!(steps(100, Length::Steps(0), 8), Err(LengthError::NoSteps));
+        assert_eq!(steps(100, RunLength::Epochs(3.0), 8), Ok(38)); // 37.5
+        assert_eq!(steps(100, RunLength::Epochs(2.5), 10), Ok(25));
+        assert_eq!(steps(30, RunLength::Epochs(0.1), 3), Ok(1)); // 1.0000000000000002 in binary
+        assert_eq!(steps(30, RunLength::Epochs(0.101), 3), Ok(2));
+        assert_eq!(steps(3, RunLength::Epochs(0.01), 8), Ok(1));
+        assert_eq!(steps(100, RunLength::Steps(7), 8), Ok(7));
+        assert_eq!(steps(100, RunLength::Steps(0), 8), Err(RunLengthError::NoSteps));
         for wrong in [0.0, -1.0, f64::INFINITY] {
-            assert_eq!(steps(100, Length::Epochs(wrong), 8), Err(LengthError::Epochs(wrong)));
+            assert_eq!(steps(100, RunLength::Epochs(wrong), 8), Err(RunLengthError::Epochs(wrong)));
         }
-        assert!(steps(100, Length::Epochs(f64::NAN), 8).is_err());
-        let beyond = LengthError::TooLong { steps: 1 << 60, train_batch: 8 };
-        assert_eq!(steps(100, Length::Steps(1 << 60), 8), Err(beyond));
-        assert!(steps(100, Length::Steps(u64::MAX), 1).is_err());
+        assert!(steps(100, RunLength::Epochs(f64::NAN), 8).is_err());
+        let beyond = RunLengthError::TooLong { steps: 1 << 60, train_batch: 8 };
+        assert_eq!(steps(100, RunLength::Steps(1 << 60), 8), Err(beyond));
+        assert!(steps(100, RunLength::Steps(u64::MAX), 1).is_err());
         assert_eq!(order(100, None).steps_per_epoch(batch(8)), 12.5);
     }
 

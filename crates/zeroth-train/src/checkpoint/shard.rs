@@ -9,10 +9,10 @@ use zeroth_base::{DType, grouped};
 use zeroth_engine::State;
 use zeroth_model::{f32_to_stored, write_header};
 
+use super::checksums::hex;
 use super::error::{CheckpointError, writing};
 use super::manifest::{FORMAT_VERSION, FileEntry};
 use super::state::{state_name, tensor_name};
-use super::sums::hex;
 
 /// Bytes hashed and written at once.
 const BUFFER: usize = 8 << 20;
@@ -50,22 +50,22 @@ impl Piece {
 }
 
 /// The name of a rank's file.
-pub fn part_name(rank: u64, world: u64) -> String {
+pub fn shard_name(rank: u64, world: u64) -> String {
     format!("rank-{rank:05}-of-{world:05}.safetensors")
 }
 
-/// Whether a name matches [`part_name`].
-pub(super) fn is_part_name(name: &str) -> bool {
+/// Whether a name matches [`shard_name`].
+pub(super) fn is_shard_name(name: &str) -> bool {
     let numbers = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));
     let numbers = numbers.and_then(|numbers| numbers.split_once("-of-"));
     let numbers = numbers.and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
-    numbers.is_some_and(|(rank, world)| part_name(rank, world) == name)
+    numbers.is_some_and(|(rank, world)| shard_name(rank, world) == name)
 }
 
-/// Writes a rank's file of a checkpoint. Removed on drop unless [`PartWriter::finish`] succeeded.
+/// Writes a rank's file of a checkpoint. Removed on drop unless [`ShardWriter::finish`] succeeded.
 #[derive(Debug)]
-pub struct PartWriter {
-    place: Unfinished,
+pub struct ShardWriter {
+    place: UnfinishedFile,
     name: String,
     file: File,
     pieces: Vec<Piece>,
@@ -81,12 +81,12 @@ pub struct PartWriter {
 
 /// The path of a file that is removed on drop unless complete.
 #[derive(Debug)]
-struct Unfinished {
+struct UnfinishedFile {
     path: PathBuf,
     is_whole: bool,
 }
 
-impl Drop for Unfinished {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         if !self.is_whole {
             // Best effort: its folder is never taken for a checkpoint.
@@ -95,7 +95,7 @@ impl Drop for Unfinished {
     }
 }
 
-impl PartWriter {
+impl ShardWriter {
     /// Creates a rank's file in an unfinished checkpoint. `pieces` are written in this order; adjacent ones are
     /// merged into one tensor, and empty ones skipped.
     pub fn create(
@@ -104,12 +104,12 @@ impl PartWriter {
         world: u64,
         pieces: Vec<Piece>,
     ) -> Result<Self, CheckpointError> {
-        let name = part_name(rank, world);
+        let name = shard_name(rank, world);
         let path = unfinished.join(&name);
         let pieces = joined(pieces);
         if pieces.iter().any(|piece| state_name(piece.state).is_none()) {
             let problem = "gradients cannot be saved: a checkpoint is taken between steps".to_owned();
-            return Err(CheckpointError::Part { path, problem });
+            return Err(CheckpointError::Shard { path, problem });
         }
         let tensors: Vec<(String, [u64; 1], DType)> =
             pieces.iter().map(|piece| (piece.stored_name(), [piece.count], piece.dtype)).collect();
@@ -122,7 +122,7 @@ impl PartWriter {
         let total = header.len() as u64 + pieces.iter().map(Piece::bytes).sum::<u64>();
         let file = File::create_new(&path).map_err(writing("create", &path, total))?;
         let mut writer = Self {
-            place: Unfinished { path, is_whole: false },
+            place: UnfinishedFile { path, is_whole: false },
             name,
             file,
             pieces,
@@ -185,8 +185,8 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Completes the file without waiting for the disk; [`PartWritten::sync`] does that.
-    pub fn finish(mut self) -> Result<PartWritten, CheckpointError> {
+    /// Completes the file without waiting for the disk; [`WrittenShard::sync`] does that.
+    pub fn finish(mut self) -> Result<WrittenShard, CheckpointError> {
         if let Some((state, name, element)) = self.next() {
             let state = state_name(state).unwrap_or_default();
             return Err(self.wrong(format!("ended before element {} of {state}/{name}", grouped(element))));
@@ -194,7 +194,7 @@ impl PartWriter {
         self.flush()?;
         self.place.is_whole = true;
         let entry = FileEntry { name: self.name, bytes: self.written, sha256: hex(self.hash) };
-        Ok(PartWritten { path: self.place.path.clone(), file: self.file, entry })
+        Ok(WrittenShard { path: self.place.path.clone(), file: self.file, entry })
     }
 
     fn expected(&self, given: u64) -> Result<&Piece, CheckpointError> {
@@ -231,19 +231,19 @@ impl PartWriter {
     }
 
     fn wrong(&self, problem: String) -> CheckpointError {
-        CheckpointError::Part { path: self.place.path.clone(), problem }
+        CheckpointError::Shard { path: self.place.path.clone(), problem }
     }
 }
 
 /// A rank's complete file, possibly not yet on disk.
 #[derive(Debug)]
-pub struct PartWritten {
+pub struct WrittenShard {
     path: PathBuf,
     file: File,
     entry: FileEntry,
 }
 
-impl PartWritten {
+impl WrittenShard {
     /// Its entry in the manifest.
     pub fn entry(&self) -> &FileEntry {
         &self.entry

@@ -5,13 +5,13 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::commit::is_step_folder;
-use super::names::Leftover;
-use super::part::is_part_name;
-use super::sums::{MANIFEST, SUMS};
+use super::checksums::{MANIFEST, SUMS};
+use super::commit::parse_step_folder;
+use super::file_names::StaleName;
+use super::shard::is_shard_name;
 
 /// The checkpoint that contains `path`, symlinks resolved. `path` itself need not exist yet.
-pub(crate) fn checkpoint_around(path: &Path) -> Option<PathBuf> {
+pub(crate) fn enclosing_checkpoint(path: &Path) -> Option<PathBuf> {
     let there =
         path.ancestors().find(|folder| folder.exists()).filter(|folder| !folder.as_os_str().is_empty());
     let real = there.unwrap_or(Path::new(".")).canonicalize().ok()?;
@@ -23,8 +23,8 @@ fn is_checkpoint(folder: &Path) -> bool {
     let is_manifested =
         || fs::symlink_metadata(folder.join(SUMS)).is_ok() && is_manifest(&folder.join(MANIFEST));
     let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let is_named = is_step_folder(name).is_some() || Leftover::parse(name).is_some();
-    let is_part = |entry: fs::DirEntry| entry.file_name().to_str().is_some_and(is_part_name);
+    let is_named = parse_step_folder(name).is_some() || StaleName::parse(name).is_some();
+    let is_part = |entry: fs::DirEntry| entry.file_name().to_str().is_some_and(is_shard_name);
     let holds_part = || fs::read_dir(folder).into_iter().flatten().flatten().any(is_part);
     is_manifested() || (is_named && holds_part())
 }

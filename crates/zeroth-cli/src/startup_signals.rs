@@ -15,13 +15,13 @@ use signal_hook::low_level::{exit, pipe};
 use zeroth::comm::FirstStep;
 
 use crate::output;
-use crate::signals::Ended;
+use crate::signals::StopSignal;
 
 /// Time limit for the cleanup: an unresponsive network must not delay the exit, nor the kernel, which blocks mmap
 /// while another thread populates gigabytes.
-const PATIENCE: Duration = Duration::from_millis(1200);
+const CLEANUP_TIMEOUT: Duration = Duration::from_millis(1200);
 /// How long a rank of a stopped job waits to be killed before it detects the loss of its peers itself.
-const LAST_WAIT: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The phase of the run.
 enum Stage {
@@ -46,41 +46,41 @@ struct Written {
 }
 
 /// Signal handling of a run up to its first step.
-pub(crate) struct BeforeFirstStep {
+pub(crate) struct StartupSignals {
     /// Held only briefly.
     stage: Mutex<Stage>,
     /// Held while files are written, so that they are removed completely or not at all.
     written: Mutex<Written>,
-    undoing: Mutex<Undoing>,
+    cleanup: Mutex<Cleanup>,
     changed: Condvar,
-    is_told: AtomicBool,
+    is_reported: AtomicBool,
     /// Whether this process prints messages for its job.
-    speaks: bool,
+    prints: bool,
 }
 
 /// The state of the cleanup thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Undoing {
+enum Cleanup {
     No,
-    Asked(Ended),
+    Requested(StopSignal),
     Done,
 }
 
-impl BeforeFirstStep {
-    /// Waits for `stops` on a dedicated thread; `asked` returns the pending request.
+impl StartupSignals {
+    /// Waits for `stops` on a dedicated thread; `signal` returns the pending request.
     pub(crate) fn watch(
-        speaks: bool,
+        prints: bool,
         stops: &[i32],
-        asked: impl Fn() -> Option<Ended> + Send + 'static,
+        signal: impl Fn() -> Option<StopSignal> + Send + 'static,
     ) -> io::Result<Arc<Self>> {
         let written = Written { undo: Vec::new(), left: "nothing was written" };
         let run = Arc::new(Self {
             stage: Mutex::new(Stage::Preparing),
             written: Mutex::new(written),
-            undoing: Mutex::new(Undoing::No),
+            cleanup: Mutex::new(Cleanup::No),
             changed: Condvar::new(),
-            is_told: AtomicBool::new(false),
-            speaks,
+            is_reported: AtomicBool::new(false),
+            prints,
         });
         let (mut signals, from_handler) = UnixStream::pair()?;
         for signal in stops {
@@ -91,17 +91,19 @@ impl BeforeFirstStep {
             let mut is_answered = false;
             // Each signal sends a byte, after its flags are set.
             while signals.read_exact(&mut [0]).is_ok() {
-                if let Some(asked) = asked() {
-                    watched.act(asked, &mut is_answered);
+                if let Some(signal) = signal() {
+                    watched.act(signal, &mut is_answered);
                 }
             }
         })?;
         let undoes = Arc::clone(&run);
-        std::thread::Builder::new().name("undo".to_owned()).spawn(move || undoes.undo_when_asked())?;
+        std::thread::Builder::new()
+            .name("undo".to_owned())
+            .spawn(move || undoes.clean_up_when_requested())?;
         Ok(run)
     }
 
-    fn act(&self, asked: Ended, is_answered: &mut bool) {
+    fn act(&self, signal: StopSignal, is_answered: &mut bool) {
         let mut stage = locked(&self.stage);
         let stops = match &*stage {
             Stage::Preparing => true,
@@ -112,46 +114,46 @@ impl BeforeFirstStep {
         if stops {
             *stage = Stage::Stopped;
             drop(stage);
-            self.stop(asked);
+            self.stop(signal);
         }
         drop(stage);
-        if self.speaks && !std::mem::replace(is_answered, true) {
-            output::note(FINISHING);
+        if self.prints && !std::mem::replace(is_answered, true) {
+            output::note(STOP_ACKNOWLEDGEMENT);
         }
     }
 
     /// Cleans up and exits the process. Ranks started by this process must have exited.
-    pub(crate) fn stop(&self, asked: Ended) -> ! {
-        let mut undoing = locked(&self.undoing);
-        *undoing = Undoing::Asked(asked);
+    pub(crate) fn stop(&self, signal: StopSignal) -> ! {
+        let mut cleanup = locked(&self.cleanup);
+        *cleanup = Cleanup::Requested(signal);
         self.changed.notify_all();
-        let is_done = |undoing: &mut Undoing| *undoing != Undoing::Done;
-        drop(self.changed.wait_timeout_while(undoing, PATIENCE, is_done));
-        if self.speaks && !self.is_told.load(Ordering::Relaxed) {
-            let _ = writeln!(io::stderr(), "stopped by {} before the first step", asked.name());
+        let is_done = |cleanup: &mut Cleanup| *cleanup != Cleanup::Done;
+        drop(self.changed.wait_timeout_while(cleanup, CLEANUP_TIMEOUT, is_done));
+        if self.prints && !self.is_reported.load(Ordering::Relaxed) {
+            let _ = writeln!(io::stderr(), "stopped by {} before the first step", signal.name());
         }
-        exit(i32::from(asked.exit_code()))
+        exit(i32::from(signal.exit_code()))
     }
 
     /// Runs on its own thread, because each part may block: a write that holds the lock, the removal, the message.
-    /// The thread exists from the start, with its own heap memory: see [`PATIENCE`].
-    fn undo_when_asked(&self) {
+    /// The thread exists from the start, with its own heap memory: see [`CLEANUP_TIMEOUT`].
+    fn clean_up_when_requested(&self) {
         drop(std::hint::black_box(vec![0_u8; 1 << 16]));
-        let is_asked = |undoing: &mut Undoing| *undoing == Undoing::No;
-        let undoing = self.changed.wait_while(locked(&self.undoing), is_asked);
-        let Undoing::Asked(asked) = *undoing.unwrap_or_else(PoisonError::into_inner) else { return };
+        let is_asked = |cleanup: &mut Cleanup| *cleanup == Cleanup::No;
+        let cleanup = self.changed.wait_while(locked(&self.cleanup), is_asked);
+        let Cleanup::Requested(signal) = *cleanup.unwrap_or_else(PoisonError::into_inner) else { return };
         let mut written = locked(&self.written);
         while let Some(undo) = written.undo.pop() {
             undo();
         }
-        self.is_told.store(true, Ordering::Relaxed);
-        if self.speaks {
-            output::note(&format!("stopped by {} before the first step; {}", asked.name(), written.left));
+        self.is_reported.store(true, Ordering::Relaxed);
+        if self.prints {
+            output::note(&format!("stopped by {} before the first step; {}", signal.name(), written.left));
         }
-        *locked(&self.undoing) = Undoing::Done;
+        *locked(&self.cleanup) = Cleanup::Done;
         self.changed.notify_all();
         // The lock is kept, so nothing more is written.
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(CLEANUP_TIMEOUT);
     }
 
     /// Adds a cleanup action.
@@ -189,7 +191,7 @@ impl BeforeFirstStep {
         if is_ours {
             self.enter(Stage::Stepping);
         } else {
-            wait_for_the_end();
+            wait_to_be_killed();
         }
     }
 
@@ -197,7 +199,7 @@ impl BeforeFirstStep {
         let mut stage = locked(&self.stage);
         if matches!(*stage, Stage::Stopped) {
             drop(stage);
-            wait_for_the_end();
+            wait_to_be_killed();
         } else {
             *stage = next;
         }
@@ -210,11 +212,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The acknowledgement of the first signal once there is something to save.
-pub(crate) const FINISHING: &str =
+pub(crate) const STOP_ACKNOWLEDGEMENT: &str =
     "finishing the step and saving a checkpoint; press Ctrl-C again to stop at once";
 
 /// Waits to be killed by the launcher or a signal, as a job stopped before its first step runs none. Otherwise the
 /// next collective detects the missing rank.
-pub(crate) fn wait_for_the_end() {
-    std::thread::sleep(LAST_WAIT);
+pub(crate) fn wait_to_be_killed() {
+    std::thread::sleep(KILL_TIMEOUT);
 }

@@ -1,4 +1,4 @@
-//! From what was typed to a job: config, model, data, steps, and the machine it will run on.
+//! Resolves the command line into a job: config, model, data, steps and devices.
 
 use std::num::NonZeroU64;
 
@@ -15,53 +15,53 @@ use zeroth::program::Settings;
 use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{
-    BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, Overhead, Processes, from_config,
-    release_freed_memory, same_data,
+    BatchShape, Budget, Evaluation, Freedom, Job, Overhead, Processes, RunLength, SampleOrder,
+    check_same_data, from_config, release_freed_memory,
 };
 
 use super::super::config_file;
 use super::data::{self, Reading};
-use super::told::{Inputs, Told};
-use super::{follow, launch, resume};
+use super::handoff::{Inputs, LauncherHandoff};
+use super::{launch, reporter, resume};
 use crate::cli::{DeviceArg, TrainArgs, TrainTypeArg};
 
-/// Steps from one evaluation, and from one checkpoint, to the next.
+/// Default steps between evaluations, and between checkpoints.
 pub(super) const DEFAULT_STEPS: u64 = 500;
 
-/// What a training command asks for, resolved.
-pub(super) struct Asked {
+/// A training command, resolved.
+pub(super) struct ResolvedJob {
     pub(super) job: Job,
     pub(super) resolved: Resolved,
-    /// The model, as it was named.
+    /// The model, as given.
     pub(super) name: String,
     pub(super) ranks: u64,
     pub(super) device: DeviceArg,
-    /// Cards of this machine.
-    pub(super) cards: u64,
+    /// GPUs of this machine.
+    pub(super) gpus: u64,
     pub(super) target: Target,
     pub(super) logging_steps: u64,
-    /// The file's own wish for lines of progress.
+    /// The config's `steps_per_print`.
     pub(super) steps_per_print: Option<u64>,
-    /// Whether the trained model is written at the end.
+    /// Whether the trained model is exported at the end.
     pub(super) writes_model: bool,
-    /// The checkpoint to go on from; it has been verified.
+    /// The checkpoint to resume from, already verified.
     pub(super) checkpoint: Option<Checkpoint>,
-    /// How rows become tokens.
+    /// Tokenisation settings.
     pub(super) reading: Reading,
-    /// What all ranks are told.
-    pub(super) told: Told,
-    /// What the command names, as it was read.
+    /// Passed to all ranks.
+    pub(super) handoff: LauncherHandoff,
+    /// Input files, as read.
     pub(super) inputs: Inputs,
     pub(super) notes: Vec<String>,
 }
 
-impl Asked {
-    /// Host memory of a rank beside its arenas.
+impl ResolvedJob {
+    /// Host memory of a rank outside its arenas.
     pub(super) fn overhead(&self, compiled: &Compiled) -> Overhead {
-        Overhead::of(&self.job, compiled, self.told.budget.processes)
+        Overhead::of(&self.job, compiled, self.handoff.budget.processes)
     }
 
-    /// Compiles the step within the budgets, choosing what nobody typed; says why where it cannot be.
+    /// Compiles the step within the budgets, choosing values that were left open. The inner error explains why it does not fit.
     pub(super) fn fit(&mut self) -> anyhow::Result<Result<Compiled, String>> {
         let checkpoints = |setting: &zeroth::config::resolve::Setting| {
             setting.key.path.starts_with("activation_checkpointing") && setting.origin != Origin::Default
@@ -72,22 +72,20 @@ impl Asked {
             prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
             micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
                 && is_open(&self.resolved, "gradient_accumulation_steps"),
-            update: self.told.rates,
+            update: self.handoff.rates,
         };
-        let (compiled, choices) = match self.job.fit(self.target, self.told.budget, freedom)? {
+        let (compiled, choices) = match self.job.fit(self.target, self.handoff.budget, freedom)? {
             Ok(fitted) => fitted,
             Err(misfit) => return Ok(Err(misfit.to_string())),
         };
         for choice in choices {
-            let why = match self.told.rates {
+            let why = match self.handoff.rates {
                 Some(Rates { update, bus, .. }) if choice.key == "zeroth.update" => format!(
-                    "the processors update {} of state a second, and the bus moves {} each way",
+                    "the CPUs update {} of state per second, and the bus moves {} per second each way",
                     format_bytes(update),
                     format_bytes(bus)
                 ),
-                Some(_) if choice.key == "zeroth.recompute" => {
-                    "chosen for the memory that it leaves".to_owned()
-                }
+                Some(_) if choice.key == "zeroth.recompute" => "chosen for the memory it saves".to_owned(),
                 _ => "chosen to fit the memory".to_owned(),
             };
             self.notes.push(format!("{} is {}: {why}", choice.key, choice.value));
@@ -101,20 +99,20 @@ impl Asked {
     }
 }
 
-/// Resolves what was typed. Ranks have been `told` what their launcher found; it finds it here.
-pub(super) fn ask(
+/// Resolves the command line. Ranks pass the `handoff` of their launcher, which makes its decisions here.
+pub(super) fn resolve_job(
     arguments: &TrainArgs,
     ranks_given: Option<u64>,
-    told: Option<Told>,
-) -> anyhow::Result<Asked> {
+    handoff: Option<LauncherHandoff>,
+) -> anyhow::Result<ResolvedJob> {
     anyhow::ensure!(
         arguments.train_type == TrainTypeArg::Full,
         "--train-type lora is not yet built: leave it out, or give full, to train all parameters; `zeroth plan --train-type \
          lora` plans it"
     );
-    let inputs = match &told {
-        Some(Told { inputs: Some(handed), .. }) => Inputs::handed_over(handed)?,
-        told => Inputs::read(arguments, told.is_none())?,
+    let inputs = match &handoff {
+        Some(LauncherHandoff { inputs: Some(inherited_inputs), .. }) => Inputs::inherit(inherited_inputs)?,
+        handoff => Inputs::read(arguments, handoff.is_none())?,
     };
     let checked = config_file::checked(&arguments.deepspeed, inputs.config())?;
     let folder = inputs.folder.clone();
@@ -128,14 +126,14 @@ pub(super) fn ask(
     });
     anyhow::ensure!(
         device == DeviceArg::Cpu || gpus(&machine) > 0,
-        "--device cuda was asked for and no GPU was found: `zeroth doctor` says what was looked for; --device cpu trains \
-         on the processor"
+        "--device cuda needs a GPU, but none was found: `zeroth doctor` shows what was probed; --device cpu trains \
+         on the CPU"
     );
-    anyhow::ensure!(arguments.do_train, "--do-train false leaves nothing to do here: leave it out");
-    follow::report_to(arguments)?;
+    anyhow::ensure!(arguments.do_train, "--do-train false leaves nothing to do: leave it out");
+    reporter::report_to(arguments)?;
     let mut notes = Vec::new();
-    let checkpoint = match &told {
-        Some(told) => told.resume.as_deref().map(Checkpoint::open).transpose()?,
+    let checkpoint = match &handoff {
+        Some(handoff) => handoff.resume.as_deref().map(Checkpoint::open).transpose()?,
         None => resume::find(arguments, &mut notes)?,
     };
     let mut flags = arguments.train.to_flags(false)?;
@@ -143,18 +141,18 @@ pub(super) fn ask(
         hidden_size: hidden_size_for_auto(&inputs.model),
         blocks: Some(model.blocks + model.encoder_blocks),
     };
-    let settle = |flags: &Flags, steps: Option<u64>| {
+    let resolve_with = |flags: &Flags, steps: Option<u64>| {
         resolve(&Request { asked: &checked.report.asked, flags, ranks, model: Some(facts()), steps })
     };
-    // Batch sizes first: how many steps the data gives depends on them, and "auto" schedules on the steps.
-    let mut resolved = settle(&flags, None)?;
+    // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
+    let mut resolved = resolve_with(&flags, None)?;
     let table = table(&model);
-    let mut is_cut_again = false;
+    let mut is_redistributed = false;
     if let Some(checkpoint) = &checkpoint {
-        checkpoint.fits_model(model.family.model_type(), &table)?;
-        is_cut_again = resume::keep_batch(checkpoint.manifest(), &resolved, ranks, &mut flags)?;
-        if is_cut_again {
-            resolved = settle(&flags, None)?;
+        checkpoint.check_model(model.family.model_type(), &table)?;
+        is_redistributed = resume::keep_batch(checkpoint.manifest(), &resolved, ranks, &mut flags)?;
+        if is_redistributed {
+            resolved = resolve_with(&flags, None)?;
         }
     }
     let size = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
@@ -164,32 +162,32 @@ pub(super) fn ask(
         ranks,
     };
     let reading = Reading::new(&arguments.reading, &model, &folder)?;
-    let data = match &told {
-        Some(told) => data::open(told)?,
+    let data = match &handoff {
+        Some(handoff) => data::open(handoff)?,
         None => data::prepare(arguments, &reading)?,
     };
     release_freed_memory();
     let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
-        same_data(manifest, &data.samples)?;
+        check_same_data(manifest, &data.samples)?;
         resume::keep_order(manifest, &mut seed, &mut shuffle, &mut notes);
     }
     let samples = data.samples;
-    let order = Order::new(samples.count(), shuffle.then_some(seed));
+    let order = SampleOrder::new(samples.count(), shuffle.then_some(seed));
     let length = match arguments.train.max_steps {
-        Some(steps) => Length::Steps(steps),
-        None => Length::Epochs(arguments.num_train_epochs.unwrap_or(3.0)),
+        Some(steps) => RunLength::Steps(steps),
+        None => RunLength::Epochs(arguments.num_train_epochs.unwrap_or(3.0)),
     };
-    let batch = NonZeroU64::new(shape.train_batch()).context("a step has no samples")?;
+    let batch = NonZeroU64::new(shape.train_batch()).context("the train batch is empty")?;
     let steps = order.total_steps(length, batch)?;
-    let mut resolved = settle(&flags, Some(steps))?;
-    if is_cut_again {
+    let mut resolved = resolve_with(&flags, Some(steps))?;
+    if is_redistributed {
         resume::name_origin(&mut resolved);
     }
     notes.extend(reading.note());
     if model.attention_dropout > 0.0 {
         notes.push(format!(
-            "attention_dropout {} has no effect here: dropout in attention is not built, and training goes on without it",
+            "attention_dropout {} has no effect: attention dropout is not built yet, and training runs without it",
             model.attention_dropout
         ));
     }
@@ -225,7 +223,7 @@ pub(super) fn ask(
         DeviceArg::Cpu => Target::Cpu { threads: threads(arguments, ranks) },
     };
     let saves = resolved.get("zero_optimization.stage3_gather_16bit_weights_on_model_save");
-    let told = told.unwrap_or_else(|| Told {
+    let handoff = handoff.unwrap_or_else(|| LauncherHandoff {
         budget: budget(arguments, device, ranks, &machine),
         rates: rates(&resolved, device, ranks, &machine, &mut notes),
         samples: data.path,
@@ -234,7 +232,7 @@ pub(super) fn ask(
         inputs: None,
         agreement: Map::new(),
     });
-    Ok(Asked {
+    Ok(ResolvedJob {
         writes_model: job.settings.stage < 3 || saves.is_none_or(|setting| setting.value != false),
         logging_steps: arguments.logging_steps.unwrap_or(5),
         steps_per_print: resolved.whole("steps_per_print"),
@@ -243,11 +241,11 @@ pub(super) fn ask(
         resolved,
         ranks,
         device,
-        cards: gpus(&machine),
+        gpus: gpus(&machine),
         target,
         checkpoint,
         reading,
-        told,
+        handoff,
         inputs,
         notes,
     })
@@ -261,11 +259,11 @@ fn gpus(machine: &Machine) -> u64 {
 }
 
 fn threads(arguments: &TrainArgs, ranks: u64) -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    arguments.threads_per_rank.map_or((processors / ranks as usize).max(1), |threads| threads as usize)
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.threads_per_rank.map_or((cpus / ranks as usize).max(1), |threads| threads as usize)
 }
 
-/// Keys that ask for what is not built: those that decide what is trained are refused, all at once.
+/// Refuses config keys that are not built and affect training, all at once; notes the others.
 fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Result<()> {
     let lacking = unbuilt(resolved);
     notes.extend(lacking.noted.iter().map(|lack| format!("not yet built: {lack}")));
@@ -273,16 +271,16 @@ fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Resul
         return Ok(());
     }
     let lines: Vec<String> = lacking.refused.iter().map(|lack| format!("  {lack}")).collect();
-    anyhow::bail!("the config asks for what is not yet built:\n{}", lines.join("\n"))
+    anyhow::bail!("the config uses features that are not yet built:\n{}", lines.join("\n"))
 }
 
-/// Whether nobody typed a key's value.
+/// Whether a key was given neither in the file nor as a flag.
 fn is_open(resolved: &Resolved, key: &str) -> bool {
     let origin = resolved.get(key).map(|setting| &setting.origin);
     !matches!(origin, Some(Origin::File(_) | Origin::Flag(_)))
 }
 
-/// A rank's share of what this machine can do for an update of state in host memory, where somebody must choose by it.
+/// A rank's share of the measured update rates, if the placement of the offloaded optimizer update depends on them.
 fn rates(
     resolved: &Resolved,
     device: DeviceArg,
@@ -290,11 +288,11 @@ fn rates(
     machine: &Machine,
     notes: &mut Vec<String>,
 ) -> Option<Rates> {
-    let is_away = resolved.text("zero_optimization.offload_optimizer.device") == Some("cpu");
+    let is_offloaded = resolved.text("zero_optimization.offload_optimizer.device") == Some("cpu");
     let is_free = is_open(resolved, "zeroth.update") && is_open(resolved, "zeroth.update_window");
-    // In fp32 there is nothing to choose: the processors have no master weights.
+    // In fp32 there is nothing to choose: there are no separate master weights.
     let is_narrow = resolved.is_on("bf16.enabled") || resolved.is_on("fp16.enabled");
-    if device != DeviceArg::Cuda || !is_away || !is_free || !is_narrow {
+    if device != DeviceArg::Cuda || !is_offloaded || !is_free || !is_narrow {
         return None;
     }
     let [device_bytes, host_bytes] = Rates::ARENAS;
@@ -303,26 +301,26 @@ fn rates(
         .and_then(|mut card| Rates::measure(&mut card, moments, stochastic_rounding));
     match measured {
         Ok(Rates { update, bus, memory, products }) => {
-            let of_card = ranks.div_ceil(gpus(machine).max(1));
-            let [bus, memory, products] = [bus, memory, products].map(|rate| rate / of_card);
+            let ranks_per_gpu = ranks.div_ceil(gpus(machine).max(1));
+            let [bus, memory, products] = [bus, memory, products].map(|rate| rate / ranks_per_gpu);
             Some(Rates { update: update / ranks, bus, memory, products })
         }
         Err(error) => {
-            notes.push(format!("zeroth.update is \"device\": what is faster could not be measured: {error}"));
+            notes.push(format!("zeroth.update is \"device\": cannot measure which is faster: {error}"));
             None
         }
     }
 }
 
-/// Bytes that a rank may take: what was typed, else what is free.
+/// Memory budget of a rank: as given, else free memory.
 fn budget(arguments: &TrainArgs, device: DeviceArg, ranks: u64, machine: &Machine) -> Budget {
     let typed_host = arguments.host_memory.map(|bytes| bytes / ranks);
     let free_host = machine.host_memory_available().map(|bytes| bytes / ranks);
-    // Those that make new weights and read data: one for each processor.
+    // The rayon pool for data and weight initialisation: one thread per CPU.
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let processes = Processes { region: launch::REGION as u64, threads };
     match device {
-        // On the processor a device's memory is the machine's, unless budgets are typed for each.
+        // On a CPU, device memory is host memory, unless separate budgets are given.
         DeviceArg::Cpu => Budget {
             device: arguments.device_memory,
             host: typed_host.filter(|_| arguments.device_memory.is_some()),
@@ -330,7 +328,7 @@ fn budget(arguments: &TrainArgs, device: DeviceArg, ranks: u64, machine: &Machin
             processes,
         },
         DeviceArg::Cuda => {
-            // Ranks beyond the cards there are share them.
+            // With more ranks than GPUs, ranks share them.
             let sharing = ranks.div_ceil(gpus(machine).max(1));
             let free = machine.device_memory().map(|memory| memory.free / sharing);
             Budget {

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::{Command, CommandFactory};
 
 use crate::cli::Cli;
-use crate::mistakes::{Refusal, parse};
+use crate::parse_errors::{ParseFailure, parse};
 
 const PAGES: [&str; 10] = [
     "README.md",
@@ -66,18 +66,18 @@ fn commands(page: &str) -> (Vec<String>, Vec<String>) {
 /// The problem with a command. Abbreviated ones (`…`, `N`) are only checked for unknown flags.
 fn problem(command: &Command, line: &str, is_whole: bool) -> Option<String> {
     let typed: Vec<String> = shell_words(line).into_iter().filter(|word| !word.contains('…')).collect();
-    if crate::arguments::later_command(&typed).is_some() {
+    if crate::normalize_args::unbuilt_command(&typed).is_some() {
         return None;
     }
     match parse(command, &typed) {
         Ok(_) => None,
-        Err(Refusal::Clap(error)) if !error.use_stderr() => None,
-        Err(Refusal::Clap(_)) if !is_whole => None,
-        Err(Refusal::Clap(error)) => Some(format!("{line}\n{error}")),
-        Err(Refusal::Mistakes { mistakes, .. }) => {
-            let mistakes: Vec<String> =
-                mistakes.into_iter().filter(|mistake| is_whole || mistake.contains("no flag")).collect();
-            (!mistakes.is_empty()).then(|| format!("{line}\n{}", mistakes.join("\n")))
+        Err(ParseFailure::Clap(error)) if !error.use_stderr() => None,
+        Err(ParseFailure::Clap(_)) if !is_whole => None,
+        Err(ParseFailure::Clap(error)) => Some(format!("{line}\n{error}")),
+        Err(ParseFailure::Errors { errors, .. }) => {
+            let errors: Vec<String> =
+                errors.into_iter().filter(|error| is_whole || error.contains("no flag")).collect();
+            (!errors.is_empty()).then(|| format!("{line}\n{}", errors.join("\n")))
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Commands that are not built yet.
-const LATER_COMMANDS: [&str; 3] = ["checkpoint import", "launch", "monitor"];
+const UNBUILT_COMMANDS: [&str; 3] = ["checkpoint import", "launch", "monitor"];
 
 /// Converts arguments to UTF-8; a lossy conversion would name another path.
 pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>, String> {
@@ -24,13 +24,13 @@ pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>
 }
 
 /// The message for a command that is not built yet.
-pub(crate) fn later_command(typed: &[String]) -> Option<String> {
+pub(crate) fn unbuilt_command(typed: &[String]) -> Option<String> {
     // Commands are the words that are neither flags nor the value of --format.
     let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
     let mut words = words.map(|(_, word)| word.as_str()).filter(|word| !word.starts_with('-'));
     let command = words.next()?;
     let with_its_own = format!("{command} {}", words.next().unwrap_or_default());
-    let later = LATER_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
+    let later = UNBUILT_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
     Some(format!(
         "`zeroth {later}` is not yet built in this version; available are train, generate, plan, config, checkpoint \
          (inspect, verify, export), data preview, init, bench, doctor and completions"
@@ -39,7 +39,7 @@ pub(crate) fn later_command(typed: &[String]) -> Option<String> {
 
 /// Rewrites flags to clap's spelling: `--per_device_train_batch_size` with dashes, and booleans joined with a
 /// following true or false. Arguments after a bare `--` belong to another command.
-pub(crate) fn normalise(command: &Command, typed: Vec<String>) -> Vec<String> {
+pub(crate) fn normalize(command: &Command, typed: Vec<String>) -> Vec<String> {
     let booleans = boolean_flags(command);
     let mut normal: Vec<String> = Vec::with_capacity(typed.len());
     let mut arguments = typed.into_iter().peekable();
@@ -91,7 +91,7 @@ mod tests {
 
     fn normal(line: &str) -> String {
         let typed = line.split(' ').map(str::to_owned).collect();
-        normalise(&crate::cli::Cli::command(), typed).join(" ")
+        normalize(&crate::cli::Cli::command(), typed).join(" ")
     }
 
     #[test]
@@ -122,14 +122,14 @@ mod tests {
     #[test]
     fn commands_not_built_yet_are_reported() {
         let typed = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        assert!(later_command(&typed("zeroth monitor --web")).unwrap().contains("not yet"));
-        assert!(later_command(&typed("zeroth --format json monitor")).unwrap().contains("not yet"));
-        assert_eq!(later_command(&typed("zeroth config check monitor")), None);
+        assert!(unbuilt_command(&typed("zeroth monitor --web")).unwrap().contains("not yet"));
+        assert!(unbuilt_command(&typed("zeroth --format json monitor")).unwrap().contains("not yet"));
+        assert_eq!(unbuilt_command(&typed("zeroth config check monitor")), None);
         assert!(
-            later_command(&typed("zeroth checkpoint import x"))
+            unbuilt_command(&typed("zeroth checkpoint import x"))
                 .unwrap()
                 .contains("`zeroth checkpoint import`")
         );
-        assert_eq!(later_command(&typed("zeroth checkpoint verify import")), None);
+        assert_eq!(unbuilt_command(&typed("zeroth checkpoint verify import")), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What a run says before it starts: the model, where values came from, and the memory plan.
+//! Prints the model, the origins of config values and the memory plan before a run starts.
 
 use std::ops::Range;
 
@@ -10,22 +10,22 @@ use zeroth::kernel::Tier;
 use zeroth::program::Compiled;
 use zeroth::train::MicroBatch;
 
-use super::ask::Asked;
+use super::resolve_job::ResolvedJob;
 use crate::cli::DeviceArg;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
-pub(super) fn model(asked: &Asked) {
-    let (job, totals) = (&asked.job, asked.job.samples.totals());
+pub(super) fn model(resolved_job: &ResolvedJob) {
+    let (job, totals) = (&resolved_job.job, resolved_job.job.samples.totals());
     output::note(&format!(
         "{}: {} with {} parameters ({})",
-        asked.name,
+        resolved_job.name,
         job.model.family.model_type(),
         format_count(job.table.total()),
         grouped(job.table.total())
     ));
     output::note(&format!(
-        "data: {}, {}, {} of them trained; the longest has {}",
+        "data: {}, {}, {} trained; the longest has {}",
         counted(totals.samples, "sample"),
         counted(totals.tokens, "token"),
         grouped(totals.trained_tokens),
@@ -42,18 +42,18 @@ pub(super) fn model(asked: &Asked) {
     ));
 }
 
-/// Only what differs from the defaults and is not part of a section that is off.
-pub(super) fn origins(asked: &Asked) {
+/// Prints values that differ from the defaults, except in disabled sections.
+pub(super) fn origins(resolved_job: &ResolvedJob) {
     let mut table = Table::new(&["key", "value", "origin"], &[]);
-    let settings = asked.resolved.settings.iter();
+    let settings = resolved_job.resolved.settings.iter();
     let shown = settings.filter(|setting| setting.origin != Origin::Default);
-    for setting in shown.filter(|setting| !is_off(&asked.resolved, setting.key.path)) {
+    for setting in shown.filter(|setting| !is_off(&resolved_job.resolved, setting.key.path)) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
     }
     output::note(&format!("\n{}", table.lines().concat()));
 }
 
-/// Whether a key is in a section that is not enabled, or offloads to nowhere.
+/// Whether a key is in a disabled section, or in an offload section with device "none".
 fn is_off(resolved: &Resolved, key: &str) -> bool {
     let sections = key.match_indices('.').map(|(end, _)| &key[..end]);
     sections.into_iter().any(|section| {
@@ -63,8 +63,8 @@ fn is_off(resolved: &Resolved, key: &str) -> bool {
     })
 }
 
-pub(super) fn origin_json(asked: &Asked) -> Value {
-    let entries = asked.resolved.settings.iter().map(|setting| {
+pub(super) fn origin_json(resolved_job: &ResolvedJob) -> Value {
+    let entries = resolved_job.resolved.settings.iter().map(|setting| {
         let entry = json!({
             "value": setting.value, "origin": setting.origin.word(), "detail": setting.origin.to_string(),
         });
@@ -73,15 +73,15 @@ pub(super) fn origin_json(asked: &Asked) -> Value {
     Value::Object(entries.collect())
 }
 
-pub(super) fn memory(asked: &Asked, compiled: &Compiled) {
+pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
     let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.by_category(tier));
-    // The process, beside the arenas that are counted above: host memory, as is a processor's device.
-    let overhead = asked.overhead(compiled).total;
-    let has_host = host.total > 0 || asked.device == DeviceArg::Cuda;
+    // Host memory of the process outside of the arenas; on a CPU, device memory is host memory.
+    let overhead = resolved_job.overhead(compiled).total;
+    let has_host = host.total > 0 || resolved_job.device == DeviceArg::Cuda;
     let heads: &[&str] = if has_host {
-        &["memory of a rank", "device", "", "host", ""]
+        &["memory per rank", "device", "", "host", ""]
     } else {
-        &["memory of a rank", "bytes", ""]
+        &["memory per rank", "bytes", ""]
     };
     let mut table = Table::new(heads, &[1, 3]);
     for (name, device, host) in [
@@ -100,36 +100,36 @@ pub(super) fn memory(asked: &Asked, compiled: &Compiled) {
         table.row(cells);
     }
     output::note(&table.lines().concat());
-    let rows = asked.job.row_sizes.last().copied().unwrap_or(0);
-    let asked_rows = asked.job.shape.micro_batch * asked.job.samples.totals().longest;
+    let rows = resolved_job.job.row_sizes.last().copied().unwrap_or(0);
+    let requested_rows = resolved_job.job.shape.micro_batch * resolved_job.job.samples.totals().longest;
     output::note(&format!(
-        "planned for micro-batches of up to {} (the data's largest; {} × the longest sample would be {})",
+        "planned for micro-batches of up to {} (the largest in the data; {} × the longest sample would be {})",
         counted(rows, "row"),
-        asked.job.shape.micro_batch,
-        grouped(asked_rows)
+        resolved_job.job.shape.micro_batch,
+        grouped(requested_rows)
     ));
 }
 
-pub(super) fn plan_json(asked: &Asked, compiled: &Compiled) -> Value {
+pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Value {
     json!({
-        "ranks": asked.ranks,
-        "rows": asked.job.row_sizes,
+        "ranks": resolved_job.ranks,
+        "rows": resolved_job.job.row_sizes,
         "device_bytes": compiled.memory.by_category(Tier::Device),
         "host_bytes": compiled.memory.by_category(Tier::Host),
-        "overhead_bytes": asked.overhead(compiled),
+        "overhead_bytes": resolved_job.overhead(compiled),
     })
 }
 
-/// The first micro-batch of rank 0, its trained tokens marked: as text where the model has a tokenizer.
-pub(super) fn first_batch(asked: &Asked, output: &Output) -> anyhow::Result<()> {
-    let encoder = asked.reading.encoder()?;
+/// Prints the first micro-batch of rank 0 with trained tokens marked, as text if the model has a tokenizer.
+pub(super) fn first_batch(resolved_job: &ResolvedJob, output: &Output) -> anyhow::Result<()> {
+    let encoder = resolved_job.reading.encoder()?;
     let mut batch = MicroBatch::default();
-    asked.job.batches().fill(0, 0, 0, &mut batch)?;
-    output::text("first micro-batch, the tokens that are predicted in [brackets]:\n");
+    resolved_job.job.batches().fill(0, 0, 0, &mut batch)?;
+    output::text("first micro-batch, with trained tokens in [brackets]:\n");
     for sequence in batch.starts.windows(2) {
         let rows = sequence[0] as usize..sequence[1] as usize;
         let token = |row: usize| {
-            // A token is trained where the one before it has it as its label.
+            // A token is trained if it is the label of the previous one.
             let trained = row > rows.start && batch.labels[row - 1] >= 0;
             let text = encoder.token_text(batch.ids[row]).unwrap_or_else(|| batch.ids[row].to_string());
             if trained { output.coloured(Colour::Green, &format!("[{text}]")) } else { text }
@@ -138,7 +138,7 @@ pub(super) fn first_batch(asked: &Asked, output: &Output) -> anyhow::Result<()> 
         let text = match omitted_range(rows.len()) {
             None => words(rows.clone()),
             Some(gap) => format!(
-                "{} […{} left out…] {}",
+                "{} […{} omitted…] {}",
                 words(rows.start..rows.start + gap.start),
                 counted(gap.len() as u64, "token"),
                 words(rows.start + gap.end..rows.end)

@@ -6,7 +6,7 @@ use std::path::Path;
 use zeroth_model::is_weight_file;
 
 use crate::checkpoint::clean;
-use crate::export::{BESIDE, CONFIG};
+use crate::export::{COMPANION_FILES, CONFIG};
 use crate::export_record::RECORD;
 use crate::run_folder::FILES;
 use crate::run_lock::start_time;
@@ -26,7 +26,7 @@ pub(crate) fn remove(root: &Path) {
 
 /// Whether an export writes files of this name.
 pub(crate) fn is_of_a_model(name: &str) -> bool {
-    name == CONFIG || name == RECORD || BESIDE.contains(&name) || is_weight_file(name)
+    name == CONFIG || name == RECORD || COMPANION_FILES.contains(&name) || is_weight_file(name)
 }
 
 /// Parses `.NAME.unfinished-PID` into the final name and the process id.

@@ -11,7 +11,7 @@ use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterTable};
 
 /// FLOPs of a model's steps.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Work {
+pub struct ModelFlops {
     /// Matmul weights that each token is multiplied with.
     weights: u64,
     /// Heads × head_dim.
@@ -20,7 +20,7 @@ pub struct Work {
     blocks: Vec<(Option<u64>, u64)>,
 }
 
-impl Work {
+impl ModelFlops {
     /// The FLOPs of a model. `None` for encoder-decoders, whose sequences have two lengths.
     pub fn of(model: &ModelConfig, table: &ParameterTable) -> Option<Self> {
         if model.family.is_encoder_decoder() {
@@ -85,7 +85,7 @@ pub(super) fn pairs_of(length: u64, window: Option<u64>) -> f64 {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Peak {
     /// The GPU.
-    pub card: &'static str,
+    pub gpu: &'static str,
     /// Operand dtype.
     pub dtype: DType,
     /// FLOP/s without sparsity.
@@ -112,20 +112,20 @@ impl Peak {
             DType::Bf16 | DType::F16 => card.bf16_tflops?,
             DType::F32 => F32_TFLOPS.iter().find(|(name, _)| *name == card.name)?.1,
         };
-        Some(Self { card: card.name, dtype, flops: tflops * 1e12 })
+        Some(Self { gpu: card.name, dtype, flops: tflops * 1e12 })
     }
 }
 
 /// Compute rate of all devices together.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rate {
+pub struct ComputeRate {
     /// FLOP/s.
     pub flops: f64,
     /// Peak of all devices, if known.
     pub peak: Option<f64>,
 }
 
-impl Rate {
+impl ComputeRate {
     /// `MFU 41.3% of 989T` or `12.3 TFLOP/s`.
     pub fn text(&self) -> String {
         match self.peak {
@@ -164,9 +164,9 @@ mod tests {
         "vocab_size": 151936, "tie_word_embeddings": true, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
         "rope_theta": 1000000, "hidden_act": "silu"}"#;
 
-    fn work(json: &str) -> Work {
+    fn work(json: &str) -> ModelFlops {
         let model = ModelConfig::from_json(json, "config.json").unwrap();
-        Work::of(&model, &table(&model)).unwrap()
+        ModelFlops::of(&model, &table(&model)).unwrap()
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn rates_show_mfu_only_with_a_known_peak() {
-        let text = |flops, peak| Rate { flops, peak }.text();
+        let text = |flops, peak| ComputeRate { flops, peak }.text();
         assert_eq!(text(408.5e12, Some(989e12)), "MFU 41.3% of 989T");
         assert_eq!(text(1.0e15, Some(8.0 * 989e12)), "MFU 12.6% of 7912T");
         assert_eq!(text(3.9e12, Some(19.5e12)), "MFU 20.0% of 19.5T");

@@ -4,14 +4,15 @@ use std::fs;
 use std::path::Path;
 
 use zeroth_train::checkpoint::{
-    Checkpoint, CheckpointError, Named, Unfinished, clean, list, newest_good, prune, resolve,
+    Checkpoint, CheckpointError, CheckpointPath, UnfinishedCheckpoint, clean, list, newest_valid, prune,
+    resolve,
 };
 
 use crate::sample::{Model, files_in, names_in};
 
 /// The step of the newest good checkpoint, with how many newer ones were refused.
 fn newest(checkpoints: &Path) -> (Option<u64>, usize) {
-    let newest = newest_good(checkpoints).unwrap();
+    let newest = newest_valid(checkpoints).unwrap();
     (newest.found.map(|found| found.manifest().step), newest.refused.len())
 }
 
@@ -33,7 +34,7 @@ fn a_save_that_ends_after_any_of_its_steps_costs_nothing_that_was_there() {
     let unfinished = folder.path().join(LEFT);
     fs::create_dir_all(unfinished.join("model")).unwrap();
     let check = |expected| {
-        let newest = newest_good(folder.path()).unwrap();
+        let newest = newest_valid(folder.path()).unwrap();
         assert!(newest.refused.is_empty());
         let found = newest.found.unwrap();
         assert_eq!(found.manifest().step, expected);
@@ -70,7 +71,7 @@ fn the_next_save_removes_what_dead_processes_left_and_nothing_else() {
     for name in foreign {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
-    let in_use = Unfinished::begin(folder.path(), 6).unwrap();
+    let in_use = UnfinishedCheckpoint::begin(folder.path(), 6).unwrap();
     let own = in_use.path().file_name().unwrap().to_str().unwrap().to_owned();
     let mut expected: Vec<&str> = foreign.to_vec();
     expected.extend([own.as_str(), "latest", "step-5"]);
@@ -143,11 +144,11 @@ fn a_path_may_be_a_step_a_run_or_its_checkpoints() {
     let (model, run) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoints = run.path().join("checkpoints");
     let error = resolve(run.path()).unwrap_err();
-    assert!(matches!(error, CheckpointError::NoneThere { .. }), "{error}");
+    assert!(matches!(error, CheckpointError::NoCheckpoints { .. }), "{error}");
     let step = model.save(&checkpoints, 5);
-    assert_eq!(resolve(run.path()).unwrap(), Named::Run(checkpoints.clone()));
-    assert_eq!(resolve(&checkpoints).unwrap(), Named::Run(checkpoints.clone()));
-    assert_eq!(resolve(&step).unwrap(), Named::Step(step.clone()));
+    assert_eq!(resolve(run.path()).unwrap(), CheckpointPath::Run(checkpoints.clone()));
+    assert_eq!(resolve(&checkpoints).unwrap(), CheckpointPath::Run(checkpoints.clone()));
+    assert_eq!(resolve(&step).unwrap(), CheckpointPath::Step(step.clone()));
     fs::remove_file(step.join("manifest.json")).unwrap();
     for path in [step, run.path().join("absent")] {
         let error = resolve(&path).unwrap_err();

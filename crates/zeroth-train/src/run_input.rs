@@ -13,14 +13,14 @@ const DEPTH: u32 = 2;
 
 /// A path that a run reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Input {
+pub struct RunInput {
     /// Its flag, for messages.
     pub flag: &'static str,
     /// The file or folder; of a folder, the files in it count too.
     pub path: PathBuf,
 }
 
-impl Input {
+impl RunInput {
     /// The input of a flag.
     pub fn new(flag: &'static str, path: impl Into<PathBuf>) -> Self {
         Self { flag, path: path.into() }
@@ -46,7 +46,7 @@ impl Tree {
     }
 
     /// Whether any part of an input is reached through this tree.
-    pub(crate) fn holds(&self, input: &Input) -> bool {
+    pub(crate) fn holds(&self, input: &RunInput) -> bool {
         let mut found = false;
         walk(&input.path, DEPTH, &mut |path| {
             found = found
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn holds(tree: &Path, input: &Path) -> bool {
-        Tree::at(tree).holds(&Input::new("--data", input))
+        Tree::at(tree).holds(&RunInput::new("--data", input))
     }
 
     #[test]

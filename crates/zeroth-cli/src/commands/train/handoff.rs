@@ -1,4 +1,4 @@
-//! What is decided once, before ranks meet, and told to all of them: they must not find different answers by themselves.
+//! Decisions that the launcher makes once and passes to all ranks, which might otherwise decide differently.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -17,56 +17,56 @@ use zeroth::train::{Budget, ModelFiles};
 use super::super::config_file;
 use crate::cli::TrainArgs;
 
-/// The variable that names it.
-pub(super) const TOLD: &str = "ZEROTH_TOLD";
+/// The environment variable with the handoff's file descriptor.
+pub(super) const HANDOFF_VARIABLE: &str = "ZEROTH_TOLD";
 
-/// What a rank is told.
+/// Passed from the launcher to every rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Told {
-    /// Memory that a rank may take: what is free changes as ranks start.
+pub(super) struct LauncherHandoff {
+    /// Memory budget of a rank. Fixed once, as free memory changes while ranks start.
     pub(super) budget: Budget,
-    /// What the machine can do for an update of state in host memory; none where nothing is to be chosen by it.
+    /// Measured rates for placing the optimizer update of offloaded state; `None` if nothing depends on them.
     pub(super) rates: Option<Rates>,
-    /// The token cache of the data.
+    /// Token cache of the training data.
     pub(super) samples: PathBuf,
-    /// That of the evaluation's data.
+    /// Token cache of the evaluation data.
     pub(super) evaluation: Option<PathBuf>,
-    /// The checkpoint to go on from; it has been verified.
+    /// The checkpoint to resume from, already verified.
     pub(super) resume: Option<PathBuf>,
-    /// What the launcher has read, for the ranks that it starts, now or later. Ranks of another launcher have files of their
-    /// own, which may differ.
-    pub(super) inputs: Option<HandedOver>,
-    /// What every rank must come to.
+    /// Inputs as read by the launcher, for the ranks it starts. Under an external launcher, ranks read their own files,
+    /// which may differ.
+    pub(super) inputs: Option<InheritedInputs>,
+    /// Settings that every rank must agree on.
     pub(super) agreement: Map<String, Value>,
 }
 
-/// What a command names, as it was when it was read: files may change while a run goes on.
+/// Input files as read at start, as they may change during a run.
 #[derive(Debug, Clone)]
 pub(super) struct Inputs {
     config: Source,
-    /// The model's folder.
+    /// The model folder.
     pub(super) folder: PathBuf,
-    /// What its config.json says, and how messages call it.
+    /// Its config.json, and that file's name for messages.
     pub(super) model: Map<String, Value>,
     pub(super) origin: String,
-    /// That file, and those of the tokenizer.
+    /// Config and tokenizer files.
     pub(super) files: ModelFiles,
 }
 
-/// The same for another process.
+/// The same inputs, serialised for another process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HandedOver {
-    /// The config's name and text.
+pub(super) struct InheritedInputs {
+    /// Name and text of the DeepSpeed config.
     config: (String, String),
     folder: PathBuf,
     origin: String,
-    /// The descriptor of the model's files in memory, and which they are.
+    /// File descriptor of the memfd with the model's files, and their names and lengths.
     memory: u32,
     files: Vec<(String, u64)>,
 }
 
 impl Inputs {
-    /// Reads it; of the model's files all that a checkpoint carries, where this process `writes` any.
+    /// Reads all inputs; config.json only, unless this process `writes` checkpoints.
     pub(super) fn read(arguments: &TrainArgs, writes: bool) -> anyhow::Result<Self> {
         let config = config_file::read(&arguments.deepspeed)?;
         let folder = locate(&arguments.model)?;
@@ -76,18 +76,20 @@ impl Inputs {
         Ok(Self { config, folder, model, origin, files })
     }
 
-    /// What the launcher has read.
-    pub(super) fn handed_over(handed: &HandedOver) -> anyhow::Result<Self> {
-        let HandedOver { config: (name, text), folder, origin, memory, files } = handed.clone();
-        let files =
-            inherited(memory).and_then(|memory| ModelFiles::of_memory(memory, files)).context(NOT_OURS)?;
+    /// Takes over the inputs that the launcher has read.
+    pub(super) fn inherit(inherited_inputs: &InheritedInputs) -> anyhow::Result<Self> {
+        let InheritedInputs { config: (name, text), folder, origin, memory, files } =
+            inherited_inputs.clone();
+        let files = inherited(memory)
+            .and_then(|memory| ModelFiles::of_memory(memory, files))
+            .context(INVALID_HANDOFF)?;
         let model = files.config().with_context(|| origin.clone())?;
         Ok(Self { config: Source::from_text(name, text), folder, model, origin, files })
     }
 
-    /// For ranks that inherit `memory`, that of the model's files.
-    pub(super) fn hand_over(&self, memory: &File) -> HandedOver {
-        HandedOver {
+    /// Serialises the inputs for ranks that inherit the memfd `memory`.
+    pub(super) fn for_ranks(&self, memory: &File) -> InheritedInputs {
+        InheritedInputs {
             config: (self.config.name().to_owned(), self.config.text().to_owned()),
             folder: self.folder.clone(),
             origin: self.origin.clone(),
@@ -101,19 +103,19 @@ impl Inputs {
     }
 }
 
-impl Told {
-    /// What this rank was told; none where nobody started it as a rank.
+impl LauncherHandoff {
+    /// Reads the handoff; `None` if no launcher started this process.
     pub(super) fn from_environment() -> anyhow::Result<Option<Self>> {
-        let Ok(number) = std::env::var(TOLD) else { return Ok(None) };
+        let Ok(number) = std::env::var(HANDOFF_VARIABLE) else { return Ok(None) };
         let mut text = Vec::new();
-        inherited(number.parse().context(NOT_OURS)?)
+        inherited(number.parse().context(INVALID_HANDOFF)?)
             .and_then(|mut file| file.read_to_end(&mut text))
-            .context(NOT_OURS)?;
+            .context(INVALID_HANDOFF)?;
         Self::read(&text).map(Some)
     }
 
     pub(super) fn read(text: &[u8]) -> anyhow::Result<Self> {
-        serde_json::from_slice(text).context(NOT_OURS)
+        serde_json::from_slice(text).context(INVALID_HANDOFF)
     }
 
     pub(super) fn to_text(&self) -> anyhow::Result<String> {
@@ -121,4 +123,5 @@ impl Told {
     }
 }
 
-const NOT_OURS: &str = "ZEROTH_TOLD is not ours: a launcher sets it for its ranks, unset it";
+const INVALID_HANDOFF: &str =
+    "ZEROTH_TOLD is invalid: it is set by zeroth's launcher for its ranks; unset it";

@@ -1,0 +1,116 @@
+//! Ranks started by an external launcher on this machine: torchrun, srun, mpirun. Rank 0 does the work of zeroth's
+//! launcher, the others wait for its handoff, and then all of them train.
+
+use zeroth::comm::environment::Place;
+use zeroth::comm::local::Options;
+use zeroth::comm::rendezvous::{Host, MeetError, Patience, attend};
+use zeroth::program::Compiled;
+
+use super::agreement::Refusal;
+use super::handoff::LauncherHandoff;
+use super::resolve_job::ResolvedJob;
+use super::{agreement, launch, prepare_run, rank, resolve_job, summary};
+use crate::cli::TrainArgs;
+use crate::exit::Exit;
+use crate::output::{self, Output};
+use crate::signals::{Role, Signals};
+
+/// This process's rank under an external launcher; `None` without one.
+pub(super) fn place() -> anyhow::Result<Option<Place>> {
+    Ok(Place::of_this_process()?)
+}
+
+pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyhow::Result<Exit> {
+    let ranks = place.world as u64;
+    if let Some(typed) = arguments.ranks.filter(|typed| *typed != ranks) {
+        anyhow::bail!(
+            "--ranks is {typed}, but {} started {ranks}: leave --ranks out, or start that many",
+            place.launcher
+        );
+    }
+    let signals = Signals::install(if place.rank == 0 { Role::Primary } else { Role::Secondary })?;
+    let patience = Patience::default().tell(|waiting| output::note(&waiting.to_string()));
+    if place.rank == 0 {
+        run_rank_0(arguments, place, output, &signals, patience)
+    } else {
+        run_peer(arguments, place, &signals, &patience)
+    }
+}
+
+fn run_rank_0(
+    arguments: &TrainArgs,
+    place: &Place,
+    output: &Output,
+    signals: &Signals,
+    patience: Patience,
+) -> anyhow::Result<Exit> {
+    let host = Host::open(&place.job, place.world, patience)?;
+    let run = match prepare_run(arguments, Some(place.world as u64), output, signals) {
+        Ok(Ok(run)) => run,
+        Ok(Err(exit)) => {
+            host.refuse(&(exit as u8).to_string());
+            return Ok(exit);
+        }
+        Err(error) => {
+            host.refuse(&(Exit::Wrong as u8).to_string());
+            return Err(error);
+        }
+    };
+    let handoff = run.resolved_job.handoff.to_text()?;
+    let comm = host.begin(launch::REGION, handoff.as_bytes())?.join(0, &rank::options(&run.resolved_job))?;
+    if let Some(exit) = agreement::exchange(&comm, Ok(()))? {
+        return Ok(exit);
+    }
+    let exit = rank::joined(arguments, &run.resolved_job, &run.compiled, comm, signals)?;
+    if exit == Exit::Done { summary::print(&run, output) } else { Ok(exit) }
+}
+
+fn run_peer(
+    arguments: &TrainArgs,
+    place: &Place,
+    signals: &Signals,
+    patience: &Patience,
+) -> anyhow::Result<Exit> {
+    let invitation = match attend(&place.job, place.rank, place.world, patience) {
+        Ok(invitation) => invitation,
+        // Rank 0 prints the reason and shares its exit code.
+        Err(MeetError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
+        Err(error) => return Err(error.into()),
+    };
+    // The others wait for this rank, so it joins even to report an error.
+    let resolved = LauncherHandoff::read(invitation.message())
+        .map_err(|error| refusal(&error))
+        .and_then(|handoff| resolve(arguments, place, handoff));
+    let options = resolved
+        .as_ref()
+        .map_or_else(|_| Options::default(), |(resolved_job, _)| rank::options(resolved_job));
+    let comm = invitation.join(&options)?;
+    if let Some(exit) = agreement::exchange(&comm, resolved.as_ref().map(|_| ()))? {
+        return Ok(exit);
+    }
+    match resolved {
+        Ok((resolved_job, compiled)) => rank::joined(arguments, &resolved_job, &compiled, comm, signals),
+        Err(refusal) => Ok(refusal.exit),
+    }
+}
+
+/// Resolves this rank's own command line, which must agree with rank 0's.
+fn resolve(
+    arguments: &TrainArgs,
+    place: &Place,
+    handoff: LauncherHandoff,
+) -> Result<(ResolvedJob, Compiled), Refusal> {
+    let mut resolved_job = resolve_job::resolve_job(arguments, Some(place.world as u64), Some(handoff))
+        .map_err(|error| refusal(&error))?;
+    let compiled = match resolved_job.fit().map_err(|error| refusal(&error))? {
+        Ok(compiled) => compiled,
+        Err(why) => return Err(Refusal { exit: Exit::DoesNotFit, why }),
+    };
+    let own = agreement::of(arguments, &resolved_job);
+    agreement::check(place.rank, &own, &resolved_job.handoff.agreement).map_err(|error| refusal(&error))?;
+    Ok((resolved_job, compiled))
+}
+
+fn refusal(error: &anyhow::Error) -> Refusal {
+    Refusal { exit: Exit::Wrong, why: format!("{error:#}") }
+}

@@ -1,0 +1,214 @@
+//! Handles training events on rank 0: metrics to the run folder and monitors, progress to stderr.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use zeroth::machine::bench::Identity;
+use zeroth::machine::{Gpus, probe};
+use zeroth::program::Compiled;
+use zeroth::program::Target;
+use zeroth::train::checkpoint::Checkpoint;
+use zeroth::train::progress::{Progress, bar, line};
+use zeroth::train::report::ResumePosition;
+use zeroth::train::report::flops::{ComputeRate, ModelFlops, Peak};
+use zeroth::train::report::timing::StepTiming;
+use zeroth::train::{Job, Report, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent};
+
+use super::resolve_job::ResolvedJob;
+use super::resume::is_inside;
+use crate::cli::{DeviceArg, TrainArgs};
+use crate::commands::bench::profile;
+use crate::output;
+use crate::sanitize::sanitize;
+use crate::terminal::{Meter, Terminal};
+
+/// Totals since the last progress line.
+#[derive(Default)]
+struct Since {
+    steps: u32,
+    tokens: u64,
+    time: Duration,
+    flops: f64,
+}
+
+/// Reports the progress of a run.
+pub(super) struct ProgressReporter<'a> {
+    job: &'a Job,
+    compiled: &'a Compiled,
+    reporters: Reporters,
+    timing: StepTiming,
+    model_flops: Option<ModelFlops>,
+    /// Peak FLOP/s of all devices together.
+    peak: Option<f64>,
+    total_steps: u64,
+    every: u64,
+    steps_per_print: Option<u64>,
+    terminal: Terminal,
+    loading: Option<Meter>,
+    log: Option<File>,
+    shares_memory: bool,
+    since: Since,
+    /// Whether a step was reported: the first one always has a line, also after resuming.
+    has_begun: bool,
+}
+
+impl<'a> ProgressReporter<'a> {
+    pub(super) fn new(
+        resolved_job: &'a ResolvedJob,
+        compiled: &'a Compiled,
+        arguments: &TrainArgs,
+    ) -> anyhow::Result<Self> {
+        let folder = arguments.output.as_path();
+        let plan = ReportPlan::new(&resolved_job.resolved, &report_to(arguments)?, folder);
+        // A run resumed in its own folder keeps its metrics; in another, they start at the next step.
+        let resumed = resolved_job.checkpoint.as_ref().filter(|found| is_inside(found.folder(), folder));
+        let after = resumed.map(Checkpoint::manifest);
+        let after =
+            after.map(|manifest| ResumePosition { step: manifest.step, samples: manifest.samples_seen });
+        Ok(Self {
+            job: &resolved_job.job,
+            compiled,
+            reporters: Reporters::open(&plan, folder, after)?,
+            timing: StepTiming::from_config(&resolved_job.resolved),
+            model_flops: ModelFlops::of(&resolved_job.job.model, &resolved_job.job.table),
+            peak: peak(resolved_job, compiled.target),
+            total_steps: resolved_job.job.steps,
+            every: resolved_job.logging_steps,
+            steps_per_print: resolved_job.steps_per_print,
+            terminal: Terminal::find(),
+            loading: None,
+            log: None,
+            shares_memory: resolved_job.device == DeviceArg::Cpu,
+            since: Since::default(),
+            has_begun: false,
+        })
+    }
+
+    /// Whether instructions must be timed.
+    pub(super) fn needs_profile(&self) -> bool {
+        self.timing.is_enabled()
+    }
+
+    /// Also writes lines to a log file, as a launcher does for its ranks.
+    pub(super) fn with_log(mut self, path: &Path) -> anyhow::Result<Self> {
+        self.log = Some(File::options().create(true).append(true).open(path)?);
+        Ok(self)
+    }
+
+    fn print(&mut self, text: &str) {
+        output::note(text);
+        if let Some(log) = &mut self.log {
+            let _ = writeln!(log, "{}", sanitize(text));
+        }
+    }
+
+    pub(super) fn handle(&mut self, event: TrainEvent<'_>) -> Result<(), TrainError> {
+        match event {
+            TrainEvent::TransportChosen(how) => self.print(&format!("ranks exchange bytes {how}")),
+            TrainEvent::Loading { loaded, total } => {
+                let meter = self.loading.get_or_insert_with(|| Meter::new("loading weights"));
+                meter.tell(loaded, total, || None);
+            }
+            TrainEvent::Loaded => self.loading = None,
+            TrainEvent::Step(step) => {
+                self.reporters.step(step)?;
+                self.progress(step);
+            }
+            TrainEvent::StepProfile(profile) => {
+                if let Some(profile) = self.timing.step(self.compiled, profile)? {
+                    self.print(&profile);
+                }
+            }
+            TrainEvent::Eval(found, times) => {
+                self.timing.evaluation(self.compiled, times);
+                self.reporters.evaluation(found)?;
+                self.print(&format!(
+                    "step {} · eval loss {:.4} · perplexity {:.2}",
+                    found.step, found.eval_loss, found.eval_perplexity
+                ));
+            }
+            TrainEvent::Note(note) => self.print(&format!("note: {note}")),
+            TrainEvent::CheckpointStarting(_) => self.reporters.sync()?,
+            TrainEvent::CheckpointSaved { step, stalled } => {
+                self.timing.save(stalled);
+                self.print(&format!("step {step} · saved"));
+            }
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self, step: &StepMetrics) {
+        self.since.steps += 1;
+        self.since.tokens += step.tokens;
+        self.since.time += Duration::from_secs_f64(step.step_ms / 1e3);
+        self.since.flops +=
+            self.model_flops.as_ref().map_or(0.0, |model| model.step(self.lengths(step.step)));
+        let is_due = |every: u64| every > 0 && step.step.is_multiple_of(every);
+        let due = is_due(self.every)
+            || self.steps_per_print.is_some_and(is_due)
+            || !std::mem::replace(&mut self.has_begun, true)
+            || step.step == self.total_steps;
+        if !due && self.terminal == Terminal::None {
+            return;
+        }
+        let Since { steps, tokens, time, flops } = self.since;
+        let now = Progress {
+            step: step.step,
+            total_steps: self.total_steps,
+            loss: step.loss,
+            grad_norm: step.grad_norm,
+            lr: step.lr,
+            tokens_per_second: tokens as f64 / time.as_secs_f64(),
+            rate: self
+                .model_flops
+                .is_some()
+                .then(|| ComputeRate { flops: flops / time.as_secs_f64(), peak: self.peak }),
+            device_bytes: if self.shares_memory { 0 } else { step.device_bytes_peak },
+            host_bytes: step.host_bytes_peak,
+            step_time: time / steps.max(1),
+        };
+        match self.terminal {
+            Terminal::None => self.print(&line(&now)),
+            terminal => terminal.show(Some(&bar(&now))),
+        }
+        if due {
+            self.since = Since::default();
+            if let Some(breakdown) = self.timing.line() {
+                self.print(&breakdown);
+            }
+        }
+    }
+
+    /// Lengths of all sequences of a step; steps count from 1.
+    fn lengths(&self, step: u64) -> impl Iterator<Item = u64> {
+        let (job, shape) = (self.job, self.job.shape);
+        let first = shape.position(step - 1, 0, 0);
+        let places = job.order.from(first).take(shape.train_batch() as usize);
+        let sequences = places.flat_map(|place| job.samples.members(place.sample));
+        sequences.map(|sample| job.samples.sample_length(sample))
+    }
+}
+
+/// The reports of `--report-to`.
+pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
+    Ok(Report::parse(arguments.report_to.iter().map(String::as_str))?)
+}
+
+/// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run.
+fn peak(resolved_job: &ResolvedJob, target: Target) -> Option<f64> {
+    let dtype = resolved_job.job.settings.types.run;
+    if let Target::Cpu { threads } = target {
+        if !profile::is_any_kept() {
+            return None;
+        }
+        let machine = Identity::of(&probe());
+        let (_, profile) = profile::kept(&machine).ok()??;
+        let threads = (resolved_job.ranks as usize * threads).min(machine.threads as usize);
+        return profile.peak_flops(dtype, threads);
+    }
+    let Gpus::Found { devices, .. } = probe().gpus else { return None };
+    let used = devices.iter().take(resolved_job.ranks as usize);
+    used.map(|gpu| Peak::of(&gpu.name, dtype).map(|peak| peak.flops)).sum()
+}

@@ -1,0 +1,62 @@
+//! Requests from outside a run, and how ranks agree on them between steps.
+
+use bytemuck::{Pod, Zeroable, bytes_of, cast_slice_mut};
+use zeroth_comm::{Handle, OpName};
+use zeroth_engine::{Engine, RunError};
+
+/// All-gathers one value per rank, in rank order. Collective; all ranks pass the same `name`.
+pub(crate) fn all_gather<T: Pod>(
+    engine: &Engine<'_>,
+    step: u64,
+    name: &'static str,
+    own: &T,
+) -> Result<Vec<T>, RunError> {
+    let Some(comm) = engine.comm() else { return Ok(vec![*own]) };
+    let counts = vec![size_of::<T>(); comm.world()];
+    let mut all = vec![T::zeroed(); comm.world()];
+    let gathered =
+        comm.all_gather(OpName::new(step, name, 0), bytes_of(own), cast_slice_mut(&mut all), &counts);
+    gathered.and_then(Handle::wait).map_err(|source| RunError::Comm { step, op: name.to_owned(), source })?;
+    Ok(all)
+}
+
+/// A request to a running job, polled after every step. The strongest request of all ranks wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum ControlRequest {
+    /// No request.
+    #[default]
+    Continue,
+    /// Save a checkpoint.
+    Save,
+    /// Save a checkpoint and stop.
+    Stop,
+    /// The same after SIGHUP: every rank exits with its code, whichever rank received the signal.
+    HangUp,
+    /// The same after SIGTERM.
+    Terminate,
+}
+
+/// A rank's status after a step, as exchanged between ranks.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct StepStatus {
+    request: u8,
+    /// Non-zero if this rank has no shard still being synced to disk.
+    pub(crate) is_synced: u8,
+}
+
+impl StepStatus {
+    pub(crate) fn new(request: ControlRequest, is_synced: bool) -> Self {
+        Self { request: request as u8, is_synced: is_synced.into() }
+    }
+
+    pub(crate) fn request(self) -> ControlRequest {
+        match self.request {
+            0 => ControlRequest::Continue,
+            1 => ControlRequest::Save,
+            2 => ControlRequest::Stop,
+            3 => ControlRequest::HangUp,
+            _ => ControlRequest::Terminate,
+        }
+    }
+}
