@@ -12,6 +12,7 @@ use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
 pub(crate) use crate::train_args::{DataCommand, PreviewArgs, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
+pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
 
 /// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed configs
 /// and Hugging Face folders, needs no Python.
@@ -80,15 +81,6 @@ pub(crate) enum Command {
     },
 }
 
-/// The device that runs kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceArg {
-    /// CPU
-    Cpu,
-    /// NVIDIA GPUs
-    Cuda,
-}
-
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
@@ -154,15 +146,6 @@ pub(crate) enum StatesArg {
     Plain,
     /// As zeroth runs: 14 bytes with one rank and no accumulation, else 16; 2 more with offload
     Run,
-}
-
-/// The parameters to train.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TrainTypeArg {
-    /// All parameters
-    Full,
-    /// LoRA adapters
-    Lora,
 }
 
 #[derive(Debug, Args)]

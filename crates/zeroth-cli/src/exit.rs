@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::signals::StopSignal;
+use crate::stop_signal::StopSignal;
 
 /// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::DeviceArg;
+use crate::value_args::DeviceArg;
 
 #[derive(Debug, Args)]
 #[command(

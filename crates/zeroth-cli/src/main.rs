@@ -16,11 +16,13 @@ mod sanitize;
 mod signals;
 mod startup_signals;
 mod stderr_writer;
+mod stop_signal;
 mod table;
 mod terminal;
 mod train_args;
 mod train_flags;
 mod unit_hints;
+mod value_args;
 
 use std::process::ExitCode;
 
@@ -53,7 +55,7 @@ fn run() -> Exit {
             let output = Output::new(cli.format);
             let exit = commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error));
             output::leave_line();
-            results::end(exit)
+            end(exit)
         }
         Err(ParseFailure::Clap(error)) => {
             let printed = error.print();
@@ -62,7 +64,7 @@ fn run() -> Exit {
             }
             // Help and version are results too.
             results::written(printed);
-            results::end(Exit::Done)
+            end(Exit::Done)
         }
         Err(ParseFailure::Errors { errors, command }) => {
             for error in errors {
@@ -72,6 +74,13 @@ fn run() -> Exit {
             Exit::Wrong
         }
     }
+}
+
+/// The final exit code: a command whose result could not be written has failed.
+fn end(exit: Exit) -> Exit {
+    let Err(error) = results::finish() else { return exit };
+    output::error(&format!("cannot write the result to standard output: {error}"));
+    if exit == Exit::Done { Exit::Failed } else { exit }
 }
 
 fn refuse(message: &str) -> Exit {

@@ -3,9 +3,6 @@
 use std::io::{self, Write as _};
 use std::sync::{Mutex, PoisonError};
 
-use crate::exit::Exit;
-use crate::output;
-
 /// The first write error.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
@@ -19,11 +16,8 @@ pub(crate) fn written(part: io::Result<()>) {
     }
 }
 
-/// The final exit code: failure if the result was not written.
-pub(crate) fn end(exit: Exit) -> Exit {
+/// Flushes stdout, and returns the first error of writing the result.
+pub(crate) fn finish() -> io::Result<()> {
     written(io::stdout().flush());
-    let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(failure) = failure else { return exit };
-    output::error(&format!("cannot write the result to standard output: {failure}"));
-    if exit == Exit::Done { Exit::Failed } else { exit }
+    FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
 }

@@ -13,6 +13,7 @@ use signal_hook::flag::{register, register_conditional_default, register_conditi
 use zeroth::comm::FirstStep;
 
 use crate::startup_signals::{StartupSignals, wait_to_be_killed};
+use crate::stop_signal::StopSignal;
 
 /// The role of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,36 +27,6 @@ pub(crate) enum Role {
     /// It also stops on SIGTERM, which cluster managers send to every process of a job. The second SIGTERM kills the
     /// process; the launcher sends several to end a rank immediately.
     Launched,
-}
-
-/// The signal that stopped a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StopSignal {
-    /// Ctrl-C, or a request from zeroth's launcher.
-    Interrupt,
-    /// SIGTERM.
-    Terminate,
-    /// SIGHUP: the terminal was closed.
-    HangUp,
-}
-
-impl StopSignal {
-    /// The exit code: 128 plus the signal number.
-    pub(crate) fn exit_code(self) -> u8 {
-        match self {
-            Self::Interrupt => 130,
-            Self::Terminate => 143,
-            Self::HangUp => 129,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Interrupt => "SIGINT",
-            Self::Terminate => "SIGTERM",
-            Self::HangUp => "SIGHUP",
-        }
-    }
 }
 
 /// Signals that request a stop; the last may be ignored.

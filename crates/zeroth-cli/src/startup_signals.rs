@@ -15,7 +15,7 @@ use signal_hook::low_level::{exit, pipe};
 use zeroth::comm::FirstStep;
 
 use crate::output;
-use crate::signals::StopSignal;
+use crate::stop_signal::StopSignal;
 
 /// Time limit for the cleanup: an unresponsive network must not delay the exit, nor the kernel, which blocks mmap
 /// while another thread populates gigabytes.

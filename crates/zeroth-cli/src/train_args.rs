@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use zeroth::base::parse_bytes;
 
-use crate::cli::{DeviceArg, TrainTypeArg};
 use crate::train_flags::TrainFlags;
+use crate::value_args::{DeviceArg, TrainTypeArg};
 
 #[derive(Debug, Args)]
 #[command(

@@ -17,11 +17,12 @@ use super::columns::Columns;
 use super::conversation::Conversation;
 use super::date::Date;
 use super::renderer::ChatTemplate;
-use super::row_format::{Format, Pair, RowFields};
+use super::row_fields::{Pair, RowFields};
+use super::row_format::Format;
 use super::template_process::Worker;
 use super::token_row::TokenLists;
 use super::tokenizer::{SpecialFiles, TextTokenizer, Token};
-use super::{Encode, Encoded, IGNORED, RowProblem};
+use super::{Encode, Encoded, EncoderError, IGNORED, RowProblem};
 
 /// Incremented whenever a row of text would encode differently than before.
 const VERSION: u32 = 1;
@@ -44,35 +45,6 @@ impl EncoderOptions {
     pub fn new(vocabulary: u64) -> Self {
         Self { vocabulary, columns: Columns::default(), variables: Map::new(), date: Date::today() }
     }
-}
-
-/// An unusable tokenizer.
-#[derive(Debug, thiserror::Error)]
-pub enum EncoderError {
-    /// A file could not be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// A file that is not a JSON object.
-    #[error("{} must contain a JSON object: {message}", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The parser's message.
-        message: String,
-    },
-    /// An invalid tokenizer.
-    #[error("{} is not a valid tokenizer: {message}", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// The loader's message.
-        message: String,
-    },
 }
 
 /// Encodes rows as tokens and labels.

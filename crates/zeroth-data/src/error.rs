@@ -158,6 +158,35 @@ pub enum DataError {
     },
 }
 
+/// An unusable tokenizer.
+#[derive(Debug, thiserror::Error)]
+pub enum EncoderError {
+    /// A file could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A file that is not a JSON object.
+    #[error("{} must contain a JSON object: {message}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's message.
+        message: String,
+    },
+    /// An invalid tokenizer.
+    #[error("{} is not a valid tokenizer: {message}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// The loader's message.
+        message: String,
+    },
+}
+
 fn listed_files(files: &[PathBuf]) -> String {
     match files {
         [one] => one.display().to_string(),

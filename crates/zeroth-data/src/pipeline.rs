@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use rayon::prelude::*;
 
-use super::rows::{RawRow, RowNumber, Rows};
-use super::{DataError, Encode, Encoded, RowProblem};
+use super::rows::{RawRow, Rows};
+use super::{DataError, Encode, Encoded, RowNumber, RowProblem};
 
 /// Block and chunk sizes. They affect speed, never the result.
 #[derive(Debug, Clone, Copy)]

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,20 +12,7 @@ use super::index_builder::IndexBuilder;
 use super::line_reader::check;
 use super::pipeline::{BlockSizes, ProgressFn, each_row};
 use super::token_file::{Reject, TokenFile, TokenWriter};
-use super::{DataError, Encode, Samples, Truncation};
-
-/// Options for preparing data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PrepareOptions {
-    /// `--max-length`: maximum tokens per sample, and per pack.
-    pub max_length: u64,
-    /// Handling of longer rows.
-    pub truncation: Truncation,
-    /// `--max-train-samples`: stop once this many are kept.
-    pub max_samples: Option<NonZeroU64>,
-    /// `--packing`: join samples into packs.
-    pub packing: bool,
-}
+use super::{DataError, Encode, PrepareOptions, Samples};
 
 /// Prepared samples.
 #[derive(Debug)]
@@ -208,12 +194,13 @@ fn write(
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
     use std::path::Path;
 
     use proptest::prelude::*;
     use serde_json::Value;
 
-    use super::super::{Encoded, Encoder, EncoderOptions, RowNumber, SamplesBuilder};
+    use super::super::{Encoded, Encoder, EncoderOptions, RowNumber, SamplesBuilder, Truncation};
     use super::*;
 
     fn encoder() -> Encoder {

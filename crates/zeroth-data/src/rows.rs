@@ -1,6 +1,5 @@
 //! Reads the rows of several files in order, in any supported format.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -10,25 +9,7 @@ use serde_json::{Map, Value};
 use super::line_reader::Lines;
 use super::parquet_rows::ParquetRows;
 use super::token_row::kind;
-use super::{DataError, RowProblem};
-
-/// A row's position in its file, from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RowNumber {
-    /// A line of a text file.
-    Line(u64),
-    /// A row of a Parquet file.
-    Row(u64),
-}
-
-impl fmt::Display for RowNumber {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Line(number) => write!(formatter, "line {number}"),
-            Self::Row(number) => write!(formatter, "row {number}"),
-        }
-    }
-}
+use super::{DataError, RowNumber, RowProblem};
 
 /// An unparsed row.
 pub(super) struct RawRow {

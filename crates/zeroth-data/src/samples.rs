@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::index_builder::SampleIndex;
+use super::sample_index::SampleIndex;
 use super::token_file::{Reject, TokenFile};
 use super::{DataError, Totals};
 

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use bytemuck::{Pod, Zeroable, bytes_of, bytes_of_mut, cast_slice, cast_slice_mut};
 use sha2::{Digest, Sha256};
 
-use super::index_builder::SampleIndex;
 use super::pack::Packs;
+use super::sample_index::SampleIndex;
 use super::{DataError, Totals};
 
 /// Incremented with every change of the format, or of the encoding of rows.

@@ -7,9 +7,8 @@ use serde_json::{Map, Value};
 use tokenizers::processors::PostProcessorWrapper;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::RowProblem;
 use super::catch_panic::catch_panic;
-use super::encoder::EncoderError;
+use super::{EncoderError, RowProblem};
 
 /// Special tokens that templates access by name, as in transformers.
 const NAMES: [&str; 7] =

@@ -2,116 +2,23 @@
 //!
 //! The end of a run streams from the ranks, `checkpoint export` from files; both write the same folder.
 
-use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::f16;
-use zeroth_base::{DType, grouped};
-use zeroth_engine::{Engine, RunError, State};
-use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError};
+use zeroth_base::DType;
+use zeroth_engine::{Engine, State};
+use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter};
 
 use crate::Job;
-use crate::checkpoint::CheckpointError;
 use crate::control::all_gather;
+use crate::export_error::{ExportError, failed};
 use crate::export_record::ExportSource;
 use crate::finite::first_not_finite;
-use crate::model_files::ModelFilesError;
 use crate::staged_files::StagedFiles;
 
 /// Elements gathered at once.
 const PIECE: u64 = 1 << 20;
-/// The file that identifies a model folder.
-pub(crate) const CONFIG: &str = "config.json";
-/// Files of a model folder that are copied along, besides config.json and the weights.
-pub(crate) const COMPANION_FILES: &[&str] = &[
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
-];
-
-/// An error exporting a model.
-#[derive(Debug, thiserror::Error)]
-pub enum ExportError {
-    /// Gathering the weights failed.
-    #[error(transparent)]
-    Run(#[from] RunError),
-    /// Reading the weights from a checkpoint failed.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// Writing the weights failed.
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    /// A non-finite weight.
-    #[error(
-        "the model was not written: `{name}` is not finite (element {} is {value}); train with a lower --learning-rate, or \
-         export an earlier checkpoint", grouped(*element)
-    )]
-    NotFinite {
-        /// The parameter.
-        name: String,
-        /// The first non-finite element.
-        element: u64,
-        /// Its value.
-        value: f32,
-    },
-    /// Rank 0, which writes the model, failed and reports why.
-    #[error("the model was not written: rank 0 failed")]
-    OtherRank,
-    /// A weight that overflows the requested dtype.
-    #[error(
-        "`{name}` holds {value}, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
-    )]
-    OutOfRange {
-        /// The parameter.
-        name: String,
-        /// The weight.
-        value: f32,
-    },
-    /// The destination is not empty.
-    #[error("{} is not empty: give another folder, or replace the model in it with --overwrite", folder.display())]
-    NotEmpty {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// The destination is inside a checkpoint.
-    #[error(
-        "{} is inside the checkpoint {}, and a model written there would invalidate its checksums: give a folder outside of it",
-        folder.display(), checkpoint.display()
-    )]
-    InsideCheckpoint {
-        /// The folder.
-        folder: PathBuf,
-        /// The checkpoint.
-        checkpoint: PathBuf,
-    },
-    /// The destination is a run folder.
-    #[error("{} is a run folder, whose config.json would be overwritten: give another folder", folder.display())]
-    HoldsARun {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// A file of the source model could not be read.
-    #[error(transparent)]
-    ModelFiles(#[from] ModelFilesError),
-    /// A file could not be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-}
-
 /// Fetches a range of a parameter's elements.
 pub(crate) type Fetch<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), ExportError>;
 
@@ -199,8 +106,4 @@ fn write(
         return Err(ExportError::OutOfRange { name: tensor.name.clone(), value: *value });
     }
     Ok(writer.append_f32(&tensor.name, piece)?)
-}
-
-pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> ExportError + '_ {
-    move |source| ExportError::Io { path: path.to_owned(), source }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use zeroth_base::{grouped, publish};
 
 use crate::checkpoint::Checkpoint;
-use crate::export::{ExportError, failed};
+use crate::export_error::{ExportError, failed};
 
 /// The file name.
 pub(crate) const RECORD: &str = "export.json";

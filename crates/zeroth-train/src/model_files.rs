@@ -10,7 +10,22 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use zeroth_comm::launch::sealed;
 
-use crate::export::{COMPANION_FILES, CONFIG};
+/// The file that identifies a model folder.
+pub(crate) const CONFIG: &str = "config.json";
+/// Files of a model folder that are copied along, besides config.json and the weights.
+pub(crate) const COMPANION_FILES: &[&str] = &[
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+];
 
 /// A file of a model folder could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{StaleName, foreign_files, parse_step_folder};
 use crate::export_record::is_exported;
-use crate::run_folder::{FILES, MARKS, RunFolderError, failed};
+use crate::run_files::{FILES, MARKERS, is_event_file_name, is_log_name};
+use crate::run_folder_error::{RunFolderError, failed};
 use crate::run_input::{RunInput, Tree};
 use crate::stale_files::{is_of_a_model, unfinished};
 
@@ -30,7 +31,7 @@ impl OverwritePlan {
         plan.inside("tensorboard", of_tensorboard)?;
         // Marker files last, so that an interrupted removal still leaves a recognisable run folder.
         let (marks, others): (Vec<&str>, Vec<&str>) =
-            FILES.iter().copied().partition(|name| MARKS.contains(name));
+            FILES.iter().copied().partition(|name| MARKERS.contains(name));
         for name in others.into_iter().chain(marks) {
             match fs::symlink_metadata(root.join(name)) {
                 Ok(found) if found.is_dir() => {
@@ -138,27 +139,10 @@ fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
     Ok(is_event_file_name(name) && !entry.file_type()?.is_dir())
 }
 
-/// `rank-0.log`, or a rank's part of a trace.
-pub(crate) fn is_log_name(name: &str) -> bool {
-    let number = |first, last| name.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
-    number("rank-", ".log").or_else(|| number("trace-", ".part")).is_some_and(is_digits)
-}
-
-/// `events.out.tfevents.SECONDS.HOST.PROCESS.0`.
-pub(crate) fn is_event_file_name(name: &str) -> bool {
-    let parts = name.strip_prefix("events.out.tfevents.").and_then(|rest| rest.strip_suffix(".0"));
-    let parts = parts.and_then(|parts| Some((parts.split_once('.')?.0, parts.rsplit_once('.')?.1)));
-    parts.is_some_and(|(seconds, process)| is_digits(seconds) && is_digits(process))
-}
-
 /// Weights, config and tokenizer files, and unfinished ones of an export.
 fn of_a_model(name: &str, entry: &DirEntry) -> io::Result<bool> {
     let whole = unfinished(name).map_or(name, |(name, _)| name);
     Ok(is_of_a_model(whole) && !entry.file_type()?.is_dir())
-}
-
-fn is_digits(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]

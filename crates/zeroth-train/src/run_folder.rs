@@ -1,13 +1,14 @@
 //! The run folder: its layout, its lock, and handling of an earlier run in it.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{enclosing_checkpoint, step_folder};
 use crate::overwrite_plan::OverwritePlan;
+use crate::run_files::{AMBIGUOUS, FILES, FOLDERS, MARKERS, exists};
+use crate::run_folder_error::{RunFolderError, failed};
 use crate::run_input::RunInput;
-use crate::run_lock::{LockError, RunLock};
+use crate::run_lock::RunLock;
 use crate::stale_files;
 use crate::unstarted_run::{UnstartedRun, holds_steps, missing};
 
@@ -22,97 +23,6 @@ pub enum ExistingRun {
     Keep,
 }
 
-/// A run folder that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum RunFolderError {
-    /// It contains a run.
-    #[error(
-        "{} already contains a run ({}): continue it with --resume auto, replace it with \
-         --overwrite-output-dir, or choose another --output", folder.display(), found.join(", ")
-    )]
-    HoldsARun {
-        /// The folder.
-        folder: PathBuf,
-        /// The files found.
-        found: Vec<String>,
-    },
-    /// It contains foreign files with the names of a run's files.
-    #[error(
-        "{} contains {} but neither origin.json nor metrics.jsonl: it is not a run folder, and a run would overwrite it; choose \
-         another --output", folder.display(), found.join(", ")
-    )]
-    NotARun {
-        /// The folder.
-        folder: PathBuf,
-        /// The files found.
-        found: Vec<String>,
-    },
-    /// It, or its model folder, is inside a checkpoint.
-    #[error(
-        "{} is inside the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
-        checkpoint.display()
-    )]
-    InsideCheckpoint {
-        /// The run folder, or its model folder.
-        path: PathBuf,
-        /// The checkpoint.
-        checkpoint: PathBuf,
-    },
-    /// An input of the run would be removed.
-    #[error(
-        "--overwrite-output-dir would remove {}, but {flag} {} depends on it: nothing was removed from {}; choose another --output, \
-         or move the input to another folder first", removed.display(), input.display(), folder.display()
-    )]
-    HoldsInput {
-        /// The flag of the input.
-        flag: &'static str,
-        /// The input, as given.
-        input: PathBuf,
-        /// The path that would be removed.
-        removed: PathBuf,
-        /// The run folder.
-        folder: PathBuf,
-    },
-    /// A folder has the name of a run's file, or vice versa.
-    #[error("{} is {found}, but a run creates {made} of that name: move it, or choose another --output", path.display())]
-    InTheWay {
-        /// The conflicting path.
-        path: PathBuf,
-        /// Its kind.
-        found: &'static str,
-        /// The expected kind.
-        made: &'static str,
-    },
-    /// `--output` is a file.
-    #[error("{} is a file: --output must be a folder", path.display())]
-    NotAFolder {
-        /// The path, as given.
-        path: PathBuf,
-    },
-    /// Another run uses it.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-    /// An I/O operation failed.
-    #[error("cannot {doing} {}: {source}", path.display())]
-    Io {
-        /// The operation.
-        doing: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-}
-
-/// Files at the top of a run folder.
-pub(crate) const FILES: &[&str] =
-    &["config.json", "origin.json", "plan.json", "metrics.jsonl", "metrics.csv", "loss.svg"];
-/// Folders at the top of a run folder.
-const FOLDERS: &[&str] = &["checkpoints", "model", "logs", "tensorboard"];
-/// Marker files, which only zeroth writes.
-pub(crate) const MARKS: &[&str] = &["origin.json", "metrics.jsonl"];
-/// Names that others use too: a `config.json` without a marker file belongs to a model and must not be overwritten.
-const AMBIGUOUS: &[&str] = &["config.json", "plan.json", "loss.svg", "model"];
 const LOCK: &str = ".lock";
 
 /// A run folder, locked by this process until dropped.
@@ -153,11 +63,11 @@ impl RunFolder {
             .map(ToString::to_string)
             .collect();
         let any_of = |names: &[&str]| found.iter().any(|name| names.contains(&name.as_str()));
-        if any_of(AMBIGUOUS) && !any_of(MARKS) {
+        if any_of(AMBIGUOUS) && !any_of(MARKERS) {
             return Err(RunFolderError::NotARun { folder: root.to_owned(), found });
         }
         // A run that stopped before its first step does not count.
-        let has_steps = holds_steps(root, any_of(MARKS));
+        let has_steps = holds_steps(root, any_of(MARKERS));
         match existing {
             _ if found.is_empty() => {}
             ExistingRun::Keep => {}
@@ -262,17 +172,10 @@ impl Drop for RunFolder {
     }
 }
 
-pub(crate) fn exists(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok()
-}
-
-pub(crate) fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> RunFolderError {
-    move |source| RunFolderError::Io { doing, path: path.to_owned(), source }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LockError;
 
     /// A run folder as a finished run leaves it.
     fn with_a_run() -> tempfile::TempDir {

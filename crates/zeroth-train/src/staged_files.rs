@@ -12,8 +12,9 @@ use zeroth_base::{DType, sync_folder};
 use zeroth_model::{WeightWriter, WrittenWeights};
 
 use crate::ModelFiles;
-use crate::export::{CONFIG, ExportError, failed};
+use crate::export_error::{ExportError, failed};
 use crate::export_record::{self, ExportSource};
+use crate::model_files::CONFIG;
 
 /// Complete, synced files under hidden names. Removed on drop unless [`StagedFiles::publish`] succeeded.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use std::path::Path;
 use zeroth_model::is_weight_file;
 
 use crate::checkpoint::clean;
-use crate::export::{COMPANION_FILES, CONFIG};
 use crate::export_record::RECORD;
-use crate::run_folder::FILES;
+use crate::model_files::{COMPANION_FILES, CONFIG};
+use crate::run_files::FILES;
 use crate::run_lock::start_time;
 
 /// Removes what dead processes left in a run folder, its model and its checkpoints; other files stay. The caller

@@ -7,21 +7,20 @@ use std::time::{Duration, Instant};
 use zeroth_comm::Comm;
 use zeroth_engine::{Engine, Rank, RunError, StepRecord, Timed, Trace};
 use zeroth_kernel::{Device, RATES, Tier};
-use zeroth_model::WeightsError;
 use zeroth_program::Compiled;
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::evaluate;
-use crate::export::{ExportError, export};
+use crate::export::export;
 use crate::export_record::ExportSource;
 use crate::initial_weights::InitialWeights;
 use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
 use crate::resume::restore;
-use crate::save::{CheckpointOptions, CheckpointSaver, SaveError};
+use crate::save::{CheckpointOptions, CheckpointSaver};
 use crate::step_batches::StepBatches;
-use crate::{Batches, ControlRequest, EvalMetrics, Job, MetricsError, MicroBatch, StepMetrics};
-use zeroth_data::DataError;
+use crate::train_error::TrainError;
+use crate::{Batches, ControlRequest, EvalMetrics, Job, MicroBatch, StepMetrics};
 
 /// Options of a rank's training loop.
 pub struct TrainOptions<'a> {
@@ -94,76 +93,6 @@ pub struct TrainOutcome {
     pub stopped: bool,
     /// The strongest request of any rank after the last step run.
     pub request: ControlRequest,
-}
-
-/// An error that ends a rank's training.
-#[derive(Debug, thiserror::Error)]
-pub enum TrainError {
-    /// The engine or another rank failed.
-    #[error(transparent)]
-    Run(Box<RunError>),
-    /// Weights could not be read.
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    /// A checkpoint could not be saved.
-    #[error("{0}")]
-    Save(#[source] Box<SaveError>),
-    /// The model could not be written.
-    #[error(transparent)]
-    Export(Box<ExportError>),
-    /// Data could not be read.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// Metrics could not be written.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
-    /// fp16 overflows at the minimum loss scale.
-    #[error(
-        "step {step}: {what} not finite at a loss scale of {scale}, the minimum set by fp16.min_loss_scale; train in \
-         bf16, or with a lower learning rate"
-    )]
-    AtMinScale {
-        /// The step.
-        step: u64,
-        /// The non-finite quantity, as a phrase.
-        what: String,
-        /// The scale.
-        scale: f64,
-    },
-    /// A loss or a gradient is not finite.
-    #[error(
-        "step {step}: {what} not finite (loss {loss}); the update was not applied, and the weights are those after step \
-         {}. Samples of the step, numbered from 0 in file order: {samples}. Try a lower learning rate, inspect these \
-         samples, or tolerate N such steps with --max-skipped-steps N", step - 1
-    )]
-    NotFinite {
-        /// The step.
-        step: u64,
-        /// The non-finite quantity, as a phrase.
-        what: String,
-        /// The loss of the step.
-        loss: f64,
-        /// The samples of the affected rank, or of all ranks if it is unknown.
-        samples: String,
-    },
-}
-
-impl From<RunError> for TrainError {
-    fn from(error: RunError) -> Self {
-        Self::Run(Box::new(error))
-    }
-}
-
-impl From<SaveError> for TrainError {
-    fn from(error: SaveError) -> Self {
-        Self::Save(Box::new(error))
-    }
-}
-
-impl From<ExportError> for TrainError {
-    fn from(error: ExportError) -> Self {
-        Self::Export(Box::new(error))
-    }
 }
 
 /// Trains one rank: loads its shard of the initial weights or of a checkpoint, runs the remaining steps, and exports the

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::list;
-use crate::overwrite_plan::{is_event_file_name, is_log_name};
-use crate::run_folder::exists;
+use crate::run_files::{exists, is_event_file_name, is_log_name};
 
 /// Whether a folder contains a step of a run: a metrics line, a checkpoint, or later files.
 ///

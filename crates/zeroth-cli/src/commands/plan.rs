@@ -14,11 +14,12 @@ use zeroth::planning;
 use zeroth::program::Bytes;
 
 use super::config_file;
-use crate::cli::{PlanArgs, StatesArg, TrainTypeArg};
+use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 use crate::unit_hints;
+use crate::value_args::TrainTypeArg;
 
 /// LoRA rank if none is given, as in ms-swift.
 const LORA_RANK: u64 = 8;

@@ -5,10 +5,11 @@ use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, locate_config, read_config};
 
 use super::config_file;
-use crate::cli::{ResolveArgs, TrainTypeArg};
+use crate::cli::ResolveArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::table::Table;
+use crate::value_args::TrainTypeArg;
 
 pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Exit> {
     let checked = config_file::load(&arguments.file)?;

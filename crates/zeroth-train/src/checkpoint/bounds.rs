@@ -6,7 +6,7 @@ use std::path::Path;
 
 use zeroth_model::MAX_PARAMETERS;
 
-use super::commit::{parse_step_folder, step_folder};
+use super::file_names::{parse_step_folder, step_folder};
 use super::manifest::{ControlState, Manifest};
 
 /// Steps of a run.

@@ -10,39 +10,17 @@ use sha2::{Digest as _, Sha256};
 use zeroth_base::publish;
 
 use super::checksums::{MANIFEST, SUMS, checksums_text, hex};
-use super::directory::clean;
+use super::directory::{clean, sync_folder};
 use super::error::{CheckpointError, writing};
-use super::file_names::{foreign_files, remove_unless_foreign};
+use super::file_names::{MODEL, foreign_files, hidden, remove_unless_foreign, step_folder};
 use super::manifest::{FileEntry, Manifest};
 use super::reader::Checkpoint;
-use crate::run_lock::start_time;
 use crate::{ModelFile, ModelFiles};
 
-/// The subfolder with the model's config and tokenizer files.
-pub(super) const MODEL: &str = "model";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "latest";
 /// Copy buffer size in bytes.
 const COPY: usize = 1 << 20;
-
-/// The folder name of a step's checkpoint.
-pub fn step_folder(step: u64) -> String {
-    format!("step-{step}")
-}
-
-/// The step that a folder name stands for, if it names a checkpoint.
-pub fn parse_step_folder(name: &str) -> Option<u64> {
-    let step = name.strip_prefix("step-")?.parse().ok()?;
-    // `step-007` is rejected: one step must have one name.
-    (step_folder(step) == name).then_some(step)
-}
-
-/// A hidden name for a folder that is not, or no longer, a checkpoint, tagged with this process.
-pub(super) fn hidden(checkpoints: &Path, step: u64, what: &str) -> PathBuf {
-    let pid = std::process::id();
-    let started = start_time(pid).unwrap_or(0);
-    checkpoints.join(format!(".{}.{what}-{pid}-{started}", step_folder(step)))
-}
 
 /// A checkpoint being written, owned by rank 0. Removed on drop unless [`UnfinishedCheckpoint::commit`] succeeded. A process
 /// writes one at a time.
@@ -195,22 +173,9 @@ fn write_synced(path: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
     write().map_err(writing("write", path, contents.len() as u64))
 }
 
-/// Fsyncs a folder, so that the names in it are durable.
-pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
-    zeroth_base::sync_folder(folder).map_err(writing("sync", folder, 0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_plain_name_of_a_step_is_a_checkpoint() {
-        assert_eq!(parse_step_folder(&step_folder(12)), Some(12));
-        for name in ["step-", "step-012", "step-+1", "step-1.tmp", ".step-1.unfinished-1-2", "latest", "12"] {
-            assert_eq!(parse_step_folder(name), None, "{name}");
-        }
-    }
 
     #[test]
     fn exchange_in_steps_matches_the_atomic_exchange() {

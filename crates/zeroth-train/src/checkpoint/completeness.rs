@@ -3,13 +3,24 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::TensorPlace;
 
 use super::error::CheckpointError;
 use super::manifest::{Manifest, ParameterEntry};
-use super::reader::StoredRange;
 use super::state::{parse_tensor_name, state_name};
+
+/// A stored range of a parameter's elements.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StoredRange {
+    pub(super) first: u64,
+    pub(super) end: u64,
+    pub(super) file: usize,
+    /// Offset of the first byte in the file.
+    pub(super) begin: u64,
+    pub(super) dtype: DType,
+}
 
 /// Location of every element: for each state, the stored ranges of each parameter in order.
 #[derive(Debug)]

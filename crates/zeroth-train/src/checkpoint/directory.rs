@@ -5,9 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::checksums::MANIFEST;
-use super::commit::{hidden, parse_step_folder, step_folder, sync_folder};
 use super::error::{CheckpointError, reading, writing};
-use super::file_names::{StaleName, foreign_files, remove_unless_foreign};
+use super::file_names::{
+    StaleName, foreign_files, hidden, parse_step_folder, remove_unless_foreign, step_folder,
+};
 use super::reader::Checkpoint;
 
 /// A checkpoint's folder, found by name; its contents have not been read.
@@ -188,4 +189,9 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     }
     names.sort_unstable();
     Ok(names)
+}
+
+/// Fsyncs a folder, so that the names in it are durable.
+pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
+    zeroth_base::sync_folder(folder).map_err(writing("sync", folder, 0))
 }

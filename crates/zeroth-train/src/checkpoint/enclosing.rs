@@ -6,9 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::checksums::{MANIFEST, SUMS};
-use super::commit::parse_step_folder;
-use super::file_names::StaleName;
-use super::shard::is_shard_name;
+use super::file_names::{StaleName, is_shard_name, parse_step_folder};
 
 /// The checkpoint that contains `path`, symlinks resolved. `path` itself need not exist yet.
 pub(crate) fn enclosing_checkpoint(path: &Path) -> Option<PathBuf> {

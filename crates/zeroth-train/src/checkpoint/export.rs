@@ -10,9 +10,10 @@ use zeroth_model::{NewTensor, WeightWriter, WrittenWeights};
 use super::enclosing::{enclosing_checkpoint, is_same_folder};
 use super::reader::Checkpoint;
 use crate::ModelFiles;
-use crate::export::{ExportError, failed, stream};
+use crate::export::stream;
+use crate::export_error::{ExportError, failed};
 use crate::export_record::ExportSource;
-use crate::run_folder::MARKS;
+use crate::run_files::MARKERS;
 use crate::staged_files::StagedFiles;
 
 /// Handling of a non-empty destination.
@@ -60,7 +61,7 @@ pub fn export(
 fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {
     let Ok(entries) = fs::read_dir(to) else { return Ok(()) };
     let names: Vec<PathBuf> = entries.flatten().map(|entry| PathBuf::from(entry.file_name())).collect();
-    let is_run = names.iter().any(|name| MARKS.iter().any(|mark| name == Path::new(mark)));
+    let is_run = names.iter().any(|name| MARKERS.iter().any(|mark| name == Path::new(mark)));
     if is_run {
         return Err(ExportError::HoldsARun { folder: to.to_owned() });
     }

@@ -5,10 +5,43 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::checksums::{MANIFEST, SUMS};
-use super::commit::{MODEL, parse_step_folder};
-use super::shard::is_shard_name;
-use crate::export::{COMPANION_FILES, CONFIG};
+use crate::model_files::{COMPANION_FILES, CONFIG};
 use crate::run_lock::start_time;
+
+/// The subfolder with the model's config and tokenizer files.
+pub(super) const MODEL: &str = "model";
+
+/// The folder name of a step's checkpoint.
+pub fn step_folder(step: u64) -> String {
+    format!("step-{step}")
+}
+
+/// The step that a folder name stands for, if it names a checkpoint.
+pub fn parse_step_folder(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    // `step-007` is rejected: one step must have one name.
+    (step_folder(step) == name).then_some(step)
+}
+
+/// A hidden name for a folder that is not, or no longer, a checkpoint, tagged with this process.
+pub(super) fn hidden(checkpoints: &Path, step: u64, what: &str) -> PathBuf {
+    let pid = std::process::id();
+    let started = start_time(pid).unwrap_or(0);
+    checkpoints.join(format!(".{}.{what}-{pid}-{started}", step_folder(step)))
+}
+
+/// The name of a rank's file.
+pub fn shard_name(rank: u64, world: u64) -> String {
+    format!("rank-{rank:05}-of-{world:05}.safetensors")
+}
+
+/// Whether a name matches [`shard_name`].
+pub(super) fn is_shard_name(name: &str) -> bool {
+    let numbers = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let numbers = numbers.and_then(|numbers| numbers.split_once("-of-"));
+    let numbers = numbers.and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
+    numbers.is_some_and(|(rank, world)| shard_name(rank, world) == name)
+}
 
 /// Foreign files in a checkpoint's folder, as relative paths. Symlinks are not followed.
 pub(crate) fn foreign_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
@@ -81,5 +114,18 @@ impl StaleName {
     /// Whether the process that created it is alive. Process ids are reused, start times are not.
     pub(super) fn is_in_use(&self) -> bool {
         start_time(self.pid).is_some_and(|found| self.started.is_none_or(|started| started == found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_canonical_step_names_are_checkpoints() {
+        assert_eq!(parse_step_folder(&step_folder(12)), Some(12));
+        for name in ["step-", "step-012", "step-+1", "step-1.tmp", ".step-1.unfinished-1-2", "latest", "12"] {
+            assert_eq!(parse_step_folder(name), None, "{name}");
+        }
     }
 }

@@ -23,7 +23,7 @@ mod state;
 mod verify;
 
 pub(crate) use bounds::MAX_SAMPLES;
-pub use commit::{UnfinishedCheckpoint, parse_step_folder, step_folder};
+pub use commit::UnfinishedCheckpoint;
 pub use directory::{
     CheckpointEntry, CheckpointPath, NewestValid, Pruned, clean, list, newest_valid, prune, resolve,
 };
@@ -31,12 +31,13 @@ pub(crate) use enclosing::enclosing_checkpoint;
 pub use error::CheckpointError;
 pub use export::{Destination, export};
 pub(crate) use file_names::{StaleName, foreign_files};
+pub use file_names::{parse_step_folder, shard_name, step_folder};
 pub use manifest::{
     BatchEntry, ControlState, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry,
     ZEROTH_VERSION, now,
 };
 pub use reader::Checkpoint;
-pub use shard::{Piece, ShardWriter, WrittenShard, shard_name};
+pub use shard::{Piece, ShardWriter, WrittenShard};
 pub use space::{free_bytes, needed_bytes};
 pub use state::{SAVED_STATES, state_from_name, state_name};
 pub use verify::{Verified, verify_folder};

@@ -8,14 +8,14 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
-use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{ParameterTable, read_header, stored_to_f32};
 
 use super::bounds::{check, check_folder};
 use super::checksums::{MANIFEST, SUMS, checksums_text, manifest_checksum, sha256};
-use super::completeness::{CompletenessCheck, StoredRanges};
+use super::completeness::{CompletenessCheck, StoredRange, StoredRanges};
 use super::error::{CheckpointError, reading};
+use super::file_names::MODEL;
 use super::manifest::{FORMAT_VERSION, FileEntry, Manifest};
 use super::state::state_name;
 
@@ -34,17 +34,6 @@ pub struct Checkpoint {
     identity: String,
     files: Vec<(PathBuf, File)>,
     places: StoredRanges,
-}
-
-/// A stored range of a parameter's elements.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct StoredRange {
-    pub(super) first: u64,
-    pub(super) end: u64,
-    pub(super) file: usize,
-    /// Offset of the first byte in the file.
-    pub(super) begin: u64,
-    pub(super) dtype: DType,
 }
 
 impl Checkpoint {
@@ -87,7 +76,7 @@ impl Checkpoint {
 
     /// The folder with the model's config and tokenizer files.
     pub fn model(&self) -> PathBuf {
-        self.folder.join(super::commit::MODEL)
+        self.folder.join(MODEL)
     }
 
     /// Whether it has a state.

@@ -11,6 +11,7 @@ use zeroth_model::{f32_to_stored, write_header};
 
 use super::checksums::hex;
 use super::error::{CheckpointError, writing};
+use super::file_names::shard_name;
 use super::manifest::{FORMAT_VERSION, FileEntry};
 use super::state::{state_name, tensor_name};
 
@@ -47,19 +48,6 @@ impl Piece {
     fn stored_name(&self) -> String {
         tensor_name(state_name(self.state).unwrap_or_default(), &self.name, self.first)
     }
-}
-
-/// The name of a rank's file.
-pub fn shard_name(rank: u64, world: u64) -> String {
-    format!("rank-{rank:05}-of-{world:05}.safetensors")
-}
-
-/// Whether a name matches [`shard_name`].
-pub(super) fn is_shard_name(name: &str) -> bool {
-    let numbers = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));
-    let numbers = numbers.and_then(|numbers| numbers.split_once("-of-"));
-    let numbers = numbers.and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
-    numbers.is_some_and(|(rank, world)| shard_name(rank, world) == name)
 }
 
 /// Writes a rank's file of a checkpoint. Removed on drop unless [`ShardWriter::finish`] succeeded.

@@ -9,6 +9,7 @@ use zeroth::engine::State;
 use zeroth::train::CheckpointOptions;
 use zeroth::train::checkpoint::{Checkpoint, free_bytes, list, needed_bytes};
 
+use super::data::nearest_existing;
 use super::resolve_job::{DEFAULT_STEPS, ResolvedJob};
 use crate::cli::TrainArgs;
 
@@ -56,7 +57,7 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, resolved_job: &ResolvedJob) -
     let needs = DiskNeeds::new(arguments, resolved_job);
     let (every, limit) = (arguments.save_steps.unwrap_or(DEFAULT_STEPS), arguments.save_total_limit);
     let needed = needs.bytes(every, limit);
-    let free = existing(&arguments.output).and_then(|folder| free_bytes(folder).ok())?;
+    let free = nearest_existing(&arguments.output).and_then(|folder| free_bytes(folder).ok())?;
     let given = arguments.disk_space.map_or(free, |typed| typed.min(free));
     if needed <= given {
         return None;
@@ -160,10 +161,4 @@ impl DiskNeeds {
         let mut fitting = spread.chain([0]).filter(|every| *every == 0 || *every > typed);
         fitting.find(|every| *every != typed && self.bytes(*every, limit) <= given)
     }
-}
-
-/// The folder, or its nearest existing ancestor.
-pub(super) fn existing(folder: &Path) -> Option<&Path> {
-    let above = folder.ancestors().find(|folder| folder.exists())?;
-    Some(if above.as_os_str().is_empty() { Path::new(".") } else { above })
 }

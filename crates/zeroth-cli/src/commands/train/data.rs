@@ -12,7 +12,6 @@ use zeroth::data::{
 use zeroth::model::ModelConfig;
 
 use super::super::render_templates;
-use super::checkpoints;
 use super::handoff::LauncherHandoff;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
@@ -135,7 +134,7 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
 /// The token cache: the user's, or a temporary one beside the output.
 pub(super) fn cache(arguments: &TrainArgs) -> CacheFolder {
     let cache = CacheFolder::default_location();
-    match checkpoints::existing(&arguments.output) {
+    match nearest_existing(&arguments.output) {
         Some(folder) => cache.or_temporary_in(folder),
         None => cache,
     }
@@ -155,4 +154,10 @@ fn print_summary(prepared: &Prepared) {
             prepared.seconds
         ));
     }
+}
+
+/// The folder, or its nearest existing ancestor.
+pub(super) fn nearest_existing(folder: &Path) -> Option<&Path> {
+    let above = folder.ancestors().find(|folder| folder.exists())?;
+    Some(if above.as_os_str().is_empty() { Path::new(".") } else { above })
 }

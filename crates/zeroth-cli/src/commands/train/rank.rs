@@ -22,7 +22,8 @@ use super::{LauncherHandoff, PreparedRun, agreement, checkpoints, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
-use crate::signals::{Role, Signals, StopSignal};
+use crate::signals::{Role, Signals};
+use crate::stop_signal::StopSignal;
 
 /// Runs a single rank: launcher and rank in one process.
 pub(super) fn alone(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) -> anyhow::Result<Exit> {

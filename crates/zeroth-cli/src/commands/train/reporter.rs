@@ -14,15 +14,16 @@ use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::ResumePosition;
 use zeroth::train::report::flops::{ComputeRate, ModelFlops, Peak};
 use zeroth::train::report::timing::StepTiming;
-use zeroth::train::{Job, Report, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent};
+use zeroth::train::{Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent};
 
-use super::resolve_job::ResolvedJob;
+use super::resolve_job::{ResolvedJob, report_to};
 use super::resume::is_inside;
-use crate::cli::{DeviceArg, TrainArgs};
+use crate::cli::TrainArgs;
 use crate::commands::bench::profile;
 use crate::output;
 use crate::sanitize::sanitize;
 use crate::terminal::{Meter, Terminal};
+use crate::value_args::DeviceArg;
 
 /// Totals since the last progress line.
 #[derive(Default)]
@@ -189,11 +190,6 @@ impl<'a> ProgressReporter<'a> {
         let sequences = places.flat_map(|place| job.samples.members(place.sample));
         sequences.map(|sample| job.samples.sample_length(sample))
     }
-}
-
-/// The reports of `--report-to`.
-pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
-    Ok(Report::parse(arguments.report_to.iter().map(String::as_str))?)
 }
 
 /// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run.

@@ -15,15 +15,16 @@ use zeroth::program::Settings;
 use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{
-    BatchShape, Budget, Evaluation, Freedom, Job, Overhead, Processes, RunLength, SampleOrder,
+    BatchShape, Budget, Evaluation, Freedom, Job, Overhead, Processes, Report, RunLength, SampleOrder,
     check_same_data, from_config, release_freed_memory,
 };
 
 use super::super::config_file;
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
-use super::{launch, reporter, resume};
-use crate::cli::{DeviceArg, TrainArgs, TrainTypeArg};
+use super::{launch, resume};
+use crate::cli::TrainArgs;
+use crate::value_args::{DeviceArg, TrainTypeArg};
 
 /// Default steps between evaluations, and between checkpoints.
 pub(super) const DEFAULT_STEPS: u64 = 500;
@@ -130,7 +131,7 @@ pub(super) fn resolve_job(
          on the CPU"
     );
     anyhow::ensure!(arguments.do_train, "--do-train false leaves nothing to do: leave it out");
-    reporter::report_to(arguments)?;
+    report_to(arguments)?;
     let mut notes = Vec::new();
     let checkpoint = match &handoff {
         Some(handoff) => handoff.resume.as_deref().map(Checkpoint::open).transpose()?,
@@ -249,6 +250,11 @@ pub(super) fn resolve_job(
         inputs,
         notes,
     })
+}
+
+/// The reports of `--report-to`.
+pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
+    Ok(Report::parse(arguments.report_to.iter().map(String::as_str))?)
 }
 
 fn gpus(machine: &Machine) -> u64 {

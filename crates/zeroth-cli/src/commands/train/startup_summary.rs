@@ -11,9 +11,9 @@ use zeroth::program::Compiled;
 use zeroth::train::MicroBatch;
 
 use super::resolve_job::ResolvedJob;
-use crate::cli::DeviceArg;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
+use crate::value_args::DeviceArg;
 
 pub(super) fn model(resolved_job: &ResolvedJob) {
     let (job, totals) = (&resolved_job.job, resolved_job.job.samples.totals());

@@ -1,0 +1,90 @@
+//! Export errors.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use zeroth_base::grouped;
+use zeroth_engine::RunError;
+use zeroth_model::WeightsError;
+
+use crate::checkpoint::CheckpointError;
+use crate::model_files::ModelFilesError;
+
+/// An error exporting a model.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// Gathering the weights failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// Reading the weights from a checkpoint failed.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Writing the weights failed.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A non-finite weight.
+    #[error(
+        "the model was not written: `{name}` is not finite (element {} is {value}); train with a lower --learning-rate, or \
+         export an earlier checkpoint", grouped(*element)
+    )]
+    NotFinite {
+        /// The parameter.
+        name: String,
+        /// The first non-finite element.
+        element: u64,
+        /// Its value.
+        value: f32,
+    },
+    /// Rank 0, which writes the model, failed and reports why.
+    #[error("the model was not written: rank 0 failed")]
+    OtherRank,
+    /// A weight that overflows the requested dtype.
+    #[error(
+        "`{name}` holds {value}, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
+    )]
+    OutOfRange {
+        /// The parameter.
+        name: String,
+        /// The weight.
+        value: f32,
+    },
+    /// The destination is not empty.
+    #[error("{} is not empty: give another folder, or replace the model in it with --overwrite", folder.display())]
+    NotEmpty {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The destination is inside a checkpoint.
+    #[error(
+        "{} is inside the checkpoint {}, and a model written there would invalidate its checksums: give a folder outside of it",
+        folder.display(), checkpoint.display()
+    )]
+    InsideCheckpoint {
+        /// The folder.
+        folder: PathBuf,
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
+    /// The destination is a run folder.
+    #[error("{} is a run folder, whose config.json would be overwritten: give another folder", folder.display())]
+    HoldsARun {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file of the source model could not be read.
+    #[error(transparent)]
+    ModelFiles(#[from] ModelFilesError),
+    /// A file could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+}
+
+/// Maps an I/O error of a write to `path`.
+pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> ExportError + '_ {
+    move |source| ExportError::Io { path: path.to_owned(), source }
+}

@@ -1,0 +1,93 @@
+//! Run folder errors.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::run_lock::LockError;
+
+/// A run folder that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFolderError {
+    /// It contains a run.
+    #[error(
+        "{} already contains a run ({}): continue it with --resume auto, replace it with \
+         --overwrite-output-dir, or choose another --output", folder.display(), found.join(", ")
+    )]
+    HoldsARun {
+        /// The folder.
+        folder: PathBuf,
+        /// The files found.
+        found: Vec<String>,
+    },
+    /// It contains foreign files with the names of a run's files.
+    #[error(
+        "{} contains {} but neither origin.json nor metrics.jsonl: it is not a run folder, and a run would overwrite it; choose \
+         another --output", folder.display(), found.join(", ")
+    )]
+    NotARun {
+        /// The folder.
+        folder: PathBuf,
+        /// The files found.
+        found: Vec<String>,
+    },
+    /// It, or its model folder, is inside a checkpoint.
+    #[error(
+        "{} is inside the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
+        checkpoint.display()
+    )]
+    InsideCheckpoint {
+        /// The run folder, or its model folder.
+        path: PathBuf,
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
+    /// An input of the run would be removed.
+    #[error(
+        "--overwrite-output-dir would remove {}, but {flag} {} depends on it: nothing was removed from {}; choose another --output, \
+         or move the input to another folder first", removed.display(), input.display(), folder.display()
+    )]
+    HoldsInput {
+        /// The flag of the input.
+        flag: &'static str,
+        /// The input, as given.
+        input: PathBuf,
+        /// The path that would be removed.
+        removed: PathBuf,
+        /// The run folder.
+        folder: PathBuf,
+    },
+    /// A folder has the name of a run's file, or vice versa.
+    #[error("{} is {found}, but a run creates {made} of that name: move it, or choose another --output", path.display())]
+    InTheWay {
+        /// The conflicting path.
+        path: PathBuf,
+        /// Its kind.
+        found: &'static str,
+        /// The expected kind.
+        made: &'static str,
+    },
+    /// `--output` is a file.
+    #[error("{} is a file: --output must be a folder", path.display())]
+    NotAFolder {
+        /// The path, as given.
+        path: PathBuf,
+    },
+    /// Another run uses it.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// An I/O operation failed.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// The operation.
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+}
+
+/// Maps an I/O error of an operation on `path`.
+pub(crate) fn failed(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> RunFolderError {
+    move |source| RunFolderError::Io { doing, path: path.to_owned(), source }
+}
