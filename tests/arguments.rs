@@ -15,7 +15,7 @@ fn command(folder: &Path) -> Command {
 }
 
 #[test]
-fn a_path_that_is_no_utf_8_is_refused_and_nothing_is_written_elsewhere() {
+fn non_utf8_paths_are_refused() {
     let golden = root().join("tests/golden/qwen3-tied").canonicalize().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let odd = |prefix: &[u8]| OsString::from(OsStr::from_bytes(&[prefix, b"run-\xff"].concat()));
@@ -49,7 +49,7 @@ fn a_path_that_is_no_utf_8_is_refused_and_nothing_is_written_elsewhere() {
 }
 
 #[test]
-fn a_result_that_cannot_be_written_is_an_error() {
+fn an_unwritable_result_is_an_error() {
     let model = root().join("tests/golden/qwen3-tied").canonicalize().unwrap();
     for arguments in [
         vec!["config", "schema"],
@@ -83,7 +83,7 @@ fn a_result_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_reader_is_not_an_error() {
     for arguments in [vec!["config", "schema"], vec!["--help"]] {
         let mut child =
             command(&root()).args(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

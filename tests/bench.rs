@@ -51,7 +51,7 @@ fn zeroth_with(cache: &Path, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_quick_look_at_kernels_and_optimizer_has_every_line() {
+fn quick_bench_has_every_kernel_and_optimizer_line() {
     let folder = tempfile::tempdir().unwrap();
     let asked = ["bench", "optimizer", "kernels", "--quick", "--rounds", "1", "--threads", "2"];
     let found = zeroth_with(folder.path(), &asked);
@@ -74,7 +74,7 @@ fn a_quick_look_at_kernels_and_optimizer_has_every_line() {
 }
 
 #[test]
-fn a_profile_is_kept_by_parts_and_doctor_reads_it() {
+fn profiles_are_saved_by_part_and_shown_by_doctor() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();
     assert!(zeroth_with(folder.path(), &["doctor"])["profile"].is_null());
@@ -109,7 +109,7 @@ fn a_profile_is_kept_by_parts_and_doctor_reads_it() {
 }
 
 #[test]
-fn a_named_profile_is_replaced_where_it_is_none_and_left_alone_where_asked() {
+fn invalid_profiles_are_replaced_unless_no_save() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.json");
     let (dir, file) = (folder.path().to_str().unwrap(), path.to_str().unwrap());
@@ -131,7 +131,7 @@ fn a_named_profile_is_replaced_where_it_is_none_and_left_alone_where_asked() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_before_the_first_burst() {
+fn invalid_bench_arguments_are_refused_up_front() {
     for (arguments, code, phrase) in [
         (vec!["bench", "gemm"], 2, "kernels"),
         (vec!["bench", "--rounds", "0"], 2, "0"),

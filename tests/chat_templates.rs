@@ -59,7 +59,7 @@ fn repeated(start: &str, times: u32, body: &str, end: &str) -> String {
 }
 
 #[test]
-fn values_that_grow_without_end_are_stopped() {
+fn unbounded_values_are_stopped() {
     for template in [
         repeated("'a'", 60, "ns.x ~ ns.x", ""),
         repeated("'aa'", 60, "ns.x|replace('a', ns.x)", ""),
@@ -82,7 +82,7 @@ fn values_that_grow_without_end_are_stopped() {
 }
 
 #[test]
-fn loops_and_macros_without_end_are_stopped() {
+fn unbounded_loops_and_macros_are_stopped() {
     let loops = "{% for a in range(100000) %}".repeat(4) + &"{% endfor %}".repeat(4);
     let macros = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}";
     for template in [loops.as_str(), macros] {
@@ -95,7 +95,7 @@ fn loops_and_macros_without_end_are_stopped() {
 }
 
 #[test]
-fn values_that_are_nested_without_end_are_stopped() {
+fn unbounded_nesting_is_stopped() {
     assert_stopped(
         &repeated("[]", 1000, "[ns.x]", "{{ ns.x|tojson }}"),
         "gave `tojson` a value nested more than 256",
@@ -104,13 +104,13 @@ fn values_that_are_nested_without_end_are_stopped() {
 }
 
 #[test]
-fn output_without_end_is_stopped() {
+fn unbounded_output_is_stopped() {
     let template = "{% for i in range(100) %}{{ 'a' * 10000000 }}{% endfor %}";
     assert_stopped(template, "wrote more than 64 MiB");
 }
 
 #[test]
-fn rows_after_one_that_stopped_the_template_are_rendered() {
+fn rows_after_a_stopped_one_are_rendered() {
     let folder = tempfile::tempdir().unwrap();
     let double = repeated("'a'", 60, "ns.x ~ ns.x", "");
     let template = format!(
@@ -129,7 +129,7 @@ fn rows_after_one_that_stopped_the_template_are_rendered() {
 }
 
 #[test]
-fn real_templates_give_the_same_tokens_as_in_a_process_without_bounds() {
+fn limits_do_not_change_real_templates() {
     let golden = root().join("crates/zeroth-data/tests/golden");
     let text = fs::read_to_string(golden.join("chat_templates.json")).unwrap();
     let cases: Value = serde_json::from_str(&text).unwrap();

@@ -144,7 +144,7 @@ fn inspect_shows_one_checkpoint_or_all_of_a_run() {
 }
 
 #[test]
-fn verify_names_every_damaged_file_and_exits_with_four() {
+fn verify_lists_damaged_files_and_exits_with_4() {
     let folder = with_run(&[5, 10]);
     let ended = checkpoint(folder.path(), "verify run/checkpoints/step-5");
     assert_eq!(ended.code, 0, "{}", ended.stderr);
@@ -168,7 +168,7 @@ fn verify_names_every_damaged_file_and_exits_with_four() {
 }
 
 #[test]
-fn export_writes_the_model_that_was_saved_and_a_run_gives_its_newest_good_one() {
+fn export_writes_the_saved_weights_and_picks_the_newest_valid_checkpoint() {
     let folder = with_run(&[5, 10]);
     let ended = checkpoint(folder.path(), "export run/checkpoints/step-10 --output out --format json");
     assert_eq!(ended.code, 0, "{}", ended.stderr);
@@ -191,7 +191,7 @@ fn export_writes_the_model_that_was_saved_and_a_run_gives_its_newest_good_one() 
 }
 
 #[test]
-fn what_is_no_checkpoint_and_folders_in_use_are_wrong_input() {
+fn invalid_checkpoint_paths_exit_with_2() {
     let folder = with_run(&[5]);
     fs::create_dir(folder.path().join("empty")).unwrap();
     for (line, phrase) in [

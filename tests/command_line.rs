@@ -3,7 +3,7 @@
 use crate::common::{model, root, zeroth, zeroth_in, zeroth_json};
 
 #[test]
-fn mistakes_have_a_message_and_exit_code_2() {
+fn invalid_arguments_exit_with_2() {
     for (arguments, phrase) in [
         (vec!["plan"], "--model"),
         (vec!["plan", "--params", "8X"], "unit `X`"),
@@ -39,7 +39,7 @@ fn mistakes_have_a_message_and_exit_code_2() {
 }
 
 #[test]
-fn model_folders_that_are_wrong_are_named() {
+fn invalid_model_folders_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let write = |text: &str| std::fs::write(folder.path().join("config.json"), text).unwrap();
     let plan = || zeroth(&["plan", "--model", folder.path().to_str().unwrap(), "--ranks", "2"]);
@@ -57,7 +57,7 @@ fn model_folders_that_are_wrong_are_named() {
 }
 
 #[test]
-fn flags_take_both_spellings_and_the_last_of_two_counts() {
+fn flags_accept_both_spellings_and_the_last_wins() {
     let model = model("Qwen3-0.6B");
     let (_, dashes) =
         zeroth_json(&["plan", "--model", &model, "--per-device-train-batch-size", "4", "--ranks", "2"]);
@@ -75,7 +75,7 @@ fn flags_take_both_spellings_and_the_last_of_two_counts() {
 }
 
 #[test]
-fn help_and_completions_are_there_for_every_command() {
+fn every_command_has_help_and_completions() {
     for command in [
         vec!["train"],
         vec!["plan"],
@@ -103,7 +103,7 @@ fn help_and_completions_are_there_for_every_command() {
 }
 
 #[test]
-fn the_flags_of_the_readmes_first_command_make_a_job() {
+fn the_first_command_of_the_readme_resolves() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
     let joined = readme.replace("\\\n", " ");
     let line = joined.lines().find(|line| line.contains("cargo run --release -- train")).unwrap();
@@ -117,7 +117,7 @@ fn the_flags_of_the_readmes_first_command_make_a_job() {
 }
 
 #[test]
-fn outputs_appear_whole_or_not_at_all() {
+fn outputs_are_written_atomically() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("absent/ds.json");
     let ended = zeroth_in(

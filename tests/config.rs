@@ -12,7 +12,7 @@ fn temporary(text: &[u8]) -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn check_says_what_becomes_of_every_key() {
+fn check_reports_every_key() {
     let (_folder, file) = temporary(
         b"{\n  \"train_batch_size\": 16,\n  \"zero_optimization\": {\"stage\": 2, \"stage3_max_live_parameters\": 1e9,\n    \"contiguous_gradients\": true},\n  \"gradient_cliping\": 1.0\n}",
     );
@@ -50,7 +50,7 @@ fn strict_makes_warnings_errors() {
 }
 
 #[test]
-fn what_cannot_be_read_has_a_place_and_exit_code_4() {
+fn unparsable_configs_exit_with_4_and_a_position() {
     for (bytes, phrase) in [
         (&b"{\"a\": [1, 2"[..], "line 1, column 7"),
         (b"\xff\xfe", "UTF"),
@@ -72,7 +72,7 @@ fn what_cannot_be_read_has_a_place_and_exit_code_4() {
 }
 
 #[test]
-fn a_file_of_a_gigabyte_is_refused_unread() {
+fn huge_configs_are_refused_unread() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("huge.json");
     // Sparse: it takes no disk and would take a gigabyte of memory if it were read.
@@ -92,7 +92,7 @@ fn base64_and_json_text_are_configs_too() {
 }
 
 #[test]
-fn contradictions_are_shown_together_in_the_words_users_search_for() {
+fn contradictions_are_reported_together() {
     let (_folder, file) = temporary(
         b"{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-4}}, \"bf16\": {\"enabled\": true}}",
     );
@@ -198,7 +198,7 @@ fn new_reproduces_the_generator_and_tiers_writes_three() {
 }
 
 #[test]
-fn new_writes_what_was_typed_and_lets_memory_choose_the_rest() {
+fn new_keeps_given_values_and_chooses_the_rest_by_memory() {
     let folder = tempfile::tempdir().unwrap();
     let written = |arguments: &[&str]| -> Value {
         let ended = zeroth_in(folder.path(), &[&["config", "new"], arguments].concat());
@@ -240,7 +240,7 @@ fn presets_are_listed_shown_and_written() {
 }
 
 #[test]
-fn verify_finds_a_batch_that_leaves_out_the_ranks() {
+fn verify_finds_a_batch_size_without_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
     zeroth_in(folder.path(), &["config", "new", "--micro-batch-size", "1", "--gradient-accumulation", "16"]);
     let command = [
@@ -272,7 +272,7 @@ fn verify_finds_a_batch_that_leaves_out_the_ranks() {
 }
 
 #[test]
-fn the_schema_is_json_and_explain_knows_every_key_of_a_preset() {
+fn schema_is_json_and_explain_covers_preset_keys() {
     let schema: Value = serde_json::from_str(&zeroth(&["config", "schema"]).stdout).unwrap();
     assert!(schema["properties"]["zero_optimization"].is_object());
     let preset = std::fs::read_to_string(root().join("crates/zeroth-config/presets/zero3.json")).unwrap();

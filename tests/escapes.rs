@@ -16,7 +16,7 @@ fn is_command(character: char) -> bool {
 }
 
 /// Says `what`, with the sequences spelled out.
-fn assert_spelled_out(ended: &Ended, what: &str) {
+fn assert_sanitised(ended: &Ended, what: &str) {
     for text in [&ended.stdout, &ended.stderr] {
         assert!(!text.contains(is_command), "{what}: {text:?}");
     }
@@ -52,13 +52,13 @@ fn golden() -> (String, String) {
 }
 
 #[test]
-fn keys_and_values_of_a_config_are_spelled_out() {
+fn escapes_in_configs_are_sanitised() {
     let folder = tempfile::tempdir().unwrap();
     let (model, data) = golden();
     let output = folder.path().join("run");
     for config in configs(folder.path()) {
-        assert_spelled_out(&zeroth(&["config", "check", &config]), "check");
-        assert_spelled_out(&zeroth(&["config", "check", &config, "--format", "json"]), "check as JSON");
+        assert_sanitised(&zeroth(&["config", "check", &config]), "check");
+        assert_sanitised(&zeroth(&["config", "check", &config, "--format", "json"]), "check as JSON");
         let train = ["train", "--device", "cpu", "--model", &model, "--data", &data, "--deepspeed", &config];
         let ended =
             zeroth(&[&train[..], &["--max-steps", "1", "--output", output.to_str().unwrap()]].concat());
@@ -69,7 +69,7 @@ fn keys_and_values_of_a_config_are_spelled_out() {
 }
 
 #[test]
-fn a_config_keeps_its_value_as_json() {
+fn sanitised_json_keeps_its_value() {
     let folder = tempfile::tempdir().unwrap();
     let [key, _] = configs(folder.path());
     let ended = zeroth(&["config", "check", &key, "--format", "json"]);
@@ -80,7 +80,7 @@ fn a_config_keeps_its_value_as_json() {
 }
 
 #[test]
-fn names_of_models_and_their_types_are_spelled_out() {
+fn escapes_in_model_names_are_sanitised() {
     let folder = tempfile::tempdir().unwrap();
     let config = json!({ "model_type": EVIL, "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 64 });
     let written = written(folder.path(), "model/config.json", &config.to_string());
@@ -89,35 +89,35 @@ fn names_of_models_and_their_types_are_spelled_out() {
     let output = folder.path().join("run");
     let output = output.to_str().unwrap();
     let train = ["train", "--device", "cpu", "--model", model, "--data", &data, "--output", output];
-    assert_spelled_out(&zeroth(&train), "train");
-    assert_spelled_out(&zeroth(&["plan", "--model", model, "--ranks", "2"]), "plan");
-    assert_spelled_out(&zeroth(&["data", "preview", "--model", model, "--data", &data]), "data preview");
-    assert_spelled_out(&zeroth(&["generate", "--model", model, "--prompt", "Hi"]), "generate");
+    assert_sanitised(&zeroth(&train), "train");
+    assert_sanitised(&zeroth(&["plan", "--model", model, "--ranks", "2"]), "plan");
+    assert_sanitised(&zeroth(&["data", "preview", "--model", model, "--data", &data]), "data preview");
+    assert_sanitised(&zeroth(&["generate", "--model", model, "--prompt", "Hi"]), "generate");
 }
 
 #[test]
-fn rows_and_names_of_files_are_spelled_out() {
+fn escapes_in_rows_and_file_names_are_sanitised() {
     let folder = tempfile::tempdir().unwrap();
     let model = root().join("examples/gsm8k/tiny-qwen3");
     let model = model.to_str().unwrap();
     let row = json!({ "text": format!("a row {EVIL}") }).to_string();
     let shown = written(folder.path(), "rows.jsonl", &row);
-    assert_spelled_out(&zeroth(&["data", "preview", "--model", model, "--data", &shown]), "a row");
+    assert_sanitised(&zeroth(&["data", "preview", "--model", model, "--data", &shown]), "a row");
     let wrong = written(folder.path(), "wrong.jsonl", &json!({ EVIL: EVIL }).to_string());
-    assert_spelled_out(&zeroth(&["data", "preview", "--model", model, "--data", &wrong]), "a column");
+    assert_sanitised(&zeroth(&["data", "preview", "--model", model, "--data", &wrong]), "a column");
     let output = folder.path().join("run");
     let output = output.to_str().unwrap();
     let train = ["train", "--device", "cpu", "--model", model, "--output", output, "--data"];
-    assert_spelled_out(&zeroth(&[&train[..], &[&wrong]].concat()), "train");
+    assert_sanitised(&zeroth(&[&train[..], &[&wrong]].concat()), "train");
     let dry = ["--dry-run", "--max-steps", "1"];
-    assert_spelled_out(&zeroth(&[&train[..], &[&shown], &dry].concat()), "the first batch");
+    assert_sanitised(&zeroth(&[&train[..], &[&shown], &dry].concat()), "the first batch");
     let named = written(folder.path(), &format!("{EVIL}.jsonl"), "{}");
-    assert_spelled_out(&zeroth(&[&train[..], &[&named]].concat()), "a name");
-    assert_spelled_out(&zeroth(&["data", "preview", "--model", model, "--data", &named]), "a name");
+    assert_sanitised(&zeroth(&[&train[..], &[&named]].concat()), "a name");
+    assert_sanitised(&zeroth(&["data", "preview", "--model", model, "--data", &named]), "a name");
 }
 
 #[test]
-fn a_chat_templates_error_is_spelled_out() {
+fn escapes_in_template_errors_are_sanitised() {
     let folder = tempfile::tempdir().unwrap();
     let from = root().join("examples/gsm8k/tiny-qwen3");
     let model = folder.path().join("model");
@@ -134,5 +134,5 @@ fn a_chat_templates_error_is_spelled_out() {
     let row = json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }] });
     let data = written(folder.path(), "rows.jsonl", &row.to_string());
     let ended = zeroth(&["data", "preview", "--model", model.to_str().unwrap(), "--data", &data]);
-    assert_spelled_out(&ended, "data preview");
+    assert_sanitised(&ended, "data preview");
 }

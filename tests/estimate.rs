@@ -33,7 +33,7 @@ fn seventy_billion_parameters_do_not_fit_a_gigabyte() {
 }
 
 #[test]
-fn the_largest_layer_typed_counts_instead_of_the_usual_one() {
+fn largest_layer_overrides_the_default() {
     let (code, small) = plan(&["--device-memory", "1GB", "--largest-layer", "100M"]);
     assert_eq!(code, 0, "{}", small["reason"]);
     assert_eq!(row(&small, "zero3_offload")["gathered_layer"], 200_000_000);
@@ -60,7 +60,7 @@ fn only_stage_3_gathers() {
 }
 
 #[test]
-fn a_plan_without_a_model_calls_itself_an_estimate() {
+fn plans_without_a_model_are_labelled_estimates() {
     let (_, estimate) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5"]);
     assert_eq!(estimate["estimate"], true);
     let (_, counted) = zeroth_json(&["plan", "--model", &model("Qwen3-0.6B"), "--ranks", "5"]);
@@ -70,7 +70,7 @@ fn a_plan_without_a_model_calls_itself_an_estimate() {
 }
 
 #[test]
-fn a_size_without_its_unit_is_taken_as_bytes_and_said_to_be() {
+fn sizes_without_a_unit_are_bytes_with_a_hint() {
     let (code, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44"]);
     assert_eq!(code, 3);
     assert_eq!(plan["recommended"], Value::Null);

@@ -17,7 +17,7 @@ fn errors(ended: &Ended) -> Vec<&str> {
 const TRAIN: [&str; 7] = ["train", "--model", "x", "--data", "y", "--output", "z"];
 
 #[test]
-fn all_unknown_flags_are_told_at_once_each_with_what_was_meant() {
+fn all_unknown_flags_are_reported_with_suggestions() {
     let ended = wrong(
         &[
             &TRAIN[..],
@@ -45,7 +45,7 @@ fn all_unknown_flags_are_told_at_once_each_with_what_was_meant() {
 }
 
 #[test]
-fn no_flag_is_suggested_that_is_not_near() {
+fn dissimilar_flags_are_not_suggested() {
     for flag in ["--run-name", "--gradient-clipping", "--deepspeed-port", "--lora", "--x", "--num-workers"] {
         let ended = wrong(&[&TRAIN[..], &[flag, "a"]].concat());
         assert!(!ended.stderr.contains("did you mean"), "{flag}: {}", ended.stderr);
@@ -65,7 +65,7 @@ fn suggestions_are_flags_of_the_same_command() {
 }
 
 #[test]
-fn wrong_values_and_missing_flags_are_told_together_with_unknown_flags() {
+fn invalid_values_and_missing_flags_are_reported_together() {
     let ended = wrong(&[
         "train",
         "--model",
@@ -95,7 +95,7 @@ fn wrong_values_and_missing_flags_are_told_together_with_unknown_flags() {
 }
 
 #[test]
-fn flags_of_parts_to_come_say_so_and_flags_of_train_say_whose_they_are() {
+fn unbuilt_flags_and_flags_of_train_are_explained() {
     let more = ["--run_name", "a", "--lora_rank", "8", "--teacher", "b", "--warmup-ratio", "0.1"];
     let ended = wrong(&[&TRAIN[..], &more].concat());
     let errors = errors(&ended);
@@ -106,7 +106,7 @@ fn flags_of_parts_to_come_say_so_and_flags_of_train_say_whose_they_are() {
 }
 
 #[test]
-fn train_type_full_is_what_train_does_and_lora_is_not_yet() {
+fn train_type_full_is_accepted_and_lora_refused() {
     let dry = |flag: &str, value: &str| {
         zeroth(&[
             "train",
@@ -133,7 +133,7 @@ fn train_type_full_is_what_train_does_and_lora_is_not_yet() {
 }
 
 #[test]
-fn a_plan_needs_no_more_of_a_model_than_its_config() {
+fn plan_needs_only_config_json() {
     for command in [&["plan"][..], &["config", "resolve", "zero3"]] {
         let ended = wrong(&[command, &["--model", "nobody/never-made"]].concat());
         assert!(ended.stderr.contains("`hf download nobody/never-made config.json`"), "{}", ended.stderr);
@@ -143,7 +143,7 @@ fn a_plan_needs_no_more_of_a_model_than_its_config() {
 }
 
 #[test]
-fn errors_leave_standard_output_to_results_in_either_form() {
+fn errors_never_go_to_stdout() {
     for arguments in [
         vec!["plan", "--params", "8X"],
         vec!["plan", "--model", "no/such/folder"],
@@ -176,7 +176,7 @@ fn errors_leave_standard_output_to_results_in_either_form() {
 }
 
 #[test]
-fn an_unknown_flag_does_not_hide_a_model_that_is_there() {
+fn unknown_flags_do_not_hide_other_arguments() {
     let model = model("Qwen3-0.6B");
     let ended = wrong(&["plan", "--ranks_per_hosts", "4", "--model", &model]);
     assert_eq!(errors(&ended).len(), 1, "{}", ended.stderr);

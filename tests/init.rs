@@ -34,7 +34,7 @@ const BLOCK: u64 = 64 + 64 * 64 + 2 * 32 * 64 + 2 * 16 + 64 * 64 + 64 + 3 * 128 
 const EMBEDDING: u64 = 512 * 64;
 
 #[test]
-fn a_new_folder_is_planned_like_any_other_model() {
+fn init_creates_a_plannable_model() {
     let folder = tempfile::tempdir().unwrap();
     let ended =
         init(folder.path(), &["--head-dim", "16", "--seed", "7", "--output", "new", "--format", "json"]);
@@ -55,7 +55,7 @@ fn a_new_folder_is_planned_like_any_other_model() {
 }
 
 #[test]
-fn a_tied_head_and_fp32_are_taken_from_the_flags_and_seeds_matter() {
+fn init_honours_tied_dtype_and_seed() {
     let folder = tempfile::tempdir().unwrap();
     let weights = |name: &str, more: &[&str]| {
         let ended = init(folder.path(), &[&["--tied", "--dtype", "fp32", "--output", name], more].concat());
@@ -70,7 +70,7 @@ fn a_tied_head_and_fp32_are_taken_from_the_flags_and_seeds_matter() {
 }
 
 #[test]
-fn a_folder_in_use_is_refused_and_overwritten_only_when_asked() {
+fn init_overwrites_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(init(folder.path(), &["--output", "m"]).code, 0);
     let config = folder.path().join("m/config.json");
@@ -88,7 +88,7 @@ fn a_folder_in_use_is_refused_and_overwritten_only_when_asked() {
 }
 
 #[test]
-fn wrong_sizes_have_a_message_and_leave_no_folder() {
+fn invalid_sizes_are_refused_without_output() {
     let folder = tempfile::tempdir().unwrap();
     for (more, phrase) in [
         (vec!["--kv-heads", "3"], "is not a multiple of `num_key_value_heads` (3)"),

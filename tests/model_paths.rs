@@ -34,7 +34,7 @@ fn refused(model: &Path, words: &[&str]) {
 }
 
 #[test]
-fn a_run_or_a_checkpoint_in_place_of_a_model_is_told_what_is_meant() {
+fn runs_and_checkpoints_as_model_give_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let model = root().join("tests/golden/qwen3-tied");

@@ -17,7 +17,7 @@ fn total(plan: &Value, preset: &str) -> u64 {
 }
 
 #[test]
-fn eight_billion_on_five_ranks_without_a_master_copy() {
+fn plan_8b_on_5_ranks_without_master_weights() {
     let (code, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--states", "plain"]);
     assert_eq!(code, 0);
     let bytes = ["zero0", "zero1", "zero2", "zero3"].map(|preset| total(&plan, preset));
@@ -25,14 +25,14 @@ fn eight_billion_on_five_ranks_without_a_master_copy() {
 }
 
 #[test]
-fn the_zero_papers_figure_on_64_ranks() {
+fn plan_matches_the_zero_paper_on_64_ranks() {
     let (_, plan) = zeroth_json(&["plan", "--params", "7.5B", "--ranks", "64"]);
     let bytes = ["zero0", "zero1", "zero2", "zero3"].map(|preset| total(&plan, preset));
     assert_eq!(bytes, [120_000_000_000, 31_406_250_000, 16_640_625_000, 1_875_000_000]);
 }
 
 #[test]
-fn deepspeeds_documented_table_for_t5_3b_on_8_gpus() {
+fn plan_matches_deepspeeds_table_for_t5_3b() {
     let ended = zeroth(&["plan", "--model", &model("t5-3b"), "--ranks", "8"]);
     for line in [
         "71.71GB |   0.12GB | offload_param=cpu , offload_optimizer=cpu , zero_init=1",
@@ -46,7 +46,7 @@ fn deepspeeds_documented_table_for_t5_3b_on_8_gpus() {
 }
 
 #[test]
-fn the_json_has_the_keys_of_the_contract_in_every_row() {
+fn plan_json_has_all_documented_keys() {
     let (_, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44GB"]);
     for key in ["params", "ranks", "rows", "recommended", "reason"] {
         assert!(plan.get(key).is_some(), "{key}");
@@ -69,7 +69,7 @@ fn the_json_has_the_keys_of_the_contract_in_every_row() {
 }
 
 #[test]
-fn qwen3_8b_on_five_cards_of_44_gb_needs_stage_3() {
+fn qwen3_8b_on_five_44_gb_gpus_needs_stage_3() {
     let (code, plan) = zeroth_json(&[
         "plan",
         "--model",
@@ -90,7 +90,7 @@ fn qwen3_8b_on_five_cards_of_44_gb_needs_stage_3() {
 }
 
 #[test]
-fn both_spellings_of_config_json_count_the_same() {
+fn folder_and_config_json_give_the_same_plan() {
     let (_, four) = zeroth_json(&["plan", "--model", &model("Qwen3-30B-A3B"), "--ranks", "8"]);
     let (_, five) = zeroth_json(&["plan", "--model", &model("Qwen3-30B-A3B.transformers-5"), "--ranks", "8"]);
     assert_eq!(four["params"], 30_532_122_624_u64);
@@ -98,7 +98,7 @@ fn both_spellings_of_config_json_count_the_same() {
 }
 
 #[test]
-fn what_does_not_fit_exits_3_and_every_change_named_does_fit() {
+fn misfits_exit_with_3_and_suggested_changes_fit() {
     let base = ["plan", "--model", &model("Qwen3-8B"), "--device-memory", "24GB", "--host-memory", "64GB"];
     let (code, plan) = zeroth_json(&[&base[..], &["--ranks", "1"]].concat());
     assert_eq!(code, 3);
@@ -123,7 +123,7 @@ fn what_does_not_fit_exits_3_and_every_change_named_does_fit() {
 }
 
 #[test]
-fn one_preset_alone_decides_the_exit_code() {
+fn a_single_preset_decides_the_exit_code() {
     let plan = |preset| {
         zeroth_json(&[
             "plan",
@@ -162,7 +162,7 @@ fn a_config_file_is_planned_by_its_stage_and_devices() {
 }
 
 #[test]
-fn sums_in_16_bits_halve_the_gradients_and_fp16_has_whole_master_weights() {
+fn bf16_accumulation_halves_gradients() {
     let planned = |config: &str, flag: &str| {
         let model = model("Qwen3-8B");
         let (_, plan) =
@@ -196,7 +196,7 @@ fn accumulation_costs_stages_2_and_3_communication() {
 }
 
 #[test]
-fn a_card_without_bf16_is_refused_with_the_advice_fp16() {
+fn gpus_without_bf16_are_refused_with_a_hint() {
     let ended = zeroth(&["plan", "--params", "1B", "--card", "V100"]);
     assert_eq!(ended.code, 2);
     assert!(ended.stderr.contains("no bf16") && ended.stderr.contains("--fp16"), "{}", ended.stderr);
@@ -214,7 +214,7 @@ fn lora_is_planned_from_the_models_linear_layers() {
 }
 
 #[test]
-fn flags_that_need_a_model_say_so_without_one() {
+fn flags_without_effect_are_noted() {
     let notes = |arguments: &[&str]| zeroth_json(arguments).1["notes"].to_string();
     let typed = ["plan", "--params", "8B", "--max-length", "512", "--lora-rank", "4"];
     assert!(

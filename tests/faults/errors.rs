@@ -49,7 +49,7 @@ enum Start {
 }
 
 #[test]
-fn a_system_call_that_fails_ends_in_an_error_or_in_the_same_bits() {
+fn failing_system_calls_give_errors_or_the_same_bits() {
     let Some(tool) = tool() else { return };
     let wanted = cases(26, 300);
     let job = Job::new();
@@ -93,7 +93,7 @@ fn a_system_call_that_fails_ends_in_an_error_or_in_the_same_bits() {
 
 /// As filesystems behave that know no fsync of a folder.
 #[test]
-fn folders_that_cannot_be_synced_do_not_fail_a_run() {
+fn unsupported_folder_sync_is_tolerated() {
     let Some(tool) = tool() else { return };
     let job = Job::new();
     let (run, cache) = (job.path("run"), job.cache("run"));
@@ -113,7 +113,7 @@ fn folders_that_cannot_be_synced_do_not_fail_a_run() {
 
 /// A file that may be absent and cannot be looked at is not taken for an absent one.
 #[test]
-fn files_that_cannot_be_looked_at_are_named() {
+fn inaccessible_files_are_reported() {
     let Some(tool) = tool() else { return };
     let job = Job::new();
     let (run, cache) = (job.path("run"), job.cache("run"));
@@ -131,7 +131,7 @@ fn files_that_cannot_be_looked_at_are_named() {
 
 /// As a machine behaves that has reached its limit of processes.
 #[test]
-fn a_process_that_gets_no_thread_says_so() {
+fn thread_creation_failures_are_reported() {
     let Some(tool) = tool() else { return };
     let job = Job::new();
     let (run, cache) = (job.path("run"), job.cache("run"));

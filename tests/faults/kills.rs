@@ -125,7 +125,7 @@ fn is_alive(process: u32) -> bool {
 }
 
 #[test]
-fn a_run_that_is_killed_again_and_again_ends_with_the_same_bits() {
+fn repeated_kills_end_with_the_same_bits() {
     let wanted = cases(12, 200);
     let job = Job::new();
     let (whole, cache) = (job.path("whole"), job.cache("whole"));

@@ -45,7 +45,7 @@ fn killed_and_done(running: &mut Running) {
 }
 
 #[test]
-fn a_config_edited_in_the_middle_changes_nothing_for_ranks_that_are_started_again() {
+fn restarted_ranks_keep_the_original_config() {
     for edited in [config(0.5), "{ not JSON".to_owned()] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
@@ -61,7 +61,7 @@ fn a_config_edited_in_the_middle_changes_nothing_for_ranks_that_are_started_agai
 }
 
 #[test]
-fn a_model_folder_edited_in_the_middle_changes_nothing_of_what_goes_out() {
+fn exports_keep_the_original_model_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
     fs::write(&path, config(0.001)).unwrap();
@@ -84,7 +84,7 @@ fn a_model_folder_edited_in_the_middle_changes_nothing_of_what_goes_out() {
 }
 
 #[test]
-fn a_binary_replaced_in_the_middle_is_not_what_ranks_are_started_again_as() {
+fn restarted_ranks_keep_the_original_binary() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
     fs::write(&path, config(0.001)).unwrap();

@@ -80,7 +80,7 @@ fn planned(run: &Path) -> [u64; 2] {
 }
 
 #[test]
-fn a_run_fits_into_a_control_group_of_plan_and_overhead_and_is_refused_in_a_smaller_one() {
+fn runs_fit_into_a_cgroup_of_plan_plus_overhead() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let models = [(64, 2, 128, 256), (512, 2, 1024, 8000), (128, 24, 256, 512)];
@@ -117,7 +117,7 @@ fn a_run_fits_into_a_control_group_of_plan_and_overhead_and_is_refused_in_a_smal
 }
 
 #[test]
-fn a_budget_of_host_memory_holds_the_overhead_too() {
+fn host_memory_budgets_include_overhead() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let model = new_model(folder, 64, 2, 128, 256);

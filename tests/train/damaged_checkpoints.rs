@@ -25,7 +25,7 @@ fn damage(run: &Path, step: u64) {
 }
 
 #[test]
-fn auto_does_not_start_over_where_checkpoints_cannot_be_used() {
+fn auto_does_not_start_over_on_damaged_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     go_on(&run, &["--max-steps", "4"]).assert_done();
@@ -72,7 +72,7 @@ fn auto_does_not_start_over_where_checkpoints_cannot_be_used() {
 
 /// As root nothing is unreadable: another user asks.
 #[test]
-fn auto_does_not_start_over_where_checkpoints_may_not_be_read() {
+fn auto_does_not_start_over_on_unreadable_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     go_on(&run, &["--max-steps", "2"]).assert_done();
@@ -124,7 +124,7 @@ fn forge(step: &Path, change: impl Fn(&mut Value)) {
 }
 
 #[test]
-fn numbers_that_no_run_has_are_refused_at_once() {
+fn implausible_manifest_numbers_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     go_on(&run, &["--max-steps", "2"]).assert_done();
@@ -152,7 +152,7 @@ fn numbers_that_no_run_has_are_refused_at_once() {
 }
 
 #[test]
-fn the_end_names_the_newest_checkpoint_that_the_run_wrote_or_went_on_from() {
+fn the_summary_names_the_runs_newest_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     go_on(&run, &["--max-steps", "8"]).assert_done();

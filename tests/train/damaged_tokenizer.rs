@@ -29,14 +29,14 @@ fn refused(change: impl Fn(&mut Value)) -> String {
 }
 
 #[test]
-fn one_that_cannot_be_loaded_is_refused_by_name() {
+fn an_unloadable_tokenizer_is_refused() {
     // Merges are put together without this prefix, which none of them has room for.
     let said = refused(|tokenizer| tokenizer["model"]["continuing_subword_prefix"] = "a long prefix".into());
     assert!(said.contains("tokenizer.json is not a valid tokenizer"), "{said}");
 }
 
 #[test]
-fn one_that_fails_on_a_row_is_named_with_the_row() {
+fn a_tokenizer_failure_is_reported_with_its_row() {
     // A template with a special token that its own list does not have.
     let said = refused(|tokenizer| {
         tokenizer["post_processor"] = json!({

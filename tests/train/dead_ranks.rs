@@ -25,12 +25,12 @@ fn assert_named(name: &str, how: &str) {
 }
 
 #[test]
-fn a_killed_rank_ends_the_run_and_is_named_with_its_step_and_op() {
+fn a_killed_rank_is_reported_with_step_and_op() {
     assert_named("KILL", "is dead");
 }
 
 #[test]
-fn a_stopped_rank_ends_the_run_within_ten_seconds_and_is_gone_then() {
+fn a_stopped_rank_ends_the_run_within_ten_seconds() {
     assert_named("STOP", "is stopped");
 }
 

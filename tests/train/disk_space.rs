@@ -27,7 +27,7 @@ fn advice(refused: &Ended) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn every_advice_fits_and_none_repeats_what_was_typed() {
+fn suggested_disk_settings_fit() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let typed: [&[&str]; 6] = [
@@ -60,7 +60,7 @@ fn every_advice_fits_and_none_repeats_what_was_typed() {
 }
 
 #[test]
-fn what_one_checkpoint_needs_is_not_mended_by_saving_less() {
+fn a_disk_too_small_for_one_checkpoint_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = run(folder.path(), &["--save-steps", "4000", "--disk-space", "300kB"]);
     assert_eq!(refused.code, 3, "{}", refused.stderr);
@@ -70,7 +70,7 @@ fn what_one_checkpoint_needs_is_not_mended_by_saving_less() {
 }
 
 #[test]
-fn budgets_without_a_unit_are_said_to_be_bytes() {
+fn budgets_without_a_unit_give_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     for flag in ["--disk-space", "--device-memory", "--host-memory"] {
         let refused = run(folder.path(), &[flag, "44"]);

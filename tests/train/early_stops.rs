@@ -95,7 +95,7 @@ fn is_planned(output: &Path) -> bool {
 }
 
 #[test]
-fn a_signal_while_rows_are_tokenised_ends_the_run_and_its_folder_is_free() {
+fn a_signal_during_tokenisation_removes_the_run() {
     for signal in SIGNALS {
         let ground = Ground::new();
         let model = super::root().join("examples/gsm8k/tiny-qwen3");
@@ -116,7 +116,7 @@ fn a_signal_while_rows_are_tokenised_ends_the_run_and_its_folder_is_free() {
 }
 
 #[test]
-fn a_signal_ends_a_read_that_never_returns() {
+fn a_signal_interrupts_a_blocked_read() {
     for signal in SIGNALS {
         let ground = Ground::new();
         let model = small_model(ground.path());
@@ -138,7 +138,7 @@ fn a_signal_ends_a_read_that_never_returns() {
 }
 
 #[test]
-fn a_pipe_is_no_data_file() {
+fn pipes_are_refused_as_data() {
     let ground = Ground::new();
     let model = small_model(ground.path());
     let pipe = ground.path().join("rows.jsonl");
@@ -149,7 +149,7 @@ fn a_pipe_is_no_data_file() {
 }
 
 #[test]
-fn a_signal_while_one_rank_loads_weights_leaves_nothing() {
+fn a_signal_during_loading_removes_the_run() {
     for signal in SIGNALS {
         let ground = Ground::new();
         let model = slow_model(ground.path());
@@ -183,7 +183,7 @@ fn halted(ground: &Ground, model: &Path, data: &Path, more: &[&str]) -> (Running
 }
 
 #[test]
-fn a_signal_while_ranks_load_ends_all_of_them() {
+fn a_signal_during_loading_ends_all_ranks() {
     for sent in SIGNALS {
         let ground = Ground::new();
         let data = new_data(ground.path(), 8, 8, 64);
@@ -197,7 +197,7 @@ fn a_signal_while_ranks_load_ends_all_of_them() {
 }
 
 #[test]
-fn a_run_that_was_killed_before_its_first_step_is_no_run() {
+fn a_run_killed_before_its_first_step_is_replaced() {
     let ground = Ground::new();
     let data = new_data(ground.path(), 8, 8, 64);
     let reports = ["--report-to", "tensorboard,csv"];
@@ -212,7 +212,7 @@ fn a_run_that_was_killed_before_its_first_step_is_no_run() {
 }
 
 #[test]
-fn a_signal_while_ranks_of_another_launcher_meet_ends_them() {
+fn a_signal_during_rendezvous_ends_external_ranks() {
     for sent in SIGNALS {
         let ground = Ground::new();
         let model = small_model(ground.path());
@@ -235,7 +235,7 @@ fn a_signal_while_ranks_of_another_launcher_meet_ends_them() {
 }
 
 #[test]
-fn a_run_that_goes_on_keeps_all_it_has_when_it_is_stopped_before_its_next_step() {
+fn a_signal_before_resuming_keeps_checkpoints() {
     let ground = Ground::new();
     let model = small_model(ground.path());
     let data = new_data(ground.path(), 8, 8, 64);
@@ -261,7 +261,7 @@ fn a_run_that_goes_on_keeps_all_it_has_when_it_is_stopped_before_its_next_step()
 }
 
 #[test]
-fn the_first_interrupt_of_a_rank_alone_is_answered() {
+fn the_first_sigint_is_acknowledged() {
     let mut long = Long::start(1, &[]);
     signal(long.running.launcher.id(), "INT");
     assert_eq!(long.running.code(), Some(130), "{}", long.running.said());

@@ -19,7 +19,7 @@ fn evaluations(run: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn the_loss_of_the_next_rows_is_what_pytorch_met_them_with() {
+fn evaluation_loss_matches_pytorch() {
     // Step 3 of the golden run takes rows 8 to 12 with the weights after step 2: so does an evaluation between them.
     let folder = tempfile::tempdir().unwrap();
     let data = rows(folder.path(), "llama-one-kv-head", 8..12);
@@ -52,7 +52,7 @@ fn the_loss_of_the_next_rows_is_what_pytorch_met_them_with() {
 }
 
 #[test]
-fn every_number_of_ranks_finds_the_same_loss_and_there_is_one_after_the_last_step() {
+fn evaluation_does_not_depend_on_ranks() {
     let folder = tempfile::tempdir().unwrap();
     // Seven rows are no multiple of any batch here: some ranks have fewer in the last round, or none.
     let data = rows(folder.path(), "qwen3-tied", 70..77);
@@ -83,7 +83,7 @@ fn every_number_of_ranks_finds_the_same_loss_and_there_is_one_after_the_last_ste
 }
 
 #[test]
-fn eval_steps_need_something_to_evaluate() {
+fn eval_steps_require_eval_data() {
     let folder = tempfile::tempdir().unwrap();
     let ended = train("qwen3-tied", folder.path(), &["--eval-steps", "2"]);
     assert_eq!(ended.code, 2, "{}", ended.stderr);

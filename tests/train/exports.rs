@@ -45,7 +45,7 @@ fn assert_exported(ended: &Ended, run: &Path, expected: &BTreeMap<String, Vec<u8
 }
 
 #[test]
-fn a_model_of_an_earlier_step_is_replaced_before_a_run_is_complete() {
+fn an_outdated_model_is_exported_again() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let model = run.join("model");
@@ -75,7 +75,7 @@ fn a_model_of_an_earlier_step_is_replaced_before_a_run_is_complete() {
 }
 
 #[test]
-fn a_model_that_lacks_a_file_or_a_part_of_one_is_exported_again() {
+fn an_incomplete_model_is_exported_again() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let model = run.join("model");
@@ -96,7 +96,7 @@ fn a_model_that_lacks_a_file_or_a_part_of_one_is_exported_again() {
 }
 
 #[test]
-fn an_export_that_failed_is_made_up_for() {
+fn a_failed_export_is_repeated_on_resume() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let (model, aside) = (run.join("model"), folder.path().join("aside"));

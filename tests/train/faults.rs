@@ -81,7 +81,7 @@ fn save(run: &mut Running, output: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_disk_that_fills_up_stops_the_run_and_the_last_checkpoint_stays() {
+fn a_full_disk_keeps_the_last_checkpoint() {
     let Some(small) = Small::mount(8 << 20) else { return };
     let folder = tempfile::tempdir().unwrap();
     let output = small.path().join("run");
@@ -118,7 +118,7 @@ fn a_disk_that_fills_up_stops_the_run_and_the_last_checkpoint_stays() {
 }
 
 #[test]
-fn a_filesystem_that_becomes_read_only_is_named() {
+fn a_read_only_filesystem_is_reported() {
     let Some(small) = Small::mount(8 << 20) else { return };
     let output = small.path().join("run");
     train_on(&golden("qwen3-tied"), &golden("qwen3-tied").join("data.jsonl"), &output, &["--max-steps", "2"])
@@ -135,7 +135,7 @@ fn a_filesystem_that_becomes_read_only_is_named() {
 }
 
 #[test]
-fn a_disk_that_is_too_small_is_refused_before_training() {
+fn a_small_disk_is_refused_before_training() {
     let folder = tempfile::tempdir().unwrap();
     let flags = ["--max-steps", "40", "--save-steps", "1", "--disk-space", "1MB"];
     let ended = train("qwen3-tied", &folder.path().join("run"), &flags);
@@ -147,7 +147,7 @@ fn a_disk_that_is_too_small_is_refused_before_training() {
 }
 
 #[test]
-fn weights_that_are_missing_or_of_another_shape_are_named() {
+fn missing_or_mismatched_weights_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let broken = folder.path().join("model");
     fs::create_dir(&broken).unwrap();
@@ -173,7 +173,7 @@ fn weights_that_are_missing_or_of_another_shape_are_named() {
 }
 
 #[test]
-fn a_rank_that_dies_is_started_again_from_the_newest_checkpoint() {
+fn a_dead_rank_is_restarted_from_the_newest_checkpoint() {
     let mut long = Long::start(2, &["--max-steps", "60", "--save-steps", "5", "--max-restarts", "2"]);
     long.running.wait_for_steps(&long.output, 8);
     signal(long.running.ranks()[1], "KILL");
@@ -186,7 +186,7 @@ fn a_rank_that_dies_is_started_again_from_the_newest_checkpoint() {
 }
 
 #[test]
-fn restarts_come_to_an_end() {
+fn restarts_are_limited() {
     let mut long = Long::start(2, &["--save-steps", "1", "--save-total-limit", "2", "--max-restarts", "1"]);
     let run = &mut long.running;
     let before = run.ranks();

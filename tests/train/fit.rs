@@ -59,7 +59,7 @@ fn a_smaller_budget_recomputes_more_and_trains_the_same() {
 }
 
 #[test]
-fn a_batch_that_nobody_cut_is_cut_to_fit() {
+fn an_open_micro_batch_is_chosen_to_fit() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let model = new_model(folder, 64, 4, 192, 300);
@@ -105,7 +105,7 @@ fn all_ranks_choose_what_the_launcher_chose() {
 }
 
 #[test]
-fn weights_that_are_not_the_model_s_are_refused_before_a_rank_starts() {
+fn mismatched_weights_are_refused_before_ranks_start() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let model = new_model(folder, 64, 6, 192, 300);
@@ -121,7 +121,7 @@ fn weights_that_are_not_the_model_s_are_refused_before_a_rank_starts() {
 }
 
 #[test]
-fn what_does_not_fit_names_a_change_that_does() {
+fn misfits_suggest_a_change_that_fits() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let stage = serde_json::json!({"zero_optimization": {"stage": 1}, "zeroth": {"recompute": "block"}});

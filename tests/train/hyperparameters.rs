@@ -81,7 +81,7 @@ fn keys_out_of_bounds_are_refused_with_their_place() {
 }
 
 #[test]
-fn what_people_use_is_taken() {
+fn common_hyperparameters_are_accepted() {
     for flags in [
         ["--learning-rate", "0"],
         ["--adam-epsilon", "1e-10"],

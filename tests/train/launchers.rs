@@ -48,7 +48,7 @@ fn as_torchrun(output: &Path, port: &str) -> [Child; 2] {
 }
 
 #[test]
-fn ranks_with_torchruns_variables_train_to_the_same_bits() {
+fn torchrun_ranks_train_to_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let own = expected(folder.path());
     let run = folder.path().join("torchrun");
@@ -60,7 +60,7 @@ fn ranks_with_torchruns_variables_train_to_the_same_bits() {
 }
 
 #[test]
-fn what_rank_0_refuses_ends_all_ranks_with_its_exit_code() {
+fn a_refusal_of_rank_0_ends_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     fs::write(&run, "a file is in the way").unwrap();
@@ -73,7 +73,7 @@ fn what_rank_0_refuses_ends_all_ranks_with_its_exit_code() {
 }
 
 #[test]
-fn ranks_of_mpirun_train_to_the_same_bits() {
+fn mpirun_ranks_train_to_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let mut own = None;
     for (program, more) in

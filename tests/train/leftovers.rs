@@ -55,7 +55,7 @@ fn gone() -> u32 {
 }
 
 #[test]
-fn a_run_removes_what_dead_processes_left_and_nothing_else() {
+fn stale_files_of_dead_processes_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let goes_on = |steps: &str| {
@@ -90,7 +90,7 @@ fn a_run_removes_what_dead_processes_left_and_nothing_else() {
 }
 
 #[test]
-fn a_checkpoint_that_was_moved_aside_by_a_dead_process_comes_back() {
+fn a_checkpoint_moved_aside_is_restored() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let flags = ["--save-steps", "1", "--resume", "auto", "--max-steps", "2"];

@@ -33,7 +33,7 @@ fn linked(folder: &Path) -> (PathBuf, PathBuf, PathBuf) {
 }
 
 #[test]
-fn overwriting_keeps_links_and_removes_only_what_a_run_wrote_behind_them() {
+fn overwriting_keeps_symlinks_and_foreign_files() {
     let folder = tempfile::tempdir().unwrap();
     let (run, scratch, models) = linked(folder.path());
     trained(&run, &["--max-steps", "3", "--resume", "auto"]).assert_done();
@@ -59,7 +59,7 @@ fn overwriting_keeps_links_and_removes_only_what_a_run_wrote_behind_them() {
 }
 
 #[test]
-fn what_is_read_behind_a_link_is_not_removed() {
+fn inputs_behind_symlinks_are_not_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (run, scratch, models) = linked(folder.path());
     let before = fs::read(models.join("model.safetensors")).unwrap();
@@ -75,7 +75,7 @@ fn what_is_read_behind_a_link_is_not_removed() {
 }
 
 #[test]
-fn a_model_behind_a_link_that_no_run_wrote_is_not_removed() {
+fn foreign_models_behind_symlinks_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (run, _, models) = linked(folder.path());
     let theirs = folder.path().join("theirs");
@@ -101,7 +101,7 @@ fn a_model_behind_a_link_that_no_run_wrote_is_not_removed() {
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_named_and_stays() {
+fn dangling_symlinks_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (run, scratch, _) = linked(folder.path());
     fs::remove_dir_all(&scratch).unwrap();

@@ -114,7 +114,7 @@ fn watched(model: &Path, data: &Path, run: &Path, ranks: usize) -> Peaks {
 }
 
 #[test]
-fn ranks_hold_what_the_plan_says_and_little_more() {
+fn resident_memory_matches_the_plan() {
     let folder = tempfile::tempdir().unwrap();
     let model = new_model(folder.path(), 512, 4, 2048, 16_000);
     let data = new_data(folder.path(), 24, 32, 16_000);

@@ -36,7 +36,7 @@ fn assert_refused(model: &Path, words: &[&str]) {
 }
 
 #[test]
-fn weights_in_another_format_are_named_with_the_way_to_convert_them() {
+fn other_weight_formats_are_refused_with_a_remedy() {
     for names in [
         &["pytorch_model.bin"][..],
         &[
@@ -75,7 +75,7 @@ fn an_index_without_its_files_is_refused() {
 }
 
 #[test]
-fn a_download_that_was_not_finished_is_refused() {
+fn incomplete_downloads_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let cached = folder.path().join("models--owner--name");
     let snapshot = config_only(&cached.join("snapshots/0123abc"));
@@ -92,7 +92,7 @@ fn a_download_that_was_not_finished_is_refused() {
 }
 
 #[test]
-fn a_folder_with_a_config_alone_trains_new_weights_and_says_so() {
+fn a_bare_config_trains_random_weights() {
     let folder = tempfile::tempdir().unwrap();
     let model = config_only(folder.path());
     // What trainers leave beside weights is none.

@@ -20,7 +20,7 @@ fn deviation(run: &Path, name: &str) -> f64 {
 }
 
 #[test]
-fn new_weights_are_as_wide_as_the_config_says() {
+fn random_weights_follow_initializer_range() {
     let folder = tempfile::tempdir().unwrap();
     let data = new_data(folder.path(), 4, 8, 64);
     let model = new_model(folder.path(), 64, 1, 128, 64);
@@ -50,7 +50,7 @@ fn new_weights_are_as_wide_as_the_config_says() {
 }
 
 #[test]
-fn dropout_that_is_not_built_is_said() {
+fn unbuilt_dropout_is_noted() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     fs::create_dir(&model).unwrap();

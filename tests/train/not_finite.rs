@@ -21,7 +21,7 @@ fn broken(folder: &Path, model: &str, tensor: &str, element: usize, value: f32) 
 }
 
 #[test]
-fn a_loss_that_is_not_finite_stops_the_run_before_the_update() {
+fn a_non_finite_loss_stops_before_the_update() {
     let folder = tempfile::tempdir().unwrap();
     let data = golden("qwen3-tied").join("data.jsonl");
     for (value, ranks) in [(f32::NAN, "1"), (f32::INFINITY, "1"), (f32::NAN, "2")] {
@@ -41,7 +41,7 @@ fn a_loss_that_is_not_finite_stops_the_run_before_the_update() {
 }
 
 #[test]
-fn the_rank_whose_rows_meet_the_number_is_named() {
+fn the_rank_with_the_non_finite_loss_is_reported() {
     // Only the second row has token 7, and a head of its own keeps the embedding out of the other's loss.
     let folder = tempfile::tempdir().unwrap();
     let model = broken(folder.path(), "llama-one-kv-head", "model.embed_tokens.weight", 7 * 24, f32::NAN);
@@ -53,7 +53,7 @@ fn the_rank_whose_rows_meet_the_number_is_named() {
 }
 
 #[test]
-fn tolerated_steps_are_skipped_and_the_next_one_stops_the_run() {
+fn max_skipped_steps_limits_skips() {
     let folder = tempfile::tempdir().unwrap();
     let model = broken(folder.path(), "qwen3-tied", "model.layers.0.mlp.gate_proj.weight", 0, f32::NAN);
     let data = golden("qwen3-tied").join("data.jsonl");
@@ -74,7 +74,7 @@ fn tolerated_steps_are_skipped_and_the_next_one_stops_the_run() {
 }
 
 #[test]
-fn a_run_that_skips_and_goes_on_is_the_run_without_those_steps() {
+fn skipped_steps_leave_no_trace() {
     // Token 7 overflows in fp16 and stands in the first row only: one step is skipped, and nothing of it is left.
     let folder = tempfile::tempdir().unwrap();
     let model = broken(folder.path(), "llama-one-kv-head", "model.embed_tokens.weight", 7 * 24, 1e5);

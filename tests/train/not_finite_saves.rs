@@ -21,7 +21,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_save_of_weights_that_are_not_finite_fails_and_the_earlier_ones_stay() {
+fn non_finite_weights_are_not_saved() {
     for ranks in ["1", "2"] {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
@@ -43,7 +43,7 @@ fn a_save_of_weights_that_are_not_finite_fails_and_the_earlier_ones_stay() {
 }
 
 #[test]
-fn a_model_that_is_not_finite_is_not_exported() {
+fn non_finite_models_are_not_exported() {
     for ranks in ["1", "2"] {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
@@ -83,7 +83,7 @@ fn trained(folder: &Path, broken: &[u64], steps: u64) -> Ended {
 }
 
 #[test]
-fn steps_that_were_skipped_are_counted_at_the_end() {
+fn the_summary_counts_skipped_steps() {
     let folder = tempfile::tempdir().unwrap();
     let ended = trained(folder.path(), &[1, 3], 6);
     ended.assert_done();
@@ -100,7 +100,7 @@ fn steps_that_were_skipped_are_counted_at_the_end() {
 }
 
 #[test]
-fn a_run_that_ends_without_a_loss_fails() {
+fn a_run_without_a_final_loss_fails() {
     let folder = tempfile::tempdir().unwrap();
     let ended = trained(folder.path(), &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], 12);
     assert_eq!(ended.code, 1, "{}", ended.stderr);

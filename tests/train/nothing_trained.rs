@@ -19,7 +19,7 @@ fn assert_refused(rows: &[&str], flags: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn labels_that_are_all_ignored_are_refused_with_their_count() {
+fn fully_ignored_labels_are_refused() {
     let rows = [
         r#"{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}"#,
         // The first label has no token before it.
@@ -40,7 +40,7 @@ fn rows_of_one_token_are_refused() {
 }
 
 #[test]
-fn rows_whose_trained_end_is_cut_off_are_refused() {
+fn rows_truncated_before_trained_tokens_are_refused() {
     let row = r#"{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, -100, 8]}"#;
     let words = ["beyond the 3 tokens they were truncated to: raise --max-length, or truncate the other end"];
     assert_refused(&[row], &["--max-length", "3", "--truncation-strategy", "right"], &words);
@@ -61,7 +61,7 @@ fn conversations_without_an_assistant_are_refused() {
 }
 
 #[test]
-fn evaluation_data_that_trains_nothing_is_refused() {
+fn evaluation_data_without_labels_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let evaluation: &Path =
         &written(folder.path(), "held-out.jsonl", &[r#"{"input_ids": [5, 6], "labels": [-100, -100]}"#]);

@@ -29,7 +29,7 @@ fn one_sample_fills_every_batch() {
 }
 
 #[test]
-fn a_batch_larger_than_the_data_takes_rows_again() {
+fn a_batch_larger_than_the_data_repeats_rows() {
     let rows = [ROW, r#"{"input_ids": [9, 8]}"#, r#"{"input_ids": [6, 1, 6, 2, 5]}"#];
     let found = trained(&rows, &["--max-steps", "2", "--per-device-train-batch-size", "2", "--ranks", "2"]);
     // Rows 0, 1, 2, 0 and then 1, 2, 0, 1.
@@ -38,7 +38,7 @@ fn a_batch_larger_than_the_data_takes_rows_again() {
 }
 
 #[test]
-fn a_rank_whose_rows_are_not_trained_changes_nothing_but_the_count_of_tokens() {
+fn a_rank_without_trained_tokens_does_not_change_the_loss() {
     let untrained = r#"{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}"#;
     let alone = trained(&[ROW], &["--max-steps", "4"]);
     let both = trained(&[ROW, untrained], &["--max-steps", "4", "--ranks", "2", "--deepspeed", "zero3"]);
@@ -50,7 +50,7 @@ fn a_rank_whose_rows_are_not_trained_changes_nothing_but_the_count_of_tokens() {
 }
 
 #[test]
-fn steps_without_a_trained_token_have_no_loss_and_no_gradient() {
+fn steps_without_trained_tokens_have_zero_loss() {
     // A row of one token has nothing before it to be predicted from.
     let found = trained(&[r#"{"input_ids": [5]}"#, r#"{"input_ids": [6]}"#, ROW], &["--max-steps", "2"]);
     for line in &found {
@@ -59,7 +59,7 @@ fn steps_without_a_trained_token_have_no_loss_and_no_gradient() {
 }
 
 #[test]
-fn rows_that_are_too_long_are_left_out_and_counted() {
+fn too_long_rows_are_dropped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let data = written(folder.path(), "rows.jsonl", &[ROW, r#"{"input_ids": [6, 1, 6, 2, 5]}"#]);
     let run = folder.path().join("run");
@@ -88,7 +88,7 @@ fn rows_beyond_the_positions_of_the_model_are_noted() {
 }
 
 #[test]
-fn of_a_long_row_a_dry_run_shows_the_beginning_and_the_end() {
+fn dry_runs_shorten_long_rows() {
     let folder = tempfile::tempdir().unwrap();
     let ids: Vec<u64> = (0..200_000).map(|place| place * 7 % 61).collect();
     let data = written(folder.path(), "rows.jsonl", &[serde_json::json!({ "input_ids": ids }).to_string()]);

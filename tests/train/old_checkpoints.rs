@@ -38,7 +38,7 @@ fn goes_on(run: &Path, steps: &str) -> Ended {
 }
 
 #[test]
-fn an_old_checkpoint_that_cannot_be_removed_does_not_stop_a_run() {
+fn unremovable_checkpoints_do_not_stop_a_run() {
     // The folder itself cannot be renamed; or it can, and what is in it cannot be removed.
     for fixed in ["", "model"] {
         let folder = tempfile::tempdir().unwrap();

@@ -45,7 +45,7 @@ fn assert_done(output: &Output) -> String {
 }
 
 #[test]
-fn without_a_home_tokens_are_the_runs_alone_and_gone_with_it() {
+fn without_a_home_the_token_cache_is_temporary() {
     for ranks in ["1", "2"] {
         let folder = tempfile::tempdir().unwrap();
         assert_done(&command(folder.path(), "3", &["--ranks", ranks]).output().unwrap());
@@ -56,7 +56,7 @@ fn without_a_home_tokens_are_the_runs_alone_and_gone_with_it() {
 }
 
 #[test]
-fn what_lies_in_the_folder_for_temporary_files_is_not_taken_for_a_cache() {
+fn temporary_folders_are_not_trusted_as_cache() {
     let folder = tempfile::tempdir().unwrap();
     let home = |name: &str| {
         let home = folder.path().join(name);
@@ -79,7 +79,7 @@ fn what_lies_in_the_folder_for_temporary_files_is_not_taken_for_a_cache() {
 }
 
 #[test]
-fn a_cache_that_is_cut_short_in_the_middle_of_a_run_ends_it_with_its_name() {
+fn a_truncated_cache_ends_the_run_with_an_error() {
     for ranks in ["1", "2"] {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("cache");

@@ -33,7 +33,7 @@ fn a_dry_run_shows_the_first_batch_and_writes_nothing() {
 }
 
 #[test]
-fn a_model_or_data_that_is_not_there_is_named() {
+fn missing_models_and_data_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     let data = golden("qwen3-tied").join("data.jsonl");
@@ -44,7 +44,7 @@ fn a_model_or_data_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_row_that_cannot_be_trained_on_is_named_with_its_file_and_line() {
+fn invalid_rows_are_reported_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     for (rows, words) in [
@@ -78,7 +78,7 @@ fn a_row_that_cannot_be_trained_on_is_named_with_its_file_and_line() {
 }
 
 #[test]
-fn what_is_not_built_yet_is_refused_and_says_so() {
+fn unbuilt_features_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     for (config, words) in [
@@ -105,7 +105,7 @@ fn what_is_not_built_yet_is_refused_and_says_so() {
 }
 
 #[test]
-fn flags_that_contradict_the_file_are_all_named_at_once() {
+fn contradicting_flags_are_reported_together() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     let config = r#"{"train_batch_size": 8, "gradient_clipping": 0.5, "zero_optimization": {"stage": 3}}"#;
@@ -122,7 +122,7 @@ fn flags_that_contradict_the_file_are_all_named_at_once() {
 }
 
 #[test]
-fn a_run_that_does_not_fit_says_what_it_needs_and_what_it_was_given() {
+fn a_misfit_reports_needed_and_given_memory() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     for (flags, words) in [
@@ -146,7 +146,7 @@ fn a_run_that_does_not_fit_says_what_it_needs_and_what_it_was_given() {
 }
 
 #[test]
-fn a_model_s_own_folder_is_never_a_run_s() {
+fn a_model_folder_is_refused_as_output() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("model");
     fs::create_dir(&output).unwrap();

@@ -22,7 +22,7 @@ fn model(run: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_run_goes_on_over_ranks_and_stages_as_if_nothing_had_happened() {
+fn resuming_works_across_ranks_and_stages() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let batch = ["--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3"];
@@ -54,7 +54,7 @@ fn a_run_goes_on_over_ranks_and_stages_as_if_nothing_had_happened() {
 }
 
 #[test]
-fn the_same_ranks_go_on_to_the_same_bits() {
+fn resuming_is_bit_identical() {
     let folder = tempfile::tempdir().unwrap();
     for (name, precision) in [("bf16", "--bf16"), ("fp16", "--fp16"), ("fp32", "--fp32")] {
         let at = |what: &str| folder.path().join(format!("{name}-{what}"));
@@ -80,7 +80,7 @@ fn the_same_ranks_go_on_to_the_same_bits() {
 }
 
 #[test]
-fn saving_beside_training_changes_nothing() {
+fn decoupled_saving_is_bit_identical() {
     let folder = tempfile::tempdir().unwrap();
     let run = |decoupled: bool| {
         let config = serde_json::json!({
@@ -111,7 +111,7 @@ fn saving_beside_training_changes_nothing() {
 }
 
 #[test]
-fn a_complete_run_is_left_alone() {
+fn a_complete_run_is_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     trained(&run, &["--max-steps", "3"]);
@@ -133,7 +133,7 @@ fn a_complete_run_is_left_alone() {
 }
 
 #[test]
-fn auto_begins_where_there_is_nothing_and_passes_over_what_is_damaged() {
+fn auto_starts_fresh_and_skips_damaged_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     trained(&run, &["--max-steps", "12", "--resume", "auto"]);
@@ -159,7 +159,7 @@ fn auto_begins_where_there_is_nothing_and_passes_over_what_is_damaged() {
 }
 
 #[test]
-fn what_cannot_be_gone_on_with_is_refused_with_what_can() {
+fn invalid_resumes_are_refused_with_alternatives() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let batch = ["--per-device-train-batch-size", "3", "--gradient-accumulation-steps", "2"];
@@ -198,7 +198,7 @@ fn what_cannot_be_gone_on_with_is_refused_with_what_can() {
 }
 
 #[test]
-fn a_limit_keeps_the_newest_and_zero_saves_nothing() {
+fn save_limits_keep_the_newest_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     trained(&run, &["--max-steps", "22", "--save-total-limit", "2"]);

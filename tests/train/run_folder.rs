@@ -23,7 +23,7 @@ const KEYS: [&str; 12] = [
 ];
 
 #[test]
-fn metrics_have_one_line_a_step_with_all_digits() {
+fn metrics_have_one_exact_line_per_step() {
     let folder = tempfile::tempdir().unwrap();
     train("llama-one-kv-head", folder.path(), &["--max-steps", "12", "--ranks", "2"]).assert_done();
     let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
@@ -48,7 +48,7 @@ fn metrics_have_one_line_a_step_with_all_digits() {
 }
 
 #[test]
-fn the_plan_adds_up_and_is_what_metrics_say() {
+fn plan_json_is_consistent_with_metrics() {
     let folder = tempfile::tempdir().unwrap();
     for (at, (preset, ranks)) in [("zero0", "1"), ("zero2", "2"), ("zero3", "3")].into_iter().enumerate() {
         let run = folder.path().join(at.to_string());
@@ -74,7 +74,7 @@ fn the_plan_adds_up_and_is_what_metrics_say() {
 }
 
 #[test]
-fn config_and_origin_say_what_was_run_and_why() {
+fn config_and_origin_record_every_value() {
     let folder = tempfile::tempdir().unwrap();
     let flags = ["--learning-rate", "2e-4", "--max-steps", "1", "--ranks", "2", "--deepspeed", "zero3"];
     train("qwen3-tied", folder.path(), &flags).assert_done();
@@ -92,7 +92,7 @@ fn config_and_origin_say_what_was_run_and_why() {
 }
 
 #[test]
-fn the_resolved_config_trains_the_same_again() {
+fn the_resolved_config_reproduces_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("first"), folder.path().join("second"));
     let flags = ["--deepspeed", "zero3", "--ranks", "2", "--learning-rate", "1e-3", "--warmup-steps", "2"];
@@ -105,7 +105,7 @@ fn the_resolved_config_trains_the_same_again() {
 }
 
 #[test]
-fn the_model_has_its_names_shapes_and_the_type_of_the_run() {
+fn the_exported_model_has_the_right_tensors() {
     let folder = tempfile::tempdir().unwrap();
     for (flag, dtype, name) in [("--bf16", "BF16", "bfloat16"), ("--fp32", "F32", "float32")] {
         let run = folder.path().join(dtype);
@@ -143,7 +143,7 @@ fn bf16_is_the_default() {
 }
 
 #[test]
-fn no_model_is_written_where_the_file_says_so() {
+fn the_config_can_disable_the_export() {
     let folder = tempfile::tempdir().unwrap();
     let config = r#"{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": false}}"#;
     let config = written(folder.path(), "ds.json", &[config]);
@@ -156,7 +156,7 @@ fn no_model_is_written_where_the_file_says_so() {
 }
 
 #[test]
-fn every_rank_has_a_log_and_the_loss_a_curve() {
+fn runs_write_logs_and_a_loss_curve() {
     let folder = tempfile::tempdir().unwrap();
     let ended = train("qwen3-tied", folder.path(), &["--max-steps", "6", "--ranks", "3"]);
     ended.assert_done();
@@ -173,7 +173,7 @@ fn every_rank_has_a_log_and_the_loss_a_curve() {
 }
 
 #[test]
-fn a_second_run_is_refused_and_overwrites_only_its_own_when_asked() {
+fn a_second_run_is_refused_unless_overwriting() {
     let folder = tempfile::tempdir().unwrap();
     let run = |more: &[&str]| train("qwen3-tied", folder.path(), &[&["--ranks", "2"], more].concat());
     run(&["--max-steps", "4"]).assert_done();
@@ -196,7 +196,7 @@ fn a_second_run_is_refused_and_overwrites_only_its_own_when_asked() {
 }
 
 #[test]
-fn a_relative_output_that_is_not_there_yet_is_made_and_used_by_all_ranks() {
+fn relative_outputs_work_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let model = golden("qwen3-tied");
     let data = model.join("data.jsonl");

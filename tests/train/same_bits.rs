@@ -37,7 +37,7 @@ fn stages_and_threads_give_the_same_bits_in_bf16() {
 }
 
 #[test]
-fn a_rank_alone_gives_the_same_bits_with_any_number_of_threads() {
+fn thread_count_does_not_change_bits() {
     let folder = tempfile::tempdir().unwrap();
     let of = |threads: &str| {
         let run = folder.path().join(threads);

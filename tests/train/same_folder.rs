@@ -48,7 +48,7 @@ impl Drop for Bound {
 }
 
 #[test]
-fn a_run_that_goes_on_from_its_own_model_folder_keeps_its_tokenizer() {
+fn training_in_the_models_folder_keeps_its_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let (given, data) = inputs(folder.path());
     let run = folder.path().join("run");
@@ -112,7 +112,7 @@ fn all(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn overwriting_is_refused_where_it_would_remove_what_is_read() {
+fn overwriting_is_refused_if_it_would_remove_inputs() {
     let folder = tempfile::tempdir().unwrap();
     let (given, data) = inputs(folder.path());
     let run = folder.path().join("run");

@@ -109,7 +109,7 @@ fn differences(golden: &Value, name: &str, encoder: &Encoder) -> Vec<String> {
 }
 
 #[test]
-fn templates_render_tokenise_and_mask_as_transformers_does() {
+fn templates_match_transformers() {
     let golden = golden_json();
     assert!(golden["conversations"].as_array().unwrap().len() >= 30);
     let mut found = Vec::new();
@@ -121,7 +121,7 @@ fn templates_render_tokenise_and_mask_as_transformers_does() {
 }
 
 #[test]
-fn messages_are_found_the_same_by_marks_and_by_replacement() {
+fn markers_and_replacement_locate_the_same_spans() {
     let golden = golden_json();
     let trained = |encoder: &Encoder, row: &Value| {
         let tokens = encode(encoder, row).ok()?;
@@ -163,7 +163,7 @@ fn trained_by(template: &str, messages: &Value) -> String {
 }
 
 #[test]
-fn turns_begin_after_the_prompt_and_end_with_their_own_token_in_other_kinds_of_templates() {
+fn trained_spans_cover_whole_turns() {
     let said = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"},
                       {"role": "user", "content": "r"}, {"role": "assistant", "content": "two"}]);
     // No special token between turns, and one at the end of all.
@@ -187,7 +187,7 @@ fn turns_begin_after_the_prompt_and_end_with_their_own_token_in_other_kinds_of_t
 }
 
 #[test]
-fn masks_do_not_change_where_a_tokenizer_trims_its_offsets() {
+fn trimmed_offsets_do_not_change_masks() {
     let golden = golden_json();
     let name = "meta-llama-Llama-3.2-3B-Instruct";
     let folder = folder(&golden["templates"][name]["special"], Some(name));
@@ -201,7 +201,7 @@ fn masks_do_not_change_where_a_tokenizer_trims_its_offsets() {
 }
 
 #[test]
-fn rows_of_every_format_become_the_tokens_and_labels_of_transformers() {
+fn every_row_format_matches_transformers() {
     let golden = golden_json();
     let qwen3 = "Qwen-Qwen3-0.6B";
     for case in golden["rows"].as_array().unwrap() {
@@ -216,7 +216,7 @@ fn rows_of_every_format_become_the_tokens_and_labels_of_transformers() {
 }
 
 #[test]
-fn a_template_that_marks_what_is_generated_is_taken_at_its_word() {
+fn generation_tags_are_honoured() {
     let special = json!({"eos_token": "<|im_end|>"});
     let folder = folder(&special, None);
     // The marks of transformers' own tag: white space control, a scope of its own, nothing but the answer.
@@ -246,7 +246,7 @@ fn a_template_that_marks_what_is_generated_is_taken_at_its_word() {
 }
 
 #[test]
-fn templates_are_found_where_transformers_looks_and_tools_have_their_own() {
+fn templates_are_located_as_in_transformers() {
     let row = json!({"messages": [{"role": "user", "content": "q"}], "tools": [{"name": "f"}]});
     let row = row.as_object().unwrap();
     let without_tools: Map<String, Value> = row.iter().take(1).map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -278,7 +278,7 @@ fn templates_are_found_where_transformers_looks_and_tools_have_their_own() {
 }
 
 #[test]
-fn the_fingerprint_knows_all_that_changes_tokens() {
+fn the_fingerprint_covers_everything_that_changes_tokens() {
     let special = json!({"eos_token": "<|im_end|>"});
     let folder = folder(&special, Some("Qwen-Qwen3-0.6B"));
     let print = |options: EncoderOptions| Encoder::open(folder.path(), options).unwrap().fingerprint();

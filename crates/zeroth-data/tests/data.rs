@@ -59,14 +59,14 @@ fn rows_are_taken_with_and_without_labels() {
 }
 
 #[test]
-fn padding_at_the_end_is_cut_with_its_labels() {
+fn trailing_padding_is_removed() {
     let text = r#"{"input_ids": [1, 2, -1, -1], "labels": [1, 2, 3, 4], "attention_mask": [1, 1, 0, 0]}"#;
     let samples = read(text).unwrap();
     assert_eq!((samples.ids(0).unwrap(), samples.labels(0).unwrap()), (vec![1, 2], vec![1, 2]));
 }
 
 #[test]
-fn too_long_rows_are_left_out_and_counted_after_padding_is_cut() {
+fn too_long_rows_are_counted_after_padding_is_removed() {
     let text = "{\"input_ids\": [1,2,3,4,5,6,7,8,9]}\n\
                 {\"input_ids\": [1,2,3,4,5,6,7,8,9], \"attention_mask\": [1,1,1,1,1,1,1,1,0]}\n";
     let totals = read(text).unwrap().totals();
@@ -74,7 +74,7 @@ fn too_long_rows_are_left_out_and_counted_after_padding_is_cut() {
 }
 
 #[test]
-fn several_files_are_one_dataset_and_reading_ends_at_the_samples_asked_for() {
+fn several_files_form_one_dataset() {
     let files: &[&[u8]] =
         &[b"{\"input_ids\": [1, 2]}\n{\"input_ids\": [3]}", b"{\"input_ids\": [4]}\nnot read"];
     let two = |most| PrepareOptions { max_samples: NonZeroU64::new(most), ..OPTIONS };
@@ -89,7 +89,7 @@ fn several_files_are_one_dataset_and_reading_ends_at_the_samples_asked_for() {
 }
 
 #[test]
-fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
+fn token_row_errors_have_positions() {
     let good = "{\"input_ids\": [1]}\n\n";
     for (row, message) in [
         (
@@ -152,7 +152,7 @@ fn every_mistake_in_a_row_is_told_with_its_line_and_place() {
 }
 
 #[test]
-fn files_that_hold_no_rows_are_told_apart() {
+fn empty_files_are_reported() {
     assert_eq!(refusal(" \n\n"), " has no rows: it is empty, or all lines are blank");
     assert_eq!(refusal(""), " has no rows: it is empty, or all lines are blank");
     assert_eq!(

@@ -27,7 +27,7 @@ fn utf_16(text: &str, mark: bool, bytes: fn(u16) -> [u8; 2]) -> Vec<u8> {
 }
 
 #[test]
-fn other_formats_are_named_once() {
+fn unsupported_formats_are_reported_once() {
     let row = "{\"input_ids\": [1, 2]}\n";
     let array = "a JSON array: write one object per line (JSONL), e.g. with jq -c '.[]'";
     let csv = "a CSV table, which is not supported yet: convert it to JSONL, e.g. with pandas.read_csv('NAME').to_json('rows.jsonl', \
@@ -65,7 +65,7 @@ fn other_formats_are_named_once() {
 }
 
 #[test]
-fn lines_that_are_wrong_are_still_told_one_by_one() {
+fn invalid_lines_are_reported_individually() {
     for contents in [
         "[1, 2]\n{\"input_ids\": [1, 2]}\n",
         "hello, world\n{\"input_ids\": [1, 2]}\n",

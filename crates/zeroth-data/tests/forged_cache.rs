@@ -12,7 +12,7 @@ const ROWS: &str = "{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [4, 5]}\n{\"inpu
                     {\"input_ids\": [14, 15]}\n";
 
 #[test]
-fn a_cache_with_numbers_that_cannot_be_is_refused_whatever_its_checksums() {
+fn inconsistent_headers_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let rows = folder.path().join("rows.jsonl");
     fs::write(&rows, ROWS).unwrap();

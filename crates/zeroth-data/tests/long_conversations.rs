@@ -37,7 +37,7 @@ fn ten_thousand_messages_are_rendered_by_every_real_template() {
 }
 
 #[test]
-fn steps_and_depth_are_bounded_without_a_process_of_their_own_too() {
+fn steps_and_depth_are_limited_in_process() {
     let deep = "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x|tojson }}";
     let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
     let row = json!({"messages": [{"role": "user", "content": "Hi"}]});

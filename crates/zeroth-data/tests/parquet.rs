@@ -156,7 +156,7 @@ fn nested_columns_become_objects_and_lists() {
 }
 
 #[test]
-fn a_codec_that_is_not_built_in_is_named() {
+fn unsupported_codecs_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.parquet");
     write(&path, Compression::SNAPPY, 20);
@@ -179,7 +179,7 @@ fn a_codec_that_is_not_built_in_is_named() {
 }
 
 #[test]
-fn a_table_and_lines_are_one_dataset() {
+fn parquet_and_jsonl_form_one_dataset() {
     let folder = tempfile::tempdir().unwrap();
     let (table, lines) = (folder.path().join("a.parquet"), folder.path().join("b.jsonl"));
     write(&table, Compression::SNAPPY, 20);
@@ -193,7 +193,7 @@ fn a_table_and_lines_are_one_dataset() {
 }
 
 #[test]
-fn a_wrong_row_of_a_table_is_told_by_its_row() {
+fn invalid_parquet_rows_are_reported_by_number() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.parquet");
     write(&path, Compression::SNAPPY, 12);
@@ -205,7 +205,7 @@ fn a_wrong_row_of_a_table_is_told_by_its_row() {
 }
 
 #[test]
-fn a_damaged_table_is_an_error_or_other_rows_and_never_a_panic() {
+fn damaged_parquet_never_panics() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.parquet");
     write(&path, Compression::SNAPPY, 20);

@@ -93,7 +93,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_second_call_finds_the_cache_and_encodes_nothing() {
+fn a_second_call_uses_the_cache() {
     let place = Place::new();
     let file = place.write("a.jsonl", ROWS);
     let encoder = Counting::new();
@@ -126,7 +126,7 @@ fn a_second_call_finds_the_cache_and_encodes_nothing() {
 }
 
 #[test]
-fn any_change_of_data_encoder_or_options_is_another_cache() {
+fn the_cache_key_covers_data_encoder_and_options() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let first = place.prepare(&file, &OPTIONS);
@@ -155,7 +155,7 @@ fn any_change_of_data_encoder_or_options_is_another_cache() {
 }
 
 #[test]
-fn a_damaged_cache_is_made_anew() {
+fn damaged_caches_are_recreated() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let options = PrepareOptions { packing: true, ..OPTIONS };
@@ -186,7 +186,7 @@ fn a_damaged_cache_is_made_anew() {
 }
 
 #[test]
-fn ranks_refuse_a_cache_whose_header_or_size_is_wrong() {
+fn invalid_headers_and_sizes_are_refused() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let whole = fs::read(place.prepare(&file, &OPTIONS).path).unwrap();
@@ -216,7 +216,7 @@ fn ranks_refuse_a_cache_whose_header_or_size_is_wrong() {
 }
 
 #[test]
-fn where_the_users_cache_cannot_be_written_tokens_go_into_a_file_without_a_name() {
+fn an_unwritable_cache_falls_back_to_a_temporary_file() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let in_the_way = place.write("in-the-way", "");
@@ -250,7 +250,7 @@ fn where_the_users_cache_cannot_be_written_tokens_go_into_a_file_without_a_name(
 }
 
 #[test]
-fn a_folder_that_was_named_is_used_or_refused() {
+fn an_explicit_cache_folder_has_no_fallback() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let in_the_way = place.write("in-the-way", "");
@@ -260,7 +260,7 @@ fn a_folder_that_was_named_is_used_or_refused() {
 }
 
 #[test]
-fn the_cache_is_where_the_environment_says() {
+fn the_cache_location_follows_the_environment() {
     let folder = |variables: &[(&str, &str)]| {
         let found = CacheFolder::from_environment(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
@@ -276,7 +276,7 @@ fn the_cache_is_where_the_environment_says() {
 }
 
 #[test]
-fn two_that_prepare_at_once_get_the_same_and_leave_one_file() {
+fn concurrent_preparation_gives_one_cache() {
     let place = Place::new();
     let file = [place.write("a.jsonl", "{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [4]}\n".repeat(1000))];
     let prepared: Vec<Prepared> = std::thread::scope(|scope| {
@@ -288,7 +288,7 @@ fn two_that_prepare_at_once_get_the_same_and_leave_one_file() {
 }
 
 #[test]
-fn what_killed_writers_left_is_removed_once_it_is_old() {
+fn old_leftovers_are_swept() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     fs::create_dir_all(place.path("cache/tokens")).unwrap();
@@ -312,7 +312,7 @@ fn what_killed_writers_left_is_removed_once_it_is_old() {
 }
 
 #[test]
-fn the_first_wrong_row_stops_it_and_nothing_is_left_behind() {
+fn the_first_invalid_row_stops_preparation() {
     let place = Place::new();
     let good = "{\"input_ids\": [1]}\n".repeat(300);
     let file = [place.write("a.jsonl", format!("{good}\n{{\"input_ids\": [1, 100]}}\n17\n{good}[\n"))];
@@ -329,7 +329,7 @@ fn the_first_wrong_row_stops_it_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_file_that_grows_while_it_is_read_leaves_no_cache() {
+fn a_growing_file_leaves_no_cache() {
     struct Growing(PathBuf);
 
     impl Encode for Growing {
@@ -356,7 +356,7 @@ fn a_file_that_grows_while_it_is_read_leaves_no_cache() {
 }
 
 #[test]
-fn every_mistake_in_a_file_is_told_with_its_place() {
+fn file_errors_have_positions() {
     let place = Place::new();
     let good = place.write("good.jsonl", ROWS);
     for (contents, message) in [
@@ -400,7 +400,7 @@ fn every_mistake_in_a_file_is_told_with_its_place() {
 }
 
 #[test]
-fn long_rows_are_left_out_or_cut_at_either_end() {
+fn long_rows_are_dropped_or_truncated() {
     let place = Place::new();
     let row =
         "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8], \"labels\": [-100, -100, -100, -100, -100, -100, 7, 8]}\n";
@@ -426,7 +426,7 @@ fn long_rows_are_left_out_or_cut_at_either_end() {
 }
 
 #[test]
-fn packs_are_kept_in_the_cache() {
+fn packs_are_cached() {
     let place = Place::new();
     let file = [place.write("a.jsonl", ROWS)];
     let options = PrepareOptions { packing: true, ..OPTIONS };

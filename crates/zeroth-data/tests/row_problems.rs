@@ -45,7 +45,7 @@ fn refusal(folder: &TempDir, row: &Value) -> String {
 }
 
 #[test]
-fn a_column_that_is_mapped_and_not_there_is_told_as_such() {
+fn missing_mapped_columns_are_reported() {
     let folder = whole();
     let row = json!({"messages": [{"role": "user", "content": "q"}], "id": 3});
     for (columns, message) in [
@@ -62,7 +62,7 @@ fn a_column_that_is_mapped_and_not_there_is_told_as_such() {
 }
 
 #[test]
-fn every_mistake_in_a_row_of_text_has_its_sentence() {
+fn text_row_errors_are_explained() {
     let folder = whole();
     let user = json!({"role": "user", "content": "q"});
     for (row, message) in [
@@ -155,7 +155,7 @@ fn every_mistake_in_a_row_of_text_has_its_sentence() {
 }
 
 #[test]
-fn a_row_that_needs_a_tokenizer_or_a_template_says_which_file_is_missing() {
+fn missing_tokenizer_files_are_reported() {
     let chat = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]});
     let text = json!({"text": "words"});
     let bare = folder(false, &[]);
@@ -194,7 +194,7 @@ fn a_row_that_needs_a_tokenizer_or_a_template_says_which_file_is_missing() {
 }
 
 #[test]
-fn a_token_that_the_model_lacks_is_named() {
+fn tokens_outside_the_vocabulary_are_reported() {
     let row = json!({"prompt": "", "completion": "a"});
     let error = encode(&whole(), EncoderOptions::new(100), &row).unwrap_err().to_string();
     assert!(error.starts_with("token 0 of the row is 6"), "{error}");
@@ -202,7 +202,7 @@ fn a_token_that_the_model_lacks_is_named() {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_refused_when_they_are_opened() {
+fn invalid_tokenizer_files_are_refused() {
     let open = |folder: &TempDir| Encoder::open(folder.path(), EncoderOptions::new(10)).err().unwrap();
     assert!(matches!(open(&folder(false, &[("tokenizer.json", "{}")])), EncoderError::Tokenizer { .. }));
     assert!(matches!(open(&folder(true, &[("tokenizer_config.json", "[]")])), EncoderError::Json { .. }));
@@ -212,7 +212,7 @@ fn files_that_cannot_be_used_are_refused_when_they_are_opened() {
 }
 
 #[test]
-fn a_prompt_ends_where_the_model_goes_on() {
+fn prompts_end_with_the_generation_prompt() {
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let config =
         "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\", \"add_bos_token\": true, \"add_eos_token\": true}";

@@ -29,7 +29,7 @@ fn row(length: usize) -> String {
 }
 
 #[test]
-fn wrong_rows_are_listed_and_the_rest_is_counted() {
+fn surveys_list_invalid_rows() {
     let first = row(3) + "17\n\n" + &row(101) + "{\"input_ids\": [5, 6], \"labels\": [5, -100]}\n";
     let second = row(1) + "{\"input_ids\": [1000]}\n" + &row(4);
     let found = surveyed(&[&first, &second], &OPTIONS, 2);
@@ -53,14 +53,14 @@ fn wrong_rows_are_listed_and_the_rest_is_counted() {
 }
 
 #[test]
-fn no_more_than_a_hundred_are_listed_and_all_are_counted() {
+fn lists_are_capped() {
     let found = surveyed(&["x\n".repeat(1000).as_str()], &OPTIONS, 5);
     assert_eq!((found.rows, found.problems.count, found.problems.first.len()), (1000, 1000, LIST_LIMIT));
     assert!(found.lengths.is_empty() && found.first.is_empty());
 }
 
 #[test]
-fn lengths_are_in_round_buckets_with_one_for_all_that_is_too_long() {
+fn histograms_have_round_buckets() {
     let text: String = [1, 5, 6, 43, 99, 100, 101, 250].map(row).concat();
     let found = surveyed(&[&text], &OPTIONS, 0);
     let bucket = |from, to, rows, tokens| Bucket { from, to, rows, tokens, trained_tokens: tokens - rows };
@@ -82,7 +82,7 @@ fn lengths_are_in_round_buckets_with_one_for_all_that_is_too_long() {
 }
 
 #[test]
-fn it_ends_where_training_would() {
+fn surveys_stop_at_max_samples() {
     let text = row(200) + &row(1) + &row(2) + "wrong\n";
     let two = PrepareOptions { max_samples: NonZeroU64::new(2), ..OPTIONS };
     let found = surveyed(&[&text], &two, 0);

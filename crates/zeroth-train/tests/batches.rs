@@ -27,7 +27,7 @@ fn shape(micro_batch: u64, accumulation: u64, ranks: u64) -> BatchShape {
 }
 
 #[test]
-fn a_micro_batch_is_its_samples_end_to_end_with_labels_shifted() {
+fn micro_batches_concatenate_samples_and_shift_labels() {
     let mut builder = SamplesBuilder::new(9);
     builder.push(&[5, 6, 7], &[-100, 6, 7]);
     builder.push(&[8], &[8]);
@@ -54,7 +54,7 @@ fn a_micro_batch_is_its_samples_end_to_end_with_labels_shifted() {
 }
 
 #[test]
-fn the_samples_of_a_pack_are_sequences_of_their_own() {
+fn packed_samples_are_separate_sequences() {
     let mut builder = SamplesBuilder::with(4, Truncation::Drop, true);
     for ids in [&[1, 2][..], &[3, 4, 5], &[6], &[7, 8]] {
         builder.push(ids, ids);
@@ -86,7 +86,7 @@ fn the_samples_of_a_pack_are_sequences_of_their_own() {
 }
 
 #[test]
-fn filling_again_uses_the_same_buffers() {
+fn refilling_reuses_buffers() {
     let samples = samples(&[3, 5, 2, 7]);
     let batches = Batches::new(&samples, SampleOrder::new(samples.count(), Some(1)), shape(2, 2, 1));
     let mut batch = MicroBatch::with_capacity(16, 2);
@@ -107,7 +107,7 @@ fn filling_again_uses_the_same_buffers() {
 }
 
 #[test]
-fn tokens_and_trained_tokens_are_those_of_the_golden_runs() {
+fn token_counts_match_the_golden_runs() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama-dynamic");
     let steps: Value =
         serde_json::from_str(&std::fs::read_to_string(folder.join("steps.json")).unwrap()).unwrap();
@@ -137,7 +137,7 @@ fn tokens_and_trained_tokens_are_those_of_the_golden_runs() {
 }
 
 #[test]
-fn beyond_what_can_be_walked_the_largest_micro_batch_is_bounded_by_the_longest_sample() {
+fn long_runs_bound_the_largest_micro_batch() {
     let samples = samples(&[3, 9, 1]);
     let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(2, 1, 1));
     assert_eq!(batches.largest_micro_batch(0, 3), 12);

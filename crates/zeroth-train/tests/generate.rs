@@ -39,7 +39,7 @@ fn generate(name: &str, prompt: &[i32], generation: &Generation) -> Generated {
 }
 
 #[test]
-fn logits_and_greedy_texts_are_those_of_transformers() {
+fn logits_and_greedy_text_match_transformers() {
     let text = std::fs::read_to_string(golden().join("next_tokens.json")).unwrap();
     let models: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(models.as_object().unwrap().len(), 8);
@@ -65,7 +65,7 @@ fn logits_and_greedy_texts_are_those_of_transformers() {
 }
 
 #[test]
-fn a_text_ends_with_its_stop_token_or_where_positions_end() {
+fn generation_ends_at_stop_tokens_or_full_context() {
     let whole = generate("qwen3-tied", &[1, 2, 3], &GREEDY);
     let stop = whole.ids[2];
     let first = whole.ids.iter().position(|id| *id == stop).unwrap();
@@ -82,7 +82,7 @@ fn a_text_ends_with_its_stop_token_or_where_positions_end() {
 }
 
 #[test]
-fn chance_gives_the_same_text_for_a_seed_and_another_for_another() {
+fn sampling_is_reproducible_by_seed() {
     let warm = |seed| Generation { temperature: 1.5, max_new_tokens: 24, seed, ..GREEDY };
     let text = |seed| generate("llama-one-kv-head", &[5, 6], &warm(seed)).ids;
     assert_eq!(text(1), text(1));
@@ -90,7 +90,7 @@ fn chance_gives_the_same_text_for_a_seed_and_another_for_another() {
 }
 
 #[test]
-fn what_cannot_be_gone_on_from_is_refused_by_name() {
+fn invalid_prompts_are_refused() {
     let model = Inference::open(&golden().join("qwen3-tied")).unwrap();
     let (vocab, positions) = (model.model().vocab, model.model().max_positions.unwrap() as usize);
     let refused = |prompt: &[i32]| model.compile(prompt, 8, DType::F32, TARGET).unwrap_err();

@@ -59,7 +59,7 @@ fn joined(lines: &[String]) -> String {
 }
 
 #[test]
-fn a_line_has_these_keys_in_this_order() {
+fn metrics_keys_are_ordered() {
     let (_folder, _, lines) = written();
     assert_eq!(
         lines[0],
@@ -74,7 +74,7 @@ fn a_line_has_these_keys_in_this_order() {
 }
 
 #[test]
-fn a_number_that_is_not_finite_is_null() {
+fn non_finite_numbers_are_null() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
     let mut file = MetricsFile::create(&path).unwrap();
@@ -89,7 +89,7 @@ fn a_number_that_is_not_finite_is_null() {
 }
 
 #[test]
-fn going_on_removes_later_steps_and_each_step_appears_once() {
+fn resuming_removes_later_steps() {
     let (_folder, path, lines) = written();
     let mut file = MetricsFile::resume(&path, 3).unwrap();
     assert_eq!(text(&path), joined(&lines[..4]));
@@ -98,7 +98,7 @@ fn going_on_removes_later_steps_and_each_step_appears_once() {
 }
 
 #[test]
-fn a_torn_last_line_is_removed_wherever_it_is_torn() {
+fn torn_lines_are_removed() {
     let (_folder, path, lines) = written();
     for torn in 1..lines[5].len() {
         std::fs::write(&path, joined(&lines[..5]) + &lines[5][..torn]).unwrap();
@@ -108,7 +108,7 @@ fn a_torn_last_line_is_removed_wherever_it_is_torn() {
 }
 
 #[test]
-fn a_last_line_that_lacks_only_its_end_is_kept_and_ended() {
+fn a_line_without_newline_is_completed() {
     let (_folder, path, lines) = written();
     std::fs::write(&path, lines.join("\n")).unwrap();
     let mut file = MetricsFile::resume(&path, 5).unwrap();
@@ -118,7 +118,7 @@ fn a_last_line_that_lacks_only_its_end_is_kept_and_ended() {
 }
 
 #[test]
-fn lines_out_of_order_are_removed_and_the_others_stay() {
+fn later_lines_are_removed_in_any_order() {
     let (_folder, path, lines) = written();
     std::fs::write(&path, joined(&[lines[0].clone(), lines[5].clone(), lines[1].clone()])).unwrap();
     MetricsFile::resume(&path, 2).unwrap();
@@ -126,7 +126,7 @@ fn lines_out_of_order_are_removed_and_the_others_stay() {
 }
 
 #[test]
-fn a_line_that_no_run_wrote_is_named_unless_it_would_go_anyway() {
+fn foreign_lines_are_reported() {
     let (_folder, path, lines) = written();
     let broken = joined(&[lines[0].clone(), "{\"step".to_owned(), lines[1].clone()]);
     std::fs::write(&path, &broken).unwrap();
@@ -138,7 +138,7 @@ fn a_line_that_no_run_wrote_is_named_unless_it_would_go_anyway() {
 }
 
 #[test]
-fn going_on_without_a_file_makes_one() {
+fn resuming_creates_a_missing_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
     MetricsFile::resume(&path, 7).unwrap().step(&line(8)).unwrap();

@@ -78,7 +78,7 @@ fn give_away(path: &Path) -> bool {
 }
 
 #[test]
-fn the_folder_and_its_files_are_the_users_alone() {
+fn cache_files_are_private() {
     let place = Place::new();
     let prepared = place.named().unwrap();
     assert_eq!([place.cache(), place.tokens()].map(|folder| mode(&folder)), [0o700, 0o700]);
@@ -86,7 +86,7 @@ fn the_folder_and_its_files_are_the_users_alone() {
 }
 
 #[test]
-fn a_folder_of_tokens_that_others_may_write_to_is_closed_to_them() {
+fn a_writable_token_folder_is_made_private() {
     let place = Place::new();
     fs::create_dir_all(place.tokens()).unwrap();
     set_mode(&place.tokens(), 0o777);
@@ -95,7 +95,7 @@ fn a_folder_of_tokens_that_others_may_write_to_is_closed_to_them() {
 }
 
 #[test]
-fn a_cache_folder_that_others_may_write_to_is_closed_to_them_or_refused_where_it_was_named() {
+fn a_writable_cache_folder_is_made_private_or_refused() {
     let place = Place::new();
     fs::create_dir(place.cache()).unwrap();
     set_mode(&place.cache(), 0o777);
@@ -108,7 +108,7 @@ fn a_cache_folder_that_others_may_write_to_is_closed_to_them_or_refused_where_it
 }
 
 #[test]
-fn a_file_that_others_may_write_to_is_made_anew() {
+fn a_writable_cache_file_is_recreated() {
     let place = Place::new();
     let prepared = place.named().unwrap();
     set_mode(&prepared.path, 0o666);
@@ -118,7 +118,7 @@ fn a_file_that_others_may_write_to_is_made_anew() {
 }
 
 #[test]
-fn a_link_under_a_caches_name_is_not_followed() {
+fn symlinks_are_not_followed() {
     let place = Place::new();
     let prepared = place.named().unwrap();
     let moved = place.folder.path().join("moved.tokens");
@@ -136,7 +136,7 @@ fn a_link_under_a_caches_name_is_not_followed() {
 }
 
 #[test]
-fn links_under_names_of_unfinished_files_are_not_written_through() {
+fn symlinks_are_not_written_through() {
     let place = Place::new();
     fs::create_dir_all(place.tokens()).unwrap();
     let prepared = place.named().unwrap();
@@ -153,7 +153,7 @@ fn links_under_names_of_unfinished_files_are_not_written_through() {
 }
 
 #[test]
-fn a_cache_that_another_user_wrote_is_not_taken() {
+fn caches_of_other_users_are_ignored() {
     let place = Place::new();
     let prepared = place.named().unwrap();
     if !give_away(&prepared.path) {
@@ -164,7 +164,7 @@ fn a_cache_that_another_user_wrote_is_not_taken() {
 }
 
 #[test]
-fn a_folder_of_another_user_is_refused_where_it_was_named_and_passed_over_by_default() {
+fn folders_of_other_users_are_refused_or_skipped() {
     for part in ["", "tokens"] {
         let place = Place::new();
         place.named().unwrap();
@@ -181,7 +181,7 @@ fn a_folder_of_another_user_is_refused_where_it_was_named_and_passed_over_by_def
 }
 
 #[test]
-fn a_cache_that_is_cut_short_after_it_was_opened_is_an_error_that_names_it() {
+fn a_truncated_cache_is_an_error() {
     let place = Place::new();
     let prepared = place.named().unwrap();
     let samples = &prepared.samples;

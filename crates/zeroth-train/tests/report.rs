@@ -76,7 +76,7 @@ fn holds(folder: &Path, tag: &str) -> usize {
 }
 
 #[test]
-fn without_a_wish_there_is_metrics_jsonl_alone() {
+fn only_metrics_jsonl_is_written_by_default() {
     let folder = tempfile::tempdir().expect("what this test made itself is right");
     let plan = ReportPlan::new(&resolved("{}"), &[Report::Jsonl], folder.path());
     let mut reporters =
@@ -88,7 +88,7 @@ fn without_a_wish_there_is_metrics_jsonl_alone() {
 }
 
 #[test]
-fn flags_and_sections_write_each_into_a_folder_of_their_own() {
+fn flags_and_config_sections_write_separate_folders() {
     let folder = tempfile::tempdir().expect("what this test made itself is right");
     let elsewhere = folder.path().join("elsewhere");
     let text = format!(
@@ -123,7 +123,7 @@ fn flags_and_sections_write_each_into_a_folder_of_their_own() {
 }
 
 #[test]
-fn going_on_leaves_each_step_once() {
+fn resuming_writes_each_step_once() {
     let folder = tempfile::tempdir().expect("what this test made itself is right");
     let plan = ReportPlan::new(
         &resolved(r#"{"csv_monitor": {"enabled": true}}"#),
@@ -188,7 +188,7 @@ fn a_breakdown_counts_every_instruction_once() {
 }
 
 #[test]
-fn a_profile_adds_up_to_the_work_of_the_model() {
+fn profiled_flops_sum_to_the_model() {
     let config = resolved(
         r#"{"wall_clock_breakdown": true, "flops_profiler": {"enabled": true, "profile_step": 2, "top_modules": 2}}"#,
     );
@@ -237,7 +237,7 @@ fn a_profile_adds_up_to_the_work_of_the_model() {
 }
 
 #[test]
-fn a_profile_goes_no_deeper_than_asked_and_into_its_file() {
+fn profiles_respect_depth_and_file() {
     let folder = tempfile::tempdir().expect("what this test made itself is right");
     let path = folder.path().join("profile.txt");
     let config = resolved(&format!(

@@ -112,7 +112,7 @@ fn deepspeed(entry: &Value, learning_rate: f64) -> Schedule {
 }
 
 #[test]
-fn rates_are_those_of_transformers() {
+fn rates_match_transformers() {
     let made = read("tests/schedules.json");
     let learning_rate = made["learning_rate"].as_f64().unwrap();
     let entries = made["hugging_face"].as_array().unwrap();
@@ -124,7 +124,7 @@ fn rates_are_those_of_transformers() {
 }
 
 #[test]
-fn rates_and_betas_are_those_of_deepspeed() {
+fn rates_and_betas_match_deepspeed() {
     let made = read("tests/schedules.json");
     let learning_rate = made["learning_rate"].as_f64().unwrap();
     let entries = made["deepspeed"].as_array().unwrap();
@@ -148,7 +148,7 @@ fn rates_and_betas_are_those_of_deepspeed() {
 }
 
 #[test]
-fn rates_are_those_of_the_golden_runs() {
+fn rates_match_the_golden_runs() {
     let steps = read("../../tests/golden/llama-dynamic/steps.json");
     let learning_rate = steps["recipe"]["learning_rate"].as_f64().unwrap();
     for run in steps["runs"].as_array().unwrap() {

@@ -36,7 +36,7 @@ fn count(compiled: &Compiled, is: fn(&Action) -> bool) -> usize {
 }
 
 #[test]
-fn with_memory_to_spare_all_state_is_on_its_way_and_gradients_stay() {
+fn ample_memory_opens_the_whole_window() {
     let folder = tempfile::tempdir().unwrap();
     let (compiled, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
     let states = compiled.memory.states(Tier::Host);
@@ -53,7 +53,7 @@ fn with_memory_to_spare_all_state_is_on_its_way_and_gradients_stay() {
 }
 
 #[test]
-fn with_less_memory_the_window_closes_and_then_gradients_leave() {
+fn less_memory_closes_the_window() {
     let folder = tempfile::tempdir().unwrap();
     let saves = |compiled: &Compiled| count(compiled, |action| matches!(action, Action::SaveGradient(..)));
     let (roomy, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
@@ -98,7 +98,7 @@ fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<Updated
 }
 
 #[test]
-fn who_updates_follows_from_what_the_machine_can_do() {
+fn measured_rates_choose_the_update_device() {
     let folder = tempfile::tempdir().unwrap();
     let roomy = 1 << 40;
     let (compiled, window) = fitted(&mut cut(folder.path()), roomy).unwrap();
@@ -113,7 +113,7 @@ fn who_updates_follows_from_what_the_machine_can_do() {
 }
 
 #[test]
-fn sums_in_host_memory_are_counted_against_processors() {
+fn host_accumulation_counts_against_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = cut(folder.path());
     // Processors four times as fast as the bus win, until gradients of several micro-batches meet in host memory.
@@ -124,7 +124,7 @@ fn sums_in_host_memory_are_counted_against_processors() {
 }
 
 #[test]
-fn a_window_that_was_typed_is_taken_as_it_is() {
+fn a_given_window_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(folder.path());
     job.settings.offload.window = Some(1 << 16);
@@ -133,7 +133,7 @@ fn a_window_that_was_typed_is_taken_as_it_is() {
 }
 
 #[test]
-fn a_window_beyond_all_measure_is_refused_with_what_is_missing() {
+fn an_oversized_window_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(folder.path());
     job.settings.offload.window = Some(u64::MAX);
@@ -145,7 +145,7 @@ fn a_window_beyond_all_measure_is_refused_with_what_is_missing() {
 }
 
 #[test]
-fn what_is_cheap_to_compute_again_gives_its_room_to_a_window_that_is_too_small() {
+fn cheap_recomputation_frees_memory_for_the_window() {
     let folder = tempfile::tempdir().unwrap();
     let (roomy, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
     let small = roomy.memory.arena(Tier::Device) - window.unwrap() + roomy.memory.states(Tier::Host) / 4;

@@ -24,7 +24,7 @@ fn two() -> (Model, tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_in_any_file_is_found() {
+fn any_flipped_bit_is_detected() {
     let (model, folder, newer) = two();
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let files = files_in(&newer);
@@ -55,7 +55,7 @@ fn a_flipped_bit_anywhere_in_any_file_is_found() {
 }
 
 #[test]
-fn files_that_are_missing_shorter_or_longer_are_named_with_their_sizes() {
+fn missing_and_resized_files_are_reported() {
     let (_model, _folder, newer) = two();
     for path in files_in(&newer) {
         let whole = fs::read(&path).unwrap();
@@ -83,7 +83,7 @@ fn files_that_are_missing_shorter_or_longer_are_named_with_their_sizes() {
 }
 
 #[test]
-fn all_damaged_files_are_named_at_once() {
+fn all_damaged_files_are_reported() {
     let (_model, _folder, newer) = two();
     fs::remove_file(newer.join("model/config.json")).unwrap();
     for rank in 0..2 {
@@ -116,7 +116,7 @@ fn commit_parts(owned: [std::ops::Range<u64>; 2]) -> CheckpointError {
 }
 
 #[test]
-fn parts_that_leave_a_gap_or_overlap_never_become_a_checkpoint() {
+fn gaps_and_overlaps_are_refused() {
     let total = Model::new().table.total();
     // The embedding is the first parameter: 30 × 8.
     let gap = commit_parts([0..100, 103..total]).to_string();
@@ -134,7 +134,7 @@ fn parts_that_leave_a_gap_or_overlap_never_become_a_checkpoint() {
 }
 
 #[test]
-fn a_save_whose_model_has_lost_its_config_carries_what_was_read() {
+fn saves_use_the_snapshotted_model_files() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let (files, total) = (model.files(), model.table.total());
     let config = fs::read(model.folder.path().join("config.json")).unwrap();
@@ -153,7 +153,7 @@ fn a_save_whose_model_has_lost_its_config_carries_what_was_read() {
 }
 
 #[test]
-fn a_manifest_of_another_format_or_with_paths_that_lead_out_is_refused() {
+fn other_formats_and_escaping_paths_are_refused() {
     let (_model, _folder, newer) = two();
     let path = newer.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
@@ -177,7 +177,7 @@ fn a_manifest_of_another_format_or_with_paths_that_lead_out_is_refused() {
 }
 
 #[test]
-fn the_checkpoint_of_another_model_is_refused_with_what_differs() {
+fn checkpoints_of_other_models_are_refused() {
     let (_model, _folder, newer) = two();
     let checkpoint = Checkpoint::open(&newer).unwrap();
     let wider = Model::of_width(16);

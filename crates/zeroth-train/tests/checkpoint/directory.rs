@@ -27,7 +27,7 @@ fn damage(folder: &Path) {
 const LEFT: &str = ".step-10.unfinished-4194304-1";
 
 #[test]
-fn a_save_that_ends_after_any_of_its_steps_costs_nothing_that_was_there() {
+fn interrupted_saves_lose_nothing() {
     let (model, folder, scratch) = (Model::new(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     model.save(folder.path(), 5);
     let whole = model.save_cut(scratch.path(), 10, &[600], 1000).unwrap();
@@ -57,7 +57,7 @@ fn a_save_that_ends_after_any_of_its_steps_costs_nothing_that_was_there() {
 }
 
 #[test]
-fn the_next_save_removes_what_dead_processes_left_and_nothing_else() {
+fn saves_remove_stale_files() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     model.save(folder.path(), 5);
     for name in [LEFT, ".step-3.removed-4194304-1", ".step-5.replaced-4194304-1"] {
@@ -82,7 +82,7 @@ fn the_next_save_removes_what_dead_processes_left_and_nothing_else() {
 }
 
 #[test]
-fn a_checkpoint_that_was_being_replaced_gets_its_name_back() {
+fn interrupted_replacements_are_restored() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let path = model.save(folder.path(), 5);
     fs::rename(&path, folder.path().join(".step-5.replaced-4194304-1")).unwrap();
@@ -91,7 +91,7 @@ fn a_checkpoint_that_was_being_replaced_gets_its_name_back() {
 }
 
 #[test]
-fn a_step_that_is_saved_again_replaces_the_one_before() {
+fn saving_a_step_again_replaces_it() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let first = model.save(folder.path(), 5);
     damage(&first);
@@ -105,7 +105,7 @@ fn a_step_that_is_saved_again_replaces_the_one_before() {
 }
 
 #[test]
-fn pruning_keeps_the_newest_ones_and_always_the_newest_good_one() {
+fn pruning_keeps_the_newest_valid_checkpoint() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     for step in [1, 2, 3, 10, 20] {
         model.save(folder.path(), step);
@@ -128,7 +128,7 @@ fn pruning_keeps_the_newest_ones_and_always_the_newest_good_one() {
 }
 
 #[test]
-fn latest_is_for_people_and_what_is_there_decides() {
+fn latest_is_informational() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     assert_eq!(newest(&folder.path().join("none")), (None, 0));
     model.save(folder.path(), 3);
@@ -140,7 +140,7 @@ fn latest_is_for_people_and_what_is_there_decides() {
 }
 
 #[test]
-fn a_path_may_be_a_step_a_run_or_its_checkpoints() {
+fn paths_of_steps_runs_and_directories_resolve() {
     let (model, run) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoints = run.path().join("checkpoints");
     let error = resolve(run.path()).unwrap_err();

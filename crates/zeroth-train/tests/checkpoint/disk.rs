@@ -51,8 +51,8 @@ fn small_disk(test: &str) -> Option<PathBuf> {
 }
 
 #[test]
-fn a_full_disk_costs_the_new_checkpoint_and_not_the_old_one() {
-    let Some(disk) = small_disk("disk::a_full_disk_costs_the_new_checkpoint_and_not_the_old_one") else {
+fn a_full_disk_keeps_old_checkpoints() {
+    let Some(disk) = small_disk("disk::a_full_disk_keeps_old_checkpoints") else {
         return;
     };
     let model = Model::of_width(64);
@@ -77,8 +77,8 @@ fn a_full_disk_costs_the_new_checkpoint_and_not_the_old_one() {
 }
 
 #[test]
-fn a_folder_that_may_not_be_written_to_is_named_with_what_to_do() {
-    let test = "disk::a_folder_that_may_not_be_written_to_is_named_with_what_to_do";
+fn unwritable_folders_are_reported_with_a_remedy() {
+    let test = "disk::unwritable_folders_are_reported_with_a_remedy";
     let Some(disk) = small_disk(test) else { return };
     let model = Model::new();
     model.save(&disk, 1);

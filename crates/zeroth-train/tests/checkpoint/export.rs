@@ -13,7 +13,7 @@ use zeroth_train::checkpoint::{Checkpoint, Destination, ShardWriter, UnfinishedC
 use crate::sample::{Model, names_in, number};
 
 #[test]
-fn an_export_loads_back_with_equal_bits_in_every_type_and_any_number_of_files() {
+fn exports_round_trip_in_every_dtype() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoint =
         Checkpoint::open(&model.save_cut(&folder.path().join("checkpoints"), 3, &[333], 77).unwrap())
@@ -56,7 +56,7 @@ fn an_export_loads_back_with_equal_bits_in_every_type_and_any_number_of_files() 
 }
 
 #[test]
-fn a_folder_that_holds_something_is_written_to_only_when_that_is_meant() {
+fn non_empty_folders_need_overwrite() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoint = Checkpoint::open(&model.save(&folder.path().join("checkpoints"), 3)).unwrap();
     let to = folder.path().join("to");
@@ -84,7 +84,7 @@ fn a_folder_that_holds_something_is_written_to_only_when_that_is_meant() {
 }
 
 #[test]
-fn a_weight_that_fp16_does_not_have_is_refused_and_not_made_infinite() {
+fn fp16_overflow_is_refused() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoints = folder.path().join("checkpoints");
     let unfinished = UnfinishedCheckpoint::begin(&checkpoints, 1).unwrap();
@@ -107,7 +107,7 @@ fn a_weight_that_fp16_does_not_have_is_refused_and_not_made_infinite() {
 }
 
 #[test]
-fn a_folder_in_a_checkpoint_is_refused_by_whatever_path() {
+fn exports_into_checkpoints_are_refused() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoints = folder.path().join("checkpoints");
     let (step, other) = (model.save(&checkpoints, 3), model.save(&checkpoints, 4));
@@ -132,7 +132,7 @@ fn a_folder_in_a_checkpoint_is_refused_by_whatever_path() {
 }
 
 #[test]
-fn an_export_that_fails_leaves_the_model_that_was_there() {
+fn failed_exports_keep_the_old_model() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let step = model.save(&folder.path().join("checkpoints"), 3);
     let checkpoint = Checkpoint::open(&step).unwrap();

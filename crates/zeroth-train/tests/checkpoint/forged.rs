@@ -20,7 +20,7 @@ fn forge(folder: &Path, manifest: &Value) {
 }
 
 #[test]
-fn numbers_beyond_their_bounds_are_refused_by_name() {
+fn out_of_range_numbers_are_refused() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let step = model.save(folder.path(), 10);
     let whole: Value = serde_json::from_slice(&fs::read(step.join("manifest.json")).unwrap()).unwrap();
@@ -78,7 +78,7 @@ fn numbers_beyond_their_bounds_are_refused_by_name() {
 }
 
 #[test]
-fn a_folder_named_after_another_step_is_refused_with_both_and_other_names_are_not() {
+fn misnamed_step_folders_are_refused() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let step = model.save(folder.path(), 10);
     let renamed = folder.path().join("step-12");

@@ -24,7 +24,7 @@ fn save_for_ever(checkpoints: &Path) {
 }
 
 #[test]
-fn a_kill_at_any_moment_leaves_only_whole_checkpoints_and_loses_none() {
+fn kills_never_leave_partial_checkpoints() {
     if let Some(folder) = std::env::var_os(SAVE_INTO) {
         return save_for_ever(Path::new(&folder));
     }
@@ -34,7 +34,7 @@ fn a_kill_at_any_moment_leaves_only_whole_checkpoints_and_loses_none() {
     let mut before = 1;
     for turn in 0..20_u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "kills::a_kill_at_any_moment_leaves_only_whole_checkpoints_and_loses_none"])
+            .args(["--exact", "kills::kills_never_leave_partial_checkpoints"])
             .env(SAVE_INTO, folder.path())
             .stdout(Stdio::null())
             .spawn()

@@ -7,7 +7,7 @@ use zeroth_train::checkpoint::{Checkpoint, clean, list, prune};
 use crate::sample::{Model, names_in};
 
 #[test]
-fn a_step_that_is_saved_again_keeps_files_that_no_save_wrote() {
+fn saving_a_step_again_keeps_foreign_files() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let step = model.save(folder.path(), 5);
     fs::write(step.join("notes.txt"), "mine").unwrap();
@@ -23,7 +23,7 @@ fn a_step_that_is_saved_again_keeps_files_that_no_save_wrote() {
 }
 
 #[test]
-fn a_limit_and_cleaning_leave_what_holds_other_files() {
+fn pruning_and_cleaning_keep_foreign_files() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     for step in [1, 2, 3] {
         model.save(folder.path(), step);
@@ -42,7 +42,7 @@ fn a_limit_and_cleaning_leave_what_holds_other_files() {
 }
 
 #[test]
-fn a_file_in_the_place_of_a_step_is_not_replaced() {
+fn a_file_named_like_a_step_is_not_replaced() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     fs::write(folder.path().join("step-5"), "mine").unwrap();
     let error = model.save_cut(folder.path(), 5, &[], 1000).unwrap_err().to_string();

@@ -33,7 +33,7 @@ proptest! {
 }
 
 #[test]
-fn the_manifest_reads_back_equal_to_the_last_bit() {
+fn manifests_round_trip_exactly() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let path = model.save(folder.path(), 7);
     let checkpoint = Checkpoint::open(&path).unwrap();
@@ -57,7 +57,7 @@ fn the_manifest_reads_back_equal_to_the_last_bit() {
 }
 
 #[test]
-fn checksums_are_those_that_sha256sum_finds() {
+fn checksums_match_sha256sum() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let path = model.save_cut(folder.path(), 7, &[500], 100).unwrap();
     let ended =
@@ -68,7 +68,7 @@ fn checksums_are_those_that_sha256sum_finds() {
 }
 
 #[test]
-fn neighbours_become_one_tensor_and_bytes_are_taken_as_they_are() {
+fn adjacent_pieces_are_merged() {
     let folder = tempfile::tempdir().unwrap();
     let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let piece = |first, count| Piece {
@@ -107,7 +107,7 @@ fn neighbours_become_one_tensor_and_bytes_are_taken_as_they_are() {
 }
 
 #[test]
-fn a_part_takes_exactly_what_was_announced_and_leaves_nothing_when_it_ends_early() {
+fn shards_take_exactly_their_declared_pieces() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let total = model.table.total();
@@ -137,7 +137,7 @@ fn a_part_takes_exactly_what_was_announced_and_leaves_nothing_when_it_ends_early
 }
 
 #[test]
-fn ranges_and_states_that_are_not_there_are_refused_with_both_operands() {
+fn missing_ranges_and_states_are_refused() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoint = Checkpoint::open(&model.save(folder.path(), 1)).unwrap();
     let name = "model.norm.weight";
@@ -154,7 +154,7 @@ fn ranges_and_states_that_are_not_there_are_refused_with_both_operands() {
 }
 
 #[test]
-fn a_parameter_that_is_not_trained_has_weights_only() {
+fn frozen_parameters_have_weights_only() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let frozen = "model.norm.weight";
     let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
@@ -176,7 +176,7 @@ fn a_parameter_that_is_not_trained_has_weights_only() {
 }
 
 #[test]
-fn the_room_asked_for_is_at_least_what_a_checkpoint_takes() {
+fn needed_bytes_is_an_upper_bound() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let path = model.save_cut(folder.path(), 1, &[100, 200, 300, 400], 50).unwrap();
     let taken: u64 = files_in(&path).iter().map(|path| path.metadata().unwrap().len()).sum();
