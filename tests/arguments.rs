@@ -1,4 +1,4 @@
-//! What the command line hands over in bytes: arguments that are no text, and results that find no place.
+//! Arguments that are not UTF-8, and results that cannot be written.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

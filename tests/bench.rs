@@ -1,4 +1,4 @@
-//! `zeroth bench` on the machine at hand: every figure is there and fits the others. No figure is held to a value.
+//! `zeroth bench` on this machine: all figures exist and are consistent; none is compared with a fixed value.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Chat templates from strangers: what they may take of memory and time is bounded, and real ones are not disturbed.
+//! Limits on untrusted chat templates: memory and time are bounded, and real templates are unaffected.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `zeroth checkpoint`: what it says of whole and of damaged checkpoints, and the model it makes of one.
+//! `zeroth checkpoint`: inspects, verifies and exports valid and damaged checkpoints.
 
 use std::fs;
 use std::path::Path;

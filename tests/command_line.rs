@@ -1,4 +1,4 @@
-//! What was given is wrong: every mistake has its sentence and its exit code, and none panics.
+//! Invalid input: every error has a message and an exit code, and nothing panics.
 
 use crate::common::{model, root, zeroth, zeroth_in, zeroth_json};
 

@@ -1,4 +1,4 @@
-//! Starting the real binary and looking at how it ends.
+//! Runs the real binary.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,4 +1,4 @@
-//! End-to-end tests: they start the real binary and look at what it prints and how it ends.
+//! End-to-end tests: they run the real binary and check its output and exit code.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::print_stdout, reason = "a test that is skipped says so")]

@@ -1,4 +1,4 @@
-//! Text from files never commands a terminal: escape sequences in configs, models, data and names are spelled out.
+//! Text from files cannot control a terminal: escape sequences in configs, models, data and names are sanitised.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `zeroth plan --params`: an estimate, and one that never calls a fit what cannot even gather a layer.
+//! `zeroth plan --params`: a closed-form estimate that accounts for gathering the largest layer.
 
 use crate::common::{model, zeroth, zeroth_json};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Flags that a command does not have, and values it cannot read: all of them at once, with what was likely meant.
+//! Unknown flags and invalid values: reported all at once, with suggestions.
 
 use crate::common::{Ended, model, zeroth};
 

@@ -1,4 +1,4 @@
-//! `zeroth init`: what it writes is a model folder that the other commands read.
+//! `zeroth init` writes model folders that the other commands read.
 
 use std::fs;
 use std::path::Path;

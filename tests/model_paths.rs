@@ -1,4 +1,4 @@
-//! `--model` that names a run or a checkpoint: the message says what was meant.
+//! `--model` given a run or a checkpoint: the message suggests the model folder.
 
 use std::path::Path;
 

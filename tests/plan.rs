@@ -1,4 +1,4 @@
-//! `zeroth plan`, end to end: the figures that documents print, what fits, and what to change where nothing does.
+//! `zeroth plan`, end to end: published figures, what fits, and suggested changes.
 
 use crate::common::{model, zeroth, zeroth_json};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `zeroth train`, end to end: runs of the real binary, and what they leave in their folders.
+//! `zeroth train`, end to end: runs of the real binary, and the files they write.
 
 mod accumulation;
 mod changed_inputs;

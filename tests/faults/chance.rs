@@ -1,4 +1,4 @@
-//! Random numbers by place: case `n` of an audit draws the same ones in every run, whichever cases run before it.
+//! Counter-based random numbers: case `n` of an audit draws the same ones in every run.
 
 use zeroth::base::philox4x32;
 

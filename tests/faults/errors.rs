@@ -1,5 +1,5 @@
-//! System calls that fail, one a run: the run goes on with the right results or ends with an error that says what failed.
-//! Checkpoints saved before are whole, and `--resume auto` ends with the bits of an unbroken run.
+//! Failing system calls, one per run: the run succeeds with the same results or reports what failed. Earlier checkpoints
+//! stay valid, and `--resume auto` ends with the bits of an undisturbed run.
 
 use std::collections::BTreeMap;
 use std::fs;

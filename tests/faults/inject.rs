@@ -1,4 +1,4 @@
-//! The real binary, plain or under `inject.c`, which makes one of its system calls fail or kills a process at it.
+//! Runs the real binary, optionally under `inject.c`, which fails a system call or kills a process at it.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;

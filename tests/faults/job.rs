@@ -1,4 +1,4 @@
-//! A small job on two ranks: its folders, its command line, and what an unbroken run of it leaves behind.
+//! A small job on two ranks: its folders, command line, and the results of an undisturbed run.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
-//! SIGKILL of the launcher, of one rank, or of all processes at once: while a run starts, steps, saves, removes old checkpoints and
-//! writes its model, and at any moment. A run that is continued each time with `--resume auto` ends with the bits of one that
-//! nobody disturbed.
+//! SIGKILL of the launcher, one rank, or all processes, in every phase of a run and at random times. A run resumed with
+//! `--resume auto` after each kill ends with the bits of an undisturbed one.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! A run of many steps with saves: what its processes hold in memory, and how many descriptors, early and late.
+//! Long runs with saves: memory and file descriptors do not grow.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The fault audit: processes killed, system calls that fail, files that are damaged, runs that go on for long. See README.md.
+//! The fault audit: kills, failing system calls, damaged files, long runs. See README.md.
 //!
 //! `ZEROTH_FULL=1 cargo test --release -p zeroth-cli --test faults -- --nocapture --test-threads 1` runs all of it; without the
 //! variable each part is a small sample of itself.

@@ -1,4 +1,4 @@
-//! Micro-batches of a step come one at a time: how many there are takes no memory.
+//! Micro-batches are assembled one at a time: memory does not grow with gradient accumulation.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Files that change while a run goes on: what was read at the start counts, for ranks that are started again too.
+//! Inputs that change during a run: the files read at start count, for restarted ranks too.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Control groups that limit memory: a run fits into plan and overhead, and is refused below.
+//! Memory cgroups: a run fits into plan plus overhead, and is refused below.
 
 use std::fs;
 use std::path::{Path, PathBuf};

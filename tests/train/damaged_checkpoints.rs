@@ -1,4 +1,4 @@
-//! Checkpoints that cannot be used: a run does not start over on top of them, and does not name them as its own.
+//! Damaged checkpoints: a run does not start over on top of them, nor reports them as its own.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! A tokenizer.json that is damaged is named and refused: the crate that reads it panics on some.
+//! Damaged tokenizer.json files are refused, although the tokenizers crate panics on some.
 
 use std::fs;
 

@@ -1,5 +1,4 @@
-//! A rank that dies or stops in the middle of a step, and a launcher that dies: nobody waits for ever, and the message
-//! says who, in which step and at which op.
+//! A rank or launcher that dies during a step: nothing hangs, and the message names the rank, step and op.
 
 use std::time::{Duration, Instant};
 

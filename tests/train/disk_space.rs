@@ -1,4 +1,4 @@
-//! Room on the disk: a run that would fill it is refused, with changes that were tried before they are named.
+//! Disk space: a run that would fill the disk is refused, with suggestions that fit.
 
 use std::path::Path;
 

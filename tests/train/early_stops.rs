@@ -1,4 +1,4 @@
-//! Signals before the first step: a run ends at once, says so, and leaves a folder that the same command takes again.
+//! Signals before the first step: a run exits at once and leaves a folder that the same command can use again.
 
 use std::ffi::OsStr;
 use std::fs;

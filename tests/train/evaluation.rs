@@ -1,4 +1,4 @@
-//! Evaluation: the loss of rows that are not trained on, the same on any number of ranks.
+//! Evaluation: the loss on held-out rows, equal on any number of ranks.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The model at the end of a run belongs to its last step: a run is complete with that model and no other.
+//! The exported model belongs to the last step: a run is complete only with that model.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,4 @@
-//! Disks that are full or read-only, ranks that die and are started again: said in plain words, and nothing that was saved
-//! is lost.
+//! Full and read-only disks, and restarted ranks: clear errors, and no saved state is lost.
 
 use std::fs;
 use std::path::{Path, PathBuf};

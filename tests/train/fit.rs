@@ -1,4 +1,4 @@
-//! Budgets: a run keeps to the bytes it is given by choosing what nobody typed, and is refused with the change that fits.
+//! Memory budgets: a run chooses open settings to fit, or is refused with a change that fits.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The command line against PyTorch: golden runs at every stage, on 1, 2, 3 and 5 ranks, with and without accumulation.
+//! Golden runs against PyTorch at every stage, on 1, 2, 3 and 5 ranks, with and without accumulation.
 
 use std::fs;
 use std::path::Path;

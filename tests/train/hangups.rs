@@ -1,4 +1,4 @@
-//! SIGHUP, which a terminal sends to all processes in its foreground when it is closed.
+//! SIGHUP, which a terminal sends to its foreground processes when it is closed.
 
 use std::fs;
 use std::os::unix::process::CommandExt;

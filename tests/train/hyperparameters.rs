@@ -1,4 +1,4 @@
-//! Numbers of the optimizer that no weights survive: refused before the first step, by flag and by key.
+//! Optimizer hyperparameters out of range: refused before the first step, by flag and by key.
 
 use serde_json::{Value, json};
 

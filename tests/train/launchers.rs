@@ -1,4 +1,4 @@
-//! Ranks that another launcher has started: they find each other, and train to the same bits as ranks of our own.
+//! Ranks of external launchers train to the same bits as ranks of zeroth's launcher.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What processes that were killed left half-written: the next run removes it, and nothing else.
+//! Unfinished files of killed processes: the next run removes them and nothing else.
 
 use std::fs;
 use std::path::Path;

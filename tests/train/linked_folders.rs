@@ -1,5 +1,4 @@
-//! Links to folders on another disk, where a run's own folders would be: they stay, and what a run wrote behind them is
-//! treated as if it lay here.
+//! Symlinked run folders on another disk: links are kept, and the run's files behind them treated as its own.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! What ranks really hold, against the plan: the arena is all but a stated overhead.
+//! Resident memory of ranks against the plan: arenas plus a stated overhead.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Weights of a model folder that cannot be read are refused: new weights come only from a folder that has none.
+//! Unreadable weights are refused: random weights are used only for a folder without any.
 
 use std::fs;
 use std::os::unix::fs::symlink;

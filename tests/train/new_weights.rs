@@ -1,4 +1,4 @@
-//! Weights from the seed, as the model's config asks for them, and what it asks for in vain.
+//! Random weights follow the model's config; unsupported settings are noted.
 
 use std::fs;
 use std::path::Path;

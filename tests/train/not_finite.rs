@@ -1,4 +1,4 @@
-//! Weights with a number that is not one: the update is not applied, and the run stops or skips as it was told.
+//! Non-finite weights: the update is not applied, and the run stops or skips as configured.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Weights that are no numbers any more are not saved, and a run whose loss is none does not end well.
+//! Non-finite weights are not saved, and a run without a final loss fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};

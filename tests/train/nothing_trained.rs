@@ -1,4 +1,4 @@
-//! Data of which no token is trained is refused: it would end with a loss of 0, and evaluation with a perplexity of 1.
+//! Data without trained tokens is refused: it would give a loss of 0 and a perplexity of 1.
 
 use std::path::Path;
 

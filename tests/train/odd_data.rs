@@ -1,4 +1,4 @@
-//! Little data and data that trains little: a run goes on wherever its numbers are defined.
+//! Tiny datasets and rows with few trained tokens: a run works wherever its numbers are defined.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Old checkpoints that cannot be removed: the run says so once, and goes on.
+//! Old checkpoints that cannot be removed: noted once, and the run continues.
 
 use std::fs;
 use std::path::{Path, PathBuf};

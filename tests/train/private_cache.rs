@@ -1,4 +1,4 @@
-//! The token cache of a run: the user's own or the run's alone, and an error with a name where it is cut short.
+//! The token cache: private to the user or temporary, with a clear error if truncated.
 
 use std::fs;
 use std::path::{Path, PathBuf};

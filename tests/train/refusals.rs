@@ -1,4 +1,4 @@
-//! What is wrong is said before anything is written: exit code 2, or 3 where memory does not suffice.
+//! Invalid input is refused before anything is written: exit code 2, or 3 if memory does not suffice.
 
 use std::fs;
 use std::path::Path;

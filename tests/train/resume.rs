@@ -1,5 +1,4 @@
-//! Going on from a checkpoint: at any number of ranks and any stage, with the same order of the data, and to the same bits
-//! where nothing else has changed.
+//! Resuming with any number of ranks and any stage, in the same data order, and bit-identical if nothing else changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

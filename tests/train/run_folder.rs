@@ -1,4 +1,4 @@
-//! What a run leaves: metrics that read back, plan, config with its origins, logs, curve and model; and a second run.
+//! The run folder: metrics, plan, config with origins, logs, loss curve and model; and a second run.
 
 use std::fs;
 

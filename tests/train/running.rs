@@ -1,4 +1,4 @@
-//! A command that is still running: its ranks, what it has said so far, signals to it, and its end.
+//! A command running in the background: its ranks, output, signals and exit.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Stages and threads move work and do not change arithmetic: a run's numbers and its model are the same to the bit.
+//! Stages and thread counts do not change arithmetic: metrics and model are bit-identical.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Runs that read from the folder they write to: what they read stays whole, and what they would take away is refused.
+//! Runs that read from the folder they write to: inputs stay intact, and removing them is refused.
 
 use std::fs;
 use std::os::unix::fs::symlink;
