@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::common::{Ended, zeroth, zeroth_json};
 
-/// Lines of a part whose percentages must be those of its figures.
+/// Checks that percentages match the figures.
 fn check_lines(part: &str, lines: &Value) {
     let lines = lines.as_array().unwrap();
     assert!(!lines.is_empty(), "{part}");
@@ -25,8 +25,8 @@ fn check_lines(part: &str, lines: &Value) {
             let expected = 100.0 * achieved / figure(&line["limit"], name);
             assert!((figure(&line["percent"], name) / expected - 1.0).abs() < 1e-9, "{part}: {line}");
         }
-        // A limit that was measured in this run, on as many threads or ranks, is a line of the part. A step's limit
-        // runs between its steps.
+        // A limit measured in this run with as many threads or ranks is a line of the same group. A step's limit runs
+        // between its steps.
         let limit = &line["limit"]["name"];
         let is_limit = |other: &&Value| other["name"] == *limit && other["threads"] == line["threads"];
         assert!(part == "step" || lines.iter().any(|other| is_limit(&other)), "{part}: {line}");
@@ -38,7 +38,7 @@ fn names(lines: &Value) -> Vec<&str> {
     lines.as_array().unwrap().iter().map(|line| line["name"].as_str().unwrap()).collect()
 }
 
-/// Runs a command whose profile is kept in a folder, and reads the object it prints.
+/// Runs a command with its profile in a folder, and parses its JSON.
 fn zeroth_with(cache: &Path, arguments: &[&str]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_zeroth"))
         .args(arguments)
@@ -89,7 +89,7 @@ fn profiles_are_saved_by_part_and_shown_by_doctor() {
     let shares = step["percent_of_time"].as_object().unwrap().values();
     let whole: f64 = shares.map(|share| share.as_f64().unwrap()).sum();
     assert!((whole - 100.0).abs() < 1e-6, "{step}");
-    // The folder that was measured holds the profile and nothing else.
+    // The measured folder contains only the profile.
     let path = found["profile"].as_str().unwrap();
     assert!(path.starts_with(dir), "{path}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -101,7 +101,7 @@ fn profiles_are_saved_by_part_and_shown_by_doctor() {
         assert_eq!(doctor["profile"]["parts"][part]["quick"], true);
     }
 
-    // One part measured again takes the place of its own lines alone.
+    // Measuring one group again replaces only its own lines.
     let again = zeroth_with(folder.path(), &["bench", "disk", "--quick", "--rounds", "2", "--dir", dir]);
     let kept: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     assert_eq!(kept["parts"]["disk"]["lines"], again["parts"]["disk"]);

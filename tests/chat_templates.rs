@@ -37,7 +37,7 @@ fn preview(model: &Path, data: &Path, more: &[&str]) -> Ended {
     ended
 }
 
-/// The template is stopped, and this is what it did.
+/// Asserts that the template is stopped with this message.
 fn assert_stopped(template: &str, what: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (model, data) = (model(folder.path(), template), rows(folder.path(), &["Hi"]));
@@ -51,7 +51,7 @@ fn assert_stopped(template: &str, what: &str) {
     assert!(ended.stderr.contains(&words), "{template}: {}", ended.stderr);
 }
 
-/// A body that is repeated with `ns.x`, and then something of it.
+/// A template that repeats `body` on `ns.x`, then evaluates `end`.
 fn repeated(start: &str, times: u32, body: &str, end: &str) -> String {
     format!(
         "{{% set ns = namespace(x={start}) %}}{{% for i in range({times}) %}}{{% set ns.x = {body} %}}{{% endfor %}}{end}"
@@ -67,12 +67,12 @@ fn unbounded_values_are_stopped() {
         repeated("[]", 100, "ns.x + ['a' * (10000000 + i)]", ""),
         "{% set x = ('a\\n' * 100000)|indent(100000, true) %}".to_owned(),
         "{% set x %}{% for i in range(100) %}{{ 'a' * 10000000 }}{% endfor %}{% endset %}".to_owned(),
-        // Put together by the compiler.
+        // Built by constant folding in the compiler.
         format!("{{{{ [{}] }}}}", vec!["'a' * 100000000"; 20].join(", ")),
     ] {
         assert_stopped(&template, "took more than 512 MiB of memory");
     }
-    // Made item by item, so that time may end before memory does.
+    // Built item by item, so that the time limit may strike first.
     for template in [
         repeated("['a']", 60, "ns.x + ns.x", "{{ ns.x|list|length }}"),
         repeated("['a']", 60, "[ns.x, ns.x]", "{{ ns.x|tojson }}"),
@@ -88,7 +88,7 @@ fn unbounded_loops_and_macros_are_stopped() {
     for template in [loops.as_str(), macros] {
         assert_stopped(template, "took more than 10,000,000 steps");
     }
-    // One step: the comparison of two lists with 2^60 leaves.
+    // A single step: comparing two lists with 2^60 leaves.
     let same = repeated("[]", 60, "[ns.x, ns.x]", "{% set a = ns.x %}")
         + &repeated("[]", 60, "[ns.x, ns.x]", "{{ a == ns.x }}");
     assert_stopped(&same, "took more than 5 s of CPU time");

@@ -31,7 +31,7 @@ fn with_run(steps: &[u64]) -> tempfile::TempDir {
     folder
 }
 
-/// Saves the model's own weights, as a run in bf16 whose moments are all zero would.
+/// Saves the model's weights as a bf16 run with zero moments would.
 fn save(folder: &Path, step: u64) {
     let model = folder.join("model");
     let (config, origin) = read_config(&model).unwrap();
@@ -174,7 +174,7 @@ fn export_writes_the_saved_weights_and_picks_the_newest_valid_checkpoint() {
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     let found = result(&ended);
     assert_eq!((&found["step"], &found["dtype"]), (&10.into(), &"bf16".into()), "16-bit runs give bf16");
-    // The weights were a bf16 model's, unchanged: so is the file.
+    // The weights came from a bf16 model, so the file is identical.
     let weights = |name: &str| fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
     assert_eq!(weights("out"), weights("model"));
     assert!(folder.path().join("out/tokenizer.json").exists());

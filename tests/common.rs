@@ -5,14 +5,14 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// How a run of the binary ended.
+/// The result of running the binary.
 pub(crate) struct Ended {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// Runs `zeroth` in a folder, without colours and without variables that a machine may have set.
+/// Runs `zeroth` in a folder, without colours and with a clean environment.
 pub(crate) fn zeroth_in(folder: &Path, arguments: &[&str]) -> Ended {
     let output: Output = Command::new(env!("CARGO_BIN_EXE_zeroth"))
         .args(arguments)
@@ -34,7 +34,7 @@ pub(crate) fn zeroth(arguments: &[&str]) -> Ended {
     zeroth_in(&root(), arguments)
 }
 
-/// Runs `zeroth … --format json` and reads the one object on standard output.
+/// Runs `zeroth … --format json` and parses the JSON object on stdout.
 pub(crate) fn zeroth_json(arguments: &[&str]) -> (i32, Value) {
     let ended = zeroth(&[arguments, &["--format", "json"]].concat());
     let value = serde_json::from_str(&ended.stdout)
@@ -42,7 +42,7 @@ pub(crate) fn zeroth_json(arguments: &[&str]) -> (i32, Value) {
     (ended.code, value)
 }
 
-/// Where tests keep their token caches.
+/// The token cache of the tests.
 pub(crate) fn cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")
 }
@@ -51,7 +51,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The folder of a model whose config.json is among the tests of zeroth-model.
+/// The folder of a model whose config.json is among zeroth-model's tests.
 pub(crate) fn model(name: &str) -> String {
     format!("crates/zeroth-model/tests/configs/{name}")
 }

@@ -75,7 +75,7 @@ fn unparsable_configs_exit_with_4_and_a_position() {
 fn huge_configs_are_refused_unread() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("huge.json");
-    // Sparse: it takes no disk and would take a gigabyte of memory if it were read.
+    // Sparse: it takes no disk space, but would take a gigabyte of memory if read.
     std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
     let ended = zeroth(&["config", "check", path.to_str().unwrap()]);
     assert_eq!(ended.code, 2);

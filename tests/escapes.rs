@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::common::{Ended, root, zeroth};
 
-/// A title of the window, a colour, a bell, a return to the line's start, a C1 sequence, and text from right to left.
+/// A window title, a colour, a bell, a carriage return, a C1 sequence, and right-to-left text.
 const EVIL: &str = "\u{1b}]0;owned\u{7}\u{1b}[31mred\r\u{9b}2J\u{202e}txt\u{2066}";
 
 fn is_command(character: char) -> bool {
@@ -15,14 +15,14 @@ fn is_command(character: char) -> bool {
     (character.is_control() && character != '\n' && character != '\t') || is_direction
 }
 
-/// Says `what`, with the sequences spelled out.
+/// Asserts that `what` is printed with its sequences escaped.
 fn assert_sanitised(ended: &Ended, what: &str) {
     for text in [&ended.stdout, &ended.stderr] {
         assert!(!text.contains(is_command), "{what}: {text:?}");
     }
     let both = format!("{}{}", ended.stdout, ended.stderr);
     assert!(both.contains("u{1b}") || both.contains("u001b"), "{what}: {both}");
-    // Tokens of a first batch stand apart.
+    // Tokens of the first batch are separated.
     assert!(both.contains("owned") || both.contains("own] [ed"), "{what}: {both}");
 }
 
@@ -33,7 +33,7 @@ fn written(folder: &Path, name: &str, text: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A DeepSpeed file with such a key, and such a value of a key that is known.
+/// A DeepSpeed file with such a key, and one with such a value.
 fn configs(folder: &Path) -> [String; 2] {
     [
         written(

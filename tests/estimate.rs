@@ -22,7 +22,7 @@ fn seventy_billion_parameters_do_not_fit_a_gigabyte() {
     let layer = offloaded["gathered_layer"].as_u64().unwrap();
     assert!((1_500_000_000..2_500_000_000).contains(&layer), "{layer}");
     assert_eq!(offloaded["device_bytes"]["total"], 0, "totals are the closed form's");
-    // What is missing is what the layer takes beyond the budget, and the change that adds it fits.
+    // The missing memory is what the layer exceeds the budget by, and the suggested change fits.
     let change =
         refused["changes"].as_array().unwrap().iter().find(|c| c["change"] == "device_memory").unwrap();
     assert_eq!(change["to"].as_u64(), Some(layer), "{change}");
@@ -37,7 +37,7 @@ fn largest_layer_overrides_the_default() {
     let (code, small) = plan(&["--device-memory", "1GB", "--largest-layer", "100M"]);
     assert_eq!(code, 0, "{}", small["reason"]);
     assert_eq!(row(&small, "zero3_offload")["gathered_layer"], 200_000_000);
-    // Gathered, and its gradient: both are buffers then, and are counted once.
+    // The gathered layer and its gradient are buffers, counted once.
     assert_eq!(row(&small, "zero3_offload")["device_bytes"]["buffers"], 400_000_000);
     assert_eq!(plan(&["--device-memory", "400MB", "--largest-layer", "100M"]).0, 0);
     assert_eq!(plan(&["--device-memory", "399MB", "--largest-layer", "100M"]).0, 3);
@@ -52,7 +52,7 @@ fn only_stage_3_gathers() {
     for preset in ["zero3", "zero3_offload"] {
         assert!(row(&plan, preset)["gathered_layer"].as_u64().unwrap() > 300_000_000, "{preset}");
     }
-    // With a model the layer is one of its own, and among the buffers.
+    // With a model, the layer is its own largest, and among the buffers.
     let (_, plan) = zeroth_json(&["plan", "--model", &model("Qwen3-8B"), "--ranks", "4"]);
     let zero3 = row(&plan, "zero3");
     let layer = zero3["gathered_layer"].as_u64().unwrap();

@@ -9,7 +9,7 @@ fn wrong(arguments: &[&str]) -> Ended {
     ended
 }
 
-/// The lines of standard error that name an error.
+/// The error lines of stderr.
 fn errors(ended: &Ended) -> Vec<&str> {
     ended.stderr.lines().filter_map(|line| line.strip_prefix("error: ")).collect()
 }
@@ -85,10 +85,10 @@ fn invalid_values_and_missing_flags_are_reported_together() {
         assert!(ended.stderr.contains(word), "{word}: {}", ended.stderr);
     }
     assert!(ended.stderr.contains("cosine"), "the values there are: {}", ended.stderr);
-    // --model is needed without --params only, and --params was typed.
+    // --model is only required without --params, and --params was given.
     let ended = wrong(&["plan", "--params", "many", "--ranks", "2", "--frobnicate"]);
     assert!(!ended.stderr.contains("--model"), "{}", ended.stderr);
-    // A flag with a value that cannot be read is typed, not missing.
+    // A flag with an invalid value is not missing.
     let ended = wrong(&["init", "--family", "gwen3", "--hidden", "many", "--layers", "1", "--heads", "1"]);
     assert_eq!(ended.stderr.matches("--hidden").count(), 1, "{}", ended.stderr);
     assert!(ended.stderr.contains("--vocab-size"), "{}", ended.stderr);
@@ -165,7 +165,7 @@ fn errors_never_go_to_stdout() {
     ] {
         for form in ["text", "json"] {
             let ended = zeroth(&[&arguments[..], &["--format", form]].concat());
-            // `verify` checks after a bare --, where --format belongs to somebody else's command.
+            // `verify` stops at a bare --, after which --format belongs to another command.
             let codes: &[i32] = if arguments[0] == "checkpoint" { &[2, 4] } else { &[2] };
             assert!(codes.contains(&ended.code), "{arguments:?}: {} {}", ended.code, ended.stderr);
             assert!(ended.stdout.is_empty(), "{arguments:?} {form}: {}", ended.stdout);

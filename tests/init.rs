@@ -29,7 +29,7 @@ fn init(folder: &Path, more: &[&str]) -> Ended {
     zeroth_in(folder, &[&SIZES[..], more].concat())
 }
 
-/// Parameters of the model above: two blocks, an embedding and a head of 512 × 64, a norm.
+/// Parameters of the model above: two blocks, an embedding and a head of 512 × 64, and a norm.
 const BLOCK: u64 = 64 + 64 * 64 + 2 * 32 * 64 + 2 * 16 + 64 * 64 + 64 + 3 * 128 * 64;
 const EMBEDDING: u64 = 512 * 64;
 

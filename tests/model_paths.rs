@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::{root, zeroth};
 
-/// Every command that takes a model, with one that is wrong.
+/// Runs every command that takes a model with an invalid one.
 fn refused(model: &Path, words: &[&str]) {
     let model = model.to_str().unwrap();
     let data = root().join("tests/golden/qwen3-tied/data.jsonl");

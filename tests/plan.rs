@@ -112,7 +112,7 @@ fn misfits_exit_with_3_and_suggested_changes_fit() {
             "lora" => [&base[..], &["--ranks", "1", "--train-type", "lora"]].concat(),
             "recompute" => [&base[..], &["--ranks", "1", "--gradient-checkpointing"]].concat(),
             "ranks" => [&base[..], &["--ranks", &to]].concat(),
-            // The last of a flag given twice counts.
+            // The last of repeated flags wins.
             "device_memory" => [&base[..], &["--ranks", "1", "--device-memory", &to]].concat(),
             "host_memory" => [&base[..], &["--ranks", "1", "--host-memory", &to]].concat(),
             other => panic!("a change this test does not know: {other} for {host}"),
@@ -156,7 +156,7 @@ fn a_config_file_is_planned_by_its_stage_and_devices() {
     assert_eq!(code, 0);
     let row = &plan["rows"][0];
     assert_eq!((row["stage"].as_u64(), row["offload"].as_str()), (Some(3), Some("optimizer")));
-    // 2 bytes a parameter over 4 ranks on each device; gradients and optimizer on the host.
+    // 2 bytes per parameter over 4 ranks on each device; gradients and optimizer on the host.
     assert_eq!(row["device_bytes"]["total"], 4_000_000_000_u64);
     assert_eq!(row["host_bytes"]["total"], 112_000_000_000_u64);
 }
@@ -207,7 +207,7 @@ fn gpus_without_bf16_are_refused_with_a_hint() {
 fn lora_is_planned_from_the_models_linear_layers() {
     let (_, plan) =
         zeroth_json(&["plan", "--model", &model("Qwen2.5-7B"), "--ranks", "2", "--train-type", "lora"]);
-    // peft's count for rank 8 on all linear layers of Qwen2.5-7B: 20,185,088.
+    // PEFT's count for rank 8 on all linear layers of Qwen2.5-7B: 20,185,088.
     assert_eq!(plan["rows"][2]["train_type"], "lora");
     let gradients = plan["rows"][1]["device_bytes"]["gradients"].as_u64().unwrap();
     assert_eq!(gradients, 4 * 20_185_088);

@@ -55,7 +55,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("paths of these tests are UTF-8")
 }
 
-/// Trains a golden model on its own rows, in the file's order, on the processor.
+/// Trains a golden model on its own rows, in file order, on the CPU.
 fn train(model: &str, output: &Path, more: &[&str]) -> Ended {
     let folder = golden(model);
     train_on(&folder, &folder.join("data.jsonl"), output, more)
@@ -101,12 +101,12 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// A tensor of a safetensors file: a header of JSON after its length, then the data.
+/// A tensor of a safetensors file.
 struct Tensor {
     name: String,
     dtype: String,
     shape: Vec<u64>,
-    /// Where its bytes are in the file.
+    /// Its byte range in the file.
     bytes: std::ops::Range<usize>,
 }
 
@@ -130,7 +130,7 @@ fn tensors(file: &[u8]) -> Vec<Tensor> {
         .collect()
 }
 
-/// A model of its own: config.json alone, so that weights come from the seed.
+/// A new model with only a config.json, so that weights are random.
 fn new_model(folder: &Path, hidden: u64, blocks: u64, feed_forward: u64, vocabulary: u64) -> PathBuf {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": blocks, "num_attention_heads": 4,
@@ -143,7 +143,7 @@ fn new_model(folder: &Path, hidden: u64, blocks: u64, feed_forward: u64, vocabul
     model
 }
 
-/// Rows of so many tokens, all of them trained.
+/// Rows of `tokens` tokens, all trained.
 fn new_data(folder: &Path, rows: u64, tokens: u64, vocabulary: u64) -> PathBuf {
     let row = |row: u64| {
         let ids: Vec<u64> = (0..tokens).map(|at| (row * 37 + at * 11 + at * at) % vocabulary).collect();

@@ -2,7 +2,7 @@
 
 use zeroth::base::philox4x32;
 
-/// The numbers of one case.
+/// The random numbers of one case.
 pub(crate) struct Chance {
     key: [u32; 2],
     counter: [u32; 4],
@@ -23,13 +23,13 @@ impl Chance {
         self.drawn.pop().expect("four were just drawn")
     }
 
-    /// A number below `most`, which is not 0.
+    /// A number below `most`, which must not be 0.
     pub(crate) fn below(&mut self, most: usize) -> usize {
         let wide = u64::from(self.next()) << 32 | u64::from(self.next());
         (wide % most as u64) as usize
     }
 
-    /// One of several.
+    /// A random element.
     pub(crate) fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }

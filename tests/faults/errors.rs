@@ -12,7 +12,7 @@ use super::job::{Job, Left};
 
 const AUDIT: u32 = 2;
 
-/// An error by number, and words of which one stands in a message about it.
+/// An errno, and words of which one must occur in the message.
 type Fault = (u32, &'static [&'static str]);
 const EIO: Fault = (5, &["Input/output error"]);
 const EINTR: Fault = (4, &["Interrupted system call"]);
@@ -23,7 +23,7 @@ const EINVAL: Fault = (22, &["Invalid argument"]);
 const EMFILE: Fault = (24, &["Too many open files"]);
 const ENOSPC: Fault = (28, &["No space left on device", "disk is full"]);
 
-/// Classes of calls, as `inject.c` names them, and the errors they may give.
+/// Classes of calls, as in `inject.c`, and their possible errors.
 const CALLS: [(&str, &[Fault]); 13] = [
     ("open", &[EIO, EMFILE, EACCES, EINTR, ENOMEM, ENOSPC]),
     ("read", &[EIO, EINTR, EINVAL, ENOMEM]),
@@ -40,11 +40,11 @@ const CALLS: [(&str, &[Fault]); 13] = [
     ("thread", &[EAGAIN]),
 ];
 
-/// What a run may start from.
+/// The starting state of a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Start {
     Nothing,
-    /// A run that was killed halfway: checkpoints are read, and files of a dead process are there.
+    /// A run killed halfway, with checkpoints to read and stale files.
     Halfway,
 }
 
@@ -91,7 +91,7 @@ fn failing_system_calls_give_errors_or_the_same_bits() {
     assert!(failures.is_empty(), "{} of {done}:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// As filesystems behave that know no fsync of a folder.
+/// Like file systems without fsync of folders.
 #[test]
 fn unsupported_folder_sync_is_tolerated() {
     let Some(tool) = tool() else { return };
@@ -111,7 +111,7 @@ fn unsupported_folder_sync_is_tolerated() {
     Job::left(&run).unwrap();
 }
 
-/// A file that may be absent and cannot be looked at is not taken for an absent one.
+/// An inaccessible optional file is not treated as absent.
 #[test]
 fn inaccessible_files_are_reported() {
     let Some(tool) = tool() else { return };
@@ -129,7 +129,7 @@ fn inaccessible_files_are_reported() {
     }
 }
 
-/// As a machine behaves that has reached its limit of processes.
+/// Like a machine at its process limit.
 #[test]
 fn thread_creation_failures_are_reported() {
     let Some(tool) = tool() else { return };
@@ -157,7 +157,7 @@ fn thread_creation_failures_are_reported() {
         );
         assert!(ended.said.contains("thread") && names_cause(&ended.said, "", EAGAIN.1), "{}", ended.said);
     }
-    // Where other threads can do the work, they do.
+    // If other threads can do the work, they do.
     let sizes = [
         "--hidden",
         "256",
@@ -190,7 +190,7 @@ struct Found {
 }
 
 impl Audit<'_> {
-    /// A run's folder and its token cache, as `start` says.
+    /// Prepares a run folder and token cache for `start`.
     fn prepare(&self, start: Start) -> (PathBuf, PathBuf) {
         let (run, cache) = (self.job.path("run"), self.job.cache("run"));
         for path in [&run, &cache] {
@@ -207,7 +207,7 @@ impl Audit<'_> {
         [run.to_owned(), cache.to_owned(), self.job.path("model"), self.job.path("rows.jsonl")]
     }
 
-    /// How many calls of a class such a run makes.
+    /// The number of calls of a class in such a run.
     fn count(&self, class: &str, start: Start) -> u64 {
         let (run, cache) = self.prepare(start);
         let below = self.below(&run, &cache);
@@ -263,14 +263,14 @@ impl Audit<'_> {
     }
 }
 
-/// Whether an error says what failed: the path, or the system's words for it.
+/// Whether an error names the path or the system's error message.
 fn names_cause(said: &str, hit: &str, words: &[&str]) -> bool {
     let Some((_, error)) = said.split_once("error: ") else { return false };
     let path = hit.split_once(" of ").map(|(_, path)| path);
     path.is_some_and(|path| error.contains(path)) || words.iter().any(|words| error.contains(words))
 }
 
-/// The end of what was said.
+/// The end of stderr.
 fn last_words(said: &str) -> String {
     let lines: Vec<&str> = said.lines().collect();
     lines[lines.len().saturating_sub(4)..].join(" | ")

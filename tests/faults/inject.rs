@@ -8,41 +8,41 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Nothing of what is run here takes more than a few seconds on a free machine.
+/// No command here takes more than a few seconds on an idle machine.
 pub(crate) const LIMIT: Duration = Duration::from_mins(2);
 
-/// How a command ended.
+/// The result of a command.
 pub(crate) struct Ended {
-    /// Its exit code; 128 and the number of the signal that ended it.
+    /// The exit code, or 128 plus the signal number.
     pub(crate) code: i32,
     /// Standard error.
     pub(crate) said: String,
-    /// Whether it was still there after [`LIMIT`], and was killed then.
+    /// Whether it was killed after [`LIMIT`].
     pub(crate) hung: bool,
 }
 
-/// What happens at a system call, and at which.
+/// What happens at which system call.
 pub(crate) struct Injection<'a> {
     /// Classes of calls, as `inject.c` names them.
     pub(crate) calls: &'a str,
     /// The n-th of them, from 1.
     pub(crate) at: u64,
-    /// The number of an error, `kill-…` or `count`.
+    /// An errno, `kill-…` or `count`.
     pub(crate) action: &'a str,
     /// Paths below which calls count.
     pub(crate) below: &'a [&'a Path],
 }
 
-/// What came of an injection.
+/// The result of an injection.
 pub(crate) struct Injected {
     pub(crate) ended: Ended,
-    /// Calls that counted.
+    /// Number of matching calls.
     pub(crate) calls: u64,
-    /// The call at which it happened; none where there were fewer.
+    /// The affected call; `None` if there were fewer.
     pub(crate) hit: Option<String>,
 }
 
-/// A process of the command was left behind.
+/// Whether a process of the command was left behind.
 pub(crate) const LEFT_BEHIND: i32 = 97;
 const NO_FILTER: i32 = 98;
 
@@ -66,7 +66,7 @@ pub(crate) fn zeroth_with(
     command.args(injection.below).arg("--").arg(env!("CARGO_BIN_EXE_zeroth")).args(arguments);
     let ended = ended(&mut command, cache);
     let told = fs::read_to_string(&report).unwrap_or_default();
-    // Where nothing was written the tool itself was killed.
+    // If nothing was written, the tool itself was killed.
     let _ = fs::remove_file(report);
     let (calls, hit) = told.trim_end().split_once(' ').unwrap_or(("0", "nothing"));
     let hit = (hit != "nothing").then(|| hit.to_owned());
@@ -79,14 +79,14 @@ fn scratch(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}-{number}", std::process::id()))
 }
 
-/// Starts a command and sees to it that it ends.
+/// Runs a command with a time limit.
 pub(crate) fn ended(command: &mut Command, cache: &Path) -> Ended {
     let said = scratch("said");
     fs::create_dir_all(cache).unwrap();
     let mut child = command
         .env("NO_COLOR", "1")
         .env("ZEROTH_CACHE", cache)
-        // Where the token cache goes when its folder cannot be written: others must not find it there.
+        // The fallback location of the token cache, private to the test.
         .env("TMPDIR", cache)
         .env_remove("HF_HOME")
         .stdin(Stdio::null())
@@ -112,12 +112,12 @@ pub(crate) fn ended(command: &mut Command, cache: &Path) -> Ended {
 }
 
 impl Ended {
-    /// Whether a process panicked or was ended by its own fault.
+    /// Whether a process panicked or crashed.
     pub(crate) fn crashed(&self) -> bool {
         const ABORT: i32 = 128 + 6;
         const SEGMENTATION: i32 = 128 + 11;
         const BUS: i32 = 128 + 7;
-        // Of a rank that a signal ended the launcher tells.
+        // The launcher reports ranks killed by a signal.
         let words = [
             "panicked",
             "RUST_BACKTRACE",
@@ -131,7 +131,7 @@ impl Ended {
     }
 }
 
-/// The tool, compiled once; `None`, with a message, where it cannot be had.
+/// The tool, compiled once; `None` with a message if that fails.
 pub(crate) fn tool() -> Option<&'static Path> {
     static TOOL: OnceLock<Option<PathBuf>> = OnceLock::new();
     TOOL.get_or_init(|| {

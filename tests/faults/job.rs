@@ -5,23 +5,23 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// How many steps it makes, and after how many it saves. Two checkpoints are kept, so that older ones are removed.
+/// Total steps and save interval. Two checkpoints are kept, so older ones are removed.
 pub(crate) const STEPS: u64 = 12;
 pub(crate) const SAVE_STEPS: u64 = 2;
 
-/// The job, in a folder of its own.
+/// The job in its own folder.
 pub(crate) struct Job {
     pub(crate) folder: tempfile::TempDir,
     model: PathBuf,
     data: PathBuf,
 }
 
-/// What a run leaves for others, bit by bit.
+/// The results of a run, bit by bit.
 #[derive(PartialEq)]
 pub(crate) struct Left {
-    /// Step, loss and gradient norm as they are written: each step once, in order.
+    /// Step, loss and gradient norm as written: each step once, in order.
     steps: Vec<(u64, String, String)>,
-    /// The model, and the state it could go on from, by file.
+    /// The model and the resumable state, by file.
     files: Vec<(String, Vec<u8>)>,
 }
 
@@ -47,7 +47,7 @@ impl Job {
         job
     }
 
-    /// Weights in files, so that reading them can fail.
+    /// Writes weight files, so that reading them can fail.
     fn write_weights(&self) {
         let run = self.path("weights");
         let ended =
@@ -61,7 +61,7 @@ impl Job {
         self.folder.path().join(name)
     }
 
-    /// A token cache of its own for every run, so that making it is a part of the run.
+    /// A separate token cache per run, so that creating it is part of the run.
     pub(crate) fn cache(&self, name: &str) -> PathBuf {
         self.path(&format!("{name}-cache"))
     }
@@ -103,7 +103,7 @@ impl Job {
         typed.into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect()
     }
 
-    /// What a run left; what is wrong where that cannot be read.
+    /// Reads the results of a run, or the problem with them.
     pub(crate) fn left(run: &Path) -> Result<Left, String> {
         let read = |file: &str| fs::read(run.join(file)).map_err(|error| format!("{file}: {error}"));
         let metrics = String::from_utf8(read("metrics.jsonl")?).map_err(|error| error.to_string())?;
@@ -116,7 +116,7 @@ impl Job {
         let part = |rank: u32| format!("checkpoints/step-{STEPS}/rank-0000{rank}-of-00002.safetensors");
         let model = fs::read_dir(run.join("model")).map_err(|error| format!("model: {error}"))?;
         let model = model.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        // The record of an export names its checkpoint, and that knows when it was made.
+        // The export record names its checkpoint, which contains a timestamp.
         let model = model.filter(|name| name != "export.json").map(|name| format!("model/{name}"));
         let mut names: Vec<String> = model.chain([part(0), part(1)]).collect();
         names.sort();
@@ -125,7 +125,7 @@ impl Job {
         Ok(Left { steps, files })
     }
 
-    /// Every checkpoint of a run that has the name of one must be whole.
+    /// Every folder named like a checkpoint must be valid.
     pub(crate) fn damaged(run: &Path) -> Vec<String> {
         let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
         let steps = entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"step-"));
@@ -136,7 +136,7 @@ impl Job {
 }
 
 impl Left {
-    /// Where it differs from `expected`.
+    /// The first difference to `expected`.
     pub(crate) fn difference(&self, expected: &Self) -> Option<String> {
         if self.steps != expected.steps {
             let differs = self.steps.iter().zip(&expected.steps).find(|(found, expected)| found != expected);

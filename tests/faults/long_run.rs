@@ -8,16 +8,16 @@ use std::time::Duration;
 use super::cases;
 use super::job::Job;
 
-/// What a process holds.
+/// Memory and descriptors of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
-    /// Bytes resident, and its share of those that others hold, too.
+    /// Resident bytes, and the proportional share.
     rss: u64,
     pss: u64,
     descriptors: usize,
 }
 
-/// Bytes that a process may hold more at the end.
+/// Allowed growth in bytes.
 const GROWTH: u64 = 4 << 20;
 
 fn held(process: u32) -> Option<Held> {
@@ -64,7 +64,7 @@ fn long_run(ranks: u32) {
         let done = steps_done(&run);
         if done >= early && done < last {
             let now: Vec<Option<Held>> = processes(launcher.id()).into_iter().map(held).collect();
-            // Of processes that are ending nothing is learned.
+            // Exiting processes are ignored.
             if now.len() == if ranks == 1 { 1 } else { ranks as usize + 1 } && now.iter().all(Option::is_some)
             {
                 measured[1] = done;
@@ -95,9 +95,9 @@ fn long_run(ranks: u32) {
             first.descriptors,
             latest.descriptors
         );
-        // Not PSS: it also grows when another process that shares pages ends.
+        // Not PSS, which also grows when another process sharing pages exits.
         assert!(latest.rss < first.rss + GROWTH, "RSS grows: {first:?} {latest:?}");
-        // A save may be under way at either moment, with its file and the folder open.
+        // A save may be in progress at either time, with its file and folder open.
         assert!(latest.descriptors <= first.descriptors + 3, "descriptors grow: {first:?} {latest:?}");
     }
 }

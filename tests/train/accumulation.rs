@@ -6,7 +6,7 @@ use super::{metrics, new_data, new_model, train_on};
 
 const TOKENS: u64 = 256;
 
-/// What a step of so many micro-batches came to hold.
+/// Resident memory of a run with this accumulation.
 fn resident(folder: &Path, accumulation: u64) -> u64 {
     let model = new_model(folder, 16, 1, 16, 32);
     let data = new_data(folder, 8, TOKENS, 32);
@@ -21,8 +21,8 @@ fn resident(folder: &Path, accumulation: u64) -> u64 {
 #[test]
 fn memory_does_not_grow_with_accumulation() {
     let folder = tempfile::tempdir().unwrap();
-    // The first fills the token cache: reading rows takes memory, too.
+    // The first run fills the token cache, as tokenising takes memory too.
     let [_, few, many] = [2, 3, 4000].map(|accumulation| resident(folder.path(), accumulation));
-    // Held at once, tokens, labels and places alone would take 12 bytes each: 12 MB.
+    // Held at once, tokens, labels and positions alone would take 12 MB.
     assert!(many < few + (4 << 20), "{few} bytes with 3 micro-batches, {many} with 4,000");
 }

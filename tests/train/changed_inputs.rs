@@ -9,7 +9,7 @@ use serde_json::json;
 use super::running::{Running, signal};
 use super::{cache, json as read_json, metrics, new_data, new_model, text};
 
-/// A config with a learning rate that stays.
+/// A config with a constant learning rate.
 fn config(rate: f64) -> String {
     json!({
         "zero_optimization": {"stage": 2},
@@ -19,7 +19,7 @@ fn config(rate: f64) -> String {
     .to_string()
 }
 
-/// Starts a run of two ranks that may be started again once, and waits for its first checkpoint.
+/// Starts a run of two ranks with one restart, and waits for its first checkpoint.
 fn start(folder: &Path, program: &Path, config: &Path) -> Running {
     let model = new_model(folder, 64, 2, 128, 256);
     fs::write(model.join("generation_config.json"), r#"{"top_k": 1}"#).unwrap();
@@ -37,7 +37,7 @@ fn start(folder: &Path, program: &Path, config: &Path) -> Running {
     running
 }
 
-/// Kills a rank, and waits for the run that goes on without a loss.
+/// Kills a rank, and waits for the restarted run to finish.
 fn killed_and_done(running: &mut Running) {
     signal(running.ranks()[1], "KILL");
     assert_eq!(running.code(), Some(0), "{}", running.said());
@@ -91,7 +91,7 @@ fn restarted_ranks_keep_the_original_binary() {
     let program = folder.path().join("zeroth");
     fs::copy(env!("CARGO_BIN_EXE_zeroth"), &program).unwrap();
     let mut running = start(folder.path(), &program, &path);
-    // As installers do it: another file under the same name.
+    // As installers do: a new file under the same name.
     let newer = folder.path().join("newer");
     fs::copy("/bin/false", &newer).unwrap();
     fs::rename(&newer, &program).unwrap();

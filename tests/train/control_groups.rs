@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::{json, new_data, new_model, text, train_on};
 
-/// A control group below our own that may hold processes and a limit; removed with this value.
+/// A cgroup with a memory limit; removed on drop.
 struct Group(PathBuf);
 
 impl Group {
-    /// None where one cannot be made here.
+    /// `None` if it cannot be created here.
     fn limited(bytes: u64) -> Option<Self> {
         Self::make(bytes)
             .map_err(|why| println!("skipped: {why} (root may: systemd-run --scope -p Delegate=yes)"))
@@ -20,7 +20,7 @@ impl Group {
 
     fn make(bytes: u64) -> Result<Self, String> {
         let membership = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        // Version 1 names the controller, version 2 none.
+        // Version 1 names the controller, version 2 does not.
         let path = |controller: &str| {
             membership.lines().find_map(|line| {
                 let (names, path) = line.split_once(':')?.1.split_once(':')?;
@@ -38,13 +38,13 @@ impl Group {
         fs::create_dir(&group.0).map_err(|error| format!("cannot make a control group: {error}"))?;
         fs::write(group.0.join(limit), bytes.to_string())
             .map_err(|error| format!("cannot limit a control group: {error}"))?;
-        // Memory must not go to a swap file instead; a machine without one has no such file.
+        // Disable swap; a machine without it has no such file.
         let _ = fs::write(group.0.join("memory.swap.max"), "0");
         let _ = fs::write(group.0.join("memory.memsw.limit_in_bytes"), bytes.to_string());
         Ok(group)
     }
 
-    /// Trains in the group.
+    /// Trains inside the cgroup.
     fn train(&self, model: &Path, data: &Path, run: &Path, more: &[&str]) -> Output {
         Command::new("/bin/sh")
             .args(["-c", "echo $$ > \"$GROUP/cgroup.procs\" && exec \"$0\" \"$@\""])
@@ -61,7 +61,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The system takes a moment to forget processes that have ended.
+        // The kernel takes a moment to release exited processes.
         for _ in 0..100 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -71,7 +71,7 @@ impl Drop for Group {
     }
 }
 
-/// Bytes of all ranks, by the plan: their arenas, and what their processes take besides.
+/// Planned bytes of all ranks: arenas and overhead.
 fn planned(run: &Path) -> [u64; 2] {
     let plan = json(&run.join("plan.json"));
     let ranks = plan["ranks"].as_u64().unwrap();
@@ -96,7 +96,7 @@ fn runs_fit_into_a_cgroup_of_plan_plus_overhead() {
             train_on(&model, &data, &run("free"), &flags).assert_done();
             let [arenas, overhead] = planned(&run("free"));
             let what = format!("model {number}, {ranks} ranks, {arenas} bytes and {overhead}");
-            // What is left of a limit is less by what the first process holds when it looks.
+            // The available memory is less by what the first process holds when it probes.
             let Some(group) = Group::limited(arenas + overhead + (4 << 20)) else { return };
             let ended = group.train(&model, &data, &run("limited"), &flags);
             let said = String::from_utf8_lossy(&ended.stderr);
@@ -104,7 +104,7 @@ fn runs_fit_into_a_cgroup_of_plan_plus_overhead() {
             let Some(group) = Group::limited(arenas + overhead / 2) else { return };
             let ended = group.train(&model, &data, &run("refused"), &flags);
             let said = String::from_utf8_lossy(&ended.stderr);
-            // Choices may fit where the plan of before does not: then the plan is a smaller one.
+            // Choices may fit where the earlier plan does not; then the plan is smaller.
             if ended.status.code() == Some(0) {
                 let [smaller, beside] = planned(&run("refused"));
                 assert!(smaller + beside <= arenas + overhead / 2, "{what}: {said}");

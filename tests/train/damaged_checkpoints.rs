@@ -48,7 +48,7 @@ fn auto_does_not_start_over_on_damaged_checkpoints() {
         assert!(after == before, "metrics and model are as they were");
     };
     refused(&["step-4 was skipped: ", "is damaged", "step-2 was skipped: ", "manifest.json is broken"]);
-    // A disk that is not mounted, and no folder at all.
+    // An unmounted disk, and no folder at all.
     let aside = folder.path().join("aside");
     fs::rename(run.join("checkpoints"), &aside).unwrap();
     symlink(folder.path().join("not-mounted"), run.join("checkpoints")).unwrap();
@@ -61,7 +61,7 @@ fn auto_does_not_start_over_on_damaged_checkpoints() {
     fs::write(run.join("checkpoints"), "").unwrap();
     refused(&["checkpoints cannot be read", "Not a directory"]);
     fs::remove_file(run.join("checkpoints")).unwrap();
-    // Starting anew is possible when it is said; and where nothing was saved, auto starts.
+    // Starting over is possible on request, and without checkpoints auto starts fresh.
     fs::rename(&aside, run.join("checkpoints")).unwrap();
     let anew =
         train("qwen3-tied", &run, &["--max-steps", "3", "--overwrite-output-dir", "--save-steps", "0"]);
@@ -70,7 +70,7 @@ fn auto_does_not_start_over_on_damaged_checkpoints() {
     assert_eq!(metrics(&run).len(), 2);
 }
 
-/// As root nothing is unreadable: another user asks.
+/// Root can read everything, so another user runs this.
 #[test]
 fn auto_does_not_start_over_on_unreadable_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn auto_does_not_start_over_on_unreadable_checkpoints() {
     }
 }
 
-/// Writes a manifest with the checksum that belongs to it.
+/// Writes a modified manifest with a matching checksum.
 fn forge(step: &Path, change: impl Fn(&mut Value)) {
     let path = step.join("manifest.json");
     let mut manifest = json(&path);
@@ -167,7 +167,7 @@ fn the_summary_names_the_runs_newest_checkpoint() {
         assert!(found["checkpoint"].as_str().unwrap().ends_with(&format!("/{said}")), "{found}");
         said
     };
-    // Nothing is saved: the one it went on from. Damaged ones of later steps, and of steps it has passed, are not named.
+    // Nothing is saved, so the resumed one is named. Damaged ones of later and earlier steps are not.
     let flags = ["--max-steps", "7", "--format", "json"];
     let nothing =
         train("qwen3-tied", &run, &[&["--resume", "auto", "--save-steps", "0"], &flags[..]].concat());

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{new_model, train_on, written};
 
-/// Trains on text with a tokenizer that a change was made to.
+/// Trains on text with a modified tokenizer.
 fn refused(change: impl Fn(&mut Value)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let model = new_model(folder.path(), 64, 2, 128, 256);
@@ -30,14 +30,14 @@ fn refused(change: impl Fn(&mut Value)) -> String {
 
 #[test]
 fn an_unloadable_tokenizer_is_refused() {
-    // Merges are put together without this prefix, which none of them has room for.
+    // No merge is long enough for this prefix.
     let said = refused(|tokenizer| tokenizer["model"]["continuing_subword_prefix"] = "a long prefix".into());
     assert!(said.contains("tokenizer.json is not a valid tokenizer"), "{said}");
 }
 
 #[test]
 fn a_tokenizer_failure_is_reported_with_its_row() {
-    // A template with a special token that its own list does not have.
+    // A post-processor with a special token missing from its own list.
     let said = refused(|tokenizer| {
         tokenizer["post_processor"] = json!({
             "type": "TemplateProcessing",

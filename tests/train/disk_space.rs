@@ -13,7 +13,7 @@ fn run(folder: &Path, more: &[&str]) -> Ended {
     train_on(&model, &data, &folder.join("run"), &[&["--max-steps", STEPS, "--dry-run"], more].concat())
 }
 
-/// The flags that a refusal names, each with its value.
+/// The flags that a refusal suggests.
 fn advice(refused: &Ended) -> Vec<Vec<String>> {
     assert_eq!(refused.code, 3, "{}", refused.stderr);
     let lines = refused.stderr.lines().skip_while(|line| !line.contains("of disk space are needed")).skip(1);
@@ -49,7 +49,7 @@ fn suggested_disk_settings_fit() {
             for change in advice(&refused) {
                 let change: Vec<&str> = change.iter().map(String::as_str).collect();
                 assert!(!flags.windows(2).any(|pair| pair == change), "{change:?}: {}", refused.stderr);
-                // The last of a flag given twice counts.
+                // The last of repeated flags wins.
                 let mended = run(folder, &[&flags[..], &change].concat());
                 assert_eq!(mended.code, 0, "{flags:?} {change:?}: {}", mended.stderr);
                 advised += 1;

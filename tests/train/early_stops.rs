@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::running::{Long, Running, is_alive, ranks_of, signal};
 use super::{metrics, new_data, new_model, text, written};
 
-/// What the issue is held to: from the signal to the end of the process.
+/// Time limit from the signal to the exit.
 const AT_ONCE: Duration = Duration::from_secs(2);
 const SIGNALS: [(&str, i32); 2] = [("INT", 130), ("TERM", 143)];
 
@@ -41,7 +41,7 @@ impl Ground {
         Running::start_with(self.path(), &given, &variables)
     }
 
-    /// One of two ranks that another launcher was to start; the other one never comes.
+    /// One of two ranks of an external launcher; the other never starts.
     fn start_one_of_two(&self, rank: &str, model: &Path, data: &Path, more: &[&str]) -> Running {
         let id = format!("{}-{}", std::process::id(), self.path().display());
         let variables = [
@@ -56,7 +56,7 @@ impl Ground {
         self.start_with(model, data, more, &variables)
     }
 
-    /// The same command once more, to its end.
+    /// Runs the same command to its end.
     fn completes(&self, model: &Path, data: &Path, more: &[&str]) {
         let mut run = self.start(model, data, more);
         assert_eq!(run.code(), Some(0), "{}", run.said());
@@ -64,7 +64,7 @@ impl Ground {
         assert!(self.output.join("model/config.json").is_file());
     }
 
-    /// The token cache's files that are being written.
+    /// Unfinished files of the token cache.
     fn unfinished(&self) -> Vec<PathBuf> {
         let tokens = fs::read_dir(self.path().join("cache/tokens")).into_iter().flatten().flatten();
         let is_unfinished = |path: &PathBuf| path.to_string_lossy().contains(".unfinished-");
@@ -72,7 +72,7 @@ impl Ground {
     }
 }
 
-/// Sends a signal, and holds the run to its end.
+/// Sends a signal, and expects the run to exit.
 fn stops(run: &mut Running, (name, code): (&str, i32)) {
     signal(run.launcher.id(), name);
     let (status, took) = run.end(Duration::from_secs(20));
@@ -89,7 +89,7 @@ fn fifo(path: &Path) {
     assert!(made.success());
 }
 
-/// Whether a run has written its plan, the last thing before it starts to load.
+/// Whether a run has written its plan, the last file before loading.
 fn is_planned(output: &Path) -> bool {
     output.join("plan.json").is_file()
 }
@@ -109,7 +109,7 @@ fn a_signal_during_tokenisation_removes_the_run() {
         stops(&mut run, signal);
         assert_eq!(ground.unfinished(), Vec::<PathBuf>::new());
         assert!(!ground.output.exists() && !ground.output.parent().unwrap().exists());
-        // Fewer rows under the same name: the command is the same.
+        // Fewer rows under the same name, so the command is the same.
         let data = written(ground.path(), "rows.jsonl", &(0..8).map(row).collect::<Vec<_>>());
         ground.completes(&model, &data, &[]);
     }
@@ -121,7 +121,7 @@ fn a_signal_interrupts_a_blocked_read() {
         let ground = Ground::new();
         let model = small_model(ground.path());
         let data = new_data(ground.path(), 8, 8, 64);
-        // As a file on a network that has gone away: opening it waits for ever.
+        // Like a file on an unreachable network: opening it blocks.
         let stalled = model.join("model.safetensors");
         fifo(&stalled);
         let mut run = ground.start(&model, &data, &[]);
@@ -163,7 +163,7 @@ fn a_signal_during_loading_removes_the_run() {
     }
 }
 
-/// A model that takes a while to load in a test's build: weights are drawn from the seed.
+/// A model that takes a while to load in debug builds: weights are random.
 fn slow_model(folder: &Path) -> PathBuf {
     new_model(folder, 512, 16, 2048, 32_000)
 }
@@ -172,7 +172,7 @@ fn small_model(folder: &Path) -> PathBuf {
     new_model(folder, 64, 1, 64, 64)
 }
 
-/// A run of two ranks of which one hangs while it loads.
+/// A run of two ranks, one of which hangs while loading.
 fn halted(ground: &Ground, model: &Path, data: &Path, more: &[&str]) -> (Running, Vec<u32>) {
     let mut run = ground.start(model, data, &[&["--ranks", "2"], more].concat());
     let launcher = run.launcher.id();
@@ -191,7 +191,7 @@ fn a_signal_during_loading_ends_all_ranks() {
         stops(&mut run, sent);
         assert!(!ranks.iter().any(|rank| is_alive(*rank)), "{}", run.said());
         assert!(!ground.output.exists(), "{}", run.said());
-        // Another model in the same place: the command is the same.
+        // Another model in the same folder, so the command is the same.
         ground.completes(&small_model(ground.path()), &data, &["--ranks", "2"]);
     }
 }
@@ -223,7 +223,7 @@ fn a_signal_during_rendezvous_ends_external_ranks() {
         std::thread::sleep(Duration::from_millis(100));
         stops(&mut first, sent);
         assert!(!output.exists(), "{}", first.said());
-        // Rank 0 speaks for the others.
+        // Rank 0 prints for the others.
         let mut second = ground.start_one_of_two("1", &model, &data, &[]);
         std::thread::sleep(Duration::from_millis(500));
         signal(second.launcher.id(), sent.0);
@@ -247,7 +247,7 @@ fn a_signal_before_resuming_keeps_checkpoints() {
     let before = kept();
     let planned = || fs::metadata(ground.output.join("plan.json")).unwrap().modified().unwrap();
     let first_plan = planned();
-    // The last of a flag given twice counts.
+    // The last of repeated flags wins.
     let more = ["--resume", "auto", "--max-steps", "4"];
     let mut run = ground.start_one_of_two("0", &model, &data, &more);
     run.wait_until(Duration::from_mins(1), "it is planned", || planned() > first_plan);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{golden, json, metrics, number, text, train, written};
 
-/// Some of a golden model's rows as a file.
+/// Writes some of a golden model's rows to a file.
 fn rows(folder: &Path, model: &str, range: std::ops::Range<usize>) -> PathBuf {
     let all = fs::read_to_string(golden(model).join("data.jsonl")).unwrap();
     let lines: Vec<&str> = all.lines().collect();
@@ -20,7 +20,8 @@ fn evaluations(run: &Path) -> Vec<Value> {
 
 #[test]
 fn evaluation_loss_matches_pytorch() {
-    // Step 3 of the golden run takes rows 8 to 12 with the weights after step 2: so does an evaluation between them.
+    // Step 3 of the golden run uses rows 8 to 12 with the weights after step 2, and so does an evaluation between
+    // them.
     let folder = tempfile::tempdir().unwrap();
     let data = rows(folder.path(), "llama-one-kv-head", 8..12);
     let expected = &json(&golden("llama-one-kv-head").join("steps.json"))["runs"][0];
@@ -45,7 +46,7 @@ fn evaluation_loss_matches_pytorch() {
         assert!((found - number(&expected["loss"][2])).abs() < 1e-4, "{found} {}", expected["loss"][2]);
         assert_eq!(lines[2]["eval_tokens"], expected["tokens"][2]);
         assert!((number(&lines[2]["eval_perplexity"]) - found.exp()).abs() < 1e-9);
-        // Evaluations change nothing: the steps after them are PyTorch's still.
+        // Evaluation does not affect training: later steps still match PyTorch.
         let last = lines.iter().rfind(|line| line.get("loss").is_some()).unwrap();
         assert!((number(&last["loss"]) - number(&expected["loss"][19])).abs() < 1e-4, "{last}");
     }
@@ -54,7 +55,7 @@ fn evaluation_loss_matches_pytorch() {
 #[test]
 fn evaluation_does_not_depend_on_ranks() {
     let folder = tempfile::tempdir().unwrap();
-    // Seven rows are no multiple of any batch here: some ranks have fewer in the last round, or none.
+    // Seven rows are not divisible by any batch here: some ranks have fewer in the last round, or none.
     let data = rows(folder.path(), "qwen3-tied", 70..77);
     let mut first: Option<Vec<Value>> = None;
     for (ranks, micro_batch) in [("1", "6"), ("2", "3"), ("3", "2")] {

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{metrics, text, train};
 use crate::common::{Ended, zeroth};
 
-/// Goes on to so many steps, at a rate that moves the weights.
+/// Resumes to `steps` steps, with a rate that changes the weights.
 fn goes_on(run: &Path, steps: &str) -> Ended {
     let flags = ["--fp32", "--learning-rate", "3e-3", "--lr-scheduler-type", "constant", "--save-steps", "1"];
     train("qwen3-tied", run, &[&flags[..], &["--resume", "auto", "--max-steps", steps]].concat())
@@ -21,7 +21,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Puts a folder's files back as they were.
+/// Restores a folder's files.
 fn put_back(folder: &Path, files: &BTreeMap<String, Vec<u8>>) {
     fs::remove_dir_all(folder).unwrap();
     fs::create_dir(folder).unwrap();
@@ -35,7 +35,7 @@ fn assert_complete(ended: &Ended) {
     assert!(ended.stderr.contains("this run is already complete"), "{}", ended.stderr);
 }
 
-/// The model is written anew, without a step.
+/// Asserts that the model is exported again, without a step.
 fn assert_exported(ended: &Ended, run: &Path, expected: &BTreeMap<String, Vec<u8>>) {
     ended.assert_done();
     assert!(!ended.stderr.contains("this run is already complete"), "{}", ended.stderr);
@@ -55,19 +55,19 @@ fn an_outdated_model_is_exported_again() {
     let last = files(&model);
     assert_ne!(earlier["model.safetensors"], last["model.safetensors"]);
     assert_complete(&goes_on(&run, "4"));
-    // As a kill leaves it between the last save and the export.
+    // As after a kill between the last save and the export.
     put_back(&model, &earlier);
     assert_exported(&goes_on(&run, "4"), &run, &last);
-    // As a kill leaves it within the export: weights are new, what belongs to them is old.
+    // As after a kill during the export: new weights, old config and tokenizer.
     put_back(&model, &earlier);
     fs::write(model.join("model.safetensors"), &last["model.safetensors"]).unwrap();
     assert_exported(&goes_on(&run, "4"), &run, &last);
-    // An earlier step that was put there on purpose is not the run's last one either.
+    // A model of an earlier step is outdated too.
     let step = run.join("checkpoints/step-2");
     let exported = zeroth(&["checkpoint", "export", text(&step), "--output", text(&model), "--overwrite"]);
     assert_eq!(exported.code, 0, "{}", exported.stderr);
     assert_exported(&goes_on(&run, "4"), &run, &last);
-    // The last one is.
+    // The last one is current.
     let step = run.join("checkpoints/step-4");
     let exported = zeroth(&["checkpoint", "export", text(&step), "--output", text(&model), "--overwrite"]);
     assert_eq!(exported.code, 0, "{}", exported.stderr);
@@ -89,7 +89,7 @@ fn an_incomplete_model_is_exported_again() {
     let weights = model.join("model.safetensors");
     fs::write(&weights, &whole["model.safetensors"][..1000]).unwrap();
     assert_exported(&goes_on(&run, "4"), &run, &whole);
-    // What the user changes in the small files stays.
+    // User changes to config and tokenizer files are kept.
     fs::write(model.join("config.json"), "{}").unwrap();
     assert_complete(&goes_on(&run, "4"));
     assert_eq!(fs::read_to_string(model.join("config.json")).unwrap(), "{}");

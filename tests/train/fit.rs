@@ -10,7 +10,7 @@ use crate::common::Ended;
 const FLAGS: [&str; 6] =
     ["--max-steps", "3", "--per-device-train-batch-size", "4", "--learning-rate", "1e-3"];
 
-/// Trains a small model of its own at stage 2 or as the config says.
+/// Trains a small model with this config.
 fn run(folder: &Path, name: &str, config: &Value, more: &[&str]) -> Ended {
     let model = new_model(folder, 64, 6, 192, 300);
     let data = new_data(folder, 24, 60, 300);
@@ -64,7 +64,7 @@ fn an_open_micro_batch_is_chosen_to_fit() {
     let folder = folder.path();
     let model = new_model(folder, 64, 4, 192, 300);
     let data = new_data(folder, 32, 60, 300);
-    // Rows to measure that are longer than those to train: the cut must leave room for them.
+    // Evaluation rows are longer than training rows, and the micro-batch must fit them too.
     let long: Vec<u64> = (0..120).map(|at| at * 7 % 300).collect();
     let rows = vec![serde_json::json!({ "input_ids": long }).to_string(); 20];
     let measured = written(folder, "measured.jsonl", &rows);
@@ -137,7 +137,7 @@ fn misfits_suggest_a_change_that_fits() {
         refused.stderr
     );
     assert!(!folder.join("refused").exists(), "nothing is written");
-    // The change named, made.
+    // Apply the suggested change.
     let offloaded = serde_json::json!({
         "zero_optimization": {
             "stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"},
@@ -151,7 +151,7 @@ fn misfits_suggest_a_change_that_fits() {
         plan["host_bytes"]["optimizer"].as_u64().unwrap()
             > plan["device_bytes"]["optimizer"].as_u64().unwrap()
     );
-    // Nothing helps here: activations alone are larger.
+    // Nothing helps here: activations alone exceed the budget.
     let refused = run(folder, "nowhere", &stage, &["--device-memory", "10kB"]);
     assert_eq!(refused.code, 3);
     assert!(refused.stderr.contains("no single change fits"), "{}", refused.stderr);

@@ -7,11 +7,12 @@ use serde_json::Value;
 
 use super::{golden, json, metrics, number, tensors, train, written};
 
-/// Stage 3 with nothing that stays gathered.
+/// Stage 3 without persistent parameters.
 const PERSISTENCE_0: &str =
     r#"{"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "overlap_comm": true}}"#;
 
-/// Trains a golden model on the run of `ranks × accumulation × micro_batch` samples a step, and compares all it left.
+/// Trains a golden model with `ranks × accumulation × micro_batch` samples per step, and compares metrics and
+/// weights.
 fn trains_like_pytorch(
     model: &str,
     config: &str,
@@ -66,7 +67,7 @@ fn assert_steps(lines: &[Value], run: &Value, batch: u64, what: &str) {
     }
 }
 
-/// The model that was written has the norms of PyTorch's final weights.
+/// Compares the norms of the exported weights with PyTorch's.
 fn assert_weights(model: &Path, run: &Value, what: &str) {
     let file = fs::read(model.join("model.safetensors")).unwrap();
     let tensors = tensors(&file);

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use super::{metrics, new_data, new_model, text};
 
-/// A run in a process group of its own, as a shell starts it. Dropped, it is killed, and its ranks die with it.
+/// A run in its own process group, as a shell starts it. Killed on drop with its ranks.
 struct Grouped {
     launcher: Child,
     output: PathBuf,
 }
 
 impl Grouped {
-    /// Starts it behind `before`, in a shell, and waits until it has done some steps.
+    /// Starts a run in a shell behind `before`, and waits for some steps.
     fn start(folder: &Path, before: &str, ranks: u32) -> Self {
         let model = new_model(folder, 64, 2, 128, 256);
         let data = new_data(folder, 32, 32, 256);
@@ -49,7 +49,7 @@ impl Grouped {
         }
     }
 
-    /// What a terminal does when it is closed.
+    /// Sends SIGHUP to the process group, like a closing terminal.
     fn hang_up(&self) {
         let kill = format!("kill -HUP -{}", self.launcher.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
@@ -91,7 +91,7 @@ fn a_closed_terminal_saves_and_stops() {
 fn a_run_under_nohup_goes_on() {
     for ranks in [1, 2] {
         let folder = tempfile::tempdir().unwrap();
-        // What nohup does.
+        // As nohup does.
         let mut run = Grouped::start(folder.path(), "trap '' HUP;", ranks);
         run.hang_up();
         let steps = run.steps() + 20;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{text, train, written};
 
-/// What a dry run says to these flags.
+/// Dry-runs these flags.
 fn tried(flags: &[&str]) -> crate::common::Ended {
     let folder = tempfile::tempdir().unwrap();
     train("qwen3-tied", &folder.path().join("run"), &[flags, &["--dry-run"]].concat())
@@ -33,7 +33,7 @@ fn flags_out_of_bounds_are_refused_by_name() {
     }
 }
 
-/// What a dry run says to a file with these parameters.
+/// Dry-runs a config with these parameters.
 fn tried_file(config: &Value) -> crate::common::Ended {
     let folder = tempfile::tempdir().unwrap();
     let lines = serde_json::to_string_pretty(config).unwrap();

@@ -8,7 +8,7 @@ use super::{cache, golden, metrics, text, train};
 
 const FLAGS: [&str; 6] = ["--deepspeed", "zero3", "--max-steps", "6", "--save-steps", "3"];
 
-/// The command of one rank.
+/// Arguments of one rank.
 fn arguments(output: &Path) -> Vec<String> {
     let model = golden("llama-one-kv-head");
     let data = model.join("data.jsonl");
@@ -17,7 +17,7 @@ fn arguments(output: &Path) -> Vec<String> {
     named.into_iter().chain(places).chain(FLAGS).map(str::to_owned).collect()
 }
 
-/// A run of two ranks of our own.
+/// A run of two ranks of zeroth's launcher.
 fn expected(folder: &Path) -> std::path::PathBuf {
     let run = folder.join("own");
     train("llama-one-kv-head", &run, &[&FLAGS[..], &["--ranks", "2", "--threads-per-rank", "1"]].concat())
@@ -33,7 +33,7 @@ fn assert_same(one: &Path, other: &Path) {
     }
 }
 
-/// Two ranks with the variables that torchrun gives them.
+/// Two ranks with torchrun's environment variables.
 fn as_torchrun(output: &Path, port: &str) -> [Child; 2] {
     ["0", "1"].map(|rank| {
         Command::new(env!("CARGO_BIN_EXE_zeroth"))

@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 
 use super::train;
 
-/// Unfinished files and folders of a process, as a kill leaves them in a run's folder.
+/// Creates the unfinished files of a killed process.
 fn leave(run: &Path, process: u32) -> Vec<String> {
     let folders = [
         format!("checkpoints/.step-9.unfinished-{process}-1"),
@@ -37,7 +37,7 @@ fn leave(run: &Path, process: u32) -> Vec<String> {
     folders.into_iter().chain(files).collect()
 }
 
-/// A process that is there until dropped.
+/// A live process, killed on drop.
 struct Alive(Child);
 
 impl Drop for Alive {
@@ -47,7 +47,7 @@ impl Drop for Alive {
     }
 }
 
-/// The id of a process that has ended.
+/// The id of an exited process.
 fn gone() -> u32 {
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();
@@ -75,7 +75,7 @@ fn stale_files_of_dead_processes_are_removed() {
     for name in others {
         fs::write(run.join(name), "mine").unwrap();
     }
-    // On the way to its end, when it is complete, and when it is begun anew.
+    // Once while resuming, once when already complete.
     for (steps, what) in [("2", "resuming from"), ("2", "complete")] {
         let left = leave(&run, gone());
         goes_on(steps);

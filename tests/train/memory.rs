@@ -42,13 +42,13 @@ fn held(ranks: &[(u32, Resident)]) -> Vec<(u32, u64)> {
     ranks.iter().map(|(process, resident)| (*process, resident.own + share)).collect()
 }
 
-/// The processes that a process started.
+/// The child processes of a process.
 fn children(process: u32) -> Vec<u32> {
     let text = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
     text.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
-/// The most that each rank was seen to hold: while all of them were there, and ever; and all of them at one moment.
+/// Peak memory of each rank, while all were alive and overall; and the peak of their sum.
 #[derive(Default)]
 struct Peaks {
     sum: u64,
@@ -63,7 +63,7 @@ fn raise(peaks: &mut BTreeMap<u32, u64>, found: &[(u32, u64)]) {
     }
 }
 
-/// Trains, and looks at the ranks while they run.
+/// Trains, and samples the memory of the ranks.
 fn watched(model: &Path, data: &Path, run: &Path, ranks: usize) -> Peaks {
     let mut launcher = Command::new(env!("CARGO_BIN_EXE_zeroth"))
         .args([
@@ -102,7 +102,7 @@ fn watched(model: &Path, data: &Path, run: &Path, ranks: usize) -> Peaks {
         };
         let found = held(&look());
         raise(&mut peaks.ever, &found);
-        // A second look: none left while the first one was on its way.
+        // Sample again: none exited during the first sampling.
         if look().len() == ranks && found.len() == ranks {
             raise(&mut peaks.together, &found);
             peaks.sum = peaks.sum.max(found.iter().map(|(_, bytes)| bytes).sum());
@@ -139,7 +139,7 @@ fn resident_memory_matches_the_plan() {
         assert!(ever.iter().all(|over| *over <= everything as i64), "{what}");
         assert!(peaks.sum <= ranks as u64 * (plan + most), "{what}");
         assert!(said <= plan + OVERHEAD, "{what}");
-        // The plan is no gross overestimate.
+        // The plan is not a gross overestimate.
         let least = plan as f64 * 0.6;
         assert!(peaks.together.into_values().chain([said]).all(|most| most as f64 >= least), "{what}");
     }

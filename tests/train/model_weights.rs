@@ -22,7 +22,7 @@ fn trained(model: &Path) -> (Ended, bool) {
     (ended, run.exists())
 }
 
-/// Neither trains nor generates, and says why.
+/// Asserts that neither training nor generation accepts the model.
 fn assert_refused(model: &Path, words: &[&str]) {
     let (ended, wrote) = trained(model);
     assert!(!wrote, "a refused run wrote something");
@@ -95,7 +95,7 @@ fn incomplete_downloads_are_refused() {
 fn a_bare_config_trains_random_weights() {
     let folder = tempfile::tempdir().unwrap();
     let model = config_only(folder.path());
-    // What trainers leave beside weights is none.
+    // Optimizer state beside weights does not count.
     fs::write(model.join("training_args.bin"), "arguments").unwrap();
     let (ended, _) = trained(&model);
     ended.assert_done();

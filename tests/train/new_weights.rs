@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{golden, new_data, new_model, tensors, train_on};
 
-/// The root of the mean square of a tensor in an exported model, which is in f32.
+/// The root mean square of an exported f32 tensor.
 fn deviation(run: &Path, name: &str) -> f64 {
     let file = fs::read(run.join("model/model.safetensors")).unwrap();
     let all = tensors(&file);

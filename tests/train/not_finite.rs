@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{golden, metrics, tensors, text, train_on, written};
 
-/// A copy of a golden model whose tensor has `value` as one element.
+/// A copy of a golden model with one element replaced by `value`.
 fn broken(folder: &Path, model: &str, tensor: &str, element: usize, value: f32) -> PathBuf {
     let copy = folder.join("broken");
     fs::create_dir_all(&copy).unwrap();
@@ -42,7 +42,7 @@ fn a_non_finite_loss_stops_before_the_update() {
 
 #[test]
 fn the_rank_with_the_non_finite_loss_is_reported() {
-    // Only the second row has token 7, and a head of its own keeps the embedding out of the other's loss.
+    // Only the second row has token 7, and the untied head keeps the embedding out of the other's loss.
     let folder = tempfile::tempdir().unwrap();
     let model = broken(folder.path(), "llama-one-kv-head", "model.embed_tokens.weight", 7 * 24, f32::NAN);
     let rows = [r#"{"input_ids": [1, 2, 3, 4]}"#, r#"{"input_ids": [5, 7, 9]}"#];
@@ -75,7 +75,7 @@ fn max_skipped_steps_limits_skips() {
 
 #[test]
 fn skipped_steps_leave_no_trace() {
-    // Token 7 overflows in fp16 and stands in the first row only: one step is skipped, and nothing of it is left.
+    // Token 7 overflows in fp16 and occurs only in the first row: one step is skipped without a trace.
     let folder = tempfile::tempdir().unwrap();
     let model = broken(folder.path(), "llama-one-kv-head", "model.embed_tokens.weight", 7 * 24, 1e5);
     let config = r#"{"fp16": {"enabled": true, "loss_scale": 1024}}"#;

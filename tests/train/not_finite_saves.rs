@@ -28,7 +28,7 @@ fn non_finite_weights_are_not_saved() {
         let flags = [&RUN[..], &["--ranks", ranks, "--deepspeed", "zero3"]].concat();
         train("qwen3-tied", &run, &[&flags[..], &["--max-steps", "2"]].concat()).assert_done();
         let model = fs::read(run.join("model/model.safetensors")).unwrap();
-        // The loss of a step is that of the weights before it: only the update breaks them.
+        // The loss of a step is computed before its update, which produces the non-finite weights.
         let more = ["--max-steps", "3", "--resume", "auto", "--learning-rate", "1e38"];
         let ended = train("qwen3-tied", &run, &[&flags[..], &more].concat());
         assert_eq!(ended.code, 1, "{}", ended.stderr);
@@ -70,7 +70,7 @@ fn overflows_at_7(folder: &Path) -> PathBuf {
     copy
 }
 
-/// Trains in fp16 on rows of which those of `broken` have token 7.
+/// Trains in fp16 on rows of which those in `broken` contain token 7.
 fn trained(folder: &Path, broken: &[u64], steps: u64) -> Ended {
     let row = |row| {
         let token = if broken.contains(&row) { 7 } else { 8 };
@@ -109,7 +109,7 @@ fn a_run_without_a_final_loss_fails() {
     }
     let summary: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&summary["last_loss"], &summary["skipped"]), (&Value::Null, &11.into()));
-    // Its state is there, and it does not become a good one by asking again.
+    // Its state is saved, but resuming does not make the run succeed.
     let data = folder.path().join("rows.jsonl");
     let flags = ["--fp16", "--max-steps", "12", "--resume", "auto"];
     let again = train_on(&folder.path().join("overflows"), &data, &folder.path().join("run"), &flags);

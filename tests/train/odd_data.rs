@@ -17,7 +17,7 @@ const ROW: &str = r#"{"input_ids": [1, 2, 3, 4]}"#;
 
 #[test]
 fn one_sample_fills_every_batch() {
-    // The mean over copies of a row is the row's own: 12 copies on 3 ranks are 1 on 1 rank.
+    // The mean over copies of a row is that of the row: 12 copies on 3 ranks equal 1 on 1 rank.
     let alone = trained(&[ROW], &["--max-steps", "3"]);
     let many = trained(&[ROW], &["--max-steps", "3", "--ranks", "3", "--per-device-train-batch-size", "4"]);
     for (alone, many) in alone.iter().zip(&many) {
@@ -51,7 +51,7 @@ fn a_rank_without_trained_tokens_does_not_change_the_loss() {
 
 #[test]
 fn steps_without_trained_tokens_have_zero_loss() {
-    // A row of one token has nothing before it to be predicted from.
+    // A row of one token has no context to predict it from.
     let found = trained(&[r#"{"input_ids": [5]}"#, r#"{"input_ids": [6]}"#, ROW], &["--max-steps", "2"]);
     for line in &found {
         assert_eq!((number(&line["loss"]), number(&line["grad_norm"])), (0.0, 0.0));

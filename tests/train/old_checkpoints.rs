@@ -7,11 +7,11 @@ use std::process::Command;
 use super::{metrics, text, train};
 use crate::common::{Ended, zeroth};
 
-/// A folder that is a mount of itself, so that it can be neither renamed nor removed. It moves with a folder around it.
+/// A folder bind-mounted onto itself, so that it can be neither renamed nor removed.
 struct Fixed(PathBuf);
 
 impl Fixed {
-    /// Mounts a folder in a run's; `None` where this user may not.
+    /// Bind-mounts a folder; `None` without permission.
     fn mount(run: &Path, folder: &Path) -> Option<Self> {
         let mounted = Command::new("mount").args(["--bind", text(folder), text(folder)]).output();
         if mounted.is_ok_and(|output| output.status.success()) {
@@ -39,7 +39,7 @@ fn goes_on(run: &Path, steps: &str) -> Ended {
 
 #[test]
 fn unremovable_checkpoints_do_not_stop_a_run() {
-    // The folder itself cannot be renamed; or it can, and what is in it cannot be removed.
+    // Either the folder cannot be renamed, or its contents cannot be removed.
     for fixed in ["", "model"] {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");

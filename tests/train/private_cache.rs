@@ -13,7 +13,7 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// A command that trains a small model for some steps, without a word on where tokens go.
+/// A command that trains a small model for some steps, without a configured cache.
 fn command(folder: &Path, steps: &str, more: &[&str]) -> Command {
     let model = new_model(folder, 64, 2, 128, 256);
     let data = new_data(folder, 50, 24, 256);
@@ -31,7 +31,7 @@ fn command(folder: &Path, steps: &str, more: &[&str]) -> Command {
     command
 }
 
-/// The folder for temporary files of a test's commands.
+/// The temporary folder of a test's commands.
 fn temporary(folder: &Path) -> PathBuf {
     let temporary = folder.join("temporary");
     fs::create_dir_all(&temporary).unwrap();
@@ -68,7 +68,7 @@ fn temporary_folders_are_not_trusted_as_cache() {
     };
     assert!(dry_run("first").contains("rows read and tokenised"));
     assert!(!dry_run("first").contains("rows read and tokenised"), "its own cache is found");
-    // Whoever made it, it is complete and has the right name.
+    // Whoever made it, it is complete and correctly named.
     let shared = temporary(folder.path()).join("zeroth-cache/tokens");
     fs::create_dir_all(&shared).unwrap();
     let tokens = home("first").join(".cache/zeroth/tokens");

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{golden, text, train, train_on, written};
 use crate::common::Ended;
 
-/// A run that is refused leaves no folder.
+/// Asserts that a refused run leaves no folder.
 fn assert_refused(ended: &Ended, output: &Path, code: i32, words: &[&str]) {
     assert_eq!(ended.code, code, "{}", ended.stderr);
     for word in words {

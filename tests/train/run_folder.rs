@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{golden, json, metrics, tensors, text, train, written};
 
-/// The keys of a step, in CLI order.
+/// The keys of a step, in documented order.
 const KEYS: [&str; 12] = [
     "step",
     "loss",
@@ -29,7 +29,7 @@ fn metrics_have_one_exact_line_per_step() {
     let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     assert!(text.ends_with('\n'));
     for (at, line) in text.lines().enumerate() {
-        // Values hold neither commas nor colons: the digits can be read as they are written.
+        // Values contain neither commas nor colons, so digits can be compared as written.
         let inner = line.strip_prefix('{').unwrap().strip_suffix('}').unwrap();
         let pairs: Vec<(&str, &str)> = inner.split(',').map(|pair| pair.split_once(':').unwrap()).collect();
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| key.trim_matches('"')).collect();
@@ -40,7 +40,7 @@ fn metrics_have_one_exact_line_per_step() {
         for key in ["loss", "grad_norm", "lr", "tokens_per_second", "step_ms", "loss_scale"] {
             assert_eq!(serde_json::to_string(&float(key)).unwrap(), value(key), "{key}");
         }
-        // Both sides went through their digits: one lost digit would show.
+        // Both sides were parsed and printed, so a lost digit would show.
         assert_eq!(float("tokens_per_second"), float("tokens") / (float("step_ms") / 1000.0));
         assert!(float("loss") > 0.0 && float("grad_norm") > 0.0 && value("loss_scale") == "1.0");
     }
@@ -61,7 +61,7 @@ fn plan_json_is_consistent_with_metrics() {
         assert!(parts.iter().all(|part| *part > 0), "{plan}");
         assert_eq!(metrics(&run)[0]["device_bytes_peak"], bytes("total"));
         assert_eq!(plan["ranks"].to_string(), ranks);
-        // `--device-memory` holds the run to these bytes: with one less it is another program.
+        // With one byte less than this --device-memory, another program is chosen.
         let chooses = |memory: u64| {
             let memory = memory.to_string();
             let flags = ["--dry-run", "--deepspeed", preset, "--ranks", ranks, "--max-steps", "1"];
@@ -127,7 +127,7 @@ fn the_exported_model_has_the_right_tensors() {
         };
         let (given, _) = without_type(&golden("qwen2-yarn-tied").join("config.json"));
         assert_eq!(without_type(&run.join("model/config.json")), (given, name.into()));
-        // What was written can be trained on.
+        // The exported model can be trained.
         let again = folder.path().join(format!("{dtype}-again"));
         let data = golden("qwen2-yarn-tied").join("data.jsonl");
         super::train_on(&run.join("model"), &data, &again, &["--max-steps", "1"]).assert_done();

@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 
 use super::text;
 
-/// A run in the background. Dropped, it is killed, and its ranks die with it.
+/// A run in the background. Killed on drop with its ranks.
 pub(super) struct Running {
     pub(super) launcher: Child,
     said: PathBuf,
 }
 
 impl Running {
-    /// Starts `zeroth` with these arguments; what it says goes to a file in `folder`.
+    /// Starts `zeroth`; its stderr goes to a file in `folder`.
     pub(super) fn start(folder: &Path, arguments: &[&str]) -> Self {
         Self::start_with(folder, arguments, &[])
     }
 
-    /// The same with variables of its own.
+    /// The same with additional environment variables.
     pub(super) fn start_with(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_zeroth"));
         command.args(arguments).env("ZEROTH_CACHE", super::cache()).envs(variables.iter().copied());
         Self::spawn(folder, command)
     }
 
-    /// Starts a command; what it says goes to a file in `folder`.
+    /// Starts a command; its stderr goes to a file in `folder`.
     pub(super) fn spawn(folder: &Path, mut command: Command) -> Self {
         let said = folder.join("said");
         let launcher = command
@@ -38,7 +38,7 @@ impl Running {
         Self { launcher, said }
     }
 
-    /// What it has said so far.
+    /// Its stderr so far.
     pub(super) fn said(&self) -> String {
         fs::read_to_string(&self.said).unwrap()
     }
@@ -53,7 +53,7 @@ impl Running {
         }
     }
 
-    /// Waits until so many steps are in the run's metrics.
+    /// Waits until the run's metrics have `steps` steps.
     pub(super) fn wait_for_steps(&mut self, run: &Path, steps: usize) {
         let metrics = run.join("metrics.jsonl");
         self.wait_until(Duration::from_mins(1), "it has done some steps", || {
@@ -61,12 +61,12 @@ impl Running {
         });
     }
 
-    /// The processes of the ranks, by number.
+    /// Process ids of the ranks, in rank order.
     pub(super) fn ranks(&self) -> Vec<u32> {
         ranks_of(self.launcher.id())
     }
 
-    /// Waits for the launcher; how it ended, and after how long.
+    /// Waits for the launcher; returns its status and the time waited.
     pub(super) fn end(&mut self, limit: Duration) -> (Option<ExitStatus>, Duration) {
         let begun = Instant::now();
         while begun.elapsed() < limit {
@@ -78,7 +78,7 @@ impl Running {
         (None, begun.elapsed())
     }
 
-    /// Its exit code, which it must have within a minute.
+    /// Its exit code, which must come within a minute.
     pub(super) fn code(&mut self) -> Option<i32> {
         self.end(Duration::from_mins(1)).0.and_then(|status| status.code())
     }
@@ -91,7 +91,7 @@ impl Drop for Running {
     }
 }
 
-/// A run that would go on for minutes.
+/// A run that would take minutes.
 pub(super) struct Long {
     pub(super) running: Running,
     pub(super) output: PathBuf,
@@ -99,7 +99,7 @@ pub(super) struct Long {
 }
 
 impl Long {
-    /// Starts it and waits until it has done some steps.
+    /// Starts it and waits for some steps.
     pub(super) fn start(ranks: u32, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let model = super::new_model(folder.path(), 256, 4, 512, 512);
@@ -133,7 +133,7 @@ impl Long {
     }
 }
 
-/// The processes of a launcher's ranks, by number.
+/// Process ids of a launcher's ranks, in rank order.
 pub(super) fn ranks_of(launcher: u32) -> Vec<u32> {
     let mut found: Vec<(u32, u32)> = processes()
         .into_iter()
@@ -158,7 +158,7 @@ fn parent(process: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// The rank that a launcher made it.
+/// The rank in a process's environment.
 fn rank(process: u32) -> Option<u32> {
     let variables = fs::read(of_process(process, "environ")).ok()?;
     let mut variables = variables.split(|byte| *byte == 0);
@@ -166,7 +166,7 @@ fn rank(process: u32) -> Option<u32> {
     std::str::from_utf8(rank).ok()?.parse().ok()
 }
 
-/// Whether it is there, and more than an entry that nobody has collected yet.
+/// Whether a process exists and is not a zombie.
 pub(super) fn is_alive(process: u32) -> bool {
     let status = fs::read_to_string(of_process(process, "status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains("(zombie)"))

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{metrics, number, train};
 
-/// Losses and norms as they were written, and the model's bytes.
+/// Losses and norms as written, and the model's bytes.
 fn outcome(run: &Path) -> (Vec<String>, Vec<u8>) {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let column = |line: &str| line.split(",\"lr\"").next().unwrap().to_owned();

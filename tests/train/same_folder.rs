@@ -26,7 +26,7 @@ fn carried(model: &Path) -> Vec<Vec<u8>> {
     ["tokenizer.json", "tokenizer_config.json"].map(|name| fs::read(model.join(name)).unwrap()).to_vec()
 }
 
-/// A second path of a folder that no link leads to; `None` where this user may not mount one.
+/// A bind mount of a folder; `None` without permission.
 struct Bound(PathBuf);
 
 impl Bound {
@@ -60,7 +60,7 @@ fn training_in_the_models_folder_keeps_its_tokenizer() {
         train_on(named, &data, &run, &["--max-steps", steps, "--resume", "auto"]).assert_done();
         assert_eq!(carried(&model), carried(&given), "{}", named.display());
     }
-    // A file that the folder shares with others is replaced, not written through.
+    // A file shared with other folders is replaced, not written through.
     for name in ["tokenizer.json", "model.safetensors"] {
         fs::remove_file(model.join(name)).unwrap();
         fs::hard_link(given.join(name), model.join(name)).unwrap();
@@ -96,7 +96,7 @@ fn a_model_is_never_exported_into_a_checkpoint() {
     assert_eq!(verified.code, 0, "{}", verified.stderr);
 }
 
-/// Everything in a folder, with its bytes.
+/// All files of a folder with their contents.
 fn all(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
