@@ -26,7 +26,7 @@ pub(crate) enum Terminal {
 impl Terminal {
     pub(crate) fn find() -> Self {
         match std::env::var_os(TERMINAL) {
-            Some(told) if told == "1" => Self::Launchers,
+            Some(value) if value == "1" => Self::Launchers,
             _ if std::io::stderr().is_terminal() => Self::Own,
             _ => Self::None,
         }

@@ -238,14 +238,14 @@ mod tests {
         let total_bytes = files.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
         let options =
             PrepareOptions { max_length: 6, truncation: Truncation::Drop, max_samples: None, packing: false };
-        let told = std::sync::Mutex::new(Vec::new());
-        let progress = |done| told.lock().unwrap().push(done);
+        let reports = std::sync::Mutex::new(Vec::new());
+        let progress = |done| reports.lock().unwrap().push(done);
         prepare_with_progress(&files, &encoder(), &options, &CacheFolder::at(folder.path()), &progress)
             .unwrap();
-        let told = told.into_inner().unwrap();
-        assert!(told.len() > 10, "{told:?}");
+        let reports = reports.into_inner().unwrap();
+        assert!(reports.len() > 10, "{reports:?}");
         let all = TokenizeProgress { rows: 1000, bytes: total_bytes, total_bytes };
-        assert_eq!(told.iter().max_by_key(|done| done.rows), Some(&all));
+        assert_eq!(reports.iter().max_by_key(|done| done.rows), Some(&all));
     }
 
     proptest! {

@@ -6,7 +6,7 @@
 //! | `conversations` (`system`, `tools`) | the same in sharegpt's format |
 //! | `instruction`, `output` (`input`, `system`, `history`) | turns; the input follows the instruction on a new line |
 //! | `question`, `answer`, or `query`, `response` (`system`, `history`) | turns |
-//! | `translation` | turns: the first language asks, the second answers |
+//! | `translation` | turns: the first language is the user's, the second the assistant's |
 //! | `prompt`, `completion` | two texts, concatenated, or messages; the completion is trained |
 //! | `text` | plain text, all trained |
 //! | `input_ids` (`labels`, `attention_mask`) | ready tokens |

@@ -212,15 +212,15 @@ pub fn render_templates() -> io::Result<()> {
     // An expected death leaves no core file.
     limit(Resource::Core, 0)?;
     limit(Resource::As, address_space()? + MEMORY)?;
-    let mut processor = ProcessorTime::new()?;
+    let mut cpu_time = CpuTimeLimit::new()?;
 
     let Some(setup) = read_frame(&mut input)? else { return Ok(()) };
-    let template = processor.bound(|| compiled(&setup))?;
+    let template = cpu_time.bound(|| compiled(&setup))?;
     let properties = template.as_ref().map(CompiledTemplate::properties);
     answer(&mut output, &properties)?;
     let Ok(template) = template else { return Ok(()) };
     while let Some(request) = read_frame(&mut input)? {
-        let rendered = processor.bound(|| {
+        let rendered = cpu_time.bound(|| {
             let OwnedRequest { messages, tools, add_generation_prompt } = decoded(&request)?;
             template.render(&messages, tools.as_ref(), add_generation_prompt)
         })?;
@@ -238,16 +238,16 @@ fn compiled(setup: &[u8]) -> Result<CompiledTemplate, RenderError> {
 
 /// Keeps the CPU limit ahead of the time used. A single thread's CPU time is at most its wall time, so the limit is
 /// derived from a clock and only moves once a second.
-struct ProcessorTime {
+struct CpuTimeLimit {
     busy: Duration,
     limit: u64,
 }
 
-impl ProcessorTime {
+impl CpuTimeLimit {
     fn new() -> io::Result<Self> {
-        let mut processor = Self { busy: Duration::ZERO, limit: 0 };
-        processor.move_limit()?;
-        Ok(processor)
+        let mut cpu_time = Self { busy: Duration::ZERO, limit: 0 };
+        cpu_time.move_limit()?;
+        Ok(cpu_time)
     }
 
     fn move_limit(&mut self) -> io::Result<()> {

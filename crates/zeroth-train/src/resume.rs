@@ -29,7 +29,7 @@ pub enum ResumeError {
     },
     /// The typed batch sizes give another train batch.
     #[error(
-        "the checkpoint was trained with {} per step, which resuming keeps: {asked} on {} does not \
+        "the checkpoint was trained with {} per step, which resuming keeps: {requested} on {} does not \
          give that; leave batch sizes open, or use one of these for train_micro_batch_size_per_gpu × \
          gradient_accumulation_steps: {}",
         counted(*batch, "sample"), counted(*ranks, "rank"), pairs(works)
@@ -40,7 +40,7 @@ pub enum ResumeError {
         /// Ranks of the command.
         ranks: u64,
         /// The typed batch sizes.
-        asked: String,
+        requested: String,
         /// Micro-batch and accumulation pairs that work.
         works: Vec<(u64, u64)>,
     },
@@ -109,8 +109,8 @@ pub fn redistribute_batch(
     nearest.copied().ok_or_else(|| {
         let micro = typed.0.map(|micro| format!("train_micro_batch_size_per_gpu {micro}"));
         let times = typed.1.map(|times| format!("gradient_accumulation_steps {times}"));
-        let asked = [micro, times].into_iter().flatten().collect::<Vec<_>>().join(" with ");
-        ResumeError::Batch { batch, ranks, asked, works: works.clone() }
+        let requested = [micro, times].into_iter().flatten().collect::<Vec<_>>().join(" with ");
+        ResumeError::Batch { batch, ranks, requested, works: works.clone() }
     })
 }
 

@@ -67,8 +67,8 @@ impl Session {
     /// Compiles a model for `ranks` ranks and a run of `steps` steps. `config` is a preset, a file, or JSON. Ranks
     /// share the CPUs evenly.
     pub fn new(graph: Graph, config: &str, ranks: u64, steps: NonZeroU64) -> Result<Self, SessionError> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (processors / ranks.max(1) as usize).max(1);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cpus / ranks.max(1) as usize).max(1);
         Self::with_threads(graph, config, ranks, threads, steps)
     }
 

@@ -101,7 +101,7 @@ fn inspect_all(checkpoints: &Path, output: &Output) -> anyhow::Result<Exit> {
         .map(|found| (found.clone(), Checkpoint::open(&found.folder)))
         .collect();
     let newest = opened.iter().rev().find(|(_, opened)| opened.is_ok()).map(|(found, _)| found.step);
-    let are_all_whole = opened.iter().all(|(_, opened)| opened.is_ok());
+    let are_all_valid = opened.iter().all(|(_, opened)| opened.is_ok());
     if output.is_json() {
         let rows: Vec<Value> = opened
             .iter()
@@ -148,7 +148,7 @@ fn inspect_all(checkpoints: &Path, output: &Output) -> anyhow::Result<Exit> {
             }
         }
     }
-    Ok(if are_all_whole { Exit::Done } else { Exit::Problems })
+    Ok(if are_all_valid { Exit::Done } else { Exit::Problems })
 }
 
 fn verify(dir: &Path, output: &Output) -> anyhow::Result<Exit> {

@@ -22,16 +22,16 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     let environment = judge_all(variables);
     let tests = self_test()?;
-    let card = card_tests(&machine);
+    let gpu = gpu_tests(&machine);
     let kept = super::bench::profile::kept(&Identity::of(&machine));
     // A machine on which a kernel computes wrong results must not train.
-    let of_card = card.iter().flatten().flat_map(|(_, tests)| tests);
-    let all_right = tests.iter().chain(of_card).all(|test| test.ok) && !matches!(card, Some(Err(_)));
+    let of_gpu = gpu.iter().flatten().flat_map(|(_, tests)| tests);
+    let all_right = tests.iter().chain(of_gpu).all(|test| test.ok) && !matches!(gpu, Some(Err(_)));
     let exit = if all_right { Exit::Done } else { Exit::Problems };
     if output.is_json() {
         let environment: Vec<serde_json::Value> = environment.iter().map(Judgement::to_json).collect();
         let kernels = kernels_json(&tests);
-        let card = card.map(|card| match card {
+        let gpu = gpu.map(|gpu| match gpu {
             Ok((name, tests)) => {
                 let mut found = kernels_json(&tests);
                 found["path"] = name.into();
@@ -41,7 +41,7 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
         });
         let profile = profile_json(&kept);
         output::json(&json!({
-            "machine": machine, "kernels": kernels, "card_kernels": card, "profile": profile,
+            "machine": machine, "kernels": kernels, "card_kernels": gpu, "profile": profile,
             "environment": environment,
         }))?;
         return Ok(exit);
@@ -49,7 +49,7 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     output::text(&machine_text(&machine));
     let of_processor = format!("CPU kernels ({})", path());
     let mut lines = vec![kernels_text(&of_processor, "against reference implementations", &tests)];
-    lines.extend(card.map(|card| match card {
+    lines.extend(gpu.map(|gpu| match gpu {
         Ok((name, tests)) => kernels_text(&format!("kernels of {name}"), "against the CPU's", &tests),
         Err(error) => format!("GPU kernels: not run: {error}"),
     }));
@@ -147,17 +147,17 @@ fn kernels_json(tests: &[SelfTest]) -> serde_json::Value {
 }
 
 /// Compares the first GPU's kernels with the CPU's; `None` without a GPU or if a library is missing.
-fn card_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), DeviceError>> {
+fn gpu_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), DeviceError>> {
     if !matches!(machine.gpus, Gpus::Found { .. }) || !missing(machine).is_empty() {
         return None;
     }
     let run = || {
-        let mut card = CudaDevice::open(0, CONFORMANCE_ARENA, 0)?;
+        let mut gpu = CudaDevice::open(0, CONFORMANCE_ARENA, 0)?;
         // Also test the attention library if available.
-        card.attention_by_library(card.has_attention_library().is_ok());
+        gpu.attention_by_library(gpu.has_attention_library().is_ok());
         let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
         let mut reference = CpuDevice::on_pool(pool, CONFORMANCE_ARENA, 0)?;
-        Ok((card.name(), conformance(&mut card, &mut reference)?))
+        Ok((gpu.name(), conformance(&mut gpu, &mut reference)?))
     };
     Some(run())
 }

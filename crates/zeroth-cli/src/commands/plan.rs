@@ -118,12 +118,12 @@ fn configs(
 /// The memory budget of a device: given, or that of a GPU model; one without bf16 is rejected for bf16 runs.
 fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow::Result<Option<u64>> {
     let Some(name) = &arguments.card else { return Ok(arguments.device_memory) };
-    let card = known_gpu(name)?;
+    let gpu = known_gpu(name)?;
     let bf16 = configs.iter().any(|(_, config)| config.is_on("bf16.enabled"));
-    if bf16 && !card.supports_bf16() {
-        anyhow::bail!("{} does not support bf16, which the run uses: use --fp16", card.name);
+    if bf16 && !gpu.supports_bf16() {
+        anyhow::bail!("{} does not support bf16, which the run uses: use --fp16", gpu.name);
     }
-    Ok(Some(card.memory))
+    Ok(Some(gpu.memory))
 }
 
 fn ask(

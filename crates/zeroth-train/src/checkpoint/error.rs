@@ -167,7 +167,7 @@ pub enum CheckpointError {
     },
     /// The checkpoint belongs to another model.
     #[error(
-        "{} is a checkpoint of another model ({saved}; --model is {asked}): {}; train with the --model it was saved \
+        "{} is a checkpoint of another model ({saved}; --model is {given}): {}; train with the --model it was saved \
          from", folder.display(), differences.join("; ")
     )]
     AnotherModel {
@@ -176,7 +176,7 @@ pub enum CheckpointError {
         /// The model that was saved.
         saved: String,
         /// The model of this run.
-        asked: String,
+        given: String,
         /// The first differences.
         differences: Vec<String>,
     },

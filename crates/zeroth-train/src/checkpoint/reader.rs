@@ -176,7 +176,7 @@ impl Checkpoint {
         Err(CheckpointError::AnotherModel {
             folder: self.folder.clone(),
             saved: named(&saved.model_type, saved.total),
-            asked: named(model_type, table.total()),
+            given: named(model_type, table.total()),
             differences,
         })
     }

@@ -106,13 +106,13 @@ const F32_TFLOPS: [(&str, f64); 6] = [
 impl Peak {
     /// The peak of a GPU by its driver name; `None` where no datasheet figure is known.
     pub fn of(name: &str, dtype: DType) -> Option<Self> {
-        let card = known_gpu(name).ok()?;
+        let gpu = known_gpu(name).ok()?;
         let tflops = match dtype {
             // Tensor cores run both at the same rate since Ampere; earlier ones have no bf16 and no figure here.
-            DType::Bf16 | DType::F16 => card.bf16_tflops?,
-            DType::F32 => F32_TFLOPS.iter().find(|(name, _)| *name == card.name)?.1,
+            DType::Bf16 | DType::F16 => gpu.bf16_tflops?,
+            DType::F32 => F32_TFLOPS.iter().find(|(name, _)| *name == gpu.name)?.1,
         };
-        Some(Self { gpu: card.name, dtype, flops: tflops * 1e12 })
+        Some(Self { gpu: gpu.name, dtype, flops: tflops * 1e12 })
     }
 }
 

@@ -81,8 +81,8 @@ pub struct HuggingFace {
 }
 
 /// `--warmup-steps` as a step count: values below 1 are a fraction of all steps, rounded up.
-pub fn warmup_steps(asked: f64, total_steps: u64) -> u64 {
-    if asked < 1.0 { (total_steps as f64 * asked).ceil() as u64 } else { asked as u64 }
+pub fn warmup_steps(requested: f64, total_steps: u64) -> u64 {
+    if requested < 1.0 { (total_steps as f64 * requested).ceil() as u64 } else { requested as u64 }
 }
 
 impl HuggingFace {
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn fractional_warmup_is_rounded_up() {
-        assert_eq!([0.0, 0.03, 0.5, 1.0, 20.0].map(|asked| warmup_steps(asked, 101)), [0, 4, 51, 1, 20]);
+        assert_eq!([0.0, 0.03, 0.5, 1.0, 20.0].map(|requested| warmup_steps(requested, 101)), [0, 4, 51, 1, 20]);
     }
 
     #[test]

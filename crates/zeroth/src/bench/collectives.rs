@@ -116,7 +116,7 @@ fn whole(arena: &mut Arena, bytes: usize) -> Result<&mut [u8], DeviceError> {
     arena.bytes_mut(Span::device(0, bytes as u64))
 }
 
-/// Benchmarks collectives of `ranks` ranks with shards of these sizes, `rounds` bursts each, interleaved. `told` is
+/// Benchmarks collectives of `ranks` ranks with shards of these sizes, `rounds` bursts each, interleaved. `progress` is
 /// called every round.
 pub fn collectives(
     ranks: usize,

@@ -159,12 +159,12 @@ fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyho
     Ok(match resolved_job.target {
         Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
         Target::Cuda => {
-            let mut card = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, bytes, host)?;
+            let mut gpu = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, bytes, host)?;
             // The budget also covers workspace that is allocated while tuning.
             if let Some(budget) = resolved_job.handoff.budget.device {
-                card.spare(budget.saturating_sub(bytes));
+                gpu.spare(budget.saturating_sub(bytes));
             }
-            Box::new(card)
+            Box::new(gpu)
         }
     })
 }

@@ -304,7 +304,7 @@ fn rates(
     let [device_bytes, host_bytes] = Rates::ARENAS;
     let Settings { moments, stochastic_rounding, .. } = Settings::from_config(resolved);
     let measured = CudaDevice::open(0, device_bytes, host_bytes)
-        .and_then(|mut card| Rates::measure(&mut card, moments, stochastic_rounding));
+        .and_then(|mut gpu| Rates::measure(&mut gpu, moments, stochastic_rounding));
     match measured {
         Ok(Rates { update, bus, memory, products }) => {
             let ranks_per_gpu = ranks.div_ceil(gpus(machine).max(1));
