@@ -1,4 +1,4 @@
-//! Reading rows of ready tokens: what is taken, what is cut, and what each mistake is told.
+//! Rows of ready tokens: what is accepted and removed, and the message for each error.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -82,7 +82,7 @@ fn several_files_form_one_dataset() {
     assert_eq!([0, 1, 2].map(|sample| three.ids(sample).unwrap()), [vec![1, 2], vec![3], vec![4]]);
     assert_eq!(read_files(files, &two(1)).unwrap().count().get(), 1);
     assert!(read_files(files, &OPTIONS).is_err());
-    // How the rows are spread over files is no matter.
+    // The split over files does not matter.
     let joined = read("{\"input_ids\": [1, 2]}\n{\"input_ids\": [3]}\n{\"input_ids\": [4]}\n").unwrap();
     assert_eq!(joined.hash(), three.hash());
     assert_eq!(joined, three);

@@ -1,4 +1,4 @@
-//! Files that are neither JSONL nor Parquet are told by their format, once and with what to do.
+//! Files that are neither JSONL nor Parquet are recognised, with one error and a remedy.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -74,6 +74,6 @@ fn invalid_lines_are_reported_individually() {
         let found = surveyed("a.jsonl", contents.as_bytes()).unwrap();
         assert!(found.problems.count > 0, "{contents}");
     }
-    // What a file is called does not make it a table.
+    // A file's name does not make it a table.
     assert_eq!(surveyed("a.csv", b"{\"input_ids\": [1, 2]}\n").unwrap().totals.samples, 1);
 }

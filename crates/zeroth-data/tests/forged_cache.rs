@@ -1,4 +1,4 @@
-//! Token caches with numbers that no writer puts there, and the checksums that belong to them.
+//! Token caches with inconsistent numbers but valid checksums.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -35,7 +35,7 @@ fn inconsistent_headers_are_refused() {
         bytes[224..256].copy_from_slice(&header);
         bytes
     };
-    // Trained tokens, the longest sample, packs, the longest pack, the most samples of a pack.
+    // Trained tokens, longest sample, packs, longest pack, most samples in a pack.
     let other = folder.path().join("x.tokens");
     for at in [40, 48, 80, 88, 96] {
         for value in [1 << 62, u64::MAX] {
@@ -44,7 +44,7 @@ fn inconsistent_headers_are_refused() {
             assert!(message.contains("is not a valid token cache: its "), "{message}");
         }
     }
-    // Where samples begin, after the 8 tokens and their labels; where packs begin, and which samples they hold.
+    // Sample starts after the 8 tokens and their labels; pack starts; pack members.
     let (starts, packs, members) = (320, 448, 512);
     for (at, value) in [
         (starts, 1),
@@ -55,7 +55,7 @@ fn inconsistent_headers_are_refused() {
         (members, u64::MAX),
     ] {
         assert_ne!(forged(at, value), whole);
-        // Another file of that name: the one before may be mapped.
+        // A new file, as the old one may be open.
         fs::remove_file(&path).unwrap();
         fs::write(&path, forged(at, value)).unwrap();
         assert!(!make().found, "{at} {value}: it is made anew");

@@ -1,4 +1,4 @@
-//! Conversations far longer than any that is trained on stay within the bounds on chat templates.
+//! Conversations far longer than any training row stay within the template limits.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 

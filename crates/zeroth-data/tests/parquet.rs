@@ -1,4 +1,4 @@
-//! Parquet files as rows: nested columns become the JSON that a JSONL file would hold.
+//! Parquet files as rows: nested columns become the JSON that a JSONL file would contain.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -16,7 +16,7 @@ use zeroth_data::{
     CacheFolder, Encode, Encoded, PrepareOptions, RowNumber, RowProblem, Samples, Truncation, prepare, survey,
 };
 
-/// A row becomes the bytes of its JSON: what arrives can be read back.
+/// Encodes a row as the bytes of its JSON, so that it can be compared.
 struct AsJson;
 
 impl Encode for AsJson {
@@ -37,7 +37,7 @@ impl Encode for AsJson {
 const OPTIONS: PrepareOptions =
     PrepareOptions { max_length: 10_000, truncation: Truncation::Drop, max_samples: None, packing: false };
 
-/// As Hugging Face's `datasets` lay them out.
+/// In the layout of Hugging Face's `datasets`.
 const SCHEMA: &str = "
 message schema {
   required int64 id;
@@ -61,7 +61,7 @@ message schema {
   }
 }";
 
-/// A column's values, with how much of their path is there and where lists begin.
+/// A column's values with definition and repetition levels.
 type Levels<'a> = (&'a [i16], &'a [i16]);
 
 fn texts(group: &mut SerializedRowGroupWriter<'_, File>, values: &[&str], levels: Levels<'_>) {
@@ -71,7 +71,7 @@ fn texts(group: &mut SerializedRowGroupWriter<'_, File>, values: &[&str], levels
     column.close().unwrap();
 }
 
-/// Rows 10, 11, 12 in a group, and as many from `second` on in another.
+/// Rows 10, 11, 12 in one row group, and three from `second` on in another.
 fn write(path: &Path, compression: Compression, second: i64) {
     let schema = Arc::new(parse_message_type(SCHEMA).unwrap());
     let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
@@ -147,7 +147,7 @@ fn nested_columns_become_objects_and_lists() {
         ("zstd", Compression::ZSTD(parquet::basic::ZstdLevel::default())),
         ("gzip", Compression::GZIP(parquet::basic::GzipLevel::default())),
     ] {
-        // Known by how it begins: the name says something else.
+        // Recognised by its magic bytes, not by its name.
         let path = folder.path().join(format!("{name}.jsonl"));
         write(&path, compression, 20);
         let samples = prepared([&path], folder.path()).unwrap();
@@ -161,7 +161,8 @@ fn unsupported_codecs_are_reported() {
     let path = folder.path().join("a.parquet");
     write(&path, Compression::SNAPPY, 20);
     let whole = std::fs::read(&path).unwrap();
-    // In the footer the codec follows the column's path: a field of 4 bits, its type, and Snappy's number times two.
+    // In the footer, the codec follows the column's path: a 4-bit field delta, its type, and Snappy's number times
+    // two.
     let place = whole.windows(5).rposition(|bytes| bytes == b"\x02id\x15\x02").unwrap() + 4;
     for (number, codec) in [(3, "LZO"), (4, "BROTLI"), (5, "LZ4"), (7, "LZ4_RAW")] {
         let mut bytes = whole.clone();

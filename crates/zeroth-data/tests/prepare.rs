@@ -1,4 +1,4 @@
-//! From files to samples in the token cache: when it is found, when it is made anew, and what stops it.
+//! Preparing data in the token cache: cache hits, recreation, and errors.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -25,7 +25,7 @@ fn ready_tokens() -> Encoder {
     Encoder::open(Path::new("there is no tokenizer"), EncoderOptions::new(100)).unwrap()
 }
 
-/// Ready tokens, with a count of the rows that were encoded.
+/// An encoder of ready tokens that counts encoded rows.
 struct Counting {
     tokens: Encoder,
     name: u8,
@@ -53,7 +53,7 @@ impl Encode for Counting {
     }
 }
 
-/// A folder with data files, and one for the cache in it.
+/// A folder with data files and a cache.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -80,7 +80,7 @@ impl Place {
         prepare(files, &Counting::new(), options, &self.cache()).unwrap()
     }
 
-    /// The message, with the folder's name left out.
+    /// The message without the folder's name.
     fn refusal(&self, files: &[PathBuf]) -> String {
         let error = prepare(files, &Counting::new(), &OPTIONS, &self.cache()).unwrap_err();
         error.to_string().replace(&format!("{}/", self.folder.path().display()), "")
@@ -145,7 +145,7 @@ fn the_cache_key_covers_data_encoder_and_options() {
     let other = [place.write("b.jsonl", ROWS.replace("15", "16"))];
     assert!(!place.prepare(&other, &OPTIONS).found);
 
-    // Under another name it is the same data; in two files too, but that is known only once it is read.
+    // The same data under another name, or split over two files, which is only known once it is read.
     let moved = [place.write("c.jsonl", ROWS)];
     assert!(place.prepare(&moved, &OPTIONS).found);
     let (one, two) = ROWS.split_at(ROWS.find("{\"input_ids\": [13]").unwrap());
@@ -179,7 +179,7 @@ fn damaged_caches_are_recreated() {
         assert_eq!(again.samples, first.samples);
         assert_eq!(fs::read(&again.path).unwrap(), whole);
     }
-    // A good file of other data under this name is not taken either.
+    // A valid cache of other data under this name is not used.
     let other = place.prepare(&[place.write("b.jsonl", "{\"input_ids\": [1]}")], &options);
     fs::copy(&other.path, &first.path).unwrap();
     assert_eq!(place.prepare(&file, &options).samples, first.samples);
@@ -322,7 +322,7 @@ fn the_first_invalid_row_stops_preparation() {
         assert_eq!(place.refusal(&file), message);
     }
     assert!(names(&place.path("cache/tokens")).is_empty());
-    // Nobody asked for what is beyond the samples wanted.
+    // Rows beyond the requested samples are ignored.
     let most = |most| PrepareOptions { max_samples: NonZeroU64::new(most), ..OPTIONS };
     assert_eq!(place.prepare(&file, &most(300)).samples.count().get(), 300);
     assert!(prepare(&file, &Counting::new(), &most(301), &place.cache()).is_err());

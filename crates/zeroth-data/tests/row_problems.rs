@@ -1,4 +1,4 @@
-//! What each mistake in a row of text is told, and what a folder without a tokenizer or a template can still do.
+//! Messages for errors in text rows, and what works without a tokenizer or template.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -14,7 +14,7 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'critic' %}{{ rai
                         {% elif m.role != 'silent' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}\
                         {% endfor %}";
 
-/// A model's folder with the files given; `true` puts the golden tokenizer there.
+/// A model folder with the given files; `true` copies the golden tokenizer.
 fn folder(tokenizer: bool, files: &[(&str, &str)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     if tokenizer {
@@ -54,7 +54,7 @@ fn missing_mapped_columns_are_reported() {
         ("question=id,answer=a", "--columns answer=a: the row has no column `a`; it has "),
     ] {
         let options = EncoderOptions { columns: columns.parse().unwrap(), ..EncoderOptions::new(10_000) };
-        // The row's own `messages` count where another column is mapped.
+        // A mapped column takes precedence over the row's own `messages`.
         let row = if columns.starts_with('q') { json!({"id": "q"}) } else { row.clone() };
         let found = encode(&folder, options, &row).unwrap_err().to_string();
         assert!(found.contains(message), "{columns}: {found}");
@@ -226,7 +226,7 @@ fn prompts_end_with_the_generation_prompt() {
     assert_eq!(encoder.token_text(plain[0]).as_deref(), Some("<s>"));
     assert!(encoder.is_special(plain[0]) && !encoder.is_special(plain[1]));
     assert_ne!(plain.last().copied(), encoder.eos());
-    // A text has both ends, once each.
+    // A text has both special tokens, once each.
     let text = json!({"text": "Hé"});
     let mut both = Encoded::default();
     encoder.encode(text.as_object().unwrap(), &mut both).unwrap();
@@ -234,7 +234,7 @@ fn prompts_end_with_the_generation_prompt() {
     assert_eq!(both.ids, both.labels);
 }
 
-/// Any JSON at all, with keys and texts that rows have.
+/// Arbitrary JSON with the keys and texts of rows.
 fn any_json() -> impl Strategy<Value = Value> {
     let word = proptest::sample::select(vec![
         "role",

@@ -1,4 +1,4 @@
-//! A look at all rows that does not stop at wrong ones.
+//! Surveys read all rows without stopping at invalid ones.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -77,7 +77,7 @@ fn histograms_have_round_buckets() {
     );
     assert_eq!(found.lengths.len(), 21);
     assert!(found.lengths.windows(2).all(|pair| pair[0].to + 1 == pair[1].from));
-    // All of one length: one bar.
+    // All rows have one length: one bar.
     assert_eq!(surveyed(&[&row(7)], &OPTIONS, 0).lengths, [bucket(7, 7, 1, 7)]);
 }
 

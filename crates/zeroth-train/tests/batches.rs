@@ -1,4 +1,4 @@
-//! Micro-batches: what is in them, and that ranks and accumulation only cut the order and never change it.
+//! Micro-batches: their contents, and that ranks and accumulation split the sample order without changing it.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -12,7 +12,7 @@ use zeroth_data::{
 use zeroth_kernel::RowKey;
 use zeroth_train::{BatchShape, Batches, MicroBatch, RowSizes, SampleOrder};
 
-/// Samples of these lengths; sample i is i, i + 1, … and all of it is trained.
+/// Samples of these lengths; sample i is i, i + 1, …, all trained.
 fn samples(lengths: &[usize]) -> Samples {
     let mut builder = SamplesBuilder::new(u64::MAX);
     for (sample, &length) in lengths.iter().enumerate() {

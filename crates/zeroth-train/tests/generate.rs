@@ -1,4 +1,4 @@
-//! Text from the golden models: logits and greedy continuations of transformers, and what is refused.
+//! Generation with the golden models: logits and greedy text of transformers, and refused input.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 

@@ -1,4 +1,4 @@
-//! metrics.jsonl: its keys, its digits, and what is left of it after a kill.
+//! metrics.jsonl: keys, digits, and recovery after a kill.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -152,7 +152,7 @@ proptest! {
     fn numbers_read_back_equal(loss in any::<f64>(), small in any::<f32>(), tokens in any::<u64>(), step_ms in 1e-3_f64..1e9) {
         let line = StepMetrics { loss, grad_norm: f64::from(small), tokens, step_ms, ..line(1) };
         let text = serde_json::to_string(&line).unwrap();
-        // By the standard library, which reads a decimal exactly; serde_json may be one unit off.
+        // Parsed with the standard library, which is exact; serde_json may be one unit off.
         let same = |key: &str, number: f64| {
             let digits = text.split_once(&format!("\"{key}\":")).unwrap().1.split(',').next().unwrap();
             if number.is_finite() { digits.parse() == Ok(number) } else { digits == "null" }

@@ -1,4 +1,4 @@
-//! The token cache is one user's: what others put in its place is not taken, and what it holds is not theirs to read.
+//! The token cache is private: files of others are ignored, and its own are not readable for them.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::print_stdout, reason = "a test that is skipped says so")]
@@ -48,7 +48,7 @@ impl Place {
         self.prepare(&CacheFolder::at(self.cache()))
     }
 
-    /// Where the cache folder is the default place of a user.
+    /// With the cache folder as the user's default.
     fn by_default(&self) -> Result<Prepared, DataError> {
         let home = self.folder.path().join("home");
         fs::create_dir_all(home.join(".cache")).unwrap();
@@ -68,7 +68,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Gives a file to another user; `false` where this one may not.
+/// Changes a file's owner; `false` without permission.
 fn give_away(path: &Path) -> bool {
     let given = chown(path, Some(STRANGER), Some(STRANGER)).is_ok();
     if !given {
@@ -129,7 +129,7 @@ fn symlinks_are_not_followed() {
     assert!(fs::symlink_metadata(&prepared.path).unwrap().is_file());
     assert_eq!(fs::read(&moved).unwrap(), before);
 
-    // Nor one in the place of the whole folder.
+    // Nor one in place of the whole folder.
     fs::rename(place.tokens(), place.folder.path().join("elsewhere")).unwrap();
     symlink(place.folder.path().join("elsewhere"), place.tokens()).unwrap();
     assert!(place.named().is_err());

@@ -1,4 +1,4 @@
-//! What a config's reporting sections lead to: files on disk, and figures made of a program's times.
+//! The config's reporting sections: files on disk, and figures derived from instruction times.
 
 use std::fs;
 use std::path::Path;
@@ -181,7 +181,7 @@ fn a_breakdown_counts_every_instruction_once() {
     breakdown.add(&compiled.program, &times);
     breakdown.step(times.len() as f64);
     let ms = |part| breakdown.milliseconds(part).round() as usize;
-    // All nodes but the head, whose loss comes with its gradient; and the loss that is set to zero.
+    // All nodes except the head, whose loss comes with its gradient; and clearing the loss.
     assert_eq!(ms(Phase::Forward), compiled.graph.nodes.len());
     assert!(ms(Phase::Backward) >= compiled.backward.nodes.len() && ms(Phase::Update) > 0);
     assert_eq!(Phase::ALL.into_iter().map(ms).sum::<usize>(), times.len());
@@ -206,7 +206,7 @@ fn profiled_flops_sum_to_the_model() {
     };
     assert_eq!(take(1), None, "step 2 was asked for");
     let text = take(2).expect("what this test made itself is right");
-    // Counted from the table of parameters, not from the graph: 6 · weights · tokens and attention.
+    // Counted from the parameter table, not from the graph: 6 · weights · tokens, and attention.
     let work = ModelFlops::of(&model, &table).expect("what this test made itself is right").step(lengths);
     assert_eq!(work, 6.0 * 77_824.0 * 50.0 + 12.0 * 2.0 * 64.0 * (900.0 + 400.0) / 2.0);
     assert!(

@@ -1,4 +1,4 @@
-//! State in host memory and a GPU: what of the card's memory its way through the card takes, planned without a card.
+//! Offloaded optimizer state on a GPU: the memory of its staging window, planned without a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -14,14 +14,14 @@ use zeroth_program::Target;
 use zeroth_program::{Action, Recompute, UpdatedBy};
 use zeroth_train::{Budget, Freedom, Job};
 
-/// A job whose units have flats of their own.
+/// A job whose units have separate flat buffers.
 fn cut(folder: &Path) -> Job {
     let mut job = job(folder);
     job.settings.persistence = 0;
     job
 }
 
-/// A program within so many bytes of a card, and the window that was chosen for it.
+/// Compiles within a GPU memory budget; returns the program and its window.
 fn fitted(job: &mut Job, device: u64) -> Option<(Compiled, Option<u64>)> {
     let budget = Budget { device: Some(device), ..Budget::default() };
     let (compiled, choices) = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().ok()?;
@@ -45,7 +45,7 @@ fn ample_memory_opens_the_whole_window() {
     let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
     assert!(loads > 1);
     assert_eq!(count(&compiled, |action| matches!(action, Action::Store(_))), loads);
-    // Every load stands before the first update: none waits for another's place.
+    // Every load precedes the first update: none waits for another's buffer.
     let update = compiled.program.sections.last().unwrap();
     let first = update.instructions.iter().position(|i| matches!(i.action, Action::Update(_))).unwrap();
     let ahead = update.instructions[..first].iter().filter(|i| matches!(i.action, Action::Load(_)));
@@ -57,12 +57,12 @@ fn less_memory_closes_the_window() {
     let folder = tempfile::tempdir().unwrap();
     let saves = |compiled: &Compiled| count(compiled, |action| matches!(action, Action::SaveGradient(..)));
     let (roomy, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
-    // Half of the window gone: what is left is taken, but for a part that stays free.
+    // Half of the window: the free memory is used, except for a reserve.
     let half = roomy.memory.arena(Tier::Device) - window.unwrap() / 2;
     let (closer, narrower) = fitted(&mut cut(folder.path()), half).unwrap();
     assert_eq!(saves(&closer), 0);
     assert!(narrower.unwrap() < window.unwrap() / 2 && narrower.unwrap() > window.unwrap() / 4);
-    // The least that fits.
+    // The minimum that fits.
     let (mut too_little, mut enough) = (0, half);
     while enough - too_little > 256 {
         let middle = u64::midpoint(too_little, enough);
@@ -75,7 +75,7 @@ fn less_memory_closes_the_window() {
     assert!(gradients > 0 && least.memory.by_category(Tier::Device).gradients == 0);
 }
 
-/// Who updates by these rates, and whether that is a choice that is told.
+/// The update device chosen by these rates, and whether the choice is reported.
 fn updated_by(device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
     let folder = tempfile::tempdir().unwrap();
     updater(&mut cut(folder.path()), device, update, bus)
@@ -90,7 +90,7 @@ fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<Updated
     let by = job.settings.offload.updated_by;
     let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
     assert_eq!(loads > 0, by != Some(UpdatedBy::Host), "{by:?} with {loads} loads");
-    // The update by processors is in no line of forward or backward.
+    // The CPU update is not part of any forward or backward section.
     let update = compiled.program.sections.last().unwrap();
     let mut updates = update.instructions.iter().filter(|i| matches!(i.action, Action::Update(_)));
     assert!(updates.all(|i| i.queue == Queue::Load));
@@ -104,10 +104,10 @@ fn measured_rates_choose_the_update_device() {
     let (compiled, window) = fitted(&mut cut(folder.path()), roomy).unwrap();
     let small =
         compiled.memory.arena(Tier::Device) - window.unwrap() + compiled.memory.states(Tier::Host) / 4;
-    // As fast as the bus, with room for all state on the card, and with less.
+    // As fast as the bus, with GPU memory for all state, and with less.
     assert_eq!(updated_by(roomy, 1000, 1000), (Some(UpdatedBy::Device), true));
     assert_eq!(updated_by(small, 1100, 1000), (Some(UpdatedBy::Host), true));
-    // Processors that are fast or slow beside the bus.
+    // CPUs that are fast or slow relative to the bus.
     assert_eq!(updated_by(roomy, 4000, 1000), (Some(UpdatedBy::Host), true));
     assert_eq!(updated_by(small, 400, 1000), (Some(UpdatedBy::Device), true));
 }
@@ -116,7 +116,7 @@ fn measured_rates_choose_the_update_device() {
 fn host_accumulation_counts_against_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = cut(folder.path());
-    // Processors four times as fast as the bus win, until gradients of several micro-batches meet in host memory.
+    // CPUs four times as fast as the bus win, until gradients of several micro-batches accumulate in host memory.
     assert_eq!(updater(&mut job, 1 << 40, 4000, 1000).0, Some(UpdatedBy::Host));
     let mut job = cut(folder.path());
     (job.settings.accumulation, job.shape.accumulation) = (4, 4);
@@ -158,13 +158,13 @@ fn cheap_recomputation_frees_memory_for_the_window() {
         assert!(compiled.memory.arena(Tier::Device) <= device);
         (job.settings.recompute, job.settings.offload.window)
     };
-    // A bus that is slow beside the card's memory and its products, and processors that are slower still.
+    // A bus that is slow relative to GPU memory and matmuls, and CPUs that are slower still.
     let slow = Rates { update: 1 << 10, bus: 1 << 20, memory: 1 << 30, products: 1 << 40 };
     let (recompute, wider) = chosen(small, 1, slow);
     let (nothing, window) = chosen(small, 1, Rates { products: 1, ..slow });
     assert_eq!((recompute, nothing), (Recompute::NormSwiGlu, Recompute::Nothing), "forward hides the bus");
     assert!(wider > window, "{wider:?} {window:?}");
-    // With room for all of it, or where computing it again takes longer, there is nothing to gain.
+    // With enough memory, or where recomputation takes longer, there is nothing to gain.
     assert_eq!(chosen(1 << 40, 1, slow).0, Recompute::Nothing);
     assert_eq!(chosen(small, 4, Rates { memory: 1 << 20, ..slow }).0, Recompute::Nothing);
 }

@@ -1,4 +1,4 @@
-//! Every damage is found, named, and costs no other checkpoint.
+//! Any damage is detected and reported, and affects no other checkpoint.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn load(folder: &Path) -> Result<Verified, CheckpointError> {
     Checkpoint::open(folder)?.verify()
 }
 
-/// A run with two checkpoints; the newer one was written by two ranks.
+/// A run with two checkpoints, the newer one written by two ranks.
 fn two() -> (Model, tempfile::TempDir, PathBuf) {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     model.save(folder.path(), 5);
@@ -33,7 +33,7 @@ fn any_flipped_bit_is_detected() {
         let whole = fs::read(&path).unwrap();
         let last = whole.len() - 1;
         let mut places = vec![0, 9, last / 2, last];
-        // In all headers, the manifest and small files every byte would take too long: many at random.
+        // Testing every byte of headers, manifest and small files would take too long: many random ones.
         for _ in 0..60 {
             let place = (0..=last).new_tree(&mut runner).unwrap();
             places.push(proptest::strategy::ValueTree::current(&place));
@@ -98,7 +98,7 @@ fn all_damaged_files_are_reported() {
     assert!(found[1].contains("rank-00000-of-00002.safetensors is damaged: its SHA-256 is "), "{}", found[1]);
 }
 
-/// Writes two parts that own these elements, and tries to make them a checkpoint.
+/// Writes two shards with these elements, and tries to commit them.
 fn commit_parts(owned: [std::ops::Range<u64>; 2]) -> CheckpointError {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();

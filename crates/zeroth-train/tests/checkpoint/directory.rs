@@ -1,4 +1,4 @@
-//! Several checkpoints in a folder: replaced, listed, pruned, and a save that ends at any of its steps.
+//! Checkpoint directories: replacing, listing, pruning, and interrupted saves.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use zeroth_train::checkpoint::{
 
 use crate::sample::{Model, files_in, names_in};
 
-/// The step of the newest good checkpoint, with how many newer ones were refused.
+/// The step of the newest valid checkpoint, and the number of newer ones rejected.
 fn newest(checkpoints: &Path) -> (Option<u64>, usize) {
     let newest = newest_valid(checkpoints).unwrap();
     (newest.found.map(|found| found.manifest().step), newest.refused.len())
@@ -23,7 +23,7 @@ fn damage(folder: &Path) {
     fs::write(&path, bytes).unwrap();
 }
 
-/// The hidden name that a process that is gone would have given.
+/// The hidden name of a dead process.
 const LEFT: &str = ".step-10.unfinished-4194304-1";
 
 #[test]
@@ -49,7 +49,7 @@ fn interrupted_saves_lose_nothing() {
             check(5);
         }
     }
-    // All is there but the rename: still none. Then the rename, with `latest` as it was.
+    // Everything but the rename: not a checkpoint. Then renamed, with an old `latest`.
     assert_eq!(list(folder.path()).unwrap().len(), 1);
     fs::rename(&unfinished, folder.path().join("step-10")).unwrap();
     assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-5");
@@ -65,7 +65,7 @@ fn saves_remove_stale_files() {
         fs::write(folder.path().join(name).join("rank-00000-of-00001.safetensors"), "half").unwrap();
     }
     fs::write(folder.path().join(".latest.unfinished-4194304"), "step").unwrap();
-    // The same process id, started at another time: an id that is used again.
+    // The same process id with another start time: a reused id.
     fs::create_dir(folder.path().join(format!(".step-9.unfinished-{}-1", std::process::id()))).unwrap();
     let foreign = [".step-x.unfinished-1-1", ".notes", "best"];
     for name in foreign {

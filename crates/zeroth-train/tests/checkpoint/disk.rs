@@ -1,5 +1,4 @@
-//! A disk that is full or may not be written to. A filesystem of its own is mounted for that, in a namespace of its own:
-//! the test starts itself there.
+//! Full and read-only disks. The test re-executes itself in a mount namespace with its own file system.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,10 +7,10 @@ use zeroth_train::checkpoint::{CheckpointError, newest_valid};
 
 use crate::sample::{Model, names_in};
 
-/// Names the mounted folder to the test inside the namespace.
+/// The environment variable with the mounted folder.
 const MOUNTED: &str = "ZEROTH_TEST_MOUNTED";
 
-/// The folder of a filesystem of 1 MiB where this is the test inside; else runs that test and gives `None`.
+/// The folder of a 1 MiB file system inside the namespace; outside, runs the test there and returns `None`.
 #[allow(clippy::print_stderr, reason = "who runs the tests should know what was not tested")]
 fn small_disk(test: &str) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os(MOUNTED) {
@@ -31,7 +30,7 @@ fn small_disk(test: &str) -> Option<PathBuf> {
             let said = String::from_utf8_lossy(&ended.stdout);
             assert!(said.contains("1 passed"), "the test inside did not run: {said}");
         }
-        // 1 is unshare's own, where namespaces are forbidden; 101 is a test that failed.
+        // 1 is unshare's exit code where namespaces are forbidden; 101 is a failed test.
         Ok(ended) if ended.status.code() == Some(101) => {
             panic!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
         }

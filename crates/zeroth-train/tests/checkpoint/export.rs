@@ -1,4 +1,4 @@
-//! From a checkpoint to a folder that other readers of weights take.
+//! Exporting checkpoints to folders that other readers accept.
 
 use std::fs;
 
@@ -114,7 +114,7 @@ fn exports_into_checkpoints_are_refused() {
     let checkpoint = Checkpoint::open(&step).unwrap();
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(step.join("model"), &link).unwrap();
-    // A checkpoint that is kept elsewhere, under any name.
+    // A copied checkpoint under any name.
     let kept = folder.path().join("kept");
     fs::rename(&other, &kept).unwrap();
     for to in [step.join("model"), step.clone(), step.join("new/model"), link, kept.join("new")] {
@@ -126,7 +126,7 @@ fn exports_into_checkpoints_are_refused() {
         Checkpoint::open(whole).unwrap().verify().unwrap();
         assert!(!whole.join("new").exists());
     }
-    // Beside the checkpoints there is room.
+    // Beside the checkpoints it is allowed.
     let to = folder.path().join("model");
     export(&checkpoint, &to, Destination::New, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
 }
@@ -146,14 +146,14 @@ fn failed_exports_keep_the_old_model() {
             .collect()
     };
     let before = files(&to);
-    // The weights end while they are read.
+    // The weights are truncated while being read.
     let part = step.join("rank-00000-of-00001.safetensors");
     let bytes = fs::read(&part).unwrap();
     fs::OpenOptions::new().write(true).open(&part).unwrap().set_len(bytes.len() as u64 / 3).unwrap();
     export(DType::Bf16).unwrap_err();
     assert_eq!(files(&to), before);
     fs::write(&part, bytes).unwrap();
-    // A carried file cannot be read: it is a folder by now.
+    // A tokenizer file has become a folder.
     let config = step.join("model/config.json");
     fs::rename(&config, step.join("model/gone")).unwrap();
     export(DType::Bf16).unwrap_err();

@@ -1,4 +1,4 @@
-//! Manifests whose checksums are right and whose numbers are not: refused at once, by the number's name.
+//! Manifests with valid checksums and invalid numbers are refused by field name.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use zeroth_train::checkpoint::Checkpoint;
 
 use crate::sample::Model;
 
-/// Writes a manifest with the checksum that belongs to it.
+/// Writes a manifest with a matching checksum.
 fn forge(folder: &Path, manifest: &Value) {
     let path = folder.join("manifest.json");
     fs::write(&path, serde_json::to_string_pretty(manifest).unwrap()).unwrap();

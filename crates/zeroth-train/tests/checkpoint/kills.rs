@@ -1,4 +1,4 @@
-//! kill -9 while a process saves without end: whatever is to be seen afterwards is whole.
+//! SIGKILL of a process that saves continuously: every visible checkpoint is valid.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,14 +8,14 @@ use zeroth_train::checkpoint::{list, newest_valid, prune};
 
 use crate::sample::Model;
 
-/// Names the folder to the process that is killed.
+/// The environment variable with the killed process's folder.
 const SAVE_INTO: &str = "ZEROTH_TEST_SAVE_INTO";
 
 fn save_for_ever(checkpoints: &Path) {
     let model = Model::of_width(32);
     let first = list(checkpoints).unwrap().last().map_or(1, |newest| newest.step + 1);
     for step in first.. {
-        // Every step twice: replacing is killed too.
+        // Every step twice, so that replacing is interrupted too.
         for cuts in [&[100][..], &[][..]] {
             model.save_cut(checkpoints, step, cuts, 500).unwrap();
         }
@@ -39,7 +39,7 @@ fn kills_never_leave_partial_checkpoints() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // It is at work once something newer is there; then a moment that is another one every time.
+        // Waits until a newer checkpoint appears, then a varying moment longer.
         while list(folder.path()).unwrap().last().is_none_or(|newest| newest.step <= before) {
             assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
             std::thread::sleep(Duration::from_millis(1));

@@ -1,5 +1,4 @@
-//! Checkpoints from outside: what was saved is loaded bit by bit at any number of ranks, every damage is found, and no
-//! end of a save costs the one before it.
+//! Checkpoints: exact round trips on any number of ranks, detection of any damage, and crash safety.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 

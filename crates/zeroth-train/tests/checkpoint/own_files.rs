@@ -1,4 +1,4 @@
-//! Somebody's own files in a checkpoint's folder: no save, no limit and no cleaning takes them away.
+//! Foreign files in a checkpoint's folder survive saves, pruning and cleaning.
 
 use std::fs;
 

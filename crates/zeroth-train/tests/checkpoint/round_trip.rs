@@ -1,4 +1,4 @@
-//! What was saved is what is loaded, whoever saved it.
+//! Checkpoints round-trip, however many ranks wrote them.
 
 use std::ops::Range;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A small model, numbers for its states, and checkpoints of it cut in any way.
+//! A small model, values for its states, and checkpoints of it with arbitrary shards.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use zeroth_train::checkpoint::{
     Piece, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, ZEROTH_VERSION, state_name,
 };
 
-/// A loss scale that no decimal of 15 digits gives.
+/// A loss scale that 15 decimal digits cannot represent.
 pub(crate) const LOSS_SCALE: f64 = 65_536.000_000_000_02;
 
-/// A model's folder with a config and tokenizer files, and its table.
+/// A model folder with config and tokenizer files, and its parameter table.
 pub(crate) struct Model {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) table: ParameterTable,
@@ -51,7 +51,7 @@ impl Model {
         Self { folder, table: table(&config) }
     }
 
-    /// The files that a checkpoint carries.
+    /// The files included in a checkpoint.
     pub(crate) fn files(&self) -> ModelFiles {
         ModelFiles::read(self.folder.path()).unwrap()
     }
@@ -61,7 +61,7 @@ impl Model {
         self.save_cut(checkpoints, step, &[], usize::MAX).unwrap()
     }
 
-    /// Saves a checkpoint whose ranks own what lies between cuts of the model's elements, streamed in chunks.
+    /// Saves a checkpoint whose shards are split at `cuts`, streamed in chunks.
     pub(crate) fn save_cut(
         &self,
         checkpoints: &Path,
@@ -75,7 +75,7 @@ impl Model {
         let unfinished = UnfinishedCheckpoint::begin(checkpoints, step)?;
         let ranks = cuts.len() as u64 - 1;
         let mut manifest = self.manifest(step, ranks);
-        // The last rank comes first: the order of files must not matter.
+        // The last rank first: file order must not matter.
         for (rank, cut) in cuts.windows(2).enumerate().rev() {
             let pieces = self.pieces(cut[0]..cut[1]);
             let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(step, piece)).collect();
@@ -90,7 +90,7 @@ impl Model {
         unfinished.commit(manifest, &self.files())
     }
 
-    /// What a rank owns of all states, where it owns these elements of the parameters laid end to end.
+    /// The pieces of all states for a range of the concatenated parameters.
     pub(crate) fn pieces(&self, owned: std::ops::Range<u64>) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for state in SAVED_STATES {
@@ -142,7 +142,7 @@ impl Model {
         }
     }
 
-    /// Whether a checkpoint holds the numbers of its step, read in ranges of `stride` elements.
+    /// Checks the values of a step, read in ranges of `stride` elements.
     pub(crate) fn is_held_by(&self, checkpoint: &Checkpoint, stride: u64) -> bool {
         let step = checkpoint.manifest().step;
         SAVED_STATES.into_iter().all(|state| {
@@ -160,12 +160,12 @@ impl Model {
     }
 }
 
-/// The type a state is held in: one of them is 16 bits wide.
+/// The dtype of a state; one of them has 16 bits.
 pub(crate) fn dtype_of(state: State) -> DType {
     if state == State::First { DType::Bf16 } else { DType::F32 }
 }
 
-/// An element of a state: any number, but one that its type holds.
+/// An element of a state: an arbitrary value representable in its dtype.
 pub(crate) fn number(step: u64, state: State, name: &str, element: u64) -> f32 {
     let text = format!("{step} {} {name} {element}", state_name(state).unwrap());
     // FNV-1a.

@@ -1,4 +1,4 @@
-//! A small job with the optimizer in host memory, without files but its config.json.
+//! A small job with an offloaded optimizer and no files but its config.json.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn samples(count: usize) -> Samples {
     builder.finish().unwrap()
 }
 
-/// A job whose model's folder is this one.
+/// A job with this model folder.
 pub(crate) fn job(folder: &Path) -> Job {
     let text = r#"{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}"#;
     let asked = check(&parse(Source::from_text("ds.json", text)).unwrap()).asked;
