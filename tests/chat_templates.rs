@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use zeroth::train::data::{Encode, Encoded, Encoder, EncoderOptions};
+use zeroth::data::{Encode, Encoded, Encoder, EncoderOptions};
 
 use crate::common::{Ended, root, zeroth, zeroth_json};
 
@@ -130,7 +130,7 @@ fn rows_after_one_that_stopped_the_template_are_rendered() {
 
 #[test]
 fn real_templates_give_the_same_tokens_as_in_a_process_without_bounds() {
-    let golden = root().join("crates/zeroth-train/tests/golden");
+    let golden = root().join("crates/zeroth-data/tests/golden");
     let text = fs::read_to_string(golden.join("chat_templates.json")).unwrap();
     let cases: Value = serde_json::from_str(&text).unwrap();
     let conversations = cases["conversations"].as_array().unwrap();

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use zeroth::base::DType;
+use zeroth::engine::State;
 use zeroth::model::{ModelConfig, WeightFiles, read_config, table};
-use zeroth::step::run::State;
 use zeroth::train::ModelFiles;
 use zeroth::train::checkpoint::{
     BatchEntry, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry, PartWriter, Piece, Unfinished,

@@ -113,7 +113,7 @@ fn the_refusal_that_docs_cli_md_shows_is_the_binarys() {
 
 #[test]
 fn the_pages_count_the_conversations_that_are_compared() {
-    let golden = root().join("crates/zeroth-train/tests/golden/chat_templates.json");
+    let golden = root().join("crates/zeroth-data/tests/golden/chat_templates.json");
     let golden: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
     let count = golden["conversations"].as_array().unwrap().len();
     assert_eq!(golden["templates"].as_object().unwrap().len(), 8, "both pages say eight");

@@ -3,6 +3,8 @@
 //! Philox4x32 with ten rounds, of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
 //! (2011). The known answers of the tests are those of the authors' Random123 library.
 
+use std::f64::consts::TAU;
+
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 /// Added to the key after each round: the golden ratio and √3 - 1, as fractions of 2^32.
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -17,6 +19,33 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
     counter
+}
+
+/// The two halves of a number, low first.
+pub const fn halves(number: u64) -> [u32; 2] {
+    [number as u32, (number >> 32) as u32]
+}
+
+/// A name as a number (FNV-1a, 64 bits).
+pub const fn name_key(name: &str) -> u64 {
+    let bytes = name.as_bytes();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut at = 0;
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    hash
+}
+
+/// Box and Muller's transform of the element's own two words.
+pub fn normal_at(seed: u64, name: u64, element: u64) -> f64 {
+    let ([low, high], [name_low, name_high]) = (halves(element / 2), halves(name));
+    let words = philox4x32([low, high, name_low, name_high], halves(seed));
+    let (a, b) = if element.is_multiple_of(2) { (words[0], words[1]) } else { (words[2], words[3]) };
+    // In (0, 1]: the logarithm of 0 is never taken.
+    let uniform = (f64::from(a) + 1.0) / 4_294_967_296.0;
+    (-2.0 * uniform.ln()).sqrt() * (TAU * f64::from(b) / 4_294_967_296.0).cos()
 }
 
 #[inline]
@@ -43,6 +72,13 @@ mod tests {
         for (counter, key, words) in answers {
             assert_eq!(philox4x32(counter, key), words, "counter {counter:x?}, key {key:x?}");
         }
+    }
+
+    #[test]
+    fn names_hash_as_fnv_1a_documents() {
+        assert_eq!(name_key(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(name_key("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(name_key("foobar"), 0x8594_4171_f739_67e8);
     }
 
     #[test]

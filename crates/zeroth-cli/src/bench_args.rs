@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use zeroth::base::DType;
 use zeroth::bench::ModelSize;
-use zeroth::device::bench::Part;
+use zeroth::machine::bench::Part;
 
 #[derive(Debug, Args)]
 #[command(

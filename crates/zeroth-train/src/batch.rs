@@ -6,10 +6,10 @@
 //! Positions run step by step, then micro-batch, then rank, then place in the micro-batch, so that the samples of a
 //! step are the same on any number of ranks. What a step trains is counted from the samples, not asked of other ranks.
 
-use zeroth_device::cpu::RowKey;
+use zeroth_kernel::RowKey;
 
-use crate::data::{DataError, IGNORED, Samples};
 use crate::order::{Order, Place};
+use zeroth_data::{DataError, IGNORED, Samples};
 
 /// How a step is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The loss on data that is not trained on: every rank takes its share, and all ranks take part in every micro-batch.
 
-use zeroth_step::run::Engine;
+use zeroth_engine::Engine;
 
 use crate::meeting::tell_all;
 use crate::{BatchShape, Batches, Evaluation, EvaluationLine, Job, MicroBatch, Order, TrainError};

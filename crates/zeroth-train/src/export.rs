@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 use zeroth_base::{DType, grouped};
+use zeroth_engine::{Engine, RunError, State};
 use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError};
-use zeroth_step::run::{Engine, RunError, State};
 
 use crate::Job;
 use crate::checkpoint::CheckpointError;

@@ -5,9 +5,11 @@
 //! cut into micro-batches. Every candidate is compiled and its bytes are counted; nothing is estimated.
 
 use zeroth_base::{DType, format_bytes};
-use zeroth_device::{Rates, Target, Tier};
-use zeroth_step::program::{Offload, Recompute, Stream, UpdatedBy};
-use zeroth_step::run::Compiled;
+use zeroth_kernel::Tier;
+use zeroth_machine::Rates;
+use zeroth_program::Compiled;
+use zeroth_program::Target;
+use zeroth_program::{Offload, Recompute, Stream, UpdatedBy};
 
 use crate::{Job, JobError, Overhead, Processes};
 
@@ -343,7 +345,7 @@ impl Job {
         policies
     }
 
-    fn choices(&self, asked: &zeroth_step::program::Settings, cuts: u32) -> Vec<Choice> {
+    fn choices(&self, asked: &zeroth_program::Settings, cuts: u32) -> Vec<Choice> {
         let mut choices = Vec::new();
         if self.settings.recompute != asked.recompute {
             let value = match self.settings.recompute {

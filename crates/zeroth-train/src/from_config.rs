@@ -1,7 +1,7 @@
 //! What a resolved config says to the trainer: the optimizer's numbers and the schedule.
 
 use zeroth_config::resolve::Resolved;
-use zeroth_device::Recipe;
+use zeroth_kernel::Recipe;
 
 use crate::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,

@@ -10,11 +10,13 @@ mod stops;
 use std::path::{Path, PathBuf};
 
 use zeroth_base::{DType, counted};
-use zeroth_device::{Device, Recipe, Target};
+use zeroth_engine::{Engine, MicroBatch, Rank, RunError};
+use zeroth_kernel::{Device, Recipe};
 use zeroth_model::{
     Batch, ForwardError, ModelConfig, ModelError, ParameterTable, WeightsError, forward, table,
 };
-use zeroth_step::run::{CompileError, Compiled, Engine, MicroBatch, Rank, RunError};
+use zeroth_program::Target;
+use zeroth_program::{CompileError, Compiled};
 
 use crate::{RowSizes, Weights};
 

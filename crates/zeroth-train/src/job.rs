@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use zeroth_device::{Recipe, Target};
 use zeroth_graph::ParamId;
+use zeroth_kernel::Recipe;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterKind, ParameterTable, forward};
-use zeroth_step::program::Settings;
-use zeroth_step::run::{CompileError, Compiled};
+use zeroth_program::Settings;
+use zeroth_program::Target;
+use zeroth_program::{CompileError, Compiled};
 
-use crate::data::Samples;
 use crate::{BatchShape, Batches, ModelFiles, Order, RowSizes, Schedule};
+use zeroth_data::Samples;
 
 /// What is trained, on what, and how.
 #[derive(Debug)]

@@ -9,7 +9,6 @@
 mod batch;
 pub mod checkpoint;
 mod curve;
-pub mod data;
 mod evaluate;
 mod export;
 mod export_record;

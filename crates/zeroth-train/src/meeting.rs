@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable, bytes_of, cast_slice_mut};
 use zeroth_comm::{Handle, OpName};
-use zeroth_step::run::{Engine, RunError};
+use zeroth_engine::{Engine, RunError};
 
 /// Every rank's words, in rank order. All ranks call it together, under the same name.
 pub(crate) fn tell_all<T: Pod>(

@@ -4,11 +4,12 @@
 //! job, so that all ranks and every start come to the same number.
 
 use serde::{Deserialize, Serialize};
-use zeroth_device::{Target, Tier};
-use zeroth_step::run::Compiled;
+use zeroth_kernel::Tier;
+use zeroth_program::Compiled;
+use zeroth_program::Target;
 
 use crate::Job;
-use crate::data::Samples;
+use zeroth_data::Samples;
 
 /// Pages of the program's file that are in use. They are there once for all processes of a machine.
 const IMAGE: u64 = 12_000_000;

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
-use zeroth_device::{Device, RATES, Tier};
+use zeroth_engine::{Engine, Rank, RunError, StepRecord, Timed, Trace};
+use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_model::WeightsError;
-use zeroth_step::run::{Compiled, Engine, Rank, RunError, StepRecord, Timed, Trace};
+use zeroth_program::Compiled;
 
 use crate::checkpoint::Checkpoint;
-use crate::data::DataError;
 use crate::evaluate::evaluate;
 use crate::export::{ExportError, export};
 use crate::export_record::ExportSource;
@@ -21,6 +21,7 @@ use crate::save::{SaveError, Saver, Saves};
 use crate::step_batches::StepBatches;
 use crate::weights::Weights;
 use crate::{Batches, EvaluationLine, Job, MetricsError, MicroBatch, StepLine, Wish};
+use zeroth_data::DataError;
 
 /// What a rank is to do besides its steps.
 pub struct Chores<'a> {

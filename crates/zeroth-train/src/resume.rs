@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 use zeroth_base::counted;
-use zeroth_device::Control;
+use zeroth_engine::{Engine, RunError, State};
+use zeroth_kernel::Control;
 use zeroth_model::ParameterTable;
-use zeroth_step::run::{Engine, RunError, State};
 
 use crate::checkpoint::{Checkpoint, ControlState, Manifest};
-use crate::data::Samples;
 use crate::loading::Loading;
+use zeroth_data::Samples;
 
 /// A checkpoint that a command cannot go on from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

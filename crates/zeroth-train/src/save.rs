@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use bytemuck::{Pod, Zeroable};
-use zeroth_device::Control;
-use zeroth_step::run::{Engine, RunError, State};
+use zeroth_engine::{Engine, RunError, State};
+use zeroth_kernel::Control;
 
 use crate::checkpoint::{
     BatchEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry,

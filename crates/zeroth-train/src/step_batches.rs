@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use zeroth_step::run::{MicroBatch as View, MicroBatches};
+use zeroth_engine::{MicroBatch as View, MicroBatches};
 
 use crate::{Batches, MicroBatch, TrainError};
 

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use rayon::prelude::*;
+use zeroth_engine::{Engine, RunError};
 use zeroth_model::{
     ModelConfig, Parameter, ParameterTable, WeightFiles, WeightsError, fill_new, has_weights,
 };
-use zeroth_step::run::{Engine, RunError};
 
 use crate::loading::Loading;
 

@@ -8,8 +8,9 @@ use std::cell::Cell;
 use std::path::Path;
 
 use small_job::{STEPS, job};
-use zeroth_device::cpu::CpuDevice;
-use zeroth_device::{Target, Tier};
+use zeroth_cpu::CpuDevice;
+use zeroth_kernel::Tier;
+use zeroth_program::Target;
 use zeroth_train::{Chores, Done, Job, Saves, StepLine, Wish, train};
 
 /// What a run told: steps without their times, evaluations, what was saved, and whether it stopped early.

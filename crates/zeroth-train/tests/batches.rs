@@ -6,10 +6,10 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use zeroth_device::cpu::RowKey;
-use zeroth_train::data::{
+use zeroth_data::{
     CacheFolder, Encoder, EncoderOptions, PrepareOptions, Samples, SamplesBuilder, Truncation, prepare,
 };
+use zeroth_kernel::RowKey;
 use zeroth_train::{BatchShape, Batches, MicroBatch, Order, RowSizes};
 
 /// Samples of these lengths; sample i is i, i + 1, … and all of it is trained.

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use zeroth_base::DType;
-use zeroth_device::cpu::CpuDevice;
-use zeroth_device::{Target, Tier};
-use zeroth_step::run::Compiled;
+use zeroth_cpu::CpuDevice;
+use zeroth_kernel::Tier;
+use zeroth_program::Compiled;
+use zeroth_program::Target;
 use zeroth_train::{End, GenerateError, Generated, Generation, Generator, Inference};
 
 const TARGET: Target = Target::Cpu { threads: 1 };

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use zeroth_train::data::{
+use zeroth_data::{
     CacheFolder, DataError, Encoder, EncoderOptions, PrepareOptions, Prepared, Truncation, prepare,
 };
 use zeroth_train::{BatchShape, Batches, MicroBatch, Order};

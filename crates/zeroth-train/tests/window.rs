@@ -7,9 +7,11 @@ mod small_job;
 use std::path::Path;
 
 use small_job::job;
-use zeroth_device::{Queue, Rates, Target, Tier};
-use zeroth_step::program::{Action, Recompute, UpdatedBy};
-use zeroth_step::run::Compiled;
+use zeroth_kernel::{Queue, Tier};
+use zeroth_machine::Rates;
+use zeroth_program::Compiled;
+use zeroth_program::Target;
+use zeroth_program::{Action, Recompute, UpdatedBy};
 use zeroth_train::{Budget, Freedom, Job};
 
 /// A job whose units have flats of their own.

@@ -3,7 +3,7 @@
 
 use zeroth_config::resolve::Resolved;
 use zeroth_model::{Activation, Lora, LoraError, ModelConfig, ParameterTable, lora_table};
-use zeroth_step::{ActivationShape, Adapters, Block, FeedForward, Offload, Placement, Shape, Stack};
+use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Offload, Placement, Shape, Stack};
 
 /// State on disk is not planned yet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

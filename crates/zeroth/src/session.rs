@@ -11,12 +11,14 @@ use zeroth_config::check::check;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth_config::unbuilt::unbuilt;
-use zeroth_device::cpu::CpuDevice;
-use zeroth_device::{DeviceError, RATES, Recipe, Record, Target, Tier};
+use zeroth_cpu::CpuDevice;
+use zeroth_engine::{Engine, MicroBatch, Rank, RunError, Timed};
 use zeroth_graph::{Graph, ParamId};
+use zeroth_kernel::{DeviceError, RATES, Recipe, Record, Tier};
 use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
-use zeroth_step::program::Settings;
-use zeroth_step::run::{CompileError, Compiled, Engine, MicroBatch, Rank, RunError, Timed};
+use zeroth_program::Settings;
+use zeroth_program::Target;
+use zeroth_program::{CompileError, Compiled};
 use zeroth_train::{Schedule, ScheduleError, from_config};
 
 /// A model compiled under a config.

@@ -16,12 +16,12 @@ use zeroth::config::check::check;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::read::{Source, parse};
 use zeroth::config::resolve::{Flags, ModelFacts, Request, resolve};
-use zeroth::model::{ModelConfig, ParameterTable, WeightFiles, table};
-use zeroth::train::checkpoint::{Checkpoint, problems};
-use zeroth::train::data::{
+use zeroth::data::{
     CacheFolder, Encode, Encoded, Encoder, EncoderOptions, PrepareOptions, Samples, Truncation, prepare,
     survey,
 };
+use zeroth::model::{ModelConfig, ParameterTable, WeightFiles, table};
+use zeroth::train::checkpoint::{Checkpoint, problems};
 use zeroth::train::{changes, cut_again};
 
 use super::guard::Reader;

@@ -1,8 +1,8 @@
 //! `data preview`: rows as a model will see them.
 
 use serde_json::{Value, json};
+use zeroth::data::{Encoder, MARKS, RowNumber, RowPlace, Survey, preview, survey};
 use zeroth::model::{ModelConfig, locate, read_config};
-use zeroth::train::data::{Encoder, MARKS, RowNumber, RowPlace, Survey, preview, survey};
 
 use super::train::Reading;
 use crate::cli::{DataCommand, PreviewArgs};

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use serde_json::json;
 use zeroth::base::format_bytes;
 use zeroth::config::environment::{Judgement, judge_all};
-use zeroth::device::bench::{Identity, Measured, Part, Profile, ProfileError};
-use zeroth::device::cpu::{Path, SelfTest, self_test};
-use zeroth::device::cuda::CudaDevice;
-use zeroth::device::{
-    BESIDE_ARENA, Device, DeviceError, Gpus, LibraryState, Limit, Machine, Target, beside_processor, probe,
-};
+use zeroth::cpu::{CpuDevice, Path, Pool, self_test};
+use zeroth::cuda::CudaDevice;
+use zeroth::kernel::SelfTest;
+use zeroth::kernel::{CONFORMANCE_ARENA, Device, DeviceError, conformance};
+use zeroth::machine::bench::{Identity, Measured, Part, Profile, ProfileError};
+use zeroth::machine::{Gpus, LibraryState, Limit, Machine, probe};
 
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -152,10 +152,12 @@ fn card_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), Devic
         return None;
     }
     let run = || {
-        let mut card = CudaDevice::open(0, BESIDE_ARENA, 0)?;
+        let mut card = CudaDevice::open(0, CONFORMANCE_ARENA, 0)?;
         // Where it is there, it is compared as well.
         card.attention_by_library(card.has_attention_library().is_ok());
-        Ok((card.name(), beside_processor(&mut card, Target::Cuda)?))
+        let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
+        let mut reference = CpuDevice::on_pool(pool, CONFORMANCE_ARENA, 0)?;
+        Ok((card.name(), conformance(&mut card, &mut reference)?))
     };
     Some(run())
 }

@@ -7,7 +7,7 @@ use zeroth::config::generate::{
     self, Choice, FINE_GRAINED, GeneratedPrecision, MemoryFound, ZeroConfig, build_config, save_config,
 };
 use zeroth::config::resolve::Precision;
-use zeroth::device::{Gpus, Machine, probe};
+use zeroth::machine::{Gpus, Machine, probe};
 
 use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
 use crate::exit::Exit;

@@ -4,13 +4,14 @@ use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
-use zeroth::device::card;
+use zeroth::machine::card;
 use zeroth::model::{
     Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate_config, read_config, table,
 };
+use zeroth::plan::deepspeed::{Machines, zero2_lines, zero3_lines};
+use zeroth::plan::{Ask, Placement, Plan, States, TrainType, plan};
 use zeroth::planning;
-use zeroth::step::deepspeed::{Machines, zero2_lines, zero3_lines};
-use zeroth::step::{Ask, Bytes, Placement, Plan, States, TrainType, plan};
+use zeroth::program::Bytes;
 
 use super::config_file;
 use crate::cli::{PlanArgs, StatesArg, TrainTypeArg};

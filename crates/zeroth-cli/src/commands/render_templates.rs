@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use zeroth::train::data::{Encoder, EncoderOptions, render_templates};
+use zeroth::data::{Encoder, EncoderOptions, render_templates};
 
 use crate::exit::Exit;
 

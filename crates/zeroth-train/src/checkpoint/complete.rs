@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use zeroth_engine::State;
 use zeroth_model::TensorPlace;
-use zeroth_step::run::State;
 
 use super::error::CheckpointError;
 use super::manifest::{Manifest, ParameterEntry};

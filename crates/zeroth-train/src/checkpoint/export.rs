@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use zeroth_base::DType;
+use zeroth_engine::State;
 use zeroth_model::{NewTensor, WeightWriter, WrittenWeights};
-use zeroth_step::run::State;
 
 use super::around::{checkpoint_around, is_same_folder};
 use super::open::Checkpoint;

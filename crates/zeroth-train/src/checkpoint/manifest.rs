@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zeroth_base::DType;
+use zeroth_engine::State;
 use zeroth_model::ParameterTable;
-use zeroth_step::run::State;
 
 /// The format that this version writes and reads. Fields may be added within it; a change that an older version would
 /// misread counts it up.
@@ -194,7 +194,7 @@ mod dtype_name {
 mod state_names {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
-    use zeroth_step::run::State;
+    use zeroth_engine::State;
 
     use crate::checkpoint::{state_name, state_named};
 

@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 use zeroth_base::DType;
+use zeroth_engine::State;
 use zeroth_model::{ParameterTable, read_header, stored_to_f32};
-use zeroth_step::run::State;
 
 use super::bounds::{check, check_folder};
 use super::complete::{Places, Tensors};

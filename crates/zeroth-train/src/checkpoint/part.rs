@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 use zeroth_base::{DType, grouped};
+use zeroth_engine::State;
 use zeroth_model::{f32_to_stored, write_header};
-use zeroth_step::run::State;
 
 use super::error::{CheckpointError, writing};
 use super::manifest::{FORMAT_VERSION, FileEntry};

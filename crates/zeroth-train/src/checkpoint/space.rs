@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use zeroth_base::DType;
-use zeroth_device::DiskError;
+use zeroth_engine::State;
+use zeroth_machine::DiskError;
 use zeroth_model::ParameterTable;
-use zeroth_step::run::State;
 
 use crate::export::BESIDE;
 
@@ -27,5 +27,5 @@ pub fn needed_bytes(table: &ParameterTable, states: &[(State, DType)], model: &P
 
 /// Bytes that an ordinary user can still write where `folder` is or will be.
 pub fn free_bytes(folder: &Path) -> Result<u64, DiskError> {
-    zeroth_device::disk(folder).map(|disk| disk.free)
+    zeroth_machine::disk(folder).map(|disk| disk.free)
 }

@@ -1,6 +1,6 @@
 //! The states that checkpoints hold, by name.
 
-use zeroth_step::run::State;
+use zeroth_engine::State;
 
 /// The states that are saved, in the order that a rank writes them. Gradients are not: a checkpoint lies between steps.
 pub const SAVED: [State; 3] = [State::Weights, State::First, State::Second];

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use zeroth_step::program::{Action, Program, SectionKind};
-use zeroth_step::run::Timed;
+use zeroth_engine::Timed;
+use zeroth_program::{Action, Program, SectionKind};
 
 /// What a run spends time on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

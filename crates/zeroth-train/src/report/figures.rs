@@ -6,7 +6,7 @@
 //! (MFU), as PaLM's appendix B defines it (Chowdhery et al. 2022), with causal pairs counted and not the whole square.
 
 use zeroth_base::DType;
-use zeroth_device::card;
+use zeroth_machine::card;
 use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterTable};
 
 /// Floating-point operations of a model's steps.

@@ -8,10 +8,11 @@ use std::path::PathBuf;
 
 use zeroth_base::{counted, format_count, grouped};
 use zeroth_config::resolve::Resolved;
-use zeroth_device::Target;
+use zeroth_engine::Timed;
 use zeroth_graph::{Graph, Op, Param};
-use zeroth_step::program::Action;
-use zeroth_step::run::{Compiled, Timed};
+use zeroth_program::Action;
+use zeroth_program::Compiled;
+use zeroth_program::Target;
 
 use super::figures::{pairs_of, scaled};
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use zeroth_base::publish;
 use zeroth_config::resolve::Resolved;
-use zeroth_step::run::{Compiled, Timed};
+use zeroth_engine::Timed;
+use zeroth_program::Compiled;
 
 use super::breakdown::{Breakdown, Part};
 use super::profile::{ProfileSettings, profile};

@@ -5,8 +5,8 @@ use std::fs;
 use half::{bf16, f16};
 use serde_json::Value;
 use zeroth_base::DType;
+use zeroth_engine::State;
 use zeroth_model::{DEFAULT_SHARD_BYTES, WeightFiles};
-use zeroth_step::run::State;
 use zeroth_train::ExportError;
 use zeroth_train::checkpoint::{Checkpoint, Destination, PartWriter, Unfinished, export};
 

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use proptest::prelude::*;
 use zeroth_base::DType;
-use zeroth_step::run::State;
+use zeroth_engine::State;
 use zeroth_train::checkpoint::{
     Checkpoint, CheckpointError, PartWriter, Piece, Unfinished, free_bytes, needed_bytes,
 };

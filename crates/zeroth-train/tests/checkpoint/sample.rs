@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use half::bf16;
 use serde_json::json;
 use zeroth_base::DType;
+use zeroth_engine::State;
 use zeroth_model::{Family, ModelConfig, ModelSizes, NewFolder, ParameterTable, new_folder, table};
-use zeroth_step::run::State;
 use zeroth_train::ModelFiles;
 use zeroth_train::checkpoint::{
     BatchEntry, Checkpoint, CheckpointError, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry,

@@ -5,10 +5,10 @@ use std::path::Path;
 use zeroth_config::check::check;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, resolve};
-use zeroth_device::Recipe;
+use zeroth_data::{Samples, SamplesBuilder};
+use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, table};
-use zeroth_step::program::Settings;
-use zeroth_train::data::{Samples, SamplesBuilder};
+use zeroth_program::Settings;
 use zeroth_train::{BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Job, ModelFiles, Order, Schedule};
 
 pub(crate) const STEPS: u64 = 9;

@@ -11,10 +11,10 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
 use zeroth_comm::local::{Job, LocalComm, Options};
 use zeroth_comm::{CommError, JoinError, OpName};
-use zeroth_device::bench::{COPY, Measured, Rate, Unit, copy, fill_random};
-use zeroth_device::cpu::{Arena, Pool};
-use zeroth_device::{DeviceError, Span};
-use zeroth_step::run::{Rehearsal, Rehearsed, RunError};
+use zeroth_cpu::{Arena, Pool};
+use zeroth_engine::{Rehearsal, Rehearsed, RunError};
+use zeroth_kernel::{DeviceError, Span};
+use zeroth_machine::bench::{COPY, Measured, Rate, Unit, copy, fill_random};
 
 /// Bytes of a rank's region in the shared segment, as runs have it.
 const REGION: usize = 8 << 20;

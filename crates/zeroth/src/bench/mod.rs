@@ -1,5 +1,5 @@
 //! Measurements that join several parts: collectives beside a copy of the memory, and whole training steps beside the
-//! processor's limit. Single kernels and the disk: [`zeroth_device::bench`].
+//! processor's limit. Single kernels and the disk: [`zeroth_machine::bench`].
 
 mod collectives;
 mod step;

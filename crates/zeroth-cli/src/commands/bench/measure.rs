@@ -4,11 +4,11 @@ use std::io::IsTerminal;
 
 use zeroth::base::DType;
 use zeroth::bench::{CollectivesError, StepAsk, StepBenchError, StepReport, collectives, whole_step};
-use zeroth::device::bench::{
+use zeroth::kernel::HeadLossDims;
+use zeroth::machine::bench::{
     BenchError, Line, Measured, MovingSizes, Part, attention_lines, card_lines, disk_lines, head_lines,
     measure, moving_lines, optimizer_lines, processor_lines, product_lines,
 };
-use zeroth::device::cpu::HeadLossDims;
 
 use super::Asked;
 use crate::exit::Exit;
@@ -30,8 +30,8 @@ impl From<BenchError> for Stopped {
     }
 }
 
-impl From<zeroth::device::DeviceError> for Stopped {
-    fn from(error: zeroth::device::DeviceError) -> Self {
+impl From<zeroth::kernel::DeviceError> for Stopped {
+    fn from(error: zeroth::kernel::DeviceError) -> Self {
         BenchError::from(error).into()
     }
 }

@@ -6,9 +6,9 @@ mod show;
 
 use anyhow::{bail, ensure};
 use zeroth::bench::StepReport;
-use zeroth::device::bench::{Identity, Measured, Part, Profile};
-use zeroth::device::cpu::Path;
-use zeroth::device::{Machine, probe};
+use zeroth::cpu::Path;
+use zeroth::machine::bench::{Identity, Measured, Part, Profile};
+use zeroth::machine::{Machine, probe};
 
 use crate::bench_args::BenchArgs;
 use crate::exit::Exit;

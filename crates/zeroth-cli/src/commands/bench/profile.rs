@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use zeroth::device::bench::{Identity, Profile, ProfileError};
-use zeroth::train::data::CacheFolder;
+use zeroth::data::CacheFolder;
+use zeroth::machine::bench::{Identity, Profile, ProfileError};
 
 /// The file of a machine's profile: the one named, or the machine's own in the cache folder.
 pub(super) fn place(named: Option<&PathBuf>, machine: &Identity) -> anyhow::Result<PathBuf> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use zeroth::base::{format_bytes, grouped};
 use zeroth::bench::{StepReport, StepShares};
-use zeroth::device::bench::{Measured, Part};
+use zeroth::machine::bench::{Measured, Part};
 
 use super::Found;
 use crate::output::Output;

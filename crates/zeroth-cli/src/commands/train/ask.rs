@@ -7,11 +7,12 @@ use serde_json::Map;
 use zeroth::base::format_bytes;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::unbuilt::unbuilt;
-use zeroth::device::cuda::CudaDevice;
-use zeroth::device::{Gpus, Machine, Rates, Target, probe, probe_processor};
+use zeroth::cuda::CudaDevice;
+use zeroth::machine::{Gpus, Machine, Rates, probe, probe_processor};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
-use zeroth::step::program::Settings;
-use zeroth::step::run::Compiled;
+use zeroth::program::Compiled;
+use zeroth::program::Settings;
+use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{
     BatchShape, Budget, Evaluation, Freedom, Job, Length, Order, Overhead, Processes, from_config,

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use zeroth::base::{counted, grouped};
-use zeroth::model::ModelConfig;
-use zeroth::train::data::{
+use zeroth::data::{
     CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation,
     check_trained, prepare_watched,
 };
+use zeroth::model::ModelConfig;
 
 use super::super::render_templates;
 use super::saves;

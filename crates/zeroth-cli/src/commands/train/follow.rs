@@ -5,9 +5,10 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use zeroth::device::bench::Identity;
-use zeroth::device::{Gpus, Target, probe};
-use zeroth::step::run::Compiled;
+use zeroth::machine::bench::Identity;
+use zeroth::machine::{Gpus, probe};
+use zeroth::program::Compiled;
+use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::Position;

@@ -4,7 +4,7 @@
 use zeroth::comm::environment::Place;
 use zeroth::comm::local::Options;
 use zeroth::comm::rendezvous::{Host, MeetError, Patience, attend};
-use zeroth::step::run::Compiled;
+use zeroth::program::Compiled;
 
 use super::agreement::Refusal;
 use super::ask::Asked;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use zeroth::comm::Lost;
 use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream, sealed};
-use zeroth::device::Tier;
+use zeroth::kernel::Tier;
 
 use super::told::{TOLD, Told};
 use super::{Begun, finish, resume};

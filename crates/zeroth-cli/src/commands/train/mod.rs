@@ -21,7 +21,7 @@ mod told;
 use zeroth::base::{counted, publish};
 use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
-use zeroth::step::run::Compiled;
+use zeroth::program::Compiled;
 use zeroth::train::checkpoint::{Checkpoint, is_step_folder};
 use zeroth::train::{Existing, Input, RunFolder, Weights, check_export};
 

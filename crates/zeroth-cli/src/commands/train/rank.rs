@@ -7,10 +7,11 @@ use anyhow::Context;
 use zeroth::base::publish;
 use zeroth::comm::Comm;
 use zeroth::comm::local::{LocalComm, Options, join_from_environment};
-use zeroth::device::cpu::CpuDevice;
-use zeroth::device::cuda::CudaDevice;
-use zeroth::device::{Device, Target, Tier};
-use zeroth::step::run::Compiled;
+use zeroth::cpu::CpuDevice;
+use zeroth::cuda::CudaDevice;
+use zeroth::kernel::{Device, Tier};
+use zeroth::program::Compiled;
+use zeroth::program::Target;
 use zeroth::train::{Chores, Done, Ended, ExportError, TrainError, Wish, train};
 
 use super::ask::{self, Asked};

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use zeroth::base::{DType, format_bytes};
-use zeroth::step::run::State;
+use zeroth::engine::State;
 use zeroth::train::Saves;
 use zeroth::train::checkpoint::{Checkpoint, free_bytes, list, needed_bytes};
 

@@ -5,10 +5,10 @@ use std::ops::Range;
 use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::{Origin, Resolved};
-use zeroth::device::Tier;
-use zeroth::step::run::Compiled;
+use zeroth::data::left_out;
+use zeroth::kernel::Tier;
+use zeroth::program::Compiled;
 use zeroth::train::MicroBatch;
-use zeroth::train::data::left_out;
 
 use super::ask::Asked;
 use crate::cli::DeviceArg;

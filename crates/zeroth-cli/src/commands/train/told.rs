@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use zeroth::comm::launch::inherited;
 use zeroth::config::read::Source;
-use zeroth::device::Rates;
+use zeroth::machine::Rates;
 use zeroth::model::{locate, read_config};
 use zeroth::train::{Budget, ModelFiles};
 

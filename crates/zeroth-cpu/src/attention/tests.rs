@@ -1,0 +1,106 @@
+//! Rows that are further apart than they are long have the bits of rows that follow each other.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::rows::apart::{bits, pools, random, spread};
+use zeroth_kernel::AttentionDims;
+
+fn nan<T: Element>(count: usize) -> Vec<T> {
+    vec![T::from_f32(f32::NAN); count]
+}
+
+/// What attention and its gradient write: out, dq, dk, dv and lse.
+type Results<T> = ([Vec<T>; 4], Vec<f32>);
+
+fn both_ways<T: Element>(
+    pool: &Pool,
+    dims: &AttentionDims,
+    starts: &[u32],
+    [q, k, v, dout]: [&[T]; 4],
+) -> Results<T> {
+    let needed = [attention_scratch(dims, pool.threads()), attention_backward_scratch(dims, pool.threads())];
+    let [mut scratch, mut back_scratch] = needed.map(|count| vec![f32::NAN; count]);
+    let (mut out, mut lse) = (nan(q.len()), vec![f32::NAN; dims.heads * dims.rows]);
+    attention(pool, dims, starts, q, k, v, &mut out, &mut lse, &mut scratch);
+    let saved = AttentionSaved { q, k, v, out: &out, lse: &lse };
+    let [mut dq, mut dk, mut dv] = [q, k, v].map(|of| nan(of.len()));
+    attention_backward(pool, dims, starts, saved, dout, &mut dq, &mut dk, &mut dv, &mut back_scratch);
+    ([out, dq, dk, dv], lse)
+}
+
+fn rows_may_be_apart<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u32]) {
+    let (path, threads) = (pool.path(), pool.threads());
+    let case = format!("{path}, {threads} threads, {}, {dims:?}, {starts:?}", T::DTYPE);
+    let (q_width, kv_width) = (dims.q_width(), dims.kv_width());
+    // Another distance for each width, and no whole number of lines.
+    let (q_pitch, kv_pitch) = (q_width + 8, kv_width + 5);
+    let [q, dout] = [1, 2].map(|name| random::<T>(name, dims.rows * q_width));
+    let [k, v] = [3, 4].map(|name| random::<T>(name, dims.rows * kv_width));
+    let (close, lse) = both_ways(pool, dims, starts, [&q, &k, &v, &dout]);
+
+    let [q, dout] = [q, dout].map(|values| spread(&values, [q_width, q_pitch], f32::NAN));
+    let [k, v] = [k, v].map(|values| spread(&values, [kv_width, kv_pitch], f32::NAN));
+    let (far, far_lse) = both_ways(pool, dims, starts, [&q, &k, &v, &dout]);
+    assert_eq!(bits(&far_lse), bits(&lse), "lse: {case}");
+    let of_q = (q_width, q_pitch);
+    let of_kv = (kv_width, kv_pitch);
+    let outputs = ["out", "dq", "dk", "dv"].into_iter().zip([of_q, of_q, of_kv, of_kv]);
+    for ((name, (width, pitch)), (close, far)) in outputs.zip(close.iter().zip(&far)) {
+        // Rows are the same, and what lies between them is still what it was.
+        assert_eq!(bits(far), bits(&spread(close, [width, pitch], f32::NAN)), "{name}: {case}");
+        assert!(close.iter().all(|value| value.to_f32().is_finite()), "{name}: {case}");
+    }
+}
+
+#[test]
+fn rows_further_apart_have_the_same_bits_and_nothing_between_is_written() {
+    let dims = |rows, heads, kv_heads, head_dim, window| AttentionDims {
+        rows,
+        heads,
+        kv_heads,
+        head_dim,
+        window,
+        scale: 0.3,
+    };
+    let cases: [(AttentionDims, &[u32]); 5] = [
+        (dims(70, 4, 2, 24, None), &[0, 5, 44, 45, 63]),
+        (dims(130, 2, 1, 64, Some(40)), &[0, 101, 130]),
+        (dims(290, 2, 2, 32, None), &[3, 290]),
+        (dims(3, 2, 1, 8, None), &[]),
+        (dims(0, 2, 1, 8, None), &[0]),
+    ];
+    for (dims, starts) in &cases {
+        for pool in pools() {
+            rows_may_be_apart::<f32>(&pool, dims, starts);
+            rows_may_be_apart::<bf16>(&pool, dims, starts);
+            rows_may_be_apart::<f16>(&pool, dims, starts);
+        }
+    }
+}
+
+/// Attention of three rows of two heads of 4, that share one of k and v.
+fn with_lengths(q: usize, k: usize, v: usize, out: usize) {
+    let dims = AttentionDims { rows: 3, heads: 2, kv_heads: 1, head_dim: 4, window: None, scale: 1.0 };
+    let [q, k, v, mut out] = [q, k, v, out].map(|count| vec![0.0f32; count]);
+    let mut scratch = vec![0.0; attention_scratch(&dims, 1)];
+    attention(&Pool::new(1), &dims, &[0, 3], &q, &k, &v, &mut out, &mut [0.0; 6], &mut scratch);
+}
+
+#[test]
+#[should_panic(expected = "`q` has 21 elements; the sizes given need 3 rows of 8 or more")]
+fn rows_of_q_do_not_overlap() {
+    with_lengths(21, 12, 12, 24);
+}
+
+#[test]
+#[should_panic(expected = "`v` has 15 elements; the sizes given need 12")]
+fn rows_of_v_are_as_far_apart_as_those_of_k() {
+    with_lengths(24, 12, 15, 24);
+}
+
+#[test]
+#[should_panic(expected = "`out` has 24 elements; the sizes given need 27")]
+fn rows_of_out_are_as_far_apart_as_those_of_q() {
+    with_lengths(27, 12, 12, 24);
+}

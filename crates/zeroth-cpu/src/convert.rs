@@ -1,0 +1,248 @@
+//! Moving numbers: casts, copies, fills, and the sum of what ranks sent.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytemuck::Pod;
+
+use super::check_len;
+use super::cut::Chunks;
+use super::path::each_path;
+use super::pool::Pool;
+use super::stream::{self, STAGE, staged};
+use zeroth_kernel::{Element, is_endless};
+
+/// Elements that one task moves.
+const PIECE: usize = 16_384;
+/// Bytes that one task copies or fills.
+const COPIED: usize = 256 << 10;
+
+/// to = from, rounded to the nearest, ties to even. A NaN stays a NaN.
+pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
+    check_len("to", to.len(), from.len());
+    let past = stream::worth(size_of_val(to));
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        convert_piece(pool.path(), &from[task * PIECE..][..to.len()], to, past);
+    });
+}
+
+each_path! {
+    fn convert_piece<A, B>(from: &[A], to: &mut [B], past: bool) {
+        staged(to, past, |at, to| {
+            stream::ask_ahead(from, at, to.len());
+            for (to, from) in to.iter_mut().zip(&from[at..]) {
+                *to = B::from_f32(from.to_f32());
+            }
+        });
+    }
+}
+
+/// As [`convert`]; true where a result is not finite.
+pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) -> bool {
+    check_len("to", to.len(), from.len());
+    // It only ever becomes true, so the order of the tasks means nothing.
+    let broken = AtomicBool::new(false);
+    let past = stream::worth(size_of_val(to));
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        if look_piece(pool.path(), &from[task * PIECE..][..to.len()], to, past) {
+            broken.store(true, Ordering::Relaxed);
+        }
+    });
+    broken.into_inner()
+}
+
+each_path! {
+    /// A piece of [`convert_and_look`], stored past the caches where `past` says so.
+    pub(super) fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
+        let mut broken = false;
+        staged(to, past, |at, to| {
+            stream::ask_ahead(from, at, to.len());
+            for (to, from) in to.iter_mut().zip(&from[at..]) {
+                *to = B::from_f32(from.to_f32());
+                broken |= is_endless(*to);
+            }
+        });
+        broken
+    }
+}
+
+/// Whether a value is not finite.
+pub fn look<A: Element>(pool: &Pool, values: &[A]) -> bool {
+    let (broken, pieces) = (AtomicBool::new(false), values.len().div_ceil(PIECE));
+    pool.run(pieces, |task, _| {
+        let first = task * PIECE;
+        if is_broken(pool.path(), &values[first..values.len().min(first + PIECE)]) {
+            broken.store(true, Ordering::Relaxed);
+        }
+    });
+    broken.into_inner()
+}
+
+each_path! {
+    /// Whether one of some values is not finite.
+    pub(super) fn is_broken<A>(values: &[A]) -> bool {
+        values.iter().fold(false, |broken, value| broken | is_endless(*value))
+    }
+}
+
+/// to = from.
+pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
+    check_len("to", to.len(), from.len());
+    let (past, piece) = (stream::worth(size_of_val(to)), COPIED / size_of::<T>().max(1));
+    pool.each(Chunks::new(to, piece), |task, to| {
+        let from = &from[task * piece..][..to.len()];
+        if past {
+            stream::copy(pool.path(), from, to);
+            stream::fence();
+        } else {
+            to.copy_from_slice(from);
+        }
+    });
+}
+
+/// Every element of `to` becomes `value`.
+pub fn fill<T: Pod + Send + Sync>(pool: &Pool, value: T, to: &mut [T]) {
+    let (past, piece) = (stream::worth(size_of_val(to)), COPIED / size_of::<T>().max(1));
+    pool.each(Chunks::new(to, piece), |_, to| {
+        if past {
+            to.chunks_mut(STAGE).for_each(|to| stream::store(&[value; STAGE][..to.len()], to));
+            stream::fence();
+        } else {
+            to.fill(value);
+        }
+    });
+}
+
+/// The sum over ranks, added in f32 in their order and rounded once; with `add` the sum is added to what `to` holds.
+/// `parts` holds a part for each rank, as long as `to`, end to end.
+pub fn sum_ranks<A: Element, B: Element>(pool: &Pool, parts: &[A], to: &mut [B], add: bool) {
+    let length = to.len();
+    if length == 0 {
+        return;
+    }
+    check_len("parts", parts.len(), parts.len().next_multiple_of(length));
+    // What is added to has been read, and lies in the cache.
+    let past = !add && stream::worth(size_of_val(to));
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        if add {
+            add_piece(pool.path(), parts, length, task * PIECE, to);
+        } else {
+            sum_piece(pool.path(), parts, length, task * PIECE, to, past);
+        }
+    });
+}
+
+/// y = a + b, each element rounded once.
+pub fn sum<T: Element>(pool: &Pool, a: &[T], b: &[T], y: &mut [T]) {
+    check_len("a", a.len(), y.len());
+    check_len("b", b.len(), y.len());
+    pool.each(Chunks::new(y, PIECE), |task, y| {
+        let range = task * PIECE..task * PIECE + y.len();
+        super::rms_norm::add(pool.path(), &a[range.clone()], &b[range], y);
+    });
+}
+
+/// Adds the ranks' values from `first` on, in f32 and in their order. `sums` holds the sums afterwards.
+#[inline(always)]
+fn sum_values<A: Element>(parts: &[A], length: usize, first: usize, sums: &mut [f32]) {
+    let count = sums.len();
+    let mut ranks = parts.chunks_exact(length).map(|part| &part[first..][..count]);
+    let (one, two) = (ranks.next().unwrap_or(&[]), ranks.next());
+    match two {
+        None => sums.iter_mut().zip(one).for_each(|(sum, one)| *sum = one.to_f32()),
+        // Two ranks in one loop: the sum of the first is not stored and read again.
+        Some(two) => {
+            for ((sum, one), two) in sums.iter_mut().zip(one).zip(two) {
+                *sum = one.to_f32() + two.to_f32();
+            }
+        }
+    }
+    for values in ranks {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value.to_f32();
+        }
+    }
+}
+
+each_path! {
+    fn sum_piece<A, B>(parts: &[A], length: usize, first: usize, to: &mut [B], past: bool) {
+        let mut sums = [0.0f32; STAGE];
+        staged(to, past, |at, to| {
+            for (piece, to) in to.chunks_mut(STAGE).enumerate() {
+                let sums = &mut sums[..to.len()];
+                sum_values(parts, length, first + at + piece * STAGE, sums);
+                for (to, sum) in to.iter_mut().zip(sums) {
+                    *to = B::from_f32(*sum);
+                }
+            }
+        });
+    }
+}
+
+each_path! {
+    fn add_piece<A, B>(parts: &[A], length: usize, first: usize, to: &mut [B]) {
+        let mut sums = [0.0f32; STAGE];
+        for (piece, to) in to.chunks_mut(STAGE).enumerate() {
+            let sums = &mut sums[..to.len()];
+            sum_values(parts, length, first + piece * STAGE, sums);
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = B::from_f32(to.to_f32() + *sum);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    #[test]
+    fn every_element_is_copied_and_filled_over_several_tasks() {
+        let pool = Pool::new(3);
+        let from: Vec<u32> = (0..40_000).collect();
+        let mut to = vec![0; 40_000];
+        copy(&pool, &from, &mut to);
+        assert_eq!(to, from);
+        fill(&pool, 7, &mut to);
+        assert!(to.iter().all(|&value| value == 7));
+    }
+
+    #[test]
+    fn what_goes_past_the_caches_is_the_same_as_what_does_not() {
+        let (pool, count) = (Pool::new(2), (4 << 20) + 77);
+        let wide: Vec<f32> = (0..count).map(|i| (i as f32 * 0.37).sin() * 1e3).collect();
+        let narrow: Vec<bf16> = wide.iter().map(|value| bf16::from_f32(*value)).collect();
+        let mut found = vec![bf16::ZERO; count];
+        convert(&pool, &wide, &mut found);
+        assert!(found == narrow);
+        found.fill(bf16::ZERO);
+        assert!(!convert_and_look(&pool, &wide, &mut found) && found == narrow);
+        found.fill(bf16::ZERO);
+        copy(&pool, &narrow, &mut found);
+        assert!(found == narrow);
+        let mut broken = wide;
+        broken[count - 1] = f32::NAN;
+        assert!(convert_and_look(&pool, &broken, &mut found) && found[count - 1].is_nan());
+        fill(&pool, bf16::ONE, &mut found);
+        assert!(found.iter().all(|value| *value == bf16::ONE));
+        for ranks in 1..=3 {
+            let length = narrow.len() / 3;
+            let parts = &narrow[..ranks * length];
+            let mut sums = vec![f32::NAN; length];
+            sum_ranks(&pool, parts, &mut sums, false);
+            let sum = |i: usize| {
+                (1..ranks).fold(f32::from(parts[i]), |sum, rank| sum + f32::from(parts[rank * length + i]))
+            };
+            assert!((0..length).all(|i| sums[i] == sum(i)), "{ranks} ranks");
+            sum_ranks(&pool, parts, &mut sums, true);
+            assert!((0..length).all(|i| sums[i] == sum(i) + sum(i)), "{ranks} ranks, added");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "`to` has 3 elements; the sizes given need 2")]
+    fn a_buffer_of_the_wrong_length_is_named() {
+        convert(&Pool::new(1), &[1.0f32, 2.0], &mut [0.0f32; 3]);
+    }
+}

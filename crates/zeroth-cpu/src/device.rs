@@ -1,0 +1,587 @@
+//! The processor as a device: kernels run where they are enqueued, on the caller's thread and its pool.
+//!
+//! Queues are one line of work here, in the order of the calls, so a wait has nothing to do. Before a kernel runs, its
+//! operands are checked: inside their arenas, and nothing that is written overlaps anything else it touches. That makes
+//! every launch safe, whatever a program says.
+#![allow(unsafe_code, reason = "operands become slices after they are checked")]
+
+mod optimize;
+
+use bytemuck::{Pod, Zeroable};
+use half::{bf16, f16};
+use zeroth_base::DType;
+
+use super::Arena;
+use super::attention::{AttentionSaved, attention, attention_backward};
+use super::convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
+use super::dropout::{Dropout, dropout};
+use super::embedding::{embedding, embedding_backward, embedding_backward_once};
+use super::head_loss::{OwnRows, head_loss, head_loss_backward, head_loss_backward_once};
+use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
+use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx};
+use super::logits::logits;
+use super::norm::block_squares;
+use super::path::Path;
+use super::pool::Pool;
+use super::rank_sum::sum_parts;
+use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual};
+use super::rope::rope_from;
+use super::swiglu::{swiglu, swiglu_backward};
+use zeroth_kernel::Element;
+use zeroth_kernel::NOTES;
+use zeroth_kernel::RowKey;
+use zeroth_kernel::{
+    Access, Control, Device, DeviceError, Kernel, Landing, Launch, OwnTokens, Queue, RankSum, ReadWrite,
+    Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier, WaitingRows,
+};
+use zeroth_kernel::{BLOCK, ExactSum};
+use zeroth_kernel::{Told, decide};
+
+/// The most operands a kernel has, scratch included.
+const OPERANDS: usize = 14;
+
+/// An expression with the stored type that a number type has here.
+macro_rules! typed {
+    ($dtype:expr, $name:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $name = f32;
+                $body
+            }
+            DType::Bf16 => {
+                type $name = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $name = f16;
+                $body
+            }
+        }
+    };
+}
+
+/// The processor with its arenas.
+pub struct CpuDevice {
+    pool: Pool,
+    device: Arena,
+    host: Arena,
+    notes: [Vec<u8>; NOTES],
+}
+
+impl CpuDevice {
+    /// A device with a pool of `threads` and arenas of these sizes.
+    pub fn new(threads: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        Path::chosen()?;
+        Self::on_pool(Pool::start(threads)?, device_bytes, host_bytes)
+    }
+
+    /// A device that computes on a pool with its own path.
+    pub fn on_pool(pool: Pool, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+        let (device, host) = (Arena::new("device", device_bytes)?, Arena::new("host", host_bytes)?);
+        Ok(Self { pool, device, host, notes: std::array::from_fn(|_| Vec::new()) })
+    }
+
+    /// Where an arena lies in this process, and its bytes.
+    pub fn mapping(&self, tier: Tier) -> (usize, usize) {
+        self.arena(tier).mapping()
+    }
+
+    fn arena(&self, tier: Tier) -> &Arena {
+        match tier {
+            Tier::Device => &self.device,
+            Tier::Host => &self.host,
+        }
+    }
+
+    fn arena_mut(&mut self, tier: Tier) -> &mut Arena {
+        match tier {
+            Tier::Device => &mut self.device,
+            Tier::Host => &mut self.host,
+        }
+    }
+
+    /// Refuses a launch in which something written overlaps another operand.
+    fn check(launch: &Launch) -> Result<(), DeviceError> {
+        let mut operands = [(launch.scratch, Access::Write); OPERANDS];
+        let mut count = 1;
+        launch.kernel.operands(|span, access| {
+            operands[count] = (span, access);
+            count += 1;
+        });
+        for (at, (span, access)) in operands[..count].iter().enumerate() {
+            for (other, other_access) in &operands[at + 1..count] {
+                if (*access == Access::Write || *other_access == Access::Write) && span.meets(*other) {
+                    let problem = format!("{span:?} and {other:?} overlap, and one of them is written");
+                    return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The launch has been checked, and `span` is one of its operands that it reads.
+    unsafe fn read<'a, T: Pod>(&self, span: Span) -> Result<&'a [T], DeviceError> {
+        // SAFETY: nothing that the launch writes overlaps it, and nobody else uses the arena: `enqueue` borrows it.
+        unsafe { self.arena(span.tier).slice(span) }
+    }
+
+    /// # Safety
+    /// The launch has been checked, and `span` is one of its operands that it writes, taken once.
+    unsafe fn write<'a, T: Pod>(&self, span: Span) -> Result<&'a mut [T], DeviceError> {
+        // SAFETY: no other operand of the launch overlaps it, and nobody else uses the arena: `enqueue` borrows it.
+        unsafe { self.arena(span.tier).slice_mut(span) }
+    }
+
+    /// # Safety
+    /// As [`Self::read`], for one struct.
+    unsafe fn read_one<'a, T: Pod>(&self, span: Span) -> Result<&'a T, DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.read::<T>(span) }?.first().ok_or_else(|| nothing_at(span))
+    }
+
+    /// # Safety
+    /// As [`Self::write`], for one struct.
+    unsafe fn write_one<'a, T: Pod>(&self, span: Span) -> Result<&'a mut T, DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.write::<T>(span) }?.first_mut().ok_or_else(|| nothing_at(span))
+    }
+
+    /// # Safety
+    /// The launch has been checked.
+    #[allow(clippy::many_single_char_names, reason = "operands have the names of the formulas")]
+    unsafe fn run<T: Element + Pod>(&self, launch: &Launch) -> Result<(), DeviceError> {
+        let pool = &self.pool;
+        // SAFETY: the launch has been checked, and each operand below is taken once, as its kernel says it touches it
+        // (`Kernel::operands` is the list the check read; a kernel's arm here takes the same operands).
+        unsafe {
+            let scratch = || self.write::<f32>(launch.scratch);
+            match launch.kernel {
+                Kernel::Embedding { dims, rows, ids, table, y } => {
+                    let ids: &[i32] = self.read(ids)?;
+                    embedding(pool, dims, &ids[..rows], self.read::<T>(table)?, self.write(y)?);
+                }
+                Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting } => {
+                    let ids: &[i32] = self.read(ids)?;
+                    let (ids, dy) = (&ids[..rows], self.read::<T>(dy)?);
+                    match waiting {
+                        None => embedding_backward(pool, dims, ids, dy, self.write(dtable)?),
+                        Some(WaitingRows { rows, broken }) => {
+                            let (rows, dtable) = (self.write(rows)?, self.write(dtable)?);
+                            if embedding_backward_once(pool, dims, ids, dy, rows, dtable) {
+                                *self.write_one::<u64>(broken)? = 1;
+                            }
+                        }
+                    }
+                }
+                Kernel::Linear { dims, x, w, bias, y } => {
+                    let bias = bias.map(|bias| self.read::<T>(bias)).transpose()?;
+                    linear(pool, dims, self.read(x)?, self.read(w)?, bias, self.write(y)?, scratch()?);
+                }
+                Kernel::LinearDx { dims, dy, w, dx, add } => {
+                    linear_dx::<T>(
+                        pool,
+                        dims,
+                        self.read(dy)?,
+                        self.read(w)?,
+                        self.write(dx)?,
+                        add,
+                        scratch()?,
+                    );
+                }
+                Kernel::LinearDw { dims, dy, x, dw, landing } => {
+                    let (dy, x) = (self.read::<T>(dy)?, self.read(x)?);
+                    match landing {
+                        Landing::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
+                        Landing::Write => {
+                            linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
+                        }
+                        Landing::Round { to, broken } => {
+                            let is_broken = if to == DType::F32 {
+                                linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                            } else if to == T::DTYPE {
+                                linear_dw_once::<T, T>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                            } else {
+                                let problem = format!("products of {} are not rounded to {to}", T::DTYPE);
+                                return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                            };
+                            if is_broken {
+                                *self.write_one::<u64>(broken)? = 1;
+                            }
+                        }
+                    }
+                }
+                Kernel::LinearDb { dims, dy, db } => {
+                    linear_db::<T>(pool, dims, self.read(dy)?, self.write(db)?, scratch()?);
+                }
+                Kernel::RmsNorm { dims, x, w, y, rstd } => {
+                    rms_norm::<T>(
+                        pool,
+                        dims,
+                        self.read(x)?,
+                        self.read(w)?,
+                        self.write(y)?,
+                        self.write(rstd)?,
+                    );
+                }
+                Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd } => rms_norm_residual::<T>(
+                    pool,
+                    dims,
+                    self.read(x)?,
+                    self.read(residual)?,
+                    self.read(w)?,
+                    self.write(h)?,
+                    self.write(y)?,
+                    self.write(rstd)?,
+                ),
+                Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw } => {
+                    let residual = residual.map(|residual| self.read::<T>(residual)).transpose()?;
+                    rms_norm_backward(
+                        pool,
+                        dims,
+                        self.read(dy)?,
+                        self.read(h)?,
+                        self.read(rstd)?,
+                        self.read(w)?,
+                        residual,
+                        self.write(dh)?,
+                        self.write(dw)?,
+                        scratch()?,
+                    );
+                }
+                Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd } => {
+                    let (x, w, cos, sin) =
+                        (self.read::<T>(x)?, self.read(w)?, self.read(cos)?, self.read(sin)?);
+                    head_norm_rope(pool, dims, x, w, cos, sin, self.write(y)?, self.write(rstd)?);
+                }
+                Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw } => {
+                    let (dy, h, rstd, w) =
+                        (self.read::<T>(dy)?, self.read(h)?, self.read(rstd)?, self.read(w)?);
+                    let (cos, sin, dh, dw) =
+                        (self.read(cos)?, self.read(sin)?, self.write(dh)?, self.write(dw)?);
+                    head_norm_rope_backward(pool, dims, dy, h, rstd, w, cos, sin, dh, dw, scratch()?);
+                }
+                Kernel::Rope { dims, cos, sin, x, y, back } => {
+                    let (cos, sin) = (self.read(cos)?, self.read(sin)?);
+                    rope_from::<T>(pool, dims, cos, sin, back, self.read(x)?, self.write(y)?);
+                }
+                Kernel::Attention { ref dims, starts, q, k, v, y, lse } => attention::<T>(
+                    pool,
+                    dims,
+                    self.starts(starts)?,
+                    self.read(q)?,
+                    self.read(k)?,
+                    self.read(v)?,
+                    self.write(y)?,
+                    self.write(lse)?,
+                    scratch()?,
+                ),
+                Kernel::AttentionBackward { ref dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
+                    let saved = AttentionSaved {
+                        q: self.read::<T>(q)?,
+                        k: self.read(k)?,
+                        v: self.read(v)?,
+                        out: self.read(y)?,
+                        lse: self.read(lse)?,
+                    };
+                    let (starts, dy) = (self.starts(starts)?, self.read(dy)?);
+                    let (dq, dk, dv) = (self.write(dq)?, self.write(dk)?, self.write(dv)?);
+                    attention_backward(pool, dims, starts, saved, dy, dq, dk, dv, scratch()?);
+                }
+                Kernel::SwiGlu { gate, up, y } => {
+                    swiglu::<T>(pool, self.read(gate)?, self.read(up)?, self.write(y)?);
+                }
+                Kernel::SwiGluBackward { dy, gate, up, dgate, dup } => {
+                    let (dgate, dup) = (self.write(dgate)?, self.write(dup)?);
+                    swiglu_backward::<T>(pool, self.read(dy)?, self.read(gate)?, self.read(up)?, dgate, dup);
+                }
+                Kernel::Dropout { probability, seed, op, width, keys, x, y } => {
+                    let keys = self.read::<RowKey>(keys)?;
+                    dropout::<T>(
+                        pool,
+                        Dropout { probability, seed, op },
+                        keys,
+                        width,
+                        self.read(x)?,
+                        self.write(y)?,
+                    );
+                }
+                Kernel::HeadLoss { dims, x, w, labels, loss } => {
+                    *self.write_one::<f64>(loss)? += head_loss::<T>(
+                        pool,
+                        dims,
+                        self.read(x)?,
+                        self.read(w)?,
+                        self.read(labels)?,
+                        scratch()?,
+                    );
+                }
+                Kernel::HeadLossBackward {
+                    dims,
+                    x,
+                    w,
+                    labels,
+                    loss,
+                    input,
+                    control,
+                    dx,
+                    dw,
+                    landing,
+                    own,
+                } => {
+                    let weight = self.read_one::<StepInput>(input)?.loss_weight;
+                    let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
+                    let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
+                    let (dx, s) = (self.write(dx)?, scratch()?);
+                    let sum = match (landing, own) {
+                        (Landing::Round { to, broken }, own) if to == T::DTYPE => {
+                            let own = match own {
+                                Some(OwnTokens { ids, rows }) => {
+                                    Some(OwnRows { ids: self.read(ids)?, rows: self.write(rows)? })
+                                }
+                                None => None,
+                            };
+                            let dw = self.write(dw)?;
+                            let (sum, is_broken) =
+                                head_loss_backward_once(pool, dims, x, w, labels, scale, dx, dw, own, s);
+                            if is_broken {
+                                *self.write_one::<u64>(broken)? = 1;
+                            }
+                            sum
+                        }
+                        (Landing::Add | Landing::Write, None) => {
+                            let (dw, add) = (self.write(dw)?, landing == Landing::Add);
+                            head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, s)
+                        }
+                        (landing, own) => {
+                            let problem = format!("{landing:?} of {} with {own:?}", T::DTYPE);
+                            return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                        }
+                    };
+                    *self.write_one::<f64>(loss)? += sum;
+                }
+                Kernel::Logits { dims, starts, x, w, logits: to } => {
+                    let starts = self.starts(starts)?;
+                    logits::<T>(
+                        pool,
+                        dims,
+                        starts,
+                        self.read(x)?,
+                        self.read(w)?,
+                        self.write(to)?,
+                        scratch()?,
+                    );
+                }
+                Kernel::Sum { a, b, y } => sum::<T>(pool, self.read(a)?, self.read(b)?, self.write(y)?),
+                Kernel::Zero { to } => fill(pool, 0u8, self.write(to)?),
+                Kernel::Convert { from, from_type, to, to_type, broken: None } if from_type == to_type => {
+                    copy::<u8>(pool, self.read(from)?, self.write(to)?);
+                }
+                Kernel::Convert { from, from_type, to, to_type, broken } => {
+                    typed!(from_type, A => typed!(to_type, B => {
+                        let (from, to) = (self.read::<A>(from)?, self.write::<B>(to)?);
+                        match broken {
+                            None => convert(pool, from, to),
+                            Some(broken) => {
+                                let broken = self.write_one::<u64>(broken)?;
+                                if convert_and_look(pool, from, to) {
+                                    *broken = 1;
+                                }
+                            }
+                        }
+                    }));
+                }
+                Kernel::Look { values, value_type, broken } => typed!(value_type, A => {
+                    if look::<A>(pool, self.read(values)?) {
+                        *self.write_one::<u64>(broken)? = 1;
+                    }
+                }),
+                Kernel::SumRanks { parts, from_type, to, to_type, add, .. } => {
+                    typed!(from_type, A => typed!(to_type, B => {
+                        sum_ranks::<A, B>(pool, self.read(parts)?, self.write(to)?, add);
+                    }));
+                }
+                Kernel::Squares { values, value_type, sum } => {
+                    let blocks = (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64);
+                    let sums = self.write::<f64>(launch.scratch.part(0, blocks, 8))?;
+                    typed!(value_type, A => block_squares::<A>(pool, self.read(values)?, sums));
+                    let total = self.write_one::<ExactSum>(sum)?;
+                    *total = ExactSum::zeroed();
+                    for sum in sums {
+                        total.add(*sum);
+                    }
+                }
+                Kernel::Control { ranks, flats, recipe, input, reports, control, record } => {
+                    let sums_end = size_of::<Report>() + flats * size_of::<ExactSum>();
+                    let size = sums_end + flats * size_of::<u64>();
+                    assert_eq!(
+                        reports.bytes,
+                        (size * ranks) as u64,
+                        "a report, {flats} sums and {flats} flags for each rank"
+                    );
+                    let all = self.read::<u8>(reports)?;
+                    let reports = all.chunks_exact(size).map(|told| Told {
+                        report: bytemuck::from_bytes(&told[..size_of::<Report>()]),
+                        sums: bytemuck::cast_slice(&told[size_of::<Report>()..sums_end]),
+                        flags: bytemuck::cast_slice(&told[sums_end..]),
+                    });
+                    let head = size_of::<Record>() as u64;
+                    let norms = self.write(record.part(head / 8, flats as u64, 8))?;
+                    let (recipe, input) = (self.read_one::<Recipe>(recipe)?, self.read_one(input)?);
+                    let decided = decide(recipe, input, &reports, self.write_one(control)?, norms);
+                    *self.write_one(record.part(0, 1, head))? = decided;
+                }
+                Kernel::Optimize { grad_type, moment_type: DType::F32, .. } => {
+                    typed!(grad_type, G => self.optimize::<G, f32, T>(&launch.kernel)?);
+                }
+                Kernel::Optimize { grad_type, moment_type: DType::Bf16, .. } => {
+                    typed!(grad_type, G => self.optimize::<G, bf16, T>(&launch.kernel)?);
+                }
+                Kernel::Optimize { moment_type: DType::F16, .. } => {
+                    let problem = "moments are fp32 or bf16: those of fp16 would overflow".to_owned();
+                    return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Self::read`]: a table of where sequences begin, its number of entries first.
+    unsafe fn starts<'a>(&self, span: Span) -> Result<&'a [u32], DeviceError> {
+        // SAFETY: the caller's promise.
+        let table: &[u32] = unsafe { self.read(span) }?;
+        let entries = table.split_first().and_then(|(count, starts)| starts.get(..*count as usize));
+        entries.ok_or_else(|| DeviceError::Operands {
+            what: "starts",
+            problem: format!("the table of sequences at {span:?} says it has more entries than it holds"),
+        })
+    }
+}
+
+fn nothing_at(span: Span) -> DeviceError {
+    DeviceError::Operands { what: "arena", problem: format!("{span:?} is empty") }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> String {
+        format!("cpu, {}, {} thread(s)", self.pool.path(), self.pool.threads())
+    }
+
+    fn scratch_bytes(&self, kernel: &Kernel, _: DType) -> u64 {
+        crate::scratch_bytes(kernel, self.pool.threads())
+    }
+
+    fn enqueue(&mut self, _queue: Queue, launch: &Launch) -> Result<(), DeviceError> {
+        Self::check(launch)?;
+        // SAFETY: checked just now, and this call borrows the arenas alone.
+        unsafe { typed!(launch.dtype, T => self.run::<T>(launch)) }
+    }
+
+    fn upload(&mut self, _queue: Queue, from: &[u8], to: Span) -> Result<(), DeviceError> {
+        // SAFETY: the arena is borrowed for as long as the slice is.
+        let bytes = unsafe { self.arena(to.tier).slice_mut::<u8>(to)? };
+        same_length("upload", from.len(), bytes.len())?;
+        copy(&self.pool, from, bytes);
+        Ok(())
+    }
+
+    fn download(&mut self, _queue: Queue, from: Span, to: &mut [u8]) -> Result<(), DeviceError> {
+        let bytes = self.arena_mut(from.tier).bytes_mut(from)?;
+        same_length("download", bytes.len(), to.len())?;
+        to.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn note(&mut self, _queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
+        let arena = match from.tier {
+            Tier::Device => &mut self.device,
+            Tier::Host => &mut self.host,
+        };
+        let bytes = arena.bytes_mut(from)?;
+        self.notes[number].clear();
+        self.notes[number].extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError> {
+        Ok(&self.notes[number])
+    }
+
+    fn mark(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn wait(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn marks(&mut self, _count: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn synchronise(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn direct(&mut self, read: Span, write: Span) -> Result<Option<ReadWrite<'_>>, DeviceError> {
+        if read.meets(write) {
+            let problem = format!("{read:?} and {write:?} overlap, and one of them is written");
+            return Err(DeviceError::Operands { what: "direct", problem });
+        }
+        // SAFETY: they do not overlap, and the arenas are borrowed for as long as the slices are.
+        unsafe { Ok(Some((self.arena(read.tier).slice(read)?, self.arena(write.tier).slice_mut(write)?))) }
+    }
+
+    fn direct_mut(&mut self, span: Span) -> Result<Option<&mut [u8]>, DeviceError> {
+        self.arena_mut(span.tier).bytes_mut(span).map(Some)
+    }
+
+    fn capacity(&self, tier: Tier) -> u64 {
+        self.arena(tier).capacity()
+    }
+
+    fn share(&mut self, shared: &Shared<'_>) -> Result<bool, DeviceError> {
+        self.device.share(shared).map(|()| true)
+    }
+
+    fn view(&mut self, at: u64, bytes: u64, sights: &[Sight<'_>]) -> Result<bool, DeviceError> {
+        self.device.view(at, bytes, sights)
+    }
+
+    fn settle(&mut self, seat: Option<Seat>) {
+        if let Some(seat) = seat {
+            self.pool.pin(seat);
+        }
+        self.device.touch(&self.pool);
+        self.host.touch(&self.pool);
+    }
+
+    fn sum_ranks(&mut self, _queue: Queue, sum: &RankSum<'_>) -> Result<(), DeviceError> {
+        let places = [(sum.own, Some(sum.to)), (sum.own, sum.squares), (sum.to, sum.squares)];
+        for (one, other) in places.into_iter().filter_map(|(one, other)| Some((one, other?))) {
+            if one.meets(other) {
+                let problem = format!("{one:?} and {other:?} overlap, and one of them is written");
+                return Err(DeviceError::Operands { what: "sum over ranks", problem });
+            }
+        }
+        typed!(sum.from_type, A => typed!(sum.to_type, B => {
+            // SAFETY: they do not overlap, and this call borrows the arenas alone.
+            let (own, to) = unsafe { (self.read::<A>(sum.own)?, self.write::<B>(sum.to)?) };
+            let part = |rank: usize| {
+                if rank == sum.rank { own } else { bytemuck::cast_slice((sum.other)(rank)) }
+            };
+            // SAFETY: as above.
+            let squares = sum.squares.map(|squares| unsafe { self.write_one::<ExactSum>(squares) }).transpose()?;
+            sum_parts(&self.pool, sum.ranks, part, to, sum.add, squares);
+        }));
+        Ok(())
+    }
+}
+
+fn same_length(what: &'static str, from: usize, to: usize) -> Result<(), DeviceError> {
+    if from == to {
+        return Ok(());
+    }
+    Err(DeviceError::Operands { what, problem: format!("{from} bytes do not fill a place of {to}") })
+}

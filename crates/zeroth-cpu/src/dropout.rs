@@ -1,0 +1,104 @@
+//! Dropout whose mask is never stored: each element's fate is a pure function of what it belongs to.
+
+use zeroth_base::philox4x32;
+use zeroth_kernel::RowKey;
+
+use super::check_len;
+use super::cut::Chunks;
+use super::path::each_path;
+use super::pool::Pool;
+use super::rows::pitch;
+use zeroth_base::halves;
+use zeroth_kernel::Element;
+
+/// Rows that one task covers.
+const ROWS: usize = 32;
+
+/// One use of dropout.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// The chance that an element becomes 0; what stays is divided by 1 - this.
+    pub probability: f32,
+    /// The run's seed.
+    pub seed: u64,
+    /// Which dropout of the model this is.
+    pub op: u32,
+}
+
+/// y = x · mask / (1 - probability), for x [rows, width] and y, whose rows are equally far apart. Backward is the same
+/// function of dy.
+pub fn dropout<T: Element>(
+    pool: &Pool,
+    dropout: Dropout,
+    keys: &[RowKey],
+    width: usize,
+    x: &[T],
+    y: &mut [T],
+) {
+    let pitch = pitch("x", x.len(), [keys.len(), width]);
+    check_len("y", y.len(), x.len());
+    pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
+        let x = &x[task * ROWS * pitch..];
+        drop_rows(pool.path(), dropout, &keys[task * ROWS..], width, pitch, x, y);
+    });
+}
+
+each_path! {
+    fn drop_rows<T>(dropout: Dropout, keys: &[RowKey], width: usize, pitch: usize, x: &[T], y: &mut [T]) {
+        // An element is dropped when its 32 random bits are below this.
+        let threshold = (f64::from(dropout.probability) * 4_294_967_296.0) as u64;
+        let scale = 1.0 / (1.0 - dropout.probability);
+        for ((y, x), key) in y.chunks_exact_mut(pitch).zip(x.chunks_exact(pitch)).zip(keys) {
+            // The whole key is longer than a counter: epoch, op and sample give the key of the row first.
+            let [low, high] = halves(key.sample);
+            let row = philox4x32([key.epoch, dropout.op, low, high], halves(dropout.seed));
+            for (quad, (y, x)) in y[..width].chunks_mut(4).zip(x[..width].chunks(4)).enumerate() {
+                let bits = philox4x32([quad as u32, key.position, row[2], row[3]], [row[0], row[1]]);
+                for ((y, x), bits) in y.iter_mut().zip(x).zip(bits) {
+                    let kept = if u64::from(bits) < threshold { 0.0 } else { scale };
+                    *y = T::from_f32(if kept == 0.0 { 0.0 } else { x.to_f32() * kept });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::rows::apart::{APART, apart, bits, pools, random};
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, rows: usize, width: usize) {
+        let case =
+            format!("{}, {} threads, {}, {rows} rows of {width}", pool.path(), pool.threads(), T::DTYPE);
+        let one = Dropout { probability: 0.4, seed: 5, op: 2 };
+        let key = |row| RowKey { sample: u64::from(row) / 3, position: row % 3, epoch: 1 };
+        let keys: Vec<_> = (0..rows as u32).map(key).collect();
+        let x = random::<T>(1, rows * width);
+        let mut y = x.clone();
+        dropout(pool, one, &keys, width, &x, &mut y);
+        let mut found = vec![T::from_f32(-f32::NAN); rows * (width + APART)];
+        dropout(pool, one, &keys, width, &apart(&x, width, f32::NAN), &mut found);
+        assert_eq!(bits(&found), bits(&apart(&y, width, -f32::NAN)), "{case}");
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            for (rows, width) in [(1, 1), (77, 30), (32, 64), (0, 8)] {
+                rows_apart_are_rows::<f32>(&pool, rows, width);
+                rows_apart_are_rows::<bf16>(&pool, rows, width);
+                rows_apart_are_rows::<f16>(&pool, rows, width);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "`y` has 8 elements; the sizes given need 10")]
+    fn rows_of_both_are_equally_far_apart() {
+        let one = Dropout { probability: 0.4, seed: 5, op: 2 };
+        dropout(&Pool::new(1), one, &[RowKey::default(); 2], 4, &[0.0f32; 10], &mut [0.0; 8]);
+    }
+}

@@ -1,0 +1,87 @@
+//! Rows that are further apart than they are long have the bits of rows that follow each other.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::rows::apart::{apart, bits, pools, random};
+use zeroth_kernel::HeadLossDims;
+
+const SCALE: f32 = 0.125;
+
+fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
+    let HeadLossDims { rows, hidden, vocab } = dims;
+    let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+    let (x, w, before) =
+        (random::<T>(1, rows * hidden), random::<T>(2, vocab * hidden), random::<f32>(3, vocab * hidden));
+    let label = |row: usize| if row % 6 == 5 { -100 } else { (row * 29 % vocab) as i32 };
+    let labels: Vec<_> = (0..rows).map(label).collect();
+    let both = [&x, &apart(&x, hidden, f32::NAN)];
+    let empty = |count: usize| vec![T::from_f32(-f32::NAN); count];
+    let dx_apart = |dx: &[T]| bits(&apart(dx, hidden, -f32::NAN));
+    let mut scratch = vec![f32::NAN; head_loss_once_scratch(dims, pool.threads())];
+
+    let [expected, found] = both.map(|x| head_loss(pool, dims, x, &w, &labels, &mut scratch));
+    assert_eq!(found.to_bits(), expected.to_bits(), "{case}");
+
+    for add in [false, true] {
+        let [(expected, expected_dx), (found, dx)] = both.map(|x| {
+            let (mut dx, mut dw) = (empty(x.len()), before.clone());
+            let loss =
+                head_loss_backward(pool, dims, x, &w, &labels, SCALE, &mut dx, &mut dw, add, &mut scratch);
+            ((loss.to_bits(), bits(&dw)), dx)
+        });
+        assert!(found == expected, "{case}, backward, add: {add}");
+        assert!(bits(&dx) == dx_apart(&expected_dx), "{case}, dx, add: {add}");
+    }
+
+    if !dims.is_one_slice(T::DTYPE) {
+        return;
+    }
+    let ids: Vec<_> =
+        (0..rows).map(|row| if row % 5 == 4 { -1 } else { (row * row % vocab) as i32 }).collect();
+    let [(expected, expected_dx), (found, dx)] = both.map(|x| {
+        let (mut dx, mut dw, mut own) = (empty(x.len()), w.clone(), vec![f32::NAN; rows * hidden]);
+        let own_rows = Some(OwnRows { ids: &ids, rows: &mut own });
+        let (loss, broken) = head_loss_backward_once(
+            pool,
+            dims,
+            x,
+            &w,
+            &labels,
+            SCALE,
+            &mut dx,
+            &mut dw,
+            own_rows,
+            &mut scratch,
+        );
+        ((loss.to_bits(), broken, bits(&dw), bits(&own)), dx)
+    });
+    assert!(found == expected && !found.1, "{case}, backward once");
+    assert!(bits(&dx) == dx_apart(&expected_dx), "{case}, dx once");
+}
+
+#[test]
+fn rows_may_be_further_apart_than_they_are_long() {
+    let small = HeadLossDims { rows: 70, hidden: 33, vocab: 600 };
+    // Tiles do not take so wide a model.
+    let wide = HeadLossDims { rows: 5, hidden: 1030, vocab: 40 };
+    let none = HeadLossDims { rows: 0, hidden: 8, vocab: 5 };
+    let slices = HeadLossDims { rows: 1100, hidden: 24, vocab: 40 };
+    assert!(slices.slice_rows::<bf16>() < slices.rows && slices.slice_rows::<f32>() < slices.rows);
+    for pool in pools() {
+        for dims in [small, wide, none, slices] {
+            rows_apart_are_rows::<f32>(&pool, dims);
+            rows_apart_are_rows::<bf16>(&pool, dims);
+            rows_apart_are_rows::<f16>(&pool, dims);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "`dx` has 8 elements; the sizes given need 10")]
+fn rows_of_x_and_dx_are_equally_far_apart() {
+    let dims = HeadLossDims { rows: 2, hidden: 4, vocab: 1 };
+    let (mut scratch, mut dw) = (vec![0.0; head_loss_scratch(dims, 1)], [0.0; 4]);
+    let (x, w, dx) = ([0.0f32; 10], [0.0; 4], &mut [0.0; 8]);
+    head_loss_backward(&Pool::new(1), dims, &x, &w, &[0, 0], SCALE, dx, &mut dw, true, &mut scratch);
+}

@@ -1,0 +1,282 @@
+//! The norm of every head and the turn that follows it in one pass, as Qwen 3 has them for q and k, and the gradient of both.
+//!
+//! What is normed is rounded before it turns, and a gradient that was turned back before it meets the norm: the bits are
+//! those of [`super::rms_norm()`] and [`super::rope()`], one after the other.
+
+mod heads;
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::cast_slice;
+use heads::{Blocks, Heads, Places};
+
+use super::cut::Chunks;
+use super::path::each_path;
+use super::pool::Pool;
+use super::rms_norm::{along, norm_row, rms_norm_scratch, slope};
+use super::rope::{turn_head, turn_head_from};
+use super::stream;
+use super::{check_len, check_scratch, columns};
+use zeroth_kernel::Element;
+use zeroth_kernel::HeadNormRopeDims;
+use zeroth_kernel::RmsNormDims;
+use zeroth_kernel::RopeDims;
+
+fn check(dims: HeadNormRopeDims, cos: &[f32], sin: &[f32]) {
+    let RopeDims { rows, head_dim, rotated, .. } = dims.rope;
+    assert!(
+        rotated <= head_dim && rotated.is_multiple_of(2),
+        "{rotated} of {head_dim} elements of a head cannot turn in pairs"
+    );
+    check_len("cos", cos.len(), rows * (rotated / 2));
+    check_len("sin", sin.len(), rows * (rotated / 2));
+}
+
+/// y = norm(x) · w by heads, turned by each row's angles. Writes y and `rstd [rows, heads]`.
+pub fn head_norm_rope<T: Element>(
+    pool: &Pool,
+    dims: HeadNormRopeDims,
+    x: &[T],
+    w: &[T],
+    cos: &[f32],
+    sin: &[f32],
+    y: &mut [T],
+    rstd: &mut [f32],
+) {
+    let RmsNormDims { rows, width, .. } = dims.norm();
+    check(dims, cos, sin);
+    let places = Places::new("x", x.len(), dims.rope);
+    check_len("w", w.len(), width);
+    check_len("y", y.len(), x.len());
+    check_len("rstd", rstd.len(), rows);
+    if rows * width == 0 {
+        return;
+    }
+    let parts = (Blocks::new("y", y, dims.rope), Chunks::new(rstd, columns::BLOCK));
+    pool.each(parts, |_, (mut y, rstd)| {
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            return lines::norm_and_turn(
+                dims,
+                places,
+                cast_slice(x),
+                cast_slice(w),
+                [cos, sin],
+                &mut y,
+                rstd,
+            );
+        }
+        norm_and_turn(pool.path(), dims, places, x, w, cos, sin, &mut y, rstd);
+    });
+}
+
+/// f32 elements of scratch that [`head_norm_rope_backward`] needs.
+pub const fn head_norm_rope_scratch(dims: HeadNormRopeDims) -> usize {
+    rms_norm_scratch(dims.norm())
+}
+
+/// The gradient of [`head_norm_rope`], whose input was `h`. Writes dh; dw += in f32.
+pub fn head_norm_rope_backward<T: Element>(
+    pool: &Pool,
+    dims: HeadNormRopeDims,
+    dy: &[T],
+    h: &[T],
+    rstd: &[f32],
+    w: &[T],
+    cos: &[f32],
+    sin: &[f32],
+    dh: &mut [T],
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let RmsNormDims { rows, width, .. } = dims.norm();
+    check(dims, cos, sin);
+    let places = Places::new("dy", dy.len(), dims.rope);
+    check_len("h", h.len(), dy.len());
+    check_len("rstd", rstd.len(), rows);
+    check_len("w", w.len(), width);
+    check_len("dh", dh.len(), dy.len());
+    check_len("dw", dw.len(), width);
+    check_scratch(scratch.len(), head_norm_rope_scratch(dims));
+    if rows * width == 0 {
+        return;
+    }
+    let partials = &mut scratch[..head_norm_rope_scratch(dims)];
+    let parts = (Blocks::new("dh", dh, dims.rope), Chunks::new(partials, width));
+    pool.each(parts, |_, (mut dh, dw)| {
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let (inputs, w) = ([dy, h].map(cast_slice), cast_slice(w));
+            return lines::backward_heads(dims, places, inputs, rstd, w, [cos, sin], &mut dh, dw);
+        }
+        dw.fill(0.0);
+        backward_heads(pool.path(), dims, places, dy, h, rstd, w, cos, sin, &mut dh, dw);
+    });
+    columns::add_partials(pool, partials, dw);
+}
+
+/// The angles of the token that a head belongs to.
+#[inline(always)]
+fn of_token(dims: HeadNormRopeDims, head: usize, angles: &[f32]) -> &[f32] {
+    let pairs = dims.rope.rotated / 2;
+    &angles[head / dims.rope.heads * pairs..][..pairs]
+}
+
+each_path! {
+    /// Head by head: it turns while it is in the nearest cache.
+    fn norm_and_turn<T>(
+        dims: HeadNormRopeDims,
+        places: Places,
+        x: &[T],
+        w: &[T],
+        cos: &[f32],
+        sin: &[f32],
+        all_y: &mut Heads<T>,
+        rstd: &mut [f32],
+    ) {
+        for (head, rstd) in all_y.numbers().zip(rstd) {
+            let y = all_y.head(head);
+            *rstd = norm_row(dims.eps, &x[places.of(head)], w, y);
+            turn_head(y, of_token(dims, head, cos), of_token(dims, head, sin), 1.0);
+        }
+    }
+}
+
+each_path! {
+    fn backward_heads<T>(
+        dims: HeadNormRopeDims,
+        places: Places,
+        all_dy: &[T],
+        all_h: &[T],
+        rstd: &[f32],
+        w: &[T],
+        cos: &[f32],
+        sin: &[f32],
+        all_dh: &mut Heads<T>,
+        dw: &mut [f32],
+    ) {
+        let w = &w[..dims.rope.head_dim];
+        for head in all_dh.numbers() {
+            let (dy, h, dh, rstd) =
+                (&all_dy[places.of(head)], &all_h[places.of(head)], all_dh.head(head), rstd[head]);
+            // The next head is read while this one is computed.
+            for values in [all_dy, all_h] {
+                stream::ask_for(values.get(places.of(head + 1)).unwrap_or_default());
+            }
+            turn_head_from(dy, dh, of_token(dims, head, cos), of_token(dims, head, sin), -1.0);
+            let along = along(dh, w, h, rstd);
+            for ((dw, dy), h) in dw.iter_mut().zip(&*dh).zip(h) {
+                *dw += dy.to_f32() * (h.to_f32() * rstd);
+            }
+            for ((dh, h), w) in dh.iter_mut().zip(h).zip(w) {
+                *dh = T::from_f32(slope(dh.to_f32(), h.to_f32(), w.to_f32(), rstd, along));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::rows::apart::{apart, bits, pools, random};
+    use crate::{Path, rms_norm, rms_norm_backward, rope, rope_backward};
+
+    fn one_pass_is_two_kernels<T: Element>(path: Path, threads: usize, rope_dims: RopeDims) {
+        let pool = Pool::on_path(threads, path).unwrap();
+        let dims = HeadNormRopeDims { rope: rope_dims, eps: 1e-5 };
+        let (norm, case) = (dims.norm(), format!("{path}, {threads} threads, {}, {rope_dims:?}", T::DTYPE));
+        let (count, angles) = (norm.rows * norm.width, rope_dims.rows * rope_dims.rotated / 2);
+        let (x, w, dy) = (random::<T>(1, count), random::<T>(2, norm.width), random::<T>(3, count));
+        let (cos, sin) = (random::<f32>(4, angles), random::<f32>(5, angles));
+        let mut scratch = vec![f32::NAN; head_norm_rope_scratch(dims)];
+
+        let (mut y, mut rstd) = (vec![T::default(); count], vec![f32::NAN; norm.rows]);
+        head_norm_rope(&pool, dims, &x, &w, &cos, &sin, &mut y, &mut rstd);
+        let (mut two, mut two_rstd) = (vec![T::default(); count], vec![f32::NAN; norm.rows]);
+        rms_norm(&pool, norm, &x, &w, &mut two, &mut two_rstd);
+        rope(&pool, rope_dims, &cos, &sin, &mut two);
+        assert_eq!((bits(&y), bits(&rstd)), (bits(&two), bits(&two_rstd)), "{case}");
+
+        let (mut dh, mut dw) = (vec![T::default(); count], vec![0.5; norm.width]);
+        head_norm_rope_backward(&pool, dims, &dy, &x, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+        let (mut two, mut two_dw, mut back) = (vec![T::default(); count], vec![0.5; norm.width], dy);
+        rope_backward(&pool, rope_dims, &cos, &sin, &mut back);
+        scratch.fill(f32::NAN);
+        rms_norm_backward(&pool, norm, &back, &x, &rstd, &w, None, &mut two, &mut two_dw, &mut scratch);
+        assert_eq!((bits(&dh), bits(&dw)), (bits(&two), bits(&two_dw)), "{case}, backward");
+    }
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, rope: RopeDims) {
+        let dims = HeadNormRopeDims { rope, eps: 1e-5 };
+        let case = format!("{}, {} threads, {}, {rope:?}", pool.path(), pool.threads(), T::DTYPE);
+        let (heads, width, angles) =
+            (dims.norm().rows, rope.heads * rope.head_dim, rope.rows * rope.rotated / 2);
+        let [x, dy, empty] = [1, 2, 3].map(|name| {
+            let together = random::<T>(name, rope.rows * width);
+            let apart = apart(&together, width, f32::NAN);
+            [together, apart]
+        });
+        let (w, cos, sin) = (random::<T>(4, rope.head_dim), random(5, angles), random(6, angles));
+        let mut scratch = vec![f32::NAN; head_norm_rope_scratch(dims)];
+        let [(expected, narrow), (found, wide)] = [0, 1].map(|at| {
+            let (mut y, mut dh) = (empty[at].clone(), empty[at].clone());
+            let (mut rstd, mut dw) = (vec![f32::NAN; heads], vec![0.5; rope.head_dim]);
+            head_norm_rope(pool, dims, &x[at], &w, &cos, &sin, &mut y, &mut rstd);
+            let (dy, h) = (&dy[at], &x[at]);
+            head_norm_rope_backward(pool, dims, dy, h, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+            (bits(&[rstd, dw].concat()), [y, dh])
+        });
+        assert_eq!(found, expected, "{case}");
+        for (wide, narrow) in wide.iter().zip(&narrow) {
+            assert_eq!(bits(wide), bits(&apart(narrow, width, f32::NAN)), "{case}");
+        }
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            for (rows, heads, head_dim, rotated) in
+                [(37, 5, 20, 12), (70, 3, 128, 128), (9, 16, 64, 64), (0, 2, 8, 8)]
+            {
+                let dims = RopeDims { rows, heads, head_dim, rotated };
+                rows_apart_are_rows::<f32>(&pool, dims);
+                rows_apart_are_rows::<bf16>(&pool, dims);
+                rows_apart_are_rows::<f16>(&pool, dims);
+            }
+        }
+    }
+
+    #[test]
+    fn one_pass_has_the_bits_of_the_two_kernels() {
+        for (rows, heads, head_dim, rotated) in [
+            (1, 1, 2, 2),
+            (5, 3, 6, 6),
+            (37, 5, 20, 12),
+            (70, 3, 128, 128),
+            (9, 16, 64, 64),
+            (3, 2, 8, 0),
+            (0, 2, 8, 8),
+        ] {
+            let dims = RopeDims { rows, heads, head_dim, rotated };
+            for &path in Path::available() {
+                for threads in 1..=3 {
+                    one_pass_is_two_kernels::<f32>(path, threads, dims);
+                    one_pass_is_two_kernels::<bf16>(path, threads, dims);
+                    one_pass_is_two_kernels::<f16>(path, threads, dims);
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "10 of 8 elements of a head cannot turn in pairs")]
+    fn more_than_a_head_cannot_turn() {
+        let rope = RopeDims { rows: 1, heads: 1, head_dim: 8, rotated: 10 };
+        let (x, angles, mut y) = ([0.0f32; 8], [0.0; 5], [0.0f32; 8]);
+        let dims = HeadNormRopeDims { rope, eps: 1e-5 };
+        head_norm_rope(&Pool::new(1), dims, &x, &x, &angles, &angles, &mut y, &mut [0.0]);
+    }
+}

@@ -1,0 +1,161 @@
+//! Instruction sets of the CPU at hand, as far as kernels use them.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Instruction sets found, and permitted by the operating system.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct InstructionSets {
+    /// Tiles with bf16 products.
+    pub amx_bf16: bool,
+    /// The processor has bf16 tiles, but the operating system does not enable them.
+    pub amx_not_enabled: bool,
+    /// AVX-512 with the F, BW, DQ and VL parts.
+    pub avx512: bool,
+    /// bf16 products in AVX-512.
+    pub avx512_bf16: bool,
+    /// AVX2 with FMA.
+    pub avx2: bool,
+    /// Arm's 128-bit vectors.
+    pub neon: bool,
+}
+
+/// The family of CPU kernels that an instruction set allows, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelPath {
+    /// AMX bf16 tiles, AVX-512 around them.
+    Amx,
+    /// 512-bit vectors.
+    Avx512,
+    /// 256-bit vectors.
+    Avx2,
+    /// 128-bit vectors of Arm.
+    Neon,
+    /// Plain code.
+    Portable,
+}
+
+impl fmt::Display for KernelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Amx => "AMX bf16 tiles",
+            Self::Avx512 => "AVX-512",
+            Self::Avx2 => "AVX2",
+            Self::Neon => "NEON",
+            Self::Portable => "portable",
+        })
+    }
+}
+
+impl InstructionSets {
+    /// The best kernels these instruction sets allow.
+    pub fn kernels(self) -> KernelPath {
+        match self {
+            Self { amx_bf16: true, avx512: true, .. } => KernelPath::Amx,
+            Self { avx512: true, .. } => KernelPath::Avx512,
+            Self { avx2: true, .. } => KernelPath::Avx2,
+            Self { neon: true, .. } => KernelPath::Neon,
+            _ => KernelPath::Portable,
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    /// Detects them on this CPU.
+    pub fn detect() -> Self {
+        use std::arch::is_x86_feature_detected as has;
+        let amx = amx_bf16_in_cpuid();
+        let tiles_enabled = xcr0().is_some_and(enables_tiles);
+        Self {
+            amx_bf16: amx && tiles_enabled,
+            amx_not_enabled: amx && !tiles_enabled,
+            avx512: has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl"),
+            avx512_bf16: has!("avx512bf16"),
+            avx2: has!("avx2") && has!("fma"),
+            neon: false,
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    /// Detects them on this CPU.
+    pub fn detect() -> Self {
+        Self { neon: std::arch::is_aarch64_feature_detected!("neon"), ..Self::default() }
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    /// Detects them on this CPU.
+    pub fn detect() -> Self {
+        Self::default()
+    }
+}
+
+/// Leaf 7 of CPUID, register EDX: bit 22 is AMX-BF16, bit 24 AMX-TILE. The standard library's detection of AMX is
+/// not stable yet.
+#[cfg(target_arch = "x86_64")]
+fn amx_bf16_in_cpuid() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const AMX: u32 = 1 << 22 | 1 << 24;
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & AMX == AMX
+}
+
+/// The register that says which states the operating system saves, where it lets programs read it.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "reading XCR0 is one instruction that has no safe form")]
+fn xcr0() -> Option<u64> {
+    const OSXSAVE: u32 = 1 << 27;
+    if std::arch::x86_64::__cpuid(1).ecx & OSXSAVE == 0 {
+        return None;
+    }
+    // SAFETY: OSXSAVE says that the processor has XGETBV and that the system allows it; register 0 always exists.
+    Some(unsafe { std::arch::x86_64::_xgetbv(0) })
+}
+
+/// Tiles need their configuration (bit 17) and their data (bit 18) saved. A process must still ask Linux for the
+/// data's space before its first tile; that is up to the kernels.
+#[cfg(target_arch = "x86_64")]
+fn enables_tiles(xcr0: u64) -> bool {
+    const TILES: u64 = 1 << 17 | 1 << 18;
+    xcr0 & TILES == TILES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_take_the_best_set_and_tiles_only_with_avx512_around_them() {
+        let none = InstructionSets::default();
+        assert_eq!(none.kernels(), KernelPath::Portable);
+        assert_eq!(InstructionSets { neon: true, ..none }.kernels(), KernelPath::Neon);
+        let avx2 = InstructionSets { avx2: true, ..none };
+        assert_eq!(avx2.kernels(), KernelPath::Avx2);
+        assert_eq!(InstructionSets { amx_bf16: true, ..avx2 }.kernels(), KernelPath::Avx2);
+        let avx512 = InstructionSets { avx512: true, ..avx2 };
+        assert_eq!(avx512.kernels(), KernelPath::Avx512);
+        assert_eq!(InstructionSets { amx_bf16: true, ..avx512 }.kernels(), KernelPath::Amx);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn tiles_are_enabled_with_both_of_their_bits() {
+        assert!(enables_tiles(0x6_02e7), "Sapphire Rapids on Linux 6");
+        assert!(!enables_tiles(0x2e7), "the same without tiles");
+        assert!(!enables_tiles(0x2_02e7), "configuration without data");
+    }
+
+    /// Linux lists in cpuinfo what it found and enabled by its own code.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn instruction_sets_agree_with_the_kernels_list() {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")).unwrap();
+        let flags: Vec<&str> = flags.trim_start_matches([' ', '\t', ':']).split(' ').collect();
+        let has = |names: &[&str]| names.iter().all(|name| flags.contains(name));
+        let found = InstructionSets::detect();
+        assert_eq!(found.amx_bf16, has(&["amx_tile", "amx_bf16"]));
+        assert_eq!(found.avx512, has(&["avx512f", "avx512bw", "avx512dq", "avx512vl"]));
+        assert_eq!(found.avx512_bf16, has(&["avx512_bf16"]));
+        assert_eq!(found.avx2, has(&["avx2", "fma"]));
+    }
+}

@@ -1,0 +1,267 @@
+//! Small functions that loops over slices become vector code with: exp without a call, sums with a fixed tree.
+
+use super::path::Path;
+use zeroth_kernel::Element;
+
+/// Lanes of a sum: element i goes to lane i mod 16, lanes are added pairwise at the end, on every path alike.
+const LANES: usize = 16;
+
+/// ln 2 cut so that n · HIGH is exact for every exponent n.
+const HIGH: f32 = 0.693_359_4;
+const LOW: f32 = -2.121_944_4e-4;
+/// Adding it leaves the nearest integer in the lowest bits.
+pub(super) const ROUND: f32 = 12_582_912.0;
+/// The series of (e^r - 1 - r) / r², highest first.
+const SERIES: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+
+/// e to the power x, within 2 units in the last place; below -87.33 it is 0.
+///
+/// Our own, so that it inlines into vector loops and does not depend on the system's library.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    let near = x.clamp(-87.4, 88.8);
+    let shifted = near * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = near - n * HIGH - n * LOW;
+    let mut p = SERIES[0];
+    for coefficient in &SERIES[1..] {
+        p = p * r + coefficient;
+    }
+    let value = p * (r * r) + r + 1.0;
+    // 2^n in two factors, so that n = 128 does not overflow before the product does.
+    let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = exponent >> 1;
+    let scaled = value * power_of_two(half) * power_of_two(exponent.wrapping_sub(half));
+    if x < -87.336_54 { 0.0 } else { scaled }
+}
+
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
+}
+
+/// Whether a multiply-add is one instruction on this path; elsewhere it is a call.
+pub(super) fn has_fused(path: Path) -> bool {
+    cfg!(target_arch = "aarch64") || path != Path::Portable
+}
+
+/// a · b + c, rounded once where `FUSED`.
+#[inline(always)]
+fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// 1 / (1 + e^-x); 0 below -87.
+///
+/// [`exp`] without what this does not need: in the range left, 2^n is one factor and goes into the exponent.
+#[inline(always)]
+pub(super) fn sigmoid<const FUSED: bool>(x: f32) -> f32 {
+    let near = (-x).clamp(-87.0, 87.0);
+    let shifted = multiply_add::<FUSED>(near, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = multiply_add::<FUSED>(n, -LOW, multiply_add::<FUSED>(n, -HIGH, near));
+    let mut p = SERIES[0];
+    for coefficient in &SERIES[1..] {
+        p = multiply_add::<FUSED>(p, r, *coefficient);
+    }
+    let value = multiply_add::<FUSED>(p, r * r, r) + 1.0;
+    let power = f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23));
+    if x < -87.0 { 0.0 } else { 1.0 / (1.0 + power) }
+}
+
+/// The series of (2^t - 1) / t for t within half of 0, highest first; relative error of 2^t below 1e-7.
+#[allow(clippy::approx_constant, reason = "fitted to the range; ln 2 itself would be further off")]
+pub(super) const POWERS: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 0.240_222_42, 0.693_147];
+
+/// 2 to the power x, for x up to 126, within 2 units in the last place; below -126 it stays 2^-126.
+///
+/// For softmax, where such a weight beside a largest one of 1 or more is nothing.
+#[inline(always)]
+pub(super) fn exp2<const FUSED: bool>(x: f32) -> f32 {
+    let near = if x < -126.0 { -126.0 } else { x };
+    let shifted = near + ROUND;
+    let t = near - (shifted - ROUND);
+    let mut p = POWERS[0];
+    for coefficient in &POWERS[1..] {
+        p = multiply_add::<FUSED>(p, t, *coefficient);
+    }
+    let value = multiply_add::<FUSED>(p, t, 1.0);
+    f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23))
+}
+
+/// Adds `term(i)` for i below `count` in 16 lanes: what the functions below are held to.
+#[cfg(test)]
+fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let whole = count / LANES * LANES;
+    let mut first = 0;
+    while first < whole {
+        for (lane, total) in lanes.iter_mut().enumerate() {
+            *total += term(first + lane);
+        }
+        first += LANES;
+    }
+    for (lane, total) in lanes.iter_mut().enumerate().take(count - whole) {
+        *total += term(whole + lane);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// Adds `term` of each number in 16 lanes. Whole pieces of 16, whose bounds the compiler knows, are four times as fast
+/// as counting through them.
+#[inline(always)]
+pub(super) fn sum_of<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let (whole, rest) = a.as_chunks::<LANES>();
+    for a in whole {
+        for lane in 0..LANES {
+            lanes[lane] += term(a[lane].to_f32());
+        }
+    }
+    for (total, a) in lanes.iter_mut().zip(rest) {
+        *total += term(a.to_f32());
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// As [`sum_of`] over two slices of one length.
+#[inline(always)]
+pub(super) fn sum_of_two<T: Element>([a, b]: [&[T]; 2], term: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            lanes[lane] += term(a[lane].to_f32(), b[lane].to_f32());
+        }
+    }
+    for ((total, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+        *total += term(a.to_f32(), b.to_f32());
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// As [`sum_of`] over three slices of one length.
+#[inline(always)]
+pub(super) fn sum_of_three<T: Element>([a, b, c]: [&[T]; 3], term: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let ((a, a_rest), (b, b_rest), (c, c_rest)) =
+        (a.as_chunks::<LANES>(), b.as_chunks::<LANES>(), c.as_chunks::<LANES>());
+    for ((a, b), c) in a.iter().zip(b).zip(c) {
+        for lane in 0..LANES {
+            lanes[lane] += term(a[lane].to_f32(), b[lane].to_f32(), c[lane].to_f32());
+        }
+    }
+    for (((total, a), b), c) in lanes.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest) {
+        *total += term(a.to_f32(), b.to_f32(), c.to_f32());
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// The largest number of a slice; -infinity for an empty one.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for chunk in whole {
+        for (best, &value) in lanes.iter_mut().zip(chunk) {
+            *best = if value > *best { value } else { *best };
+        }
+    }
+    for (best, &value) in lanes.iter_mut().zip(rest) {
+        *best = if value > *best { value } else { *best };
+    }
+    fold(lanes, f32::max)
+}
+
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = join(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut worst = 0.0f64;
+        for step in -870_000..=887_000 {
+            let x = step as f32 * 1e-4;
+            let exact = f64::from(x).exp();
+            let unit = f64::from(f32::EPSILON) * exact.max(f64::from(f32::MIN_POSITIVE)) / 2.0;
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / unit);
+        }
+        assert!(worst < 4.0, "{worst} half units");
+    }
+
+    #[test]
+    fn exp_keeps_the_special_values() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!(exp(-1e9), 0.0);
+        assert_eq!(exp(1e9), f32::INFINITY);
+    }
+
+    #[test]
+    fn sigmoid_is_within_two_units_in_the_last_place_and_ends_in_0_and_1() {
+        for step in -870_000..=870_000 {
+            let x = step as f32 * 1e-4;
+            let exact = 1.0 / (1.0 + f64::from(-x).exp());
+            let unit = f64::from(f32::EPSILON) * exact;
+            for found in [sigmoid::<true>(x), sigmoid::<false>(x)] {
+                let error = (f64::from(found) - exact).abs() / unit;
+                assert!(error < 2.0, "{x}: {error} units");
+            }
+        }
+        for (x, expected) in [
+            (f32::INFINITY, 1.0),
+            (1e30, 1.0),
+            (0.0, 0.5),
+            (-87.1, 0.0),
+            (-1e30, 0.0),
+            (f32::NEG_INFINITY, 0.0),
+        ] {
+            assert_eq!([sigmoid::<true>(x), sigmoid::<false>(x)], [expected; 2], "{x}");
+        }
+    }
+
+    #[test]
+    fn exp2_is_within_two_units_in_the_last_place_and_keeps_nan() {
+        for step in -1_260_000..=1_260_000 {
+            let x = step as f32 * 1e-4;
+            let exact = f64::from(x).exp2();
+            for found in [exp2::<true>(x), exp2::<false>(x)] {
+                let error = (f64::from(found) - exact).abs() / (f64::from(f32::EPSILON) * exact);
+                assert!(error < 2.0, "{x}: {error} units");
+            }
+        }
+        for x in [-126.0, -126.5, -1e30, f32::NEG_INFINITY] {
+            assert_eq!([exp2::<true>(x), exp2::<false>(x)], [f32::MIN_POSITIVE; 2], "{x}");
+        }
+        assert!(exp2::<true>(f32::NAN).is_nan() && exp2::<false>(f32::NAN).is_nan());
+        assert_eq!(exp2::<true>(0.0), 1.0);
+    }
+
+    #[test]
+    fn sums_take_every_element_for_any_length() {
+        for count in [0, 1, 15, 16, 17, 33] {
+            let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
+            assert_eq!(sum_of(&values, |value| value), sum(count, |i| values[i]));
+            let squares = sum_of_two([&values, &values], |a, b| a * b);
+            assert_eq!(squares, sum(count, |i| values[i] * values[i]));
+            let products = sum_of_three([&values, &values, &values], |a, b, c| a * b + c);
+            assert_eq!(products, sum(count, |i| values[i] * values[i] + values[i]));
+            assert_eq!(sum(count, |i| values[i]), (count * count.saturating_sub(1)) as f32 / 2.0);
+            assert_eq!(largest(&values), if count == 0 { f32::NEG_INFINITY } else { count as f32 - 1.0 });
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The gradient norm: squares summed by blocks with a fixed tree, block sums added exactly.
+//!
+//! A block is 2,048 elements of a flat, and a block has one owner. Its squares are exact in f64; their tree is 256 lanes
+//! of 8 elements (element i in lane i mod 256), lanes folded in halves. Block sums then go into a fixed-point number
+//! wide enough for all of them, where adding is exact, so neither owner nor order matters.
+
+use super::check_len;
+use super::cut::Chunks;
+use super::path::each_path;
+use super::pool::Pool;
+use super::{math, stream};
+use zeroth_kernel::BLOCK;
+use zeroth_kernel::Element;
+
+/// Lanes of a block's squares.
+pub(super) const SQUARES: usize = 256;
+/// Blocks that one task sums.
+const TASK_BLOCKS: usize = 32;
+
+/// `sums[b]` = the sum of squares of block b; not finite exactly when an element of the block is not.
+pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
+    check_len("sums", sums.len(), values.len().div_ceil(BLOCK));
+    let fused = math::has_fused(pool.path());
+    pool.each(Chunks::new(sums, TASK_BLOCKS), |task, sums| {
+        let values = &values[task * TASK_BLOCKS * BLOCK..];
+        for (at, (sum, block)) in sums.iter_mut().zip(values.chunks(BLOCK)).enumerate() {
+            let next = values.get((at + 1) * BLOCK..(at + 2) * BLOCK).unwrap_or_default();
+            *sum = block_sum(pool.path(), fused, block, next);
+        }
+    });
+}
+
+each_path! {
+    pub(super) fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
+        let mut lanes = [0.0f64; SQUARES];
+        for (at, values) in block.chunks(SQUARES).enumerate() {
+            // A block is a page or two, and the processor's own asking ahead ends with a page.
+            stream::ask_for(next.get(at * SQUARES..(at + 1) * SQUARES).unwrap_or_default());
+            if fused {
+                // The same bits: the square is exact either way.
+                for (lane, value) in lanes.iter_mut().zip(values) {
+                    let value = f64::from(value.to_f32());
+                    *lane = value.mul_add(value, *lane);
+                }
+            } else {
+                for (lane, value) in lanes.iter_mut().zip(values) {
+                    let value = f64::from(value.to_f32());
+                    *lane += value * value;
+                }
+            }
+        }
+        fold(lanes)
+    }
+}
+
+/// The sum of a block's squares from their lanes.
+#[inline(always)]
+pub(super) fn fold(mut lanes: [f64; SQUARES]) -> f64 {
+    let mut half = SQUARES / 2;
+    while half > 0 {
+        let (low, high) = lanes.split_at_mut(half);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low += *high;
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use zeroth_kernel::ExactSum;
+
+    use super::*;
+
+    #[test]
+    fn one_bad_element_is_found_wherever_it_stands() {
+        let pool = Pool::new(2);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for place in [0, 2047, 2048, 5000] {
+                let mut values = vec![f32::MAX; 5001];
+                values[place] = bad;
+                let mut sums = vec![0.0; 3];
+                block_squares(&pool, &values, &mut sums);
+                let mut total = ExactSum::default();
+                for &sum in &sums {
+                    total.add(sum);
+                }
+                assert_eq!(total.total(), None, "{bad} at {place}");
+            }
+        }
+        let mut sums = vec![0.0; 3];
+        block_squares(&pool, &vec![f32::MAX; 5001], &mut sums);
+        let mut total = ExactSum::default();
+        for &sum in &sums {
+            total.add(sum);
+        }
+        assert!(total.total().is_some(), "large is not the same as infinite");
+    }
+}

@@ -1,0 +1,331 @@
+//! The threads that kernels run on: started once, parked on a futex between kernels. Those with processors of their own look
+//! around for a while before they park: the next kernel is mostly there sooner than a sleep and a wake would take.
+//!
+//! A kernel cuts its work into tasks by shape; threads take tasks in turn. Which thread takes which task is left to
+//! chance, so no result may depend on it: a task writes only its own part, and sums have a fixed order inside a task.
+#![allow(unsafe_code, reason = "a closure on the caller's stack is run by threads that outlive it")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::cut::{Chunks, Parts};
+use super::path::Path;
+use super::processors::{Pinned, Processors};
+use zeroth_kernel::{DeviceError, Seat};
+
+type Work = dyn Fn(usize) + Sync;
+
+/// Looks before a thread with a processor of its own parks: some tens of microseconds.
+const SPINS: u32 = 2_000;
+
+/// A closure lent to the workers.
+#[derive(Clone, Copy)]
+struct Lent(*const Work);
+
+// SAFETY: the closure is Sync, and `Pool::run` does not return before every worker has let go of it.
+unsafe impl Send for Lent {}
+
+#[derive(Default)]
+struct State {
+    /// Counts the jobs, so that a worker runs each of them once.
+    job: u64,
+    work: Option<Lent>,
+    /// Workers that have not finished the job.
+    busy: usize,
+    panicked: bool,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    begin: Condvar,
+    done: Condvar,
+    /// `State::job`, or the largest number at the end, for those who look without the lock: what counts is in the state.
+    job: AtomicU64,
+    /// `State::busy`, the same.
+    busy: AtomicUsize,
+    /// Looks before parking.
+    spins: AtomicU32,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks until `is_there`, for a while.
+    fn look(&self, is_there: impl Fn() -> bool) {
+        // Relaxed, here and in what is looked at: nothing is read on the strength of it but the state, under its lock.
+        for _ in 0..self.spins.load(Ordering::Relaxed) {
+            if is_there() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A fixed number of threads, and the instruction path they use.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held by the caller whose job the workers run.
+    caller: Mutex<()>,
+    path: Path,
+    /// The thread that had the pool pinned, and what it was allowed before.
+    pinned: Option<Pinned>,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the calling one among them, on the path that `ZEROTH_CPU` names, or the best one of
+    /// this processor where it names none that can be had ([`Path::chosen`] says why).
+    pub fn start(threads: usize) -> Result<Self, DeviceError> {
+        Self::start_on(threads, Path::chosen().unwrap_or_else(|_| Path::detect()))
+    }
+
+    /// As [`Pool::start`], for tests and examples.
+    ///
+    /// # Panics
+    /// Where the system gives no thread.
+    pub fn new(threads: usize) -> Self {
+        Self::start(threads).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A pool on a chosen path, for tests; `None` where this processor cannot run it.
+    ///
+    /// # Panics
+    /// Where the system gives no thread.
+    pub fn on_path(threads: usize, path: Path) -> Option<Self> {
+        let start = || Self::start_on(threads, path).unwrap_or_else(|error| panic!("{error}"));
+        Path::available().contains(&path).then(start)
+    }
+
+    fn start_on(threads: usize, path: Path) -> Result<Self, DeviceError> {
+        let shared = Arc::new(Shared::default());
+        let threads = threads.max(1);
+        // Dropped on an error, it stops the workers that did start.
+        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()), path, pinned: None };
+        for number in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let worker = std::thread::Builder::new()
+                .name(format!("kernel-{number}"))
+                .spawn(move || serve(&shared, number))
+                .map_err(|error| DeviceError::Threads { number, threads, reason: error.to_string() })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    /// Gives every thread, the calling one included, processors of its own among those this process may use: the part of
+    /// them that is this rank's, cut evenly. Where ranks × threads exceed the processors, nothing happens.
+    ///
+    /// The calling thread gets back what it was allowed when it drops the pool.
+    pub fn pin(&mut self, seat: Seat) {
+        let allowed = Processors::allowed();
+        let Some(shares) = allowed.shares(seat, self.threads()) else { return };
+        self.pinned.get_or_insert_with(|| Pinned::new(allowed));
+        self.shared.spins.store(SPINS, Ordering::Relaxed);
+        self.on_all(&|thread| shares[thread].take());
+    }
+
+    /// Threads that take tasks, the caller's among them.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// The instruction path kernels of this pool use.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Calls `task(index, thread)` once for every index below `tasks` and returns when all are done.
+    ///
+    /// Thread numbers are below [`Pool::threads`]; no two tasks that run at the same time have the same one. A call from
+    /// inside a task, or while another thread uses the pool, runs on the calling thread alone.
+    pub fn run(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
+        let free = match self.caller.try_lock() {
+            Ok(free) => Some(free),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        };
+        if free.is_none() || self.workers.is_empty() || tasks < 2 {
+            (0..tasks).for_each(|index| task(index, 0));
+            return;
+        }
+        let next = AtomicUsize::new(0);
+        self.on_all(&|thread| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= tasks {
+                    break;
+                }
+                task(index, thread);
+            }
+        });
+    }
+
+    /// Runs `work` once on every thread.
+    fn on_all(&self, work: &(dyn Fn(usize) + Sync + '_)) {
+        // SAFETY: only the lifetime is forgotten; this function waits until busy is 0, also when `work` panics here.
+        let lent = Lent(unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync + '_), &'static Work>(work) });
+        {
+            let mut state = self.shared.lock();
+            state.job += 1;
+            state.work = Some(lent);
+            state.busy = self.workers.len();
+            self.shared.busy.store(state.busy, Ordering::Relaxed);
+            self.shared.job.store(state.job, Ordering::Relaxed);
+            self.shared.begin.notify_all();
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| work(0)));
+        self.shared.look(|| self.shared.busy.load(Ordering::Relaxed) == 0);
+        let mut state = self.shared.lock();
+        while state.busy > 0 {
+            state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.work = None;
+        let panicked = std::mem::take(&mut state.panicked);
+        drop(state);
+        if let Err(panic) = own {
+            resume_unwind(panic);
+        }
+        assert!(!panicked, "a kernel panicked on a worker thread; its message stands above");
+    }
+
+    /// Gives each part of `parts` to one task.
+    #[allow(clippy::needless_pass_by_value, reason = "parts may be handed out once")]
+    pub fn each<P: Parts>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
+        self.run(parts.count(), |index, _| {
+            // SAFETY: `run` calls once for every index below count.
+            task(index, unsafe { parts.part(index) });
+        });
+    }
+
+    /// As [`Pool::each`], with a piece of `scratch` for each thread. What a task finds in it is arbitrary.
+    #[allow(clippy::needless_pass_by_value, reason = "parts may be handed out once")]
+    pub fn each_with<P: Parts>(
+        &self,
+        parts: P,
+        scratch: &mut [f32],
+        task: impl Fn(usize, P::Part, &mut [f32]) + Sync,
+    ) {
+        let piece = scratch.len() / self.threads();
+        let pieces = Chunks::new(&mut scratch[..piece * self.threads()], piece);
+        self.run(parts.count(), |index, thread| {
+            // SAFETY: `run` calls once for every index below count, and a thread runs one task at a time.
+            let (part, own) =
+                unsafe { (parts.part(index), if piece == 0 { &mut [] } else { pieces.part(thread) }) };
+            task(index, part, own);
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.job.store(u64::MAX, Ordering::Relaxed);
+        self.shared.begin.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of tasks, so that joining it has nothing to report.
+            let _ = worker.join();
+        }
+        if let Some(pinned) = self.pinned.take() {
+            pinned.undo();
+        }
+    }
+}
+
+/// What a worker does until the pool is dropped.
+fn serve(shared: &Shared, number: usize) {
+    let mut seen = 0;
+    loop {
+        shared.look(|| shared.job.load(Ordering::Relaxed) != seen);
+        let work = {
+            let mut state = shared.lock();
+            while !state.stop && state.job == seen {
+                state = shared.begin.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.stop {
+                return;
+            }
+            seen = state.job;
+            state.work.expect("a job has work until every worker has finished it")
+        };
+        // SAFETY: the caller waits in `on_all` until this worker has counted itself out below.
+        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (*work.0)(number) }));
+        let mut state = shared.lock();
+        state.panicked |= outcome.is_err();
+        state.busy -= 1;
+        shared.busy.store(state.busy, Ordering::Relaxed);
+        if state.busy == 0 {
+            shared.done.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_for_any_number_of_threads() {
+        for threads in [1, 2, 3, 7] {
+            let pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 100] {
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, |index, thread| {
+                    assert!(thread < threads);
+                    counts[index].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_from_inside_a_task_runs_there() {
+        let pool = Pool::new(2);
+        let total = AtomicUsize::new(0);
+        pool.run(4, |_, _| {
+            pool.run(5, |index, _| {
+                total.fetch_add(index, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(total.into_inner(), 40);
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3);
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(64, |index, _| assert!(index != 40, "task 40"));
+        }));
+        assert!(panic.is_err());
+        let total = AtomicUsize::new(0);
+        pool.run(10, |index, _| {
+            total.fetch_add(index, Ordering::Relaxed);
+        });
+        assert_eq!(total.into_inner(), 45);
+    }
+
+    #[test]
+    fn threads_with_processors_of_their_own_run_every_task_once() {
+        let threads = std::thread::available_parallelism().unwrap().get().min(2);
+        let mut pool = Pool::new(threads);
+        pool.pin(Seat { number: 0, of: 1 });
+        let total = AtomicUsize::new(0);
+        for round in 0..2_000 {
+            pool.run(3, |index, _| {
+                total.fetch_add(index, Ordering::Relaxed);
+            });
+            if round % 500 == 0 {
+                // Long enough to park.
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        }
+        assert_eq!(total.into_inner(), 6_000);
+    }
+}

@@ -1,0 +1,308 @@
+//! The sum of what ranks hold, read where they hold it: one pass over every source, one over the result.
+//!
+//! [`super::sum_ranks`] is the same sum over parts that lie end to end, and what this one is compared with. Where the result is a
+//! complete gradient, its squares are counted while it is in the nearest cache.
+
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+use std::sync::{Mutex, PoisonError};
+
+use zeroth_base::DType;
+
+use super::check_len;
+use super::cut::Chunks;
+use super::math;
+use super::norm::block_sum;
+use super::path::{Path, each_path};
+use super::pool::Pool;
+use super::stream::{self, STAGE, staged};
+use zeroth_kernel::Element;
+use zeroth_kernel::{BLOCK, ExactSum};
+
+/// Elements that one task sums.
+const PIECE: usize = 16_384;
+
+/// to = the sum over ranks of `part(rank)`, added in f32 in their order and rounded once; with `add` the sum is added to what
+/// `to` holds. `squares` has the sums of squares of the blocks of `to` added to it.
+pub fn sum_parts<'a, A: Element, B: Element>(
+    pool: &Pool,
+    ranks: usize,
+    part: impl Fn(usize) -> &'a [A] + Sync,
+    to: &mut [B],
+    add: bool,
+    squares: Option<&mut ExactSum>,
+) {
+    if B::DTYPE == DType::F32 {
+        return sum_wide(pool, ranks, part, bytemuck::cast_slice_mut(to), add, squares);
+    }
+    (0..ranks).for_each(|rank| check_len("part", part(rank).len(), to.len()));
+    let squares = squares.map(Mutex::new);
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        let range = task * PIECE..task * PIECE + to.len();
+        let counted = rounded_blocks(pool.path(), ranks, |rank| &part(rank)[range.clone()], to, add);
+        if let Some(squares) = &squares {
+            squares.lock().unwrap_or_else(PoisonError::into_inner).merge(&counted);
+        }
+    });
+}
+
+/// As [`sum_parts`] of one task's piece with rounded sums; gives the sum of the blocks' squares.
+fn rounded_blocks<'a, A: Element, B: Element>(
+    path: Path,
+    ranks: usize,
+    of: impl Fn(usize) -> &'a [A],
+    to: &mut [B],
+    add: bool,
+) -> ExactSum {
+    let fused = math::has_fused(path);
+    let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
+    for (block, to) in to.chunks_mut(BLOCK).enumerate() {
+        #[cfg(target_arch = "x86_64")]
+        if let (true, true, 2, false, BLOCK) =
+            (super::lines::fit::<A>(path), super::lines::fit::<B>(path), ranks, add, to.len())
+        {
+            let [one, two] = [of(0), of(1)].map(|part| bytemuck::cast_slice(&part[block * BLOCK..]));
+            let to = bytemuck::cast_slice_mut(to).try_into().expect("a whole block, as was asked");
+            counted.add(lines::rounded_block(one, two, to));
+            continue;
+        }
+        let sums = &mut near[..to.len()];
+        sum_near(path, ranks, |rank| &of(rank)[block * BLOCK..], sums);
+        round_sums(path, sums, to, add);
+        counted.add(block_sum(path, fused, sums, &[]));
+    }
+    counted
+}
+
+/// The ranks' sums of some elements that stay in the nearest cache.
+fn sum_near<'a, A: Element>(path: Path, ranks: usize, of: impl Fn(usize) -> &'a [A], sums: &mut [f32]) {
+    for (stage, sums) in sums.chunks_mut(STAGE).enumerate() {
+        let at = stage * STAGE;
+        match ranks {
+            0 => sums.fill(0.0),
+            1 => first(path, &of(0)[at..], sums, false),
+            _ => two(path, &of(0)[at..], &of(1)[at..], sums, false),
+        }
+        (2..ranks).for_each(|rank| more(path, &of(rank)[at..], sums));
+    }
+}
+
+fn sum_wide<'a, A: Element>(
+    pool: &Pool,
+    ranks: usize,
+    part: impl Fn(usize) -> &'a [A] + Sync,
+    to: &mut [f32],
+    add: bool,
+    squares: Option<&mut ExactSum>,
+) {
+    (0..ranks).for_each(|rank| check_len("part", part(rank).len(), to.len()));
+    // What is added to has been read, and lies in the cache.
+    let past = !add && stream::worth(size_of_val(to));
+    let squares = squares.map(Mutex::new);
+    pool.each(Chunks::new(to, PIECE), |task, to| {
+        let range = task * PIECE..task * PIECE + to.len();
+        let of = |rank: usize| &part(rank)[range.clone()];
+        if let Some(squares) = &squares {
+            let counted = count_blocks(pool.path(), ranks, of, to, add, past);
+            // Exact, so that it does not matter who comes first.
+            squares.lock().unwrap_or_else(PoisonError::into_inner).merge(&counted);
+            return;
+        }
+        match (ranks, add) {
+            (0, false) => to.fill(0.0),
+            (0, true) => {}
+            (1, false) => first(pool.path(), of(0), to, past),
+            // Two in one loop: the sum of the first is not stored and read again.
+            (_, false) => two(pool.path(), of(0), of(1), to, past && ranks == 2),
+            (1, true) => more(pool.path(), of(0), to),
+            (2, true) => two_more(pool.path(), of(0), of(1), to),
+            (_, true) => {
+                let mut sums = [0.0; STAGE];
+                for (piece, to) in to.chunks_mut(STAGE).enumerate() {
+                    let (sums, range) = (&mut sums[..to.len()], piece * STAGE..piece * STAGE + to.len());
+                    two(pool.path(), &of(0)[range.clone()], &of(1)[range.clone()], sums, false);
+                    (2..ranks).for_each(|rank| more(pool.path(), &of(rank)[range.clone()], sums));
+                    to.iter_mut().zip(sums).for_each(|(to, sum)| *to += *sum);
+                }
+            }
+        }
+        if !add {
+            // A piece is small enough to be found in the cache by every rank's turn.
+            (2..ranks).for_each(|rank| more(pool.path(), of(rank), to));
+        }
+    });
+}
+
+/// As [`sum_parts`] of one task's piece, block by block; gives the sum of the blocks' squares.
+fn count_blocks<'a, A: Element>(
+    path: Path,
+    ranks: usize,
+    of: impl Fn(usize) -> &'a [A],
+    to: &mut [f32],
+    add: bool,
+    past: bool,
+) -> ExactSum {
+    let fused = math::has_fused(path);
+    let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
+    for (block, to) in to.chunks_mut(BLOCK).enumerate() {
+        #[cfg(target_arch = "x86_64")]
+        if let (true, 2, false, Ok(to)) =
+            (super::lines::fit::<A>(path), ranks, add, <&mut [f32; BLOCK]>::try_from(&mut *to))
+        {
+            let [one, two] = [of(0), of(1)].map(|part| bytemuck::cast_slice(&part[block * BLOCK..]));
+            counted.add(lines::sum_block(one, two, to, past));
+            continue;
+        }
+        let sums = &mut near[..to.len()];
+        sum_near(path, ranks, |rank| &of(rank)[block * BLOCK..], sums);
+        if add {
+            more(path, sums, to);
+            counted.add(block_sum(path, fused, to, &[]));
+            continue;
+        }
+        counted.add(block_sum(path, fused, sums, &[]));
+        if past {
+            stream::store(sums, to);
+        } else {
+            to.copy_from_slice(sums);
+        }
+    }
+    stream::fence();
+    counted
+}
+
+each_path! {
+    fn first<A>(one: &[A], to: &mut [f32], past: bool) {
+        staged(to, past, |at, to| {
+            stream::ask_ahead(one, at, to.len());
+            for (to, one) in to.iter_mut().zip(&one[at..]) {
+                *to = one.to_f32();
+            }
+        });
+    }
+}
+
+each_path! {
+    fn two<A>(one: &[A], two: &[A], to: &mut [f32], past: bool) {
+        staged(to, past, |at, to| {
+            stream::ask_ahead(one, at, to.len());
+            stream::ask_ahead(two, at, to.len());
+            for ((to, one), two) in to.iter_mut().zip(&one[at..]).zip(&two[at..]) {
+                *to = one.to_f32() + two.to_f32();
+            }
+        });
+    }
+}
+
+each_path! {
+    /// Rounds sums to where they belong, or what they make of what is there. `sums` holds what was stored afterwards.
+    fn round_sums<B>(sums: &mut [f32], to: &mut [B], add: bool) {
+        for (sum, to) in sums.iter_mut().zip(to) {
+            *to = B::from_f32(if add { to.to_f32() + *sum } else { *sum });
+            *sum = to.to_f32();
+        }
+    }
+}
+
+each_path! {
+    fn more<A>(one: &[A], to: &mut [f32]) {
+        for (to, one) in to.iter_mut().zip(one) {
+            *to += one.to_f32();
+        }
+    }
+}
+
+each_path! {
+    fn two_more<A>(one: &[A], two: &[A], to: &mut [f32]) {
+        for ((to, one), two) in to.iter_mut().zip(one).zip(two) {
+            *to += one.to_f32() + two.to_f32();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::{CpuDevice, block_squares, sum_ranks};
+    use zeroth_kernel::{Device, Queue, RankSum, Span};
+
+    #[test]
+    fn parts_apart_sum_to_the_same_bits_as_parts_end_to_end() {
+        let pool = Pool::new(3);
+        for length in [0, 1, 255, 40_000, (1 << 20) + 77] {
+            for ranks in 1..=4 {
+                let value = |i: usize| bf16::from_f32((i as f32 * 0.37).sin() * 1e3);
+                let all: Vec<bf16> = (0..ranks * length).map(value).collect();
+                let part = |rank: usize| &all[rank * length..(rank + 1) * length];
+                for add in [false, true] {
+                    let start: Vec<f32> = (0..length).map(|i| (i as f32).cos()).collect();
+                    let (mut found, mut expected, mut counting) = (start.clone(), start.clone(), start);
+                    sum_parts(&pool, ranks, part, &mut found, add, None);
+                    sum_ranks(&pool, &all, &mut expected, add);
+                    let same =
+                        |found: &[f32]| found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same(&found), "{ranks} ranks, {length} elements, add {add}");
+                    let mut squares = ExactSum::default();
+                    squares.add(0.5);
+                    sum_parts(&pool, ranks, part, &mut counting, add, Some(&mut squares));
+                    assert!(same(&counting), "{ranks} ranks, {length} elements, add {add}, counted");
+                    // Beside the sum that was there.
+                    let mut sums = vec![0.0; length.div_ceil(BLOCK)];
+                    block_squares(&pool, &expected, &mut sums);
+                    let mut all_squares = ExactSum::default();
+                    sums.iter().chain(&[0.5]).for_each(|sum| all_squares.add(*sum));
+                    assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}");
+                    rounded_sums_are_those_end_to_end(&pool, ranks, &all, length, add);
+                }
+            }
+        }
+    }
+
+    fn rounded_sums_are_those_end_to_end(pool: &Pool, ranks: usize, all: &[bf16], length: usize, add: bool) {
+        let mut found: Vec<bf16> = (0..length).map(|i| bf16::from_f32((i as f32).cos())).collect();
+        let (mut expected, mut squares) = (found.clone(), ExactSum::default());
+        let part = |rank: usize| &all[rank * length..(rank + 1) * length];
+        sum_parts(pool, ranks, part, &mut found, add, Some(&mut squares));
+        sum_ranks(pool, all, &mut expected, add);
+        assert!(found == expected, "{ranks} ranks, {length} elements, add {add}, rounded");
+        let mut sums = vec![0.0; length.div_ceil(BLOCK)];
+        block_squares(pool, &expected, &mut sums);
+        let mut all_squares = ExactSum::default();
+        for sum in sums {
+            all_squares.add(sum);
+        }
+        assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}, rounded");
+    }
+
+    #[test]
+    fn places_that_overlap_are_refused() {
+        let mut device = CpuDevice::new(1, 4096, 0).unwrap();
+        // 32 elements.
+        let [own, to, apart] = [(0, 64), (256, 128), (512, 88)].map(|(at, bytes)| Span::device(at, bytes));
+        let sum = |to: Span, squares: u64| RankSum {
+            ranks: 1,
+            rank: 0,
+            own,
+            other: &|rank| unreachable!("rank {rank} is not there"),
+            from_type: DType::Bf16,
+            to,
+            to_type: DType::F32,
+            add: false,
+            squares: Some(Span { at: squares, ..apart }),
+        };
+        assert!(device.sum_ranks(Queue::Comm, &sum(to, apart.at)).is_ok());
+        for (to, squares) in [(Span { at: 32, ..to }, apart.at), (to, own.at), (to, to.at + 64)] {
+            let refused = device.sum_ranks(Queue::Comm, &sum(to, squares)).unwrap_err();
+            assert!(refused.to_string().contains("overlap"), "{refused}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "`part` has 2 elements; the sizes given need 3")]
+    fn a_part_of_the_wrong_length_is_named() {
+        sum_parts(&Pool::new(1), 1, |_| &[1.0f32, 2.0], &mut [0.0f32; 3], false, None);
+    }
+}

@@ -1,0 +1,317 @@
+//! Root-mean-square norm, with the residual add that stands before it in every block.
+//!
+//! Order of rounding, as transformers' LlamaRMSNorm: h = round(r + x); the mean of h² and rstd = 1/√(mean + eps) in
+//! f32; n = round(h · rstd); y = round(w · n). Backward works on the unrounded n, in f32, and rounds dh once.
+
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use super::cut::Chunks;
+use super::path::each_path;
+use super::pool::Pool;
+use super::rows::pitch;
+use super::stream::{self, STAGE};
+use super::{check_len, check_scratch, columns, math};
+use zeroth_kernel::Element;
+use zeroth_kernel::RmsNormDims;
+
+/// Rows that one task norms.
+const ROWS: usize = columns::BLOCK;
+
+/// y = norm(h) · w with h = residual + x. Writes h, y and `rstd [rows]`, which backward needs.
+pub fn rms_norm_residual<T: Element>(
+    pool: &Pool,
+    dims: RmsNormDims,
+    x: &[T],
+    residual: &[T],
+    w: &[T],
+    h: &mut [T],
+    y: &mut [T],
+    rstd: &mut [f32],
+) {
+    let pitch = pitch("x", x.len(), [dims.rows, dims.width]);
+    check_len("residual", residual.len(), x.len());
+    check_len("w", w.len(), dims.width);
+    check_len("h", h.len(), x.len());
+    check_len("y", y.len(), x.len());
+    check_len("rstd", rstd.len(), dims.rows);
+    let piece = ROWS * pitch;
+    let parts = (Chunks::new(h, piece), Chunks::new(y, piece), Chunks::new(rstd, ROWS));
+    pool.each(parts, |block, (h, y, rstd)| {
+        let x = columns::block_of(x, pitch, block);
+        let residual = columns::block_of(residual, pitch, block);
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let [x, residual, w] = [x, residual, w].map(cast_slice);
+            let (h, y) = (cast_slice_mut(h), cast_slice_mut(y));
+            return lines::add_norm_rows(dims, pitch, x, residual, w, h, y, rstd);
+        }
+        add_norm_rows(pool.path(), dims, pitch, x, residual, w, h, y, rstd);
+    });
+}
+
+/// y = norm(x) · w. Writes y and `rstd [rows]`.
+pub fn rms_norm<T: Element>(pool: &Pool, dims: RmsNormDims, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
+    let pitch = pitch("x", x.len(), [dims.rows, dims.width]);
+    check_len("w", w.len(), dims.width);
+    check_len("y", y.len(), x.len());
+    check_len("rstd", rstd.len(), dims.rows);
+    let parts = (Chunks::new(y, ROWS * pitch), Chunks::new(rstd, ROWS));
+    pool.each(parts, |block, (y, rstd)| {
+        let x = columns::block_of(x, pitch, block);
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            return lines::norm_rows(dims, pitch, cast_slice(x), cast_slice(w), cast_slice_mut(y), rstd);
+        }
+        norm_rows(pool.path(), dims, pitch, x, w, y, rstd);
+    });
+}
+
+/// f32 elements of scratch that [`rms_norm_backward`] needs.
+pub const fn rms_norm_scratch(dims: RmsNormDims) -> usize {
+    columns::partials(dims.rows, dims.width)
+}
+
+/// The gradient of both forms: `h` is what was normed (h with a residual, else x).
+///
+/// dh = the norm's gradient + `residual_grad`, the gradient that reaches h past the norm. It is the gradient of x and
+/// of the residual alike. dw += in f32.
+pub fn rms_norm_backward<T: Element>(
+    pool: &Pool,
+    dims: RmsNormDims,
+    dy: &[T],
+    h: &[T],
+    rstd: &[f32],
+    w: &[T],
+    residual_grad: Option<&[T]>,
+    dh: &mut [T],
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let width = dims.width;
+    let pitch = pitch("dy", dy.len(), [dims.rows, width]);
+    check_len("h", h.len(), dy.len());
+    check_len("rstd", rstd.len(), dims.rows);
+    check_len("w", w.len(), width);
+    if let Some(grad) = residual_grad {
+        check_len("residual_grad", grad.len(), dy.len());
+    }
+    check_len("dh", dh.len(), dy.len());
+    check_len("dw", dw.len(), width);
+    check_scratch(scratch.len(), rms_norm_scratch(dims));
+    if dims.rows * width == 0 {
+        return;
+    }
+    let partials = &mut scratch[..rms_norm_scratch(dims)];
+    pool.each((Chunks::new(dh, ROWS * pitch), Chunks::new(partials, width)), |block, (dh, dw)| {
+        dw.fill(0.0);
+        let dy = columns::block_of(dy, pitch, block);
+        let h = columns::block_of(h, pitch, block);
+        let grad = residual_grad.map(|grad| columns::block_of(grad, pitch, block));
+        let rstd = &rstd[block * ROWS..];
+        #[cfg(target_arch = "x86_64")]
+        if lines::fit::<T>(pool.path(), dims) {
+            let ([dy, h, w], grad) = ([dy, h, w].map(cast_slice), grad.map(cast_slice));
+            return lines::backward_rows([width, pitch], dy, h, rstd, w, grad, cast_slice_mut(dh), dw);
+        }
+        backward_rows(pool.path(), width, pitch, dy, h, rstd, w, grad, dh, dw);
+    });
+    columns::add_partials(pool, partials, dw);
+}
+
+each_path! {
+    pub(super) fn add<T>(x: &[T], residual: &[T], h: &mut [T]) {
+        add_row(x, residual, 0, h);
+    }
+}
+
+/// h = residual + x for the elements from `first` on.
+#[inline(always)]
+fn add_row<T: Element>(x: &[T], residual: &[T], first: usize, h: &mut [T]) {
+    for (piece, h) in h.chunks_mut(STAGE).enumerate() {
+        let at = first + piece * STAGE;
+        stream::ask_ahead(x, at, STAGE);
+        stream::ask_ahead(residual, at, STAGE);
+        for ((h, x), residual) in h.iter_mut().zip(&x[at..]).zip(&residual[at..]) {
+            *h = T::from_f32(residual.to_f32() + x.to_f32());
+        }
+    }
+}
+
+/// Norms one row and returns its rstd.
+#[inline(always)]
+pub(super) fn norm_row<T: Element>(eps: f32, h: &[T], w: &[T], y: &mut [T]) -> f32 {
+    let squares = math::sum_of(h, |h| h * h);
+    let rstd = 1.0 / (squares / h.len() as f32 + eps).sqrt();
+    for ((y, h), w) in y.iter_mut().zip(h).zip(w) {
+        *y = T::from_f32(w.to_f32() * T::from_f32(h.to_f32() * rstd).to_f32());
+    }
+    rstd
+}
+
+each_path! {
+    fn norm_rows<T>(dims: RmsNormDims, pitch: usize, h: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
+        let width = dims.width;
+        for ((h, y), rstd) in h.chunks_exact(pitch).zip(y.chunks_exact_mut(pitch)).zip(rstd) {
+            *rstd = norm_row(dims.eps, &h[..width], w, &mut y[..width]);
+        }
+    }
+}
+
+each_path! {
+    /// Row by row: the sum is normed while it is in the nearest cache.
+    fn add_norm_rows<T>(
+        dims: RmsNormDims,
+        pitch: usize,
+        x: &[T],
+        residual: &[T],
+        w: &[T],
+        h: &mut [T],
+        y: &mut [T],
+        rstd: &mut [f32],
+    ) {
+        let width = dims.width;
+        let rows = h.chunks_exact_mut(pitch).zip(y.chunks_exact_mut(pitch)).zip(rstd);
+        for (row, ((h, y), rstd)) in rows.enumerate() {
+            let (h, y) = (&mut h[..width], &mut y[..width]);
+            add_row(x, residual, row * pitch, h);
+            *rstd = norm_row(dims.eps, h, w, y);
+        }
+    }
+}
+
+/// How far the gradient of a row lies along the row, for each element.
+#[inline(always)]
+pub(super) fn along<T: Element>(dy: &[T], w: &[T], h: &[T], rstd: f32) -> f32 {
+    math::sum_of_three([dy, w, h], |dy, w, h| dy * w * (h * rstd)) / h.len() as f32
+}
+
+/// The gradient of an element of a row.
+#[inline(always)]
+pub(super) fn slope(dy: f32, h: f32, w: f32, rstd: f32, along: f32) -> f32 {
+    rstd * (dy * w - h * rstd * along)
+}
+
+each_path! {
+    fn backward_rows<T>(
+        width: usize,
+        pitch: usize,
+        all_dy: &[T],
+        all_h: &[T],
+        rstd: &[f32],
+        w: &[T],
+        residual_grad: Option<&[T]>,
+        dh: &mut [T],
+        dw: &mut [f32],
+    ) {
+        for (row, (dh, &rstd)) in dh.chunks_exact_mut(pitch).zip(rstd).enumerate() {
+            let (dy, h) = (&all_dy[row * pitch..][..width], &all_h[row * pitch..][..width]);
+            let dh = &mut dh[..width];
+            let w = &w[..width];
+            let along = along(dy, w, h, rstd);
+            let slope = |dy: f32, h: f32, w: f32| slope(dy, h, w, rstd, along);
+            for (piece, dh) in dh.chunks_mut(STAGE).enumerate() {
+                let (at, place) = (piece * STAGE, row * pitch + piece * STAGE);
+                // The next row is read while this one is computed.
+                for values in [all_dy, all_h].into_iter().chain(residual_grad) {
+                    stream::ask_for(values.get(place + pitch..place + pitch + dh.len()).unwrap_or_default());
+                }
+                let inputs = dy[at..].iter().zip(&h[at..]).zip(&w[at..]);
+                if let Some(grad) = residual_grad {
+                    for ((dh, ((dy, h), w)), grad) in dh.iter_mut().zip(inputs).zip(&grad[place..]) {
+                        *dh = T::from_f32(slope(dy.to_f32(), h.to_f32(), w.to_f32()) + grad.to_f32());
+                    }
+                } else {
+                    for (dh, ((dy, h), w)) in dh.iter_mut().zip(inputs) {
+                        *dh = T::from_f32(slope(dy.to_f32(), h.to_f32(), w.to_f32()));
+                    }
+                }
+            }
+            for ((dw, dy), h) in dw.iter_mut().zip(dy).zip(h) {
+                *dw += dy.to_f32() * (h.to_f32() * rstd);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::rows::apart::{apart, bits, pools, random};
+    use crate::{Path, normal};
+
+    fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: RmsNormDims) {
+        let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let (rows, width) = (dims.rows, dims.width);
+        let [x, residual, dy, grad, empty] = [1, 2, 3, 4, 5].map(|name| {
+            let together = random::<T>(name, rows * width);
+            let apart = apart(&together, width, f32::NAN);
+            [together, apart]
+        });
+        let (w, mut scratch) = (random::<T>(6, width), vec![f32::NAN; rms_norm_scratch(dims)]);
+        let [(expected, narrow), (found, wide)] = [0, 1].map(|at| {
+            let [mut alone, mut h, mut y, mut dh, mut dh_alone] = [(); 5].map(|()| empty[at].clone());
+            let (mut first, mut rstd, mut dw) = (vec![0.0; rows], vec![0.0; rows], vec![0.5; width]);
+            rms_norm(pool, dims, &x[at], &w, &mut alone, &mut first);
+            rms_norm_residual(pool, dims, &x[at], &residual[at], &w, &mut h, &mut y, &mut rstd);
+            for (grad, dh) in [(Some(&grad[at][..]), &mut dh), (None, &mut dh_alone)] {
+                rms_norm_backward(pool, dims, &dy[at], &h, &rstd, &w, grad, dh, &mut dw, &mut scratch);
+            }
+            (bits(&[first, rstd, dw].concat()), [alone, h, y, dh, dh_alone])
+        });
+        assert_eq!(found, expected, "{case}");
+        for (number, (wide, narrow)) in wide.iter().zip(&narrow).enumerate() {
+            assert_eq!(bits(wide), bits(&apart(narrow, width, f32::NAN)), "{case}, output {number}");
+        }
+    }
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        for pool in pools() {
+            for (rows, width) in [(70, 96), (3, 40), (130, 32), (0, 8)] {
+                let dims = RmsNormDims { rows, width, eps: 1e-6 };
+                rows_apart_are_rows::<f32>(&pool, dims);
+                rows_apart_are_rows::<bf16>(&pool, dims);
+                rows_apart_are_rows::<half::f16>(&pool, dims);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_have_the_same_bits_on_every_path() {
+        // Whole lines of 32, and others; more than a task's rows.
+        for width in [96, 768, 40] {
+            let (dims, elements) = (RmsNormDims { rows: 70, width, eps: 1e-6 }, 70 * width);
+            let random = |name: u64, count: usize| {
+                let mut values = vec![bf16::ZERO; count];
+                normal(&Pool::new(1), 9, name, 0, 1.0, &mut values);
+                values
+            };
+            let [x, residual, dy, grad] = [1, 2, 3, 4].map(|name| random(name, elements));
+            let w = random(5, width);
+            let on = |path: Path| {
+                let pool = Pool::on_path(2, path).unwrap();
+                let [mut h, mut y, mut alone, mut dh, mut dh_alone] = [(); 5].map(|()| x.clone());
+                let (mut rstd, mut dw, mut scratch) =
+                    (vec![0.0; 70], vec![0.5; width], vec![f32::NAN; rms_norm_scratch(dims)]);
+                rms_norm(&pool, dims, &x, &w, &mut alone, &mut rstd);
+                rms_norm_residual(&pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
+                for (grad, dh) in [(Some(&grad[..]), &mut dh), (None, &mut dh_alone)] {
+                    rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, grad, dh, &mut dw, &mut scratch);
+                }
+                let narrow: Vec<u16> =
+                    [h, y, alone, dh, dh_alone].concat().into_iter().map(bf16::to_bits).collect();
+                (narrow, [rstd, dw].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>())
+            };
+            let expected = on(Path::Portable);
+            for &path in Path::available() {
+                assert!(on(path) == expected, "{path}, {width} wide");
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Rotary position embedding in the rotate-half form: dimension i turns with dimension i + rotated/2.
+//!
+//! cos and sin stay f32 (transformers rounds them to the model's type), and a product is rounded once.
+
+use super::check_len;
+use super::cut::Chunks;
+use super::path::each_path;
+use super::pool::Pool;
+use super::rows::pitch;
+use zeroth_kernel::Element;
+use zeroth_kernel::RopeDims;
+
+/// What the kernel needs of a model's rotary embedding. How frequencies are stretched is the model's affair.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeTable {
+    /// The angle a position adds, for each pair of dimensions.
+    pub inv_freq: Vec<f32>,
+    /// Multiplies cos and sin.
+    pub attention_scaling: f32,
+}
+
+impl RopeTable {
+    /// The frequencies of base `theta` for `dim` rotated dimensions, as trained.
+    pub fn plain(theta: f64, dim: usize) -> Self {
+        let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / dim as f64) as f32;
+        Self { inv_freq: (0..dim / 2).map(frequency).collect(), attention_scaling: 1.0 }
+    }
+}
+
+/// Rows that one task turns.
+const ROWS: usize = 32;
+
+/// cos and sin [rows, rotated / 2] of every row's position, for all layers of a step.
+pub fn rope_angles(pool: &Pool, table: &RopeTable, positions: &[i32], cos: &mut [f32], sin: &mut [f32]) {
+    let pairs = table.inv_freq.len();
+    check_len("cos", cos.len(), positions.len() * pairs);
+    check_len("sin", sin.len(), positions.len() * pairs);
+    pool.each((Chunks::new(cos, ROWS * pairs), Chunks::new(sin, ROWS * pairs)), |task, (cos, sin)| {
+        let rows = cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs));
+        for ((cos, sin), &position) in rows.zip(&positions[task * ROWS..]) {
+            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&table.inv_freq) {
+                let angle = position as f32 * frequency;
+                *cos = angle.cos() * table.attention_scaling;
+                *sin = angle.sin() * table.attention_scaling;
+            }
+        }
+    });
+}
+
+/// Turns x in place by each row's angles.
+pub fn rope<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], x: &mut [T]) {
+    turn(pool, dims, cos, sin, 1.0, x);
+}
+
+/// The gradient of [`rope`], in place: the turn by the negative angle.
+pub fn rope_backward<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], dx: &mut [T]) {
+    turn(pool, dims, cos, sin, -1.0, dx);
+}
+
+/// y = x turned by each row's angles, or back by them; dimensions that do not turn are copied.
+pub fn rope_from<T: Element>(
+    pool: &Pool,
+    dims: RopeDims,
+    cos: &[f32],
+    sin: &[f32],
+    back: bool,
+    x: &[T],
+    y: &mut [T],
+) {
+    let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
+    check_len("cos", cos.len(), dims.rows * pairs);
+    check_len("sin", sin.len(), dims.rows * pairs);
+    let pitch = pitch("x", x.len(), [dims.rows, width]);
+    check_len("y", y.len(), x.len());
+    if pairs == 0 {
+        return super::convert::copy(pool, x, y);
+    }
+    let sign = if back { -1.0 } else { 1.0 };
+    pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
+        let (first, x) = (task * ROWS * pairs, &x[task * ROWS * pitch..]);
+        turn_from(pool.path(), dims, pitch, &cos[first..], &sin[first..], sign, x, y);
+    });
+}
+
+fn turn<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
+    let pairs = dims.rotated / 2;
+    check_len("cos", cos.len(), dims.rows * pairs);
+    check_len("sin", sin.len(), dims.rows * pairs);
+    let pitch = pitch("x", x.len(), [dims.rows, dims.heads * dims.head_dim]);
+    if pairs == 0 {
+        return;
+    }
+    pool.each(Chunks::new(x, ROWS * pitch), |task, x| {
+        let first = task * ROWS * pairs;
+        turn_rows(pool.path(), dims, pitch, &cos[first..], &sin[first..], sign, x);
+    });
+}
+
+each_path! {
+    fn turn_rows<T>(dims: RopeDims, pitch: usize, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
+        let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
+        let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
+        for (row, (cos, sin)) in x.chunks_exact_mut(pitch).zip(angles) {
+            for head in row[..width].chunks_exact_mut(dims.head_dim) {
+                turn_head(head, cos, sin, sign);
+            }
+        }
+    }
+}
+
+each_path! {
+    fn turn_from<T>(
+        dims: RopeDims,
+        pitch: usize,
+        cos: &[f32],
+        sin: &[f32],
+        sign: f32,
+        x: &[T],
+        y: &mut [T],
+    ) {
+        let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
+        let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
+        for ((y, x), (cos, sin)) in y.chunks_exact_mut(pitch).zip(x.chunks_exact(pitch)).zip(angles) {
+            for (y, x) in y[..width].chunks_exact_mut(dims.head_dim).zip(x[..width].chunks_exact(dims.head_dim)) {
+                turn_head_from(x, y, cos, sin, sign);
+            }
+        }
+    }
+}
+
+/// Turns the first pairs of a head, as many as there are angles, in place.
+#[inline(always)]
+pub(super) fn turn_head<T: Element>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
+    let (first, second) = head[..2 * cos.len()].split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        [*a, *b] = turned(*a, *b, *cos, sin * sign);
+    }
+}
+
+/// As [`turn_head`], from x to y; the rest is copied.
+#[inline(always)]
+pub(super) fn turn_head_from<T: Element>(x: &[T], y: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
+    let pairs = cos.len();
+    let ((y, y_rest), (x, x_rest)) = (y.split_at_mut(2 * pairs), x.split_at(2 * pairs));
+    y_rest.copy_from_slice(x_rest);
+    let ((a, b), (u, v)) = (y.split_at_mut(pairs), x.split_at(pairs));
+    for (((((a, b), u), v), cos), sin) in a.iter_mut().zip(b).zip(u).zip(v).zip(cos).zip(sin) {
+        [*a, *b] = turned(*u, *v, *cos, sin * sign);
+    }
+}
+
+/// A pair of dimensions after its turn.
+#[inline(always)]
+fn turned<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] {
+    let (u, v) = (u.to_f32(), v.to_f32());
+    [T::from_f32(u * cos - v * sin), T::from_f32(v * cos + u * sin)]
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::rows::apart::{apart, bits, pools, random};
+
+    #[test]
+    fn rows_may_be_further_apart_than_they_are_long() {
+        let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated: 6 };
+        let (x, cos, sin) = (random::<bf16>(1, 70 * 24), random(2, 70 * 3), random(3, 70 * 3));
+        for pool in pools() {
+            for back in [false, true] {
+                let [(y, place), (found, found_place)] = [x.clone(), apart(&x, 24, f32::NAN)].map(|x| {
+                    let (mut y, mut place) = (vec![bf16::NAN; x.len()], x.clone());
+                    rope_from(&pool, dims, &cos, &sin, back, &x, &mut y);
+                    let in_place = if back { rope_backward } else { rope };
+                    in_place(&pool, dims, &cos, &sin, &mut place);
+                    (y, place)
+                });
+                assert_eq!(bits(&found), bits(&apart(&y, 24, f32::NAN)), "{}, back: {back}", pool.path());
+                assert_eq!(bits(&found_place), bits(&apart(&place, 24, f32::NAN)), "{}", pool.path());
+            }
+        }
+    }
+
+    #[test]
+    fn a_turn_into_another_buffer_is_the_turn_in_place() {
+        for rotated in [0, 6, 8] {
+            let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated };
+            let value = |i: usize| (i as f32 * 0.731).sin();
+            let x: Vec<f32> = (0..70 * 24).map(value).collect();
+            let angles: Vec<f32> = (0..70 * rotated).map(|i| value(i + 9)).collect();
+            let (cos, sin) = angles.split_at(70 * rotated / 2);
+            let pool = Pool::new(2);
+            for back in [false, true] {
+                let (mut place, mut y) = (x.clone(), vec![f32::NAN; x.len()]);
+                let in_place = if back { rope_backward } else { rope };
+                in_place(&pool, dims, cos, sin, &mut place);
+                rope_from(&pool, dims, cos, sin, back, &x, &mut y);
+                assert_eq!(y, place, "{rotated} of 8 turn, back: {back}");
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! How much scratch a kernel of the processor needs: from sizes and threads only, so that a plan is exact before a run.
+
+use super::attention::{attention_backward_scratch, attention_scratch};
+use super::head_loss::{head_loss_once_scratch, head_loss_scratch};
+use super::head_norm_rope::head_norm_rope_scratch;
+use super::linear::linear_scratch;
+use super::logits::logits_scratch;
+use super::rms_norm::rms_norm_scratch;
+use zeroth_kernel::BLOCK;
+use zeroth_kernel::{Kernel, Landing};
+
+/// Bytes of scratch that a kernel needs with a pool of `threads`.
+pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
+    let floats = |elements: usize| 4 * elements as u64;
+    match kernel {
+        Kernel::Linear { dims, .. } | Kernel::LinearDx { dims, .. } | Kernel::LinearDw { dims, .. } => {
+            floats(linear_scratch(*dims, threads))
+        }
+        Kernel::LinearDb { dims, .. } => floats(linear_scratch(*dims, threads)),
+        Kernel::RmsNormBackward { dims, .. } => floats(rms_norm_scratch(*dims)),
+        Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
+        Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
+        Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
+        Kernel::HeadLossBackward { dims, landing: Landing::Round { .. }, .. } => {
+            floats(head_loss_once_scratch(*dims, threads))
+        }
+        Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
+            floats(head_loss_scratch(*dims, threads))
+        }
+        Kernel::Logits { dims, .. } => floats(logits_scratch(*dims, threads)),
+        Kernel::Squares { values, value_type, .. } => {
+            8 * (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64)
+        }
+        _ => 0,
+    }
+}

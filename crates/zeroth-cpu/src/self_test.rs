@@ -1,0 +1,384 @@
+//! Compares every kernel with its reference on the machine at hand, in f32, bf16 and f16, on the path it would use.
+
+use std::marker::PhantomData;
+
+use half::{bf16, f16};
+use zeroth_base::DType;
+use zeroth_kernel::SelfTest;
+
+use super::{
+    AttentionSaved, Dropout, Master, Moments, OwnRows, Pool, RopeTable, block_squares, convert, dropout,
+    embedding, embedding_backward, embedding_backward_once, head_loss, head_loss_backward,
+    head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, head_norm_rope,
+    head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_once, linear_dx,
+    linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm, rms_norm_backward,
+    rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks, swiglu,
+    swiglu_backward,
+};
+use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
+use zeroth_kernel::{
+    AttentionDims, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
+    RmsNormDims, RopeDims, RowKey,
+};
+
+use zeroth_kernel::{DeviceError, Optimizer, Recipe, StepNumbers};
+
+/// Runs every kernel on random numbers with all threads of this machine. Takes well under a second.
+pub fn self_test() -> Result<Vec<SelfTest>, DeviceError> {
+    let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
+    Ok(self_test_on(&pool))
+}
+
+/// As [`self_test`], on a given pool and its path.
+pub fn self_test_on(pool: &Pool) -> Vec<SelfTest> {
+    let mut tests = Vec::new();
+    Bench::<f32> { pool, tests: &mut tests, seed: 0, storage: PhantomData }.all();
+    Bench::<bf16> { pool, tests: &mut tests, seed: 0, storage: PhantomData }.all();
+    Bench::<f16> { pool, tests: &mut tests, seed: 0, storage: PhantomData }.all();
+    tests
+}
+
+struct Bench<'a, T> {
+    pool: &'a Pool,
+    tests: &'a mut Vec<SelfTest>,
+    seed: u64,
+    storage: PhantomData<T>,
+}
+
+fn wide<T: Element>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|value| f64::from(value.to_f32())).collect()
+}
+
+impl<T: Element> Bench<'_, T> {
+    /// Random numbers as stored, so that the reference gets exactly what the kernel gets.
+    fn random(&mut self, count: usize) -> Vec<T> {
+        self.seed += 1;
+        let mut values = vec![T::default(); count];
+        normal(self.pool, 2024, self.seed, 0, 1.0, &mut values);
+        values
+    }
+
+    fn compare<A: Element>(&mut self, name: &str, found: &[A], expected: &[f64]) {
+        // A result stored in 8 bits is off by up to 2^-9 of its size, in 11 bits by 2^-12; a sum in f32 by some parts in
+        // 10^7.
+        // Gradients of logits are rounded to bf16 before they are multiplied, and so are weights of attention.
+        let rounded = name.starts_with("head_loss dw");
+        let bound = match (A::DTYPE, T::DTYPE) {
+            (DType::F32, DType::Bf16) if rounded => 3e-3,
+            (DType::Bf16, _) if name.starts_with("attention") => 3.5e-3,
+            (DType::Bf16, _) => 3e-3,
+            (DType::F16, _) => 4e-4,
+            (DType::F32, DType::F32) => 2e-6,
+            (DType::F32, _) => 1e-5,
+        };
+        let distance =
+            found.iter().zip(expected).map(|(a, b)| (f64::from(a.to_f32()) - b).powi(2)).sum::<f64>();
+        let length = expected.iter().map(|b| b * b).sum::<f64>();
+        let error = (distance / length.max(f64::MIN_POSITIVE)).sqrt();
+        let ok = found.len() == expected.len() && error <= bound;
+        self.tests.push(SelfTest { name: format!("{name} {}", T::DTYPE), error, ok });
+    }
+
+    fn all(&mut self) {
+        self.linear();
+        self.embedding();
+        self.rms_norm();
+        self.rope();
+        self.attention();
+        self.swiglu();
+        self.head_loss();
+        self.dropout();
+        self.optimizers();
+        self.squares();
+        self.moving();
+        self.logits();
+        self.head_norm_rope();
+    }
+
+    fn linear(&mut self) {
+        let dims = LinearDims { rows: 201, inputs: 300, outputs: 275 };
+        let (x, w) = (self.random(201 * 300), self.random(275 * 300));
+        let (bias, dy) = (self.random(275), self.random(201 * 275));
+        let mut scratch = vec![0.0; linear_scratch(dims, self.pool.threads())];
+        let mut y = vec![T::default(); dy.len()];
+        linear(self.pool, dims, &x, &w, Some(&bias), &mut y, &mut scratch);
+        self.compare("linear", &y, &reference::linear(dims, &wide(&x), &wide(&w), Some(&wide(&bias))));
+        let mut dx = vec![T::default(); x.len()];
+        let (mut dw, mut db) = (vec![0.0f32; w.len()], vec![0.0f32; bias.len()]);
+        linear_dx(self.pool, dims, &dy, &w, &mut dx, false, &mut scratch);
+        linear_dw(self.pool, dims, &dy, &x, &mut dw, &mut scratch);
+        linear_db(self.pool, dims, &dy, &mut db, &mut scratch);
+        let mut once = w.clone();
+        linear_dw_once(self.pool, dims, &dy, &x, &mut once, &mut scratch);
+        let expected = reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy));
+        self.compare("linear dx", &dx, &expected[0]);
+        self.compare("linear dw", &dw, &expected[1]);
+        self.compare("linear dw once", &once, &expected[1]);
+        self.compare("linear db", &db, &expected[2]);
+    }
+
+    fn embedding(&mut self) {
+        let dims = EmbeddingDims { vocab: 50, width: 70 };
+        let ids: Vec<i32> = (0..131).map(|i| if i % 10 == 9 { -1 } else { i * i % 50 }).collect();
+        let (table, dy) = (self.random(50 * 70), self.random(131 * 70));
+        let mut y = vec![T::default(); dy.len()];
+        embedding(self.pool, dims, &ids, &table, &mut y);
+        self.compare("embedding", &y, &reference::embedding(dims, &ids, &wide(&table)));
+        let mut dtable = vec![0.0f32; table.len()];
+        embedding_backward(self.pool, dims, &ids, &dy, &mut dtable);
+        self.compare("embedding backward", &dtable, &reference::embedding_backward(dims, &ids, &wide(&dy)));
+    }
+
+    fn rms_norm(&mut self) {
+        let dims = RmsNormDims { rows: 131, width: 77, eps: 1e-5 };
+        let count = 131 * 77;
+        let (x, residual, w) = (self.random(count), self.random(count), self.random(77));
+        let (dy, past) = (self.random(count), self.random(count));
+        let (mut h, mut y, mut rstd) = (vec![T::default(); count], vec![T::default(); count], vec![0.0; 131]);
+        rms_norm_residual(self.pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
+        let sum: Vec<f64> = wide(&x).iter().zip(wide(&residual)).map(|(x, r)| x + r).collect();
+        self.compare("rms_norm h", &h, &sum);
+        let [expected, rstds] = reference::rms_norm(dims, &wide(&h), &wide(&w));
+        // Two roundings on the way, as transformers has them.
+        self.compare("rms_norm y", &y, &expected);
+        self.compare("rms_norm rstd", &rstd, &rstds);
+        rms_norm(self.pool, dims, &h, &w, &mut y, &mut rstd);
+        self.compare("rms_norm without residual", &y, &expected);
+        let (mut dh, mut dw) = (vec![T::default(); count], vec![0.0f32; 77]);
+        let mut scratch = vec![0.0; rms_norm_scratch(dims)];
+        rms_norm_backward(self.pool, dims, &dy, &h, &rstd, &w, Some(&past), &mut dh, &mut dw, &mut scratch);
+        let [mut expected, weights] = reference::rms_norm_backward(dims, &wide(&h), &wide(&w), &wide(&dy));
+        expected.iter_mut().zip(wide(&past)).for_each(|(dh, past)| *dh += past);
+        self.compare("rms_norm dh", &dh, &expected);
+        self.compare("rms_norm dw", &dw, &weights);
+    }
+
+    fn rope(&mut self) {
+        let dims = RopeDims { rows: 37, heads: 3, head_dim: 20, rotated: 16 };
+        let table = RopeTable::plain(1e4, 16);
+        let positions: Vec<i32> = (0..37).map(|i| i * 11).collect();
+        let (mut cos, mut sin) = (vec![0.0; 37 * 8], vec![0.0; 37 * 8]);
+        rope_angles(self.pool, &table, &positions, &mut cos, &mut sin);
+        let x = self.random(37 * 60);
+        let mut y = x.clone();
+        rope(self.pool, dims, &cos, &sin, &mut y);
+        self.compare("rope", &y, &reference::rope(dims, &cos, &sin, 1.0, &wide(&x)));
+        let mut y = x.clone();
+        rope_backward(self.pool, dims, &cos, &sin, &mut y);
+        self.compare("rope backward", &y, &reference::rope(dims, &cos, &sin, -1.0, &wide(&x)));
+    }
+
+    fn head_norm_rope(&mut self) {
+        let rope = RopeDims { rows: 37, heads: 5, head_dim: 20, rotated: 16 };
+        let dims = HeadNormRopeDims { rope, eps: 1e-5 };
+        let (x, w, dy) = (self.random(37 * 100), self.random(20), self.random(37 * 100));
+        let positions: Vec<i32> = (0..37).map(|i| i * 11).collect();
+        let (mut cos, mut sin) = (vec![0.0; 37 * 8], vec![0.0; 37 * 8]);
+        rope_angles(self.pool, &RopeTable::plain(1e4, 16), &positions, &mut cos, &mut sin);
+        let (mut y, mut rstd) = (x.clone(), vec![0.0; 37 * 5]);
+        head_norm_rope(self.pool, dims, &x, &w, &cos, &sin, &mut y, &mut rstd);
+        let [expected, rstds] = reference::head_norm_rope(dims, &wide(&x), &wide(&w), &cos, &sin);
+        self.compare("head_norm_rope", &y, &expected);
+        self.compare("head_norm_rope rstd", &rstd, &rstds);
+        let (mut dh, mut dw) = (x.clone(), vec![0.0f32; 20]);
+        let mut scratch = vec![0.0; head_norm_rope_scratch(dims)];
+        head_norm_rope_backward(
+            self.pool,
+            dims,
+            &dy,
+            &x,
+            &rstd,
+            &w,
+            &cos,
+            &sin,
+            &mut dh,
+            &mut dw,
+            &mut scratch,
+        );
+        let [expected, _] =
+            reference::head_norm_rope_backward(dims, &wide(&x), &wide(&w), &cos, &sin, &wide(&dy));
+        self.compare("head_norm_rope dh", &dh, &expected);
+        // The gradient of w adds up what was rounded after its turn back.
+        let mut back = dy;
+        rope_backward(self.pool, rope, &cos, &sin, &mut back);
+        let [_, expected] = reference::rms_norm_backward(dims.norm(), &wide(&x), &wide(&w), &wide(&back));
+        self.compare("head_norm_rope dw", &dw, &expected);
+    }
+
+    fn attention(&mut self) {
+        for (name, window) in [("attention", None), ("attention with a window", Some(50))] {
+            let dims = AttentionDims { rows: 330, heads: 4, kv_heads: 2, head_dim: 24, window, scale: 0.3 };
+            let starts = [0, 7, 7, 210, 320];
+            let (q, k, v) = (self.random(330 * 96), self.random(330 * 48), self.random(330 * 48));
+            let dout = self.random(330 * 96);
+            let (mut out, mut lse) = (vec![T::default(); q.len()], vec![0.0; 4 * 330]);
+            let mut scratch = vec![0.0; attention_scratch(&dims, self.pool.threads())];
+            attention(self.pool, &dims, &starts, &q, &k, &v, &mut out, &mut lse, &mut scratch);
+            let [expected, lses] = reference::attention(&dims, &starts, &wide(&q), &wide(&k), &wide(&v));
+            self.compare(name, &out, &expected);
+            self.compare(&format!("{name} lse"), &lse, &lses);
+            let mut grads =
+                [vec![T::default(); q.len()], vec![T::default(); k.len()], vec![T::default(); k.len()]];
+            let [dq, dk, dv] = &mut grads;
+            let mut scratch = vec![0.0; attention_backward_scratch(&dims, self.pool.threads())];
+            let saved = AttentionSaved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+            attention_backward(self.pool, &dims, &starts, saved, &dout, dq, dk, dv, &mut scratch);
+            let (q, k, v, dout) = (wide(&q), wide(&k), wide(&v), wide(&dout));
+            let expected = reference::attention_backward(&dims, &starts, &q, &k, &v, &dout);
+            for ((part, found), expected) in ["dq", "dk", "dv"].iter().zip(&grads).zip(&expected) {
+                self.compare(&format!("{name} {part}"), found, expected);
+            }
+        }
+    }
+
+    fn swiglu(&mut self) {
+        let (gate, up, dy) = (self.random(9001), self.random(9001), self.random(9001));
+        let mut y = vec![T::default(); 9001];
+        swiglu(self.pool, &gate, &up, &mut y);
+        self.compare("swiglu", &y, &reference::swiglu(&wide(&gate), &wide(&up)));
+        let mut dup = y.clone();
+        swiglu_backward(self.pool, &dy, &gate, &up, &mut y, &mut dup);
+        let [expected_gate, expected_up] = reference::swiglu_backward(&wide(&gate), &wide(&up), &wide(&dy));
+        self.compare("swiglu dgate", &y, &expected_gate);
+        self.compare("swiglu dup", &dup, &expected_up);
+    }
+
+    fn head_loss(&mut self) {
+        let dims = HeadLossDims { rows: 40, hidden: 50, vocab: 301 };
+        let labels: Vec<i32> = (0..40).map(|i| if i % 4 == 0 { -100 } else { i * 7 }).collect();
+        let (x, w) = (self.random(40 * 50), self.random(301 * 50));
+        let mut scratch = vec![0.0; head_loss_scratch(dims, self.pool.threads())];
+        let (mut dx, mut dw) = (vec![T::default(); x.len()], vec![0.0f32; w.len()]);
+        let evaluated = head_loss(self.pool, dims, &x, &w, &labels, &mut scratch);
+        let trained =
+            head_loss_backward(self.pool, dims, &x, &w, &labels, 0.125, &mut dx, &mut dw, true, &mut scratch);
+        let (loss, [expected_dx, expected_dw]) =
+            reference::head_loss(dims, &wide(&x), &wide(&w), &labels, 0.125);
+        self.compare("head_loss", &[evaluated as f32, trained as f32], &[loss, loss]);
+        self.compare("head_loss dx", &dx, &expected_dx);
+        self.compare("head_loss dw", &dw, &expected_dw);
+        dw.fill(f32::NAN);
+        head_loss_backward(self.pool, dims, &x, &w, &labels, 0.125, &mut dx, &mut dw, false, &mut scratch);
+        self.compare("head_loss dw written", &dw, &expected_dw);
+        self.tied_head(dims, &x, &w, &labels, &expected_dw);
+    }
+
+    /// The gradient of a table that is the head's and an embedding's, rounded by both.
+    fn tied_head(&mut self, dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32], of_head: &[f64]) {
+        let HeadLossDims { rows, hidden, vocab } = dims;
+        let ids: Vec<i32> = (0..40).map(|i| if i % 10 == 9 { -1 } else { i * i % 90 }).collect();
+        let mut scratch = vec![0.0; head_loss_once_scratch(dims, self.pool.threads())];
+        let (mut dx, mut dw) = (x.to_vec(), w.to_vec());
+        let mut waiting = vec![f32::NAN; rows * hidden];
+        let own = Some(OwnRows { ids: &ids, rows: &mut waiting });
+        head_loss_backward_once(self.pool, dims, x, w, labels, 0.125, &mut dx, &mut dw, own, &mut scratch);
+        let dims = EmbeddingDims { vocab, width: hidden };
+        embedding_backward_once(self.pool, dims, &ids, x, &mut waiting, &mut dw);
+        let mut expected = reference::embedding_backward(dims, &ids, &wide(x));
+        expected.iter_mut().zip(of_head).for_each(|(sum, of_head)| *sum += of_head);
+        self.compare("head_loss dw tied", &dw, &expected);
+    }
+
+    fn logits(&mut self) {
+        // Five sequences, the second empty; one more is asked for than there are.
+        let dims = LogitsDims { rows: 40, sequences: 6, hidden: 50, vocab: 301 };
+        let starts = [0, 7, 7, 8, 30, 38];
+        let (x, w) = (self.random(40 * 50), self.random(301 * 50));
+        let mut scratch = vec![0.0; logits_scratch(dims, self.pool.threads())];
+        let mut found = vec![f32::NAN; 6 * 301];
+        logits(self.pool, dims, &starts, &x, &w, &mut found, &mut scratch);
+        self.compare("logits", &found, &reference::logits(dims, &starts, &wide(&x), &wide(&w)));
+    }
+
+    fn dropout(&mut self) {
+        let setting = Dropout { probability: 0.1, seed: 1 << 40, op: 9 };
+        let keys: Vec<RowKey> =
+            (0..70).map(|i| RowKey { sample: u64::from(i / 9) << 30, position: i % 9, epoch: 3 }).collect();
+        let x = self.random(70 * 13);
+        let mut y = vec![T::default(); x.len()];
+        dropout(self.pool, setting, &keys, 13, &x, &mut y);
+        self.compare("dropout", &y, &reference::dropout(setting, &keys, 13, &wide(&x)));
+    }
+
+    fn optimizers(&mut self) {
+        for (optimizer, recipe) in [
+            (Optimizer::AdamW, Recipe { beta2: 0.95, weight_decay: [0.1; 2], ..Recipe::default() }),
+            (Optimizer::Adam, Recipe { bias_correction: 0, weight_decay: [0.1; 2], ..Recipe::default() }),
+            (Optimizer::Sgd, Recipe { weight_decay: [0.1; 2], ..Recipe::default() }),
+            (Optimizer::Sgd, Recipe { momentum: 0.9, nesterov: 1, ..Recipe::default() }),
+            (Optimizer::Lion, Recipe { beta2: 0.99, weight_decay: [0.1; 2], ..Recipe::default() }),
+            (Optimizer::Adagrad, Recipe { lr_decay: 0.1, weight_decay: [0.1; 2], ..Recipe::default() }),
+        ] {
+            let master: Vec<f32> = self.random(9000).iter().map(|value| value.to_f32()).collect();
+            let mut exact = [wide(&master), vec![0.0; 9000], vec![0.0; 9000]];
+            let mut state = [master, vec![0.0; 9000], vec![0.0; 9000]];
+            let mut weights = vec![T::default(); 9000];
+            for step in 1..=3 {
+                let grads = self.random(9000);
+                let numbers = StepNumbers::new(&recipe, 0, step, 1e-2, 0.5, 0.25);
+                let [p, m, v] = &mut state;
+                let moments = Moments { first: Some(m), second: Some(v), rounding: None };
+                optimize::<T, f32, T>(
+                    self.pool,
+                    optimizer,
+                    &numbers,
+                    &grads,
+                    Master::Whole(p),
+                    moments,
+                    Some(&mut weights),
+                );
+                let grads: Vec<f64> = wide(&grads).iter().map(|grad| grad * 0.125).collect();
+                let [p, m, v] = &mut exact;
+                reference::optimize(optimizer, &recipe, step, 1e-2, &grads, [p, m, v]);
+            }
+            let [keeps_first, keeps_second] = optimizer.moments();
+            for (name, found, expected, kept) in [
+                ("master", &state[0], &exact[0], true),
+                ("first moment", &state[1], &exact[1], keeps_first && recipe.momentum != 0.0),
+                ("second moment", &state[2], &exact[2], keeps_second),
+            ] {
+                if kept {
+                    self.compare(&format!("{optimizer:?} {name}"), found, expected);
+                }
+            }
+            self.compare(&format!("{optimizer:?} weights"), &weights, &exact[0]);
+        }
+    }
+
+    fn squares(&mut self) {
+        let stored = self.random(9000);
+        let mut sums = vec![0.0; 5];
+        block_squares(self.pool, &stored, &mut sums);
+        let found: Vec<f32> = sums.iter().map(|&sum| sum as f32).collect();
+        let expected: Vec<f64> =
+            wide(&stored).chunks(2048).map(|block| block.iter().map(|x| x * x).sum()).collect();
+        self.compare("block_squares", &found, &expected);
+    }
+
+    fn moving(&mut self) {
+        let ranks = [self.random(20_000), self.random(20_000), self.random(20_000)];
+        let expected: Vec<f64> =
+            (0..20_000).map(|i| ranks.iter().map(|r| f64::from(r[i].to_f32())).sum()).collect();
+        let mut sum = vec![0.0f32; 20_000];
+        sum_ranks(self.pool, &ranks.concat(), &mut sum, false);
+        self.compare("sum_ranks", &sum, &expected);
+        let mut narrow = vec![T::default(); 20_000];
+        convert(self.pool, &sum, &mut narrow);
+        self.compare("convert", &narrow, &expected);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Path;
+
+    #[test]
+    fn every_kernel_agrees_with_its_reference_on_every_path() {
+        for &path in Path::available() {
+            let tests = self_test_on(&Pool::on_path(2, path).unwrap());
+            let bad: Vec<_> = tests.iter().filter(|test| !test.ok).collect();
+            assert!(tests.len() > 100 && bad.is_empty(), "{path:?}: {bad:#?}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! y = silu(gate) · up and its gradient. Both are computed in f32 and rounded once, also of what lies between rows, where it means
+//! nothing: all operands are alike.
+
+#[cfg(target_arch = "x86_64")]
+mod lines;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use super::cut::Chunks;
+use super::path::each_path;
+use super::pool::Pool;
+use super::{check_len, math};
+use zeroth_kernel::Element;
+
+/// Elements that one task computes.
+const PIECE: usize = 8192;
+
+/// y = gate · sigmoid(gate) · up, element by element.
+pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
+    check_len("gate", gate.len(), y.len());
+    check_len("up", up.len(), y.len());
+    let fused = math::has_fused(pool.path());
+    pool.each(Chunks::new(y, PIECE), |task, y| {
+        let range = task * PIECE..task * PIECE + y.len();
+        #[cfg(target_arch = "x86_64")]
+        if super::lines::fit::<T>(pool.path()) {
+            let [gate, up] = [gate, up].map(|from| cast_slice(&from[range.clone()]));
+            return lines::forward(gate, up, cast_slice_mut(y));
+        }
+        forward(pool.path(), fused, &gate[range.clone()], &up[range], y);
+    });
+}
+
+/// Writes the gradients of gate and up.
+pub fn swiglu_backward<T: Element>(
+    pool: &Pool,
+    dy: &[T],
+    gate: &[T],
+    up: &[T],
+    dgate: &mut [T],
+    dup: &mut [T],
+) {
+    check_len("gate", gate.len(), dy.len());
+    check_len("up", up.len(), dy.len());
+    check_len("dgate", dgate.len(), dy.len());
+    check_len("dup", dup.len(), dy.len());
+    let fused = math::has_fused(pool.path());
+    pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
+        let range = task * PIECE..task * PIECE + dgate.len();
+        #[cfg(target_arch = "x86_64")]
+        if super::lines::fit::<T>(pool.path()) {
+            let [dy, gate, up] = [dy, gate, up].map(|from| cast_slice(&from[range.clone()]));
+            return lines::backward(dy, gate, up, cast_slice_mut(dgate), cast_slice_mut(dup));
+        }
+        backward(pool.path(), fused, &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
+    });
+}
+
+each_path! {
+    fn forward<T>(fused: bool, gate: &[T], up: &[T], y: &mut [T]) {
+        if fused {
+            forward_with::<T, true>(gate, up, y);
+        } else {
+            forward_with::<T, false>(gate, up, y);
+        }
+    }
+}
+
+#[inline(always)]
+fn forward_with<T: Element, const FUSED: bool>(gate: &[T], up: &[T], y: &mut [T]) {
+    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+        let gate = gate.to_f32();
+        *y = T::from_f32(gate * math::sigmoid::<FUSED>(gate) * up.to_f32());
+    }
+}
+
+each_path! {
+    fn backward<T>(fused: bool, dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
+        if fused {
+            backward_with::<T, true>(dy, gate, up, dgate, dup);
+        } else {
+            backward_with::<T, false>(dy, gate, up, dgate, dup);
+        }
+    }
+}
+
+#[inline(always)]
+fn backward_with<T: Element, const FUSED: bool>(
+    dy: &[T],
+    gate: &[T],
+    up: &[T],
+    dgate: &mut [T],
+    dup: &mut [T],
+) {
+    let inputs = dy.iter().zip(gate).zip(up);
+    for ((dgate, dup), ((dy, gate), up)) in dgate.iter_mut().zip(dup).zip(inputs) {
+        let (dy, gate, up) = (dy.to_f32(), gate.to_f32(), up.to_f32());
+        let sigmoid = math::sigmoid::<FUSED>(gate);
+        let silu = gate * sigmoid;
+        *dgate = T::from_f32(dy * up * (sigmoid + silu * (1.0 - sigmoid)));
+        *dup = T::from_f32(dy * silu);
+    }
+}

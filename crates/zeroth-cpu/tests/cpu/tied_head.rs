@@ -1,0 +1,162 @@
+//! A head that rounds the gradient of its table as it makes it leaves the bits of one that is rounded when all is added.
+
+use std::fmt::Debug;
+
+use half::{bf16, f16};
+use zeroth_base::DType;
+use zeroth_base::name_key;
+use zeroth_cpu::*;
+use zeroth_kernel::*;
+
+/// A table that ends within a block and a chunk of the vocabulary, and is more than one of each.
+const HEAD: HeadLossDims = HeadLossDims { rows: 77, hidden: 133, vocab: 1_301 };
+const TABLE: EmbeddingDims = EmbeddingDims { vocab: HEAD.vocab, width: HEAD.hidden };
+const SCALE: f32 = 0.125;
+
+/// A micro-batch: what enters the head, what comes back to the embedding, and the table.
+struct Batch<T> {
+    x: Vec<T>,
+    dy: Vec<T>,
+    w: Vec<T>,
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+}
+
+impl<T: Element> Batch<T> {
+    /// With tokens that are there more than once, at the ends of blocks and as labels, and with padding.
+    fn new() -> Self {
+        let pool = Pool::new(1);
+        let random = |name: &str, count: usize| {
+            let mut values = vec![T::default(); count];
+            normal(&pool, 11, name_key(name), 0, 0.5, &mut values);
+            values
+        };
+        let ends = [0, 63, 64, 511, 512, 1023, 1024, 1300];
+        let id = |row: usize| match row {
+            0..8 => ends[row],
+            row if row % 9 == 8 => -1,
+            row => (row * row * 7 % 600) as i32,
+        };
+        let label = |row: usize| match row {
+            row if row % 6 == 5 => -100,
+            row if row % 2 == 0 => id(row + 1),
+            row => (row * 29 % HEAD.vocab) as i32,
+        };
+        Self {
+            x: random("x", HEAD.rows * HEAD.hidden),
+            dy: random("dy", HEAD.rows * HEAD.hidden),
+            w: random("w", HEAD.vocab * HEAD.hidden),
+            ids: (0..HEAD.rows).map(id).collect(),
+            labels: (0..HEAD.rows).map(label).collect(),
+        }
+    }
+
+    /// The same with twelve tokens of this label that have a number in x close to the largest, and nothing in w to meet it.
+    fn with_a_gradient_beyond(mut self, label: i32) -> Self {
+        let largest = if T::DTYPE == DType::F16 { 60_000.0 } else { 3e38 };
+        let column = 7;
+        self.w.iter_mut().skip(column).step_by(HEAD.hidden).for_each(|w| *w = T::default());
+        for row in 20..32 {
+            self.labels[row] = label;
+            self.x[row * HEAD.hidden + column] = T::from_f32(largest);
+        }
+        self
+    }
+
+    /// The sum of the losses, dx, the table's gradient and whether it is broken: added in f32, then rounded.
+    fn at_the_end(&self, pool: &Pool, tied: bool) -> (f64, Vec<T>, Vec<T>, bool) {
+        let mut scratch = vec![f32::NAN; head_loss_scratch(HEAD, pool.threads())];
+        let (mut dx, mut wide) = (self.x.clone(), vec![f32::NAN; self.w.len()]);
+        let (x, w, labels) = (&self.x, &self.w, &self.labels);
+        let sum =
+            head_loss_backward(pool, HEAD, x, w, labels, SCALE, &mut dx, &mut wide, false, &mut scratch);
+        if tied {
+            embedding_backward(pool, TABLE, &self.ids, &self.dy, &mut wide);
+        }
+        let mut dw = self.w.clone();
+        let broken = convert_and_look(pool, &wide, &mut dw);
+        (sum, dx, dw, broken)
+    }
+
+    /// The same, each row rounded as soon as it is complete; and whether the head said that it is broken.
+    fn at_once(&self, pool: &Pool, tied: bool) -> ((f64, Vec<T>, Vec<T>, bool), bool) {
+        let mut scratch = vec![f32::NAN; head_loss_once_scratch(HEAD, pool.threads())];
+        let (mut dx, mut dw) = (self.x.clone(), self.w.clone());
+        let mut waiting = vec![f32::NAN; HEAD.rows * HEAD.hidden];
+        let own = tied.then_some(OwnRows { ids: &self.ids, rows: &mut waiting });
+        let (x, w, labels) = (&self.x, &self.w, &self.labels);
+        let (sum, by_head) =
+            head_loss_backward_once(pool, HEAD, x, w, labels, SCALE, &mut dx, &mut dw, own, &mut scratch);
+        let by_rows =
+            tied && embedding_backward_once(pool, TABLE, &self.ids, &self.dy, &mut waiting, &mut dw);
+        ((sum, dx, dw, by_head || by_rows), by_head)
+    }
+}
+
+/// Every path of this machine, alone and with company.
+fn pools() -> impl Iterator<Item = Pool> {
+    let on = |path: &Path| [1, 3].map(|threads| Pool::on_path(threads, *path).unwrap());
+    Path::available().iter().flat_map(on)
+}
+
+#[track_caller]
+fn same<T: Element + PartialEq + Debug>(pool: &Pool, batch: &Batch<T>, tied: bool) -> [bool; 2] {
+    let expected = batch.at_the_end(pool, tied);
+    let (found, by_head) = batch.at_once(pool, tied);
+    let what = format!("{}, {} threads, {}, tied {tied}", pool.path(), pool.threads(), T::DTYPE);
+    assert_eq!(expected.0.to_bits(), found.0.to_bits(), "{what}: the loss");
+    assert!(
+        bytemuck::cast_slice::<T, u8>(&expected.1) == bytemuck::cast_slice::<T, u8>(&found.1),
+        "{what}: dx"
+    );
+    assert!(
+        bytemuck::cast_slice::<T, u8>(&expected.2) == bytemuck::cast_slice::<T, u8>(&found.2),
+        "{what}: dw"
+    );
+    assert_eq!(expected.3, found.3, "{what}: broken");
+    [found.3, by_head]
+}
+
+fn of_type<T: Element + PartialEq + Debug>() {
+    let batch = Batch::<T>::new();
+    for pool in pools() {
+        for tied in [true, false] {
+            assert_eq!(same(&pool, &batch, tied), [false; 2]);
+        }
+    }
+}
+
+#[test]
+fn rows_rounded_when_they_are_complete_have_the_bits_of_rows_rounded_at_the_end() {
+    of_type::<bf16>();
+    of_type::<f16>();
+    of_type::<f32>();
+}
+
+fn broken_of_type<T: Element + PartialEq + Debug>() {
+    for pool in pools() {
+        // A gradient of a row that only the embedding gives: the head has not seen it.
+        let mut batch = Batch::<T>::new();
+        batch.dy[12 * HEAD.hidden + 3] = T::from_f32(f32::INFINITY);
+        assert_eq!(same(&pool, &batch, true), [true, false]);
+        // One that only the head gives, of a row that is a token's or is not: what it is for the rest of the vocabulary is
+        // small enough.
+        for (row, by_head) in [(512, false), (1_299, true)] {
+            let batch = Batch::<T>::new().with_a_gradient_beyond(row);
+            assert_eq!(batch.ids.contains(&row), !by_head);
+            assert_eq!(same(&pool, &batch, true), [true, by_head]);
+            assert_eq!(same(&pool, &batch, false), [true, true]);
+        }
+        // A gradient that is not finite everywhere: the head has seen it in rows that are no token's.
+        let mut batch = Batch::<T>::new();
+        batch.x[12 * HEAD.hidden + 3] = T::from_f32(f32::NAN);
+        assert_eq!(same(&pool, &batch, true), [true, true]);
+        assert_eq!(same(&pool, &batch, false), [true, true]);
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_is_seen_by_whoever_completes_it() {
+    broken_of_type::<bf16>();
+    broken_of_type::<f16>();
+}

@@ -1,0 +1,58 @@
+//! Attention forward by NVIDIA's library against its reference, where the library is there.
+
+use bytemuck::cast_slice;
+use zeroth_base::DType;
+use zeroth_cpu::reference;
+use zeroth_kernel::AttentionDims;
+use zeroth_kernel::{Device, Kernel};
+
+use crate::bench::{Bench, Outcome};
+
+/// Sequences, their length, heads, kv heads, and elements of a head.
+const CASES: [[usize; 5]; 5] =
+    [[1, 64, 2, 1, 64], [3, 200, 4, 2, 128], [2, 333, 2, 2, 64], [5, 128, 4, 4, 128], [2, 1024, 4, 1, 128]];
+
+impl Bench {
+    /// Runs each shape and looks whether it was the library that did it.
+    pub(crate) fn fused_attentions(&mut self) -> Outcome {
+        if self.dtype == DType::F32 {
+            return Ok(());
+        }
+        if let Err(error) = self.device.has_attention_library() {
+            println!("skipped: attention by cuDNN: {error}");
+            return Ok(());
+        }
+        for [sequences, length, heads, kv_heads, head_dim] in CASES {
+            let rows = sequences * length;
+            let scale = 0.8 / (head_dim as f32).sqrt();
+            let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale };
+            let shape = format!("{sequences}x{length}, {heads}/{kv_heads} heads of {head_dim} by cuDNN");
+            let starts: Vec<u32> = (0..=sequences).map(|sequence| (sequence * length) as u32).collect();
+            let table = [[starts.len() as u32].as_slice(), &starts].concat();
+            let q = self.random(rows * heads * head_dim);
+            let (k, v) = (self.random(rows * kv_heads * head_dim), self.random(rows * kv_heads * head_dim));
+            let [y, lse] = reference::attention(&dims, &starts, &q, &k, &v);
+            let outputs = [self.stored(self.dtype, y, 2.0), self.stored(DType::F32, lse, 2.0)];
+            let kernel = Kernel::Attention {
+                dims,
+                starts: self.given(cast_slice(&table))?,
+                q: self.input(&q)?,
+                k: self.input(&k)?,
+                v: self.input(&v)?,
+                y: outputs[0].span,
+                lse: outputs[1].span,
+            };
+            let before = self.device.attention_plans();
+            self.device.attention_by_library(true);
+            self.device.equal_sequences(Some(length));
+            self.case(&shape, kernel, &outputs)?;
+            self.device.equal_sequences(None);
+            self.device.attention_by_library(false);
+            if self.device.attention_plans() != before + 1 {
+                println!("{shape}: FAILED: the library had no plan for it");
+                self.wrong += 1;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,285 @@
+//! How long kernels take, for information. Rows and widths are those of a 0.6B model with 16,384 tokens.
+
+use bytemuck::{Zeroable, bytes_of, cast_slice};
+use zeroth_base::DType;
+use zeroth_kernel::{
+    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims, RopeDims,
+};
+use zeroth_kernel::{
+    Control, Device, DeviceError, Kernel, Landing, MasterForm, Optimizer, Queue, Span, StepInput, StepNumbers,
+};
+
+use crate::bench::{Bench, Group, Outcome, Work, to_bytes};
+
+const ROWS: usize = 16_384;
+const HIDDEN: usize = 1024;
+
+impl Bench {
+    pub(crate) fn timings(&mut self) -> Outcome {
+        self.dtype = DType::Bf16;
+        let parts: [Group; 8] = [
+            ("linear", Self::time_products),
+            ("attention", Self::time_attention),
+            ("norm", Self::time_norms),
+            ("head_norm_rope", Self::time_head_norm_rope),
+            ("elements", Self::time_elements),
+            ("embedding", Self::time_embedding),
+            ("head_loss", Self::time_head),
+            ("step", Self::time_update),
+        ];
+        for (name, part) in parts {
+            self.next = 0;
+            if self.wants(name) {
+                part(self)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Random numbers, a million of them over and over.
+    fn filled(&mut self, dtype: DType, count: usize) -> Result<Span, DeviceError> {
+        let numbers = self.random_of(dtype, 1 << 20);
+        let bytes = to_bytes(dtype, &numbers);
+        let span = self.place(count * dtype.bytes() as usize);
+        for at in (0..span.bytes).step_by(bytes.len()) {
+            let length = (span.bytes - at).min(bytes.len() as u64);
+            self.device.upload(Queue::Compute, &bytes[..length as usize], span.part(at, length, 1))?;
+        }
+        Ok(span)
+    }
+
+    fn time_products(&mut self) -> Outcome {
+        let bf16 = DType::Bf16;
+        for (rows, inputs, outputs) in [(4096, 4096, 4096), (ROWS, HIDDEN, 3072), (ROWS, 3072, HIDDEN)] {
+            let dims = LinearDims { rows, inputs, outputs };
+            let (x, w) = (self.filled(bf16, rows * inputs)?, self.filled(bf16, inputs * outputs)?);
+            let (y, dw) = (self.filled(bf16, rows * outputs)?, self.filled(DType::F32, inputs * outputs)?);
+            let dx = self.place(2 * rows * inputs);
+            let flops = || Work::Flops(2.0 * (rows * inputs) as f64 * outputs as f64);
+            let shape = format!("{rows}x{inputs}x{outputs}");
+            self.time(&shape, flops(), Kernel::LinearDx { dims, dy: y, w, dx, add: false })?;
+            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw, landing: Landing::Add })?;
+            self.time(&shape, flops(), Kernel::Linear { dims, x, w, bias: None, y })?;
+            self.next = 0;
+        }
+        Ok(())
+    }
+
+    fn time_attention(&mut self) -> Outcome {
+        for dtype in [DType::Bf16, DType::F16] {
+            self.dtype = dtype;
+            for (sequences, length, heads, kv_heads, head_dim) in [
+                (1, 4096, 32, 32, 128),
+                (8, 2048, 16, 8, 128),
+                (4, 4096, 32, 8, 128),
+                (16, 1024, 16, 8, 128),
+                (1, 4096, 16, 8, 128),
+                (4, 4096, 32, 32, 64),
+            ] {
+                let rows = sequences * length;
+                let scale = 1.0 / (head_dim as f32).sqrt();
+                let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale };
+                let (wide, narrow) = (rows * heads * head_dim, rows * kv_heads * head_dim);
+                let (q, dy) = (self.filled(dtype, wide)?, self.filled(dtype, wide)?);
+                let (k, v) = (self.filled(dtype, narrow)?, self.filled(dtype, narrow)?);
+                let table: Vec<u32> = std::iter::once(sequences as u32 + 1)
+                    .chain((0..=sequences).map(|sequence| (sequence * length) as u32))
+                    .collect();
+                let starts = self.given(cast_slice(&table))?;
+                let (y, lse) = (self.place(2 * wide), self.place(4 * rows * heads));
+                // Two products of half of [length, length, head_dim] a head and sequence.
+                let flops = 2.0 * (rows * length) as f64 * (heads * head_dim) as f64;
+                let shape = format!("{sequences}x{length}, {heads}/{kv_heads} heads of {head_dim}");
+                let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
+                self.device.equal_sequences(Some(length));
+                let is_there = self.device.has_attention_library().is_ok();
+                for library in [true, false].into_iter().filter(|library| is_there || !library) {
+                    self.device.attention_by_library(library);
+                    let by = if library { "cuDNN" } else { "own kernel" };
+                    self.time(&format!("{shape} by {by}"), Work::Flops(flops), forward.clone())?;
+                }
+                self.device.equal_sequences(None);
+                let (dq, dk, dv) = (self.place(2 * wide), self.place(2 * narrow), self.place(2 * narrow));
+                let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+                self.time(&shape, Work::Flops(2.5 * flops), kernel)?;
+                self.next = 0;
+            }
+        }
+        self.dtype = DType::Bf16;
+        Ok(())
+    }
+
+    fn time_norms(&mut self) -> Outcome {
+        for (rows, width) in [(ROWS, HIDDEN), (ROWS * 16, 128), (ROWS / 4, 4096)] {
+            let dims = RmsNormDims { rows, width, eps: 1e-6 };
+            let elements = rows * width;
+            let (x, residual) = (self.filled(DType::Bf16, elements)?, self.filled(DType::Bf16, elements)?);
+            let (w, dy) = (self.filled(DType::Bf16, width)?, self.filled(DType::Bf16, elements)?);
+            let (h, y) = (self.place(2 * elements), self.place(2 * elements));
+            let (rstd, dw) = (self.place(4 * rows), self.filled(DType::F32, width)?);
+            let (shape, bytes) = (format!("{rows}x{width}"), 2.0 * elements as f64);
+            self.time(&shape, Work::Bytes(2.0 * bytes), Kernel::RmsNorm { dims, x, w, y, rstd })?;
+            let kernel = Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd };
+            self.time(&shape, Work::Bytes(4.0 * bytes), kernel)?;
+            let (dh, residual) = (y, Some(residual));
+            let kernel = Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw };
+            self.time(&shape, Work::Bytes(4.0 * bytes), kernel)?;
+            self.next = 0;
+        }
+        Ok(())
+    }
+
+    /// In one pass, and by the kernels that it stands for.
+    fn time_head_norm_rope(&mut self) -> Outcome {
+        for heads in [16, 8] {
+            let rope = RopeDims { rows: ROWS, heads, head_dim: 128, rotated: 128 };
+            let dims = HeadNormRopeDims { rope, eps: 1e-6 };
+            let (norm, count, angles) = (dims.norm(), ROWS * heads * 128, ROWS * 64);
+            let (cos, sin) = (self.filled(DType::F32, angles)?, self.filled(DType::F32, angles)?);
+            let (x, dy) = (self.filled(DType::Bf16, count)?, self.filled(DType::Bf16, count)?);
+            let (w, dw) = (self.filled(DType::Bf16, 128)?, self.filled(DType::F32, 128)?);
+            let [y, dh, between] = [(); 3].map(|()| self.place(2 * count));
+            let (rstd, shape) = (self.place(4 * norm.rows), format!("16384x{heads}x128"));
+            // Each tensor once, and the angles.
+            let bytes = |tensors: usize, of_angles: usize| {
+                Work::Bytes((2 * tensors * count + 8 * of_angles * angles) as f64)
+            };
+            let kernels = [
+                (bytes(2, 0), Kernel::RmsNorm { dims: norm, x, w, y: between, rstd }),
+                (bytes(2, 1), Kernel::Rope { dims: rope, cos, sin, x: between, y, back: false }),
+                (bytes(2, 1), Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd }),
+                (bytes(2, 1), Kernel::Rope { dims: rope, cos, sin, x: dy, y: between, back: true }),
+                (
+                    bytes(3, 0),
+                    Kernel::RmsNormBackward {
+                        dims: norm,
+                        dy: between,
+                        h: x,
+                        rstd,
+                        w,
+                        residual: None,
+                        dh,
+                        dw,
+                    },
+                ),
+                (bytes(3, 1), Kernel::HeadNormRopeBackward { dims, dy, h: x, rstd, w, cos, sin, dh, dw }),
+            ];
+            for (work, kernel) in kernels {
+                self.time(&shape, work, kernel)?;
+            }
+            self.next = 0;
+        }
+        Ok(())
+    }
+
+    fn time_elements(&mut self) -> Outcome {
+        let dims = RopeDims { rows: ROWS, heads: 16, head_dim: 128, rotated: 128 };
+        let (count, angles) = (ROWS * 16 * 128, ROWS * 64);
+        let (cos, sin) = (self.filled(DType::F32, angles)?, self.filled(DType::F32, angles)?);
+        let (x, y) = (self.filled(DType::Bf16, count)?, self.place(2 * count));
+        let bytes = Work::Bytes((4 * count + 8 * angles) as f64);
+        self.time("16384x16x128", bytes, Kernel::Rope { dims, cos, sin, x, y, back: false })?;
+        self.next = 0;
+        let count = ROWS * 3072;
+        let (gate, up) = (self.filled(DType::Bf16, count)?, self.filled(DType::Bf16, count)?);
+        let [dy, dgate, dup] = [(); 3].map(|()| self.place(2 * count));
+        self.time("16384x3072", Work::Bytes(6.0 * count as f64), Kernel::SwiGlu { gate, up, y: dy })?;
+        let kernel = Kernel::SwiGluBackward { dy, gate, up, dgate, dup };
+        self.time("16384x3072", Work::Bytes(10.0 * count as f64), kernel)?;
+        let bytes = Work::Bytes(6.0 * count as f64);
+        self.time("16384x3072", bytes, Kernel::Sum { a: gate, b: up, y: dgate })?;
+        self.next = 0;
+        let from = self.filled(DType::F32, count)?;
+        let (to, broken) = (self.place(2 * count), Some(self.given(&[0; 8])?));
+        let (from_type, to_type) = (DType::F32, DType::Bf16);
+        let kernel = Kernel::Convert { from, from_type, to, to_type, broken };
+        self.time("f32 to bf16", Work::Bytes(6.0 * count as f64), kernel)?;
+        let kernel = Kernel::SumRanks {
+            ranks: 1,
+            parts: to,
+            from_type: to_type,
+            to: from,
+            to_type: from_type,
+            add: true,
+        };
+        self.time("bf16 added to f32", Work::Bytes(10.0 * count as f64), kernel)
+    }
+
+    fn time_embedding(&mut self) -> Outcome {
+        let dims = EmbeddingDims { vocab: 151_936, width: HIDDEN };
+        // As of text: a few ids often, most of them seldom.
+        let id = |row: usize| ((row * 7919 % ROWS) as f64 / ROWS as f64).powi(6) * 151_935.0;
+        let ids: Vec<i32> = (0..ROWS).map(|row| id(row) as i32).collect();
+        let ids = self.given(cast_slice(&ids))?;
+        let (table, y) =
+            (self.filled(DType::Bf16, 151_936 * HIDDEN)?, self.filled(DType::Bf16, ROWS * HIDDEN)?);
+        let dtable = self.filled(DType::F32, 151_936 * HIDDEN)?;
+        let bytes = (ROWS * HIDDEN) as f64;
+        let (rows, dy) = (ROWS, y);
+        self.time(
+            "16384 of 151936x1024",
+            Work::Bytes(2.0 * bytes),
+            Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting: None },
+        )?;
+        self.time(
+            "16384 of 151936x1024",
+            Work::Bytes(4.0 * bytes),
+            Kernel::Embedding { dims, rows, ids, table, y },
+        )
+    }
+
+    fn time_head(&mut self) -> Outcome {
+        let (rows, hidden, vocab) = (4096, HIDDEN, 151_936);
+        let dims = HeadLossDims { rows, hidden, vocab };
+        let labels: Vec<i32> = (0..rows as i32).map(|row| row * 37).collect();
+        let x = self.filled(DType::Bf16, rows * hidden)?;
+        let kernel = Kernel::HeadLossBackward {
+            dims,
+            x,
+            w: self.filled(DType::Bf16, vocab * hidden)?,
+            labels: self.given(cast_slice(&labels))?,
+            loss: self.given(&[0; 8])?,
+            input: self.given(bytes_of(&StepInput { loss_weight: 1.0, ..StepInput::zeroed() }))?,
+            control: self.given(bytes_of(&Control::new(1.0)))?,
+            dx: self.place(2 * rows * hidden),
+            dw: self.filled(DType::F32, vocab * hidden)?,
+            landing: Landing::Write,
+            own: None,
+        };
+        let flops = 6.0 * (rows * hidden) as f64 * vocab as f64;
+        self.time("4096x1024x151936", Work::Flops(flops), kernel)
+    }
+
+    fn time_update(&mut self) -> Outcome {
+        let count = 64 << 20;
+        let grads = self.filled(DType::F32, count)?;
+        let sum = self.place(size_of::<ExactSum>());
+        let kernel = Kernel::Squares { values: grads, value_type: DType::F32, sum };
+        self.time("64 Mi of f32", Work::Bytes(4.0 * count as f64), kernel)?;
+        let numbers = StepNumbers {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            rate: 1e-3,
+            adam_rate: 1e-3,
+            ..StepNumbers::zeroed()
+        };
+        let numbers = StepNumbers { root_correction: 0.9, unscale: 1.0, clip: 1.0, ..numbers };
+        let control = Control { apply: 1, numbers: [numbers; 2], ..Control::new(1.0) };
+        let kernel = Kernel::Optimize {
+            optimizer: Optimizer::AdamW,
+            group: 0,
+            control: self.given(bytes_of(&control))?,
+            grads,
+            grad_type: DType::F32,
+            master: self.filled(DType::F32, count)?,
+            master_form: MasterForm::Whole,
+            first: Some(self.filled(DType::F32, count)?),
+            second: Some(self.filled(DType::F32, count)?),
+            moment_type: DType::F32,
+            rounding: None,
+            weights: Some(self.place(2 * count)),
+        };
+        self.time("AdamW, 64 Mi", Work::Bytes(30.0 * count as f64), kernel)
+    }
+}

@@ -1,0 +1,53 @@
+//! The kernels of NVIDIA's cards as far as a machine without one can test them. On a card, the example `cuda_self_test`
+//! compares them all with their references.
+
+#![allow(clippy::print_stdout, reason = "a skipped test says so")]
+
+use zeroth_base::DType;
+use zeroth_cuda::compile_kernels;
+
+fn compile(arch: &str, attention: Option<(usize, DType)>) {
+    match compile_kernels(arch, attention) {
+        Ok(bytes) => assert!(bytes > 20_000, "{bytes} bytes of machine code for {arch}, {attention:?}"),
+        Err(error) if error.to_string().contains("opening libnvrtc") => println!(
+            "skipped: NVRTC was not found; set ZEROTH_CUDA_LIBRARIES to the folder with libnvrtc.so to run it"
+        ),
+        Err(error) => panic!("{arch}, {attention:?}: {error}"),
+    }
+}
+
+macro_rules! compiles {
+    ($($name:ident: $arch:literal, $attention:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            compile($arch, $attention);
+        })*
+    };
+}
+
+// Apart, since the compiler takes seconds for each. Types of 16 bits share their source: fp16 stands for itself once a card.
+compiles! {
+    ampere: "sm_80", None;
+    ampere_short_heads: "sm_80", Some((64, DType::Bf16));
+    ampere_usual_heads: "sm_80", Some((128, DType::Bf16));
+    ampere_usual_heads_fp16: "sm_80", Some((128, DType::F16));
+    ampere_long_heads: "sm_80", Some((256, DType::Bf16));
+    hopper: "sm_90a", None;
+    hopper_short_heads: "sm_90a", Some((64, DType::Bf16));
+    hopper_usual_heads: "sm_90a", Some((128, DType::Bf16));
+    hopper_usual_heads_fp16: "sm_90a", Some((128, DType::F16));
+    hopper_long_heads: "sm_90a", Some((256, DType::Bf16));
+    blackwell: "sm_100", None;
+    blackwell_short_heads: "sm_100", Some((64, DType::Bf16));
+    blackwell_usual_heads: "sm_100", Some((128, DType::Bf16));
+    blackwell_usual_heads_fp16: "sm_100", Some((128, DType::F16));
+    blackwell_long_heads: "sm_100", Some((256, DType::Bf16));
+}
+
+#[test]
+fn the_tensor_cores_take_no_head_that_is_not_made_of_pieces_and_no_fp32() {
+    for attention in [(20, DType::Bf16), (264, DType::Bf16), (64, DType::F32)] {
+        let error = compile_kernels("sm_80", Some(attention)).err().unwrap().to_string();
+        assert!(error.contains("multiples of 8 up to 256") || error.contains("opening libnvrtc"), "{error}");
+    }
+}

@@ -1,0 +1,167 @@
+//! The samples of a run, in memory or in the token cache.
+//!
+//! What is ordered and batched is a *unit*: a sample, or, where samples are packed, a pack of them. Samples keep their
+//! own numbers, those of the rows kept in file order, whether they are packed or not.
+
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::intake::Index;
+use super::token_file::{Reject, TokenFile};
+use super::{DataError, Totals};
+
+/// The samples of a run. There is at least one, and none is empty.
+#[derive(Debug, Clone)]
+pub struct Samples {
+    tokens: Tokens,
+    index: Arc<Index>,
+}
+
+/// Of each sample its tokens, then its labels.
+#[derive(Debug, Clone)]
+enum Tokens {
+    Memory(Arc<Vec<i32>>),
+    File(Arc<TokenFile>),
+}
+
+impl Samples {
+    pub(super) fn in_memory(tokens: Vec<i32>, index: Index) -> Self {
+        Self { tokens: Tokens::Memory(Arc::new(tokens)), index: Arc::new(index) }
+    }
+
+    pub(super) fn of_file(file: TokenFile) -> Result<Self, Reject> {
+        let index = Arc::new(file.index()?);
+        Ok(Self { tokens: Tokens::File(Arc::new(file)), index })
+    }
+
+    /// Opens a token cache that [`prepare`](super::prepare) left at `path`. Its header, sizes and index are checked; its
+    /// tokens were, by whoever prepared it.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(Reject::Io);
+        let samples = file.and_then(|file| Self::of_file(TokenFile::new(file, path)?));
+        samples.map_err(|reject| match reject {
+            Reject::Io(source) => DataError::OpenCache { path: path.to_owned(), source },
+            Reject::Damaged(why) => DataError::CacheFile { path: path.to_owned(), why },
+        })
+    }
+
+    /// How many units there are: packs where samples are packed, else samples.
+    pub fn count(&self) -> NonZeroU64 {
+        self.index.count
+    }
+
+    /// What was read.
+    pub fn totals(&self) -> Totals {
+        self.index.totals
+    }
+
+    /// A number that changes with any token, label, order of samples, or packing: a checkpoint knows its data by it. It
+    /// does not depend on how the samples are spread over files.
+    pub fn hash(&self) -> u64 {
+        self.index.hash
+    }
+
+    /// The tokens of a sample.
+    pub fn ids(&self, sample: u64) -> Result<Vec<i32>, DataError> {
+        let mut ids = Vec::new();
+        self.append_ids(sample, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The labels of a sample, as given: aligned with its tokens, not shifted.
+    pub fn labels(&self, sample: u64) -> Result<Vec<i32>, DataError> {
+        let mut labels = Vec::new();
+        self.append_labels(sample, 0, &mut labels)?;
+        Ok(labels)
+    }
+
+    /// Adds the tokens of a sample to `into`.
+    pub fn append_ids(&self, sample: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
+        let Range { start, end } = self.range(sample);
+        self.append(2 * start..start + end, sample, into)
+    }
+
+    /// Adds the labels of a sample to `into`, from the `first` one on.
+    pub fn append_labels(&self, sample: u64, first: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
+        let Range { start, end } = self.range(sample);
+        self.append((start + end + first).min(2 * end)..2 * end, sample, into)
+    }
+
+    fn append(&self, place: Range<u64>, sample: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
+        match &self.tokens {
+            Tokens::Memory(tokens) => {
+                into.extend_from_slice(&tokens[place.start as usize..place.end as usize]);
+                Ok(())
+            }
+            Tokens::File(file) => {
+                let before = into.len();
+                into.resize(before + (place.end - place.start) as usize, 0);
+                file.read(place.start, &mut into[before..], sample)
+            }
+        }
+    }
+
+    /// How many tokens a sample has.
+    pub fn sample_length(&self, sample: u64) -> u64 {
+        let Range { start, end } = self.range(sample);
+        end - start
+    }
+
+    /// The samples of a unit.
+    pub fn members(&self, unit: u64) -> impl Iterator<Item = u64> + '_ {
+        let packed = self.pack(unit);
+        let alone = packed.is_none().then_some(unit);
+        alone.into_iter().chain(packed.unwrap_or_default().iter().copied())
+    }
+
+    /// How many tokens a unit has.
+    pub fn length(&self, unit: u64) -> u64 {
+        self.members(unit).map(|sample| self.sample_length(sample)).sum()
+    }
+
+    /// How many of its tokens are trained.
+    pub fn trained(&self, unit: u64) -> u64 {
+        self.members(unit).map(|sample| u64::from(self.index.trained[sample as usize])).sum()
+    }
+
+    /// Tokens of the longest unit.
+    pub fn longest(&self) -> u64 {
+        let totals = self.totals();
+        if totals.packs > 0 { totals.longest_pack } else { totals.longest }
+    }
+
+    /// Samples of the unit that has most of them.
+    pub fn most_in_unit(&self) -> u64 {
+        self.totals().most_in_pack.max(1)
+    }
+
+    fn pack(&self, unit: u64) -> Option<&[u64]> {
+        let packs = &self.index.packs;
+        if packs.starts.is_empty() {
+            return None;
+        }
+        let unit = unit as usize;
+        Some(&packs.members[packs.starts[unit] as usize..packs.starts[unit + 1] as usize])
+    }
+
+    fn range(&self, sample: u64) -> Range<u64> {
+        let (starts, sample) = (&self.index.starts, sample as usize);
+        starts[sample]..starts[sample + 1]
+    }
+}
+
+/// Equal contents, wherever they are kept. What cannot be read equals nothing.
+impl PartialEq for Samples {
+    fn eq(&self, other: &Self) -> bool {
+        let row = |samples: &Self, sample| Some((samples.ids(sample).ok()?, samples.labels(sample).ok()?));
+        let same = |sample| row(self, sample).is_some_and(|own| Some(own) == row(other, sample));
+        self.totals() == other.totals()
+            && self.hash() == other.hash()
+            && self.index.starts == other.index.starts
+            && self.index.packs == other.index.packs
+            && (0..self.totals().samples).all(same)
+    }
+}

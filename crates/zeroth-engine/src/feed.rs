@@ -1,0 +1,228 @@
+//! The data of a micro-batch on its way to the device: rounded up to a number of rows that a program was lowered for.
+
+use zeroth_cpu::{Pool, RopeTable, rope_angles};
+use zeroth_graph::{Graph, Op, Rotary};
+use zeroth_kernel::RowKey;
+
+use super::RunError;
+use zeroth_program::vocabulary;
+
+/// A micro-batch: its sequences end to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MicroBatch<'a> {
+    /// Tokens.
+    pub ids: &'a [i32],
+    /// What each should predict, already shifted; negative: it is not trained.
+    pub labels: &'a [i32],
+    /// Their places in their sequences.
+    pub positions: &'a [i32],
+    /// Where each sequence begins and, last, where the last one ends.
+    pub starts: &'a [u32],
+    /// The sample and place of every token; may be empty where the model has no dropout.
+    pub keys: &'a [RowKey],
+}
+
+/// Where the micro-batches of a step come from. An engine asks for one at a time, in order, and holds none of them longer
+/// than it takes to feed it: memory does not grow with their number.
+pub trait MicroBatches {
+    /// What may go wrong: a run, or reading data.
+    type Error: From<RunError>;
+
+    /// The next micro-batch.
+    fn next(&mut self) -> Result<MicroBatch<'_>, Self::Error>;
+}
+
+/// Micro-batches that are all there.
+pub(super) struct Listed<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a>>);
+
+impl MicroBatches for Listed<'_> {
+    type Error = RunError;
+
+    fn next(&mut self) -> Result<MicroBatch<'_>, RunError> {
+        Ok(*self.0.next().expect("as many were counted as a step has"))
+    }
+}
+
+/// What is uploaded for a micro-batch, made once and filled anew.
+pub(super) struct Feed {
+    pub(super) ids: Vec<i32>,
+    pub(super) labels: Vec<i32>,
+    pub(super) positions: Vec<i32>,
+    /// The number of entries, then the entries.
+    pub(super) starts: Vec<u32>,
+    pub(super) keys: Vec<RowKey>,
+    /// [rows, pairs].
+    pub(super) cosines: Vec<f32>,
+    pub(super) sines: Vec<f32>,
+    /// The length of all sequences, where it is one and they fill the rows.
+    pub(super) length: Option<usize>,
+    /// Rows of the smallest table that ids are looked up in.
+    known_ids: u64,
+    /// Rows of the head's projection.
+    known_labels: u64,
+    rotary: Rotary,
+    table: Angles,
+    /// The frequencies of a sequence that is stretched, made anew for each.
+    stretched: RopeTable,
+    pool: Pool,
+}
+
+/// Cosines and sines of every position, for sequences that are not stretched.
+struct Angles {
+    cosines: Vec<f32>,
+    sines: Vec<f32>,
+}
+
+impl Feed {
+    pub(super) fn new(graph: &Graph, most_rows: u64) -> Self {
+        let rows = most_rows as usize;
+        let (rotary, pool) = (graph.rotary.clone(), Pool::new(1));
+        let pairs = rotary.frequencies.len();
+        let positions: Vec<i32> = (0..rows as i32).collect();
+        let mut table = Angles { cosines: vec![0.0; rows * pairs], sines: vec![0.0; rows * pairs] };
+        let mut frequencies =
+            RopeTable { inv_freq: Vec::with_capacity(pairs), attention_scaling: rotary.scale as f32 };
+        angles(&pool, &rotary, &mut frequencies, 0, &positions, &mut table.cosines, &mut table.sines);
+        Self {
+            ids: vec![0; rows],
+            labels: vec![0; rows],
+            positions: vec![0; rows],
+            starts: vec![0; rows + 2],
+            keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
+            cosines: vec![0.0; rows * pairs],
+            sines: vec![0.0; rows * pairs],
+            length: None,
+            known_ids: embedded(graph),
+            known_labels: vocabulary(graph),
+            rotary,
+            table,
+            stretched: frequencies,
+            pool,
+        }
+    }
+
+    /// Takes a micro-batch, rounded up to `rows`.
+    pub(super) fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
+        let tokens = batch.ids.len();
+        let check = |what, found: usize, expected: usize| {
+            if found == expected { Ok(()) } else { Err(RunError::Batch { what, found, expected }) }
+        };
+        check("labels", batch.labels.len(), tokens)?;
+        check("positions", batch.positions.len(), tokens)?;
+        check("as the end of its sequences", batch.starts.last().map_or(0, |end| *end as usize), tokens)?;
+        within("token", batch.ids, self.known_ids)?;
+        let trained = |label: &&i32| **label >= 0;
+        within("label", batch.labels.iter().filter(trained), self.known_labels)?;
+        pad(&mut self.ids[..rows], batch.ids, 0);
+        pad(&mut self.labels[..rows], batch.labels, -100);
+        pad(&mut self.positions[..rows], batch.positions, 0);
+        let last = self.starts.len() - 1;
+        check("sequences more than there is room", batch.starts.len().saturating_sub(last), 0)?;
+        self.starts[0] = batch.starts.len() as u32;
+        self.starts[1..=batch.starts.len()].copy_from_slice(batch.starts);
+        if !batch.keys.is_empty() {
+            check("keys", batch.keys.len(), tokens)?;
+            pad(&mut self.keys[..rows], batch.keys, RowKey { sample: 0, position: 0, epoch: 0 });
+        }
+        self.length = one_length(batch.starts, rows);
+        self.turn(batch, rows);
+        Ok(())
+    }
+
+    fn turn(&mut self, batch: &MicroBatch<'_>, rows: usize) {
+        let pairs = self.rotary.frequencies.len();
+        if pairs == 0 {
+            return;
+        }
+        for row in 0..rows {
+            let (to, from) = (row * pairs, self.positions[row] as usize * pairs);
+            self.cosines[to..to + pairs].copy_from_slice(&self.table.cosines[from..from + pairs]);
+            self.sines[to..to + pairs].copy_from_slice(&self.table.sines[from..from + pairs]);
+        }
+        let Some(stretch) = self.rotary.stretch else { return };
+        for sequence in batch.starts.windows(2) {
+            let (begin, end) = (sequence[0] as usize, sequence[1] as usize);
+            if (end - begin) as u64 > stretch.max_positions {
+                let (cosines, sines) = (
+                    &mut self.cosines[begin * pairs..end * pairs],
+                    &mut self.sines[begin * pairs..end * pairs],
+                );
+                let positions = &batch.positions[begin..end];
+                let (table, length) = (&mut self.stretched, (end - begin) as u64);
+                angles(&self.pool, &self.rotary, table, length, positions, cosines, sines);
+            }
+        }
+    }
+}
+
+/// Rows of the smallest table that the ids of a batch are looked up in.
+fn embedded(graph: &Graph) -> u64 {
+    let ids = graph.inputs.first();
+    let tables = graph.nodes.iter().filter(|node| node.op == Op::Embedding && node.inputs.first() == ids);
+    tables.map(|node| graph.param(node.params[0]).spec.shape[0]).min().unwrap_or(u64::MAX)
+}
+
+/// Kernels read tables by these numbers, so none may lie outside: they come from files.
+fn within<'a>(
+    what: &'static str,
+    numbers: impl IntoIterator<Item = &'a i32>,
+    vocabulary: u64,
+) -> Result<(), RunError> {
+    let is_known = |number: i32| u64::try_from(number).is_ok_and(|number| number < vocabulary);
+    match numbers.into_iter().find(|number| !is_known(**number)) {
+        None => Ok(()),
+        Some(number) => Err(RunError::Vocabulary { what, number: *number, vocabulary }),
+    }
+}
+
+fn one_length(starts: &[u32], rows: usize) -> Option<usize> {
+    let length = starts.get(1)?.checked_sub(*starts.first()?)?;
+    let fills = starts.last().is_some_and(|end| *end as usize == rows);
+    let alike = starts.windows(2).all(|sequence| sequence[1].checked_sub(sequence[0]) == Some(length));
+    (length > 0 && fills && alike).then_some(length as usize)
+}
+
+fn pad<T: Copy>(to: &mut [T], from: &[T], rest: T) {
+    to[..from.len()].copy_from_slice(from);
+    to[from.len()..].fill(rest);
+}
+
+fn angles(
+    pool: &Pool,
+    rotary: &Rotary,
+    table: &mut RopeTable,
+    length: u64,
+    positions: &[i32],
+    cosines: &mut [f32],
+    sines: &mut [f32],
+) {
+    table.inv_freq.clear();
+    table.inv_freq.extend(rotary.of_length(length).map(|frequency| frequency as f32));
+    if !table.inv_freq.is_empty() {
+        rope_angles(pool, table, positions, cosines, sines);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{one_length, within};
+
+    #[test]
+    fn a_token_that_the_model_does_not_have_is_named() {
+        assert!(within("token", &[0, 7, 255], 256).is_ok());
+        for number in [256, 1 << 30, i32::MAX, -1, i32::MIN] {
+            let error = within("token", &[3, number, 4], 256).unwrap_err().to_string();
+            assert!(error.contains(&format!("the token {number}, and the model has 256")), "{error}");
+        }
+    }
+
+    #[test]
+    fn sequences_have_one_length_where_all_are_alike_and_fill_the_rows() {
+        assert_eq!(one_length(&[0, 4, 8, 12], 12), Some(4));
+        assert_eq!(one_length(&[0, 7], 7), Some(7));
+        assert_eq!(one_length(&[0, 4, 8, 12], 16), None, "rows of padding");
+        assert_eq!(one_length(&[0, 4, 9, 12], 12), None, "other lengths");
+        assert_eq!(one_length(&[0, 0], 0), None, "nothing");
+        assert_eq!(one_length(&[0], 0), None, "no sequence");
+    }
+}

@@ -1,0 +1,414 @@
+//! Collectives over places in an arena.
+//!
+//! Ranks whose arenas the host sees read each other's in place where they can ([`Windows`]): what is gathered and what is
+//! summed comes straight from where it lies, on all threads of a rank. Without windows bytes go through the ranks' regions.
+//! Cards take from each other without their hosts where they can ([`Cards`]), and else go through host memory.
+
+use std::ops::Range;
+
+use zeroth_base::DType;
+use zeroth_comm::{Comm, CommError, OpName, Peers, Transfer, Windows};
+use zeroth_kernel::{Device, DeviceError, Kernel, Launch, Queue, RankSum, Shared, Sight, Span, Tier, Way};
+
+use super::RunError;
+use super::cards::{Cards, exchange};
+use zeroth_program::{Collective, Work};
+
+/// Bytes of a rank's largest part from which on it is read in place. Smaller ones are sooner sent: that takes one meeting
+/// instead of two.
+const IN_PLACE: usize = 4096;
+
+/// Why a collective failed.
+pub(super) enum Meeting {
+    Device(DeviceError),
+    Comm(CommError),
+}
+
+/// How collectives are carried out.
+pub(super) struct Meetings {
+    /// Whether the ranks' windows are open.
+    in_place: bool,
+    /// The ranks' cards where they reach each other, and what is worth saying about how ranks meet, in words.
+    cards: Option<Cards>,
+    how: Option<String>,
+    /// Where in the arena's places parameters of all ranks are seen; nothing where they are gathered.
+    seen: Range<u64>,
+    /// Where the part of each rank lies in its window; written for each meeting.
+    from: Vec<Range<usize>>,
+    /// Host memory that the largest collective goes through, where it must go through any.
+    send: Vec<u8>,
+    receive: Vec<u8>,
+}
+
+impl Meetings {
+    /// Opens the windows where there are any, and the `views` into them. The arena holds nothing yet.
+    pub(super) fn new<'w>(
+        all: impl Iterator<Item = &'w Work> + Clone,
+        device: &mut dyn Device,
+        comm: Option<&dyn Comm>,
+        views: (u64, u64),
+    ) -> Result<Self, Meeting> {
+        let (from, send, receive) = (Vec::new(), Vec::new(), Vec::new());
+        let none = Self { in_place: false, cards: None, how: None, seen: 0..0, from, send, receive };
+        let Some(comm) = comm else { return Ok(none) };
+        let seen = matches!(device.direct_mut(Span::device(0, 0)), Ok(Some(_)));
+        let collectives = all.filter_map(|work| match work {
+            Work::Collective(collective) => Some(collective),
+            Work::Nothing | Work::Launches(_) => None,
+        });
+        let mut in_place = false;
+        if let Some(windows) = comm.windows().filter(|_| seen) {
+            let spans = joined(collectives.clone().filter_map(|collective| shown(collective, comm.rank())));
+            let (file, at) = windows.own();
+            let ready = device.share(&Shared { file, at, spans: &spans }).map_err(Meeting::Device)?;
+            let op = OpName::new(0, "open windows", 0);
+            let bytes = device.capacity(Tier::Device) as usize;
+            in_place = windows.open(op, bytes, ready).map_err(Meeting::Comm)?;
+        }
+        let (mut cards, mut how) = (None, None);
+        if !seen {
+            let asked = Way::asked().map_err(Meeting::Device)?;
+            match Cards::open(asked, device, comm)? {
+                Ok(open) => {
+                    how = Some(open.describe());
+                    cards = Some(open);
+                }
+                Err(reason) => how = Some(format!("through the memory of the host ({reason})")),
+            }
+        }
+        let mut in_view = 0..0;
+        if views.1 > 0 {
+            let sights = match comm.windows().filter(|_| in_place) {
+                Some(windows) => sights(windows, collectives.clone(), views.0),
+                None => Vec::new(),
+            };
+            if device.view(views.0, views.1, &sights).map_err(Meeting::Device)? {
+                in_view = views.0..views.0 + views.1;
+            } else {
+                how = Some(format!(
+                    "by copying, because they cannot map each other's memory: parameters take up to {} a rank more than \
+                     planned; zeroth.gather \"copy\" plans for copies, within the bounds of the stage3_* keys",
+                    zeroth_base::format_bytes(views.1)
+                ));
+            }
+        }
+        let (mut send, mut receive) = (0, 0);
+        for collective in collectives {
+            if cards.is_some() && exchange(collective).is_some_and(|exchange| exchange.is_on_devices()) {
+                continue;
+            }
+            match collective {
+                Collective::AllGather { send: from, recv, .. }
+                | Collective::AllToAll { send: from, recv, .. }
+                    if !seen =>
+                {
+                    (send, receive) = (send.max(from.bytes), receive.max(recv.bytes));
+                }
+                Collective::InPlace { buffer, .. } | Collective::Broadcast { buffer, .. } if !seen => {
+                    receive = receive.max(buffer.bytes);
+                }
+                Collective::Reduce { counts, .. } if !in_place => {
+                    send = send.max(counts.iter().sum::<usize>() as u64);
+                    receive = receive.max((counts.len() * counts[comm.rank()]) as u64);
+                }
+                _ => {}
+            }
+        }
+        let (send, receive) = (vec![0; send as usize], vec![0; receive as usize]);
+        Ok(Self { in_place, cards, how, seen: in_view, from: vec![0..0; comm.world()], send, receive })
+    }
+
+    /// Whether ranks read each other's parameters between meetings.
+    pub(super) fn sees(&self) -> bool {
+        !self.seen.is_empty()
+    }
+
+    /// How ranks on cards meet, in words, or why ranks on processors that should read in place do not; else none.
+    pub(super) fn how(&self) -> Option<&str> {
+        self.how.as_deref()
+    }
+
+    /// Whether collectives run on after they were enqueued.
+    pub(super) fn run_on(&self) -> bool {
+        self.cards.is_some()
+    }
+
+    /// What the host has waited for of a device; an error where a rank was lost meanwhile, whatever the device says.
+    pub(super) fn seen<T>(
+        &self,
+        step: u64,
+        op: &'static str,
+        found: Result<T, DeviceError>,
+    ) -> Result<T, RunError> {
+        if let Some(cards) = &self.cards {
+            let met = cards.check(OpName::new(step, op, 0));
+            met.map_err(|source| RunError::Comm { step, op: op.to_owned(), source })?;
+        }
+        found.map_err(RunError::device(step, op))
+    }
+
+    /// Carries a collective out, or enqueues it where cards do so.
+    pub(super) fn meet(
+        &mut self,
+        comm: &dyn Comm,
+        name: OpName,
+        collective: &Collective,
+        device: &mut dyn Device,
+        queue: Queue,
+    ) -> Result<(), Meeting> {
+        if let Some(windows) = comm.windows().filter(|_| self.in_place && is_read(collective)) {
+            return self.read(windows, comm.rank(), name, collective, device, queue);
+        }
+        if let (Some(cards), Some(exchange)) = (&self.cards, exchange(collective))
+            && exchange.is_on_devices()
+        {
+            return cards.meet(name, &exchange, device, queue);
+        }
+        let go = |transfer: Transfer<'_>| {
+            comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)
+        };
+        let on_device = Meeting::Device;
+        match collective {
+            Collective::AllGather { send, recv, counts } | Collective::AllToAll { send, recv, counts } => {
+                let all_gather = matches!(collective, Collective::AllGather { .. });
+                if let Some((send, recv)) = device.direct(*send, *recv).map_err(on_device)? {
+                    return go(transfer(all_gather, send, recv, counts));
+                }
+                let (from, to) =
+                    (&mut self.send[..send.bytes as usize], &mut self.receive[..recv.bytes as usize]);
+                device.download(queue, *send, from).map_err(on_device)?;
+                go(transfer(all_gather, from, to, counts))?;
+                device.upload(queue, to, *recv).map_err(on_device)
+            }
+            Collective::InPlace { buffer, starts, counts } => {
+                if let Some(buffer) = device.direct_mut(*buffer).map_err(on_device)? {
+                    return go(Transfer::AllGatherInPlace { buffer, starts, counts });
+                }
+                let all = &mut self.receive[..buffer.bytes as usize];
+                device.download(queue, *buffer, all).map_err(on_device)?;
+                go(Transfer::AllGatherInPlace { buffer: all, starts, counts })?;
+                device.upload(queue, all, *buffer).map_err(on_device)
+            }
+            Collective::Broadcast { root, buffer } => {
+                if let Some(buffer) = device.direct_mut(*buffer).map_err(on_device)? {
+                    return go(Transfer::Broadcast { root: *root, buffer });
+                }
+                let all = &mut self.receive[..buffer.bytes as usize];
+                device.download(queue, *buffer, all).map_err(on_device)?;
+                go(Transfer::Broadcast { root: *root, buffer: all })?;
+                device.upload(queue, all, *buffer).map_err(on_device)
+            }
+            Collective::Reduce { send, starts, counts, .. } => {
+                let count = counts[comm.rank()];
+                let received = &mut self.receive[..counts.len() * count];
+                let own = device.direct_mut(*send).map_err(on_device)?;
+                let own = own.expect("sums over ranks are compiled for devices whose arena the host sees");
+                let mut end = 0;
+                for (start, count) in starts.iter().zip(counts) {
+                    self.send[end..end + count].copy_from_slice(&own[*start..start + count]);
+                    end += count;
+                }
+                let send = &self.send[..end];
+                go(Transfer::AllToAll { send, recv: received, counts })?;
+                let other = |rank: usize| &received[rank * count..(rank + 1) * count];
+                device.sum_ranks(queue, &sum(collective, comm.rank(), &other)).map_err(on_device)
+            }
+        }
+    }
+
+    /// Carries a collective out in the windows.
+    fn read(
+        &mut self,
+        windows: &dyn Windows,
+        rank: usize,
+        name: OpName,
+        collective: &Collective,
+        device: &mut dyn Device,
+        queue: Queue,
+    ) -> Result<(), Meeting> {
+        let from = &mut self.from;
+        match collective {
+            // Everybody has come, so what they hold is complete: it is seen where it lies.
+            Collective::AllGather { recv, .. } if self.seen.contains(&recv.at) => {
+                from.fill(0..0);
+                return windows.read(name, from, &mut |_| ()).map_err(Meeting::Comm);
+            }
+            Collective::AllGather { send, recv, counts } => {
+                from.iter_mut().zip(counts).for_each(|(from, count)| *from = part(*send, 0, *count));
+                let start = counts[..rank].iter().sum::<usize>();
+                let to = recv.part(start as u64, send.bytes, 1);
+                device.enqueue(queue, &copy(*send, to)).map_err(Meeting::Device)?;
+            }
+            Collective::InPlace { buffer, starts, counts } => {
+                let parts = starts.iter().zip(counts);
+                let parts = parts.map(|(start, count)| part(*buffer, *start, *count));
+                from.iter_mut().zip(parts).for_each(|(from, part)| *from = part);
+            }
+            Collective::Broadcast { root, buffer } => {
+                from.fill(0..0);
+                from[*root] = part(*buffer, 0, buffer.bytes as usize);
+            }
+            Collective::AllToAll { send, recv, counts } => {
+                let own = own_part(*send, counts, rank);
+                from.fill(part(own, 0, own.bytes as usize));
+                let to = recv.part(rank as u64 * own.bytes, own.bytes, 1);
+                device.enqueue(queue, &copy(own, to)).map_err(Meeting::Device)?;
+            }
+            Collective::Reduce { send, starts, counts, .. } => {
+                let own = send.part(starts[rank] as u64, counts[rank] as u64, 1);
+                from.fill(part(own, 0, own.bytes as usize));
+            }
+        }
+        let mut outcome = Ok(());
+        let met =
+            windows.read(name, from, &mut |peers| outcome = take(peers, rank, collective, device, queue));
+        met.map_err(Meeting::Comm)?;
+        outcome.map_err(Meeting::Device)
+    }
+}
+
+/// The parts of all ranks' windows that gathers into views ask for, each once.
+fn sights<'w>(
+    windows: &'w dyn Windows,
+    collectives: impl Iterator<Item = &'w Collective>,
+    views: u64,
+) -> Vec<Sight<'w>> {
+    let mut sights: Vec<Sight<'_>> = Vec::new();
+    for collective in collectives {
+        let Collective::AllGather { send, recv, counts } = collective else { continue };
+        if recv.at < views || sights.iter().any(|sight| sight.to.at == recv.at) {
+            continue;
+        }
+        let mut start = 0;
+        for (rank, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let (file, at) = windows.of(rank);
+            sights.push(Sight { to: recv.part(start, *count as u64, 1), file, at: at + send.at });
+            start += *count as u64;
+        }
+    }
+    sights
+}
+
+/// Takes what a collective gives this rank from the others' windows.
+fn take(
+    peers: &Peers<'_>,
+    rank: usize,
+    collective: &Collective,
+    device: &mut dyn Device,
+    queue: Queue,
+) -> Result<(), DeviceError> {
+    let mut put = |from: usize, to: Span, start: usize, count: usize| {
+        if from == rank {
+            return Ok(());
+        }
+        device.upload(queue, peers.of(from), to.part(start as u64, count as u64, 1))
+    };
+    match collective {
+        Collective::AllGather { recv, counts, .. } => {
+            let mut start = 0;
+            for (from, count) in counts.iter().enumerate() {
+                put(from, *recv, start, *count)?;
+                start += count;
+            }
+            Ok(())
+        }
+        Collective::InPlace { buffer, starts, counts } => {
+            let mut parts = starts.iter().zip(counts).enumerate();
+            parts.try_for_each(|(from, (start, count))| put(from, *buffer, *start, *count))
+        }
+        Collective::Broadcast { root, buffer } => put(*root, *buffer, 0, buffer.bytes as usize),
+        Collective::AllToAll { recv, counts, .. } => {
+            let count = counts[rank];
+            (0..counts.len()).try_for_each(|from| put(from, *recv, from * count, count))
+        }
+        Collective::Reduce { .. } => {
+            device.sum_ranks(queue, &sum(collective, rank, &|other| peers.of(other)))
+        }
+    }
+}
+
+/// What a reduction adds up.
+fn sum<'a>(
+    collective: &Collective,
+    rank: usize,
+    other: &'a (dyn Fn(usize) -> &'a [u8] + Sync),
+) -> RankSum<'a> {
+    let Collective::Reduce { send, starts, counts, from_type, to, to_type, add, squares } = collective else {
+        unreachable!("{collective:?} adds nothing")
+    };
+    let own = send.part(starts[rank] as u64, counts[rank] as u64, 1);
+    let (from_type, to_type, add) = (*from_type, *to_type, *add);
+    RankSum { ranks: counts.len(), rank, own, other, from_type, to: *to, to_type, add, squares: *squares }
+}
+
+/// Whether a collective is read in place where windows are open: the same on all ranks.
+fn is_read(collective: &Collective) -> bool {
+    let most = |counts: &[usize]| counts.iter().copied().max().unwrap_or(0) >= IN_PLACE;
+    match collective {
+        Collective::AllGather { send, counts, .. } | Collective::AllToAll { send, counts, .. } => {
+            send.tier == Tier::Device && most(counts)
+        }
+        Collective::InPlace { buffer, counts, .. } => buffer.tier == Tier::Device && most(counts),
+        Collective::Broadcast { buffer, .. } => {
+            buffer.tier == Tier::Device && buffer.bytes >= IN_PLACE as u64
+        }
+        Collective::Reduce { .. } => true,
+    }
+}
+
+/// What others read of this rank's arena in a collective.
+fn shown(collective: &Collective, rank: usize) -> Option<Span> {
+    if !is_read(collective) {
+        return None;
+    }
+    match collective {
+        Collective::AllGather { send, .. }
+        | Collective::AllToAll { send, .. }
+        | Collective::Reduce { send, .. } => Some(*send),
+        Collective::InPlace { buffer, starts, counts } => {
+            Some(buffer.part(starts[rank] as u64, counts[rank] as u64, 1))
+        }
+        Collective::Broadcast { root, buffer } => (*root == rank).then_some(*buffer),
+    }
+}
+
+/// Places in their order, those that touch or overlap as one.
+fn joined(spans: impl Iterator<Item = Span>) -> Vec<Span> {
+    let mut spans: Vec<Span> = spans.filter(|span| span.bytes > 0).collect();
+    spans.sort_unstable_by_key(|span| span.at);
+    spans.dedup_by(|next, before| {
+        let touches = next.at <= before.end();
+        if touches {
+            before.bytes = next.end().max(before.end()) - before.at;
+        }
+        touches
+    });
+    spans
+}
+
+fn own_part(send: Span, counts: &[usize], rank: usize) -> Span {
+    send.part(counts[..rank].iter().sum::<usize>() as u64, counts[rank] as u64, 1)
+}
+
+/// A part of a place, as a range of the arena and so of the window.
+fn part(span: Span, start: usize, count: usize) -> Range<usize> {
+    let first = span.at as usize + start;
+    first..first + count
+}
+
+fn copy(from: Span, to: Span) -> Launch {
+    let (dtype, scratch) = (DType::F32, Span::device(0, 0));
+    Launch {
+        kernel: Kernel::Convert { from, from_type: dtype, to, to_type: dtype, broken: None },
+        dtype,
+        scratch,
+    }
+}
+
+fn transfer<'a>(all_gather: bool, send: &'a [u8], recv: &'a mut [u8], counts: &'a [usize]) -> Transfer<'a> {
+    if all_gather {
+        Transfer::AllGather { send, recv, counts }
+    } else {
+        Transfer::AllToAll { send, recv, counts }
+    }
+}

@@ -1,0 +1,120 @@
+//! `trace`: when every instruction ran, as a file that Perfetto shows, and as times to add up.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use zeroth_kernel::Queue;
+
+/// What one rank did when.
+#[derive(Debug)]
+pub struct Trace {
+    rank: u64,
+    began: Instant,
+    events: Vec<Event>,
+    /// Events whose times have been taken.
+    taken: usize,
+    /// Events whose times are final.
+    settled: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Event {
+    section: usize,
+    instruction: usize,
+    queue: Queue,
+    name: String,
+    from: f64,
+    to: f64,
+}
+
+/// How long an instruction took, by the device's clock where it has one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timed {
+    /// The section, by its place in the program.
+    pub section: usize,
+    /// The instruction, by its place in the section.
+    pub instruction: usize,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// An event as Chrome's trace format has it: Perfetto reads it.
+#[derive(Serialize)]
+struct Complete<'a> {
+    name: &'a str,
+    cat: &'static str,
+    ph: &'static str,
+    ts: f64,
+    dur: f64,
+    pid: u64,
+    tid: usize,
+}
+
+impl Trace {
+    pub(super) fn new(rank: u64) -> Self {
+        Self { rank, began: Instant::now(), events: Vec::new(), taken: 0, settled: 0 }
+    }
+
+    pub(super) fn now(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1e6
+    }
+
+    /// Notes an instruction, by its section and its place there, that ran from `from` to now.
+    pub(super) fn add(&mut self, place: (usize, usize), queue: Queue, name: String, from: f64) {
+        let (section, instruction) = place;
+        let to = self.now();
+        self.events.push(Event { section, instruction, queue, name, from, to });
+    }
+
+    /// Puts the device's times, a beginning and an end for each instruction, in place of the host's; none where it has no
+    /// clock of its own.
+    pub(super) fn settle(&mut self, stamps: &[f64]) {
+        for (event, stamps) in self.events[self.settled..].iter_mut().zip(stamps.chunks_exact(2)) {
+            (event.from, event.to) = (stamps[0], stamps[1]);
+        }
+        self.settled = self.events.len();
+    }
+
+    /// The times since the last call, in the order instructions ran. Without `keep` the events are forgotten, so that
+    /// a long run takes no more memory than a short one; they are then missing from the timeline.
+    pub fn take_times(&mut self, keep: bool) -> Vec<Timed> {
+        let time_of = |event: &Event| Timed {
+            section: event.section,
+            instruction: event.instruction,
+            seconds: (event.to - event.from) / 1e6,
+        };
+        let times = self.events[self.taken..].iter().map(time_of).collect();
+        if !keep {
+            self.events.truncate(self.taken);
+            self.settled = self.taken;
+        }
+        self.taken = self.events.len();
+        times
+    }
+
+    /// The events of one rank as JSON objects, one a line, without the brackets around them: ranks' lines join to a
+    /// file `{"traceEvents": [...]}`.
+    pub fn to_json_lines(&self) -> Result<String, serde_json::Error> {
+        let mut lines = Vec::with_capacity(self.events.len() + 1 + Queue::ALL.len());
+        let named = |what: &str, tid: usize, name: &str| serde_json::json!({"name": what, "ph": "M", "pid": self.rank, "tid": tid, "args": {"name": name}});
+        lines.push(serde_json::to_string(&named("process_name", 0, &format!("rank {}", self.rank)))?);
+        for (tid, queue) in Queue::ALL.into_iter().enumerate() {
+            lines.push(serde_json::to_string(&named("thread_name", tid, queue.name()))?);
+        }
+        for event in &self.events {
+            let tid = Queue::ALL.iter().position(|queue| *queue == event.queue).unwrap_or(0);
+            let (ts, dur) = (event.from, event.to - event.from);
+            let name = &event.name;
+            lines.push(serde_json::to_string(&Complete {
+                name,
+                cat: event.queue.name(),
+                ph: "X",
+                ts,
+                dur,
+                pid: self.rank,
+                tid,
+            })?);
+        }
+        Ok(lines.join(",\n"))
+    }
+}

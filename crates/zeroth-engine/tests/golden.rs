@@ -1,0 +1,145 @@
+//! The engine against PyTorch: golden models in f32, at every stage, on 1, 2, 3 and 5 ranks, with and without
+//! accumulation.
+
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+mod job;
+
+use job::{Golden, Outcome, ROOMY, Setup, goldens};
+use serde_json::Value;
+use zeroth_program::{Offload, Recompute, Settings};
+
+/// (ranks, accumulation, micro-batch): each product is the batch of a golden run.
+const SPLITS: [(u64, u64, u64); 9] =
+    [(1, 1, 4), (1, 4, 1), (2, 1, 2), (2, 4, 2), (3, 1, 4), (3, 4, 1), (5, 1, 4), (5, 4, 1), (1, 4, 4)];
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+fn length(elements: impl Iterator<Item = f64>) -> f64 {
+    elements.map(|x| x * x).sum::<f64>().sqrt()
+}
+
+fn assert_golden(golden: &Golden, batch: u64, outcome: &Outcome, what: &str) {
+    let run = golden.run(batch);
+    let (losses, norms) = (numbers(&run["loss"]), numbers(&run["grad_norm"]));
+    for (step, record) in outcome.records.iter().enumerate() {
+        let at = format!("{} {what} step {}", golden.name, step + 1);
+        assert!((record.loss - losses[step]).abs() < 1e-4, "{at}: loss {} {}", record.loss, losses[step]);
+        assert!(
+            (record.norm - norms[step]).abs() < 5e-4 * norms[step],
+            "{at}: norm {} {}",
+            record.norm,
+            norms[step]
+        );
+        assert!(record.apply == 1 && record.applied == step as u64 + 1, "{at}: {record:?}");
+    }
+    assert_eq!(outcome.records.len(), losses.len());
+    for (parameter, weights) in golden.table.iter().zip(&outcome.weights) {
+        let expected = run["final"][&parameter.name]["norm"].as_f64().unwrap();
+        let found = length(weights.iter().map(|weight| f64::from(*weight)));
+        assert!(
+            (found - expected).abs() < 1e-5 * expected,
+            "{} {}: {found} {expected}",
+            golden.name,
+            parameter.name
+        );
+    }
+}
+
+/// Gradients of step 1 belong to a step of 4 samples.
+fn assert_gradients(golden: &Golden, outcome: &Outcome, what: &str) {
+    let expected = &golden.steps["gradients_of_step_1"]["parameters"];
+    for (parameter, gradient) in golden.table.iter().zip(&outcome.gradients) {
+        let name = format!("{} {what} {}", golden.name, parameter.name);
+        let said = &expected[&parameter.name];
+        let norm = said["norm"].as_f64().unwrap();
+        let found = length(gradient.iter().map(|g| f64::from(*g)));
+        assert!((found - norm).abs() <= 1e-5 * norm, "{name}: norm {found} {norm}");
+        for (place, value) in numbers(&said["places"]).iter().zip(numbers(&said["values"])) {
+            let found = f64::from(gradient[*place as usize]);
+            assert!((found - value).abs() <= 1e-5 * norm, "{name}[{place}]: {found} {value}");
+        }
+    }
+    let file = golden.folder.join("grads.safetensors");
+    if file.is_file() {
+        for (parameter, gradient) in golden.table.iter().zip(&outcome.gradients) {
+            let whole = whole_gradient(&file, &parameter.name);
+            let apart = length(gradient.iter().zip(&whole).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+            let norm = length(whole.iter().map(|g| f64::from(*g)));
+            assert!(apart <= 1e-5 * norm, "{} {what} {}: {apart} of {norm}", golden.name, parameter.name);
+        }
+    }
+}
+
+/// A tensor of a safetensors file: a header of JSON with the byte ranges of f32 data.
+fn whole_gradient(file: &std::path::Path, name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let range = numbers(&table[name]["data_offsets"]);
+    let data = &bytes[8 + header + range[0] as usize..8 + header + range[1] as usize];
+    data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn trains_like_pytorch(stage: u8) {
+    for golden in goldens() {
+        for (ranks, accumulation, micro_batch) in SPLITS {
+            let settings = Settings { stage, accumulation, ..ROOMY };
+            let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
+            let what = format!("stage {stage}, {ranks} ranks, accumulation {accumulation}");
+            let outcome = golden.train(&setup);
+            let batch = ranks * accumulation * micro_batch;
+            assert_golden(&golden, batch, &outcome, &what);
+            if batch == 4 {
+                assert_gradients(&golden, &outcome, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn with_states_in_host_memory_and_blocks_computed_again_it_trains_like_pytorch_too() {
+    let both = Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), tile: 4096, ..Offload::NOTHING };
+    let optimizer = Offload { parameters: None, ..both };
+    let splits = [(1, 1, 4), (1, 4, 1), (2, 1, 2), (3, 1, 4), (5, 4, 1)];
+    for (place, golden) in goldens().iter().enumerate() {
+        for (turn, (ranks, accumulation, micro_batch)) in splits.into_iter().enumerate() {
+            // Every model meets every split, and over all of them every stage, place and policy.
+            let stage = ((place + turn) % 4) as u8;
+            let offload = [Offload::NOTHING, optimizer, both][(place + 2 * turn) % 3];
+            let parked = (place + turn) % 2 == 0;
+            let recompute = [
+                Recompute::Block { blocks: None, kept: None, parked },
+                Recompute::Attention,
+                Recompute::Block { blocks: None, kept: Some(1), parked },
+                Recompute::NormSwiGlu,
+            ][(place + 3 * turn) % 4];
+            let settings = Settings { stage, accumulation, offload, recompute, overlap: true, ..ROOMY };
+            let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
+            let outcome = golden.train(&setup);
+            assert_golden(golden, ranks * accumulation * micro_batch, &outcome, &format!("{setup:?}"));
+        }
+    }
+}
+
+#[test]
+fn stage_0_trains_like_pytorch() {
+    trains_like_pytorch(0);
+}
+
+#[test]
+fn stage_1_trains_like_pytorch() {
+    trains_like_pytorch(1);
+}
+
+#[test]
+fn stage_2_trains_like_pytorch() {
+    trains_like_pytorch(2);
+}
+
+#[test]
+fn stage_3_trains_like_pytorch() {
+    trains_like_pytorch(3);
+}

@@ -1,0 +1,432 @@
+//! Golden models trained by the engine: ranks are threads, each with its own device and arena.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use serde_json::Value;
+use zeroth_base::DType;
+use zeroth_comm::Comm;
+use zeroth_comm::local::{Job, Options};
+use zeroth_cpu::CpuDevice;
+use zeroth_engine::{Engine, MicroBatch, Rank, State};
+use zeroth_graph::Graph;
+use zeroth_graph::reference::{Data, Machine};
+use zeroth_kernel::{Optimizer, Recipe, Record, Tier};
+use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
+use zeroth_program::Compiled;
+use zeroth_program::Target;
+use zeroth_program::{Offload, Recompute, Settings, Types, bytes, compile};
+
+pub(crate) const F32: Types = Types { run: DType::F32, communication: DType::F32 };
+pub(crate) const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
+pub(crate) const ROOMY: Settings = Settings {
+    stage: 3,
+    accumulation: 1,
+    types: F32,
+    persistence: 0,
+    reduce_bucket: u64::MAX / 4,
+    max_live: u64::MAX / 4,
+    max_reuse: 0,
+    prefetch: 0,
+    overlap: false,
+    optimizer: Optimizer::AdamW,
+    moments: DType::F32,
+    rounds_by_chance: false,
+    sums: DType::F32,
+    recompute: Recompute::Nothing,
+    offload: Offload::NOTHING,
+    reduce_scatter: true,
+    allgather_bucket: u64::MAX / 4,
+    allgather_partitions: true,
+    memory_efficient_linear: true,
+    gather: None,
+    head_rounds: true,
+};
+
+/// A golden model: its folder, its weights and its rows.
+pub(crate) struct Golden {
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) table: ParameterTable,
+    /// Each parameter's elements, in the order of the table.
+    pub(crate) weights: Vec<Vec<f32>>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) steps: Value,
+}
+
+pub(crate) struct Row {
+    ids: Vec<i32>,
+    /// Shifted: what each token should predict.
+    labels: Vec<i32>,
+}
+
+/// Rows end to end.
+#[derive(Default)]
+struct Packed {
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    positions: Vec<i32>,
+    starts: Vec<u32>,
+}
+
+/// How a golden model is trained.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setup {
+    pub(crate) ranks: u64,
+    pub(crate) micro_batch: u64,
+    pub(crate) threads: usize,
+    pub(crate) settings: Settings,
+    pub(crate) steps: usize,
+    /// Any order that waits allow, drawn with this seed.
+    pub(crate) chaos: Option<u64>,
+    /// Micro-batches are rounded up to this many sizes.
+    pub(crate) sizes: u64,
+    /// The loss scale of fp16, and how many steps may be skipped.
+    pub(crate) scaling: Option<Recipe>,
+    /// Ranks exchange what they have rounded, as cards do, instead of reading it in each other's memory.
+    pub(crate) exchanges: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let (chaos, scaling) = (None, None);
+        let (sizes, exchanges) = (1, false);
+        Self {
+            ranks: 1,
+            micro_batch: 1,
+            threads: 1,
+            settings: ROOMY,
+            steps: 20,
+            chaos,
+            sizes,
+            scaling,
+            exchanges,
+        }
+    }
+}
+
+/// What a training came to: records by step, gradients of step 1 and final weights, each in the order of the table.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) records: Vec<Record>,
+    pub(crate) gradients: Vec<Vec<f32>>,
+    pub(crate) weights: Vec<Vec<f32>>,
+}
+
+pub(crate) fn golden_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
+}
+
+pub(crate) fn goldens() -> Vec<Golden> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(golden_folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("steps.json").is_file())
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 8, "{folders:?}");
+    folders.iter().map(|folder| Golden::read(folder)).collect()
+}
+
+/// Numbers around 0 that follow from their place.
+fn numbers(count: u64, salt: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i as f64 * 29.0 + salt as f64 * 71.0 + 5.0) * 0.811).sin() as f32 * 0.5).collect()
+}
+
+impl Golden {
+    /// A model of this config.json with made-up weights and 30 short rows, and no golden numbers.
+    pub(crate) fn synthetic(config: &Value) -> Self {
+        let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
+        let table = table(&config);
+        let weights =
+            table.iter().enumerate().map(|(salt, parameter)| numbers(parameter.elements(), salt)).collect();
+        let token = |at: usize| (at * 7 + 3) as i32 % config.vocab as i32;
+        let row = |at: usize| Row {
+            ids: (0..2 + at % 4).map(|i| token(at * 5 + i)).collect(),
+            labels: (0..2 + at % 4).map(|i| if i == 1 { -100 } else { token(at + 2 * i) }).collect(),
+        };
+        let recipe = serde_json::json!({
+            "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0,
+            "undecayed": ["model.norm.weight"],
+        });
+        let steps = serde_json::json!({ "recipe": recipe, "runs": [] });
+        let (name, folder) = ("synthetic".to_owned(), PathBuf::new());
+        Self { name, folder, weights, rows: (0..30).map(row).collect(), steps, config, table }
+    }
+
+    /// Rows at these places begin with a token whose embedding is not a number; no other row has it.
+    pub(crate) fn poison(&mut self, places: &[usize]) {
+        let (width, last) = (self.config.hidden as usize, self.config.vocab as usize - 1);
+        for row in &mut self.rows {
+            for id in row.ids.iter_mut().filter(|id| **id == last as i32) {
+                *id = 0;
+            }
+        }
+        for place in places {
+            self.rows[*place].ids[0] = last as i32;
+        }
+        let embedding = self.table.iter().position(|parameter| parameter.name.contains("embed")).unwrap();
+        self.weights[embedding][last * width..(last + 1) * width].fill(f32::NAN);
+    }
+
+    pub(crate) fn named(name: &str) -> Self {
+        Self::read(&golden_folder().join(name))
+    }
+
+    fn read(folder: &Path) -> Self {
+        let config = ModelConfig::from_folder(folder).unwrap();
+        let table = table(&config);
+        let files = WeightFiles::open(folder, &table).unwrap();
+        let weights = table.iter().map(|parameter| {
+            let mut elements = vec![0f32; parameter.elements() as usize];
+            files.read_f32(&parameter.name, 0..parameter.elements(), &mut elements).unwrap();
+            elements
+        });
+        let rows = std::fs::read_to_string(folder.join("data.jsonl")).unwrap();
+        let steps = std::fs::read_to_string(folder.join("steps.json")).unwrap();
+        Self {
+            name: folder.file_name().unwrap().to_string_lossy().into_owned(),
+            folder: folder.to_owned(),
+            weights: weights.collect(),
+            rows: rows.lines().map(Row::read).collect(),
+            steps: serde_json::from_str(&steps).unwrap(),
+            config,
+            table,
+        }
+    }
+
+    /// The run of so many samples a step, with the cosine schedule.
+    pub(crate) fn run(&self, batch: u64) -> &Value {
+        let runs = self.steps["runs"].as_array().unwrap();
+        let is = |run: &&Value| run["batch"] == batch && run["name"].as_str().unwrap().ends_with("cosine");
+        runs.iter().find(is).unwrap()
+    }
+
+    pub(crate) fn recipe(&self) -> Recipe {
+        let of = |key: &str| self.steps["recipe"][key].as_f64().unwrap();
+        Recipe {
+            beta1: of("adam_beta1"),
+            beta2: of("adam_beta2"),
+            eps: of("adam_epsilon"),
+            weight_decay: [of("weight_decay"), 0.0],
+            max_norm: of("max_grad_norm"),
+            ..Recipe::default()
+        }
+    }
+
+    fn packed(&self, first: u64, count: u64) -> Packed {
+        let mut packed = Packed::default();
+        for place in first..first + count {
+            let row = &self.rows[place as usize % self.rows.len()];
+            packed.starts.push(packed.ids.len() as u32);
+            packed.positions.extend(0..row.ids.len() as i32);
+            packed.ids.extend(&row.ids);
+            packed.labels.extend(&row.labels);
+        }
+        packed.starts.push(packed.ids.len() as u32);
+        packed
+    }
+
+    /// The mean loss of the first `count` rows and its gradients, each in the order of the table, by the reference machine;
+    /// parameters are rounded to `dtype` before.
+    pub(crate) fn reference(&self, count: u64, dtype: DType) -> (f64, Vec<Vec<f64>>) {
+        let packed = self.packed(0, count);
+        let data = Data {
+            ids: packed.ids.iter().map(|id| *id as usize).collect(),
+            labels: packed.labels.iter().map(|label| i64::from(*label)).collect(),
+            positions: packed.positions.iter().map(|position| *position as usize).collect(),
+            starts: packed.starts[..count as usize].iter().map(|start| *start as usize).collect(),
+        };
+        let graph = self.graph(data.ids.len() as u64);
+        let place = |name: &str| self.table.iter().position(|parameter| parameter.name == name).unwrap();
+        let rounded = |weight: &f32| match dtype {
+            DType::Bf16 => half::bf16::from_f32(*weight).to_f64(),
+            DType::F16 => half::f16::from_f32(*weight).to_f64(),
+            DType::F32 => f64::from(*weight),
+        };
+        let places: Vec<usize> = graph.params.iter().map(|param| place(&param.spec.name)).collect();
+        let weights = places.iter().map(|place| self.weights[*place].iter().map(rounded).collect());
+        let mut machine = Machine::new(&graph, &data, weights.collect());
+        let loss = machine.train(&graph.backward().unwrap());
+        let trained = packed.labels.iter().filter(|label| **label >= 0).count() as f64;
+        let mut gradients = vec![Vec::new(); self.weights.len()];
+        for param in graph.units.iter().flat_map(|unit| &unit.params) {
+            gradients[places[param.index()]] =
+                machine.gradient(*param).iter().map(|gradient| gradient / trained).collect();
+        }
+        (loss / trained, gradients)
+    }
+
+    pub(crate) fn graph(&self, tokens: u64) -> Graph {
+        forward(&self.config, &self.table, Batch { tokens }).unwrap()
+    }
+
+    /// Compiles a program for the largest micro-batch there can be.
+    pub(crate) fn compile(&self, setup: &Setup) -> Compiled {
+        let longest = self.rows.iter().map(|row| row.ids.len()).max().unwrap() as u64;
+        let most = longest * setup.micro_batch;
+        let sizes: Vec<u64> = (1..=setup.sizes).map(|size| most * size / setup.sizes).collect();
+        let guard = if setup.chaos.is_some() { 256 } else { 0 };
+        let target = Target::Cpu { threads: setup.threads };
+        let graph = self.graph(most);
+        if setup.exchanges {
+            let backward = graph.backward().unwrap();
+            let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
+            let memory = bytes(&program, &graph, &backward, target, &sizes);
+            return Compiled { graph, backward, program, memory, row_sizes: sizes, target };
+        }
+        Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
+    }
+
+    /// Trains with ranks as threads.
+    pub(crate) fn train(&self, setup: &Setup) -> Outcome {
+        let compiled = self.compile(setup);
+        compiled.program.check(setup.settings.max_live).unwrap();
+        let empty = || self.weights.iter().map(|weight| vec![f32::NAN; weight.len()]).collect();
+        let outcome = Mutex::new(Outcome { records: Vec::new(), gradients: empty(), weights: empty() });
+        if setup.ranks == 1 {
+            self.rank(setup, &compiled, None, &outcome);
+        } else {
+            let job = Job::create(setup.ranks as usize, 1 << 16).unwrap();
+            std::thread::scope(|scope| {
+                for rank in 0..setup.ranks as usize {
+                    let comm = job.join(rank, &Options::default()).unwrap();
+                    let (compiled, outcome) = (&compiled, &outcome);
+                    scope.spawn(move || self.rank(setup, compiled, Some(Box::new(comm)), outcome));
+                }
+            });
+        }
+        outcome.into_inner().unwrap()
+    }
+
+    /// An engine with this model's weights.
+    pub(crate) fn engine<'c>(
+        &self,
+        compiled: &'c Compiled,
+        threads: usize,
+        comm: Option<Box<dyn Comm>>,
+    ) -> Engine<'c> {
+        self.engine_with(compiled, threads, comm, None)
+    }
+
+    fn engine_with<'c>(
+        &self,
+        compiled: &'c Compiled,
+        threads: usize,
+        comm: Option<Box<dyn Comm>>,
+        scaling: Option<Recipe>,
+    ) -> Engine<'c> {
+        let undecayed = self.steps["recipe"]["undecayed"].as_array().unwrap();
+        let name = |param: zeroth_graph::ParamId| &compiled.graph.param(param).spec.name;
+        let decayed = |param| !undecayed.iter().any(|other| other.as_str() == Some(name(param)));
+        let device = Box::new(
+            CpuDevice::new(threads, compiled.memory.arena(Tier::Device), compiled.memory.arena(Tier::Host))
+                .unwrap(),
+        );
+        let rank = Rank {
+            comm,
+            device,
+            recipe: scaling.unwrap_or_else(|| self.recipe()),
+            decayed: &decayed,
+            seed: 7,
+        };
+        let mut engine = Engine::new(compiled, rank).unwrap();
+        let places = self.places(compiled);
+        engine
+            .load(&mut |param, range, elements| {
+                let weight = &self.weights[places[param.index()]];
+                elements.copy_from_slice(&weight[range.start as usize..range.end as usize]);
+                Ok(())
+            })
+            .unwrap();
+        engine
+    }
+
+    /// For each parameter of the graph its place in the table.
+    fn places(&self, compiled: &Compiled) -> Vec<usize> {
+        let place = |name: &str| self.table.iter().position(|parameter| parameter.name == name).unwrap();
+        compiled.graph.params.iter().map(|param| place(&param.spec.name)).collect()
+    }
+
+    fn rank(
+        &self,
+        setup: &Setup,
+        compiled: &Compiled,
+        comm: Option<Box<dyn Comm>>,
+        outcome: &Mutex<Outcome>,
+    ) {
+        let mut engine = self.engine_with(compiled, setup.threads, comm, setup.scaling);
+        if let Some(seed) = setup.chaos {
+            engine.unleash(seed + engine.rank());
+        }
+        let batch = setup.ranks * setup.settings.accumulation * setup.micro_batch;
+        let rates: Vec<f64> = match self.steps["runs"].as_array() {
+            Some(runs) if runs.is_empty() => vec![1e-2; setup.steps],
+            _ => {
+                self.run(batch)["lr"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap()).collect()
+            }
+        };
+        let places = self.places(compiled);
+        let mut applied = 0;
+        for step in 0..setup.steps as u64 {
+            let micro = |micro: u64| {
+                let place = (step * setup.settings.accumulation + micro) * setup.ranks + engine.rank();
+                self.packed(place * setup.micro_batch, setup.micro_batch)
+            };
+            let packed: Vec<Packed> = (0..setup.settings.accumulation).map(micro).collect();
+            let batches: Vec<MicroBatch<'_>> = packed.iter().map(Packed::view).collect();
+            let whole = self.packed(step * batch, batch);
+            let trained = whole.labels.iter().filter(|label| **label >= 0).count() as u64;
+            let first = step.min(rates.len() as u64 - 1) as usize;
+            engine.step(&batches, trained, applied, &rates[first..]).unwrap();
+            let record = engine.record().unwrap();
+            applied = record.head.applied;
+            if engine.rank() == 0 {
+                outcome.lock().unwrap().records.push(record.head);
+            }
+            if step == 0 {
+                collect(&mut engine, State::Gradient, &places, &|| outcome, &|outcome| {
+                    &mut outcome.gradients
+                });
+            }
+        }
+        collect(&mut engine, State::Weights, &places, &|| outcome, &|outcome| &mut outcome.weights);
+    }
+}
+
+fn collect<'o>(
+    engine: &mut Engine<'_>,
+    state: State,
+    places: &[usize],
+    outcome: &dyn Fn() -> &'o Mutex<Outcome>,
+    of: &dyn Fn(&mut Outcome) -> &mut Vec<Vec<f32>>,
+) {
+    engine
+        .read(state, &mut |param, range, elements| {
+            let mut outcome = outcome().lock().unwrap();
+            let into = &mut of(&mut outcome)[places[param.index()]];
+            into[range.start as usize..range.end as usize].copy_from_slice(elements);
+            Ok(())
+        })
+        .unwrap();
+}
+
+impl Packed {
+    fn view(&self) -> MicroBatch<'_> {
+        let Self { ids, labels, positions, starts } = self;
+        MicroBatch { ids, labels, positions, starts, keys: &[] }
+    }
+}
+
+impl Row {
+    fn read(line: &str) -> Self {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let numbers = |key: &str| row[key].as_array().unwrap().iter().map(|n| n.as_i64().unwrap() as i32);
+        // The shift by one: a token predicts the next one's label, and the last predicts nothing.
+        let labels = numbers("labels").skip(1).chain([-100]).collect();
+        Self { ids: numbers("input_ids").collect(), labels }
+    }
+}

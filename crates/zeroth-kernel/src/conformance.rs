@@ -1,0 +1,453 @@
+//! Every kernel of a device beside the processor's, on the same random numbers.
+//!
+//! The processor's kernels are compared with plain references in [`zeroth_cpu::self_test`]; a device whose results are as near
+//! to theirs as two roundings explain computes what the references do. What a kernel writes holds NaN before, on both
+//! devices, and everything that it says it writes is compared.
+
+use bytemuck::{Zeroable, bytes_of, cast_slice};
+use half::{bf16, f16};
+use zeroth_base::{DType, normal_at};
+
+use crate::{
+    Access, Control, Device, DeviceError, GROUPS, Kernel, Landing, Launch, MasterForm, Optimizer, Queue,
+    RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
+};
+use crate::{
+    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
+    RmsNormDims, RopeDims, RowKey,
+};
+
+/// Bytes of the device's arena that the comparison needs.
+pub const ARENA: u64 = 160 << 20;
+
+/// How far one kernel is from its reference.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SelfTest {
+    /// Kernel, output and storage type.
+    pub name: String,
+    /// Distance from the reference, relative to its length.
+    pub error: f64,
+    /// Whether the distance is within what rounding explains.
+    pub ok: bool,
+}
+
+/// Rows of most kernels; no multiple of anything.
+const ROWS: usize = 83;
+
+/// Compares every kernel of `device` with that of `reference`. Both have at least [`ARENA`] bytes of device memory.
+pub fn conformance(
+    device: &mut dyn Device,
+    reference: &mut dyn Device,
+) -> Result<Vec<SelfTest>, DeviceError> {
+    let mut pair = Pair {
+        device,
+        reference,
+        dtype: DType::F32,
+        seed: 0,
+        next: 0,
+        filled: Vec::new(),
+        tests: Vec::new(),
+    };
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        pair.dtype = dtype;
+        pair.products()?;
+        pair.rows()?;
+        pair.attention()?;
+        pair.elements()?;
+        pair.head()?;
+        pair.step()?;
+    }
+    Ok(pair.tests)
+}
+
+/// What an operand of a kernel that it writes is made of.
+#[derive(Clone, Copy)]
+enum Made {
+    Of(DType),
+    /// As `Of`, a sum of terms that were rounded to the run's type.
+    Rough(DType),
+    /// Words that must be the same.
+    Bits,
+    /// One f64.
+    Sum,
+}
+
+struct Pair<'a> {
+    device: &'a mut dyn Device,
+    reference: &'a mut dyn Device,
+    dtype: DType,
+    seed: u64,
+    next: u64,
+    /// What operands hold before.
+    filled: Vec<(Span, Vec<u8>)>,
+    tests: Vec<SelfTest>,
+}
+
+impl Pair<'_> {
+    fn place(&mut self, bytes: usize) -> Span {
+        let span = Span::device(self.next, bytes as u64);
+        self.next = span.end().next_multiple_of(256);
+        span
+    }
+
+    fn given(&mut self, bytes: &[u8]) -> Span {
+        let span = self.place(bytes.len());
+        self.filled.push((span, bytes.to_vec()));
+        span
+    }
+
+    /// Normal numbers of a type.
+    fn random_of(&mut self, dtype: DType, count: usize) -> Span {
+        self.seed += 1;
+        let values: Vec<f32> =
+            (0..count as u64).map(|at| (normal_at(4096, self.seed, at) * f64::from(0.7f32)) as f32).collect();
+        let bytes: Vec<u8> = match dtype {
+            DType::F32 => cast_slice(&values).to_vec(),
+            DType::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_ne_bytes()).collect(),
+            DType::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_ne_bytes()).collect(),
+        };
+        self.given(&bytes)
+    }
+
+    fn random(&mut self, count: usize) -> Span {
+        self.random_of(self.dtype, count)
+    }
+
+    fn words(&mut self, count: usize) -> Span {
+        self.random_of(DType::F32, count)
+    }
+
+    /// A place for results: NaN in every type.
+    fn empty(&mut self, bytes: usize) -> Span {
+        self.given(&vec![0xff; bytes])
+    }
+
+    fn like(&mut self, other: Span) -> Span {
+        self.empty(other.bytes as usize)
+    }
+
+    fn ids(&mut self, count: usize, below: usize) -> Span {
+        let ids: Vec<i32> = (0..count).map(|at| (at * 7919 % below) as i32).collect();
+        self.given(cast_slice(&ids))
+    }
+
+    /// Runs a kernel on both devices and compares what it writes, in the order of its operands.
+    fn compare(&mut self, kernel: Kernel, made: &[Made]) -> Result<(), DeviceError> {
+        let name = kernel.name();
+        let [scratch, other] =
+            [&*self.device, &*self.reference].map(|device| device.scratch_bytes(&kernel, self.dtype));
+        let scratch = self.place(scratch.max(other) as usize);
+        let (mut written, dtype) = (Vec::new(), self.dtype);
+        kernel.operands(|span, access| {
+            if access == Access::Write {
+                written.push(span);
+            }
+        });
+        debug_assert_eq!(written.len(), made.len(), "{name}");
+        let launch = Launch { kernel, dtype, scratch };
+        let mut found: [Vec<Vec<u8>>; 2] = [Vec::new(), Vec::new()];
+        let devices: [&mut dyn Device; 2] = [self.device, self.reference];
+        for (device, found) in devices.into_iter().zip(&mut found) {
+            for (span, bytes) in &self.filled {
+                device.upload(Queue::Compute, bytes, *span)?;
+            }
+            device.enqueue(Queue::Compute, &launch)?;
+            for span in &written {
+                let mut bytes = vec![0; span.bytes as usize];
+                device.download(Queue::Compute, *span, &mut bytes)?;
+                found.push(bytes);
+            }
+        }
+        let [there, here] = found;
+        for (place, ((there, here), made)) in there.iter().zip(&here).zip(made).enumerate() {
+            let (error, bound) = match made {
+                Made::Bits => (f64::from(u8::from(there != here)), 0.0),
+                Made::Sum => (distance(&sums(there), &sums(here)), bound(DType::F32, dtype)),
+                Made::Of(stored) => {
+                    (distance(&read(*stored, there), &read(*stored, here)), bound(*stored, dtype))
+                }
+                Made::Rough(stored) => {
+                    (distance(&read(*stored, there), &read(*stored, here)), 2.0 * bound(dtype, dtype))
+                }
+            };
+            // NaN is too far as well.
+            let ok = error <= bound;
+            self.tests.push(SelfTest { name: format!("{name} {place} {dtype}"), error, ok });
+        }
+        (self.next, self.filled) = (0, Vec::new());
+        Ok(())
+    }
+
+    fn products(&mut self) -> Result<(), DeviceError> {
+        let (inputs, outputs, dtype) = (72, 104, self.dtype);
+        let dims = LinearDims { rows: ROWS, inputs, outputs };
+        let (x, w) = (self.random(ROWS * inputs), self.random(outputs * inputs));
+        let (bias, y) = (self.random(outputs), self.empty(ROWS * outputs * dtype.bytes() as usize));
+        self.compare(Kernel::Linear { dims, x, w, bias: Some(bias), y }, &[Made::Of(dtype)])?;
+        for add in [false, true] {
+            let (dy, w, dx) =
+                (self.random(ROWS * outputs), self.random(outputs * inputs), self.random(ROWS * inputs));
+            self.compare(Kernel::LinearDx { dims, dy, w, dx, add }, &[Made::Of(dtype)])?;
+        }
+        for landing in [Landing::Add, Landing::Write] {
+            let (dy, x, dw) =
+                (self.random(ROWS * outputs), self.random(ROWS * inputs), self.words(outputs * inputs));
+            self.compare(Kernel::LinearDw { dims, dy, x, dw, landing }, &[Made::Of(DType::F32)])?;
+        }
+        let (dy, x, dw) =
+            (self.random(ROWS * outputs), self.random(ROWS * inputs), self.random(outputs * inputs));
+        let landing = Landing::Round { to: dtype, broken: self.given(bytes_of(&0u64)) };
+        self.compare(Kernel::LinearDw { dims, dy, x, dw, landing }, &[Made::Of(dtype), Made::Bits])?;
+        let (dy, db) = (self.random(ROWS * outputs), self.words(outputs));
+        self.compare(Kernel::LinearDb { dims, dy, db }, &[Made::Of(DType::F32)])
+    }
+
+    fn rows(&mut self) -> Result<(), DeviceError> {
+        let (width, vocab, dtype) = (120, 61, self.dtype);
+        let dims = EmbeddingDims { vocab, width };
+        let (ids, table, y) = (self.ids(ROWS, vocab), self.random(vocab * width), self.random(ROWS * width));
+        self.compare(Kernel::Embedding { dims, rows: ROWS, ids, table, y }, &[Made::Bits])?;
+        let (ids, dy, dtable) = (self.ids(ROWS, vocab), self.random(ROWS * width), self.words(vocab * width));
+        let kernel = Kernel::EmbeddingBackward { dims, rows: ROWS, ids, dy, dtable, waiting: None };
+        self.compare(kernel, &[Made::Of(DType::F32)])?;
+        let dims = RmsNormDims { rows: ROWS, width, eps: 1e-6 };
+        let (x, w, rstd) = (self.random(ROWS * width), self.random(width), self.empty(4 * ROWS));
+        let y = self.like(x);
+        self.compare(Kernel::RmsNorm { dims, x, w, y, rstd }, &[Made::Of(dtype), Made::Of(DType::F32)])?;
+        let (x, residual, w) = (self.random(ROWS * width), self.random(ROWS * width), self.random(width));
+        let (h, y, rstd) = (self.like(x), self.like(x), self.empty(4 * ROWS));
+        let kernel = Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd };
+        self.compare(kernel, &[Made::Of(dtype), Made::Of(dtype), Made::Of(DType::F32)])?;
+        let [dy, h, residual] = [0; 3].map(|_| self.random(ROWS * width));
+        let (w, dh, dw) = (self.random(width), self.like(h), self.words(width));
+        let rstd: Vec<f32> = (0..ROWS).map(|row| 0.5 + row as f32 / 100.0).collect();
+        let rstd = self.given(cast_slice(&rstd));
+        let kernel = Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual: Some(residual), dh, dw };
+        self.compare(kernel, &[Made::Of(dtype), Made::Of(DType::F32)])?;
+        for back in [false, true] {
+            let dims = RopeDims { rows: ROWS, heads: 3, head_dim: 40, rotated: 32 };
+            let (cos, sin) = (self.words(ROWS * 16), self.words(ROWS * 16));
+            let x = self.random(ROWS * 120);
+            let y = self.like(x);
+            self.compare(Kernel::Rope { dims, cos, sin, x, y, back }, &[Made::Of(dtype)])?;
+        }
+        // Heads that turn in part, and whole, which a card takes in one pass.
+        for (head_dim, rotated) in [(40, 32), (64, 64)] {
+            let rope = RopeDims { rows: ROWS, heads: 3, head_dim, rotated };
+            let dims = HeadNormRopeDims { rope, eps: 1e-6 };
+            let (elements, rstds, turns) = (ROWS * 3 * head_dim, 3 * ROWS, ROWS * rotated / 2);
+            let (x, w) = (self.random(elements), self.random(head_dim));
+            let (cos, sin) = (self.words(turns), self.words(turns));
+            let (y, rstd) = (self.like(x), self.empty(4 * rstds));
+            let kernel = Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd };
+            self.compare(kernel, &[Made::Of(dtype), Made::Of(DType::F32)])?;
+            let (dy, h, w) = (self.random(elements), self.random(elements), self.random(head_dim));
+            let (cos, sin) = (self.words(turns), self.words(turns));
+            let rstd: Vec<f32> = (0..rstds).map(|row| 0.5 + row as f32 / 300.0).collect();
+            let (rstd, dh, dw) = (self.given(cast_slice(&rstd)), self.like(h), self.words(head_dim));
+            let kernel = Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw };
+            self.compare(kernel, &[Made::Of(dtype), Made::Of(DType::F32)])?;
+        }
+        let starts = self.given(cast_slice(&[4u32, 0, 30, 31, ROWS as u32]));
+        let dims = LogitsDims { rows: ROWS, sequences: 3, hidden: width, vocab };
+        let (x, w, logits) =
+            (self.random(ROWS * width), self.random(vocab * width), self.empty(4 * 3 * vocab));
+        self.compare(Kernel::Logits { dims, starts, x, w, logits }, &[Made::Of(DType::F32)])
+    }
+
+    fn attention(&mut self) -> Result<(), DeviceError> {
+        let rows = ROWS as u32;
+        // The last are sequences of one length, for which a device may have another kernel.
+        for (head_dim, window, starts, length) in [
+            (64, None, [4u32, 0, 30, 31, rows], None),
+            (40, Some(20), [4, 0, 30, 31, rows], None),
+            (64, None, [2, 0, rows, 0, 0], Some(ROWS)),
+        ] {
+            let dims = AttentionDims { rows: ROWS, heads: 4, kv_heads: 2, head_dim, window, scale: 0.125 };
+            self.device.equal_sequences(length);
+            let operands = |pair: &mut Self| {
+                let starts = pair.given(cast_slice(&starts));
+                let q = pair.random(ROWS * 4 * head_dim);
+                [starts, q, pair.random(ROWS * 2 * head_dim), pair.random(ROWS * 2 * head_dim)]
+            };
+            let [starts_at, q, k, v] = operands(self);
+            let (y, lse) = (self.like(q), self.empty(4 * 4 * ROWS));
+            let forward = Kernel::Attention { dims, starts: starts_at, q, k, v, y, lse };
+            let dtype = self.dtype;
+            // What backward reads of forward must belong to it: the processor's own.
+            let [seed, made] = [self.seed - 3, self.seed];
+            self.compare(forward.clone(), &[Made::Of(dtype), Made::Of(DType::F32)])?;
+            let [y_bytes, lse_bytes] = [y, lse].map(|span| {
+                let mut bytes = vec![0; span.bytes as usize];
+                let downloaded = self.reference.download(Queue::Compute, span, &mut bytes);
+                downloaded.map(|()| bytes)
+            });
+            self.seed = seed;
+            let [starts, q, k, v] = operands(self);
+            debug_assert_eq!(self.seed, made, "the same numbers once more");
+            let (y, lse) = (self.given(&y_bytes?), self.given(&lse_bytes?));
+            let dy = self.random(ROWS * 4 * head_dim);
+            let (dq, dk, dv) = (self.like(q), self.like(k), self.like(v));
+            let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+            self.compare(kernel, &[Made::Of(dtype); 3])?;
+        }
+        self.device.equal_sequences(None);
+        Ok(())
+    }
+
+    fn elements(&mut self) -> Result<(), DeviceError> {
+        let (count, dtype) = (5_003, self.dtype);
+        let (gate, up) = (self.random(count), self.random(count));
+        let y = self.like(gate);
+        self.compare(Kernel::SwiGlu { gate, up, y }, &[Made::Of(dtype)])?;
+        let [dy, gate, up] = [0; 3].map(|_| self.random(count));
+        let (dgate, dup) = (self.like(gate), self.like(gate));
+        self.compare(Kernel::SwiGluBackward { dy, gate, up, dgate, dup }, &[Made::Of(dtype); 2])?;
+        let (a, b) = (self.random(count), self.random(count));
+        let y = self.like(a);
+        self.compare(Kernel::Sum { a, b, y }, &[Made::Bits])?;
+        let keys: Vec<RowKey> = (0..7).map(|row| RowKey { sample: 3 * row, position: 5, epoch: 1 }).collect();
+        let (keys, x) = (self.given(cast_slice(&keys)), self.random(7 * 100));
+        let y = self.like(x);
+        let kernel = Kernel::Dropout { probability: 0.25, seed: 9, op: 2, width: 100, keys, x, y };
+        self.compare(kernel, &[Made::Bits])?;
+        let to = self.random(count);
+        self.compare(Kernel::Zero { to }, &[Made::Bits])?;
+        for to_type in [DType::F32, DType::Bf16, DType::F16] {
+            let (from, broken) = (self.random(count), self.given(bytes_of(&0u64)));
+            let to = self.empty(count * to_type.bytes() as usize);
+            let kernel = Kernel::Convert { from, from_type: dtype, to, to_type, broken: Some(broken) };
+            self.compare(kernel, &[Made::Bits; 2])?;
+        }
+        let (values, broken) = (self.random(count), self.given(bytes_of(&0u64)));
+        self.compare(Kernel::Look { values, value_type: dtype, broken }, &[Made::Bits])?;
+        let (parts, to) = (self.random(3 * count), self.words(count));
+        let sum = |parts, to, to_type| Kernel::SumRanks {
+            ranks: 3,
+            parts,
+            from_type: dtype,
+            to,
+            to_type,
+            add: true,
+        };
+        self.compare(sum(parts, to, DType::F32), &[Made::Bits])?;
+        let (parts, to) = (self.random(3 * count), self.random(count));
+        self.compare(sum(parts, to, dtype), &[Made::Bits])
+    }
+
+    fn head(&mut self) -> Result<(), DeviceError> {
+        let (hidden, vocab, dtype) = (48, 203, self.dtype);
+        let dims = HeadLossDims { rows: ROWS, hidden, vocab };
+        let operands = |pair: &mut Self| {
+            let labels: Vec<i32> =
+                (0..ROWS).map(|row| if row % 5 == 2 { -100 } else { (row * 31 % vocab) as i32 }).collect();
+            let labels = pair.given(cast_slice(&labels));
+            let (x, w) = (pair.random(ROWS * hidden), pair.random(vocab * hidden));
+            [x, w, labels, pair.given(bytes_of(&1.5f64))]
+        };
+        let [x, w, labels, loss] = operands(self);
+        self.compare(Kernel::HeadLoss { dims, x, w, labels, loss }, &[Made::Sum])?;
+        let [x, w, labels, loss] = operands(self);
+        let input = self.given(bytes_of(&StepInput { loss_weight: 0.01, ..StepInput::zeroed() }));
+        let control = self.given(bytes_of(&Control::new(64.0)));
+        let (dx, dw) = (self.like(x), self.words(vocab * hidden));
+        let (landing, own) = (Landing::Write, None);
+        let kernel =
+            Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, landing, own };
+        // The gradients of logits are rounded on their way.
+        self.compare(kernel, &[Made::Sum, Made::Rough(dtype), Made::Rough(DType::F32)])
+    }
+
+    fn step(&mut self) -> Result<(), DeviceError> {
+        let (count, dtype) = (9_001, self.dtype);
+        let (values, sum) = (self.random(count), self.empty(size_of::<ExactSum>()));
+        self.compare(Kernel::Squares { values, value_type: dtype, sum }, &[Made::Bits])?;
+        let recipe = Recipe { max_norm: 1.0, ..Recipe::default() };
+        let input = StepInput { loss_weight: 0.1, rates: [1e-3; RATES], ..StepInput::zeroed() };
+        let (recipe_at, input) = (self.given(bytes_of(&recipe)), self.given(bytes_of(&input)));
+        let mut report = bytes_of(&Report { loss: 12.5 }).to_vec();
+        let mut squares = ExactSum::default();
+        squares.add(30.25);
+        report.extend([bytes_of(&squares), bytes_of(&0u64)].concat());
+        let reports = self.given(&report);
+        let control = self.given(bytes_of(&Control::start(&recipe)));
+        let record = self.empty(size_of::<Record>() + 8);
+        let kernel =
+            Kernel::Control { ranks: 1, flats: 1, recipe: recipe_at, input, reports, control, record };
+        self.compare(kernel, &[Made::Bits; 2])?;
+        for optimizer in
+            [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad]
+        {
+            let numbers = StepNumbers::new(&Recipe { momentum: 0.9, ..recipe }, 0, 3, 1e-3, 1.0, 0.5);
+            let decided =
+                Control { apply: 1, applied: 2, numbers: [numbers; GROUPS], ..Control::start(&recipe) };
+            let control = self.given(bytes_of(&decided));
+            let (grads, master) = (self.random(count), self.words(count));
+            let [has_first, has_second] = optimizer.moments();
+            let first = has_first.then(|| self.words(count));
+            let moment: Vec<f32> = (0..count).map(|at| at as f32 / 5_000.0).collect();
+            let second = has_second.then(|| self.given(cast_slice(&moment)));
+            let weights = Some(self.empty(count * dtype.bytes() as usize));
+            let kernel = Kernel::Optimize {
+                optimizer,
+                group: 0,
+                control,
+                grads,
+                grad_type: dtype,
+                master,
+                master_form: MasterForm::Whole,
+                first,
+                second,
+                moment_type: DType::F32,
+                rounding: None,
+                weights,
+            };
+            let made = vec![Made::Bits; 2 + usize::from(has_first) + usize::from(has_second)];
+            self.compare(kernel, &made)?;
+        }
+        Ok(())
+    }
+}
+
+/// Two results of one sum, each rounded for itself: relative to their length.
+const fn bound(stored: DType, dtype: DType) -> f64 {
+    match (stored, dtype) {
+        (DType::Bf16, _) => 1e-2,
+        (DType::F16, _) => 1.5e-3,
+        (DType::F32, DType::F32) => 1e-5,
+        (DType::F32, _) => 3e-3,
+    }
+}
+
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    let apart = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+    let length = b.iter().map(|b| b * b).sum::<f64>();
+    (apart / length.max(f64::MIN_POSITIVE)).sqrt()
+}
+
+fn read(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let half = |two: &[u8]| u16::from_ne_bytes([two[0], two[1]]);
+    match dtype {
+        DType::F32 => {
+            bytes.chunks_exact(4).map(|four| f64::from(bytemuck::pod_read_unaligned::<f32>(four))).collect()
+        }
+        DType::Bf16 => bytes.chunks_exact(2).map(|two| bf16::from_bits(half(two)).to_f64()).collect(),
+        DType::F16 => bytes.chunks_exact(2).map(|two| f16::from_bits(half(two)).to_f64()).collect(),
+    }
+}
+
+fn sums(bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_no_number_is_too_far() {
+        assert!(distance(&[f64::NAN], &[1.0]).is_nan());
+        assert!(distance(&[1.02], &[1.0]) > bound(DType::Bf16, DType::Bf16));
+        assert!(distance(&[1.0001], &[1.0]) > bound(DType::F32, DType::F32));
+    }
+}

@@ -1,0 +1,181 @@
+//! Dimensions of the kernels: one struct per kernel, part of every launch.
+
+use half::bf16;
+use zeroth_base::DType;
+
+use crate::Element;
+
+/// The sizes of a linear map of `rows` vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinearDims {
+    /// Vectors mapped.
+    pub rows: usize,
+    /// Width of x.
+    pub inputs: usize,
+    /// Width of y.
+    pub outputs: usize,
+}
+
+/// The sizes of an embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbeddingDims {
+    /// Rows of the table.
+    pub vocab: usize,
+    /// Columns of the table.
+    pub width: usize,
+}
+
+/// The sizes of a norm over the last `width` elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RmsNormDims {
+    /// Vectors that are normed, each on its own.
+    pub rows: usize,
+    /// Elements of a vector.
+    pub width: usize,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl RmsNormDims {
+    /// A norm over each head of [rows, heads · head_dim], as Qwen 3 does with q and k.
+    pub const fn per_head(rows: usize, heads: usize, head_dim: usize, eps: f32) -> Self {
+        Self { rows: rows * heads, width: head_dim, eps }
+    }
+}
+
+/// The sizes of what is turned: [rows, heads · head_dim].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RopeDims {
+    /// Tokens.
+    pub rows: usize,
+    /// Heads of a token.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Leading elements of a head that turn; the rest is left as it is.
+    pub rotated: usize,
+}
+
+/// The sizes of what is normed and turned: [rows, heads · head_dim].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadNormRopeDims {
+    /// Tokens, heads, elements of a head, and how many of them turn.
+    pub rope: RopeDims,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl HeadNormRopeDims {
+    /// The norm alone.
+    pub const fn norm(self) -> RmsNormDims {
+        let RopeDims { rows, heads, head_dim, .. } = self.rope;
+        RmsNormDims::per_head(rows, heads, head_dim, self.eps)
+    }
+}
+
+/// The sizes of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim]. Their rows may be further
+/// apart than they are long, those of one width equally far.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionDims {
+    /// Tokens, padding included.
+    pub rows: usize,
+    /// Heads of q.
+    pub heads: usize,
+    /// Heads of k and v; a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// A query sees this many keys, its own among them; `None`: all before it.
+    pub window: Option<usize>,
+    /// Multiplies the scores.
+    pub scale: f32,
+}
+
+impl AttentionDims {
+    /// Elements of a row of q.
+    pub const fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of a row of k and of v.
+    pub const fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Heads of q that share a head of k and v.
+    pub const fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// What turns a raw score into an exponent of 2.
+    pub fn log2_scale(&self) -> f32 {
+        self.scale * std::f32::consts::LOG2_E
+    }
+
+    /// The first key that a query of a sequence sees.
+    pub fn first_key(&self, sequence: usize, query: usize) -> usize {
+        self.window.map_or(sequence, |window| sequence.max((query + 1).saturating_sub(window)))
+    }
+
+    /// The query behind the last one that sees a key, in a sequence that ends at `end`.
+    pub fn end_query(&self, end: usize, key: usize) -> usize {
+        self.window.map_or(end, |window| end.min(key.saturating_add(window)))
+    }
+}
+
+/// What a slice's exponentials take, about, in elements of f32: 160 MiB.
+const SLICE: usize = 40 << 20;
+/// Rows of a slice of f32 exponentials, at most and at least; of bf16 they are twice as many.
+const MOST: usize = 512;
+const LEAST: usize = 16;
+
+/// The sizes of the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLossDims {
+    /// Tokens.
+    pub rows: usize,
+    /// Width of the model.
+    pub hidden: usize,
+    /// Rows of the projection.
+    pub vocab: usize,
+}
+
+impl HeadLossDims {
+    /// Rows of a slice whose exponentials are of type `E`.
+    pub fn slice_rows<E: Element>(self) -> usize {
+        let more = size_of::<f32>() / size_of::<E>();
+        let fitting = SLICE.checked_div(self.vocab).unwrap_or(MOST).clamp(LEAST, MOST);
+        (more * fitting).min(self.rows)
+    }
+
+    /// Whether all rows are one slice of a head whose numbers are stored in this type. Then each of the gradients of its
+    /// weights is one sum, and can be rounded where it is made.
+    pub fn is_one_slice(self, dtype: DType) -> bool {
+        let most = match dtype {
+            DType::Bf16 => self.slice_rows::<bf16>(),
+            DType::F16 | DType::F32 => self.slice_rows::<f32>(),
+        };
+        self.rows <= most
+    }
+}
+
+/// The sizes of next-token logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogitsDims {
+    /// Tokens.
+    pub rows: usize,
+    /// Sequences that have a row of logits.
+    pub sequences: usize,
+    /// Width of the model.
+    pub hidden: usize,
+    /// Rows of the projection.
+    pub vocab: usize,
+}
+
+impl LogitsDims {
+    /// The last row of a sequence; none where the table has no such sequence, an empty one, or one beyond the rows.
+    pub fn last_row(self, starts: &[u32], sequence: usize) -> Option<usize> {
+        let [begin, end] = [*starts.get(sequence)? as usize, *starts.get(sequence + 1)? as usize];
+        (begin < end && end <= self.rows).then(|| end - 1)
+    }
+}

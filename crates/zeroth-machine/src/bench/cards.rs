@@ -1,0 +1,117 @@
+//! A card's matrix products, beside what its datasheet promises, and its memory.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use zeroth_base::DType;
+
+use super::{BenchError, Form, Line, Unit, fill_random};
+use crate::{Gpus, Machine, card};
+use zeroth_cuda::CudaDevice;
+use zeroth_kernel::LinearDims;
+use zeroth_kernel::{Device, DeviceError, Kernel, Landing, Launch, Queue, Span};
+
+/// Times that a kernel is enqueued in one burst.
+const REPEATS: usize = 8;
+
+/// Products of `size`³ and a conversion on the first card of a machine; none where there is no card.
+pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchError> {
+    let Gpus::Found { devices, .. } = &machine.gpus else { return Ok(Vec::new()) };
+    let Some(name) = devices.first().map(|gpu| gpu.name.clone()) else { return Ok(Vec::new()) };
+    let elements = (size * size) as u64;
+    let dims = LinearDims { rows: size, inputs: size, outputs: size };
+    // x, w and y in f32 at most; then dw; then scratch.
+    let operand = |at: u64, bytes: u64| Span::device(at * 4 * elements, bytes * elements);
+    let kernels = |dtype: DType| {
+        let wide = dtype.bytes();
+        let [x, w, y] = [0, 1, 2].map(|at| operand(at, wide));
+        let dw = operand(3, 4);
+        [
+            Kernel::Linear { dims, x, w, bias: None, y },
+            Kernel::LinearDx { dims, dy: y, w, dx: x, add: false },
+            Kernel::LinearDw { dims, dy: y, x, dw, landing: Landing::Add },
+        ]
+    };
+    let all = || {
+        [DType::Bf16, DType::F32].into_iter().flat_map(|dtype| kernels(dtype).map(|kernel| (dtype, kernel)))
+    };
+    let scratch = all().map(|(dtype, kernel)| zeroth_cuda::scratch_bytes(&kernel, dtype)).max().unwrap_or(0);
+    let scratch = Span::device(16 * elements, scratch);
+    let device = Rc::new(RefCell::new(CudaDevice::open(0, scratch.end(), 0)?));
+    fill(&mut device.borrow_mut(), elements as usize)?;
+
+    let known = card(&name).ok().and_then(|card| Some((card.name, card.bf16_tflops?)));
+    let datasheet = known.map(|(card, _)| format!("bf16 peak of the datasheet ({card})"));
+    let mut lines = Vec::new();
+    if let (Some(title), Some((_, tflops))) = (&datasheet, known) {
+        lines.push(Line::new(title.clone(), 1, Unit::Gflops, move || Ok(1e3 * tflops)));
+    }
+    let flop = REPEATS as f64 * 2.0 * (size as f64).powi(3);
+    for (at, (dtype, kernel)) in all().enumerate() {
+        let form = Form::ALL[at % Form::ALL.len()];
+        let launch = Launch { kernel, dtype, scratch };
+        let title = format!("{name}: {dtype} {} {size}x{size}x{size}", form.name());
+        let line = Line::of_seconds(title, 1, Unit::Gflops, flop, burst(&device, launch));
+        lines.push(match &datasheet {
+            Some(limit) if dtype == DType::Bf16 => line.limited_by(limit.clone()),
+            _ => line,
+        });
+    }
+    let convert = Kernel::Convert {
+        from: operand(1, 4),
+        from_type: DType::F32,
+        to: operand(2, 2),
+        to_type: DType::Bf16,
+        broken: None,
+    };
+    let launch = Launch { kernel: convert, dtype: DType::Bf16, scratch };
+    let bytes = (REPEATS as u64 * 6 * elements) as f64;
+    let title = format!("{name}: convert f32 to bf16");
+    lines.push(Line::of_seconds(title, 1, Unit::Gigabytes, bytes, burst(&device, launch)));
+    Ok(lines)
+}
+
+/// Random numbers in x, w and y. What is uploaded as bf16 is read as f32, too: finite, and not zero.
+fn fill(device: &mut CudaDevice, elements: usize) -> Result<(), DeviceError> {
+    let mut numbers = vec![half::bf16::ZERO; 2 * elements];
+    for at in 0..3 {
+        fill_random(at, &mut numbers);
+        let to = Span::device(at * 4 * elements as u64, 4 * elements as u64);
+        device.upload(Queue::Compute, bytemuck::cast_slice(&numbers), to)?;
+    }
+    device.synchronise()
+}
+
+/// Enqueues a kernel some times and waits; gives the seconds.
+fn burst(
+    device: &Rc<RefCell<CudaDevice>>,
+    launch: Launch,
+) -> impl FnMut() -> Result<f64, BenchError> + use<> {
+    let device = Rc::clone(device);
+    move || {
+        let mut device = device.borrow_mut();
+        device.synchronise()?;
+        let start = Instant::now();
+        for _ in 0..REPEATS {
+            device.enqueue(Queue::Compute, &launch)?;
+        }
+        device.synchronise()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure;
+    use super::*;
+    use crate::probe;
+
+    #[test]
+    fn a_machine_without_a_card_has_no_lines_of_one() {
+        let machine = probe();
+        let lines = card_lines(&machine, 256).unwrap();
+        let measured = measure(lines, 1, &mut |_| {}).unwrap();
+        assert_eq!(measured.is_empty(), !matches!(machine.gpus, Gpus::Found { .. }));
+    }
+}

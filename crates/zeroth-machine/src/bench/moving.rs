@@ -1,0 +1,347 @@
+//! Kernels that move more than they compute, beside the memory's triad: what stands around products, and the optimizer.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use half::bf16;
+
+use super::memory::{copy as copy_past, triad};
+use super::room::{Room, of, random};
+use super::{COPY, Line, TRIAD, Unit};
+use zeroth_cpu::{
+    Master, Moments, Pool, block_squares, convert, convert_and_look, copy, embedding_backward, fill,
+    optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope_from, sum_ranks, swiglu,
+    swiglu_backward,
+};
+use zeroth_kernel::{BLOCK, Element, EmbeddingDims, RmsNormDims, RopeDims};
+use zeroth_kernel::{DeviceError, Optimizer, Recipe, StepNumbers};
+
+/// Width of activations, and of a head.
+const WIDTH: usize = 2048;
+const HEAD: usize = 128;
+/// The table of the embedding's gradient.
+const VOCABULARY: usize = 32_000;
+const EMBEDDING: usize = 512;
+/// Ranks whose gradients are added.
+const RANKS: usize = 2;
+
+/// How much is moved: more than caches hold, or a rate is none of the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovingSizes {
+    /// Parameters of the optimizer, and elements of the limits' arrays.
+    pub parameters: usize,
+    /// Tokens.
+    pub rows: usize,
+}
+
+impl MovingSizes {
+    /// Arrays of 96 MiB.
+    pub const FULL: Self = Self { parameters: 24 << 20, rows: 8192 };
+    /// Arrays of 16 MiB.
+    pub const QUICK: Self = Self { parameters: 4 << 20, rows: 2048 };
+
+    const fn activations(self) -> usize {
+        self.rows * WIDTH
+    }
+
+    const fn norm(self) -> RmsNormDims {
+        RmsNormDims { rows: self.rows, width: WIDTH, eps: 1e-6 }
+    }
+}
+
+/// Memory that all lines share, filled with random numbers.
+struct Buffers {
+    sizes: MovingSizes,
+    /// Three of random numbers, one of positive ones (second moments), and one that no line reads the numbers of.
+    floats: Room<5>,
+    halves: Room<5>,
+    ids: Vec<i32>,
+}
+
+impl Buffers {
+    fn new(sizes: MovingSizes) -> Result<Self, DeviceError> {
+        // The spare one holds the table of the embedding's gradient and the norm's scratch, too.
+        let spare = sizes.parameters.max(VOCABULARY * EMBEDDING).max(rms_norm_scratch(sizes.norm()));
+        let [one, spare] = [sizes.parameters.max(sizes.rows * HEAD), spare].map(|count| 4 * count);
+        let halves = 2 * sizes.parameters.max(sizes.activations());
+        let mut buffers = Self {
+            sizes,
+            floats: Room::new([one, one, one, one, spare])?,
+            halves: Room::new([halves; 5])?,
+            ids: Vec::new(),
+        };
+        for (name, values) in buffers.floats.operands().into_iter().take(4).enumerate() {
+            random::<f32>(name as u64, values);
+            if name == 3 {
+                for value in of::<f32>(values) {
+                    *value = 1e-3 * value.abs();
+                }
+            }
+        }
+        for (name, values) in buffers.halves.operands().into_iter().enumerate() {
+            random::<bf16>(8 + name as u64, values);
+        }
+        of::<f32>(buffers.floats.operands()[4]).fill(0.0);
+        buffers.ids = (0..sizes.rows).map(|row| (row * 7919 % VOCABULARY) as i32).collect();
+        Ok(buffers)
+    }
+
+    /// The first `count` elements of every array: of floats, the last being spare, and of halves.
+    fn first(&mut self, count: usize) -> ([&mut [f32]; 5], [&mut [bf16]; 5]) {
+        let floats = self.floats.operands().map(|bytes| {
+            let values = of::<f32>(bytes);
+            let count = count.min(values.len());
+            &mut values[..count]
+        });
+        (floats, self.halves.operands().map(|bytes| &mut of::<bf16>(bytes)[..count]))
+    }
+}
+
+/// What is measured: its name, the bytes it reads and writes, and one run of it.
+type Kernel = (&'static str, fn(MovingSizes) -> usize, fn(&Pool, &mut Buffers));
+
+const LIMITS: [Kernel; 2] = [
+    (
+        TRIAD,
+        |s| 12 * s.parameters,
+        |pool, b| {
+            let ([x, y, _, _, to], _) = b.first(b.sizes.parameters);
+            triad(pool, x, y, to);
+        },
+    ),
+    (
+        COPY,
+        |s| 8 * s.parameters,
+        |pool, b| {
+            let ([from, _, _, _, to], _) = b.first(b.sizes.parameters);
+            copy_past(pool, from, to);
+        },
+    ),
+];
+
+const OPTIMIZER: [Kernel; 4] = [
+    (
+        "adamw, bf16 gradient, bf16 weight",
+        |s| 28 * s.parameters,
+        |pool, b| {
+            let ([_, master, first, second, _], [weights, gradients, ..]) = b.first(b.sizes.parameters);
+            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
+        },
+    ),
+    (
+        "adamw, f32 gradient, bf16 weight",
+        |s| 30 * s.parameters,
+        |pool, b| {
+            let ([gradients, master, first, second, _], [weights, ..]) = b.first(b.sizes.parameters);
+            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
+        },
+    ),
+    (
+        "adamw, bf16 gradient, bf16 weight and rest",
+        |s| 26 * s.parameters,
+        |pool, b| {
+            let ([_, _, first, second, _], [weights, gradients, rests, ..]) = b.first(b.sizes.parameters);
+            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
+            adamw(pool, gradients, rests, [first, second], weights);
+        },
+    ),
+    (
+        "adamw, f32 gradient, bf16 weight and rest",
+        |s| 28 * s.parameters,
+        |pool, b| {
+            let ([gradients, _, first, second, _], [weights, _, rests, ..]) = b.first(b.sizes.parameters);
+            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
+            adamw(pool, gradients, rests, [first, second], weights);
+        },
+    ),
+];
+
+fn adamw<G: Element>(
+    pool: &Pool,
+    gradients: &[G],
+    master: Master<'_>,
+    [first, second]: [&mut [f32]; 2],
+    weights: &mut [bf16],
+) {
+    let moments = Moments { first: Some(first), second: Some(second), rounding: None };
+    optimize::<G, f32, bf16>(pool, Optimizer::AdamW, &numbers(), gradients, master, moments, Some(weights));
+}
+
+const KERNELS: [Kernel; 12] = [
+    (
+        "convert f32 to bf16",
+        |s| 6 * s.parameters,
+        |pool, b| {
+            let ([from, ..], [to, ..]) = b.first(b.sizes.parameters);
+            convert(pool, from, to);
+        },
+    ),
+    (
+        "convert f32 to bf16 and look",
+        |s| 6 * s.parameters,
+        |pool, b| {
+            let ([from, ..], [to, ..]) = b.first(b.sizes.parameters);
+            assert!(!convert_and_look(pool, from, to), "random numbers are finite");
+        },
+    ),
+    (
+        "copy",
+        |s| 8 * s.parameters,
+        |pool, b| {
+            let ([from, .., to], _) = b.first(b.sizes.parameters);
+            copy(pool, from, to);
+        },
+    ),
+    (
+        "zero",
+        |s| 4 * s.parameters,
+        |pool, b| {
+            let ([.., to], _) = b.first(b.sizes.parameters);
+            fill(pool, 0u8, bytemuck::cast_slice_mut(to));
+        },
+    ),
+    (
+        "sum of two ranks, bf16 to f32",
+        |s| (2 * RANKS + 4) * (s.parameters / RANKS),
+        |pool, b| {
+            let own = b.sizes.parameters / RANKS;
+            let ([.., to], [parts, ..]) = b.first(RANKS * own);
+            sum_ranks(pool, parts, &mut to[..own], false);
+        },
+    ),
+    (
+        "squares of bf16",
+        |s| 2 * s.parameters,
+        |pool, b| {
+            let (_, [values, ..]) = b.first(b.sizes.parameters);
+            let mut sums = vec![0.0; values.len().div_ceil(BLOCK)];
+            block_squares(pool, values, &mut sums);
+        },
+    ),
+    (
+        "residual and rms_norm",
+        |s| 2 * 4 * s.activations(),
+        |pool, b| {
+            let dims = b.sizes.norm();
+            let ([.., rstd], [x, residual, h, y, _]) = b.first(b.sizes.activations());
+            let w = vec![bf16::from_f32(0.9); WIDTH];
+            rms_norm_residual(pool, dims, x, residual, &w, h, y, &mut rstd[..dims.rows]);
+        },
+    ),
+    (
+        "rms_norm backward",
+        |s| 2 * 4 * s.activations(),
+        |pool, b| {
+            let dims = b.sizes.norm();
+            let [.., scratch] = b.floats.operands();
+            let count = b.sizes.activations();
+            let [dy, h, residual, dh, _] = b.halves.operands().map(|bytes| &mut of::<bf16>(bytes)[..count]);
+            let (w, rstd, mut dw) =
+                (vec![bf16::from_f32(0.9); WIDTH], vec![1.5; dims.rows], vec![0.0; WIDTH]);
+            rms_norm_backward(pool, dims, dy, h, &rstd, &w, Some(residual), dh, &mut dw, of(scratch));
+        },
+    ),
+    (
+        "swiglu",
+        |s| 2 * 3 * s.activations(),
+        |pool, b| {
+            let (_, [gate, up, y, ..]) = b.first(b.sizes.activations());
+            swiglu(pool, gate, up, y);
+        },
+    ),
+    (
+        "swiglu backward",
+        |s| 2 * 5 * s.activations(),
+        |pool, b| {
+            let (_, [dy, gate, up, dgate, dup]) = b.first(b.sizes.activations());
+            swiglu_backward(pool, dy, gate, up, dgate, dup);
+        },
+    ),
+    (
+        "rope",
+        |s| 2 * 2 * s.activations() + 4 * s.rows * HEAD,
+        |pool, b| {
+            let rows = b.sizes.rows;
+            let ([cos, sin, ..], [x, y, ..]) = b.first(b.sizes.activations());
+            let angles = rows * HEAD / 2;
+            let dims = RopeDims { rows, heads: WIDTH / HEAD, head_dim: HEAD, rotated: HEAD };
+            rope_from(pool, dims, &cos[..angles], &sin[..angles], false, x, y);
+        },
+    ),
+    (
+        "embedding gradient",
+        |s| (2 + 4 + 4) * s.rows * EMBEDDING,
+        |pool, b| {
+            let dims = EmbeddingDims { vocab: VOCABULARY, width: EMBEDDING };
+            let [.., table] = b.floats.operands();
+            let table = &mut of::<f32>(table)[..VOCABULARY * EMBEDDING];
+            let [dy, ..] = b.halves.operands();
+            embedding_backward(pool, dims, &b.ids, &of::<bf16>(dy)[..b.ids.len() * EMBEDDING], table);
+        },
+    ),
+];
+
+fn numbers() -> StepNumbers {
+    let recipe = Recipe {
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: [0.1, 0.0],
+        bias_correction: 1,
+        ..Recipe::default()
+    };
+    StepNumbers::new(&recipe, 0, 100, 1e-4, 1.0, 1.0)
+}
+
+/// What stands around products, and the memory's limits.
+pub fn moving_lines(threads: &[usize], sizes: MovingSizes) -> Result<Vec<Line>, DeviceError> {
+    lines(threads, sizes, &KERNELS)
+}
+
+/// AdamW, and the memory's limits.
+pub fn optimizer_lines(threads: &[usize], sizes: MovingSizes) -> Result<Vec<Line>, DeviceError> {
+    lines(threads, sizes, &OPTIMIZER)
+}
+
+fn lines(threads: &[usize], sizes: MovingSizes, kernels: &[Kernel]) -> Result<Vec<Line>, DeviceError> {
+    let buffers = Rc::new(RefCell::new(Buffers::new(sizes)?));
+    let start = |threads: &usize| Pool::start(*threads).map(Rc::new);
+    let pools: Vec<Rc<Pool>> = threads.iter().map(start).collect::<Result<_, _>>()?;
+    let mut lines = Vec::new();
+    for (name, bytes, run) in LIMITS.iter().chain(kernels) {
+        for pool in &pools {
+            let (own, buffers, run) = (Rc::clone(pool), Rc::clone(&buffers), *run);
+            let burst = move || {
+                let mut buffers = buffers.borrow_mut();
+                let start = Instant::now();
+                run(&own, &mut buffers);
+                Ok(start.elapsed().as_secs_f64())
+            };
+            let bytes = bytes(sizes) as f64;
+            let line = Line::of_seconds(*name, pool.threads(), Unit::Gigabytes, bytes, burst);
+            lines.push(match *name {
+                TRIAD | COPY => line,
+                "copy" => line.limited_by(COPY),
+                _ => line.limited_by(TRIAD),
+            });
+        }
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure;
+    use super::*;
+
+    #[test]
+    fn every_kernel_runs_beside_a_limit_on_any_number_of_threads() {
+        let sizes = MovingSizes { parameters: 10_000, rows: 3 };
+        let mut all = moving_lines(&[1, 2], sizes).unwrap();
+        all.extend(optimizer_lines(&[1, 2], sizes).unwrap());
+        let measured = measure(all, 1, &mut |_| {}).unwrap();
+        let limited = measured.iter().filter(|line| line.percent.is_some()).count();
+        assert_eq!(limited, 2 * (KERNELS.len() + OPTIMIZER.len()));
+    }
+}

@@ -1,0 +1,280 @@
+//! Kernels that compute: matrix products, attention, and the head with its loss.
+#![allow(clippy::many_single_char_names, reason = "names of the formulas: m, n and k; q, k and v")]
+
+use std::time::Instant;
+
+use half::{bf16, f16};
+use zeroth_base::DType;
+
+use super::room::{Room, of, random};
+use super::{Line, TILES, Unit, matrix_limit};
+use zeroth_cpu::{
+    AttentionSaved, Path, Pool, attention, attention_backward, attention_backward_scratch, attention_scratch,
+    head_loss_backward, head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, linear,
+    linear_dw, linear_dx, linear_scratch, row_pitch,
+};
+use zeroth_kernel::DeviceError;
+use zeroth_kernel::{AttentionDims, Element, HeadLossDims, LinearDims};
+
+/// Which product of a linear map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// y = x · wᵀ.
+    Forward,
+    /// dx = dy · w.
+    Dx,
+    /// dw += dyᵀ · x.
+    Dw,
+}
+
+impl Form {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Dx, Self::Dw];
+
+    /// As reports name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Dx => "dx",
+            Self::Dw => "dw",
+        }
+    }
+}
+
+/// A linear map and its gradients; m rows, n columns and sums of k products of the result asked for.
+pub struct Product<T> {
+    pool: Pool,
+    form: Form,
+    dims: LinearDims,
+    /// x [rows, inputs], w [outputs, inputs], y [rows, outputs], dw, scratch.
+    room: Room<5>,
+    stored: std::marker::PhantomData<T>,
+}
+
+impl<T: Element> Product<T> {
+    /// One of these sizes, with random operands.
+    pub fn new(threads: usize, form: Form, [m, n, k]: [usize; 3]) -> Result<Self, DeviceError> {
+        let pool = Pool::start(threads)?;
+        let dims = match form {
+            Form::Forward => LinearDims { rows: m, inputs: k, outputs: n },
+            Form::Dx => LinearDims { rows: m, inputs: n, outputs: k },
+            Form::Dw => LinearDims { rows: k, inputs: n, outputs: m },
+        };
+        // Rows lie as they do in a step.
+        let size = size_of::<T>();
+        let rows_of = |width: usize| size * dims.rows * row_pitch(width, T::DTYPE);
+        let weights = dims.outputs * dims.inputs;
+        let mut room = Room::new([
+            rows_of(dims.inputs),
+            size * weights,
+            rows_of(dims.outputs),
+            4 * weights,
+            4 * linear_scratch(dims, threads),
+        ])?;
+        let [x, w, y, ..] = room.operands();
+        for (name, operand) in [x, w, y].into_iter().enumerate() {
+            random::<T>(name as u64, operand);
+        }
+        Ok(Self { pool, form, dims, room, stored: std::marker::PhantomData })
+    }
+
+    /// Runs it once; gives the seconds.
+    pub fn run(&mut self) -> f64 {
+        let Self { pool, dims, room, .. } = self;
+        let [x, w, y, dw, scratch] = room.operands();
+        let (x, w, y) = (of::<T>(x), of::<T>(w), of::<T>(y));
+        let (dw, scratch) = (of(dw), of(scratch));
+        let start = Instant::now();
+        match self.form {
+            Form::Forward => linear(pool, *dims, x, w, None, y, scratch),
+            Form::Dx => linear_dx(pool, *dims, y, w, x, false, scratch),
+            Form::Dw => linear_dw(pool, *dims, y, x, dw, scratch),
+        }
+        start.elapsed().as_secs_f64()
+    }
+
+    /// Operations of a run.
+    pub fn flop(&self) -> f64 {
+        2.0 * self.dims.rows as f64 * self.dims.inputs as f64 * self.dims.outputs as f64
+    }
+}
+
+/// All three products of these shapes (m, n and k), of operands of a type.
+pub fn product_lines(threads: usize, dtype: DType, shapes: &[[usize; 3]]) -> Result<Vec<Line>, DeviceError> {
+    match dtype {
+        DType::Bf16 => lines_of::<bf16>(threads, shapes),
+        DType::F16 => lines_of::<f16>(threads, shapes),
+        DType::F32 => lines_of::<f32>(threads, shapes),
+    }
+}
+
+fn lines_of<T: Element>(threads: usize, shapes: &[[usize; 3]]) -> Result<Vec<Line>, DeviceError> {
+    let limit = matrix_limit(Path::chosen()?, T::DTYPE);
+    let mut lines = Vec::new();
+    for &shape in shapes {
+        for form in Form::ALL {
+            let mut product = Product::<T>::new(threads, form, shape)?;
+            let [m, n, k] = shape;
+            let name = format!("{} {} {m}x{n}x{k}", T::DTYPE, form.name());
+            let run = move || Ok(product.run());
+            let flop = 2.0 * m as f64 * n as f64 * k as f64;
+            lines.push(Line::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit));
+        }
+    }
+    Ok(lines)
+}
+
+/// Attention and its gradient over packed sequences.
+struct Attention {
+    pool: Pool,
+    dims: AttentionDims,
+    starts: Vec<u32>,
+    /// q, k, v, dy; y, dq, dk, dv; lse, scratch.
+    room: Room<10>,
+}
+
+impl Attention {
+    fn new(
+        threads: usize,
+        sequences: usize,
+        length: usize,
+        heads: usize,
+        kv_heads: usize,
+    ) -> Result<Self, DeviceError> {
+        let (pool, rows, head_dim) = (Pool::start(threads)?, sequences * length, 64);
+        let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale: 0.125 };
+        let [wide, narrow] =
+            [heads, kv_heads].map(|heads| 2 * rows * row_pitch(heads * head_dim, DType::Bf16));
+        let scratch = attention_scratch(&dims, threads).max(attention_backward_scratch(&dims, threads));
+        let mut room = Room::new([
+            wide,
+            narrow,
+            narrow,
+            wide,
+            wide,
+            wide,
+            narrow,
+            narrow,
+            4 * heads * rows,
+            4 * scratch,
+        ])?;
+        for (name, operand) in room.operands().into_iter().take(4).enumerate() {
+            random::<bf16>(name as u64, operand);
+        }
+        let starts = (0..=sequences).map(|at| (at * length) as u32).collect();
+        Ok(Self { pool, dims, starts, room })
+    }
+
+    /// Runs forward, and backward where asked for; gives the seconds of the last.
+    fn run(&mut self, backward: bool) -> f64 {
+        let Self { pool, dims, starts, room } = self;
+        let [q, k, v, dy, y, dq, dk, dv, lse, scratch] = room.operands();
+        let [q, k, v, dy, y, dq, dk, dv] = [q, k, v, dy, y, dq, dk, dv].map(of::<bf16>);
+        let (lse, scratch) = (of(lse), of(scratch));
+        let start = Instant::now();
+        attention(pool, dims, starts, q, k, v, y, lse, scratch);
+        if !backward {
+            return start.elapsed().as_secs_f64();
+        }
+        let start = Instant::now();
+        let saved = AttentionSaved { q, k, v, out: y, lse };
+        attention_backward(pool, dims, starts, saved, dy, dq, dk, dv, scratch);
+        start.elapsed().as_secs_f64()
+    }
+}
+
+/// Attention of 8 heads of 64, forward and backward, over (sequences, length, heads of keys and values).
+pub fn attention_lines(threads: usize, shapes: &[(usize, usize, usize)]) -> Result<Vec<Line>, DeviceError> {
+    let heads = 8;
+    let limit = match Path::chosen()? {
+        Path::Amx => TILES,
+        path => matrix_limit(path, DType::Bf16),
+    };
+    let mut lines = Vec::new();
+    for &(sequences, length, kv_heads) in shapes {
+        // A product over the lower half of the scores; forward has two, backward five.
+        let product = (sequences * length * length * heads * 64) as f64;
+        for (backward, what, products) in [(false, "forward", 2.0), (true, "backward", 5.0)] {
+            let mut attention = Attention::new(threads, sequences, length, heads, kv_heads)?;
+            let name = format!("bf16 attention {what} {sequences}x{length}, {heads} heads, {kv_heads} kv");
+            let run = move || Ok(attention.run(backward));
+            lines.push(
+                Line::of_seconds(name, threads, Unit::Gflops, products * product, run).limited_by(limit),
+            );
+        }
+    }
+    Ok(lines)
+}
+
+/// The head with its loss and both gradients, that of w rounded at once where steps do so.
+pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, DeviceError> {
+    let HeadLossDims { rows, hidden, vocab } = dims;
+    let pool = Pool::start(threads)?;
+    let once = dims.is_one_slice(DType::Bf16);
+    let (dw, scratch) = if once {
+        (2 * vocab * hidden, head_loss_once_scratch(dims, threads))
+    } else {
+        (4 * vocab * hidden, head_loss_scratch(dims, threads))
+    };
+    // x, w; dx, dw; scratch.
+    let of_rows = 2 * rows * row_pitch(hidden, DType::Bf16);
+    let mut room = Room::new([of_rows, 2 * vocab * hidden, of_rows, dw, 4 * scratch])?;
+    let [x, w, ..] = room.operands();
+    random::<bf16>(1, x);
+    random::<bf16>(2, w);
+    // Logits of the size that a model has: of larger ones most exponentials are less than a number holds.
+    let part = (hidden as f32).sqrt().recip();
+    for weight in of::<bf16>(w) {
+        *weight = bf16::from_f32(weight.to_f32() * part);
+    }
+    let labels: Vec<i32> = (0..rows).map(|row| (row * 7919 % vocab) as i32).collect();
+    let limit = matrix_limit(Path::chosen()?, DType::Bf16);
+    // Logits, and the gradients of both operands.
+    let flop = 3.0 * 2.0 * (rows * hidden) as f64 * vocab as f64;
+    let run = move || {
+        let [x, w, dx, dw, scratch] = room.operands();
+        let (x, w, dx) = (of::<bf16>(x), of::<bf16>(w), of::<bf16>(dx));
+        let start = Instant::now();
+        let scale = 1.0 / rows as f32;
+        if once {
+            let dw = of::<bf16>(dw);
+            head_loss_backward_once(&pool, dims, x, w, &labels, scale, dx, dw, None, of(scratch));
+        } else {
+            head_loss_backward(&pool, dims, x, w, &labels, scale, dx, of(dw), true, of(scratch));
+        }
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let name = format!("bf16 head_loss with gradients {rows}x{hidden}x{vocab}");
+    Ok(vec![Line::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{measure, processor_lines};
+    use super::*;
+
+    #[test]
+    fn every_line_that_computes_has_a_rate_and_its_limit() {
+        let mut lines = processor_lines(2).unwrap();
+        lines.extend(product_lines(2, DType::Bf16, &[[48, 40, 33]]).unwrap());
+        lines.extend(product_lines(2, DType::F32, &[[48, 40, 33]]).unwrap());
+        lines.extend(attention_lines(2, &[(2, 24, 4)]).unwrap());
+        // One slice of rows, and several.
+        for rows in [20, 1100] {
+            let dims = HeadLossDims { rows, hidden: 32, vocab: 100 };
+            assert_eq!(dims.is_one_slice(DType::Bf16), rows == 20);
+            lines.extend(head_lines(2, dims).unwrap());
+        }
+        let measured = measure(lines, 2, &mut |_| {}).unwrap();
+        let limited: Vec<_> = measured.iter().filter(|line| line.limit.is_some()).collect();
+        assert_eq!(limited.len(), 3 + 3 + 2 + 2);
+        assert!(measured.iter().all(|line| line.best >= line.median && line.median > 0.0), "{measured:?}");
+    }
+
+    #[test]
+    fn a_product_counts_each_multiplication_and_addition() {
+        for form in Form::ALL {
+            assert_eq!(Product::<f32>::new(1, form, [6, 5, 4]).unwrap().flop(), 240.0);
+        }
+    }
+}

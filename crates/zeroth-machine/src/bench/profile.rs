@@ -1,0 +1,302 @@
+//! What was measured on a machine, kept in a file: the machine, the version, and the lines of every part.
+//!
+//! A part that is measured again replaces its lines; the others stay. A file of another machine, version or format is
+//! never read as this one's: its name follows from the machine, and what it holds is compared.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path as FilePath, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use zeroth_base::{DType, PublishError, publish};
+
+use super::{F32, Measured, Rate, TILES};
+use crate::{Gpus, Machine};
+use zeroth_cpu::Path;
+
+/// The format of the file.
+const VERSION: u32 = 1;
+
+/// A part of what is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Products, attention, the head, and what stands around them.
+    Kernels,
+    /// The optimizer.
+    Optimizer,
+    /// Collectives of local ranks.
+    Collectives,
+    /// A folder's disk.
+    Disk,
+    /// A whole training step.
+    Step,
+}
+
+impl Part {
+    /// All parts, in the order they are measured.
+    pub const ALL: [Self; 5] = [Self::Kernels, Self::Optimizer, Self::Collectives, Self::Disk, Self::Step];
+
+    /// As it is typed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernels => "kernels",
+            Self::Optimizer => "optimizer",
+            Self::Collectives => "collectives",
+            Self::Disk => "disk",
+            Self::Step => "step",
+        }
+    }
+}
+
+/// What tells one machine from another, as far as speed goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The processor's name.
+    pub processor: String,
+    /// Threads worth starting.
+    pub threads: u32,
+    /// Physical cores among them.
+    pub cores: Option<u32>,
+    /// Memory in whole GiB: the last megabytes differ from start to start.
+    pub memory_gib: u64,
+    /// The instructions that kernels use: amx, avx512, avx2, neon or portable.
+    pub path: String,
+    /// The cards.
+    pub gpus: Vec<String>,
+}
+
+impl Identity {
+    /// Of a machine that was probed, with the instructions that `ZEROTH_CPU` asks for.
+    pub fn of(machine: &Machine) -> Self {
+        let gpus = match &machine.gpus {
+            Gpus::Found { devices, .. } => devices.iter().map(|gpu| gpu.name.clone()).collect(),
+            _ => Vec::new(),
+        };
+        Self {
+            processor: machine.cpu.model.clone().unwrap_or_else(|| "unknown".to_owned()),
+            threads: machine.cpu.threads,
+            cores: machine.cpu.cores,
+            memory_gib: machine.host_memory_total().unwrap_or(0).div_ceil(1 << 30),
+            path: Path::chosen().unwrap_or_else(|_| Path::detect()).name().to_owned(),
+            gpus,
+        }
+    }
+
+    /// The name of this machine's file: machines that share a home do not share it.
+    pub fn file_name(&self) -> String {
+        let words = format!(
+            "{}|{}|{:?}|{}|{}|{}",
+            self.processor,
+            self.threads,
+            self.cores,
+            self.memory_gib,
+            self.path,
+            self.gpus.join("|")
+        );
+        // FNV-1a: a name, not a secret.
+        let hash = words.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        format!("{hash:016x}.json")
+    }
+}
+
+/// One part of a profile.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfilePart {
+    /// The version of zeroth that measured.
+    pub zeroth: String,
+    /// When it was measured, in seconds since 1970.
+    pub measured_at: u64,
+    /// Whether it was a quick look.
+    pub quick: bool,
+    /// What was found.
+    pub lines: Vec<Measured>,
+}
+
+/// What was measured on a machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// The format of the file.
+    pub version: u32,
+    /// The machine.
+    pub machine: Identity,
+    /// The parts that were measured.
+    pub parts: BTreeMap<Part, ProfilePart>,
+}
+
+/// A profile that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file cannot be read.
+    #[error("cannot read the machine's profile {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is no profile, or one of another format.
+    #[error("{} is no profile of format {VERSION}: {problem}; `zeroth bench` writes a new one", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// It is of another machine.
+    #[error(
+        "{} is the profile of another machine ({found}); this one is {here}: `zeroth bench` measures it", path.display()
+    )]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// Its machine.
+        found: String,
+        /// This one.
+        here: String,
+    },
+    /// The file cannot be written.
+    #[error(transparent)]
+    Write(#[from] PublishError),
+}
+
+impl Profile {
+    /// An empty one.
+    pub fn new(machine: Identity) -> Self {
+        Self { version: VERSION, machine, parts: BTreeMap::new() }
+    }
+
+    /// Puts what was measured just now in the place of what was known of a part.
+    pub fn put(&mut self, part: Part, quick: bool, lines: Vec<Measured>) {
+        let zeroth = env!("CARGO_PKG_VERSION").to_owned();
+        let measured_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.parts.insert(part, ProfilePart { zeroth, measured_at, quick, lines });
+    }
+
+    /// The profile of this machine in a file; none where there is no file.
+    pub fn read(path: &FilePath, here: &Identity) -> Result<Option<Self>, ProfileError> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(ProfileError::Read { path: path.to_owned(), source }),
+        };
+        let format = |problem: String| ProfileError::Format { path: path.to_owned(), problem };
+        let value: serde_json::Value =
+            serde_json::from_str(&text).map_err(|error| format(error.to_string()))?;
+        let version = &value["version"];
+        if *version != VERSION {
+            return Err(format(format!("its `version` is {version}")));
+        }
+        let profile: Self = serde_json::from_value(value).map_err(|error| format(error.to_string()))?;
+        if profile.machine != *here {
+            let words = |machine: &Identity| {
+                format!(
+                    "{}, {} threads, {} GiB, {}",
+                    machine.processor, machine.threads, machine.memory_gib, machine.path
+                )
+            };
+            let (found, here) = (words(&profile.machine), words(here));
+            return Err(ProfileError::Other { path: path.to_owned(), found, here });
+        }
+        Ok(Some(profile))
+    }
+
+    /// Writes it, whole or not at all, and the folder where it is missing.
+    pub fn write(&self, path: &FilePath) -> Result<(), ProfileError> {
+        let failed = |source| PublishError { path: path.to_owned(), source };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
+        Ok(publish(path, format!("{text}\n").as_bytes())?)
+    }
+
+    /// What a line of kernels came to on so many threads.
+    pub fn rate(&self, name: &str, threads: usize) -> Option<Rate> {
+        let lines = &self.parts.get(&Part::Kernels)?.lines;
+        let line = lines.iter().find(|line| line.name == name && line.threads == threads)?;
+        Some(Rate { best: line.best, median: line.median })
+    }
+
+    /// The most that so many threads can multiply and add in a second, in operands of a type: the loop in registers,
+    /// as measured together or, where they were not, as many times what one does.
+    pub fn peak_flops(&self, dtype: DType, threads: usize) -> Option<f64> {
+        let tiles = self.machine.path == Path::Amx.name() && dtype == DType::Bf16;
+        let limit = if tiles { TILES } else { F32 };
+        let together = self.rate(limit, threads).map(|rate| rate.best);
+        let gflops = together.or_else(|| Some(self.rate(limit, 1)?.best * threads as f64))?;
+        Some(1e9 * gflops)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Unit;
+    use super::*;
+
+    fn here() -> Identity {
+        Identity {
+            processor: "A processor".to_owned(),
+            threads: 2,
+            cores: Some(2),
+            memory_gib: 24,
+            path: "amx".to_owned(),
+            gpus: Vec::new(),
+        }
+    }
+
+    fn measured() -> Profile {
+        let rate = Rate { best: 2350.1, median: 1.0 / 3.0 };
+        let lines = vec![
+            Measured::new(TILES, 1, Unit::Gflops, rate, None),
+            Measured::new(F32, 1, Unit::Gflops, Rate { best: 170.0, median: 160.0 }, Some((TILES, rate))),
+            Measured::new(F32, 2, Unit::Gflops, Rate { best: 300.0, median: 290.0 }, None),
+        ];
+        let mut profile = Profile::new(here());
+        profile.put(Part::Kernels, true, lines);
+        profile
+    }
+
+    #[test]
+    fn a_profile_is_read_back_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machines").join(here().file_name());
+        assert_eq!(Profile::read(&path, &here()).unwrap(), None);
+        let mut written = measured();
+        written.write(&path).unwrap();
+        assert_eq!(Profile::read(&path, &here()).unwrap(), Some(written.clone()));
+        // Another part joins, and the first stays.
+        written.put(Part::Disk, false, Vec::new());
+        written.write(&path).unwrap();
+        assert_eq!(Profile::read(&path, &here()).unwrap(), Some(written));
+    }
+
+    #[test]
+    fn another_machine_and_another_format_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile.json");
+        measured().write(&path).unwrap();
+        let other = Identity { path: "avx2".to_owned(), ..here() };
+        assert_ne!(other.file_name(), here().file_name());
+        let message = Profile::read(&path, &other).unwrap_err().to_string();
+        assert!(message.contains("another machine") && message.contains("avx2"), "{message}");
+        for (text, phrase) in
+            [("{\"version\": 9}", "is 9"), ("[]", "null"), ("{", "EOF"), ("{\"version\": 1}", "missing")]
+        {
+            std::fs::write(&path, text).unwrap();
+            let message = Profile::read(&path, &here()).unwrap_err().to_string();
+            assert!(message.contains(phrase) && message.contains("zeroth bench"), "{message}");
+        }
+    }
+
+    #[test]
+    fn peaks_are_measured_together_or_multiplied() {
+        let profile = measured();
+        assert_eq!(profile.peak_flops(DType::Bf16, 2), Some(2.0 * 2350.1e9));
+        assert_eq!(profile.peak_flops(DType::F32, 2), Some(300e9));
+        assert_eq!(Profile::new(here()).peak_flops(DType::F32, 1), None);
+    }
+}

@@ -1,0 +1,13 @@
+//! The machine: hardware probe, table of known GPUs, and benchmarks.
+
+pub mod bench;
+mod known_gpus;
+mod probe;
+mod rates;
+
+pub use known_gpus::{Card, UnknownCard, card, cards};
+pub use probe::{
+    Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, Gpus, GroupLimit, HugePages,
+    Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk, probe, probe_processor,
+};
+pub use rates::Rates;

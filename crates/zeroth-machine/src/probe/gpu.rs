@@ -1,0 +1,317 @@
+//! NVIDIA GPUs: their names, compute capability and memory, found without making a context on any of them.
+
+mod driver;
+mod nvml;
+
+use std::ffi::OsStr;
+use std::fmt::{self, Write};
+
+use serde::Serialize;
+
+use super::Notes;
+use driver::{Attribute, CallFailed, Driver, NO_DEVICE, NotOpened};
+use nvml::Nvml;
+
+/// The GPUs of this machine, or why there are none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Gpus {
+    /// No driver library: a machine without NVIDIA's driver.
+    NoDriver {
+        /// What the loader said.
+        why: String,
+    },
+    /// The driver is there and shows this process no device.
+    NoDevice {
+        /// What the driver said.
+        why: String,
+    },
+    /// The driver is there and does not work.
+    Failed {
+        /// What failed.
+        why: String,
+    },
+    /// The driver answers.
+    Found {
+        /// The newest CUDA version that the driver runs.
+        driver_version: String,
+        /// The devices in the driver's order, `CUDA_VISIBLE_DEVICES` applied.
+        devices: Vec<Gpu>,
+    },
+}
+
+/// One GPU, or one part of a GPU that is divided (MIG).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Gpu {
+    /// Its number for this process.
+    pub index: u32,
+    /// The driver's name for it.
+    pub name: String,
+    /// Its name in NVIDIA's tools: `GPU-…`, `MIG-…`.
+    pub uuid: Option<String>,
+    /// What its processors can do.
+    pub compute_capability: ComputeCapability,
+    /// Processors (SMs).
+    pub multiprocessors: u32,
+    /// Bytes of memory that programs can have.
+    pub total: u64,
+    /// Bytes of it not in use by any process. `None` where the management library is missing.
+    pub free: Option<u64>,
+}
+
+/// The version of a GPU's instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct ComputeCapability {
+    /// Architecture: 7 Volta and Turing, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell.
+    pub major: u32,
+    /// Variant.
+    pub minor: u32,
+}
+
+impl fmt::Display for ComputeCapability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Gpu {
+    /// Whether matrix units take bf16: from Ampere (8.0) on.
+    pub fn supports_bf16(&self) -> bool {
+        self.compute_capability >= ComputeCapability { major: 8, minor: 0 }
+    }
+}
+
+/// Looks for GPUs.
+pub(super) fn probe(notes: &mut Notes) -> Gpus {
+    find(OsStr::new("libcuda.so.1"), OsStr::new("libnvidia-ml.so.1"), notes)
+}
+
+fn find(driver: &OsStr, management: &OsStr, notes: &mut Notes) -> Gpus {
+    let driver = match Driver::open(driver) {
+        Ok(driver) => driver,
+        Err(NotOpened::Library(why)) => return Gpus::NoDriver { why },
+        Err(NotOpened::Function(why)) => return Gpus::Failed { why },
+    };
+    match devices(&driver, notes) {
+        Ok((_, devices)) if devices.is_empty() => Gpus::NoDevice { why: "the driver counts none".to_owned() },
+        Ok((version, mut devices)) => {
+            add_free_memory(&mut devices, management, notes);
+            Gpus::Found { driver_version: format!("{}.{}", version / 1000, version % 1000 / 10), devices }
+        }
+        Err(failed) if failed.code == NO_DEVICE => {
+            // The usual reason on a machine that has GPUs.
+            let hidden = std::env::var("CUDA_VISIBLE_DEVICES")
+                .map(|list| format!("; CUDA_VISIBLE_DEVICES is `{list}`"));
+            Gpus::NoDevice { why: format!("{failed}{}", hidden.unwrap_or_default()) }
+        }
+        Err(failed) => Gpus::Failed { why: failed.to_string() },
+    }
+}
+
+/// The driver's version and the devices that answer.
+fn devices(driver: &Driver, notes: &mut Notes) -> Result<(i32, Vec<Gpu>), CallFailed> {
+    driver.init()?;
+    let version = driver.version()?;
+    let mut devices = Vec::new();
+    for index in 0..driver.count()? {
+        devices.extend(
+            notes.keep("gpus.devices", describe(driver, index).map_err(|why| format!("GPU {index}: {why}"))),
+        );
+    }
+    Ok((version, devices))
+}
+
+fn describe(driver: &Driver, index: i32) -> Result<Gpu, CallFailed> {
+    let device = driver.device(index)?;
+    Ok(Gpu {
+        index: index.unsigned_abs(),
+        name: driver.name(device)?,
+        uuid: driver.uuid(device).map(|bytes| uuid_text("GPU", &bytes)),
+        compute_capability: ComputeCapability {
+            major: driver.attribute(device, Attribute::CapabilityMajor)?,
+            minor: driver.attribute(device, Attribute::CapabilityMinor)?,
+        },
+        multiprocessors: driver.attribute(device, Attribute::Multiprocessors)?,
+        total: driver.total(device)?,
+        free: None,
+    })
+}
+
+fn add_free_memory(devices: &mut [Gpu], management: &OsStr, notes: &mut Notes) {
+    let Some(nvml) = notes.keep("gpus.devices.free", Nvml::open(management)) else { return };
+    for gpu in devices {
+        let Some(uuid) = gpu.uuid.clone() else {
+            notes.add("gpus.devices.free", format!("GPU {}: the driver gives it no UUID", gpu.index));
+            continue;
+        };
+        // The driver does not say whether the number is that of a whole GPU or of a part of one.
+        let part = uuid.replacen("GPU", "MIG", 1);
+        let free = nvml.free(&uuid).or_else(|why| match nvml.free(&part) {
+            Ok(free) => {
+                gpu.uuid = Some(part);
+                Ok(free)
+            }
+            Err(_) => Err(format!("GPU {}: {why}", gpu.index)),
+        });
+        gpu.free = notes.keep("gpus.devices.free", free).map(|free| free.min(gpu.total));
+    }
+}
+
+/// `GPU-01234567-89ab-cdef-0123-456789abcdef`.
+fn uuid_text(kind: &str, bytes: &[u8; 16]) -> String {
+    let mut text = kind.to_owned();
+    for (at, byte) in bytes.iter().enumerate() {
+        let dash = if matches!(at, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+        write!(text, "{dash}{byte:02x}").expect("writing to a String does not fail");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::small_library::compile;
+    use super::*;
+
+    // NVIDIA's two libraries in one, as a machine with two cards would show them.
+    const LIBRARIES: &str = r#"
+        #include <stddef.h>
+        #include <string.h>
+        int cuInit(unsigned flags) { return flags ? 1 : INIT; }
+        int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+        int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+        int cuDeviceGet(int *device, int index) { *device = index + 40; return index < 2 ? 0 : 101; }
+        int cuDeviceGetName(char *name, int length, int device) {
+            strncpy(name, device == 40 ? "NVIDIA H200" : "Tesla V100-SXM2-16GB", length);
+            return 0;
+        }
+        int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+            *bytes = device == 40 ? 150110011392 : 16935682048;
+            return 0;
+        }
+        int cuDeviceGetAttribute(int *value, int attribute, int device) {
+            int hopper = device == 40;
+            switch (attribute) {
+                case 16: *value = hopper ? 132 : 80; return 0;
+                case 75: *value = hopper ? 9 : 7; return 0;
+                case 76: *value = 0; return 0;
+            }
+            return 1;
+        }
+        int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+            for (int i = 0; i < 16; i++) uuid[i] = i * 16 + (device - 40);
+            return 0;
+        }
+        #ifndef OLD
+        int cuGetErrorString(int code, const char **text) {
+            *text = code == 100 ? "no CUDA-capable device is detected"
+                  : code == 101 ? "invalid device ordinal"
+                  : code == 803 ? "system has unsupported display driver / cuda driver combination" : 0;
+            return *text ? 0 : 1;
+        }
+        #endif
+        struct memory { unsigned long long total, free, used; };
+        int nvmlInit_v2(void) { return NVML; }
+        int nvmlShutdown(void) { return 0; }
+        const char *nvmlErrorString(int code) {
+            return code == 6 ? "Not Found" : code == 18 ? "Driver/library version mismatch" : "Unknown Error";
+        }
+        int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+            if (!strcmp(uuid, KIND "-00102030-4050-6070-8090-a0b0c0d0e0f0")) { *device = (void *)1; return 0; }
+            if (!strcmp(uuid, "GPU-01112131-4151-6171-8191-a1b1c1d1e1f1")) { *device = (void *)2; return 0; }
+            return 6;
+        }
+        int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
+            memory->total = 150754820096;
+            memory->free = device == (void *)1 ? 149000000000 : 99000000000;
+            memory->used = memory->total - memory->free;
+            return 0;
+        }
+    "#;
+
+    fn found(defines: &[&str]) -> (Gpus, Notes) {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("libnvidia.so");
+        // What is given first counts.
+        let source = format!(
+            "{}{LIBRARIES}",
+            [("INIT", "0"), ("COUNT", "2"), ("NVML", "0"), ("KIND", "\"GPU\"")]
+                .map(|(name, value)| format!("#ifndef {name}\n#define {name} {value}\n#endif\n"))
+                .concat()
+        );
+        compile(&source, &library, defines);
+        let mut notes = Notes::default();
+        let gpus = find(library.as_os_str(), library.as_os_str(), &mut notes);
+        (gpus, notes)
+    }
+
+    fn devices_of(gpus: Gpus) -> Vec<Gpu> {
+        match gpus {
+            Gpus::Found { devices, .. } => devices,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn devices_are_described_with_their_free_memory() {
+        let (gpus, notes) = found(&[]);
+        assert!(matches!(&gpus, Gpus::Found { driver_version, .. } if driver_version == "12.8"), "{gpus:?}");
+        let devices = devices_of(gpus);
+        let hopper = Gpu {
+            index: 0,
+            name: "NVIDIA H200".to_owned(),
+            uuid: Some("GPU-00102030-4050-6070-8090-a0b0c0d0e0f0".to_owned()),
+            compute_capability: ComputeCapability { major: 9, minor: 0 },
+            multiprocessors: 132,
+            total: 150_110_011_392,
+            free: Some(149_000_000_000),
+        };
+        assert_eq!(devices[0], hopper);
+        assert_eq!(devices[1].free, Some(devices[1].total), "free memory is never more than there is");
+        assert!(
+            devices[0].supports_bf16() && !devices[1].supports_bf16(),
+            "bf16 begins with 8.0, Volta is 7.0"
+        );
+        assert!(notes.0.is_empty(), "{notes:?}");
+    }
+
+    #[test]
+    fn a_part_of_a_gpu_is_found_by_its_own_kind_of_name() {
+        let devices = devices_of(found(&["KIND=\"MIG\""]).0);
+        assert_eq!(devices[0].uuid.as_deref(), Some("MIG-00102030-4050-6070-8090-a0b0c0d0e0f0"));
+        assert_eq!(devices[0].free, Some(149_000_000_000));
+    }
+
+    #[test]
+    fn without_the_management_library_free_memory_is_unknown_and_said_so() {
+        let (gpus, notes) = found(&["NVML=18"]);
+        assert_eq!(devices_of(gpus)[0].free, None);
+        assert_eq!(notes.0[0].what, "gpus.devices.free");
+        assert!(notes.0[0].why.contains("error 18: Driver/library version mismatch"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_device_that_does_not_answer_is_left_out_and_named() {
+        let (gpus, notes) = found(&["COUNT=3"]);
+        assert_eq!(devices_of(gpus).len(), 2);
+        assert_eq!(notes.0[0].why, "GPU 2: cuDeviceGet failed with error 101: invalid device ordinal");
+    }
+
+    #[test]
+    fn no_driver_no_device_and_a_broken_driver_are_told_apart() {
+        let absent = OsStr::new("libzeroth-absent.so.1");
+        let gpus = find(absent, absent, &mut Notes::default());
+        assert!(matches!(&gpus, Gpus::NoDriver { why } if why.contains("libzeroth-absent.so.1")), "{gpus:?}");
+        let (gpus, _) = found(&["INIT=100"]);
+        assert!(
+            matches!(&gpus, Gpus::NoDevice { why } if why.contains("no CUDA-capable device")),
+            "{gpus:?}"
+        );
+        assert!(matches!(found(&["COUNT=0"]).0, Gpus::NoDevice { .. }));
+        let (gpus, _) = found(&["INIT=803"]);
+        assert!(
+            matches!(&gpus, Gpus::Failed { why } if why.starts_with("cuInit failed with error 803: system has"))
+        );
+        let (gpus, _) = found(&["OLD"]);
+        assert!(matches!(&gpus, Gpus::Failed { why } if why.contains("cuGetErrorString")), "{gpus:?}");
+    }
+}

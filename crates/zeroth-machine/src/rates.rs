@@ -1,0 +1,196 @@
+//! How fast state in host memory can be updated: by the host's processors where it lies, or on its way through the device,
+//! beneath what the device computes meanwhile. Measured on the machine, on random numbers, in under a second.
+
+use std::time::Instant;
+
+use bytemuck::{Zeroable, bytes_of, cast_slice};
+use zeroth_base::DType;
+
+use zeroth_kernel::LinearDims;
+use zeroth_kernel::{
+    Control, Device, DeviceError, GROUPS, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Rounding,
+    Span, StepNumbers, Tier,
+};
+
+/// Bytes a second, and operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Rates {
+    /// Of state that AdamW updates on the host's processors: master weights and moments.
+    pub update: u64,
+    /// Of copies to the device while others come back.
+    pub bus: u64,
+    /// Of what a kernel of the device reads and writes.
+    pub memory: u64,
+    /// Operations of its products of matrices.
+    pub products: u64,
+}
+
+/// Elements of the trial: more than caches hold.
+const ELEMENTS: u64 = 32 << 20;
+const ROUNDS: usize = 3;
+/// Rows, inputs and outputs of the product, and how long a timing of what the device does alone is at least.
+const SIDE: usize = 2048;
+const LEAST: f64 = 2e-3;
+
+impl Rates {
+    /// Bytes of the device's arena and of the host's that a measurement needs.
+    pub const ARENAS: [u64; 2] = [8 * ELEMENTS + 4096, 16 * ELEMENTS + 4096];
+
+    /// Measures with a device whose arenas have at least [`Self::ARENAS`] bytes, and with moments as a run has them: chance
+    /// takes processors several times as long as memory does.
+    pub fn measure(
+        device: &mut dyn Device,
+        moments: DType,
+        rounds_by_chance: bool,
+    ) -> Result<Self, DeviceError> {
+        let host =
+            |at: u64, bytes: u64| Span { tier: Tier::Host, at: at * ELEMENTS, bytes: bytes * ELEMENTS };
+        // Master weights, both moments, gradients and weights.
+        let master = host(0, 4);
+        let [first, second] = [4, 8].map(|at| host(at, moments.bytes()));
+        let [grads, weights] = [12, 14].map(|at| host(at, 2));
+        let control = Span::device(8 * ELEMENTS, size_of::<Control>() as u64);
+        let numbers = StepNumbers::new(&Recipe::default(), 0, 2, 1e-4, 1.0, 1.0);
+        let decided = Control { apply: 1, applied: 1, numbers: [numbers; GROUPS], ..Control::zeroed() };
+        device.upload(Queue::Compute, bytes_of(&decided), control)?;
+        let noise: Vec<u32> = (0..1u32 << 20).map(scrambled).collect();
+        for span in [master, first, second, grads, weights] {
+            for at in (0..span.bytes).step_by(4 << 20) {
+                device.upload(Queue::Compute, cast_slice(&noise), span.part(at, 4 << 20, 1))?;
+            }
+        }
+        let kernel = Kernel::Optimize {
+            optimizer: Optimizer::AdamW,
+            group: 0,
+            control,
+            grads,
+            grad_type: DType::Bf16,
+            master,
+            master_form: MasterForm::Whole,
+            first: Some(first),
+            second: Some(second),
+            moment_type: moments,
+            rounding: rounds_by_chance.then_some(Rounding { seed: 1, flat: 0, first: 0 }),
+            weights: Some(weights),
+        };
+        let update = Launch { kernel, dtype: DType::Bf16, scratch: Span::device(0, 0) };
+        let copy = |from: Span, to: Span| Launch {
+            kernel: Kernel::Convert { from, from_type: DType::F32, to, to_type: DType::F32, broken: None },
+            dtype: DType::F32,
+            scratch: Span::device(0, 0),
+        };
+        let (there, back) = (Span::device(0, 4 * ELEMENTS), Span::device(4 * ELEMENTS, 4 * ELEMENTS));
+        let (up, down) = (copy(master, there), copy(back, host(4, 4)));
+        let mut best = [f64::INFINITY; 2];
+        for _ in 0..ROUNDS {
+            for (best, launches) in best
+                .iter_mut()
+                .zip([&[(Queue::Load, &update)][..], &[(Queue::Load, &up), (Queue::Store, &down)]])
+            {
+                device.synchronise()?;
+                let begin = Instant::now();
+                launches.iter().try_for_each(|(queue, launch)| device.enqueue(*queue, launch))?;
+                device.synchronise()?;
+                *best = best.min(begin.elapsed().as_secs_f64());
+            }
+        }
+        let [update, bus] = best;
+        let rate = |bytes: u64, seconds: f64| (bytes as f64 / seconds) as u64;
+        let state = (4 + 2 * moments.bytes()) * ELEMENTS;
+        Ok(Self {
+            update: rate(state, update),
+            bus: rate(4 * ELEMENTS, bus),
+            memory: rate(8 * ELEMENTS, seconds(device, &copy(there, back))?),
+            products: rate(2 * (SIDE * SIDE * SIDE) as u64, seconds(device, &product())?),
+        })
+    }
+
+    /// Seconds that the device's kernels take for bytes that they read and write.
+    pub fn in_memory(self, bytes: u64) -> f64 {
+        bytes as f64 / self.memory.max(1) as f64
+    }
+
+    /// Seconds that the device's products take for so many operations.
+    pub fn of_products(self, operations: u64) -> f64 {
+        operations as f64 / self.products.max(1) as f64
+    }
+
+    /// Seconds that the processors take for so many bytes of state.
+    pub fn by_processors(self, state: u64) -> f64 {
+        state as f64 / self.update.max(1) as f64
+    }
+
+    /// Seconds that state and what comes with it take through the device.
+    pub fn through_device(self, bytes: u64) -> f64 {
+        bytes as f64 / self.bus.max(1) as f64
+    }
+}
+
+/// A product in bf16 over what copies have left at the beginning of the device's arena.
+fn product() -> Launch {
+    let matrix = 2 * (SIDE * SIDE) as u64;
+    let [x, w, y] = [0, 1, 2].map(|place| Span::device(place * matrix, matrix));
+    let dims = LinearDims { rows: SIDE, inputs: SIDE, outputs: SIDE };
+    let kernel = Kernel::Linear { dims, x, w, bias: None, y };
+    let scratch = Span::device(4 * matrix, 8 * ELEMENTS - 4 * matrix);
+    Launch { kernel, dtype: DType::Bf16, scratch }
+}
+
+/// Seconds of a launch, the best of some, each often enough that its beginning and end do not count.
+fn seconds(device: &mut dyn Device, launch: &Launch) -> Result<f64, DeviceError> {
+    let (mut best, mut runs) = (f64::INFINITY, 1u32);
+    let mut rounds = 0;
+    while rounds < ROUNDS {
+        device.synchronise()?;
+        let begin = Instant::now();
+        (0..runs).try_for_each(|_| device.enqueue(Queue::Compute, launch))?;
+        device.synchronise()?;
+        let taken = begin.elapsed().as_secs_f64();
+        if taken < LEAST {
+            runs *= 2;
+            continue;
+        }
+        best = best.min(taken / f64::from(runs));
+        rounds += 1;
+    }
+    Ok(best)
+}
+
+/// Small numbers in f32 and in pairs of bf16 that look like chance.
+const fn scrambled(at: u32) -> u32 {
+    let mixed = at.wrapping_mul(0x9E37_79B9) ^ (at >> 7).wrapping_mul(0x85EB_CA6B);
+    // Exponents from 2^-7 to 1 in both halves, no sign: second moments have none.
+    0x3C00_3C00 | (mixed & 0x03FF_03FF)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zeroth_cpu::CpuDevice;
+
+    #[test]
+    fn a_device_is_measured_and_state_divided_by_its_rates() {
+        let mut device = CpuDevice::new(1, Rates::ARENAS[0], Rates::ARENAS[1]).unwrap();
+        for (moments, by_chance) in [(DType::F32, false), (DType::Bf16, true)] {
+            let rates = Rates::measure(&mut device, moments, by_chance).unwrap();
+            assert!(rates.update > 1 << 20 && rates.bus > 1 << 20, "{rates:?}");
+            assert!(rates.memory > 1 << 20 && rates.products > 1 << 20, "{rates:?}");
+        }
+        let round = Rates { update: 4_000, bus: 2_000, memory: 16_000, products: 1_000 };
+        assert!((round.by_processors(8_000) - 2.0).abs() < 1e-12);
+        assert!((round.through_device(8_000) - 4.0).abs() < 1e-12);
+        assert!(
+            (round.in_memory(8_000) - 0.5).abs() < 1e-12 && (round.of_products(8_000) - 8.0).abs() < 1e-12
+        );
+    }
+
+    #[test]
+    fn noise_is_of_small_finite_numbers() {
+        for word in (0..10_000).map(scrambled) {
+            let number = f32::from_bits(word).abs();
+            assert!(number.is_finite() && number < 2.0 && number > 1e-3, "{number}");
+            let low = f32::from_bits(word << 16).abs();
+            assert!(low.is_finite() && low < 2.0 && low > 1e-3, "{low}");
+        }
+    }
+}

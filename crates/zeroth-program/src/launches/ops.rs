@@ -1,0 +1,313 @@
+//! Kernels of the model's ops and of their gradients.
+
+use zeroth_graph::{GradNode, GradOp, Landing, Node, Op, ParamId, Value};
+use zeroth_kernel::{
+    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
+    RopeDims,
+};
+use zeroth_kernel::{Kernel, OwnTokens, WaitingRows};
+
+use super::super::Content;
+use super::{At, Span};
+
+impl At<'_> {
+    fn norm_dims(&self, op: Op, x: Value) -> RmsNormDims {
+        let (rows, width) = (self.rows as usize, self.width(x));
+        match op {
+            Op::RmsNorm { eps } | Op::AddRmsNorm { eps } => RmsNormDims { rows, width, eps: eps as f32 },
+            other => unreachable!("{} is no norm", other.name()),
+        }
+    }
+
+    fn linear_dims(&self, weight: ParamId) -> LinearDims {
+        let [outputs, inputs] = self.shape(weight);
+        LinearDims { rows: self.rows as usize, inputs, outputs }
+    }
+
+    fn attention_dims(&self, op: Op, q: Value) -> AttentionDims {
+        let Op::Attention { heads, kv_heads, window, scale } = op else {
+            unreachable!("attention's own dims")
+        };
+        AttentionDims {
+            rows: self.rows as usize,
+            heads: heads as usize,
+            kv_heads: kv_heads as usize,
+            head_dim: self.width(q) / heads as usize,
+            window: window.map(|window| window as usize),
+            scale: scale as f32,
+        }
+    }
+
+    fn starts(&self) -> Span {
+        self.part(Content::Starts, 0, self.source.graph.info(self.source.graph.inputs[0]).rows + 2, 4)
+    }
+
+    fn rope_dims(&self, heads: u64, x: Value) -> RopeDims {
+        let head_dim = self.width(x) / heads as usize;
+        let rotated = 2 * self.source.graph.rotary.frequencies.len();
+        RopeDims { rows: self.rows as usize, heads: heads as usize, head_dim, rotated }
+    }
+
+    /// Cosines and sines of the model's angles.
+    fn angles(&self) -> [Span; 2] {
+        let pairs = self.source.graph.rotary.frequencies.len() as u64;
+        [Content::Cosines, Content::Sines].map(|content| self.part(content, 0, self.rows * pairs, 4))
+    }
+
+    fn rope(&self, op: Op, x: Value, y: Value, back: bool) -> Kernel {
+        let Op::Rope { heads } = op else { unreachable!("rope's own kernel") };
+        let ([cos, sin], dims) = (self.angles(), self.rope_dims(heads, x));
+        Kernel::Rope { dims, cos, sin, x: self.value(x), y: self.value(y), back }
+    }
+
+    fn head_norm_rope_dims(&self, op: Op, x: Value) -> HeadNormRopeDims {
+        let Op::HeadNormRope { heads, eps } = op else { unreachable!("its own dims") };
+        HeadNormRopeDims { rope: self.rope_dims(heads, x), eps: eps as f32 }
+    }
+
+    fn dropout(&self, op: Op, x: Value, y: Value) -> Kernel {
+        let Op::Dropout { probability, salt } = op else { unreachable!("dropout's own kernel") };
+        Kernel::Dropout {
+            probability: probability as f32,
+            seed: self.binding.seed,
+            op: salt,
+            width: self.width(x),
+            keys: self.part(Content::Keys, 0, self.rows, 16),
+            x: self.value(x),
+            y: self.value(y),
+        }
+    }
+
+    fn head_dims(&self, weight: ParamId) -> HeadLossDims {
+        let [vocab, hidden] = self.shape(weight);
+        HeadLossDims { rows: self.rows as usize, hidden, vocab }
+    }
+
+    pub(super) fn forward(&self, node: &Node) -> Kernel {
+        let (input, output) =
+            (|place: usize| self.value(node.inputs[place]), |place: usize| self.value(node.outputs[place]));
+        match node.op {
+            Op::Embedding => {
+                let [vocab, width] = self.shape(node.params[0]);
+                Kernel::Embedding {
+                    dims: EmbeddingDims { vocab, width },
+                    rows: self.rows as usize,
+                    ids: input(0),
+                    table: self.param(node.params[0]),
+                    y: output(0),
+                }
+            }
+            Op::Linear => Kernel::Linear {
+                dims: self.linear_dims(node.params[0]),
+                x: input(0),
+                w: self.param(node.params[0]),
+                bias: node.params.get(1).map(|bias| self.param(*bias)),
+                y: output(0),
+            },
+            Op::HeadNormRope { .. } => {
+                let [cos, sin] = self.angles();
+                Kernel::HeadNormRope {
+                    dims: self.head_norm_rope_dims(node.op, node.inputs[0]),
+                    x: input(0),
+                    w: self.param(node.params[0]),
+                    cos,
+                    sin,
+                    y: output(0),
+                    rstd: output(1),
+                }
+            }
+            Op::RmsNorm { .. } => Kernel::RmsNorm {
+                dims: self.norm_dims(node.op, node.inputs[0]),
+                x: input(0),
+                w: self.param(node.params[0]),
+                y: output(0),
+                rstd: output(1),
+            },
+            Op::AddRmsNorm { .. } => Kernel::AddRmsNorm {
+                dims: self.norm_dims(node.op, node.inputs[0]),
+                residual: input(0),
+                x: input(1),
+                w: self.param(node.params[0]),
+                h: output(0),
+                y: output(1),
+                rstd: output(2),
+            },
+            Op::Rope { .. } => self.rope(node.op, node.inputs[0], node.outputs[0], false),
+            Op::Attention { .. } => Kernel::Attention {
+                dims: self.attention_dims(node.op, node.inputs[0]),
+                starts: self.starts(),
+                q: input(0),
+                k: input(1),
+                v: input(2),
+                y: output(0),
+                lse: output(1),
+            },
+            Op::SwiGlu => Kernel::SwiGlu { gate: input(0), up: input(1), y: output(0) },
+            Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.outputs[0]),
+            Op::HeadLoss => Kernel::HeadLoss {
+                dims: self.head_dims(node.params[0]),
+                x: input(0),
+                w: self.param(node.params[0]),
+                labels: input(1),
+                loss: self.loss(),
+            },
+        }
+    }
+
+    /// The head over the last token of each sequence.
+    pub(super) fn logits(&self, head: &Node, sequences: u64) -> Kernel {
+        let [vocab, hidden] = self.shape(head.params[0]);
+        let dims = LogitsDims { rows: self.rows as usize, sequences: sequences as usize, hidden, vocab };
+        Kernel::Logits {
+            dims,
+            starts: self.starts(),
+            x: self.value(head.inputs[0]),
+            w: self.param(head.params[0]),
+            logits: self.part(Content::Logits, 0, sequences * vocab as u64, 4),
+        }
+    }
+
+    /// The norm of a residual sum that is there already.
+    pub(super) fn norm_of_sum(&self, node: &Node) -> Kernel {
+        let output = |place: usize| self.value(node.outputs[place]);
+        Kernel::RmsNorm {
+            dims: self.norm_dims(node.op, node.outputs[0]),
+            x: output(0),
+            w: self.param(node.params[0]),
+            y: output(1),
+            rstd: output(2),
+        }
+    }
+
+    /// How the product that is a weight's gradient, or the next part of it, meets what is there.
+    fn product_lands(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::Landing {
+        let program = self.program();
+        if program.givers_round(self.section.kind, weight) {
+            let broken = self.broken(program.layout.place(weight).0);
+            return zeroth_kernel::Landing::Round { to: program.types.communication, broken };
+        }
+        if self.adds(node, weight) { zeroth_kernel::Landing::Add } else { zeroth_kernel::Landing::Write }
+    }
+
+    /// Rows of a gradient that the head leaves to an embedding, and their tokens.
+    fn waiting(&self, node: &GradNode, width: usize) -> Option<OwnTokens> {
+        let tokens = self.source.tokens_of_waiting(self.section.kind, node)?;
+        let rows = self.part(Content::WaitingRows, 0, self.rows * width as u64, 4);
+        Some(OwnTokens { ids: self.value(tokens), rows })
+    }
+
+    pub(super) fn backward(&self, node: &GradNode) -> Vec<Kernel> {
+        let input = |place: usize| self.value(node.inputs[place]);
+        let output = |place: usize| self.value(node.outputs[place].0);
+        let of = &self.source.graph.nodes[node.of];
+        let kernel = match node.op {
+            GradOp::HeadLoss => {
+                let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
+                let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
+                let lands = node.lands.contains(&weight);
+                let unasked = zeroth_kernel::Landing::Write;
+                Kernel::HeadLossBackward {
+                    dims,
+                    x: input(0),
+                    w: self.param(weight),
+                    labels: input(1),
+                    loss: self.loss(),
+                    input: self.whole(Content::Input, size_of::<zeroth_kernel::StepInput>() as u64),
+                    control: self.whole(Content::Control, size_of::<zeroth_kernel::Control>() as u64),
+                    dx: dx.unwrap_or_else(|| self.sink(input(0).bytes)),
+                    dw: self.landing(node, weight),
+                    landing: if lands { self.product_lands(node, weight) } else { unasked },
+                    own: self.waiting(node, dims.hidden),
+                }
+            }
+            GradOp::LinearInput => Kernel::LinearDx {
+                dims: self.linear_dims(node.params[0]),
+                dy: input(0),
+                w: self.param(node.params[0]),
+                dx: output(0),
+                add: node.outputs[0].1 == Landing::Add,
+            },
+            GradOp::LinearParams => {
+                let dims = self.linear_dims(of.params[0]);
+                let lands = |param: &&ParamId| node.lands.contains(*param);
+                let weight = of.params.first().filter(lands).map(|weight| Kernel::LinearDw {
+                    dims,
+                    dy: input(1),
+                    x: input(0),
+                    dw: self.gradient(*weight),
+                    landing: self.product_lands(node, *weight),
+                });
+                let bias = of.params.get(1).filter(lands).map(|bias| Kernel::LinearDb {
+                    dims,
+                    dy: input(1),
+                    db: self.gradient(*bias),
+                });
+                return weight.into_iter().chain(bias).collect();
+            }
+            GradOp::HeadNormRope(op) => {
+                let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
+                let [cos, sin] = self.angles();
+                Kernel::HeadNormRopeBackward {
+                    dims: self.head_norm_rope_dims(op, node.inputs[0]),
+                    dy: input(2),
+                    h: input(0),
+                    rstd: input(1),
+                    w: self.param(node.params[0]),
+                    cos,
+                    sin,
+                    dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
+                    dw: self.landing(node, node.params[0]),
+                }
+            }
+            GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) => {
+                let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
+                Kernel::RmsNormBackward {
+                    dims: self.norm_dims(op, node.inputs[0]),
+                    h: input(0),
+                    rstd: input(1),
+                    dy: input(2),
+                    residual: node.inputs.get(3).map(|residual| self.value(*residual)),
+                    w: self.param(node.params[0]),
+                    dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
+                    dw: self.landing(node, node.params[0]),
+                }
+            }
+            GradOp::Rope(op) => self.rope(op, node.inputs[0], node.outputs[0].0, true),
+            GradOp::Attention(op) => Kernel::AttentionBackward {
+                dims: self.attention_dims(op, node.inputs[0]),
+                starts: self.starts(),
+                q: input(0),
+                k: input(1),
+                v: input(2),
+                y: input(3),
+                lse: input(4),
+                dy: input(5),
+                dq: output(0),
+                dk: output(1),
+                dv: output(2),
+            },
+            GradOp::SwiGlu => Kernel::SwiGluBackward {
+                gate: input(0),
+                up: input(1),
+                dy: input(2),
+                dgate: output(0),
+                dup: output(1),
+            },
+            GradOp::Dropout(op) => self.dropout(op, node.inputs[0], node.outputs[0].0),
+            GradOp::Embedding => {
+                let (table, [vocab, width]) = (of.params[0], self.shape(of.params[0]));
+                let broken = self.broken(self.program().layout.place(table).0);
+                Kernel::EmbeddingBackward {
+                    dims: EmbeddingDims { vocab, width },
+                    rows: self.rows as usize,
+                    ids: input(0),
+                    dy: input(1),
+                    dtable: self.gradient(table),
+                    waiting: self.waiting(node, width).map(|own| WaitingRows { rows: own.rows, broken }),
+                }
+            }
+            GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },
+        };
+        vec![kernel]
+    }
+}

@@ -1,0 +1,217 @@
+//! `checkpoint`: which values are kept from forward to backward, which are computed again, and which wait in host memory.
+//!
+//! Keys: `zeroth.recompute`, `zeroth.recompute_blocks`, `activation_checkpointing.number_checkpoints`,
+//! `activation_checkpointing.cpu_checkpointing`.
+//!
+//! A value that is dropped is computed again, by the same kernel from the same operands, right before backward first
+//! reads it: the same bits, later. With `block`, blocks are taken in runs of k so that as many inputs are kept as asked
+//! for; all that a run computes and no other unit reads is dropped, and computed again before the run's backward. Where only
+//! some blocks are computed again, they are the first: backward comes to them when what the others kept is free again.
+
+use std::ops::Range;
+
+use zeroth_graph::{Backward, Graph, Op, Value};
+use zeroth_kernel::Queue;
+
+use super::super::{Action, Instruction, Program, Recompute, Section, Settings};
+
+pub(in super::super) fn checkpoint(
+    mut program: Program,
+    graph: &Graph,
+    backward: &Backward,
+    settings: &Settings,
+) -> Program {
+    let model = Model { graph, backward };
+    let all = 0..graph.units.len();
+    let (runs, single) = match settings.recompute {
+        Recompute::Nothing => return program,
+        Recompute::NormSwiGlu => (Vec::new(), model.single(all, |op| !matches!(op, Op::Attention { .. }))),
+        Recompute::Attention => (Vec::new(), model.single(all, |_| true)),
+        Recompute::Block { blocks, kept, .. } => {
+            let there = graph.units.len().saturating_sub(2);
+            let first = blocks.map_or(there, |blocks| there.min(blocks as usize));
+            let others = first + 1..there + 1;
+            (model.runs(first, kept), model.single(others, |op| !matches!(op, Op::Attention { .. })))
+        }
+    };
+    let parked = matches!(settings.recompute, Recompute::Block { parked: true, .. });
+    let entering = if parked { model.entering(&runs) } else { Vec::new() };
+    let groups: Vec<Group> = runs.into_iter().chain(single).collect();
+    let sections = std::mem::take(&mut program.sections);
+    program.sections = sections
+        .into_iter()
+        .map(|section| {
+            if !section.is_micro_batch() {
+                return section;
+            }
+            let section = model.recomputed(&program, section, &groups);
+            model.parked(section, &entering)
+        })
+        .collect();
+    program
+}
+
+/// What is computed again together: the values dropped, and the nodes that compute those that backward reads.
+struct Group {
+    dropped: Vec<bool>,
+    nodes: Vec<usize>,
+}
+
+#[derive(Clone, Copy)]
+struct Model<'a> {
+    graph: &'a Graph,
+    backward: &'a Backward,
+}
+
+impl Model<'_> {
+    fn is_read_by_backward(&self, value: Value) -> bool {
+        self.backward.nodes.iter().any(|node| node.inputs.contains(&value))
+    }
+
+    /// A group for each norm, gated activation and attention of these units whose op is wanted: only what it gives is
+    /// dropped.
+    fn single(&self, units: Range<usize>, wanted: impl Fn(Op) -> bool) -> Vec<Group> {
+        let mut groups = Vec::new();
+        let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
+        for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside(node)) {
+            // What is large and only an op's result; a residual sum flows on and stays.
+            let given: &[Value] = match node.op {
+                Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::SwiGlu => &node.outputs[..1],
+                Op::AddRmsNorm { .. } => &node.outputs[1..2],
+                Op::Attention { .. } => &node.outputs,
+                _ => continue,
+            };
+            if !wanted(node.op) || !given.iter().any(|value| self.is_read_by_backward(*value)) {
+                continue;
+            }
+            let mut dropped = vec![false; self.graph.values.len()];
+            for value in given {
+                dropped[value.index()] = true;
+            }
+            // What attention reads may be dropped as well: it is computed again in one group with it, just before it.
+            let mut nodes = Vec::new();
+            groups.retain(|earlier: &Group| {
+                let feeds = node.inputs.iter().any(|value| earlier.dropped[value.index()]);
+                if feeds {
+                    nodes.extend(&earlier.nodes);
+                    dropped.iter_mut().zip(&earlier.dropped).for_each(|(all, one)| *all |= one);
+                }
+                !feeds
+            });
+            nodes.push(index);
+            groups.push(Group { dropped, nodes });
+        }
+        groups
+    }
+
+    /// A group for each run of the first so many blocks, which are the units behind the first one; in runs so that `kept`
+    /// inputs stay.
+    fn runs(&self, blocks: usize, kept: Option<u64>) -> Vec<Group> {
+        let kept = kept.map_or(blocks, |kept| kept as usize).clamp(1, blocks.max(1));
+        let length = blocks.div_ceil(kept).max(1);
+        (0..blocks)
+            .step_by(length)
+            .map(|first| self.run(first + 1..(first + length).min(blocks) + 1))
+            .collect()
+    }
+
+    fn run(&self, units: Range<usize>) -> Group {
+        let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
+        let mut dropped = vec![false; self.graph.values.len()];
+        for node in self.graph.nodes.iter().filter(|node| inside(node)) {
+            node.outputs.iter().for_each(|value| dropped[value.index()] = true);
+        }
+        for node in self.graph.nodes.iter().filter(|node| !inside(node)) {
+            node.inputs.iter().for_each(|value| dropped[value.index()] = false);
+        }
+        // From the last node to the first: one is needed if backward reads what it gives, or a needed one does.
+        let mut needed: Vec<bool> = (0..self.graph.values.len())
+            .map(|value| {
+                dropped[value]
+                    && self.backward.nodes.iter().any(|node| node.inputs.iter().any(|i| i.index() == value))
+            })
+            .collect();
+        let mut nodes = Vec::new();
+        for (index, node) in self.graph.nodes.iter().enumerate().rev().filter(|(_, node)| inside(node)) {
+            if node.outputs.iter().any(|value| needed[value.index()]) {
+                node.inputs.iter().for_each(|value| needed[value.index()] |= dropped[value.index()]);
+                nodes.push(index);
+            }
+        }
+        nodes.reverse();
+        Group { dropped, nodes }
+    }
+
+    fn recomputed(&self, program: &Program, section: Section, groups: &[Group]) -> Section {
+        let mut waiting: Vec<&Group> = groups.iter().collect();
+        let mut out = Vec::with_capacity(section.instructions.len());
+        for instruction in section.instructions {
+            if let Action::Backward(node) = instruction.action {
+                let reads = &self.backward.nodes[node].inputs;
+                let due = |group: &&Group| {
+                    reads.iter().any(|value| group.dropped.get(value.index()) == Some(&true))
+                };
+                while let Some(place) = waiting.iter().position(due) {
+                    let group = waiting.remove(place);
+                    out.extend(group.nodes.iter().map(|node| self.again(program, *node, group)));
+                }
+            }
+            out.push(instruction);
+        }
+        Section { kind: section.kind, instructions: out }
+    }
+
+    fn again(&self, program: &Program, index: usize, group: &Group) -> Instruction {
+        let node = &self.graph.nodes[index];
+        let from_sum = matches!(node.op, Op::AddRmsNorm { .. }) && !group.dropped[node.outputs[0].index()];
+        Instruction {
+            action: Action::Recompute { node: index, from_sum },
+            queue: Queue::Compute,
+            reads: Program::flats_of(&program.layout, &node.params),
+            lands: Vec::new(),
+        }
+    }
+
+    /// These values go to host memory after forward's last use and come back before backward's first.
+    fn parked(&self, section: Section, values: &[usize]) -> Section {
+        let forward_reads = |action: &Action, value: usize| match action {
+            Action::Forward(node) => self.graph.nodes[*node].inputs.iter().any(|v| v.index() == value),
+            _ => false,
+        };
+        let backward_reads = |action: &Action, value: usize| match action {
+            Action::Recompute { node, .. } => {
+                self.graph.nodes[*node].inputs.iter().any(|v| v.index() == value)
+            }
+            Action::Backward(node) => self.backward.nodes[*node].inputs.iter().any(|v| v.index() == value),
+            _ => false,
+        };
+        let mut instructions = section.instructions;
+        for &value in values {
+            let (Some(last), Some(first)) = (
+                instructions.iter().rposition(|i| forward_reads(&i.action, value)),
+                instructions.iter().position(|i| backward_reads(&i.action, value)),
+            ) else {
+                continue;
+            };
+            instructions.insert(first, Instruction::new(Action::Fetch(value)));
+            instructions.insert(last + 1, Instruction::new(Action::Park(value)));
+        }
+        Section { kind: section.kind, instructions }
+    }
+
+    /// Values that runs of blocks are computed from and that are no data.
+    fn entering(&self, groups: &[Group]) -> Vec<usize> {
+        let mut values: Vec<usize> = groups
+            .iter()
+            .flat_map(|group| group.nodes.iter().map(move |node| (group, *node)))
+            .flat_map(|(group, node)| {
+                let inputs = self.graph.nodes[node].inputs.iter().map(|value| value.index());
+                inputs.filter(move |value| !group.dropped[*value])
+            })
+            .filter(|value| !self.graph.inputs.iter().any(|input| input.index() == *value))
+            .collect();
+        values.sort_unstable();
+        values.dedup();
+        values
+    }
+}

@@ -1,0 +1,104 @@
+//! `lower`: the forward and backward of a micro-batch, and the sections of a step; or forward alone, for inference.
+//!
+//! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
+
+use zeroth_graph::{Backward, Graph};
+use zeroth_kernel::Queue;
+
+use super::super::landings::givers;
+use super::super::place::ALIGNMENT;
+use super::super::{Action, Gather, Givers, Instruction, Program, Section, SectionKind, Settings};
+use super::hold;
+use crate::Layout;
+
+/// No device has so much: a window that was typed larger is counted as this, and refused by any budget.
+const MOST_WINDOW: u64 = 1 << 60;
+
+pub(in super::super) fn lower(
+    graph: &Graph,
+    backward: &Backward,
+    layout: Layout,
+    settings: &Settings,
+) -> Program {
+    let kinds: &[SectionKind] = match settings.accumulation {
+        0 | 1 => &[SectionKind::Only],
+        2 => &[SectionKind::First, SectionKind::Last],
+        _ => &[SectionKind::First, SectionKind::Middle, SectionKind::Last],
+    };
+    let section = |kind: &SectionKind| Section {
+        kind: *kind,
+        instructions: micro_batch(graph, backward, &layout, kind.is_first()),
+    };
+    let mut sections: Vec<Section> = kinds.iter().map(section).collect();
+    sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
+    program(layout, sections, givers(graph, backward, settings), settings)
+}
+
+/// Forward whose head gives next-token logits instead of a loss.
+pub(in super::super) fn lower_inference(
+    graph: &Graph,
+    layout: Layout,
+    settings: &Settings,
+    sequences: u64,
+) -> Program {
+    let node = graph.nodes.len() - 1;
+    let mut instructions = forward(graph, &layout, node);
+    instructions.push(Instruction {
+        reads: Program::flats_of(&layout, &graph.nodes[node].params),
+        ..Instruction::new(Action::Logits { node, sequences })
+    });
+    let section = Section { kind: SectionKind::Logits, instructions };
+    program(layout, vec![section], Vec::new(), settings)
+}
+
+fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings: &Settings) -> Program {
+    let held = hold(&layout, settings);
+    Program {
+        sections,
+        layout,
+        givers,
+        held,
+        reduce_scatter: settings.reduce_scatter,
+        window: settings.offload.stream.map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
+        zero_copy_gather: settings.gather == Some(Gather::View),
+        accumulation: settings.accumulation.max(1),
+        stage: settings.stage,
+        types: settings.types,
+        sums: settings.sums,
+        optimizer: settings.optimizer,
+        moments: settings.moments,
+        rounds_by_chance: settings.rounds_by_chance,
+    }
+}
+
+fn forward(graph: &Graph, layout: &Layout, nodes: usize) -> Vec<Instruction> {
+    let node = |(index, node): (usize, &zeroth_graph::Node)| Instruction {
+        action: Action::Forward(index),
+        queue: Queue::Compute,
+        reads: Program::flats_of(layout, &node.params),
+        lands: Vec::new(),
+    };
+    graph.nodes[..nodes].iter().enumerate().map(node).collect()
+}
+
+/// Forward without its head, whose loss and gradient are one op of backward, and then backward.
+fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bool) -> Vec<Instruction> {
+    let mut instructions = Vec::new();
+    if is_first {
+        instructions.push(Instruction::new(Action::ClearLoss));
+    }
+    instructions.extend(forward(graph, layout, graph.nodes.len() - 1));
+    instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
+        action: Action::Backward(index),
+        queue: Queue::Compute,
+        reads: Program::flats_of(layout, &node.params),
+        lands: Program::flats_of(layout, &node.lands),
+    }));
+    instructions
+}
+
+fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
+    let mut instructions = vec![Instruction::new(Action::ClearLoss)];
+    instructions.extend(forward(graph, layout, graph.nodes.len()));
+    instructions
+}

@@ -1,0 +1,128 @@
+//! `overlap`: which queue an instruction runs on, and how early or late it stands, so that transfers run beside compute.
+//!
+//! Keys: `zero_optimization.overlap_comm`, `zero_optimization.stage3_prefetch_bucket_size`,
+//! `zero_optimization.stage3_max_live_parameters`.
+//!
+//! With overlap_comm, collectives have a queue of their own; a gather is hoisted as long as what is fetched ahead stays
+//! within the prefetch bucket (a unit is fetched whole, so a bucket above 0 always allows the next one) and all that is
+//! gathered stays within max_live; the sum of an exchanged chunk is put off until the next chunk is on its way. Only
+//! order and queues change: the same instructions with the same operands.
+
+use zeroth_kernel::Queue;
+
+use super::super::{Action, Instruction, Program, Section, Settings};
+
+pub(in super::super) fn overlap(mut program: Program, settings: &Settings) -> Program {
+    if !settings.overlap {
+        return program;
+    }
+    let most = program.live_limit(settings.max_live);
+    let mut sections = std::mem::take(&mut program.sections);
+    for section in &mut sections {
+        if settings.prefetch > 0 {
+            hoist_gathers(&program, section, settings.prefetch, most);
+        }
+        put_off_sums(section);
+        for instruction in &mut section.instructions {
+            instruction.queue = match instruction.action {
+                Action::Park(_) => Queue::Download,
+                Action::Fetch(_) => Queue::Upload,
+                ref action if action.is_collective() => Queue::Comm,
+                _ => Queue::Compute,
+            };
+        }
+    }
+    program.sections = sections;
+    program
+}
+
+/// A flat that is gathered: where its stay was first used, counted in the section's list.
+struct Stay {
+    flat: usize,
+    first_read: Option<usize>,
+}
+
+/// Moves each gather up, in order.
+fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: u64) {
+    let elements = |flat: usize| program.gathered_elements(flat);
+    for at in 0..section.instructions.len() {
+        let Action::Gather(flat) = section.instructions[at].action else { continue };
+        // What is read in place waits at the beginning of the section already.
+        if program.is_viewed(flat) {
+            continue;
+        }
+        let mut resident = stays(&section.instructions, at);
+        let mut place = at;
+        while place > 0 {
+            let crossed = &section.instructions[place - 1];
+            match crossed.action {
+                // Gathers keep their order, and a flat does not arrive before its last stay has ended.
+                Action::Gather(_) => break,
+                Action::Release(other) if other == flat => break,
+                Action::Release(other) => {
+                    resident.push(stay_before(&section.instructions[..place - 1], other));
+                }
+                _ => {}
+            }
+            let live: u64 = resident.iter().map(|stay| elements(stay.flat)).sum();
+            let unread = |stay: &&Stay| stay.first_read.is_none_or(|read| read >= place - 1);
+            let ahead: u64 = resident.iter().filter(unread).map(|stay| elements(stay.flat)).sum();
+            // A unit arrives whole: where nothing is ahead, the next one may be, whatever the bucket says.
+            let has_room = ahead == 0 || ahead + elements(flat) <= prefetch;
+            if !has_room || program.persistent_elements() + live + elements(flat) > most {
+                break;
+            }
+            place -= 1;
+        }
+        section.instructions[place..=at].rotate_right(1);
+    }
+}
+
+/// The stay of a flat that ends with the list given.
+fn stay_before(instructions: &[Instruction], flat: usize) -> Stay {
+    let gathered = instructions.iter().rposition(|instruction| instruction.action == Action::Gather(flat));
+    let from = gathered.unwrap_or(0);
+    let read = instructions[from..].iter().position(|instruction| instruction.reads.contains(&flat));
+    Stay { flat, first_read: read.map(|read| from + read) }
+}
+
+/// What is gathered right before an instruction.
+fn stays(instructions: &[Instruction], at: usize) -> Vec<Stay> {
+    let mut resident: Vec<Stay> = Vec::new();
+    for (index, instruction) in instructions.iter().enumerate() {
+        if index >= at && resident.iter().all(|stay| stay.first_read.is_some()) {
+            break;
+        }
+        match instruction.action {
+            Action::Gather(flat) if index < at => resident.push(Stay { flat, first_read: None }),
+            Action::Release(flat) if index < at => resident.retain(|stay| stay.flat != flat),
+            _ => {}
+        }
+        for stay in &mut resident {
+            if stay.first_read.is_none() && instruction.reads.contains(&stay.flat) {
+                stay.first_read = Some(index);
+            }
+        }
+    }
+    resident
+}
+
+/// Moves the sum of each chunk behind the next exchange, or to the end.
+fn put_off_sums(section: &mut Section) {
+    let mut out: Vec<Instruction> = Vec::with_capacity(section.instructions.len());
+    let mut waiting: Option<Instruction> = None;
+    for instruction in section.instructions.drain(..) {
+        match instruction.action {
+            Action::Add(..) => {
+                out.extend(waiting.replace(instruction));
+            }
+            Action::Exchange(_) => {
+                out.push(instruction);
+                out.extend(waiting.take());
+            }
+            _ => out.push(instruction),
+        }
+    }
+    out.extend(waiting);
+    section.instructions = out;
+}

@@ -1,0 +1,286 @@
+//! What the passes ask of a config, and where in a config it stands.
+
+use crate::Target;
+use zeroth_base::DType;
+use zeroth_config::resolve::Resolved;
+use zeroth_kernel::{Optimizer, Tier};
+
+/// The types a run stores numbers in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Types {
+    /// Parameters and activations.
+    pub run: DType,
+    /// Gradients on their way between ranks.
+    pub communication: DType,
+}
+
+/// What backward computes again instead of finding it kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recompute {
+    /// Nothing.
+    Nothing,
+    /// Norms and gated activations: cheap to compute, large to keep.
+    NormSwiGlu,
+    /// Attention as well.
+    Attention,
+    /// All of a block but what enters it.
+    Block {
+        /// How many blocks, from the first on; of the others norms and gated activations. None: all blocks.
+        blocks: Option<u64>,
+        /// How many inputs of blocks are kept; none: every block's.
+        kept: Option<u64>,
+        /// Whether they wait for backward in host memory.
+        parked: bool,
+    },
+}
+
+/// How a rank gets parameters that other ranks hold (`zeroth.gather`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gather {
+    /// It reads their shards in place: every rank maps them, read-only. On CPU only.
+    View,
+    /// Shards are gathered in a buffer of their own.
+    Copy,
+}
+
+/// What leaves the device, and how it travels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Offload {
+    /// `zero_optimization.offload_optimizer.device` is cpu: the share of the optimizer's state that lives in host memory
+    /// (`.ratio`).
+    pub optimizer: Option<f64>,
+    /// `zero_optimization.offload_param.device` is cpu: the most elements of parameters in host memory (`.max_in_cpu`).
+    pub parameters: Option<u64>,
+    /// `zero_optimization.sub_group_size`: elements that are updated at a time.
+    pub tile: u64,
+    /// `zero_optimization.offload_optimizer.buffer_count`: tiles on their way at the same time.
+    pub tiles: u64,
+    /// `zero_optimization.offload_param.buffer_size`: elements that are copied at a time.
+    pub piece: u64,
+    /// `zero_optimization.offload_param.buffer_count`: pieces in staging at the same time.
+    pub pieces: u64,
+    /// `zero_optimization.offload_param.pin_memory` is false: parameters lie in pageable memory and pass through staging.
+    pub pageable: bool,
+    /// `zeroth.update`; none: by what a machine can do.
+    pub updated_by: Option<UpdatedBy>,
+    /// `zeroth.update_window`; none: what is free.
+    pub window: Option<u64>,
+    /// Where the optimizer's state in host memory passes through the device for its update: how.
+    pub stream: Option<Stream>,
+}
+
+/// Who computes the update of state in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UpdatedBy {
+    /// The device: state passes through it.
+    Device,
+    /// The host's processors, beside the device's own work.
+    Host,
+}
+
+/// How states pass through the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    /// Bytes of device memory that tiles have for themselves, beside what activations leave behind.
+    pub window: u64,
+    /// Where gradients wait for the update.
+    pub gradients: Tier,
+}
+
+impl Offload {
+    /// Nothing leaves the device, and a flat is updated at once.
+    pub const NOTHING: Self = Self {
+        optimizer: None,
+        parameters: None,
+        tile: u64::MAX,
+        tiles: 1,
+        piece: u64::MAX,
+        pieces: 1,
+        pageable: false,
+        updated_by: None,
+        window: None,
+        stream: None,
+    };
+
+    fn from_config(config: &Resolved) -> Self {
+        let on_host =
+            |section: &str| config.text(&format!("zero_optimization.{section}.device")) == Some("cpu");
+        let whole =
+            |key: &str, default: u64| config.whole(&format!("zero_optimization.{key}")).unwrap_or(default);
+        let ratio =
+            config.get("zero_optimization.offload_optimizer.ratio").and_then(|ratio| ratio.value.as_f64());
+        let pinned =
+            config.get("zero_optimization.offload_param.pin_memory").and_then(|pin| pin.value.as_bool());
+        Self {
+            optimizer: on_host("offload_optimizer").then(|| ratio.unwrap_or(1.0)),
+            parameters: on_host("offload_param").then(|| whole("offload_param.max_in_cpu", u64::MAX)),
+            tile: whole("sub_group_size", u64::MAX).max(1),
+            tiles: whole("offload_optimizer.buffer_count", 1).max(1),
+            piece: whole("offload_param.buffer_size", u64::MAX).max(1),
+            pieces: whole("offload_param.buffer_count", 1).max(1),
+            pageable: pinned == Some(false),
+            updated_by: match config.text("zeroth.update") {
+                Some("device") => Some(UpdatedBy::Device),
+                Some("host") => Some(UpdatedBy::Host),
+                _ => None,
+            },
+            window: config.whole("zeroth.update_window"),
+            stream: None,
+        }
+    }
+}
+
+/// What the passes ask of a config.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// `zero_optimization.stage`.
+    pub stage: u8,
+    /// `gradient_accumulation_steps`.
+    pub accumulation: u64,
+    /// `bf16`, `fp16` and `communication_data_type`.
+    pub types: Types,
+    /// `data_types.grad_accum_dtype`.
+    pub sums: DType,
+    /// `zero_optimization.stage3_param_persistence_threshold`, in elements.
+    pub persistence: u64,
+    /// `zero_optimization.reduce_bucket_size`, in elements.
+    pub reduce_bucket: u64,
+    /// `zero_optimization.stage3_max_live_parameters`, in elements.
+    pub max_live: u64,
+    /// `zero_optimization.stage3_max_reuse_distance`, in elements.
+    pub max_reuse: u64,
+    /// `zero_optimization.stage3_prefetch_bucket_size`, in elements.
+    pub prefetch: u64,
+    /// `zero_optimization.overlap_comm`.
+    pub overlap: bool,
+    /// `optimizer.type`, and `optimizer.params.adam_w_mode`.
+    pub optimizer: Optimizer,
+    /// `zeroth.moments`.
+    pub moments: DType,
+    /// `zeroth.stochastic_rounding`: moments in 16 bits are rounded by chance.
+    pub rounds_by_chance: bool,
+    /// `zeroth.recompute` and `.recompute_blocks`, `activation_checkpointing.number_checkpoints` and `.cpu_checkpointing`.
+    pub recompute: Recompute,
+    /// `zero_optimization.offload_optimizer`, `.offload_param` and `.sub_group_size`.
+    pub offload: Offload,
+    /// `zero_optimization.reduce_scatter`: false sends every rank everything, and each takes its slice.
+    pub reduce_scatter: bool,
+    /// `zero_optimization.allgather_bucket_size`, in elements: updated parameters are gathered in such pieces.
+    pub allgather_bucket: u64,
+    /// `zero_optimization.allgather_partitions`: false sends updated parameters from one rank after the other.
+    pub allgather_partitions: bool,
+    /// `zero_optimization.memory_efficient_linear`: false keeps units with linear maps gathered from forward to backward.
+    pub memory_efficient_linear: bool,
+    /// `zeroth.gather`; none: by the device ([`Settings::on`]), copies where there is none.
+    pub gather: Option<Gather>,
+    /// The device's head can round the gradient of its projection as it makes it.
+    pub head_rounds: bool,
+}
+
+impl Settings {
+    /// As a device of this kind runs them: states in host memory pass through a card, which is faster than the bus is for
+    /// single elements, unless the host's processors update them.
+    #[must_use]
+    pub fn on(mut self, target: Target) -> Self {
+        let is_cpu = matches!(target, Target::Cpu { .. });
+        let by_default = if is_cpu { Gather::View } else { Gather::Copy };
+        self.gather = self.gather.or(Some(by_default));
+        self.head_rounds &= is_cpu;
+        let offload = &mut self.offload;
+        // Without master weights there are only the card's own for a processor to change.
+        if self.types.run == DType::F32 || offload.optimizer.is_none() {
+            offload.updated_by = offload.updated_by.filter(|by| *by == UpdatedBy::Device);
+        }
+        let by_host = offload.updated_by == Some(UpdatedBy::Host);
+        if target == Target::Cuda && offload.optimizer.is_some() && offload.stream.is_none() && !by_host {
+            offload.stream = Some(Stream { window: offload.window.unwrap_or(0), gradients: Tier::Host });
+        }
+        self
+    }
+
+    /// The settings of a program that trains nothing: everything is whole, on the device, on one rank.
+    pub(super) const fn inference(run: DType) -> Self {
+        Self {
+            stage: 0,
+            accumulation: 1,
+            types: Types { run, communication: run },
+            sums: DType::F32,
+            persistence: 0,
+            reduce_bucket: u64::MAX,
+            max_live: u64::MAX,
+            max_reuse: u64::MAX,
+            prefetch: 0,
+            overlap: false,
+            optimizer: Optimizer::Sgd,
+            moments: DType::F32,
+            rounds_by_chance: false,
+            recompute: Recompute::Nothing,
+            offload: Offload::NOTHING,
+            reduce_scatter: true,
+            allgather_bucket: u64::MAX,
+            allgather_partitions: true,
+            memory_efficient_linear: true,
+            gather: None,
+            head_rounds: false,
+        }
+    }
+
+    /// The settings that a resolved config gives: every value is there, by its file, a flag or its default.
+    pub fn from_config(config: &Resolved) -> Self {
+        let zero = |key: &str| config.whole(&format!("zero_optimization.{key}")).unwrap_or(0);
+        let is_not_off = |key: &str| {
+            let found =
+                config.get(&format!("zero_optimization.{key}")).and_then(|setting| setting.value.as_bool());
+            found != Some(false)
+        };
+        let run = match (config.is_on("fp16.enabled"), config.is_on("bf16.enabled")) {
+            (true, _) => DType::F16,
+            (false, true) => DType::Bf16,
+            (false, false) => DType::F32,
+        };
+        let communication = config.text("communication_data_type").and_then(DType::from_name);
+        Self {
+            stage: zero("stage") as u8,
+            accumulation: config.whole("gradient_accumulation_steps").unwrap_or(1),
+            types: Types { run, communication: communication.unwrap_or(run) },
+            sums: config.text("data_types.grad_accum_dtype").and_then(DType::from_name).unwrap_or(DType::F32),
+            persistence: zero("stage3_param_persistence_threshold"),
+            reduce_bucket: zero("reduce_bucket_size"),
+            max_live: zero("stage3_max_live_parameters"),
+            max_reuse: zero("stage3_max_reuse_distance"),
+            prefetch: zero("stage3_prefetch_bucket_size"),
+            overlap: config.is_on("zero_optimization.overlap_comm"),
+            optimizer: match config.text("optimizer.type") {
+                Some("SGD") => Optimizer::Sgd,
+                Some("Lion") => Optimizer::Lion,
+                Some("Adagrad") => Optimizer::Adagrad,
+                // DeepSpeed's Adam decays as AdamW does, unless it is told not to.
+                Some("Adam") if !config.is_on("optimizer.params.adam_w_mode") => Optimizer::Adam,
+                _ => Optimizer::AdamW,
+            },
+            moments: config.text("zeroth.moments").and_then(DType::from_name).unwrap_or(DType::F32),
+            rounds_by_chance: config.is_on("zeroth.stochastic_rounding"),
+            recompute: match config.text("zeroth.recompute") {
+                Some("norm_swiglu") => Recompute::NormSwiGlu,
+                Some("attention") => Recompute::Attention,
+                Some("block") => Recompute::Block {
+                    blocks: config.whole("zeroth.recompute_blocks"),
+                    kept: config.whole("activation_checkpointing.number_checkpoints"),
+                    parked: config.is_on("activation_checkpointing.cpu_checkpointing"),
+                },
+                _ => Recompute::Nothing,
+            },
+            offload: Offload::from_config(config),
+            reduce_scatter: is_not_off("reduce_scatter"),
+            allgather_bucket: zero("allgather_bucket_size"),
+            allgather_partitions: is_not_off("allgather_partitions"),
+            memory_efficient_linear: is_not_off("memory_efficient_linear"),
+            gather: match config.text("zeroth.gather") {
+                Some("view") => Some(Gather::View),
+                Some("copy") => Some(Gather::Copy),
+                _ => None,
+            },
+            head_rounds: true,
+        }
+    }
+}
