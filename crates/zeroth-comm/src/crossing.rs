@@ -117,10 +117,10 @@ impl Crossing {
         }
     }
 
-    /// For devices that do not wait at the words: `let_go` is called when a rank is lost, again and again, by another
+    /// For devices that do not wait at the words: `abort` is called when a rank is lost, again and again, by another
     /// thread. Ranks are then watched at all times.
-    pub fn on_lost(&self, let_go: impl Fn() + Send + 'static) {
-        *lock(&self.shared.on_lost) = Some(Box::new(let_go));
+    pub fn on_lost(&self, abort: impl Fn() + Send + 'static) {
+        *lock(&self.shared.on_lost) = Some(Box::new(abort));
     }
 }
 
@@ -154,7 +154,7 @@ impl Shared {
                 }
             }
             if self.segment.ended().is_some() {
-                self.let_go();
+                self.abort();
             }
         }
     }
@@ -204,14 +204,14 @@ impl Shared {
 
     /// Lets all devices go. Those of living ranks may still write to their words: the thread comes back here until it is
     /// stopped.
-    fn let_go(&self) {
+    fn abort(&self) {
         let beyond = self.segment.turn(self.rank).sent.load(Ordering::Relaxed).wrapping_add(BEYOND);
         for rank in 0..self.segment.layout.world {
             // Release: whoever goes on by this word finds the job ended.
             self.segment.turn(rank).come.store(beyond, Ordering::Release);
         }
-        if let Some(let_go) = &*lock(&self.on_lost) {
-            let_go();
+        if let Some(abort) = &*lock(&self.on_lost) {
+            abort();
         }
     }
 

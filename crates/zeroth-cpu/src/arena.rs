@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::pool::Pool;
-use zeroth_kernel::{DeviceError, Shared, Sight, Span};
+use zeroth_kernel::{DeviceError, PeerMapping, Shared, Span};
 
 /// What arenas and shared places are rounded to: a page, or several, of every system meant (4 to 64 KiB).
 const PAGE: u64 = 64 << 10;
@@ -123,17 +123,22 @@ impl Arena {
 
     /// Gives places from `at` on, behind the arena, in which parts of files appear, to read; plain memory and false where
     /// they cannot, because they do not begin and end with pages.
-    pub fn view(&mut self, at: u64, bytes: u64, sights: &[Sight<'_>]) -> Result<bool, DeviceError> {
+    pub fn map_peers(
+        &mut self,
+        at: u64,
+        bytes: u64,
+        peer_mappings: &[PeerMapping<'_>],
+    ) -> Result<bool, DeviceError> {
         if at < self.bytes as u64 {
             let problem = format!("a view at {at} overlaps an arena of {} bytes", self.bytes);
             return Err(DeviceError::Operands { what: "view", problem });
         }
         let mut memory = Self::new("view", bytes)?;
-        let seen = sights.iter().try_for_each(|sight| {
+        let seen = peer_mappings.iter().try_for_each(|sight| {
             let to = Span { at: sight.to.at.saturating_sub(at), ..sight.to };
             memory.put(to, ProtFlags::READ, sight.file, sight.at)
         });
-        let is_seen = seen.is_ok() && !sights.is_empty();
+        let is_seen = seen.is_ok() && !peer_mappings.is_empty();
         if !is_seen {
             memory = Self::new("view", bytes)?;
         }
@@ -271,22 +276,22 @@ mod tests {
         rustix::fs::ftruncate(&file, 4 * PAGE).unwrap();
         rustix::io::pwrite(&file, &vec![1; PAGE as usize], PAGE).unwrap();
         rustix::io::pwrite(&file, &vec![2; PAGE as usize], 3 * PAGE).unwrap();
-        let sight = |place: u64, at: u64| Sight {
+        let sight = |place: u64, at: u64| PeerMapping {
             to: Span::device(2 * PAGE + place * PAGE, PAGE),
             file: file.as_fd(),
             at,
         };
         let mut arena = Arena::new("device", PAGE + 100).unwrap();
-        assert!(arena.view(2 * PAGE, 2 * PAGE, &[sight(0, 3 * PAGE), sight(1, PAGE)]).unwrap());
+        assert!(arena.map_peers(2 * PAGE, 2 * PAGE, &[sight(0, 3 * PAGE), sight(1, PAGE)]).unwrap());
         let across = Span::device(3 * PAGE - 1, 2);
         // SAFETY: nobody writes.
         assert_eq!(unsafe { arena.slice::<u8>(across) }.unwrap(), [2, 1]);
         assert!(arena.bytes_mut(across).is_err(), "it is to be read only");
         arena.bytes_mut(Span::device(0, PAGE + 100)).unwrap().fill(7);
         // What does not lie on pages is not seen, and the places are plain memory.
-        assert!(!arena.view(2 * PAGE, PAGE, &[sight(0, 100)]).unwrap());
+        assert!(!arena.map_peers(2 * PAGE, PAGE, &[sight(0, 100)]).unwrap());
         arena.bytes_mut(Span::device(2 * PAGE, 10)).unwrap().fill(3);
-        assert!(arena.view(PAGE, PAGE, &[]).is_err(), "it lies in the arena");
+        assert!(arena.map_peers(PAGE, PAGE, &[]).is_err(), "it lies in the arena");
     }
 
     #[test]

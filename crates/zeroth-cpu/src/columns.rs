@@ -3,7 +3,7 @@
 //! Used for the gradients of biases and norm weights. A block's sums are one task's; the second level cuts by columns.
 
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 
 /// Rows that one task sums.
@@ -26,11 +26,11 @@ pub(super) fn block_of<T>(matrix: &[T], width: usize, block: usize) -> &[T] {
 pub(super) fn add_partials(pool: &Pool, partials: &[f32], total: &mut [f32]) {
     let width = total.len();
     pool.each(Chunks::new(total, COLUMNS), |task, total| {
-        add_columns(pool.path(), partials, width, task * COLUMNS, total);
+        add_columns(pool.isa(), partials, width, task * COLUMNS, total);
     });
 }
 
-each_path! {
+each_isa! {
     /// Block by block over neighbouring columns, so that what is read is read in order.
     fn add_columns(partials: &[f32], width: usize, first: usize, total: &mut [f32]) {
         let mut sums = [-0.0f32; COLUMNS];

@@ -6,7 +6,7 @@ use bytemuck::Pod;
 
 use super::check_len;
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
 use zeroth_kernel::{Element, is_endless};
@@ -21,11 +21,11 @@ pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
     check_len("to", to.len(), from.len());
     let past = stream::worth(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
-        convert_piece(pool.path(), &from[task * PIECE..][..to.len()], to, past);
+        convert_piece(pool.isa(), &from[task * PIECE..][..to.len()], to, past);
     });
 }
 
-each_path! {
+each_isa! {
     fn convert_piece<A, B>(from: &[A], to: &mut [B], past: bool) {
         staged(to, past, |at, to| {
             stream::ask_ahead(from, at, to.len());
@@ -43,14 +43,14 @@ pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mu
     let broken = AtomicBool::new(false);
     let past = stream::worth(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
-        if look_piece(pool.path(), &from[task * PIECE..][..to.len()], to, past) {
+        if look_piece(pool.isa(), &from[task * PIECE..][..to.len()], to, past) {
             broken.store(true, Ordering::Relaxed);
         }
     });
     broken.into_inner()
 }
 
-each_path! {
+each_isa! {
     /// A piece of [`convert_and_look`], stored past the caches where `past` says so.
     pub(super) fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
         let mut broken = false;
@@ -70,14 +70,14 @@ pub fn look<A: Element>(pool: &Pool, values: &[A]) -> bool {
     let (broken, pieces) = (AtomicBool::new(false), values.len().div_ceil(PIECE));
     pool.run(pieces, |task, _| {
         let first = task * PIECE;
-        if is_broken(pool.path(), &values[first..values.len().min(first + PIECE)]) {
+        if is_broken(pool.isa(), &values[first..values.len().min(first + PIECE)]) {
             broken.store(true, Ordering::Relaxed);
         }
     });
     broken.into_inner()
 }
 
-each_path! {
+each_isa! {
     /// Whether one of some values is not finite.
     pub(super) fn is_broken<A>(values: &[A]) -> bool {
         values.iter().fold(false, |broken, value| broken | is_endless(*value))
@@ -91,7 +91,7 @@ pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
     pool.each(Chunks::new(to, piece), |task, to| {
         let from = &from[task * piece..][..to.len()];
         if past {
-            stream::copy(pool.path(), from, to);
+            stream::copy(pool.isa(), from, to);
             stream::fence();
         } else {
             to.copy_from_slice(from);
@@ -124,9 +124,9 @@ pub fn sum_ranks<A: Element, B: Element>(pool: &Pool, parts: &[A], to: &mut [B],
     let past = !add && stream::worth(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
         if add {
-            add_piece(pool.path(), parts, length, task * PIECE, to);
+            add_piece(pool.isa(), parts, length, task * PIECE, to);
         } else {
-            sum_piece(pool.path(), parts, length, task * PIECE, to, past);
+            sum_piece(pool.isa(), parts, length, task * PIECE, to, past);
         }
     });
 }
@@ -137,7 +137,7 @@ pub fn sum<T: Element>(pool: &Pool, a: &[T], b: &[T], y: &mut [T]) {
     check_len("b", b.len(), y.len());
     pool.each(Chunks::new(y, PIECE), |task, y| {
         let range = task * PIECE..task * PIECE + y.len();
-        super::rms_norm::add(pool.path(), &a[range.clone()], &b[range], y);
+        super::rms_norm::add(pool.isa(), &a[range.clone()], &b[range], y);
     });
 }
 
@@ -163,7 +163,7 @@ fn sum_values<A: Element>(parts: &[A], length: usize, first: usize, sums: &mut [
     }
 }
 
-each_path! {
+each_isa! {
     fn sum_piece<A, B>(parts: &[A], length: usize, first: usize, to: &mut [B], past: bool) {
         let mut sums = [0.0f32; STAGE];
         staged(to, past, |at, to| {
@@ -178,7 +178,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn add_piece<A, B>(parts: &[A], length: usize, first: usize, to: &mut [B]) {
         let mut sums = [0.0f32; STAGE];
         for (piece, to) in to.chunks_mut(STAGE).enumerate() {

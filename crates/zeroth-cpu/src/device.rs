@@ -18,10 +18,10 @@ use super::dropout::{Dropout, dropout};
 use super::embedding::{embedding, embedding_backward, embedding_backward_once};
 use super::head_loss::{OwnRows, head_loss, head_loss_backward, head_loss_backward_once};
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
+use super::isa::Isa;
 use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx};
 use super::logits::logits;
 use super::norm::block_squares;
-use super::path::Path;
 use super::pool::Pool;
 use super::rank_sum::sum_parts;
 use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual};
@@ -31,8 +31,8 @@ use zeroth_kernel::Element;
 use zeroth_kernel::NOTES;
 use zeroth_kernel::RowKey;
 use zeroth_kernel::{
-    Access, Control, Device, DeviceError, Kernel, Landing, Launch, OwnTokens, Queue, RankSum, ReadWrite,
-    Recipe, Record, Report, Seat, Shared, Sight, Span, StepInput, Tier, WaitingRows,
+    Access, Control, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, OwnTokens, PeerMapping, Queue,
+    RankSum, ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, Tier, WaitingRows,
 };
 use zeroth_kernel::{BLOCK, ExactSum};
 use zeroth_kernel::{Told, decide};
@@ -71,7 +71,7 @@ pub struct CpuDevice {
 impl CpuDevice {
     /// A device with a pool of `threads` and arenas of these sizes.
     pub fn new(threads: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
-        Path::chosen()?;
+        Isa::chosen()?;
         Self::on_pool(Pool::start(threads)?, device_bytes, host_bytes)
     }
 
@@ -192,11 +192,11 @@ impl CpuDevice {
                 Kernel::LinearDw { dims, dy, x, dw, landing } => {
                     let (dy, x) = (self.read::<T>(dy)?, self.read(x)?);
                     match landing {
-                        Landing::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
-                        Landing::Write => {
+                        GradStore::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
+                        GradStore::Write => {
                             linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
                         }
-                        Landing::Round { to, broken } => {
+                        GradStore::Round { to, broken } => {
                             let is_broken = if to == DType::F32 {
                                 linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
                             } else if to == T::DTYPE {
@@ -334,7 +334,7 @@ impl CpuDevice {
                     let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
                     let (dx, s) = (self.write(dx)?, scratch()?);
                     let sum = match (landing, own) {
-                        (Landing::Round { to, broken }, own) if to == T::DTYPE => {
+                        (GradStore::Round { to, broken }, own) if to == T::DTYPE => {
                             let own = match own {
                                 Some(OwnTokens { ids, rows }) => {
                                     Some(OwnRows { ids: self.read(ids)?, rows: self.write(rows)? })
@@ -349,8 +349,8 @@ impl CpuDevice {
                             }
                             sum
                         }
-                        (Landing::Add | Landing::Write, None) => {
-                            let (dw, add) = (self.write(dw)?, landing == Landing::Add);
+                        (GradStore::Add | GradStore::Write, None) => {
+                            let (dw, add) = (self.write(dw)?, landing == GradStore::Add);
                             head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, s)
                         }
                         (landing, own) => {
@@ -465,7 +465,7 @@ fn nothing_at(span: Span) -> DeviceError {
 
 impl Device for CpuDevice {
     fn name(&self) -> String {
-        format!("cpu, {}, {} thread(s)", self.pool.path(), self.pool.threads())
+        format!("cpu, {}, {} thread(s)", self.pool.isa(), self.pool.threads())
     }
 
     fn scratch_bytes(&self, kernel: &Kernel, _: DType) -> u64 {
@@ -545,11 +545,16 @@ impl Device for CpuDevice {
         self.device.share(shared).map(|()| true)
     }
 
-    fn view(&mut self, at: u64, bytes: u64, sights: &[Sight<'_>]) -> Result<bool, DeviceError> {
-        self.device.view(at, bytes, sights)
+    fn map_peers(
+        &mut self,
+        at: u64,
+        bytes: u64,
+        peer_mappings: &[PeerMapping<'_>],
+    ) -> Result<bool, DeviceError> {
+        self.device.map_peers(at, bytes, peer_mappings)
     }
 
-    fn settle(&mut self, seat: Option<Seat>) {
+    fn pin_and_prefault(&mut self, seat: Option<CpuShare>) {
         if let Some(seat) = seat {
             self.pool.pin(seat);
         }

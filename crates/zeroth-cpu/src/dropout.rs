@@ -5,7 +5,7 @@ use zeroth_kernel::RowKey;
 
 use super::check_len;
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use zeroth_base::halves;
@@ -39,11 +39,11 @@ pub fn dropout<T: Element>(
     check_len("y", y.len(), x.len());
     pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
         let x = &x[task * ROWS * pitch..];
-        drop_rows(pool.path(), dropout, &keys[task * ROWS..], width, pitch, x, y);
+        drop_rows(pool.isa(), dropout, &keys[task * ROWS..], width, pitch, x, y);
     });
 }
 
-each_path! {
+each_isa! {
     fn drop_rows<T>(dropout: Dropout, keys: &[RowKey], width: usize, pitch: usize, x: &[T], y: &mut [T]) {
         // An element is dropped when its 32 random bits are below this.
         let threshold = (f64::from(dropout.probability) * 4_294_967_296.0) as u64;
@@ -72,7 +72,7 @@ mod tests {
 
     fn rows_apart_are_rows<T: Element>(pool: &Pool, rows: usize, width: usize) {
         let case =
-            format!("{}, {} threads, {}, {rows} rows of {width}", pool.path(), pool.threads(), T::DTYPE);
+            format!("{}, {} threads, {}, {rows} rows of {width}", pool.isa(), pool.threads(), T::DTYPE);
         let one = Dropout { probability: 0.4, seed: 5, op: 2 };
         let key = |row| RowKey { sample: u64::from(row) / 3, position: row % 3, epoch: 1 };
         let keys: Vec<_> = (0..rows as u32).map(key).collect();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::check_len;
 use super::convert::look_piece;
 use super::cut::{Chunks, Grid};
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::stream;
@@ -82,7 +82,7 @@ pub fn embedding_backward_once<T: Element>(
     rows: &mut [f32],
     dtable: &mut [T],
 ) -> bool {
-    let (width, path) = (dims.width, pool.path());
+    let (width, path) = (dims.width, pool.isa());
     let pitch = pitch("dy", dy.len(), [ids.len(), width]);
     check_len("rows", rows.len(), ids.len() * width);
     check_len("dtable", dtable.len(), dims.vocab * width);
@@ -112,7 +112,7 @@ pub fn embedding_backward_once<T: Element>(
     broken.into_inner()
 }
 
-each_path! {
+each_isa! {
     /// The first place that has an id, which is one of them.
     fn first_place(ids: &[i32], id: i32) -> usize {
         let before = ids.chunks(LANES).take_while(|some| !some.contains(&id)).count() * LANES;
@@ -138,7 +138,7 @@ mod tests {
 
     fn rows_apart_are_rows<T: Element>(pool: &Pool, tokens: usize, dims: EmbeddingDims) {
         let EmbeddingDims { vocab, width } = dims;
-        let case = format!("{}, {} threads, {}, {tokens} of {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let case = format!("{}, {} threads, {}, {tokens} of {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         // Some tokens more than once, some none.
         let id = |at: usize| if at % 7 == 6 { -1 } else { (at * at % vocab) as i32 };
         let ids: Vec<_> = (0..tokens).map(id).collect();

@@ -3,7 +3,7 @@
 //! A kernel is a plain function over slices: sizes, the [`Pool`] it runs on, inputs, outputs, scratch. Buffers are the
 //! caller's, so a kernel allocates nothing; where it needs scratch, a function beside it says how much, and what the
 //! scratch holds before and after means nothing. Activations and their gradients are [`Element`] slices of
-//! [rows, width], whose rows may be further apart than they are long ([`row_pitch`]): a matrix fills its slice, so that its length
+//! [rows, width], whose rows may be further apart than they are long ([`row_stride`]): a matrix fills its slice, so that its length
 //! says how far. Gradients of weights are added to f32 slices, because all uses of a parameter in a micro-batch add
 //! in f32.
 //!
@@ -33,6 +33,7 @@ mod embedding;
 mod head_loss;
 mod head_norm_rope;
 mod instruction_sets;
+mod isa;
 mod linear;
 #[cfg(target_arch = "x86_64")]
 mod lines;
@@ -43,7 +44,6 @@ mod norm;
 mod optimizer;
 #[cfg(target_arch = "x86_64")]
 mod panels;
-mod path;
 mod pool;
 mod processors;
 mod random;
@@ -72,18 +72,18 @@ pub use head_loss::{
 };
 pub use head_norm_rope::{head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
 pub use instruction_sets::{InstructionSets, KernelPath};
+pub use isa::{Isa, IsaError};
 pub use linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
 pub use logits::{logits, logits_scratch};
 pub use norm::block_squares;
 pub use optimizer::{Master, Moments, optimize};
-pub use path::{Path, PathError};
 pub use pool::Pool;
 pub use processors::Processors;
 pub use random::normal;
 pub use rank_sum::sum_parts;
 pub use rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 pub use rope::{RopeTable, rope, rope_angles, rope_backward, rope_from};
-pub use rows::row_pitch;
+pub use rows::row_stride;
 pub use scratch::scratch_bytes;
 pub use self_test::{self_test, self_test_on};
 pub use swiglu::{swiglu, swiglu_backward};

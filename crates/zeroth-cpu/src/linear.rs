@@ -231,7 +231,7 @@ mod row_tests {
 
     fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: LinearDims) {
         let LinearDims { rows, inputs, outputs } = dims;
-        let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         let [x, dy, dx] = [(1, inputs), (2, outputs), (3, inputs)].map(|(name, width)| {
             let together = random::<T>(name, rows * width);
             let apart = apart(&together, width, f32::NAN);
@@ -284,7 +284,7 @@ mod row_tests {
         // As steps have them: tiles take such rows without a copy.
         for pool in pools() {
             let dims = LinearDims { rows: 70, inputs: 512, outputs: 96 };
-            let pitch = crate::row_pitch(512, zeroth_base::DType::Bf16);
+            let pitch = crate::row_stride(512, zeroth_base::DType::Bf16);
             let (x, w) = (random::<bf16>(1, 70 * 512), random::<bf16>(2, 96 * 512));
             let wide = spread(&x, [512, pitch], f32::NAN);
             let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
@@ -293,7 +293,7 @@ mod row_tests {
                 linear(&pool, dims, &x, &w, None, &mut y, &mut scratch);
                 bits(&y)
             });
-            assert!(pitch > 512 && found == expected, "{}, {} threads", pool.path(), pool.threads());
+            assert!(pitch > 512 && found == expected, "{}, {} threads", pool.isa(), pool.threads());
         }
     }
 }
@@ -305,7 +305,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::Path;
+    use crate::Isa;
 
     /// What sums of tiles may be: halfway between two numbers, -0, infinite, no number.
     fn sums() -> [f32; LINE] {
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_row_of_two_tiles_is_stored_as_any_other() {
-        if Path::available().contains(&Path::Amx) {
+        if Isa::available().contains(&Isa::Amx) {
             agree_in::<f32>();
             agree_in::<bf16>();
             agree_in::<half::f16>();

@@ -13,8 +13,8 @@ use std::arch::x86_64::{
 
 use zeroth_base::DType;
 
+use super::isa::Isa;
 use super::panels::joined;
-use super::path::Path;
 use zeroth_kernel::Element;
 
 /// Numbers of a register.
@@ -23,8 +23,8 @@ pub(super) const LANES: usize = 16;
 pub(super) const AHEAD: usize = 2048;
 
 /// Whether the path has the instructions, and the type is theirs.
-pub(super) fn fit<T: Element>(path: Path) -> bool {
-    path == Path::Amx && T::DTYPE == DType::Bf16
+pub(super) fn fit<T: Element>(path: Isa) -> bool {
+    path == Isa::Amx && T::DTYPE == DType::Bf16
 }
 
 /// 16 numbers.

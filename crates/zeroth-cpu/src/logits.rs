@@ -57,7 +57,7 @@ mod tests {
     use crate::rows::apart::{apart, bits, pools, random};
 
     fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: LogitsDims) {
-        let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         let LogitsDims { rows, sequences, hidden, vocab } = dims;
         let (x, w) = (random::<T>(1, rows * hidden), random::<T>(2, vocab * hidden));
         // The second sequence is empty, and the last one ends with the rows.

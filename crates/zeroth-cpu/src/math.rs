@@ -1,6 +1,6 @@
 //! Small functions that loops over slices become vector code with: exp without a call, sums with a fixed tree.
 
-use super::path::Path;
+use super::isa::Isa;
 use zeroth_kernel::Element;
 
 /// Lanes of a sum: element i goes to lane i mod 16, lanes are added pairwise at the end, on every path alike.
@@ -41,8 +41,8 @@ fn power_of_two(exponent: i32) -> f32 {
 }
 
 /// Whether a multiply-add is one instruction on this path; elsewhere it is a call.
-pub(super) fn has_fused(path: Path) -> bool {
-    cfg!(target_arch = "aarch64") || path != Path::Portable
+pub(super) fn has_fused(path: Isa) -> bool {
+    cfg!(target_arch = "aarch64") || path != Isa::Portable
 }
 
 /// a · b + c, rounded once where `FUSED`.

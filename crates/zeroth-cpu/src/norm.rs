@@ -6,7 +6,7 @@
 
 use super::check_len;
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::{math, stream};
 use zeroth_kernel::BLOCK;
@@ -20,17 +20,17 @@ const TASK_BLOCKS: usize = 32;
 /// `sums[b]` = the sum of squares of block b; not finite exactly when an element of the block is not.
 pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
     check_len("sums", sums.len(), values.len().div_ceil(BLOCK));
-    let fused = math::has_fused(pool.path());
+    let fused = math::has_fused(pool.isa());
     pool.each(Chunks::new(sums, TASK_BLOCKS), |task, sums| {
         let values = &values[task * TASK_BLOCKS * BLOCK..];
         for (at, (sum, block)) in sums.iter_mut().zip(values.chunks(BLOCK)).enumerate() {
             let next = values.get((at + 1) * BLOCK..(at + 2) * BLOCK).unwrap_or_default();
-            *sum = block_sum(pool.path(), fused, block, next);
+            *sum = block_sum(pool.isa(), fused, block, next);
         }
     });
 }
 
-each_path! {
+each_isa! {
     pub(super) fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
         let mut lanes = [0.0f64; SQUARES];
         for (at, values) in block.chunks(SQUARES).enumerate() {

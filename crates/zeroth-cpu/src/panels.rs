@@ -81,7 +81,7 @@ pub(super) const fn merged(column: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Path, math};
+    use crate::{Isa, math};
 
     #[test]
     fn sixteen_powers_of_two_are_those_of_math() {
@@ -90,7 +90,7 @@ mod tests {
             // SAFETY: both are 16 numbers.
             unsafe { std::mem::transmute(exp2(std::mem::transmute::<[f32; 16], __m512>(x))) }
         }
-        if !Path::available().contains(&Path::Amx) {
+        if !Isa::available().contains(&Isa::Amx) {
             return;
         }
         for first in (-1400..200).step_by(16) {

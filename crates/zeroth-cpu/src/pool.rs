@@ -11,9 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::cut::{Chunks, Parts};
-use super::path::Path;
+use super::isa::Isa;
 use super::processors::{Pinned, Processors};
-use zeroth_kernel::{DeviceError, Seat};
+use zeroth_kernel::{CpuShare, DeviceError};
 
 type Work = dyn Fn(usize) + Sync;
 
@@ -74,16 +74,16 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held by the caller whose job the workers run.
     caller: Mutex<()>,
-    path: Path,
+    path: Isa,
     /// The thread that had the pool pinned, and what it was allowed before.
     pinned: Option<Pinned>,
 }
 
 impl Pool {
     /// A pool of `threads` threads, the calling one among them, on the path that `ZEROTH_CPU` names, or the best one of
-    /// this processor where it names none that can be had ([`Path::chosen`] says why).
+    /// this processor where it names none that can be had ([`Isa::chosen`] says why).
     pub fn start(threads: usize) -> Result<Self, DeviceError> {
-        Self::start_on(threads, Path::chosen().unwrap_or_else(|_| Path::detect()))
+        Self::start_on(threads, Isa::chosen().unwrap_or_else(|_| Isa::detect()))
     }
 
     /// As [`Pool::start`], for tests and examples.
@@ -98,12 +98,12 @@ impl Pool {
     ///
     /// # Panics
     /// Where the system gives no thread.
-    pub fn on_path(threads: usize, path: Path) -> Option<Self> {
+    pub fn on_isa(threads: usize, path: Isa) -> Option<Self> {
         let start = || Self::start_on(threads, path).unwrap_or_else(|error| panic!("{error}"));
-        Path::available().contains(&path).then(start)
+        Isa::available().contains(&path).then(start)
     }
 
-    fn start_on(threads: usize, path: Path) -> Result<Self, DeviceError> {
+    fn start_on(threads: usize, path: Isa) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared::default());
         let threads = threads.max(1);
         // Dropped on an error, it stops the workers that did start.
@@ -123,7 +123,7 @@ impl Pool {
     /// them that is this rank's, cut evenly. Where ranks × threads exceed the processors, nothing happens.
     ///
     /// The calling thread gets back what it was allowed when it drops the pool.
-    pub fn pin(&mut self, seat: Seat) {
+    pub fn pin(&mut self, seat: CpuShare) {
         let allowed = Processors::allowed();
         let Some(shares) = allowed.shares(seat, self.threads()) else { return };
         self.pinned.get_or_insert_with(|| Pinned::new(allowed));
@@ -137,7 +137,7 @@ impl Pool {
     }
 
     /// The instruction path kernels of this pool use.
-    pub fn path(&self) -> Path {
+    pub fn isa(&self) -> Isa {
         self.path
     }
 
@@ -315,7 +315,7 @@ mod tests {
     fn threads_with_processors_of_their_own_run_every_task_once() {
         let threads = std::thread::available_parallelism().unwrap().get().min(2);
         let mut pool = Pool::new(threads);
-        pool.pin(Seat { number: 0, of: 1 });
+        pool.pin(CpuShare { number: 0, of: 1 });
         let total = AtomicUsize::new(0);
         for round in 0..2_000 {
             pool.run(3, |index, _| {

@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use zeroth_kernel::Seat;
+use zeroth_kernel::CpuShare;
 
 /// Words of a set that is sent to other ranks.
 const WORDS: usize = CpuSet::MAX_CPU / 64;
@@ -34,13 +34,13 @@ impl Processors {
 
     /// The seat of rank `rank` where every rank sent the bytes of its set: a part of the processors that all share, or all
     /// of those that it has alone. None where some are shared and some are not: who started the ranks knows better.
-    pub fn seat(rank: usize, sets: &[[u8; 8 * WORDS]]) -> Option<Seat> {
+    pub fn seat(rank: usize, sets: &[[u8; 8 * WORDS]]) -> Option<CpuShare> {
         if sets.iter().all(|set| *set == sets[0]) {
-            return Some(Seat { number: rank, of: sets.len() });
+            return Some(CpuShare { number: rank, of: sets.len() });
         }
         let meet = |a: &[u8; 8 * WORDS], b: &[u8; 8 * WORDS]| a.iter().zip(b).any(|(a, b)| a & b != 0);
         let alone = (1..sets.len()).all(|at| sets[..at].iter().all(|other| !meet(other, &sets[at])));
-        alone.then_some(Seat { number: 0, of: 1 })
+        alone.then_some(CpuShare { number: 0, of: 1 })
     }
 
     fn numbers(self) -> impl Iterator<Item = usize> {
@@ -49,7 +49,7 @@ impl Processors {
 
     /// A part for each of `threads` threads of the rank on `seat`; none where they are more than there are processors, or
     /// than the system gives this process time of.
-    pub(super) fn shares(self, seat: Seat, threads: usize) -> Option<Vec<Self>> {
+    pub(super) fn shares(self, seat: CpuShare, threads: usize) -> Option<Vec<Self>> {
         let mut order: Vec<(Place, usize)> = self.numbers().map(|cpu| (Place::of(cpu), cpu)).collect();
         order.sort_unstable();
         let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(order.len());
@@ -124,8 +124,8 @@ mod tests {
     #[test]
     fn ranks_that_share_all_divide_them_and_ranks_that_share_none_keep_theirs() {
         let [all, left, right] = [&[0, 1, 2, 70][..], &[0, 1], &[2, 70]].map(|cpus| set(cpus).to_bytes());
-        assert_eq!(Processors::seat(1, &[all, all]), Some(Seat { number: 1, of: 2 }));
-        assert_eq!(Processors::seat(1, &[left, right]), Some(Seat { number: 0, of: 1 }));
+        assert_eq!(Processors::seat(1, &[all, all]), Some(CpuShare { number: 1, of: 2 }));
+        assert_eq!(Processors::seat(1, &[left, right]), Some(CpuShare { number: 0, of: 1 }));
         assert_eq!(Processors::seat(1, &[all, right]), None);
         assert_eq!(Processors::seat(2, &[left, right, left]), None);
     }
@@ -137,23 +137,23 @@ mod tests {
         let most = std::thread::available_parallelism().unwrap().get().min(count);
         for threads in 1..=most {
             for ranks in 1..=most / threads {
-                let of_rank = |number| allowed.shares(Seat { number, of: ranks }, threads).unwrap();
+                let of_rank = |number| allowed.shares(CpuShare { number, of: ranks }, threads).unwrap();
                 let mut taken: Vec<usize> =
                     (0..ranks).flat_map(of_rank).flat_map(Processors::numbers).collect();
                 taken.sort_unstable();
                 assert_eq!(taken, allowed.numbers().collect::<Vec<_>>(), "{ranks} × {threads}");
             }
         }
-        assert!(allowed.shares(Seat { number: 0, of: most + 1 }, 1).is_none());
-        assert!(allowed.shares(Seat { number: 0, of: 1 }, most + 1).is_none());
-        assert!(allowed.shares(Seat { number: 1, of: 1 }, 1).is_none());
+        assert!(allowed.shares(CpuShare { number: 0, of: most + 1 }, 1).is_none());
+        assert!(allowed.shares(CpuShare { number: 0, of: 1 }, most + 1).is_none());
+        assert!(allowed.shares(CpuShare { number: 1, of: 1 }, 1).is_none());
     }
 
     #[test]
     fn a_pool_keeps_its_threads_on_their_processors_until_it_is_dropped() {
         let before = Processors::allowed();
         let threads = std::thread::available_parallelism().unwrap().get().min(2);
-        let seat = Seat { number: 0, of: 1 };
+        let seat = CpuShare { number: 0, of: 1 };
         let shares = before.shares(seat, threads).unwrap();
         let mut pool = Pool::new(threads);
         pool.pin(seat);

@@ -4,7 +4,7 @@
 
 use super::check_len;
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use zeroth_kernel::Element;
@@ -78,7 +78,7 @@ pub fn rope_from<T: Element>(
     let sign = if back { -1.0 } else { 1.0 };
     pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
         let (first, x) = (task * ROWS * pairs, &x[task * ROWS * pitch..]);
-        turn_from(pool.path(), dims, pitch, &cos[first..], &sin[first..], sign, x, y);
+        turn_from(pool.isa(), dims, pitch, &cos[first..], &sin[first..], sign, x, y);
     });
 }
 
@@ -92,11 +92,11 @@ fn turn<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], sign:
     }
     pool.each(Chunks::new(x, ROWS * pitch), |task, x| {
         let first = task * ROWS * pairs;
-        turn_rows(pool.path(), dims, pitch, &cos[first..], &sin[first..], sign, x);
+        turn_rows(pool.isa(), dims, pitch, &cos[first..], &sin[first..], sign, x);
     });
 }
 
-each_path! {
+each_isa! {
     fn turn_rows<T>(dims: RopeDims, pitch: usize, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
         let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
@@ -108,7 +108,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn turn_from<T>(
         dims: RopeDims,
         pitch: usize,
@@ -176,8 +176,8 @@ mod tests {
                     in_place(&pool, dims, &cos, &sin, &mut place);
                     (y, place)
                 });
-                assert_eq!(bits(&found), bits(&apart(&y, 24, f32::NAN)), "{}, back: {back}", pool.path());
-                assert_eq!(bits(&found_place), bits(&apart(&place, 24, f32::NAN)), "{}", pool.path());
+                assert_eq!(bits(&found), bits(&apart(&y, 24, f32::NAN)), "{}, back: {back}", pool.isa());
+                assert_eq!(bits(&found_place), bits(&apart(&place, 24, f32::NAN)), "{}", pool.isa());
             }
         }
     }

@@ -12,7 +12,7 @@ const LINE: usize = 64;
 const LONG: usize = 16 * LINE;
 
 /// Elements from one row of activations to the next.
-pub const fn row_pitch(width: usize, dtype: DType) -> usize {
+pub const fn row_stride(width: usize, dtype: DType) -> usize {
     let size = dtype.bytes() as usize;
     let bytes = width * size;
     if bytes >= LONG && bytes.is_multiple_of(2 * LINE) { width + LINE / size } else { width }
@@ -35,7 +35,7 @@ pub(super) fn pitch(name: &str, found: usize, [rows, width]: [usize; 2]) -> usiz
 /// For tests of kernels: matrices whose rows are further apart than they are long.
 #[cfg(test)]
 pub(super) mod apart {
-    use super::super::{Path, Pool, normal};
+    use super::super::{Isa, Pool, normal};
     use zeroth_kernel::Element;
 
     /// Elements between the end of a row and the next row.
@@ -69,8 +69,8 @@ pub(super) mod apart {
 
     /// Pools of one and three threads on every path that the machine has.
     pub(in super::super) fn pools() -> impl Iterator<Item = Pool> {
-        let on = |path: Path| [1, 3].map(|threads| Pool::on_path(threads, path).expect("an available path"));
-        Path::available().iter().flat_map(move |path| on(*path))
+        let on = |path: Isa| [1, 3].map(|threads| Pool::on_isa(threads, path).expect("an available path"));
+        Isa::available().iter().flat_map(move |path| on(*path))
     }
 }
 
@@ -92,11 +92,11 @@ mod tests {
             (3072, 3104),
         ];
         for (width, pitch) in of_bf16 {
-            assert_eq!(row_pitch(width, DType::Bf16), pitch, "{width}");
-            assert_eq!(row_pitch(width, DType::F16), pitch, "{width}");
+            assert_eq!(row_stride(width, DType::Bf16), pitch, "{width}");
+            assert_eq!(row_stride(width, DType::F16), pitch, "{width}");
         }
         for (width, pitch) in [(240, 240), (256, 272), (272, 272), (1024, 1040)] {
-            assert_eq!(row_pitch(width, DType::F32), pitch, "{width}");
+            assert_eq!(row_stride(width, DType::F32), pitch, "{width}");
         }
     }
 

@@ -7,7 +7,7 @@ use super::linear::linear_scratch;
 use super::logits::logits_scratch;
 use super::rms_norm::rms_norm_scratch;
 use zeroth_kernel::BLOCK;
-use zeroth_kernel::{Kernel, Landing};
+use zeroth_kernel::{GradStore, Kernel};
 
 /// Bytes of scratch that a kernel needs with a pool of `threads`.
 pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
@@ -21,7 +21,7 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
-        Kernel::HeadLossBackward { dims, landing: Landing::Round { .. }, .. } => {
+        Kernel::HeadLossBackward { dims, landing: GradStore::Round { .. }, .. } => {
             floats(head_loss_once_scratch(*dims, threads))
         }
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {

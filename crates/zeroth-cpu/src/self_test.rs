@@ -371,12 +371,12 @@ impl<T: Element> Bench<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Path;
+    use crate::Isa;
 
     #[test]
     fn every_kernel_agrees_with_its_reference_on_every_path() {
-        for &path in Path::available() {
-            let tests = self_test_on(&Pool::on_path(2, path).unwrap());
+        for &path in Isa::available() {
+            let tests = self_test_on(&Pool::on_isa(2, path).unwrap());
             let bad: Vec<_> = tests.iter().filter(|test| !test.ok).collect();
             assert!(tests.len() > 100 && bad.is_empty(), "{path:?}: {bad:#?}");
         }

@@ -6,7 +6,7 @@
 
 use bytemuck::Pod;
 
-use super::path::Path;
+use super::isa::Isa;
 
 /// Elements that are computed in the nearest cache before they leave for memory.
 pub(super) const STAGE: usize = 256;
@@ -91,7 +91,7 @@ fn lines(from: &[u8], to: &mut [u8]) {
 /// to = from, past the caches.
 ///
 /// [`fence`] comes after the last one and before another thread is told.
-pub(super) fn copy<T: Pod>(path: Path, from: &[T], to: &mut [T]) {
+pub(super) fn copy<T: Pod>(path: Isa, from: &[T], to: &mut [T]) {
     assert!(from.len() == to.len(), "{} elements do not fill {}", from.len(), to.len());
     let (from, to): (&[u8], &mut [u8]) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
     // What stands before the first whole line is stored as usual.
@@ -102,7 +102,7 @@ pub(super) fn copy<T: Pod>(path: Path, from: &[T], to: &mut [T]) {
         #[cfg(target_arch = "x86_64")]
         #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
         // SAFETY: these paths are taken where AVX-512 was found.
-        Path::Avx512 | Path::Amx if !to.is_empty() => unsafe { pages::copy(from, to) },
+        Isa::Avx512 | Isa::Amx if !to.is_empty() => unsafe { pages::copy(from, to) },
         _ => 0,
     };
     let mut from = &from[done..];
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_copy_is_the_same_on_every_path_for_every_place_and_length() {
         let from: Vec<u16> = (0..40_000_u32).map(|i| (i * 7) as u16).collect();
-        for path in Path::available() {
+        for path in Isa::available() {
             for (start, source) in [(0, 0), (1, 3), (31, 0), (32, 5)] {
                 for length in [0, 1, 31, 32, 33, 500, 8191, 8192, 8193, 17_000, 33_000] {
                     let mut to = vec![9; 40_000];

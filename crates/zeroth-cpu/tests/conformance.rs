@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
-use zeroth_cpu::{CpuDevice, Path, Pool};
+use zeroth_cpu::{CpuDevice, Isa, Pool};
 use zeroth_kernel::{CONFORMANCE_ARENA, SelfTest, conformance};
 
 #[test]
 fn portable_kernels_conform_to_the_best_ones() {
-    let portable = Pool::on_path(2, Path::Portable).expect("every CPU has it");
+    let portable = Pool::on_isa(2, Isa::Portable).expect("every CPU has it");
     let mut device = CpuDevice::on_pool(portable, CONFORMANCE_ARENA, 0).unwrap();
     let mut reference = CpuDevice::on_pool(Pool::new(2), CONFORMANCE_ARENA, 0).unwrap();
     let tests = conformance(&mut device, &mut reference).unwrap();

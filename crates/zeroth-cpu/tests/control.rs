@@ -8,7 +8,7 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{
-    Control, Device, DeviceError, Kernel, Landing, Launch, MasterForm, Optimizer, OwnTokens, Queue, Recipe,
+    Control, Device, DeviceError, GradStore, Kernel, Launch, MasterForm, Optimizer, OwnTokens, Queue, Recipe,
     Record, Report, Rounding, Span, StepInput,
 };
 use zeroth_kernel::{ExactSum, HeadLossDims};
@@ -319,7 +319,7 @@ fn a_head_that_cannot_round_what_it_is_asked_to_is_refused() {
     let dims = HeadLossDims { rows: 2, hidden: 3, vocab: 5 };
     let tokens = |rows: Span| OwnTokens { ids: place(3, 8), rows };
     let (dw, broken) = (place(9, 60), place(10, 8));
-    let kernel = |landing: Landing, own: Option<OwnTokens>| Kernel::HeadLossBackward {
+    let kernel = |landing: GradStore, own: Option<OwnTokens>| Kernel::HeadLossBackward {
         dims,
         x: place(0, 12),
         w: place(1, 30),
@@ -332,11 +332,11 @@ fn a_head_that_cannot_round_what_it_is_asked_to_is_refused() {
         landing,
         own,
     };
-    let round = |to: DType| Landing::Round { to, broken };
+    let round = |to: DType| GradStore::Round { to, broken };
     // To another type; rows that wait beside a gradient that is not rounded; rows that wait where others land.
     for (landing, own, said) in [
         (round(DType::F16), None, "F16"),
-        (Landing::Write, Some(tokens(place(4, 24))), "Write"),
+        (GradStore::Write, Some(tokens(place(4, 24))), "Write"),
         (round(DType::Bf16), Some(tokens(dw)), "overlap"),
     ] {
         let error = launch(&mut device, DType::Bf16, kernel(landing, own)).unwrap_err().to_string();

@@ -279,8 +279,8 @@ fn adamw_gives_the_same_bits_on_every_path_also_for_weights_stored_past_the_cach
         .map(|i| bf16::from_f32(if i % 97 == 0 { odd[i / 97 % odd.len()] } else { value(i, 0.37) }))
         .collect();
     let mut expected = None;
-    for &path in Path::available() {
-        let pool = Pool::on_path(2, path).unwrap();
+    for &path in Isa::available() {
+        let pool = Pool::on_isa(2, path).unwrap();
         let mut master: Vec<f32> = (0..count).map(|i| value(i, 0.11)).collect();
         let (mut first, mut second) = (vec![0.0f32; count], vec![0.0f32; count]);
         let mut weights = vec![bf16::ZERO; count];
@@ -352,9 +352,9 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
 fn master_weights_beside_their_weights_are_those_in_f32_for_every_optimizer_and_path() {
     let all = [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad];
     for optimizer in all {
-        let expected = after_two_steps::<f32>(&Pool::on_path(1, Path::Portable).unwrap(), optimizer, true);
-        for &path in Path::available() {
-            let pool = Pool::on_path(2, path).unwrap();
+        let expected = after_two_steps::<f32>(&Pool::on_isa(1, Isa::Portable).unwrap(), optimizer, true);
+        for &path in Isa::available() {
+            let pool = Pool::on_isa(2, path).unwrap();
             for is_whole in [true, false] {
                 let found = after_two_steps::<f32>(&pool, optimizer, is_whole);
                 assert!(found == expected, "{optimizer:?}, {path:?}, whole: {is_whole}");

@@ -15,7 +15,9 @@ use super::programs::Functions;
 use super::{cudnn, ipc, nccl, run};
 use zeroth_base::DType;
 use zeroth_kernel::NOTES;
-use zeroth_kernel::{Device, DeviceError, Doors, Exchange, Kernel, Launch, Queue, Span, Tier, Way};
+use zeroth_kernel::{
+    Device, DeviceError, Exchange, IpcHandles, Kernel, Launch, Queue, Span, Tier, Transport,
+};
 
 /// Pinned memory that uploads go through, so that they need not wait for one another: enough for the inputs of two steps, of
 /// which one may still be waiting for its turn.
@@ -375,29 +377,29 @@ impl Device for CudaDevice {
         }
     }
 
-    fn door(&mut self, way: Way, rank: usize) -> Result<Vec<u8>, DeviceError> {
+    fn ipc_handle(&mut self, way: Transport, rank: usize) -> Result<Vec<u8>, DeviceError> {
         self.current()?;
         match way {
-            Way::Ipc => {
+            Transport::Ipc => {
                 let token = token();
                 self.upload(Queue::Comm, &token, Span::device(0, token.len() as u64))?;
                 self.driver.synchronise(self.stream(Queue::Comm))?;
-                ipc::door(&self.driver, self.device, self.arenas.device, token)
+                ipc::ipc_handle(&self.driver, self.device, self.arenas.device, token)
             }
-            Way::Nccl => nccl::door(card(&self.driver, self.device)?, rank),
-            Way::Host => Err(not_on_cards()),
+            Transport::Nccl => nccl::ipc_handle(card(&self.driver, self.device)?, rank),
+            Transport::Host => Err(not_on_cards()),
         }
     }
 
-    fn open_doors(&mut self, doors: &Doors<'_>) -> Result<(), DeviceError> {
+    fn open_ipc_handles(&mut self, doors: &IpcHandles<'_>) -> Result<(), DeviceError> {
         self.current()?;
-        self.shut_doors();
+        self.close_ipc_handles();
         let stream = self.stream(Queue::Comm);
         self.peers = Some(Peers::open(&self.driver, self.arenas.device, doors, stream)?);
         Ok(())
     }
 
-    fn shut_doors(&mut self) {
+    fn close_ipc_handles(&mut self) {
         if let Some(peers) = self.peers.take() {
             peers.close(&self.driver);
         }
@@ -418,8 +420,8 @@ impl Device for CudaDevice {
         peers.exchange(&self.driver, self.arenas, exchange, points, self.stream(queue))
     }
 
-    fn let_go(&self) -> Option<Box<dyn Fn() + Send>> {
-        self.peers.as_ref().and_then(Peers::let_go)
+    fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
+        self.peers.as_ref().and_then(Peers::abort)
     }
 }
 
@@ -432,7 +434,7 @@ impl Drop for CudaDevice {
         for &stream in &self.streams {
             let _ = self.driver.synchronise(stream);
         }
-        self.shut_doors();
+        self.close_ipc_handles();
         if let Some(graphs) = &mut self.graphs {
             graphs.close();
         }

@@ -12,7 +12,7 @@ use super::driver::{Address, Driver, Handle};
 use super::library::Library;
 use super::line::Arenas;
 use super::peers::{Card, card};
-use zeroth_kernel::{DeviceError, Doors, Exchange, Words};
+use zeroth_kernel::{DeviceError, Exchange, IpcHandles, Words};
 
 /// Bytes that a rank writes to the beginning of its arena, which holds nothing yet, for others to find there.
 pub(super) const TOKEN: usize = 16;
@@ -61,7 +61,7 @@ impl Calls {
 }
 
 /// A rank's door: how others reach its arena, whose first bytes are `token`.
-pub(super) fn door(
+pub(super) fn ipc_handle(
     driver: &Driver,
     device: c_int,
     arena: (Address, u64),
@@ -136,7 +136,7 @@ impl Ipc {
     pub(super) fn open(
         driver: &Driver,
         own: (Address, u64),
-        doors: &Doors<'_>,
+        doors: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<Self, DeviceError> {
         let calls = Calls::find()?;
@@ -180,7 +180,7 @@ impl Ipc {
         &mut self,
         driver: &Driver,
         own: Address,
-        doors: &Doors<'_>,
+        doors: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<(), DeviceError> {
         for (rank, door) in doors.doors.iter().enumerate() {

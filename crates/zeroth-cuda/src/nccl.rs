@@ -96,7 +96,7 @@ pub(super) fn version() -> Result<String, DeviceError> {
 }
 
 /// A rank's door: its card, and from rank 0 what makes ranks one communicator.
-pub(super) fn door(card: Card, rank: usize) -> Result<Vec<u8>, DeviceError> {
+pub(super) fn ipc_handle(card: Card, rank: usize) -> Result<Vec<u8>, DeviceError> {
     let (calls, mut id) = (Calls::open()?, UniqueId([0; ID]));
     if rank == 0 {
         // SAFETY: writes one id.
@@ -206,7 +206,7 @@ impl Nccl {
     }
 
     /// Gives the communicator up, from any thread: whatever waits in it ends.
-    pub(super) fn let_go(&self) -> Box<dyn Fn() + Send> {
+    pub(super) fn abort(&self) -> Box<dyn Fn() + Send> {
         let (communicator, abort) = (Arc::clone(&self.communicator), self.calls.abort);
         Box::new(move || {
             if let Some(communicator) = communicator.lock().unwrap_or_else(PoisonError::into_inner).take() {

@@ -9,7 +9,7 @@ use super::ipc::{Ipc, TOKEN};
 use super::library::Library;
 use super::line::Arenas;
 use super::nccl::Nccl;
-use zeroth_kernel::{DeviceError, Doors, Exchange, Way};
+use zeroth_kernel::{DeviceError, Exchange, IpcHandles, Transport};
 
 /// Which card, wherever it is seen from.
 pub(super) type Card = [u8; 16];
@@ -25,13 +25,13 @@ impl Peers {
     pub(super) fn open(
         driver: &Driver,
         arena: (Address, u64),
-        doors: &Doors<'_>,
+        doors: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<Self, DeviceError> {
         match doors.way {
-            Way::Ipc => Ipc::open(driver, arena, doors, stream).map(Self::Ipc),
-            Way::Nccl => Nccl::open(doors.rank, doors.doors).map(Self::Nccl),
-            Way::Host => Err(not_on_cards()),
+            Transport::Ipc => Ipc::open(driver, arena, doors, stream).map(Self::Ipc),
+            Transport::Nccl => Nccl::open(doors.rank, doors.doors).map(Self::Nccl),
+            Transport::Host => Err(not_on_cards()),
         }
     }
 
@@ -59,10 +59,10 @@ impl Peers {
     }
 
     /// What ends the waiting for a lost rank from another thread; none where the ranks' words do.
-    pub(super) fn let_go(&self) -> Option<Box<dyn Fn() + Send>> {
+    pub(super) fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
         match self {
             Self::Ipc(_) => None,
-            Self::Nccl(nccl) => Some(nccl.let_go()),
+            Self::Nccl(nccl) => Some(nccl.abort()),
         }
     }
 

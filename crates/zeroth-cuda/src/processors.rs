@@ -45,7 +45,7 @@ impl Processors {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let mut cpu = CpuDevice::new(threads, CONTROL.bytes, host_bytes)?;
         // Pages that all processors take at once: the driver takes them one after the other, for minutes.
-        cpu.settle(None);
+        cpu.pin_and_prefault(None);
         let [(control, control_bytes), (host, length)] =
             [Tier::Device, Tier::Host].map(|tier| cpu.mapping(tier));
         let shared = Arc::new(Shared { cpu: Mutex::new(cpu), failed: Mutex::new(None) });

@@ -10,7 +10,7 @@ use super::programs::Entry;
 use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, head, norm_rope, rows};
 use zeroth_kernel::{
-    Control, DeviceError, GROUPS, Kernel, Landing, MasterForm, Optimizer, Recipe, Record, Report, Rounding,
+    Control, DeviceError, GROUPS, GradStore, Kernel, MasterForm, Optimizer, Recipe, Record, Report, Rounding,
     Span, StepInput,
 };
 use zeroth_kernel::{ExactSum, LinearDims, RowKey};
@@ -29,7 +29,7 @@ pub(super) fn run(
             rows::embedding_backward(line, dims, rows, [ids, dy, dtable])
         }
         Kernel::EmbeddingBackward { waiting: Some(_), .. }
-        | Kernel::HeadLossBackward { landing: Landing::Round { .. }, .. }
+        | Kernel::HeadLossBackward { landing: GradStore::Round { .. }, .. }
         | Kernel::HeadLossBackward { own: Some(_), .. } => {
             let problem = "on a card the head's gradient lands in f32 and is rounded later".to_owned();
             Err(DeviceError::Operands { what: kernel.name(), problem })
@@ -97,10 +97,10 @@ pub(super) fn run(
             control,
             dx,
             dw,
-            landing: landing @ (Landing::Add | Landing::Write),
+            landing: landing @ (GradStore::Add | GradStore::Write),
             own: None,
         } => {
-            let add = landing == Landing::Add;
+            let add = landing == GradStore::Add;
             head::run(line, products, dims, [x, w, labels, loss], Some(([input, control, dx, dw], add)))
         }
         Kernel::Logits { dims, starts, x, w, logits } => {
@@ -170,21 +170,21 @@ fn linear(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(
             d: Matrix::rows(line.sized("dw", dw, outputs * inputs, to_type(landing).bytes())?, inputs),
             to: to_type(landing),
             bias: None,
-            add: landing == Landing::Add,
+            add: landing == GradStore::Add,
         },
         _ => unreachable!("called for products only"),
     };
     products.multiply(line, &task, workspace)?;
     match *kernel {
-        Kernel::LinearDw { dw, landing: Landing::Round { to, broken }, .. } => look(line, dw, to, broken),
+        Kernel::LinearDw { dw, landing: GradStore::Round { to, broken }, .. } => look(line, dw, to, broken),
         _ => Ok(()),
     }
 }
 
-const fn to_type(landing: Landing) -> DType {
+const fn to_type(landing: GradStore) -> DType {
     match landing {
-        Landing::Add | Landing::Write => DType::F32,
-        Landing::Round { to, .. } => to,
+        GradStore::Add | GradStore::Write => DType::F32,
+        GradStore::Round { to, .. } => to,
     }
 }
 

@@ -13,7 +13,7 @@ use zeroth_comm::launch::Launch;
 use zeroth_comm::local::{JOB_FD, Options, join_from_environment};
 use zeroth_comm::{Comm, CommError, Crossing, OpName};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, DeviceError, Doors, Exchange, Queue, Span, Way, Words};
+use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport, Words};
 
 const RANKS: usize = 2;
 /// Exchanges in a row, each of which must find what the others put there after the one before.
@@ -54,13 +54,13 @@ fn rank() -> Outcome<bool> {
     let comm = join_from_environment(&Options::default())?.ok_or("no launcher started this rank")?;
     let mut device = CudaDevice::open(0, ARENA, 0)?;
     let crossing = comm.crossing().ok_or("no place to meet")?;
-    let door = device.door(Way::Ipc, comm.rank())?;
+    let door = device.ipc_handle(Transport::Ipc, comm.rank())?;
     let mut all = vec![0; RANKS * door.len()];
     comm.all_gather(op(0), &door, &mut all, &[door.len(); RANKS])?.wait()?;
     let doors: Vec<Vec<u8>> = all.chunks(door.len()).map(<[u8]>::to_vec).collect();
     let (file, at, bytes) = crossing.words();
     let words = Words { file, at, bytes, stride: Crossing::STRIDE };
-    device.open_doors(&Doors { way: Way::Ipc, rank: comm.rank(), doors: &doors, words })?;
+    device.open_ipc_handles(&IpcHandles { way: Transport::Ipc, rank: comm.rank(), doors: &doors, words })?;
     comm.barrier(op(0))?.wait()?;
     let mut rank = Rank { comm: Box::new(comm), device, crossing, met: 0 };
     let wrong = rank.compare()?;

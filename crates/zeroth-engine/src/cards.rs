@@ -1,7 +1,7 @@
 //! Collectives between cards: which way they go, and meetings that are enqueued like kernels, for which no host waits.
 
 use zeroth_comm::{Comm, CommError, Crossing, OpName};
-use zeroth_kernel::{Device, DeviceError, Doors, Exchange, Queue, Way, Words};
+use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Transport, Words};
 
 use super::meet::Meeting;
 use zeroth_program::Collective;
@@ -11,7 +11,7 @@ const NOTE: usize = 512;
 
 /// The cards of all ranks, which reach each other.
 pub(super) struct Cards {
-    way: Way,
+    way: Transport,
     crossing: Crossing,
 }
 
@@ -19,15 +19,15 @@ impl Cards {
     /// Opens the first way that works for all ranks, or says why none does. A way that was asked for by name and does not
     /// work is an error. The arena holds nothing yet.
     pub(super) fn open(
-        asked: Option<Way>,
+        asked: Option<Transport>,
         device: &mut dyn Device,
         comm: &dyn Comm,
     ) -> Result<Result<Self, String>, Meeting> {
-        let ways: &[Way] = match asked {
-            None => &[Way::Ipc, Way::Nccl],
-            Some(Way::Ipc) => &[Way::Ipc],
-            Some(Way::Nccl) => &[Way::Nccl],
-            Some(Way::Host) => return Ok(Err("asked for by ZEROTH_GPU_COLLECTIVES".to_owned())),
+        let ways: &[Transport] = match asked {
+            None => &[Transport::Ipc, Transport::Nccl],
+            Some(Transport::Ipc) => &[Transport::Ipc],
+            Some(Transport::Nccl) => &[Transport::Nccl],
+            Some(Transport::Host) => return Ok(Err("asked for by ZEROTH_GPU_COLLECTIVES".to_owned())),
         };
         let crossing = comm.crossing();
         let there = if crossing.is_some() { Ok(Vec::new()) } else { Err("no place to meet".to_owned()) };
@@ -37,8 +37,8 @@ impl Cards {
             for way in ways {
                 match reach(*way, device, comm, &crossing)? {
                     Ok(()) => {
-                        if let Some(let_go) = device.let_go() {
-                            crossing.on_lost(let_go);
+                        if let Some(abort) = device.abort() {
+                            crossing.on_lost(abort);
                         }
                         return Ok(Ok(Self { way: *way, crossing }));
                     }
@@ -58,9 +58,9 @@ impl Cards {
     /// How, in words.
     pub(super) fn describe(&self) -> String {
         match self.way {
-            Way::Ipc => "from card to card (CUDA IPC)".to_owned(),
-            Way::Nccl => "from card to card (NCCL)".to_owned(),
-            Way::Host => unreachable!("no way from card to card"),
+            Transport::Ipc => "from card to card (CUDA IPC)".to_owned(),
+            Transport::Nccl => "from card to card (NCCL)".to_owned(),
+            Transport::Host => unreachable!("no way from card to card"),
         }
     }
 
@@ -101,23 +101,23 @@ pub(super) fn exchange(collective: &Collective) -> Option<Exchange<'_>> {
 
 /// All ranks try a way; what one of them cannot, all do without.
 fn reach(
-    way: Way,
+    way: Transport,
     device: &mut dyn Device,
     comm: &dyn Comm,
     crossing: &Crossing,
 ) -> Result<Result<(), String>, Meeting> {
-    let door = device.door(way, comm.rank()).map_err(|error| error.to_string());
+    let door = device.ipc_handle(way, comm.rank()).map_err(|error| error.to_string());
     let doors = match tell(comm, "show doors", &door)? {
         Ok(doors) => doors,
         Err(reason) => return Ok(Err(reason)),
     };
     let (file, at, bytes) = crossing.words();
     let words = Words { file, at, bytes, stride: Crossing::STRIDE };
-    let opened = device.open_doors(&Doors { way, rank: comm.rank(), doors: &doors, words });
+    let opened = device.open_ipc_handles(&IpcHandles { way, rank: comm.rank(), doors: &doors, words });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
     let reached = tell(comm, "open doors", &opened)?;
     if reached.is_err() {
-        device.shut_doors();
+        device.close_ipc_handles();
     }
     Ok(reached.map(|_| ()))
 }
@@ -189,7 +189,7 @@ mod tests {
     fn a_way_that_was_asked_for_and_is_not_there_is_an_error_on_every_rank() {
         for error in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, 4096, 0).unwrap();
-            let Err(Meeting::Device(error)) = Cards::open(Some(Way::Nccl), &mut device, comm) else {
+            let Err(Meeting::Device(error)) = Cards::open(Some(Transport::Nccl), &mut device, comm) else {
                 panic!("no card is here")
             };
             error.to_string()
@@ -202,7 +202,7 @@ mod tests {
     fn the_host_is_taken_without_a_question_where_it_is_asked_for() {
         for taken in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, 4096, 0).unwrap();
-            matches!(Cards::open(Some(Way::Host), &mut device, comm), Ok(Err(_)))
+            matches!(Cards::open(Some(Transport::Host), &mut device, comm), Ok(Err(_)))
         }) {
             assert!(taken);
         }

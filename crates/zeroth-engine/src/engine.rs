@@ -114,7 +114,7 @@ impl<'c> Engine<'c> {
         let early = early(compiled, update);
         let runs_on = compiled.memory.sections.iter().any(|section| !section.across.is_empty());
         let seat = seat(comm.as_deref()).map_err(|source| failed(Meeting::Comm(source)))?;
-        device.settle(seat);
+        device.pin_and_prefault(seat);
         let started = RunError::device(0, "start");
         (|| {
             device.marks(marks)?;

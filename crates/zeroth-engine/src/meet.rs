@@ -8,7 +8,9 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_comm::{Comm, CommError, OpName, Peers, Transfer, Windows};
-use zeroth_kernel::{Device, DeviceError, Kernel, Launch, Queue, RankSum, Shared, Sight, Span, Tier, Way};
+use zeroth_kernel::{
+    Device, DeviceError, Kernel, Launch, PeerMapping, Queue, RankSum, Shared, Span, Tier, Transport,
+};
 
 use super::RunError;
 use super::cards::{Cards, exchange};
@@ -67,7 +69,7 @@ impl Meetings {
         }
         let (mut cards, mut how) = (None, None);
         if !seen {
-            let asked = Way::asked().map_err(Meeting::Device)?;
+            let asked = Transport::asked().map_err(Meeting::Device)?;
             match Cards::open(asked, device, comm)? {
                 Ok(open) => {
                     how = Some(open.describe());
@@ -78,11 +80,11 @@ impl Meetings {
         }
         let mut in_view = 0..0;
         if views.1 > 0 {
-            let sights = match comm.windows().filter(|_| in_place) {
-                Some(windows) => sights(windows, collectives.clone(), views.0),
+            let peer_mappings = match comm.windows().filter(|_| in_place) {
+                Some(windows) => peer_mappings(windows, collectives.clone(), views.0),
                 None => Vec::new(),
             };
-            if device.view(views.0, views.1, &sights).map_err(Meeting::Device)? {
+            if device.map_peers(views.0, views.1, &peer_mappings).map_err(Meeting::Device)? {
                 in_view = views.0..views.0 + views.1;
             } else {
                 how = Some(format!(
@@ -268,25 +270,29 @@ impl Meetings {
 }
 
 /// The parts of all ranks' windows that gathers into views ask for, each once.
-fn sights<'w>(
+fn peer_mappings<'w>(
     windows: &'w dyn Windows,
     collectives: impl Iterator<Item = &'w Collective>,
     views: u64,
-) -> Vec<Sight<'w>> {
-    let mut sights: Vec<Sight<'_>> = Vec::new();
+) -> Vec<PeerMapping<'w>> {
+    let mut peer_mappings: Vec<PeerMapping<'_>> = Vec::new();
     for collective in collectives {
         let Collective::AllGather { send, recv, counts } = collective else { continue };
-        if recv.at < views || sights.iter().any(|sight| sight.to.at == recv.at) {
+        if recv.at < views || peer_mappings.iter().any(|sight| sight.to.at == recv.at) {
             continue;
         }
         let mut start = 0;
         for (rank, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             let (file, at) = windows.of(rank);
-            sights.push(Sight { to: recv.part(start, *count as u64, 1), file, at: at + send.at });
+            peer_mappings.push(PeerMapping {
+                to: recv.part(start, *count as u64, 1),
+                file,
+                at: at + send.at,
+            });
             start += *count as u64;
         }
     }
-    sights
+    peer_mappings
 }
 
 /// Takes what a collective gives this rank from the others' windows.

@@ -88,7 +88,7 @@ impl Rehearsal {
             Meetings::new(works.iter().map(|(_, work)| work), &mut device, Some(comm.as_ref()), (0, 0))
                 .map_err(&failed)?;
         let seat = seat(Some(comm.as_ref())).map_err(|source| failed(Meeting::Comm(source)))?;
-        device.settle(seat);
+        device.pin_and_prefault(seat);
         Ok(Self { comm, device, meetings, stage, works, met: 0 })
     }
 

@@ -2,11 +2,11 @@
 
 use zeroth_comm::{Comm, CommError, OpName};
 use zeroth_cpu::Processors;
-use zeroth_kernel::Seat;
+use zeroth_kernel::CpuShare;
 
 /// This rank's seat; none where ranks share some of their processors and not all.
-pub(super) fn seat(comm: Option<&dyn Comm>) -> Result<Option<Seat>, CommError> {
-    let Some(comm) = comm else { return Ok(Some(Seat { number: 0, of: 1 })) };
+pub(super) fn seat(comm: Option<&dyn Comm>) -> Result<Option<CpuShare>, CommError> {
+    let Some(comm) = comm else { return Ok(Some(CpuShare { number: 0, of: 1 })) };
     let own = Processors::allowed().to_bytes();
     let mut sets = vec![own; comm.world()];
     let counts = vec![own.len(); comm.world()];

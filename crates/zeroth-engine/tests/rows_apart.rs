@@ -7,7 +7,7 @@ mod job;
 
 use job::{BF16, F32, Golden, ROOMY, Setup};
 use zeroth_base::DType;
-use zeroth_cpu::{Pool, normal, row_pitch};
+use zeroth_cpu::{Pool, normal, row_stride};
 use zeroth_graph::{Kind, ValueInfo};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
@@ -68,7 +68,7 @@ fn a_plan_has_a_line_more_for_every_long_row() {
         let size = types.run.bytes();
         let mut apart = 0;
         for (info, bytes) in activations(&compiled, &compiled.memory) {
-            let pitch = row_pitch(info.width as usize, types.run) as u64;
+            let pitch = row_stride(info.width as usize, types.run) as u64;
             // Buffers begin and end on 256 bytes.
             assert_eq!(bytes, (info.rows * pitch * size).next_multiple_of(256), "{info:?}");
             apart += usize::from(pitch * size == info.width * size + 64);

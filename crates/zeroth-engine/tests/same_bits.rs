@@ -447,7 +447,8 @@ fn every_optimizer_and_moments_of_16_bits_agree_across_stages_and_places() {
     let mut losses = Vec::new();
     for optimizer in [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad]
     {
-        for (moments, rounds_by_chance) in [(DType::F32, false), (DType::Bf16, false), (DType::Bf16, true)] {
+        for (moments, stochastic_rounding) in [(DType::F32, false), (DType::Bf16, false), (DType::Bf16, true)]
+        {
             let setups: Vec<Setup> =
                 [(0, Offload::NOTHING), (2, Offload::NOTHING), (3, Offload::NOTHING), (3, both)]
                     .into_iter()
@@ -458,7 +459,7 @@ fn every_optimizer_and_moments_of_16_bits_agree_across_stages_and_places() {
                             types: BF16,
                             optimizer,
                             moments,
-                            rounds_by_chance,
+                            stochastic_rounding,
                             ..ROOMY
                         };
                         let recipe = Recipe { momentum: 0.9, initial_accumulator: 0.1, ..golden.recipe() };

@@ -40,7 +40,7 @@ pub enum GradOp {
 
 /// How a result meets what is there already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Landing {
+pub enum GradWrite {
     /// It is the first: the buffer's old contents do not count.
     Write,
     /// It is added to what is there.
@@ -61,7 +61,7 @@ pub struct GradNode {
     /// The parameters it reads.
     pub params: Vec<ParamId>,
     /// What it writes, and how.
-    pub outputs: Vec<(Value, Landing)>,
+    pub outputs: Vec<(Value, GradWrite)>,
     /// The parameters whose gradients it adds to.
     pub lands: Vec<ParamId>,
 }
@@ -137,7 +137,7 @@ impl Deriver<'_> {
                 let (x, labels, loss) = (node.inputs[0], node.inputs[1], node.outputs[0]);
                 let dx = self.needed[x.index()].then(|| self.fresh(x));
                 let outputs =
-                    [Some(loss), dx].into_iter().flatten().map(|value| (value, Landing::Write)).collect();
+                    [Some(loss), dx].into_iter().flatten().map(|value| (value, GradWrite::Write)).collect();
                 self.push(index, GradOp::HeadLoss, vec![x, labels], node.params.clone(), outputs, true);
                 if let Some(dx) = dx {
                     self.give(index, x, dx);
@@ -153,11 +153,11 @@ impl Deriver<'_> {
                 let weight = vec![node.params[0]];
                 // A linear adds into the gradient that is there: q, k and v read one norm.
                 if let Some(Gradient { value, shared: false }) = self.gradients[x.index()] {
-                    let outputs = vec![(value, Landing::Add)];
+                    let outputs = vec![(value, GradWrite::Add)];
                     self.push(index, GradOp::LinearInput, vec![dy], weight, outputs, false);
                 } else {
                     let dx = self.fresh(x);
-                    let outputs = vec![(dx, Landing::Write)];
+                    let outputs = vec![(dx, GradWrite::Write)];
                     self.push(index, GradOp::LinearInput, vec![dy], weight, outputs, false);
                     self.give(index, x, dx);
                 }
@@ -169,7 +169,7 @@ impl Deriver<'_> {
                 inputs.extend(self.gradients[x.index()].map(|earlier| earlier.value));
                 // Where nothing before it trains, only the weight's gradient is computed.
                 let dx = self.needed[x.index()].then(|| self.fresh(x));
-                let outputs = dx.map(|dx| (dx, Landing::Write)).into_iter().collect();
+                let outputs = dx.map(|dx| (dx, GradWrite::Write)).into_iter().collect();
                 self.push(index, GradOp::RmsNorm(node.op), inputs, node.params.clone(), outputs, true);
                 // It holds what was there before, so it takes its place.
                 self.gradients[x.index()] = dx.map(|value| Gradient { value, shared: false });
@@ -179,7 +179,7 @@ impl Deriver<'_> {
                 let Some(dy) = gradient(self, 0) else { return };
                 let (x, positions, rstd) = (node.inputs[0], node.inputs[1], node.outputs[1]);
                 let dx = self.needed[x.index()].then(|| self.fresh(x));
-                let outputs = dx.map(|dx| (dx, Landing::Write)).into_iter().collect();
+                let outputs = dx.map(|dx| (dx, GradWrite::Write)).into_iter().collect();
                 let inputs = vec![x, rstd, dy, positions];
                 self.push(index, GradOp::HeadNormRope(node.op), inputs, node.params.clone(), outputs, true);
                 if let Some(dx) = dx {
@@ -229,7 +229,7 @@ impl Deriver<'_> {
         inputs.extend(of(self, sum));
         let needed = node.inputs.iter().any(|input| self.needed[input.index()]);
         let gradient = needed.then(|| self.fresh(sum));
-        let outputs = gradient.map(|gradient| (gradient, Landing::Write)).into_iter().collect();
+        let outputs = gradient.map(|gradient| (gradient, GradWrite::Write)).into_iter().collect();
         self.push(index, GradOp::AddRmsNorm(node.op), inputs, node.params.clone(), outputs, true);
         if let Some(gradient) = gradient {
             self.share(index, node, gradient);
@@ -251,7 +251,7 @@ impl Deriver<'_> {
             return;
         }
         let dx = self.fresh(x);
-        self.push(index, op, inputs, Vec::new(), vec![(dx, Landing::Write)], false);
+        self.push(index, op, inputs, Vec::new(), vec![(dx, GradWrite::Write)], false);
         self.give(index, x, dx);
     }
 
@@ -261,7 +261,7 @@ impl Deriver<'_> {
             return;
         }
         let gradients: Vec<Value> = node.inputs.iter().map(|input| self.fresh(*input)).collect();
-        let outputs = gradients.iter().map(|gradient| (*gradient, Landing::Write)).collect();
+        let outputs = gradients.iter().map(|gradient| (*gradient, GradWrite::Write)).collect();
         self.push(index, op, inputs, Vec::new(), outputs, false);
         for (input, gradient) in node.inputs.iter().zip(gradients) {
             self.give(index, *input, gradient);
@@ -285,7 +285,7 @@ impl Deriver<'_> {
             Some(earlier) => {
                 let sum = self.fresh(value);
                 let inputs = vec![earlier.value, gradient];
-                self.push(index, GradOp::Sum, inputs, Vec::new(), vec![(sum, Landing::Write)], false);
+                self.push(index, GradOp::Sum, inputs, Vec::new(), vec![(sum, GradWrite::Write)], false);
                 sum
             }
         };
@@ -298,7 +298,7 @@ impl Deriver<'_> {
         op: GradOp,
         inputs: Vec<Value>,
         params: Vec<ParamId>,
-        outputs: Vec<(Value, Landing)>,
+        outputs: Vec<(Value, GradWrite)>,
         lands: bool,
     ) {
         let node = &self.graph.nodes[of];

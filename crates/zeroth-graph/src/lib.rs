@@ -17,7 +17,7 @@ mod value;
 
 pub use builder::Builder;
 pub use error::GraphError;
-pub use gradient::{Backward, GradNode, GradOp, Landing};
+pub use gradient::{Backward, GradNode, GradOp, GradWrite};
 pub use graph::{Graph, Node, Param, ParamId, ParamSpec, Rotary, Stretch, Unit, UnitId};
 pub use op::Op;
 pub use value::{Kind, Value, ValueInfo};

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use zeroth_base::{DType, normal_at};
 
 use crate::{
-    Access, Control, Device, DeviceError, GROUPS, Kernel, Landing, Launch, MasterForm, Optimizer, Queue,
+    Access, Control, Device, DeviceError, GROUPS, GradStore, Kernel, Launch, MasterForm, Optimizer, Queue,
     RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
 };
 use crate::{
@@ -189,14 +189,14 @@ impl Pair<'_> {
                 (self.random(ROWS * outputs), self.random(outputs * inputs), self.random(ROWS * inputs));
             self.compare(Kernel::LinearDx { dims, dy, w, dx, add }, &[Made::Of(dtype)])?;
         }
-        for landing in [Landing::Add, Landing::Write] {
+        for landing in [GradStore::Add, GradStore::Write] {
             let (dy, x, dw) =
                 (self.random(ROWS * outputs), self.random(ROWS * inputs), self.words(outputs * inputs));
             self.compare(Kernel::LinearDw { dims, dy, x, dw, landing }, &[Made::Of(DType::F32)])?;
         }
         let (dy, x, dw) =
             (self.random(ROWS * outputs), self.random(ROWS * inputs), self.random(outputs * inputs));
-        let landing = Landing::Round { to: dtype, broken: self.given(bytes_of(&0u64)) };
+        let landing = GradStore::Round { to: dtype, broken: self.given(bytes_of(&0u64)) };
         self.compare(Kernel::LinearDw { dims, dy, x, dw, landing }, &[Made::Of(dtype), Made::Bits])?;
         let (dy, db) = (self.random(ROWS * outputs), self.words(outputs));
         self.compare(Kernel::LinearDb { dims, dy, db }, &[Made::Of(DType::F32)])
@@ -351,7 +351,7 @@ impl Pair<'_> {
         let input = self.given(bytes_of(&StepInput { loss_weight: 0.01, ..StepInput::zeroed() }));
         let control = self.given(bytes_of(&Control::new(64.0)));
         let (dx, dw) = (self.like(x), self.words(vocab * hidden));
-        let (landing, own) = (Landing::Write, None);
+        let (landing, own) = (GradStore::Write, None);
         let kernel =
             Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, landing, own };
         // The gradients of logits are rounded on their way.

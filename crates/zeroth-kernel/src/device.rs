@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use zeroth_base::DType;
 
-use crate::{Doors, Exchange, Kernel, Launch, Span, Tier, Way};
+use crate::{Exchange, IpcHandles, Kernel, Launch, Span, Tier, Transport};
 
 /// A line of work that a device does in order. Work of two queues may run at the same time; what must wait says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,7 +108,7 @@ pub struct Shared<'a> {
 
 /// A part of a file, as it appears in a place behind a device's arena.
 #[derive(Debug, Clone, Copy)]
-pub struct Sight<'a> {
+pub struct PeerMapping<'a> {
     /// The place.
     pub to: Span,
     /// The file.
@@ -119,7 +119,7 @@ pub struct Sight<'a> {
 
 /// Which of the processors that several ranks may use are a rank's: the `number`th of `of` equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct CpuShare {
     /// Which part, from 0.
     pub number: usize,
     /// How many there are.
@@ -237,13 +237,13 @@ pub trait Device: Send {
 
     /// Gives places from `at` on, behind the arena, `bytes` of addresses, in which the parts of files appear, to read. False
     /// where they cannot: then it is plain memory.
-    fn view(&mut self, _at: u64, bytes: u64, _sights: &[Sight<'_>]) -> Result<bool, DeviceError> {
+    fn map_peers(&mut self, _at: u64, bytes: u64, _sights: &[PeerMapping<'_>]) -> Result<bool, DeviceError> {
         let problem = format!("{bytes} bytes of other ranks' memory are not seen from this device");
-        Err(DeviceError::Operands { what: "view", problem })
+        Err(DeviceError::Operands { what: "map_peers", problem })
     }
 
     /// Takes its processors, where it has some of its own, and all memory of its arenas: no launch waits for memory later.
-    fn settle(&mut self, _seat: Option<Seat>) {}
+    fn pin_and_prefault(&mut self, _share: Option<CpuShare>) {}
 
     /// Enqueues a sum over ranks that reads the others' memory. Only where [`Device::direct`] sees the arena.
     fn sum_ranks(&mut self, _queue: Queue, _sum: &RankSum<'_>) -> Result<(), DeviceError> {
@@ -253,17 +253,17 @@ pub trait Device: Send {
 
     /// What `rank` tells the others, so that their devices can reach this one. The arena holds nothing yet, and something
     /// may be written there.
-    fn door(&mut self, _way: Way, _rank: usize) -> Result<Vec<u8>, DeviceError> {
-        Err(no_doors())
+    fn ipc_handle(&mut self, _way: Transport, _rank: usize) -> Result<Vec<u8>, DeviceError> {
+        Err(no_ipc())
     }
 
     /// Reaches the devices of all ranks, all of whom call it. From when all have done so, [`Self::exchange`] works.
-    fn open_doors(&mut self, _doors: &Doors<'_>) -> Result<(), DeviceError> {
-        Err(no_doors())
+    fn open_ipc_handles(&mut self, _doors: &IpcHandles<'_>) -> Result<(), DeviceError> {
+        Err(no_ipc())
     }
 
     /// Forgets the devices of the other ranks, because one of them could not reach all.
-    fn shut_doors(&mut self) {}
+    fn close_ipc_handles(&mut self) {}
 
     /// Enqueues an exchange with the devices of the other ranks, who enqueue theirs in the same order on the same queue.
     /// `points` are the next two numbers of the words they meet at: the others may read this rank's places when it has
@@ -274,16 +274,16 @@ pub trait Device: Send {
         _exchange: &Exchange<'_>,
         _points: [u32; 2],
     ) -> Result<(), DeviceError> {
-        Err(no_doors())
+        Err(no_ipc())
     }
 
     /// What ends all waiting for other ranks' devices, from any thread; none where writing to their words does.
-    fn let_go(&self) -> Option<Box<dyn Fn() + Send>> {
+    fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
         None
     }
 }
 
-fn no_doors() -> DeviceError {
+fn no_ipc() -> DeviceError {
     let problem = "this device does not meet other ranks' devices".to_owned();
     DeviceError::Operands { what: "exchange", problem }
 }

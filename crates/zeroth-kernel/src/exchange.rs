@@ -9,7 +9,7 @@ const VARIABLE: &str = "ZEROTH_GPU_COLLECTIVES";
 
 /// How ranks on cards exchange bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Transport {
     /// Each card copies out of the others' memory, which their processes have opened to it.
     Ipc,
     /// NVIDIA's library of collectives.
@@ -18,7 +18,7 @@ pub enum Way {
     Host,
 }
 
-impl Way {
+impl Transport {
     /// All ways, in the order in which they are tried.
     pub const ALL: [Self; 3] = [Self::Ipc, Self::Nccl, Self::Host];
 
@@ -76,9 +76,9 @@ pub struct Words<'a> {
 
 /// What all ranks have told of their devices.
 #[derive(Debug, Clone, Copy)]
-pub struct Doors<'a> {
+pub struct IpcHandles<'a> {
     /// The way that the doors are for.
-    pub way: Way,
+    pub way: Transport,
     /// This rank.
     pub rank: usize,
     /// What each rank's `Device::door` gave, in their order.
@@ -275,12 +275,12 @@ mod tests {
 
     #[test]
     fn a_way_is_known_by_its_name_and_another_word_is_refused_with_those_there_are() {
-        assert_eq!(Way::named(""), Ok(None));
-        assert_eq!(Way::named("NCCL"), Ok(Some(Way::Nccl)));
-        let error = Way::named("mpi").unwrap_err().to_string();
+        assert_eq!(Transport::named(""), Ok(None));
+        assert_eq!(Transport::named("NCCL"), Ok(Some(Transport::Nccl)));
+        let error = Transport::named("mpi").unwrap_err().to_string();
         assert!(error.contains("ZEROTH_GPU_COLLECTIVES") && error.contains("`mpi`"), "{error}");
         assert!(error.contains("ipc, nccl or host"), "{error}");
-        let error = Way::Ipc.refused("rank 1: no").to_string();
+        let error = Transport::Ipc.refused("rank 1: no").to_string();
         assert!(error.contains("ZEROTH_GPU_COLLECTIVES=ipc failed: rank 1: no; unset it"), "{error}");
     }
 }

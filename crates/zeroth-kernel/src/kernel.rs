@@ -85,8 +85,8 @@ pub struct Launch {
 }
 
 /// What is computed. Operands named `x`, `y`, `w`, `dx`, … are in the launch's type, statistics and gradients of weights
-/// in f32 (but see [`Landing`]), `ids`, `labels` and `positions` in i32. Rows of activations and their gradients are
-/// [`zeroth_program::Target::row_pitch`] apart. "Adds" means in f32 to what is there.
+/// in f32 (but see [`GradStore`]), `ids`, `labels` and `positions` in i32. Rows of activations and their gradients are
+/// [`zeroth_program::Target::row_stride`] apart. "Adds" means in f32 to what is there.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "operands have the names of the formulas in their variant's own sentence")]
 pub enum Kernel {
@@ -106,7 +106,7 @@ pub enum Kernel {
     /// dx = dy · w, or added to what dx holds (one rounding).
     LinearDx { dims: LinearDims, dy: Span, w: Span, dx: Span, add: bool },
     /// dyᵀ · x lands in dw `[outputs, inputs]`.
-    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, landing: Landing },
+    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, landing: GradStore },
     /// Adds the column sums of dy to db `[outputs]`.
     LinearDb { dims: LinearDims, dy: Span, db: Span },
     /// y = x · rstd · w by rows of `dims.width`; writes rstd `[rows]`.
@@ -179,7 +179,7 @@ pub enum Kernel {
         control: Span,
         dx: Span,
         dw: Span,
-        landing: Landing,
+        landing: GradStore,
         own: Option<OwnTokens>,
     },
     /// `logits` `[sequences, vocab]` (f32) = the last row of x of each sequence · wᵀ. `starts` is a table as `Attention` has
@@ -235,7 +235,7 @@ pub enum Kernel {
 
 /// How a product meets the place of a gradient of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Landing {
+pub enum GradStore {
     /// It is added, in f32.
     Add,
     /// It takes the place, in f32. The bits are those of what is added to zeros.
@@ -250,7 +250,7 @@ pub enum Landing {
     },
 }
 
-impl Landing {
+impl GradStore {
     /// Where it notes results that are not finite.
     const fn broken(self) -> Option<Span> {
         match self {

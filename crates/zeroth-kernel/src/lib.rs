@@ -20,15 +20,15 @@ mod master;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, SelfTest, conformance};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers, Told, decide};
-pub use device::{Device, DeviceError, NOTES, Queue, RankSum, ReadWrite, Seat, Shared, Sight};
+pub use device::{CpuShare, Device, DeviceError, NOTES, PeerMapping, Queue, RankSum, ReadWrite, Shared};
 pub use dims::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
 pub use element::{Element, is_endless};
 pub use exact_sum::{BLOCK, ExactSum};
-pub use exchange::{Doors, Exchange, Take, Way, Words, before};
+pub use exchange::{Exchange, IpcHandles, Take, Transport, Words, before};
 pub use kernel::{
-    Access, Kernel, Landing, Launch, Optimizer, OwnTokens, Rounding, RowKey, Span, Tier, WaitingRows,
+    Access, GradStore, Kernel, Launch, Optimizer, OwnTokens, Rounding, RowKey, Span, Tier, WaitingRows,
 };
 pub use master::{MasterForm, rest, settled, with_rest};

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use half::bf16;
 use zeroth_base::DType;
-use zeroth_cpu::{Path, Pool};
+use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::HeadLossDims;
 use zeroth_machine::bench::{
@@ -59,7 +59,7 @@ fn main() -> Result<(), BenchError> {
 }
 
 fn report(lines: Vec<Line>, rounds: usize) -> Result<(), BenchError> {
-    println!("path: {}", Path::chosen().map_or_else(|error| error.to_string(), |path| path.to_string()));
+    println!("path: {}", Isa::chosen().map_or_else(|error| error.to_string(), |path| path.to_string()));
     println!(
         "{:<48} {:>7} {:>9} {:>9}   percent of the limit, best and median",
         "", "threads", "best", "median"
@@ -154,10 +154,10 @@ fn serve() -> Result<(), BenchError> {
 
 /// A loop of the processor at its limit, on as many threads at the same time; `None` where there is no such name.
 fn limit(name: &str, threads: usize) -> Result<Option<Box<dyn FnMut() -> f64>>, BenchError> {
-    let path = Path::chosen().map_err(DeviceError::from)?;
+    let path = Isa::chosen().map_err(DeviceError::from)?;
     let name = match name {
-        "registers" if path == Path::Amx => TILES,
-        "l2" if path == Path::Amx => TILES_FROM_L2,
+        "registers" if path == Isa::Amx => TILES,
+        "l2" if path == Isa::Amx => TILES_FROM_L2,
         "registers" | "l2" | "f32" => F32,
         _ => return Ok(None),
     };

@@ -8,7 +8,7 @@ use zeroth_base::nearest;
 
 /// A card that can be planned for without having it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Card {
+pub struct KnownGpu {
     /// Its name, as `--card` takes it.
     pub name: &'static str,
     /// Bytes of memory as sold: gigabytes of 10^9.
@@ -26,7 +26,7 @@ pub struct Card {
     also: &'static [&'static str],
 }
 
-impl Card {
+impl KnownGpu {
     /// Whether matrix units take bf16.
     pub fn supports_bf16(&self) -> bool {
         self.bf16_tflops.is_some()
@@ -36,7 +36,7 @@ impl Card {
 /// A card that is not in the table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no figures for the card `{name}`{}; known: {}", suggestion(*nearest), known())]
-pub struct UnknownCard {
+pub struct UnknownGpu {
     /// The name asked for.
     pub name: String,
     /// The known name nearest to it, if any is near.
@@ -48,41 +48,41 @@ fn suggestion(nearest: Option<&str>) -> String {
 }
 
 fn known() -> String {
-    CARDS.iter().map(|card| card.name).collect::<Vec<_>>().join(", ")
+    KNOWN.iter().map(|card| card.name).collect::<Vec<_>>().join(", ")
 }
 
 const GB: u64 = 1_000_000_000;
 
 /// A name without a variant means the first card of its word: of two sizes the smaller, so that a plan holds on both.
 #[rustfmt::skip]
-static CARDS: &[Card] = &[
-    Card { name: "H200",       memory: 141 * GB, bf16_tflops: Some(989.0), word: "h200", variant: None,         also: &["sxm", "sxm5", "141"] },
-    Card { name: "H100 SXM",   memory: 80 * GB,  bf16_tflops: Some(989.0), word: "h100", variant: None,         also: &["sxm", "sxm5", "80"] },
-    Card { name: "H100 PCIe",  memory: 80 * GB,  bf16_tflops: Some(756.0), word: "h100", variant: Some("pcie"), also: &["80"] },
-    Card { name: "A100 40GB",  memory: 40 * GB,  bf16_tflops: Some(312.0), word: "a100", variant: None,         also: &["sxm", "sxm4", "pcie", "pg509", "40"] },
-    Card { name: "A100 80GB",  memory: 80 * GB,  bf16_tflops: Some(312.0), word: "a100", variant: Some("80"),   also: &["sxm", "sxm4", "pcie"] },
-    Card { name: "A10",        memory: 24 * GB,  bf16_tflops: Some(125.0), word: "a10",  variant: None,         also: &["pcie", "24"] },
-    Card { name: "L4",         memory: 24 * GB,  bf16_tflops: Some(121.0), word: "l4",   variant: None,         also: &["pcie", "24"] },
-    Card { name: "L40S",       memory: 48 * GB,  bf16_tflops: Some(362.0), word: "l40s", variant: None,         also: &["pcie", "48"] },
-    Card { name: "RTX 4090",   memory: 24 * GB,  bf16_tflops: Some(165.0), word: "4090", variant: None,         also: &["rtx", "geforce", "24"] },
-    Card { name: "RTX 3090",   memory: 24 * GB,  bf16_tflops: Some(71.0),  word: "3090", variant: None,         also: &["rtx", "geforce", "24"] },
-    Card { name: "V100 16GB",  memory: 16 * GB,  bf16_tflops: None,        word: "v100", variant: None,         also: &["sxm2", "pcie", "fhhl", "16"] },
-    Card { name: "V100 32GB",  memory: 32 * GB,  bf16_tflops: None,        word: "v100", variant: Some("32"),   also: &["sxm2", "sxm3", "pcie"] },
-    Card { name: "T4",         memory: 16 * GB,  bf16_tflops: None,        word: "t4",   variant: None,         also: &["pcie", "16"] },
+static KNOWN: &[KnownGpu] = &[
+    KnownGpu { name: "H200",       memory: 141 * GB, bf16_tflops: Some(989.0), word: "h200", variant: None,         also: &["sxm", "sxm5", "141"] },
+    KnownGpu { name: "H100 SXM",   memory: 80 * GB,  bf16_tflops: Some(989.0), word: "h100", variant: None,         also: &["sxm", "sxm5", "80"] },
+    KnownGpu { name: "H100 PCIe",  memory: 80 * GB,  bf16_tflops: Some(756.0), word: "h100", variant: Some("pcie"), also: &["80"] },
+    KnownGpu { name: "A100 40GB",  memory: 40 * GB,  bf16_tflops: Some(312.0), word: "a100", variant: None,         also: &["sxm", "sxm4", "pcie", "pg509", "40"] },
+    KnownGpu { name: "A100 80GB",  memory: 80 * GB,  bf16_tflops: Some(312.0), word: "a100", variant: Some("80"),   also: &["sxm", "sxm4", "pcie"] },
+    KnownGpu { name: "A10",        memory: 24 * GB,  bf16_tflops: Some(125.0), word: "a10",  variant: None,         also: &["pcie", "24"] },
+    KnownGpu { name: "L4",         memory: 24 * GB,  bf16_tflops: Some(121.0), word: "l4",   variant: None,         also: &["pcie", "24"] },
+    KnownGpu { name: "L40S",       memory: 48 * GB,  bf16_tflops: Some(362.0), word: "l40s", variant: None,         also: &["pcie", "48"] },
+    KnownGpu { name: "RTX 4090",   memory: 24 * GB,  bf16_tflops: Some(165.0), word: "4090", variant: None,         also: &["rtx", "geforce", "24"] },
+    KnownGpu { name: "RTX 3090",   memory: 24 * GB,  bf16_tflops: Some(71.0),  word: "3090", variant: None,         also: &["rtx", "geforce", "24"] },
+    KnownGpu { name: "V100 16GB",  memory: 16 * GB,  bf16_tflops: None,        word: "v100", variant: None,         also: &["sxm2", "pcie", "fhhl", "16"] },
+    KnownGpu { name: "V100 32GB",  memory: 32 * GB,  bf16_tflops: None,        word: "v100", variant: Some("32"),   also: &["sxm2", "sxm3", "pcie"] },
+    KnownGpu { name: "T4",         memory: 16 * GB,  bf16_tflops: None,        word: "t4",   variant: None,         also: &["pcie", "16"] },
 ];
 
 /// All known cards, the fastest generation first.
-pub fn cards() -> &'static [Card] {
-    CARDS
+pub fn known_gpus() -> &'static [KnownGpu] {
+    KNOWN
 }
 
 /// The card of a name as people type it (`V100`, `a100-80gb`, `rtx4090`) or a driver gives it
 /// (`NVIDIA A100-SXM4-80GB`, `Tesla T4`).
 ///
 /// A name with a word that the table does not know is another card, and refused: an H100 NVL is no H100 SXM.
-pub fn card(name: &str) -> Result<&'static Card, UnknownCard> {
+pub fn known_gpu(name: &str) -> Result<&'static KnownGpu, UnknownGpu> {
     let words = words(name);
-    let fits = |card: &&Card| {
+    let fits = |card: &&KnownGpu| {
         let has = |word: &str| words.iter().any(|given| given == word);
         has(card.word)
             && card.variant.is_none_or(has)
@@ -90,19 +90,19 @@ pub fn card(name: &str) -> Result<&'static Card, UnknownCard> {
                 word == card.word || card.variant == Some(word) || card.also.contains(&word.as_str())
             })
     };
-    CARDS
+    KNOWN
         .iter()
         .find(fits)
-        .ok_or_else(|| UnknownCard { name: name.to_owned(), nearest: nearest_card(name, &words) })
+        .ok_or_else(|| UnknownGpu { name: name.to_owned(), nearest: nearest_gpu(name, &words) })
 }
 
 /// By the whole name, else by one of its words: `H100 NVL` is near `H100 SXM`.
-fn nearest_card(name: &str, words: &[String]) -> Option<&'static str> {
+fn nearest_gpu(name: &str, words: &[String]) -> Option<&'static str> {
     let by_word = |given: &String| {
-        let word = nearest(given, CARDS.iter().map(|card| card.word))?;
-        CARDS.iter().find(|card| card.word == word).map(|card| card.name)
+        let word = nearest(given, KNOWN.iter().map(|card| card.word))?;
+        KNOWN.iter().find(|card| card.word == word).map(|card| card.name)
     };
-    nearest(name, CARDS.iter().map(|card| card.name)).or_else(|| words.iter().find_map(by_word))
+    nearest(name, KNOWN.iter().map(|card| card.name)).or_else(|| words.iter().find_map(by_word))
 }
 
 /// The words of a name in small letters, without the maker's and the memory's kind; sizes without their unit.
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn name_of(name: &str) -> Option<&'static str> {
-        card(name).ok().map(|card| card.name)
+        known_gpu(name).ok().map(|card| card.name)
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         ] {
             assert_eq!(name_of(typed), Some(name), "{typed}");
         }
-        for known in cards() {
+        for known in known_gpus() {
             assert_eq!(name_of(known.name), Some(known.name));
         }
     }
@@ -195,24 +195,24 @@ mod tests {
 
     #[test]
     fn an_unknown_card_is_refused_with_the_nearest_and_the_list() {
-        let error = card("H1000").unwrap_err();
+        let error = known_gpu("H1000").unwrap_err();
         assert_eq!(error.nearest, Some("H100 SXM"));
         let message = error.to_string();
         assert!(
             message.starts_with("no figures for the card `H1000` (did you mean `H100 SXM`?); known: H200, "),
             "{message}"
         );
-        assert_eq!(card("A10G").unwrap_err().nearest, Some("A10"));
-        assert_eq!(card("NVIDIA H100 NVL").unwrap_err().nearest, Some("H100 SXM"));
-        assert_eq!(card("RTX 4080").unwrap_err().nearest, Some("RTX 4090"));
-        assert_eq!(card("Instinct MI300X").unwrap_err().nearest, None);
+        assert_eq!(known_gpu("A10G").unwrap_err().nearest, Some("A10"));
+        assert_eq!(known_gpu("NVIDIA H100 NVL").unwrap_err().nearest, Some("H100 SXM"));
+        assert_eq!(known_gpu("RTX 4080").unwrap_err().nearest, Some("RTX 4090"));
+        assert_eq!(known_gpu("Instinct MI300X").unwrap_err().nearest, None);
     }
 
     #[test]
     fn bf16_begins_with_ampere() {
         let without: Vec<&str> =
-            cards().iter().filter(|card| !card.supports_bf16()).map(|card| card.name).collect();
+            known_gpus().iter().filter(|card| !card.supports_bf16()).map(|card| card.name).collect();
         assert_eq!(without, ["V100 16GB", "V100 32GB", "T4"]);
-        assert_eq!(card("H200").unwrap().memory, 141_000_000_000);
+        assert_eq!(known_gpu("H200").unwrap().memory, 141_000_000_000);
     }
 }

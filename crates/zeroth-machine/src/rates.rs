@@ -41,7 +41,7 @@ impl Rates {
     pub fn measure(
         device: &mut dyn Device,
         moments: DType,
-        rounds_by_chance: bool,
+        stochastic_rounding: bool,
     ) -> Result<Self, DeviceError> {
         let host =
             |at: u64, bytes: u64| Span { tier: Tier::Host, at: at * ELEMENTS, bytes: bytes * ELEMENTS };
@@ -70,7 +70,7 @@ impl Rates {
             first: Some(first),
             second: Some(second),
             moment_type: moments,
-            rounding: rounds_by_chance.then_some(Rounding { seed: 1, flat: 0, first: 0 }),
+            rounding: stochastic_rounding.then_some(Rounding { seed: 1, flat: 0, first: 0 }),
             weights: Some(weights),
         };
         let update = Launch { kernel, dtype: DType::Bf16, scratch: Span::device(0, 0) };

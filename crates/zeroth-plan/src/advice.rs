@@ -27,7 +27,7 @@ pub struct SizeAdvice {
 
 /// Advice for a card and a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CardAdvice {
+pub struct GpuAdvice {
     /// Bytes of the card.
     pub card: u64,
     /// Parameters of the model.
@@ -88,36 +88,24 @@ const BY_SIZE: [SizeAdvice; 4] = [
     SizeAdvice { from: 7 * B, range: "between 7B and 13B", says: "ZeRO-2", preset: "zero2", why: None },
 ];
 
-pub(crate) const BY_CARD: [CardAdvice; 5] = [
-    CardAdvice { card: 24 * GB, params: 7 * B, says: "ZeRO-2 + LoRA", stage: 2, train_type: TrainType::Lora },
-    CardAdvice {
+pub(crate) const BY_CARD: [GpuAdvice; 5] = [
+    GpuAdvice { card: 24 * GB, params: 7 * B, says: "ZeRO-2 + LoRA", stage: 2, train_type: TrainType::Lora },
+    GpuAdvice {
         card: 40 * GB,
         params: 8 * B,
         says: "ZeRO-2, all parameters",
         stage: 2,
         train_type: TrainType::Full,
     },
-    CardAdvice {
-        card: 40 * GB,
-        params: 30 * B,
-        says: "ZeRO-3 + LoRA",
-        stage: 3,
-        train_type: TrainType::Lora,
-    },
-    CardAdvice {
+    GpuAdvice { card: 40 * GB, params: 30 * B, says: "ZeRO-3 + LoRA", stage: 3, train_type: TrainType::Lora },
+    GpuAdvice {
         card: 80 * GB,
         params: 30 * B,
         says: "ZeRO-2, all parameters",
         stage: 2,
         train_type: TrainType::Full,
     },
-    CardAdvice {
-        card: 80 * GB,
-        params: 70 * B,
-        says: "ZeRO-3 + LoRA",
-        stage: 3,
-        train_type: TrainType::Lora,
-    },
+    GpuAdvice { card: 80 * GB, params: 70 * B, says: "ZeRO-3 + LoRA", stage: 3, train_type: TrainType::Lora },
 ];
 
 /// The advice for a model of this size.
@@ -127,8 +115,8 @@ pub fn advice_by_size(params: u64) -> SizeAdvice {
 
 /// The advice for a card and a model: the row of the largest card that is no larger, and of the model nearest in size,
 /// if that is within a quarter.
-pub fn advice_by_card(card: u64, params: u64) -> Option<&'static CardAdvice> {
-    let distance = |advice: &CardAdvice| advice.params.abs_diff(params);
+pub fn advice_by_gpu(card: u64, params: u64) -> Option<&'static GpuAdvice> {
+    let distance = |advice: &GpuAdvice| advice.params.abs_diff(params);
     let near = BY_CARD.iter().filter(|advice| advice.card <= card && distance(advice) <= advice.params / 4);
     near.min_by_key(|advice| (u64::MAX - advice.card, distance(advice)))
 }
@@ -143,7 +131,7 @@ pub(crate) fn usual_adapters(params: u64) -> Adapters {
 pub(crate) fn beside(ask: &Ask, rows: &[Row]) -> Vec<Advice> {
     let mut advice = vec![by_size(ask, rows)];
     if let Some(card) = ask.device_memory {
-        advice.extend(advice_by_card(card, ask.params).map(|row| by_card(ask, rows, card, row)));
+        advice.extend(advice_by_gpu(card, ask.params).map(|row| by_card(ask, rows, card, row)));
         // Only rows that were planned can be tried.
         if LADDER.iter().all(|rung| rows.iter().any(|row| row.preset == *rung)) {
             advice.push(ladder(rows));
@@ -174,7 +162,7 @@ fn by_size(ask: &Ask, rows: &[Row]) -> Advice {
     }
 }
 
-fn by_card(ask: &Ask, rows: &[Row], card: u64, advice: &CardAdvice) -> Advice {
+fn by_card(ask: &Ask, rows: &[Row], card: u64, advice: &GpuAdvice) -> Advice {
     let job = Ask {
         train_type: advice.train_type,
         adapters: ask.adapters.or_else(|| Some(usual_adapters(ask.params))),
@@ -255,7 +243,7 @@ mod tests {
 
     #[test]
     fn cards_between_the_rows_get_the_next_smaller_cards_advice() {
-        let says = |card, params| advice_by_card(card, params).map(|advice| (advice.card / GB, advice.says));
+        let says = |card, params| advice_by_gpu(card, params).map(|advice| (advice.card / GB, advice.says));
         assert_eq!(says(44 * GB, 8_190_735_360), Some((40, "ZeRO-2, all parameters")));
         assert_eq!(says(44 * GB, 30_532_122_624), Some((40, "ZeRO-3 + LoRA")));
         assert_eq!(says(24 * GB, 7 * B), Some((24, "ZeRO-2 + LoRA")));

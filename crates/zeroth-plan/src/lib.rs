@@ -19,7 +19,7 @@ mod plan;
 mod recommend;
 
 pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
-pub use advice::{Advice, CardAdvice, LADDER, SizeAdvice, advice_by_card, advice_by_size};
+pub use advice::{Advice, GpuAdvice, LADDER, SizeAdvice, advice_by_gpu, advice_by_size};
 pub use ask::{Adapters, Ask, AskError, Offload, Placement, Shape, States, TrainType};
 pub use buffers::{DeviceBuffers, device_buffers, gathered_layer, host_buffers};
 pub use changes::{Change, Lever, MOST_RANKS, SHORTEST_LENGTH, changes};

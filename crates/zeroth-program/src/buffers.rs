@@ -306,14 +306,14 @@ impl Source<'_> {
     pub(super) fn row_bytes(&self, value: usize) -> u64 {
         let (info, run) = (self.backward.values[value], self.program.types.run);
         match info.kind {
-            Kind::Activation => self.target.row_pitch(info.width, run) * run.bytes(),
+            Kind::Activation => self.target.row_stride(info.width, run) * run.bytes(),
             Kind::Statistic | Kind::Index => 4 * info.width,
         }
     }
 
     /// Every buffer that each instruction of a section touches, in the order of the list.
     pub(super) fn touches(&self, section: &Section, scratch: &[u64]) -> Vec<Vec<(Content, Access)>> {
-        let mut way = Way {
+        let mut way = Simulation {
             kind: section.kind,
             stays: vec![0; self.program.layout.flats.len()],
             moving: Vec::new(),
@@ -336,7 +336,7 @@ impl Source<'_> {
     }
 
     /// What stands for values, flats and chunks after an instruction.
-    fn go_on(&self, at: usize, instruction: &Instruction, way: &mut Way) {
+    fn go_on(&self, at: usize, instruction: &Instruction, way: &mut Simulation) {
         match &instruction.action {
             Action::Recompute { node, from_sum } => {
                 for output in &self.graph.nodes[*node].outputs[usize::from(*from_sum)..] {
@@ -356,14 +356,14 @@ impl Source<'_> {
     }
 
     /// Where an instruction reads a flat's parameters.
-    fn weights(&self, flat: usize, way: &Way) -> Content {
+    fn weights(&self, flat: usize, way: &Simulation) -> Content {
         if self.program.stays_gathered(flat) {
             return Content::Weights(flat);
         }
         Content::Gathered { flat, stay: way.stays[flat] }
     }
 
-    fn touched(&self, at: usize, instruction: &Instruction, way: &Way) -> Vec<(Content, Access)> {
+    fn touched(&self, at: usize, instruction: &Instruction, way: &Simulation) -> Vec<(Content, Access)> {
         use Access::{Read, Write};
         let program = self.program;
         let gradient = |chunk: &Chunk| way.gradient(chunk).unwrap_or(Content::Rounded(chunk.flat));
@@ -556,7 +556,7 @@ impl Source<'_> {
 }
 
 /// What stands for values, flats and chunks at a point of the list.
-struct Way {
+struct Simulation {
     kind: SectionKind,
     /// How often each flat was let go.
     stays: Vec<usize>,
@@ -568,7 +568,7 @@ struct Way {
     current: Vec<Content>,
 }
 
-impl Way {
+impl Simulation {
     fn put(&mut self, chunk: &Chunk, content: Content) {
         self.moving.retain(|(other, _)| other != chunk);
         self.moving.push((chunk.clone(), content));

@@ -29,7 +29,7 @@ pub struct Program {
     /// The type of its moments.
     pub moments: DType,
     /// Whether moments in 16 bits are rounded by chance.
-    pub rounds_by_chance: bool,
+    pub stochastic_rounding: bool,
     /// For each parameter of the graph, who gives its gradient.
     pub givers: Vec<Givers>,
     /// Where each flat's parts live.

@@ -158,7 +158,7 @@ pub struct Settings {
     /// `zeroth.moments`.
     pub moments: DType,
     /// `zeroth.stochastic_rounding`: moments in 16 bits are rounded by chance.
-    pub rounds_by_chance: bool,
+    pub stochastic_rounding: bool,
     /// `zeroth.recompute` and `.recompute_blocks`, `activation_checkpointing.number_checkpoints` and `.cpu_checkpointing`.
     pub recompute: Recompute,
     /// `zero_optimization.offload_optimizer`, `.offload_param` and `.sub_group_size`.
@@ -213,7 +213,7 @@ impl Settings {
             overlap: false,
             optimizer: Optimizer::Sgd,
             moments: DType::F32,
-            rounds_by_chance: false,
+            stochastic_rounding: false,
             recompute: Recompute::Nothing,
             offload: Offload::NOTHING,
             reduce_scatter: true,
@@ -259,7 +259,7 @@ impl Settings {
                 _ => Optimizer::AdamW,
             },
             moments: config.text("zeroth.moments").and_then(DType::from_name).unwrap_or(DType::F32),
-            rounds_by_chance: config.is_on("zeroth.stochastic_rounding"),
+            stochastic_rounding: config.is_on("zeroth.stochastic_rounding"),
             recompute: match config.text("zeroth.recompute") {
                 Some("norm_swiglu") => Recompute::NormSwiGlu,
                 Some("attention") => Recompute::Attention,

@@ -25,9 +25,9 @@ impl Target {
     }
 
     /// Elements from one row of activations to the next.
-    pub fn row_pitch(self, width: u64, dtype: DType) -> u64 {
+    pub fn row_stride(self, width: u64, dtype: DType) -> u64 {
         match self {
-            Self::Cpu { .. } => zeroth_cpu::row_pitch(width as usize, dtype) as u64,
+            Self::Cpu { .. } => zeroth_cpu::row_stride(width as usize, dtype) as u64,
             Self::Cuda => width,
         }
     }

@@ -28,7 +28,7 @@ const SETTINGS: Settings = Settings {
     overlap: false,
     optimizer: Optimizer::AdamW,
     moments: DType::F32,
-    rounds_by_chance: false,
+    stochastic_rounding: false,
     sums: DType::F32,
     recompute: Recompute::Nothing,
     offload: Offload::NOTHING,

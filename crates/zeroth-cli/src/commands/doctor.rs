@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 use zeroth::base::format_bytes;
 use zeroth::config::environment::{Judgement, judge_all};
-use zeroth::cpu::{CpuDevice, Path, Pool, self_test};
+use zeroth::cpu::{CpuDevice, Isa, Pool, self_test};
 use zeroth::cuda::CudaDevice;
 use zeroth::kernel::SelfTest;
 use zeroth::kernel::{CONFORMANCE_ARENA, Device, DeviceError, conformance};
@@ -110,19 +110,19 @@ fn profile_text(kept: &Kept) -> String {
 /// The instructions that kernels were compared with their references on: those that a run uses. What `ZEROTH_CPU` asks
 /// for and cannot have is said beside what was taken.
 fn path() -> String {
-    match Path::chosen() {
+    match Isa::chosen() {
         Ok(path) => title(path).to_owned(),
-        Err(error) => format!("{} ({error})", title(Path::detect())),
+        Err(error) => format!("{} ({error})", title(Isa::detect())),
     }
 }
 
-const fn title(path: Path) -> &'static str {
+const fn title(path: Isa) -> &'static str {
     match path {
-        Path::Portable => "portable",
-        Path::Neon => "NEON",
-        Path::Avx2 => "AVX2",
-        Path::Avx512 => "AVX-512",
-        Path::Amx => "AMX tiles",
+        Isa::Portable => "portable",
+        Isa::Neon => "NEON",
+        Isa::Avx2 => "AVX2",
+        Isa::Avx512 => "AVX-512",
+        Isa::Amx => "AMX tiles",
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
-use zeroth::machine::card;
+use zeroth::machine::known_gpu;
 use zeroth::model::{
     Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate_config, read_config, table,
 };
@@ -118,7 +118,7 @@ fn configs(
 /// The budget of a device: given, or a card's; a card without bf16 is refused for a run in bf16.
 fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow::Result<Option<u64>> {
     let Some(name) = &arguments.card else { return Ok(arguments.device_memory) };
-    let card = card(name)?;
+    let card = known_gpu(name)?;
     let bf16 = configs.iter().any(|(_, config)| config.is_on("bf16.enabled"));
     if bf16 && !card.supports_bf16() {
         anyhow::bail!("{} has no bf16, and the run is in bf16: use --fp16", card.name);

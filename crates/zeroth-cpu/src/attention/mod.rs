@@ -24,8 +24,8 @@ use zeroth_kernel::{AttentionDims, Element};
 use segments::{Segment, Segments};
 pub use sizes::{attention_backward_scratch, attention_scratch};
 
+use super::isa::{Isa, each_isa};
 use super::matmul::View;
-use super::path::{Path, each_path};
 use super::pool::Pool;
 use super::{check_len, check_scratch, math, rows};
 
@@ -126,7 +126,7 @@ pub fn attention<T: Element>(
     check_len("lse", lse.len(), dims.heads * dims.rows);
     check_scratch(scratch.len(), attention_scratch(dims, pool.threads()));
     #[cfg(target_arch = "x86_64")]
-    if tiles::fit::<T>(pool.path()) {
+    if tiles::fit::<T>(pool.isa()) {
         tiles::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
         return;
     }
@@ -186,9 +186,9 @@ pub fn attention_backward<T: Element>(
             }
             return;
         }
-        let task = Task { path: pool.path(), dims, pitches, saved, dout, grads: [dq, dk, dv] };
+        let task = Task { path: pool.isa(), dims, pitches, saved, dout, grads: [dq, dk, dv] };
         #[cfg(target_arch = "x86_64")]
-        if tiles::fit::<T>(pool.path()) {
+        if tiles::fit::<T>(pool.isa()) {
             tiles::backward(task, scratch);
             return;
         }
@@ -217,7 +217,7 @@ impl Scores {
 
 /// The gradient of one head of k and v of one sequence.
 struct Task<'a, T> {
-    path: Path,
+    path: Isa,
     dims: &'a AttentionDims,
     pitches: Pitches,
     saved: AttentionSaved<'a, T>,
@@ -255,7 +255,7 @@ impl<T: Element> Task<'_, T> {
     }
 }
 
-each_path! {
+each_isa! {
     /// sums[i] = the dot product of rows i of a and b, of `width` elements each, `stride` apart.
     fn products<T>(a: &[T], b: &[T], stride: usize, width: usize, sums: &mut [f32]) {
         for (sum, (a, b)) in sums.iter_mut().zip(a.chunks(stride).zip(b.chunks(stride))) {
@@ -264,7 +264,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     /// Rounds sums times a factor.
     fn round<T>(sums: &[f32], factor: f32, out: &mut [T]) {
         for (out, &sum) in out.iter_mut().zip(sums) {

@@ -5,9 +5,9 @@ use std::ops::Range;
 use super::sizes::{KEYS, QUERIES};
 use super::{Pitches, SLACK, Scores, head_view, padding, pieces, round, tiles_of};
 use crate::cut::Grid;
+use crate::isa::each_isa;
 use crate::math;
 use crate::matmul::{View, block};
-use crate::path::each_path;
 use crate::pool::Pool;
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
@@ -22,7 +22,7 @@ pub(super) fn forward<T: Element>(
     lse: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let (path, head_dim) = (pool.path(), dims.head_dim);
+    let (path, head_dim) = (pool.isa(), dims.head_dim);
     let parts = (
         Grid::with_pitch(out, [dims.q_width(), pitches.q], QUERIES, head_dim),
         Grid::new(lse, dims.rows, 1, QUERIES).down_first(),
@@ -69,7 +69,7 @@ pub(super) fn forward<T: Element>(
     });
 }
 
-each_path! {
+each_isa! {
     fn absorb(
         fused: bool,
         dims: &AttentionDims,

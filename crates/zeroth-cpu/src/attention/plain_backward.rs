@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::sizes::{KEYS, QUERIES};
 use super::{Scores, Task, head_view, round, tiles_of};
+use crate::isa::each_isa;
 use crate::math;
 use crate::matmul::{View, block};
-use crate::path::each_path;
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
 
@@ -64,7 +64,7 @@ pub(super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f32]) {
     }
 }
 
-each_path! {
+each_isa! {
     fn differentiate(
         fused: bool,
         dims: &AttentionDims,

@@ -30,7 +30,7 @@ fn both_ways<T: Element>(
 }
 
 fn rows_may_be_apart<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u32]) {
-    let (path, threads) = (pool.path(), pool.threads());
+    let (path, threads) = (pool.isa(), pool.threads());
     let case = format!("{path}, {threads} threads, {}, {dims:?}, {starts:?}", T::DTYPE);
     let (q_width, kv_width) = (dims.q_width(), dims.kv_width());
     // Another distance for each width, and no whole number of lines.

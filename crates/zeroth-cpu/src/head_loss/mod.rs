@@ -163,7 +163,7 @@ fn run<T: Element>(
         gradients.dw.clear();
     }
     #[cfg(target_arch = "x86_64")]
-    if tiles::fit::<T>(pool.path(), dims) {
+    if tiles::fit::<T>(pool.isa(), dims) {
         return tiles::run(pool, dims, x, w, labels, gradients, scratch);
     }
     match T::DTYPE {

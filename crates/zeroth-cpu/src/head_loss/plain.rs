@@ -8,9 +8,9 @@ use half::bf16;
 
 use super::{Gradients, Weights, x_pitch};
 use crate::cut::{Chunks, Optional};
+use crate::isa::each_isa;
 use crate::math;
 use crate::matmul::{self, View, in_bands, matmul};
-use crate::path::each_path;
 use crate::pool::Pool;
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadLossDims;
@@ -120,7 +120,7 @@ impl<T: Element> Slice<'_, T> {
         let columns = BLOCK.min(vocab - first);
         let x = View::rows(self.x, self.pitch);
         let w = View::rows(&self.w[first * hidden..], hidden).transposed();
-        let path = self.pool.path();
+        let path = self.pool.isa();
         let fused = math::has_fused(path);
         in_bands(path, [self.labels.len(), columns, hidden], x, w, scratch, |first_row, sums| {
             for (i, logits) in sums.chunks_exact_mut(columns).enumerate() {
@@ -172,7 +172,7 @@ impl<T: Element> Slice<'_, T> {
                     usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(block * BLOCK));
                 let chosen =
                     label.and_then(|label| exps.get(label)).map(|exp| exp.to_f32() * factor - weight);
-                multiply(pool.path(), exps, factor);
+                multiply(pool.isa(), exps, factor);
                 if let (Some(label), Some(chosen)) = (label, chosen) {
                     exps[label] = E::from_f32(chosen);
                 }
@@ -189,7 +189,7 @@ impl<T: Element> Slice<'_, T> {
                     let bands = rounded.bands(first..first + columns, BAND, hidden);
                     pool.each(bands, |band, rows| {
                         let sums = &sums[band * BAND * hidden..][..rows.len()];
-                        if rows.finish(pool.path(), sums) {
+                        if rows.finish(pool.isa(), sums) {
                             broken.store(true, Ordering::Relaxed);
                         }
                     });
@@ -213,7 +213,7 @@ impl<T: Element> Slice<'_, T> {
             *add = true;
         }
         pool.each((Chunks::new(dx, self.pitch), Chunks::new(sums, hidden)), |_, (dx, sums)| {
-            round(pool.path(), sums, &mut dx[..hidden]);
+            round(pool.isa(), sums, &mut dx[..hidden]);
         });
     }
 
@@ -229,7 +229,7 @@ impl<T: Element> Slice<'_, T> {
     }
 }
 
-each_path! {
+each_isa! {
     /// Writes e^(logit - the largest) to `exps`, or nowhere; returns the largest and the sum.
     fn exponentiate<E>(fused: bool, logits: &mut [f32], exps: Option<&mut [E]>) -> (f32, f32) {
         if fused {
@@ -257,7 +257,7 @@ fn exponentiate_with<E: Element, const FUSED: bool>(
     (peak, math::sum_of(logits, |exp| exp))
 }
 
-each_path! {
+each_isa! {
     fn multiply<E>(values: &mut [E], factor: f32) {
         for value in values {
             *value = E::from_f32(value.to_f32() * factor);
@@ -265,7 +265,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn round<E>(values: &[f32], out: &mut [E]) {
         for (out, &value) in out.iter_mut().zip(values) {
             *out = E::from_f32(value);

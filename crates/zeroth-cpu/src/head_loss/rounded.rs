@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::convert::{is_broken, look_piece};
 use crate::cut::{Chunks, Parts};
-use crate::path::Path;
+use crate::isa::Isa;
 use crate::stream;
 use zeroth_kernel::Element;
 
@@ -98,7 +98,7 @@ impl<T: Element> Band<'_, T> {
     }
 
     /// Rounds `sums` to their place, and keeps those of tokens. Whether a result is not finite that is no token's.
-    pub(super) fn finish(self, path: Path, sums: &[f32]) -> bool {
+    pub(super) fn finish(self, path: Isa, sums: &[f32]) -> bool {
         let (hidden, broken) = (self.hidden, look_piece(path, sums, self.dw, self.past));
         let Some(own) = self.own else { return broken };
         for (place, &id) in own.ids.iter().enumerate() {

@@ -10,7 +10,7 @@ const SCALE: f32 = 0.125;
 
 fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
     let HeadLossDims { rows, hidden, vocab } = dims;
-    let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+    let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
     let (x, w, before) =
         (random::<T>(1, rows * hidden), random::<T>(2, vocab * hidden), random::<f32>(3, vocab * hidden));
     let label = |row: usize| if row % 6 == 5 { -100 } else { (row * 29 % vocab) as i32 };

@@ -10,14 +10,14 @@ use std::arch::x86_64::{
 use zeroth_base::DType;
 
 use super::heads::{Heads, Places};
+use crate::isa::Isa;
 use crate::lines::{self, AHEAD, LANES, load, rounded, store, total};
-use crate::path::Path;
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadNormRopeDims;
 use zeroth_kernel::RopeDims;
 
 /// Whether heads of this type and size are done here.
-pub(super) fn fit<T: Element>(path: Path, dims: HeadNormRopeDims) -> bool {
+pub(super) fn fit<T: Element>(path: Isa, dims: HeadNormRopeDims) -> bool {
     let RopeDims { head_dim, rotated, .. } = dims.rope;
     lines::fit::<T>(path) && [64, 128].contains(&head_dim) && rotated == head_dim
 }

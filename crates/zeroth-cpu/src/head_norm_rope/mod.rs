@@ -12,7 +12,7 @@ use bytemuck::cast_slice;
 use heads::{Blocks, Heads, Places};
 
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::rms_norm::{along, norm_row, rms_norm_scratch, slope};
 use super::rope::{turn_head, turn_head_from};
@@ -56,7 +56,7 @@ pub fn head_norm_rope<T: Element>(
     let parts = (Blocks::new("y", y, dims.rope), Chunks::new(rstd, columns::BLOCK));
     pool.each(parts, |_, (mut y, rstd)| {
         #[cfg(target_arch = "x86_64")]
-        if lines::fit::<T>(pool.path(), dims) {
+        if lines::fit::<T>(pool.isa(), dims) {
             return lines::norm_and_turn(
                 dims,
                 places,
@@ -67,7 +67,7 @@ pub fn head_norm_rope<T: Element>(
                 rstd,
             );
         }
-        norm_and_turn(pool.path(), dims, places, x, w, cos, sin, &mut y, rstd);
+        norm_and_turn(pool.isa(), dims, places, x, w, cos, sin, &mut y, rstd);
     });
 }
 
@@ -106,12 +106,12 @@ pub fn head_norm_rope_backward<T: Element>(
     let parts = (Blocks::new("dh", dh, dims.rope), Chunks::new(partials, width));
     pool.each(parts, |_, (mut dh, dw)| {
         #[cfg(target_arch = "x86_64")]
-        if lines::fit::<T>(pool.path(), dims) {
+        if lines::fit::<T>(pool.isa(), dims) {
             let (inputs, w) = ([dy, h].map(cast_slice), cast_slice(w));
             return lines::backward_heads(dims, places, inputs, rstd, w, [cos, sin], &mut dh, dw);
         }
         dw.fill(0.0);
-        backward_heads(pool.path(), dims, places, dy, h, rstd, w, cos, sin, &mut dh, dw);
+        backward_heads(pool.isa(), dims, places, dy, h, rstd, w, cos, sin, &mut dh, dw);
     });
     columns::add_partials(pool, partials, dw);
 }
@@ -123,7 +123,7 @@ fn of_token(dims: HeadNormRopeDims, head: usize, angles: &[f32]) -> &[f32] {
     &angles[head / dims.rope.heads * pairs..][..pairs]
 }
 
-each_path! {
+each_isa! {
     /// Head by head: it turns while it is in the nearest cache.
     fn norm_and_turn<T>(
         dims: HeadNormRopeDims,
@@ -143,7 +143,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn backward_heads<T>(
         dims: HeadNormRopeDims,
         places: Places,
@@ -182,10 +182,10 @@ mod tests {
 
     use super::*;
     use crate::rows::apart::{apart, bits, pools, random};
-    use crate::{Path, rms_norm, rms_norm_backward, rope, rope_backward};
+    use crate::{Isa, rms_norm, rms_norm_backward, rope, rope_backward};
 
-    fn one_pass_is_two_kernels<T: Element>(path: Path, threads: usize, rope_dims: RopeDims) {
-        let pool = Pool::on_path(threads, path).unwrap();
+    fn one_pass_is_two_kernels<T: Element>(path: Isa, threads: usize, rope_dims: RopeDims) {
+        let pool = Pool::on_isa(threads, path).unwrap();
         let dims = HeadNormRopeDims { rope: rope_dims, eps: 1e-5 };
         let (norm, case) = (dims.norm(), format!("{path}, {threads} threads, {}, {rope_dims:?}", T::DTYPE));
         let (count, angles) = (norm.rows * norm.width, rope_dims.rows * rope_dims.rotated / 2);
@@ -211,7 +211,7 @@ mod tests {
 
     fn rows_apart_are_rows<T: Element>(pool: &Pool, rope: RopeDims) {
         let dims = HeadNormRopeDims { rope, eps: 1e-5 };
-        let case = format!("{}, {} threads, {}, {rope:?}", pool.path(), pool.threads(), T::DTYPE);
+        let case = format!("{}, {} threads, {}, {rope:?}", pool.isa(), pool.threads(), T::DTYPE);
         let (heads, width, angles) =
             (dims.norm().rows, rope.heads * rope.head_dim, rope.rows * rope.rotated / 2);
         let [x, dy, empty] = [1, 2, 3].map(|name| {
@@ -261,7 +261,7 @@ mod tests {
             (0, 2, 8, 8),
         ] {
             let dims = RopeDims { rows, heads, head_dim, rotated };
-            for &path in Path::available() {
+            for &path in Isa::available() {
                 for threads in 1..=3 {
                     one_pass_is_two_kernels::<f32>(path, threads, dims);
                     one_pass_is_two_kernels::<bf16>(path, threads, dims);

@@ -46,7 +46,7 @@ pub(crate) fn pack<T: Element>(side: Side, source: View<T>, lines: usize, depth:
     assert!(out.len() >= lines.div_ceil(2 * LINES) * panel);
     assert!(T::DTYPE != DType::F16, "tiles multiply bf16");
     let out = out.as_mut_ptr();
-    // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; `Path::available` has looked. All elements
+    // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; `Isa::available` has looked. All elements
     // read are within the slice, all written within `out`, as checked above.
     unsafe {
         match (side, source.column == 1) {

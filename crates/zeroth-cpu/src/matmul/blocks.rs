@@ -13,7 +13,7 @@ use super::sizes::{ALIGN, BAND, Sizes, band_scratch, over_rows_scratch, scratch}
 use super::store::LINE;
 use super::store::{Each, Store};
 use crate::cut::{Grid, Tile};
-use crate::path::Path;
+use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::rows::pitch;
 use crate::{check_len, check_scratch};
@@ -126,22 +126,22 @@ macro_rules! with_kernel {
     ($path:expr, $a:ty, $b:ty, $kernel:ident => $body:expr) => {
         match $path {
             #[cfg(target_arch = "x86_64")]
-            Path::Amx if for_tiles::<$a, $b>() => {
+            Isa::Amx if for_tiles::<$a, $b>() => {
                 type $kernel = super::tiles::Tiles;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 | Path::Amx => {
+            Isa::Avx512 | Isa::Amx => {
                 type $kernel = super::zmm::Zmm;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => {
+            Isa::Avx2 => {
                 type $kernel = plain::Avx2;
                 $body
             }
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => {
+            Isa::Neon => {
                 type $kernel = super::neon::Neon;
                 $body
             }
@@ -185,7 +185,7 @@ pub(crate) fn product<A: Element, B: Element, O: Send>(
     let pitch = pitch("out", out.len(), [m, n]);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
     let job = Job { k, a, b };
-    with_kernel!(pool.path(), A, B, K => {
+    with_kernel!(pool.isa(), A, B, K => {
         let [rows, columns] = K::SIZES.seen(a.turned()).task(m, n, k, pool.threads());
         pool.each_with(Grid::with_pitch(out, [n, pitch], rows, columns), scratch, |_, tile, scratch| {
             K::run_task(job, tile, scratch, store);
@@ -206,7 +206,7 @@ pub(crate) fn over_rows<T: Element, O: Send>(
     check_len("out", out.len(), m * n);
     check_scratch(scratch.len(), over_rows_scratch(m, n, k, pool.threads()));
     #[cfg(target_arch = "x86_64")]
-    if let (Path::Amx, Some(cut)) = (pool.path(), OverRows::of([m, n, k]))
+    if let (Isa::Amx, Some(cut)) = (pool.isa(), OverRows::of([m, n, k]))
         && T::DTYPE == DType::Bf16
         && pool.threads() <= cut.wide
     {
@@ -342,7 +342,7 @@ pub(super) fn finish_lines<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store:
 /// Computes a[m, k] · b[k, n] on the calling thread, b packed once and a band of rows at a time, and gives each band's
 /// sums, [rows, n], to `finish(first row, sums)`.
 pub(crate) fn in_bands<A: Element, B: Element>(
-    path: Path,
+    path: Isa,
     [m, n, k]: [usize; 3],
     a: View<A>,
     b: View<B>,
@@ -387,7 +387,7 @@ pub(crate) fn in_bands<A: Element, B: Element>(
 
 /// Writes a[m, k] · b[k, n] to `c`, whose rows are `width` apart, or adds it to what is there, on the calling thread.
 pub(crate) fn block<A: Element, B: Element>(
-    path: Path,
+    path: Isa,
     [m, n, k]: [usize; 3],
     a: View<A>,
     b: View<B>,

@@ -1,9 +1,9 @@
 //! Packing to f32 in code that the compiler makes vectors of.
 
 use super::View;
-use crate::path::each_path;
+use crate::isa::each_isa;
 
-each_path! {
+each_isa! {
     /// Writes `lines` rows of `source` as a panel of `tile` rows, one term of every row after the other, zeros below the
     /// last row.
     pub(super) fn pack_panel<T>(source: View<'_, T>, lines: usize, depth: usize, tile: usize, out: &mut [f32]) {

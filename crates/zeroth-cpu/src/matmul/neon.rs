@@ -10,7 +10,7 @@ use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
 use super::store::Store;
 use crate::cut::Tile;
-use crate::path::Path;
+use crate::isa::Isa;
 use zeroth_kernel::Element;
 
 const ROWS: usize = 8;
@@ -38,12 +38,12 @@ impl Kernel for Neon {
         depth: usize,
         out: &'a mut [f32],
     ) -> &'a [f32] {
-        pack_panel(Path::Neon, source, rows, depth, ROWS, out);
+        pack_panel(Isa::Neon, source, rows, depth, ROWS, out);
         out
     }
 
     fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
-        pack_panel(Path::Neon, source, columns, depth, COLUMNS, out);
+        pack_panel(Isa::Neon, source, columns, depth, COLUMNS, out);
     }
 
     fn multiply(&mut self, a: &[f32], b: &[f32], c: &mut [f32], stride: usize, live: [usize; 2], add: bool) {

@@ -68,7 +68,7 @@ pub(super) fn run<T: Element, O: Send>(
             let lines = (TOGETHER * PANEL).min(part.min(across - group * part) - first);
             pack(Side::Columns, view.from(first, 0), lines, k, out);
         }
-        // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
+        // SAFETY: a machine with tiles has AVX-512; `Isa::available` has looked.
         unsafe {
             match (m > n, cut.resident() || m > n && stays_near(cut)) {
                 (true, true) => task::<true, false, O>(cut, packed, columns, out, room, store),
@@ -233,7 +233,7 @@ mod tests {
 
     use super::super::{matmul, over_rows, over_rows_scratch};
     use super::*;
-    use crate::{Path, normal};
+    use crate::{Isa, normal};
 
     struct Copied;
 
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_bits_are_those_of_the_product_in_blocks() {
-        let Some(pool) = Pool::on_path(2, Path::Amx) else { return };
+        let Some(pool) = Pool::on_isa(2, Isa::Amx) else { return };
         for [m, n, k] in [
             [32, 32, 32],
             [70, 33, 100],

@@ -6,7 +6,7 @@ use super::f32_panels::pack_panel;
 use super::sizes::{self, Sizes};
 use super::store::Store;
 use crate::cut::Tile;
-use crate::path::Path;
+use crate::isa::Isa;
 use zeroth_kernel::Element;
 
 const ROWS: usize = 6;
@@ -61,12 +61,12 @@ impl Kernel for Portable {
         depth: usize,
         out: &'a mut [f32],
     ) -> &'a [f32] {
-        pack_panel(Path::Portable, source, rows, depth, ROWS, out);
+        pack_panel(Isa::Portable, source, rows, depth, ROWS, out);
         out
     }
 
     fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
-        pack_panel(Path::Portable, source, columns, depth, COLUMNS, out);
+        pack_panel(Isa::Portable, source, columns, depth, COLUMNS, out);
     }
 
     fn multiply(&mut self, a: &[f32], b: &[f32], c: &mut [f32], stride: usize, live: [usize; 2], add: bool) {
@@ -82,8 +82,8 @@ impl Kernel for Portable {
 #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
 mod avx2 {
     use super::{
-        Avx2, COLUMNS, Kernel, Path, Place, ROWS, Sizes, Store, Tile, View, finish_rows, multiply,
-        pack_panel, sizes,
+        Avx2, COLUMNS, Isa, Kernel, Place, ROWS, Sizes, Store, Tile, View, finish_rows, multiply, pack_panel,
+        sizes,
     };
     use zeroth_kernel::Element;
 
@@ -114,12 +114,12 @@ mod avx2 {
             depth: usize,
             out: &'a mut [f32],
         ) -> &'a [f32] {
-            pack_panel(Path::Avx2, source, rows, depth, ROWS, out);
+            pack_panel(Isa::Avx2, source, rows, depth, ROWS, out);
             out
         }
 
         fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
-            pack_panel(Path::Avx2, source, columns, depth, COLUMNS, out);
+            pack_panel(Isa::Avx2, source, columns, depth, COLUMNS, out);
         }
 
         fn multiply(
@@ -131,7 +131,7 @@ mod avx2 {
             live: [usize; 2],
             add: bool,
         ) {
-            // SAFETY: a pool takes a path only when `Path::available` has found its instructions.
+            // SAFETY: a pool takes a path only when `Isa::available` has found its instructions.
             unsafe { multiply_avx2(a, b, c, stride, live, add) }
         }
 

@@ -19,7 +19,7 @@ pub(super) fn run_task<A: Element, B: Element, O, S: Store<O>>(
     scratch: &mut [f32],
     store: &S,
 ) {
-    // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
+    // SAFETY: a machine with tiles has AVX-512; `Isa::available` has looked.
     unsafe {
         // Sums are added to what is stored, or to those of the block before.
         if S::READS || job.k > Tiles::SIZES.seen(job.a.turned()).depth(job.k) {

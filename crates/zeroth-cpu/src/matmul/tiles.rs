@@ -259,7 +259,7 @@ impl Tiles {
             set(4 + half, rows[half], SIDE);
             set(6 + half, SIDE, columns[half]);
         }
-        // SAFETY: `Path::available` has asked for the tiles, and the configuration is within their sizes.
+        // SAFETY: `Isa::available` has asked for the tiles, and the configuration is within their sizes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) }
     }
 }

@@ -81,7 +81,7 @@ impl Kernel for Zmm {
     }
 
     fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
-        // SAFETY: `Path::available` has found AVX-512.
+        // SAFETY: `Isa::available` has found AVX-512.
         unsafe { finish_avx512(sums, at, out, store) }
     }
 
@@ -118,7 +118,7 @@ pub(super) fn multiply(
         (1, _) => few::<1, ROWS>,
         (_, _) => few::<2, ROWS>,
     };
-    // SAFETY: `Path::available` has found AVX-512; the panels have as many terms, and the live part of c is in the slice.
+    // SAFETY: `Isa::available` has found AVX-512; the panels have as many terms, and the live part of c is in the slice.
     unsafe { kernel(a, b.as_ptr(), c.as_mut_ptr(), stride, live, add, between) }
 }
 
@@ -381,7 +381,7 @@ pub(super) unsafe fn load<T: Element>(at: *const T, count: usize) -> __m512 {
 fn pack<T: Element>(source: View<T>, lines: usize, depth: usize, out: &mut [f32]) {
     let start = source.checked(lines, depth);
     assert!(lines <= COLUMNS && out.len() >= COLUMNS * depth);
-    // SAFETY: `Path::available` has found AVX-512, and all places were checked above.
+    // SAFETY: `Isa::available` has found AVX-512, and all places were checked above.
     unsafe {
         if source.column == 1 {
             pack_turned(start, source.row, lines, depth, out.as_mut_ptr());

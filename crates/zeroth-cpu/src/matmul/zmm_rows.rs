@@ -125,7 +125,7 @@ impl<'a, T: Element> Filling<'a, T> {
     fn term(&mut self) {
         for (panel, first) in (0..self.rows).step_by(ROWS).enumerate() {
             let from = self.from.wrapping_add(first);
-            // SAFETY: `Path::available` has found AVX-512. `new` has checked all places; what lies ahead is only asked for.
+            // SAFETY: `Isa::available` has found AVX-512. `new` has checked all places; what lies ahead is only asked for.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD_TERMS * self.source.column).cast());
                 let to = self.to.add(panel * panel_len(self.depth));
@@ -160,7 +160,7 @@ impl<'a, T: Element> Filling<'a, T> {
 
     /// Copies the lines that are missing.
     pub(super) fn finish(mut self) {
-        // SAFETY: `Path::available` has found AVX-512.
+        // SAFETY: `Isa::available` has found AVX-512.
         unsafe { self.rest() }
     }
 

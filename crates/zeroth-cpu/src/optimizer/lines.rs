@@ -17,8 +17,8 @@ use std::arch::x86_64::{
 use half::bf16;
 use zeroth_base::DType;
 
+use crate::isa::Isa;
 use crate::lines::{LANES, nearest, widened};
-use crate::path::Path;
 use crate::stream::{LINE, PAGE};
 use zeroth_kernel::Element;
 use zeroth_kernel::{Optimizer, StepNumbers};
@@ -32,8 +32,8 @@ pub(super) struct States<'a> {
 }
 
 /// Whether these lines take an update of gradients `G` and moments `M`.
-pub(super) fn fit<G: Element, M: Element>(path: Path, optimizer: Optimizer) -> bool {
-    let is_vector = matches!(path, Path::Avx512 | Path::Amx);
+pub(super) fn fit<G: Element, M: Element>(path: Isa, optimizer: Optimizer) -> bool {
+    let is_vector = matches!(path, Isa::Avx512 | Isa::Amx);
     is_vector && optimizer == Optimizer::AdamW && G::DTYPE != DType::F16 && M::DTYPE == DType::F32
 }
 

@@ -10,7 +10,7 @@ use zeroth_kernel::{Optimizer, Rounding, StepNumbers, rest, settled, with_rest};
 
 use super::check_len;
 use super::cut::{Chunks, Optional};
-use super::path::{Path, each_path};
+use super::isa::{Isa, each_isa};
 use super::pool::Pool;
 use super::{math, stream};
 use zeroth_base::halves;
@@ -57,7 +57,7 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     moments: Moments<'_, M>,
     weights: Option<&mut [T]>,
 ) {
-    let (elements, path) = (grads.len(), pool.path());
+    let (elements, path) = (grads.len(), pool.isa());
     let Moments { first, second, rounding } = moments;
     let chance = rounding.filter(|_| M::DTYPE == DType::Bf16).map(|(rounding, step)| Chance {
         path,
@@ -154,7 +154,7 @@ fn cut<'a, T: Send>(
     Optional::new(buffer.map(|buffer| Chunks::new(buffer, piece)), count)
 }
 
-each_path! {
+each_isa! {
     /// Weights as they are computed with, and, where these are in bf16, master weights as both of their forms hold them; a
     /// fence is still to come.
     fn store_weights<T>(master: &mut [f32], settles: bool, to: &mut [T], past: bool) {
@@ -167,7 +167,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn join<T>(weights: &[T], rests: &[i16], master: &mut [f32]) {
         for ((master, weight), rest) in master.iter_mut().zip(weights).zip(rests) {
             *master = with_rest(upper_half(weight.to_f32()), *rest);
@@ -175,7 +175,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     /// Weights as they are computed with, and what master weights are beside them.
     fn separate<T>(master: &[f32], weights: &mut [T], rests: &mut [i16]) {
         for ((master, weight), to) in master.iter().zip(weights).zip(rests) {
@@ -192,7 +192,7 @@ const fn upper_half(value: f32) -> bf16 {
     bf16::from_bits((value.to_bits() >> 16) as u16)
 }
 
-each_path! {
+each_isa! {
     fn update<G, M>(
         optimizer: Optimizer,
         s: &StepNumbers,
@@ -263,7 +263,7 @@ fn adam(
 /// The inverse of a divisor with which [`divided`] is exact and quick.
 ///
 /// A root of an f32 is at least 2^-75, so that with such a divisor nothing below comes near the smallest numbers.
-fn exact_inverse(path: Path, by: f32) -> Option<f32> {
+fn exact_inverse(path: Isa, by: f32) -> Option<f32> {
     (math::has_fused(path) && (1e-6..=1.0).contains(&by)).then(|| 1.0 / by)
 }
 
@@ -314,14 +314,14 @@ const PHILOX_WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// Where the random numbers of a piece come from.
 #[derive(Clone, Copy)]
 struct Chance {
-    path: Path,
+    path: Isa,
     key: [u32; 2],
     step: u32,
     flat: u32,
     first: u64,
 }
 
-each_path! {
+each_isa! {
     /// A word for each element from `at` on: 16 bits for the first moment above 16 for the second.
     fn draw(chance: &Chance, at: usize) -> [u32; DRAW] {
         // `philox4x32`, round by round over all elements, so that a round is vector code.

@@ -12,9 +12,9 @@ use zeroth_base::DType;
 
 use super::check_len;
 use super::cut::Chunks;
+use super::isa::{Isa, each_isa};
 use super::math;
 use super::norm::block_sum;
-use super::path::{Path, each_path};
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
 use zeroth_kernel::Element;
@@ -40,7 +40,7 @@ pub fn sum_parts<'a, A: Element, B: Element>(
     let squares = squares.map(Mutex::new);
     pool.each(Chunks::new(to, PIECE), |task, to| {
         let range = task * PIECE..task * PIECE + to.len();
-        let counted = rounded_blocks(pool.path(), ranks, |rank| &part(rank)[range.clone()], to, add);
+        let counted = rounded_blocks(pool.isa(), ranks, |rank| &part(rank)[range.clone()], to, add);
         if let Some(squares) = &squares {
             squares.lock().unwrap_or_else(PoisonError::into_inner).merge(&counted);
         }
@@ -49,7 +49,7 @@ pub fn sum_parts<'a, A: Element, B: Element>(
 
 /// As [`sum_parts`] of one task's piece with rounded sums; gives the sum of the blocks' squares.
 fn rounded_blocks<'a, A: Element, B: Element>(
-    path: Path,
+    path: Isa,
     ranks: usize,
     of: impl Fn(usize) -> &'a [A],
     to: &mut [B],
@@ -76,7 +76,7 @@ fn rounded_blocks<'a, A: Element, B: Element>(
 }
 
 /// The ranks' sums of some elements that stay in the nearest cache.
-fn sum_near<'a, A: Element>(path: Path, ranks: usize, of: impl Fn(usize) -> &'a [A], sums: &mut [f32]) {
+fn sum_near<'a, A: Element>(path: Isa, ranks: usize, of: impl Fn(usize) -> &'a [A], sums: &mut [f32]) {
     for (stage, sums) in sums.chunks_mut(STAGE).enumerate() {
         let at = stage * STAGE;
         match ranks {
@@ -104,7 +104,7 @@ fn sum_wide<'a, A: Element>(
         let range = task * PIECE..task * PIECE + to.len();
         let of = |rank: usize| &part(rank)[range.clone()];
         if let Some(squares) = &squares {
-            let counted = count_blocks(pool.path(), ranks, of, to, add, past);
+            let counted = count_blocks(pool.isa(), ranks, of, to, add, past);
             // Exact, so that it does not matter who comes first.
             squares.lock().unwrap_or_else(PoisonError::into_inner).merge(&counted);
             return;
@@ -112,31 +112,31 @@ fn sum_wide<'a, A: Element>(
         match (ranks, add) {
             (0, false) => to.fill(0.0),
             (0, true) => {}
-            (1, false) => first(pool.path(), of(0), to, past),
+            (1, false) => first(pool.isa(), of(0), to, past),
             // Two in one loop: the sum of the first is not stored and read again.
-            (_, false) => two(pool.path(), of(0), of(1), to, past && ranks == 2),
-            (1, true) => more(pool.path(), of(0), to),
-            (2, true) => two_more(pool.path(), of(0), of(1), to),
+            (_, false) => two(pool.isa(), of(0), of(1), to, past && ranks == 2),
+            (1, true) => more(pool.isa(), of(0), to),
+            (2, true) => two_more(pool.isa(), of(0), of(1), to),
             (_, true) => {
                 let mut sums = [0.0; STAGE];
                 for (piece, to) in to.chunks_mut(STAGE).enumerate() {
                     let (sums, range) = (&mut sums[..to.len()], piece * STAGE..piece * STAGE + to.len());
-                    two(pool.path(), &of(0)[range.clone()], &of(1)[range.clone()], sums, false);
-                    (2..ranks).for_each(|rank| more(pool.path(), &of(rank)[range.clone()], sums));
+                    two(pool.isa(), &of(0)[range.clone()], &of(1)[range.clone()], sums, false);
+                    (2..ranks).for_each(|rank| more(pool.isa(), &of(rank)[range.clone()], sums));
                     to.iter_mut().zip(sums).for_each(|(to, sum)| *to += *sum);
                 }
             }
         }
         if !add {
             // A piece is small enough to be found in the cache by every rank's turn.
-            (2..ranks).for_each(|rank| more(pool.path(), of(rank), to));
+            (2..ranks).for_each(|rank| more(pool.isa(), of(rank), to));
         }
     });
 }
 
 /// As [`sum_parts`] of one task's piece, block by block; gives the sum of the blocks' squares.
 fn count_blocks<'a, A: Element>(
-    path: Path,
+    path: Isa,
     ranks: usize,
     of: impl Fn(usize) -> &'a [A],
     to: &mut [f32],
@@ -172,7 +172,7 @@ fn count_blocks<'a, A: Element>(
     counted
 }
 
-each_path! {
+each_isa! {
     fn first<A>(one: &[A], to: &mut [f32], past: bool) {
         staged(to, past, |at, to| {
             stream::ask_ahead(one, at, to.len());
@@ -183,7 +183,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn two<A>(one: &[A], two: &[A], to: &mut [f32], past: bool) {
         staged(to, past, |at, to| {
             stream::ask_ahead(one, at, to.len());
@@ -195,7 +195,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     /// Rounds sums to where they belong, or what they make of what is there. `sums` holds what was stored afterwards.
     fn round_sums<B>(sums: &mut [f32], to: &mut [B], add: bool) {
         for (sum, to) in sums.iter_mut().zip(to) {
@@ -205,7 +205,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn more<A>(one: &[A], to: &mut [f32]) {
         for (to, one) in to.iter_mut().zip(one) {
             *to += one.to_f32();
@@ -213,7 +213,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     fn two_more<A>(one: &[A], two: &[A], to: &mut [f32]) {
         for ((to, one), two) in to.iter_mut().zip(one).zip(two) {
             *to += one.to_f32() + two.to_f32();

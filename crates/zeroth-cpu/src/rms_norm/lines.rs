@@ -7,8 +7,8 @@ use std::arch::x86_64::{
     _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
+use crate::isa::Isa;
 use crate::lines::{self, AHEAD, LANES, load, rounded, store, total};
-use crate::path::Path;
 use zeroth_kernel::Element;
 use zeroth_kernel::RmsNormDims;
 
@@ -16,7 +16,7 @@ use zeroth_kernel::RmsNormDims;
 const LINE: usize = 2 * LANES;
 
 /// Whether rows of this type and width are done here.
-pub(super) fn fit<T: Element>(path: Path, dims: RmsNormDims) -> bool {
+pub(super) fn fit<T: Element>(path: Isa, dims: RmsNormDims) -> bool {
     lines::fit::<T>(path) && dims.width.is_multiple_of(LINE)
 }
 

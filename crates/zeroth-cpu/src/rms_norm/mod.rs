@@ -10,7 +10,7 @@ mod lines;
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::stream::{self, STAGE};
@@ -44,12 +44,12 @@ pub fn rms_norm_residual<T: Element>(
         let x = columns::block_of(x, pitch, block);
         let residual = columns::block_of(residual, pitch, block);
         #[cfg(target_arch = "x86_64")]
-        if lines::fit::<T>(pool.path(), dims) {
+        if lines::fit::<T>(pool.isa(), dims) {
             let [x, residual, w] = [x, residual, w].map(cast_slice);
             let (h, y) = (cast_slice_mut(h), cast_slice_mut(y));
             return lines::add_norm_rows(dims, pitch, x, residual, w, h, y, rstd);
         }
-        add_norm_rows(pool.path(), dims, pitch, x, residual, w, h, y, rstd);
+        add_norm_rows(pool.isa(), dims, pitch, x, residual, w, h, y, rstd);
     });
 }
 
@@ -63,10 +63,10 @@ pub fn rms_norm<T: Element>(pool: &Pool, dims: RmsNormDims, x: &[T], w: &[T], y:
     pool.each(parts, |block, (y, rstd)| {
         let x = columns::block_of(x, pitch, block);
         #[cfg(target_arch = "x86_64")]
-        if lines::fit::<T>(pool.path(), dims) {
+        if lines::fit::<T>(pool.isa(), dims) {
             return lines::norm_rows(dims, pitch, cast_slice(x), cast_slice(w), cast_slice_mut(y), rstd);
         }
-        norm_rows(pool.path(), dims, pitch, x, w, y, rstd);
+        norm_rows(pool.isa(), dims, pitch, x, w, y, rstd);
     });
 }
 
@@ -113,16 +113,16 @@ pub fn rms_norm_backward<T: Element>(
         let grad = residual_grad.map(|grad| columns::block_of(grad, pitch, block));
         let rstd = &rstd[block * ROWS..];
         #[cfg(target_arch = "x86_64")]
-        if lines::fit::<T>(pool.path(), dims) {
+        if lines::fit::<T>(pool.isa(), dims) {
             let ([dy, h, w], grad) = ([dy, h, w].map(cast_slice), grad.map(cast_slice));
             return lines::backward_rows([width, pitch], dy, h, rstd, w, grad, cast_slice_mut(dh), dw);
         }
-        backward_rows(pool.path(), width, pitch, dy, h, rstd, w, grad, dh, dw);
+        backward_rows(pool.isa(), width, pitch, dy, h, rstd, w, grad, dh, dw);
     });
     columns::add_partials(pool, partials, dw);
 }
 
-each_path! {
+each_isa! {
     pub(super) fn add<T>(x: &[T], residual: &[T], h: &mut [T]) {
         add_row(x, residual, 0, h);
     }
@@ -152,7 +152,7 @@ pub(super) fn norm_row<T: Element>(eps: f32, h: &[T], w: &[T], y: &mut [T]) -> f
     rstd
 }
 
-each_path! {
+each_isa! {
     fn norm_rows<T>(dims: RmsNormDims, pitch: usize, h: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
         let width = dims.width;
         for ((h, y), rstd) in h.chunks_exact(pitch).zip(y.chunks_exact_mut(pitch)).zip(rstd) {
@@ -161,7 +161,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     /// Row by row: the sum is normed while it is in the nearest cache.
     fn add_norm_rows<T>(
         dims: RmsNormDims,
@@ -195,7 +195,7 @@ pub(super) fn slope(dy: f32, h: f32, w: f32, rstd: f32, along: f32) -> f32 {
     rstd * (dy * w - h * rstd * along)
 }
 
-each_path! {
+each_isa! {
     fn backward_rows<T>(
         width: usize,
         pitch: usize,
@@ -243,10 +243,10 @@ mod tests {
 
     use super::*;
     use crate::rows::apart::{apart, bits, pools, random};
-    use crate::{Path, normal};
+    use crate::{Isa, normal};
 
     fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: RmsNormDims) {
-        let case = format!("{}, {} threads, {}, {dims:?}", pool.path(), pool.threads(), T::DTYPE);
+        let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         let (rows, width) = (dims.rows, dims.width);
         let [x, residual, dy, grad, empty] = [1, 2, 3, 4, 5].map(|name| {
             let together = random::<T>(name, rows * width);
@@ -294,8 +294,8 @@ mod tests {
             };
             let [x, residual, dy, grad] = [1, 2, 3, 4].map(|name| random(name, elements));
             let w = random(5, width);
-            let on = |path: Path| {
-                let pool = Pool::on_path(2, path).unwrap();
+            let on = |path: Isa| {
+                let pool = Pool::on_isa(2, path).unwrap();
                 let [mut h, mut y, mut alone, mut dh, mut dh_alone] = [(); 5].map(|()| x.clone());
                 let (mut rstd, mut dw, mut scratch) =
                     (vec![0.0; 70], vec![0.5; width], vec![f32::NAN; rms_norm_scratch(dims)]);
@@ -308,8 +308,8 @@ mod tests {
                     [h, y, alone, dh, dh_alone].concat().into_iter().map(bf16::to_bits).collect();
                 (narrow, [rstd, dw].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>())
             };
-            let expected = on(Path::Portable);
-            for &path in Path::available() {
+            let expected = on(Isa::Portable);
+            for &path in Isa::available() {
                 assert!(on(path) == expected, "{path}, {width} wide");
             }
         }

@@ -123,7 +123,7 @@ unsafe fn put(halves: [__m512; 2], order: __m512i, to: *mut u16, there: u32) {
 mod tests {
     use half::bf16;
 
-    use crate::{Path, Pool, swiglu, swiglu_backward};
+    use crate::{Isa, Pool, swiglu, swiglu_backward};
 
     #[test]
     fn far_gates_and_what_is_no_number_are_those_of_plain_loops() {
@@ -132,15 +132,15 @@ mod tests {
         let gate: Vec<bf16> = (0..77).map(|i| bf16::from_f32(far[i % far.len()])).collect();
         let with_nan = [&gate[..], &[bf16::NAN, bf16::INFINITY]].concat();
         let up: Vec<bf16> = (0..79).map(|i| bf16::from_f32(if i % 2 == 0 { 0.5 } else { -2.0 })).collect();
-        let each = |path: Path| {
-            let pool = Pool::on_path(1, path).unwrap();
+        let each = |path: Isa| {
+            let pool = Pool::on_isa(1, path).unwrap();
             let [mut y, mut dgate, mut dup] = [(); 3].map(|()| vec![bf16::ONE; 79]);
             swiglu(&pool, &with_nan, &up, &mut y);
             swiglu_backward(&pool, &up, &with_nan, &up, &mut dgate, &mut dup);
             [y, dgate, dup].concat()
         };
-        let expected = each(Path::Portable);
-        for &path in Path::available() {
+        let expected = each(Isa::Portable);
+        for &path in Isa::available() {
             for (place, (found, expected)) in each(path).iter().zip(&expected).enumerate() {
                 let [found, expected] = [found, expected].map(|value| value.to_f32());
                 let near = (found - expected).abs() <= expected.abs() / 128.0 + 1e-35;

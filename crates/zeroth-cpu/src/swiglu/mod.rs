@@ -8,7 +8,7 @@ mod lines;
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use super::cut::Chunks;
-use super::path::each_path;
+use super::isa::each_isa;
 use super::pool::Pool;
 use super::{check_len, math};
 use zeroth_kernel::Element;
@@ -20,15 +20,15 @@ const PIECE: usize = 8192;
 pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
     check_len("gate", gate.len(), y.len());
     check_len("up", up.len(), y.len());
-    let fused = math::has_fused(pool.path());
+    let fused = math::has_fused(pool.isa());
     pool.each(Chunks::new(y, PIECE), |task, y| {
         let range = task * PIECE..task * PIECE + y.len();
         #[cfg(target_arch = "x86_64")]
-        if super::lines::fit::<T>(pool.path()) {
+        if super::lines::fit::<T>(pool.isa()) {
             let [gate, up] = [gate, up].map(|from| cast_slice(&from[range.clone()]));
             return lines::forward(gate, up, cast_slice_mut(y));
         }
-        forward(pool.path(), fused, &gate[range.clone()], &up[range], y);
+        forward(pool.isa(), fused, &gate[range.clone()], &up[range], y);
     });
 }
 
@@ -45,19 +45,19 @@ pub fn swiglu_backward<T: Element>(
     check_len("up", up.len(), dy.len());
     check_len("dgate", dgate.len(), dy.len());
     check_len("dup", dup.len(), dy.len());
-    let fused = math::has_fused(pool.path());
+    let fused = math::has_fused(pool.isa());
     pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
         let range = task * PIECE..task * PIECE + dgate.len();
         #[cfg(target_arch = "x86_64")]
-        if super::lines::fit::<T>(pool.path()) {
+        if super::lines::fit::<T>(pool.isa()) {
             let [dy, gate, up] = [dy, gate, up].map(|from| cast_slice(&from[range.clone()]));
             return lines::backward(dy, gate, up, cast_slice_mut(dgate), cast_slice_mut(dup));
         }
-        backward(pool.path(), fused, &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
+        backward(pool.isa(), fused, &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
     });
 }
 
-each_path! {
+each_isa! {
     fn forward<T>(fused: bool, gate: &[T], up: &[T], y: &mut [T]) {
         if fused {
             forward_with::<T, true>(gate, up, y);
@@ -75,7 +75,7 @@ fn forward_with<T: Element, const FUSED: bool>(gate: &[T], up: &[T], y: &mut [T]
     }
 }
 
-each_path! {
+each_isa! {
     fn backward<T>(fused: bool, dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
         if fused {
             backward_with::<T, true>(dy, gate, up, dgate, dup);

@@ -28,8 +28,8 @@ const ONE_ROUNDING: f64 = 0.51;
 
 #[test]
 fn results_that_are_rounded_once_are_within_half_a_unit() {
-    for &path in Path::available() {
-        rounded_once(&Pool::on_path(2, path).unwrap());
+    for &path in Isa::available() {
+        rounded_once(&Pool::on_isa(2, path).unwrap());
     }
 }
 
@@ -58,14 +58,14 @@ fn rounded_once(pool: &Pool) {
 
     // Tiles multiply softmax weights rounded to bf16, as flash attention does: up to half a unit more for each of them,
     // most of which cancels. Where the terms themselves cancel, it is measured in units of what is left.
-    let weights = if pool.path() == Path::Amx { 64.0 } else { ONE_ROUNDING };
+    let weights = if pool.isa() == Isa::Amx { 64.0 } else { ONE_ROUNDING };
     for (name, units, bound) in [
         ("linear y", linear_y, ONE_ROUNDING),
         ("linear dx", linear_dx, ONE_ROUNDING),
         ("swiglu", swiglu, ONE_ROUNDING),
         ("attention", attention, weights),
     ] {
-        assert!(units <= bound, "{name} on {}: {units} units in the last place", pool.path());
+        assert!(units <= bound, "{name} on {}: {units} units in the last place", pool.isa());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Against PyTorch and transformers in fp32. The files are written by `make_golden_ops.py`.
 
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use zeroth_cpu::*;
@@ -19,7 +19,7 @@ struct Golden {
 }
 
 fn folder() -> PathBuf {
-    FilePath::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden-ops")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden-ops")
 }
 
 /// All files of an op, on every path of this machine. `test` gets a pool and says nothing unless it is wrong.
@@ -35,8 +35,8 @@ fn each(op: &str, files: usize, test: impl Fn(&Pool, &Golden)) {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let header = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
         let golden = Golden { name, header, data: bytes[8 + length..].to_vec() };
-        for &path in Path::available() {
-            test(&Pool::on_path(2, path).unwrap(), &golden);
+        for &path in Isa::available() {
+            test(&Pool::on_isa(2, path).unwrap(), &golden);
         }
         found += 1;
     }

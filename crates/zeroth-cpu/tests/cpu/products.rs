@@ -51,8 +51,8 @@ fn edges_are_exact<T: Element>(bound: f64) {
         let expected = reference::linear(dims, &wide(&x), &wide(&w), None);
         let [expected_dx, expected_dw, _] =
             reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy));
-        for &path in Path::available() {
-            let pool = Pool::on_path(2, path).unwrap();
+        for &path in Isa::available() {
+            let pool = Pool::on_isa(2, path).unwrap();
             let mut scratch = vec![f32::NAN; linear_scratch(dims, 2)];
             let (mut y, mut dx, mut dw) = (dy.clone(), x.clone(), vec![0.0f32; w.len()]);
             linear(&pool, dims, &x, &w, None, &mut y, &mut scratch);
@@ -78,9 +78,9 @@ fn edges_of_tiles_and_blocks_are_exact_in_every_form() {
 
 #[test]
 fn a_row_gives_the_same_bits_in_a_smaller_matrix() {
-    fn run<T: Element>(path: Path) {
+    fn run<T: Element>(path: Isa) {
         let (rows, inputs, outputs) = (70, 1057, 75);
-        let pool = Pool::on_path(2, path).unwrap();
+        let pool = Pool::on_isa(2, path).unwrap();
         let (x, w) = (random::<T>("x", rows * inputs), random::<T>("w", outputs * inputs));
         let product = |first: usize, rows: usize, outputs: usize| {
             let dims = LinearDims { rows, inputs, outputs };
@@ -101,7 +101,7 @@ fn a_row_gives_the_same_bits_in_a_smaller_matrix() {
             }
         }
     }
-    for &path in Path::available() {
+    for &path in Isa::available() {
         run::<f32>(path);
         run::<bf16>(path);
     }
@@ -111,8 +111,8 @@ fn a_row_gives_the_same_bits_in_a_smaller_matrix() {
 /// any of it is not finite.
 #[test]
 fn a_gradient_written_once_has_the_bits_of_zeros_added_to_and_rounded() {
-    fn run<T: Element>(path: Path, [rows, inputs, outputs]: [usize; 3]) {
-        let pool = Pool::on_path(2, path).unwrap();
+    fn run<T: Element>(path: Isa, [rows, inputs, outputs]: [usize; 3]) {
+        let pool = Pool::on_isa(2, path).unwrap();
         let dims = LinearDims { rows, inputs, outputs };
         let (mut x, mut dy) = (random::<T>("x", rows * inputs), random::<T>("dy", rows * outputs));
         // The first row of dw is of sums too small for f32, from below; the second of zeros.
@@ -139,7 +139,7 @@ fn a_gradient_written_once_has_the_bits_of_zeros_added_to_and_rounded() {
             assert!(linear_dw_once(&pool, dims, &dy, &x, &mut narrow, &mut scratch), "{path}: {endless}");
         }
     }
-    for &path in Path::available() {
+    for &path in Isa::available() {
         for shape in [[3, 5, 2], [40, 33, 47], [130, 300, 65], [2100, 32, 64]] {
             run::<f32>(path, shape);
             run::<bf16>(path, shape);
@@ -150,7 +150,7 @@ fn a_gradient_written_once_has_the_bits_of_zeros_added_to_and_rounded() {
 /// The order that the processor's manual gives for TDPBF16PS: even and odd terms of 32 apart, then together.
 #[test]
 fn tiles_add_in_the_order_of_the_manual() {
-    let Some(pool) = Pool::on_path(1, Path::Amx) else { return };
+    let Some(pool) = Pool::on_isa(1, Isa::Amx) else { return };
     let dims = LinearDims { rows: 100, inputs: 21, outputs: 19 };
     let (x, dy) = (random::<bf16>("x", 100 * 21), random::<bf16>("dy", 100 * 19));
     let (mut dw, mut scratch) = (vec![0.0; 19 * 21], vec![f32::NAN; linear_scratch(dims, 1)]);

@@ -7,11 +7,11 @@ use crate::everything::{AllTypes, MOST_THREADS};
 
 #[test]
 fn every_kernel_gives_the_same_bits_on_1_2_3_and_7_threads() {
-    for &path in Path::available() {
+    for &path in Isa::available() {
         let mut all = AllTypes::new();
         let mut expected = None;
         for threads in [1, 2, 3, MOST_THREADS] {
-            all.run(&Pool::on_path(threads, path).unwrap());
+            all.run(&Pool::on_isa(threads, path).unwrap());
             let found = all.bits();
             let expected = expected.get_or_insert_with(|| found.clone());
             for (index, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -95,15 +95,15 @@ impl<T: Element> Batch<T> {
 
 /// Every path of this machine, alone and with company.
 fn pools() -> impl Iterator<Item = Pool> {
-    let on = |path: &Path| [1, 3].map(|threads| Pool::on_path(threads, *path).unwrap());
-    Path::available().iter().flat_map(on)
+    let on = |path: &Isa| [1, 3].map(|threads| Pool::on_isa(threads, *path).unwrap());
+    Isa::available().iter().flat_map(on)
 }
 
 #[track_caller]
 fn same<T: Element + PartialEq + Debug>(pool: &Pool, batch: &Batch<T>, tied: bool) -> [bool; 2] {
     let expected = batch.at_the_end(pool, tied);
     let (found, by_head) = batch.at_once(pool, tied);
-    let what = format!("{}, {} threads, {}, tied {tied}", pool.path(), pool.threads(), T::DTYPE);
+    let what = format!("{}, {} threads, {}, tied {tied}", pool.isa(), pool.threads(), T::DTYPE);
     assert_eq!(expected.0.to_bits(), found.0.to_bits(), "{what}: the loss");
     assert!(
         bytemuck::cast_slice::<T, u8>(&expected.1) == bytemuck::cast_slice::<T, u8>(&found.1),

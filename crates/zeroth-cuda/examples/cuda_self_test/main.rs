@@ -24,7 +24,7 @@ use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
     AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RowKey,
 };
-use zeroth_kernel::{Control, Device, DeviceError, Kernel, Landing, Launch, Queue, Span, StepInput, Tier};
+use zeroth_kernel::{Control, Device, DeviceError, GradStore, Kernel, Launch, Queue, Span, StepInput, Tier};
 
 #[path = "../../tests/cuda/bench.rs"]
 mod bench;
@@ -217,9 +217,9 @@ impl Bench {
             };
             let flag = self.exact(vec![0; 8], vec![0; 8]);
             let landing = match form {
-                "added" => Landing::Add,
-                "written" => Landing::Write,
-                _ => Landing::Round { to: self.dtype, broken: flag.span },
+                "added" => GradStore::Add,
+                "written" => GradStore::Write,
+                _ => GradStore::Round { to: self.dtype, broken: flag.span },
             };
             let (dy, x, dw) = (self.input(&dy)?, self.input(&x)?, output.span);
             let kernel = Kernel::LinearDw { dims, dy, x, dw, landing };
@@ -229,7 +229,7 @@ impl Bench {
         broken[0] = f64::INFINITY;
         let flag = self.exact(vec![0; 8], 1u64.to_ne_bytes().to_vec());
         let (landing, dw) = (
-            Landing::Round { to: self.dtype, broken: flag.span },
+            GradStore::Round { to: self.dtype, broken: flag.span },
             self.place(outputs * inputs * self.dtype.bytes() as usize),
         );
         let (dy_span, x) = (self.input(&broken)?, self.input(&x)?);
@@ -511,7 +511,7 @@ impl Bench {
                 control: self.given(bytes_of(&Control::new(loss_scale)))?,
                 dx: outputs[1].span,
                 dw: outputs[2].span,
-                landing: if add { Landing::Add } else { Landing::Write },
+                landing: if add { GradStore::Add } else { GradStore::Write },
                 own: None,
             };
             self.case(&format!("{shape}, add {add}"), kernel, &outputs)?;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, Doors, Exchange, Queue, Span, Way, Words};
+use zeroth_kernel::{Device, Exchange, IpcHandles, Queue, Span, Transport, Words};
 
 use super::bench::{Bench, Outcome};
 
@@ -16,23 +16,23 @@ const BYTES: usize = 300_001;
 
 impl Bench {
     pub(super) fn ranks(&mut self) -> Outcome {
-        self.alone(Way::Ipc)?;
+        self.alone(Transport::Ipc)?;
         match CudaDevice::nccl_version() {
             Ok(version) => {
                 println!("NCCL {version}");
-                self.alone(Way::Nccl)?;
+                self.alone(Transport::Nccl)?;
             }
             Err(error) => println!("skipped: a rank alone by nccl: {error}"),
         }
         Ok(())
     }
 
-    fn alone(&mut self, way: Way) -> Outcome {
+    fn alone(&mut self, way: Transport) -> Outcome {
         let file = memfd_create("words", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&file, PAGE as u64).expect("a page of it");
         let words = Words { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
-        let door = self.device.door(way, 0)?;
-        self.device.open_doors(&Doors { way, rank: 0, doors: &[door], words })?;
+        let door = self.device.ipc_handle(way, 0)?;
+        self.device.open_ipc_handles(&IpcHandles { way, rank: 0, doors: &[door], words })?;
         let values: Vec<u8> = (0..BYTES).map(|at| (at * 31 % 251) as u8).collect();
         let from = self.given(&values)?;
         self.device.synchronise()?;
@@ -56,14 +56,14 @@ impl Bench {
             println!("a rank alone by {}, {name} of {BYTES} bytes: {verdict}", way.name());
             points = points.map(|point| point + 2);
         }
-        if let Some(let_go) = self.device.let_go() {
-            let_go();
+        if let Some(abort) = self.device.abort() {
+            abort();
             let exchange = Exchange::Broadcast { root: 0, buffer: from };
             let is_refused = self.device.exchange(Queue::Comm, &exchange, points).is_err();
             self.wrong += usize::from(!is_refused);
             println!("{} given up: {}", way.name(), if is_refused { "ok" } else { "FAILED" });
         }
-        self.device.shut_doors();
+        self.device.close_ipc_handles();
         self.next = 0;
         Ok(())
     }

@@ -6,7 +6,8 @@ use zeroth_kernel::{
     AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims, RopeDims,
 };
 use zeroth_kernel::{
-    Control, Device, DeviceError, Kernel, Landing, MasterForm, Optimizer, Queue, Span, StepInput, StepNumbers,
+    Control, Device, DeviceError, GradStore, Kernel, MasterForm, Optimizer, Queue, Span, StepInput,
+    StepNumbers,
 };
 
 use crate::bench::{Bench, Group, Outcome, Work, to_bytes};
@@ -58,7 +59,7 @@ impl Bench {
             let flops = || Work::Flops(2.0 * (rows * inputs) as f64 * outputs as f64);
             let shape = format!("{rows}x{inputs}x{outputs}");
             self.time(&shape, flops(), Kernel::LinearDx { dims, dy: y, w, dx, add: false })?;
-            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw, landing: Landing::Add })?;
+            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw, landing: GradStore::Add })?;
             self.time(&shape, flops(), Kernel::Linear { dims, x, w, bias: None, y })?;
             self.next = 0;
         }
@@ -243,7 +244,7 @@ impl Bench {
             control: self.given(bytes_of(&Control::new(1.0)))?,
             dx: self.place(2 * rows * hidden),
             dw: self.filled(DType::F32, vocab * hidden)?,
-            landing: Landing::Write,
+            landing: GradStore::Write,
             own: None,
         };
         let flops = 6.0 * (rows * hidden) as f64 * vocab as f64;

@@ -33,7 +33,7 @@ pub(crate) const ROOMY: Settings = Settings {
     overlap: false,
     optimizer: Optimizer::AdamW,
     moments: DType::F32,
-    rounds_by_chance: false,
+    stochastic_rounding: false,
     sums: DType::F32,
     recompute: Recompute::Nothing,
     offload: Offload::NOTHING,

@@ -1,7 +1,7 @@
 //! Backward, op by op.
 
 use super::{Machine, log_sum, mask, norm_backward, sigmoid};
-use crate::{GradNode, GradOp, Landing, Op, ParamId};
+use crate::{GradNode, GradOp, GradWrite, Op, ParamId};
 
 impl Machine<'_> {
     pub(super) fn backward(&mut self, node: &GradNode) {
@@ -126,8 +126,8 @@ impl Machine<'_> {
         for ((value, landing), output) in node.outputs.iter().zip(outputs) {
             let there = &mut self.values[value.index()];
             match landing {
-                Landing::Write => *there = output,
-                Landing::Add => there.iter_mut().zip(output).for_each(|(sum, add)| *sum += add),
+                GradWrite::Write => *there = output,
+                GradWrite::Add => there.iter_mut().zip(output).for_each(|(sum, add)| *sum += add),
             }
         }
     }

@@ -7,10 +7,10 @@ use std::time::Instant;
 use zeroth_base::DType;
 
 use super::{BenchError, Form, Line, Unit, fill_random};
-use crate::{Gpus, Machine, card};
+use crate::{Gpus, Machine, known_gpu};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::LinearDims;
-use zeroth_kernel::{Device, DeviceError, Kernel, Landing, Launch, Queue, Span};
+use zeroth_kernel::{Device, DeviceError, GradStore, Kernel, Launch, Queue, Span};
 
 /// Times that a kernel is enqueued in one burst.
 const REPEATS: usize = 8;
@@ -30,7 +30,7 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
         [
             Kernel::Linear { dims, x, w, bias: None, y },
             Kernel::LinearDx { dims, dy: y, w, dx: x, add: false },
-            Kernel::LinearDw { dims, dy: y, x, dw, landing: Landing::Add },
+            Kernel::LinearDw { dims, dy: y, x, dw, landing: GradStore::Add },
         ]
     };
     let all = || {
@@ -41,7 +41,7 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
     let device = Rc::new(RefCell::new(CudaDevice::open(0, scratch.end(), 0)?));
     fill(&mut device.borrow_mut(), elements as usize)?;
 
-    let known = card(&name).ok().and_then(|card| Some((card.name, card.bf16_tflops?)));
+    let known = known_gpu(&name).ok().and_then(|card| Some((card.name, card.bf16_tflops?)));
     let datasheet = known.map(|(card, _)| format!("bf16 peak of the datasheet ({card})"));
     let mut lines = Vec::new();
     if let (Some(title), Some((_, tflops))) = (&datasheet, known) {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use zeroth_base::DType;
 
 use super::{Line, Unit};
-use zeroth_cpu::{Path, Pool};
+use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 
 /// The line of tile products in registers: the peak of bf16.
@@ -21,9 +21,9 @@ pub const TILES_FROM_L2: &str = "tiles from L2";
 pub const F32: &str = "f32 in registers";
 
 /// The line that limits matrix products of a type on a path.
-pub const fn matrix_limit(path: Path, dtype: DType) -> &'static str {
+pub const fn matrix_limit(path: Isa, dtype: DType) -> &'static str {
     match (path, dtype) {
-        (Path::Amx, DType::Bf16) => TILES_FROM_L2,
+        (Isa::Amx, DType::Bf16) => TILES_FROM_L2,
         _ => F32,
     }
 }
@@ -32,11 +32,11 @@ pub const fn matrix_limit(path: Path, dtype: DType) -> &'static str {
 ///
 /// # Panics
 /// For a line of tiles on a machine without them.
-pub fn processor_flop(path: Path, limit: &str) -> f64 {
+pub fn processor_flop(path: Isa, limit: &str) -> f64 {
     match limit {
         #[cfg(target_arch = "x86_64")]
         TILES | TILES_FROM_L2 => {
-            assert!(Path::available().contains(&Path::Amx), "{limit} on a machine without tiles");
+            assert!(Isa::available().contains(&Isa::Amx), "{limit} on a machine without tiles");
             if limit == TILES { tiles::in_registers() } else { tiles::from_second_cache() }
         }
         _ => f32_in_registers(path),
@@ -45,8 +45,8 @@ pub fn processor_flop(path: Path, limit: &str) -> f64 {
 
 /// The limits of the path that kernels take, by as many threads at the same time.
 pub fn processor_lines(threads: usize) -> Result<Vec<Line>, DeviceError> {
-    let path = Path::chosen()?;
-    let names: &[&'static str] = if path == Path::Amx { &[TILES, TILES_FROM_L2, F32] } else { &[F32] };
+    let path = Isa::chosen()?;
+    let names: &[&'static str] = if path == Isa::Amx { &[TILES, TILES_FROM_L2, F32] } else { &[F32] };
     let line = |name: &'static str| {
         let (pool, barrier) = (Pool::start(threads)?, Barrier::new(threads));
         Ok(Line::new(name, threads, Unit::Gflops, move || {
@@ -65,17 +65,17 @@ pub fn processor_lines(threads: usize) -> Result<Vec<Line>, DeviceError> {
 /// Chains of multiply-adds that do not wait for each other.
 const CHAINS: usize = 12;
 
-fn f32_in_registers(path: Path) -> f64 {
+fn f32_in_registers(path: Isa) -> f64 {
     let steps = 100_000;
     let width = match path {
         #[cfg(target_arch = "x86_64")]
-        Path::Avx512 | Path::Amx => {
+        Isa::Avx512 | Isa::Amx => {
             // SAFETY: the path was found on this machine.
             black_box(unsafe { vectors::avx512(steps) });
             16
         }
         #[cfg(target_arch = "x86_64")]
-        Path::Avx2 => {
+        Isa::Avx2 => {
             // SAFETY: as above.
             black_box(unsafe { vectors::avx2(steps) });
             8
@@ -234,7 +234,7 @@ mod tiles {
         config.palette[0] = 1;
         config.row_bytes[..8].fill(64);
         config.rows[..8].fill(16);
-        // SAFETY: the caller has asked `Path::available` for tiles; all sizes are within theirs.
+        // SAFETY: the caller has asked `Isa::available` for tiles; all sizes are within theirs.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) }
     }
 }
@@ -245,14 +245,14 @@ mod tests {
 
     #[test]
     fn every_path_of_this_machine_has_a_limit_that_runs() {
-        for &path in Path::available() {
+        for &path in Isa::available() {
             for dtype in [DType::Bf16, DType::F32] {
                 let limit = matrix_limit(path, dtype);
                 assert!(processor_flop(path, limit) > 1e6, "{path}: {limit}");
             }
         }
-        if Path::available().contains(&Path::Amx) {
-            assert!(processor_flop(Path::Amx, TILES) > 1e6);
+        if Isa::available().contains(&Isa::Amx) {
+            assert!(processor_flop(Isa::Amx, TILES) > 1e6);
         }
     }
 }

@@ -9,9 +9,9 @@ use zeroth_base::DType;
 use super::room::{Room, of, random};
 use super::{Line, TILES, Unit, matrix_limit};
 use zeroth_cpu::{
-    AttentionSaved, Path, Pool, attention, attention_backward, attention_backward_scratch, attention_scratch,
+    AttentionSaved, Isa, Pool, attention, attention_backward, attention_backward_scratch, attention_scratch,
     head_loss_backward, head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, linear,
-    linear_dw, linear_dx, linear_scratch, row_pitch,
+    linear_dw, linear_dx, linear_scratch, row_stride,
 };
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::{AttentionDims, Element, HeadLossDims, LinearDims};
@@ -62,7 +62,7 @@ impl<T: Element> Product<T> {
         };
         // Rows lie as they do in a step.
         let size = size_of::<T>();
-        let rows_of = |width: usize| size * dims.rows * row_pitch(width, T::DTYPE);
+        let rows_of = |width: usize| size * dims.rows * row_stride(width, T::DTYPE);
         let weights = dims.outputs * dims.inputs;
         let mut room = Room::new([
             rows_of(dims.inputs),
@@ -109,7 +109,7 @@ pub fn product_lines(threads: usize, dtype: DType, shapes: &[[usize; 3]]) -> Res
 }
 
 fn lines_of<T: Element>(threads: usize, shapes: &[[usize; 3]]) -> Result<Vec<Line>, DeviceError> {
-    let limit = matrix_limit(Path::chosen()?, T::DTYPE);
+    let limit = matrix_limit(Isa::chosen()?, T::DTYPE);
     let mut lines = Vec::new();
     for &shape in shapes {
         for form in Form::ALL {
@@ -144,7 +144,7 @@ impl Attention {
         let (pool, rows, head_dim) = (Pool::start(threads)?, sequences * length, 64);
         let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale: 0.125 };
         let [wide, narrow] =
-            [heads, kv_heads].map(|heads| 2 * rows * row_pitch(heads * head_dim, DType::Bf16));
+            [heads, kv_heads].map(|heads| 2 * rows * row_stride(heads * head_dim, DType::Bf16));
         let scratch = attention_scratch(&dims, threads).max(attention_backward_scratch(&dims, threads));
         let mut room = Room::new([
             wide,
@@ -186,8 +186,8 @@ impl Attention {
 /// Attention of 8 heads of 64, forward and backward, over (sequences, length, heads of keys and values).
 pub fn attention_lines(threads: usize, shapes: &[(usize, usize, usize)]) -> Result<Vec<Line>, DeviceError> {
     let heads = 8;
-    let limit = match Path::chosen()? {
-        Path::Amx => TILES,
+    let limit = match Isa::chosen()? {
+        Isa::Amx => TILES,
         path => matrix_limit(path, DType::Bf16),
     };
     let mut lines = Vec::new();
@@ -217,7 +217,7 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         (4 * vocab * hidden, head_loss_scratch(dims, threads))
     };
     // x, w; dx, dw; scratch.
-    let of_rows = 2 * rows * row_pitch(hidden, DType::Bf16);
+    let of_rows = 2 * rows * row_stride(hidden, DType::Bf16);
     let mut room = Room::new([of_rows, 2 * vocab * hidden, of_rows, dw, 4 * scratch])?;
     let [x, w, ..] = room.operands();
     random::<bf16>(1, x);
@@ -228,7 +228,7 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         *weight = bf16::from_f32(weight.to_f32() * part);
     }
     let labels: Vec<i32> = (0..rows).map(|row| (row * 7919 % vocab) as i32).collect();
-    let limit = matrix_limit(Path::chosen()?, DType::Bf16);
+    let limit = matrix_limit(Isa::chosen()?, DType::Bf16);
     // Logits, and the gradients of both operands.
     let flop = 3.0 * 2.0 * (rows * hidden) as f64 * vocab as f64;
     let run = move || {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use zeroth_base::{DType, PublishError, publish};
 
 use super::{F32, Measured, Rate, TILES};
 use crate::{Gpus, Machine};
-use zeroth_cpu::Path;
+use zeroth_cpu::Isa;
 
 /// The format of the file.
 const VERSION: u32 = 1;
@@ -79,7 +79,7 @@ impl Identity {
             threads: machine.cpu.threads,
             cores: machine.cpu.cores,
             memory_gib: machine.host_memory_total().unwrap_or(0).div_ceil(1 << 30),
-            path: Path::chosen().unwrap_or_else(|_| Path::detect()).name().to_owned(),
+            path: Isa::chosen().unwrap_or_else(|_| Isa::detect()).name().to_owned(),
             gpus,
         }
     }
@@ -177,7 +177,7 @@ impl Profile {
     }
 
     /// The profile of this machine in a file; none where there is no file.
-    pub fn read(path: &FilePath, here: &Identity) -> Result<Option<Self>, ProfileError> {
+    pub fn read(path: &Path, here: &Identity) -> Result<Option<Self>, ProfileError> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -205,7 +205,7 @@ impl Profile {
     }
 
     /// Writes it, whole or not at all, and the folder where it is missing.
-    pub fn write(&self, path: &FilePath) -> Result<(), ProfileError> {
+    pub fn write(&self, path: &Path) -> Result<(), ProfileError> {
         let failed = |source| PublishError { path: path.to_owned(), source };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
@@ -224,7 +224,7 @@ impl Profile {
     /// The most that so many threads can multiply and add in a second, in operands of a type: the loop in registers,
     /// as measured together or, where they were not, as many times what one does.
     pub fn peak_flops(&self, dtype: DType, threads: usize) -> Option<f64> {
-        let tiles = self.machine.path == Path::Amx.name() && dtype == DType::Bf16;
+        let tiles = self.machine.path == Isa::Amx.name() && dtype == DType::Bf16;
         let limit = if tiles { TILES } else { F32 };
         let together = self.rate(limit, threads).map(|rate| rate.best);
         let gflops = together.or_else(|| Some(self.rate(limit, 1)?.best * threads as f64))?;

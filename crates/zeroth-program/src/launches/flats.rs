@@ -358,7 +358,7 @@ impl At<'_> {
         };
         let [has_first, has_second] = program.optimizer.moments();
         let moment = |content| state(content, program.moments.bytes());
-        let rounds = program.moments != DType::F32 && program.rounds_by_chance;
+        let rounds = program.moments != DType::F32 && program.stochastic_rounding;
         let (has_master, master_form) = (program.has_master(flat), program.master_form(flat));
         Kernel::Optimize {
             optimizer: program.optimizer,

@@ -1,6 +1,6 @@
 //! Kernels of the model's ops and of their gradients.
 
-use zeroth_graph::{GradNode, GradOp, Landing, Node, Op, ParamId, Value};
+use zeroth_graph::{GradNode, GradOp, GradWrite, Node, Op, ParamId, Value};
 use zeroth_kernel::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
@@ -180,13 +180,13 @@ impl At<'_> {
     }
 
     /// How the product that is a weight's gradient, or the next part of it, meets what is there.
-    fn product_lands(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::Landing {
+    fn product_lands(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::GradStore {
         let program = self.program();
         if program.givers_round(self.section.kind, weight) {
             let broken = self.broken(program.layout.place(weight).0);
-            return zeroth_kernel::Landing::Round { to: program.types.communication, broken };
+            return zeroth_kernel::GradStore::Round { to: program.types.communication, broken };
         }
-        if self.adds(node, weight) { zeroth_kernel::Landing::Add } else { zeroth_kernel::Landing::Write }
+        if self.adds(node, weight) { zeroth_kernel::GradStore::Add } else { zeroth_kernel::GradStore::Write }
     }
 
     /// Rows of a gradient that the head leaves to an embedding, and their tokens.
@@ -205,7 +205,7 @@ impl At<'_> {
                 let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
                 let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
                 let lands = node.lands.contains(&weight);
-                let unasked = zeroth_kernel::Landing::Write;
+                let unasked = zeroth_kernel::GradStore::Write;
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
@@ -225,7 +225,7 @@ impl At<'_> {
                 dy: input(0),
                 w: self.param(node.params[0]),
                 dx: output(0),
-                add: node.outputs[0].1 == Landing::Add,
+                add: node.outputs[0].1 == GradWrite::Add,
             },
             GradOp::LinearParams => {
                 let dims = self.linear_dims(of.params[0]);

@@ -67,7 +67,7 @@ fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings
         sums: settings.sums,
         optimizer: settings.optimizer,
         moments: settings.moments,
-        rounds_by_chance: settings.rounds_by_chance,
+        stochastic_rounding: settings.stochastic_rounding,
     }
 }
 

@@ -6,7 +6,7 @@
 //! (MFU), as PaLM's appendix B defines it (Chowdhery et al. 2022), with causal pairs counted and not the whole square.
 
 use zeroth_base::DType;
-use zeroth_machine::card;
+use zeroth_machine::known_gpu;
 use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterTable};
 
 /// Floating-point operations of a model's steps.
@@ -106,7 +106,7 @@ const F32_TFLOPS: [(&str, f64); 6] = [
 impl Peak {
     /// The peak of a card as its driver names it. `None` where no datasheet gave one: then there is no share to tell.
     pub fn of(name: &str, dtype: DType) -> Option<Self> {
-        let card = card(name).ok()?;
+        let card = known_gpu(name).ok()?;
         let tflops = match dtype {
             // Tensor cores take both at the same rate since Ampere; earlier ones have no bf16, and no figure here.
             DType::Bf16 | DType::F16 => card.bf16_tflops?,

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::time::Instant;
 
 use zeroth_base::{DType, format_bytes, philox4x32};
-use zeroth_cpu::{Path, Pool};
+use zeroth_cpu::{Isa, Pool};
 use zeroth_engine::Timed;
 use zeroth_graph::Op;
 use zeroth_kernel::DeviceError;
@@ -205,7 +205,7 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
     if let Some(available) = probe().host_memory_available().filter(|available| needed > *available) {
         return Err(StepBenchError::Memory { ranks: ask.ranks, needed, available });
     }
-    let path = Path::chosen().map_err(DeviceError::from)?;
+    let path = Isa::chosen().map_err(DeviceError::from)?;
     let limit = matrix_limit(path, ask.dtype);
     let vocab = config.vocab;
     let found = session.run(|rank| {
@@ -273,7 +273,7 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
 }
 
 /// The limit's loop on all threads of a rank; gives GFLOP/s.
-fn limit_burst(pool: &Pool, path: Path, limit: &str) -> f64 {
+fn limit_burst(pool: &Pool, path: Isa, limit: &str) -> f64 {
     let tasks = pool.threads();
     let flop = std::sync::Mutex::new(0.0);
     let start = Instant::now();

@@ -6,7 +6,7 @@ mod show;
 
 use anyhow::{bail, ensure};
 use zeroth::bench::StepReport;
-use zeroth::cpu::Path;
+use zeroth::cpu::Isa;
 use zeroth::machine::bench::{Identity, Measured, Part, Profile};
 use zeroth::machine::{Machine, probe};
 
@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &BenchArgs, output: &Output) -> anyhow::Result<Exit
 
 /// Settles what was typed. Whatever is wrong is said before the first burst.
 fn ask(arguments: &BenchArgs) -> anyhow::Result<Asked<'_>> {
-    Path::chosen()?;
+    Isa::chosen()?;
     let machine = probe();
     let mut parts: Vec<Part> = arguments.parts.iter().map(|part| Part::from(*part)).collect();
     if arguments.ranks == 1 && parts.contains(&Part::Collectives) {

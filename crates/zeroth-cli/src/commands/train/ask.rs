@@ -298,9 +298,9 @@ fn rates(
         return None;
     }
     let [device_bytes, host_bytes] = Rates::ARENAS;
-    let Settings { moments, rounds_by_chance, .. } = Settings::from_config(resolved);
+    let Settings { moments, stochastic_rounding, .. } = Settings::from_config(resolved);
     let measured = CudaDevice::open(0, device_bytes, host_bytes)
-        .and_then(|mut card| Rates::measure(&mut card, moments, rounds_by_chance));
+        .and_then(|mut card| Rates::measure(&mut card, moments, stochastic_rounding));
     match measured {
         Ok(Rates { update, bus, memory, products }) => {
             let of_card = ranks.div_ceil(gpus(machine).max(1));

@@ -24,9 +24,9 @@ pub(super) use forward::forward;
 use zeroth_base::DType;
 
 use super::sizes::PANEL;
+use crate::isa::Isa;
 use crate::math::ROUND;
 use crate::panels::bits;
-use crate::path::Path;
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
 
@@ -37,8 +37,8 @@ const LINE: usize = 32;
 const LANES: usize = 16;
 
 /// Whether tiles multiply this type on this path.
-pub(super) fn fit<T: Element>(path: Path) -> bool {
-    path == Path::Amx && T::DTYPE == DType::Bf16
+pub(super) fn fit<T: Element>(path: Isa) -> bool {
+    path == Isa::Amx && T::DTYPE == DType::Bf16
 }
 
 /// The calling thread's tiles, all configured in full, until it is dropped.
@@ -58,7 +58,7 @@ impl Tiles {
         let mut config = Config { palette: 1, reserved: [0; 15], row_bytes: [0; 16], rows: [0; 16] };
         config.row_bytes[..8].fill(64);
         config.rows[..8].fill(16);
-        // SAFETY: `Path::available` has asked for the tiles, and the configuration is within their sizes.
+        // SAFETY: `Isa::available` has asked for the tiles, and the configuration is within their sizes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) }
         Self
     }
@@ -121,7 +121,7 @@ mod tests {
             // SAFETY: both are 16 numbers.
             unsafe { std::mem::transmute(power(std::mem::transmute::<[f32; 16], __m512>(x))) }
         }
-        if !Path::available().contains(&Path::Amx) {
+        if !Isa::available().contains(&Isa::Amx) {
             return;
         }
         for first in (-13_000..1000).step_by(16) {

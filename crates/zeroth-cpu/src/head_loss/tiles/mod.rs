@@ -23,10 +23,10 @@ use zeroth_base::DType;
 use super::sizes::{LANES, MARK, Panels};
 use super::{Gradients, Weights, x_pitch};
 use crate::cut::{Chunks, Grid, Optional};
+use crate::isa::{Isa, each_isa};
 use crate::math;
 use crate::matmul::{Nothing, PANEL, Side, TILE, Tiles, View, pack_bf16};
 use crate::panels::Room;
-use crate::path::{Path, each_path};
 use crate::pool::Pool;
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadLossDims;
@@ -51,8 +51,8 @@ struct Mark {
 const _: () = assert!(size_of::<Mark>() == MARK * size_of::<f32>());
 
 /// Whether tiles take a head of this type and size on this path.
-pub(super) fn fit<T: Element>(path: Path, dims: HeadLossDims) -> bool {
-    path == Path::Amx && T::DTYPE == DType::Bf16 && Panels::of(dims).is_some()
+pub(super) fn fit<T: Element>(path: Isa, dims: HeadLossDims) -> bool {
+    path == Isa::Amx && T::DTYPE == DType::Bf16 && Panels::of(dims).is_some()
 }
 
 /// One slice of rows.
@@ -245,7 +245,7 @@ impl<T: Element> Slice<'_, T> {
 
     /// Rounds the sums of dx, each row's share of the scale of it, less what its label takes away.
     fn finish_dx(&self, shared: &Shared, scale: f32, dx: &mut [T]) {
-        let (hidden, panels, path) = (self.dims.hidden, self.panels.hidden, self.pool.path());
+        let (hidden, panels, path) = (self.dims.hidden, self.panels.hidden, self.pool.isa());
         self.pool.each(Chunks::new(dx, self.pitch), |row, dx| {
             let dx = &mut dx[..hidden];
             let Ok(label) = usize::try_from(self.labels[row]) else { return dx.fill(T::default()) };
@@ -268,7 +268,7 @@ impl<T: Element> Slice<'_, T> {
                 return scaled.fill(T::default());
             }
             let x = &self.x[row * self.pitch..][..hidden];
-            multiply(self.pool.path(), x, scale / marks[row].sum, scaled);
+            multiply(self.pool.isa(), x, scale / marks[row].sum, scaled);
         });
         let (exps, scaled, marks) = (&**exps, &*scaled, &**marks);
         self.pool.each(Chunks::new(terms, 2 * panels.rows * TILE), |pair, out| {
@@ -292,7 +292,7 @@ impl<T: Element> Slice<'_, T> {
                     let (scratch, sums) = scratch.split_at_mut(panels.thread());
                     let sums = Room::new(sums).f32(band.len());
                     second.chunk(chunk, sums, false, scratch);
-                    if band.finish(self.pool.path(), sums) {
+                    if band.finish(self.pool.isa(), sums) {
                         broken.store(true, Ordering::Relaxed);
                     }
                 });
@@ -328,13 +328,13 @@ impl<T: Element> Second<'_, T> {
             {
                 // Of the rounded x: where a label is all but certain, nearly all of what it brought goes again.
                 let dw = &mut dw[(label - labels.start) * hidden..][..hidden];
-                subtract(slice.pool.path(), x, mark.sum, dw);
+                subtract(slice.pool.isa(), x, mark.sum, dw);
             }
         }
     }
 }
 
-each_path! {
+each_isa! {
     /// out = factor · (sums - total · w), rounded.
     fn take_away<T>(sums: &[f32], w: &[T], total: f32, factor: f32, out: &mut [T]) {
         for ((out, sum), w) in out.iter_mut().zip(sums).zip(w) {
@@ -343,7 +343,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     /// out = x · factor, rounded.
     fn multiply<T>(x: &[T], factor: f32, out: &mut [T]) {
         for (out, x) in out.iter_mut().zip(x) {
@@ -352,7 +352,7 @@ each_path! {
     }
 }
 
-each_path! {
+each_isa! {
     /// out -= x · factor.
     fn subtract<T>(x: &[T], factor: f32, out: &mut [f32]) {
         for (out, x) in out.iter_mut().zip(x) {
@@ -394,7 +394,7 @@ mod tests {
 
     /// The loss, and how far it and dx and dw are from the reference, of all of each.
     fn beside_reference(pool: &Pool, x: &[bf16], w: &[bf16], labels: &[i32]) -> (f64, [f64; 3]) {
-        assert!(fit::<bf16>(pool.path(), DIMS));
+        assert!(fit::<bf16>(pool.isa(), DIMS));
         let (expected, [expected_dx, expected_dw]) =
             reference::head_loss(DIMS, &wide(x), &wide(w), labels, 0.125);
         let mut scratch = vec![f32::NAN; head_loss_scratch(DIMS, 2)];
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn labels_far_below_the_largest_logit_have_their_loss_and_gradients() {
-        let Some(pool) = Pool::on_path(2, Path::Amx) else { return };
+        let Some(pool) = Pool::on_isa(2, Isa::Amx) else { return };
         // Rows 3 and 40 point away from their own label.
         let (x, w, labels) = numbers(&pool, &[3, 40], -9.0);
         let alone: Vec<i32> =
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn labels_that_are_all_but_certain_have_small_gradients_all_the_same() {
-        let Some(pool) = Pool::on_path(2, Path::Amx) else { return };
+        let Some(pool) = Pool::on_isa(2, Isa::Amx) else { return };
         // Every row points to its own label: what is left of the gradient is a thousandth of its parts.
         let rows: Vec<usize> = (0..70).filter(|row| row % 6 != 5).collect();
         let (x, w, labels) = numbers(&pool, &rows, 0.75);

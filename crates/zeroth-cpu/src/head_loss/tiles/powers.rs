@@ -38,7 +38,7 @@ pub(super) fn advance(
     scratch: &mut [f32],
 ) {
     assert!(rows.marks.len() == PANEL && rows.lanes.len() == PANEL * 2 * LANES);
-    // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; `Path::available` has looked.
+    // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; `Isa::available` has looked.
     unsafe {
         match gradients {
             Some((exps, sums)) => run::<true>(block, rows, Some(exps), sums, scratch),

@@ -20,7 +20,7 @@ pub(super) fn chunk(
     add: bool,
     scratch: &mut [f32],
 ) {
-    // SAFETY: a machine with tiles has AVX-512; `Path::available` has looked.
+    // SAFETY: a machine with tiles has AVX-512; `Isa::available` has looked.
     unsafe {
         if add {
             run::<true>(exps, x, steps, hidden, dw, scratch);

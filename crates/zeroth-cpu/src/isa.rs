@@ -12,7 +12,7 @@ const VARIABLE: &str = "ZEROTH_CPU";
 
 /// An instruction set that the kernels have code for, the best last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Path {
+pub enum Isa {
     /// What the compiler's target has.
     Portable,
     /// 128-bit vectors of Arm.
@@ -27,7 +27,7 @@ pub enum Path {
 
 /// `ZEROTH_CPU` asks for instructions that cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PathError {
+pub enum IsaError {
     /// The value is no path.
     #[error(
         "ZEROTH_CPU is `{found}`, which is no instruction path; write amx, avx512, avx2, neon or portable, or unset it \
@@ -37,38 +37,38 @@ pub enum PathError {
         /// What the variable holds.
         found: String,
         /// What would be taken without it.
-        best: Path,
+        best: Isa,
     },
     /// The processor or the operating system lacks it.
     #[error(
         "ZEROTH_CPU asks for `{asked}`, which this machine cannot run; it has {}. Choose one of these, or unset it to \
          take the last",
-        names(Path::available())
+        names(Isa::available())
     )]
     Missing {
         /// The path asked for.
-        asked: Path,
+        asked: Isa,
     },
 }
 
-impl From<PathError> for zeroth_kernel::DeviceError {
-    fn from(error: PathError) -> Self {
+impl From<IsaError> for zeroth_kernel::DeviceError {
+    fn from(error: IsaError) -> Self {
         Self::Isa(error.to_string())
     }
 }
 
-fn names(paths: &[Path]) -> String {
+fn names(paths: &[Isa]) -> String {
     let names: Vec<_> = paths.iter().map(|path| path.name()).collect();
     names.join(", ")
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl Path {
+impl Isa {
     /// Every path there is code for on some processor.
     const ALL: [Self; 5] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Amx];
 
@@ -89,27 +89,27 @@ impl Path {
     }
 
     /// The path that `ZEROTH_CPU` names, or the best one where it is not set.
-    pub fn chosen() -> Result<Self, PathError> {
+    pub fn chosen() -> Result<Self, IsaError> {
         match std::env::var_os(VARIABLE) {
             None => Ok(Self::detect()),
             Some(value) => Self::named(&value.to_string_lossy()),
         }
     }
 
-    fn named(value: &str) -> Result<Self, PathError> {
+    fn named(value: &str) -> Result<Self, IsaError> {
         if value.is_empty() {
             return Ok(Self::detect());
         }
         let Some(asked) = Self::ALL.into_iter().find(|path| path.name().eq_ignore_ascii_case(value)) else {
-            return Err(PathError::Unknown { found: value.to_owned(), best: Self::detect() });
+            return Err(IsaError::Unknown { found: value.to_owned(), best: Self::detect() });
         };
-        if Self::available().contains(&asked) { Ok(asked) } else { Err(PathError::Missing { asked }) }
+        if Self::available().contains(&asked) { Ok(asked) } else { Err(IsaError::Missing { asked }) }
     }
 
     /// Every path that the processor at hand can run, the best last. Where there are tiles, the first call asks the
     /// operating system for them, for the whole process.
     pub fn available() -> &'static [Self] {
-        static FOUND: OnceLock<Vec<Path>> = OnceLock::new();
+        static FOUND: OnceLock<Vec<Isa>> = OnceLock::new();
         FOUND.get_or_init(|| Self::ALL.into_iter().filter(|path| path.runs_here()).collect())
     }
 
@@ -140,10 +140,10 @@ impl Path {
 }
 
 /// Declares a function whose body is compiled once a path; the first argument of a call is the pool's path.
-macro_rules! each_path {
+macro_rules! each_isa {
     ($(#[$meta:meta])* $visibility:vis fn $name:ident $(<$($generic:ident),+>)? ($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
-        $visibility fn $name $(<$($generic: ::zeroth_kernel::Element),+>)? (path: $crate::Path, $($argument: $type),*) $(-> $result)? {
+        $visibility fn $name $(<$($generic: ::zeroth_kernel::Element),+>)? (path: $crate::Isa, $($argument: $type),*) $(-> $result)? {
             // Inlined into each caller below, it is compiled with that caller's instructions.
             #[inline(always)]
             fn body $(<$($generic: ::zeroth_kernel::Element),+>)? ($($argument: $type),*) $(-> $result)? $body
@@ -163,19 +163,19 @@ macro_rules! each_path {
             match path {
                 #[cfg(target_arch = "x86_64")]
                 #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
-                // SAFETY: a pool takes a path only when `Path::available` has found its instructions.
-                $crate::Path::Avx512 | $crate::Path::Amx => unsafe { avx512($($argument),*) },
+                // SAFETY: a pool takes a path only when `Isa::available` has found its instructions.
+                $crate::Isa::Avx512 | $crate::Isa::Amx => unsafe { avx512($($argument),*) },
                 #[cfg(target_arch = "x86_64")]
                 #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
                 // SAFETY: as above.
-                $crate::Path::Avx2 => unsafe { avx2($($argument),*) },
+                $crate::Isa::Avx2 => unsafe { avx2($($argument),*) },
                 _ => body($($argument),*),
             }
         }
     };
 }
 
-pub(super) use each_path;
+pub(super) use each_isa;
 
 #[cfg(test)]
 mod tests {
@@ -183,19 +183,19 @@ mod tests {
 
     #[test]
     fn a_path_is_chosen_by_its_name_and_what_is_missing_is_said() {
-        assert_eq!(Path::named("portable"), Ok(Path::Portable));
-        assert_eq!(Path::named(""), Ok(Path::detect()));
-        let unknown = Path::named("avx").unwrap_err().to_string();
-        assert!(unknown.contains("`avx`") && unknown.contains(Path::detect().name()), "{unknown}");
+        assert_eq!(Isa::named("portable"), Ok(Isa::Portable));
+        assert_eq!(Isa::named(""), Ok(Isa::detect()));
+        let unknown = Isa::named("avx").unwrap_err().to_string();
+        assert!(unknown.contains("`avx`") && unknown.contains(Isa::detect().name()), "{unknown}");
         let foreign = if cfg!(target_arch = "aarch64") { "AVX512" } else { "NEON" };
-        let missing = Path::named(foreign).unwrap_err().to_string();
+        let missing = Isa::named(foreign).unwrap_err().to_string();
         assert!(missing.contains("cannot run") && missing.contains("portable"), "{missing}");
     }
 
     #[test]
     fn every_path_of_this_machine_can_be_named() {
-        for &path in Path::available() {
-            assert_eq!(Path::named(path.name()), Ok(path));
+        for &path in Isa::available() {
+            assert_eq!(Isa::named(path.name()), Ok(path));
         }
     }
 }
