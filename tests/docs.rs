@@ -140,8 +140,9 @@ const GENERATED: [&str; 6] = [
 /// Path and text of README.md, ARCHITECTURE.md, CONTRIBUTING.md and every page of docs/.
 fn pages() -> BTreeMap<String, String> {
     let docs = std::fs::read_dir(root().join("docs")).unwrap();
-    let names = docs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let docs = names.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}"));
+    let docs = docs.map(|entry| PathBuf::from(entry.unwrap().file_name()));
+    let docs = docs.filter(|name| name.extension().is_some_and(|extension| extension == "md"));
+    let docs = docs.map(|name| format!("docs/{}", name.display()));
     let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(str::to_owned);
     let text = |path: &String| std::fs::read_to_string(root().join(path)).unwrap();
     top.into_iter().chain(docs).map(|path| (path.clone(), text(&path))).collect()
