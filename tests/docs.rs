@@ -302,3 +302,32 @@ fn links_and_paths_of_pages_exist() {
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
+
+#[test]
+fn cargo_commands_of_pages_name_existing_targets() {
+    let mut missing = Vec::new();
+    for (path, page) in pages() {
+        let commands = page.split("-p zeroth").skip(1).map(|rest| rest.split(['`', '\n']).next().unwrap());
+        for command in commands {
+            let mut words = command.split_whitespace();
+            let name =
+                format!("zeroth{}", words.next().filter(|_| !command.starts_with(' ')).unwrap_or_default());
+            let folder = root().join("crates").join(&name);
+            let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+            let (kind, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            let exists = match kind {
+                "--test" | "--example" => {
+                    let files = folder.join(format!("{}s", kind.trim_start_matches("--")));
+                    files.join(format!("{target}.rs")).exists()
+                        || files.join(target).join("main.rs").exists()
+                        || manifest.contains(&format!("name = \"{target}\""))
+                }
+                _ => !manifest.is_empty(),
+            };
+            if !exists {
+                missing.push(format!("{path}: -p {name} {kind} {target}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
