@@ -21,7 +21,7 @@ const ENOMEM: Fault = (12, &["Cannot allocate memory", "Out of memory"]);
 const EACCES: Fault = (13, &["Permission denied"]);
 const EINVAL: Fault = (22, &["Invalid argument"]);
 const EMFILE: Fault = (24, &["Too many open files"]);
-const ENOSPC: Fault = (28, &["No space left on device", "disk is full"]);
+const ENOSPC: Fault = (28, &["No space left on device", "disk full"]);
 
 /// Classes of calls, as in `inject.c`, and their possible errors.
 const CALLS: [(&str, &[Fault]); 13] = [

@@ -47,7 +47,7 @@ fn auto_does_not_start_over_on_damaged_checkpoints() {
         );
         assert!(after == before, "metrics and model are as they were");
     };
-    refused(&["step-4 was skipped: ", "is damaged", "step-2 was skipped: ", "manifest.json is broken"]);
+    refused(&["step-4 was skipped: ", "is damaged", "step-2 was skipped: ", "manifest.json is invalid"]);
     // An unmounted disk, and no folder at all.
     let aside = folder.path().join("aside");
     fs::rename(run.join("checkpoints"), &aside).unwrap();

@@ -96,7 +96,7 @@ fn a_full_disk_keeps_the_last_checkpoint() {
     fs::write(output.join("save-now"), "").unwrap();
     assert_eq!(run.code(), Some(1), "{}", run.said());
     let said = run.said();
-    for words in ["could not be saved", "disk is full", "needs", "--resume auto"] {
+    for words in ["cannot save step", "disk full", "needs", "--resume auto"] {
         assert!(said.contains(words), "{words}: {said}");
     }
     let verified = zeroth(&["checkpoint", "verify", text(&kept)]);

@@ -32,7 +32,7 @@ fn non_finite_weights_are_not_saved() {
         let more = ["--max-steps", "3", "--resume", "auto", "--learning-rate", "1e38"];
         let ended = train("qwen3-tied", &run, &[&flags[..], &more].concat());
         assert_eq!(ended.code, 1, "{}", ended.stderr);
-        for words in ["step 3 could not be saved", "`model.", "weights", "not finite", "--learning-rate"] {
+        for words in ["cannot save step 3", "`model.", "weights", "not finite", "--learning-rate"] {
             assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
         }
         assert_eq!(names(&run.join("checkpoints")), ["latest", "step-1", "step-2"]);

@@ -27,7 +27,7 @@ fn a_dry_run_shows_the_first_batch_and_writes_nothing() {
     assert!(ended.stdout.contains("\n  50 48 39 11 [57] [24]\n"), "{}", ended.stdout);
     assert!(ended.stdout.contains("\n  38 52 24 34 "), "{}", ended.stdout);
     assert!(ended.stdout.contains(" 32 14 [12]\n"), "{}", ended.stdout);
-    let order = ["qwen3 with 12.9K parameters", "zero_optimization.stage", "memory of a rank", "planned for"];
+    let order = ["qwen3 with 12.9K parameters", "zero_optimization.stage", "memory per rank", "planned for"];
     let places = order.map(|words| ended.stderr.find(words).unwrap_or_else(|| panic!("{words}")));
     assert!(places.is_sorted(), "{places:?}");
 }

@@ -155,6 +155,15 @@ pub enum RowProblem {
     /// A row without tokens.
     #[error("the row has no tokens; remove it")]
     Empty,
+    /// A row to answer without a prompt.
+    #[error(
+        "the row has no prompt: all of it is trained, so there is nothing to answer; rows such as {{\"question\", \"answer\"}} \
+         have one"
+    )]
+    NoPrompt,
+    /// A row to answer without an answer.
+    #[error("the row has no answer to compare with: none of its tokens is trained")]
+    NoAnswer,
     /// A token outside the vocabulary.
     #[error(
         "input_ids[{place}] is {id}: the model's vocabulary has {} tokens, 0 to {}; was the data made with another \

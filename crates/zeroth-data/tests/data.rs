@@ -135,7 +135,7 @@ fn token_row_errors_have_positions() {
         ),
         (
             "{\"input_ids\": [1], \"labels\": [-1]}",
-            "labels[0] is -1: a label is a token, 0 to 99, or -100 for one that is not trained",
+            "labels[0] is -1: a label must be a token id, 0 to 99, or -100 for untrained tokens",
         ),
         (
             "{\"input_ids\": [1, 2], \"attention_mask\": [0, 1]}",

@@ -238,8 +238,8 @@ fn an_unwritable_cache_falls_back_to_a_temporary_file() {
     assert_eq!(
         error.to_string(),
         format!(
-            "the token cache cannot be written in {folder}/zeroth/tokens: Not a directory (os error 20), nor in {folder}: \
-             Not a directory (os error 20); set ZEROTH_CACHE to a folder that can be"
+            "cannot write the token cache in {folder}/zeroth/tokens: Not a directory (os error 20), nor in {folder}: \
+             Not a directory (os error 20); set ZEROTH_CACHE to a writable folder"
         )
     );
     let error = prepare(&file, &Counting::new(), &OPTIONS, &CacheFolder::default()).unwrap_err();
@@ -256,7 +256,7 @@ fn an_explicit_cache_folder_has_no_fallback() {
     let in_the_way = place.write("in-the-way", "");
     let cache = CacheFolder::at(&in_the_way).or_temporary_in(place.folder.path());
     let error = prepare(&file, &Counting::new(), &OPTIONS, &cache).unwrap_err().to_string();
-    assert!(error.starts_with("the token cache cannot be written in "), "{error}");
+    assert!(error.starts_with("cannot write the token cache in "), "{error}");
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn long_rows_are_dropped_or_truncated() {
     assert_eq!(
         right.totals().notes(6),
         [
-            "1 row was cut to 6 tokens (--max-length)",
+            "1 row was truncated to 6 tokens (--max-length)",
             "1 row trains nothing: every label after the first is -100"
         ]
     );

@@ -101,7 +101,7 @@ fn text_row_errors_are_explained() {
         ),
         (
             json!({"messages": [{"role": "user", "content": 5}]}),
-            "message 1 of `messages`: `content` must be a text or a list of {\"type\": \"text\", \"text\": ...}: found a number",
+            "message 1 of `messages`: `content` must be a string or a list of {\"type\": \"text\", \"text\": ...}: found a number",
         ),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
@@ -130,13 +130,13 @@ fn text_row_errors_are_explained() {
         ),
         (
             json!({"conversations": [{"from": "humn", "value": "q"}]}),
-            "message 1 of `conversations`: `from` is `humn` (did you mean `human`?); known are human, user, gpt, ",
+            "message 1 of `conversations`: `from` is `humn` (did you mean `human`?); known speakers are human, user, gpt, ",
         ),
         (json!({"conversations": [{"from": 5, "value": "q"}]}), "`from` must be a string: found a number"),
-        (json!({"conversations": [{"from": "human", "value": {}}]}), "`value` must be a text or a list of "),
+        (json!({"conversations": [{"from": "human", "value": {}}]}), "`value` must be a string or a list of "),
         (
             json!({"conversations": [{"from": "function_call", "value": "f()"}]}),
-            "`value` must be a call as JSON, as in {\"name\": \"f\", \"arguments\": {}}: found \"f()\"",
+            "`value` must be a tool call as JSON, as in {\"name\": \"f\", \"arguments\": {}}: found \"f()\"",
         ),
         (
             json!({"instruction": "a", "output": "b", "history": [["x"]]}),
@@ -144,7 +144,7 @@ fn text_row_errors_are_explained() {
         ),
         (
             json!({"translation": {"en": "a"}}),
-            "`translation` must be an object of a source and a target text, as in {\"en\": \"Hello\", \"de\": \"Hallo\"}: found {\"en\":\"a\"}",
+            "`translation` must be an object with a source and a target text, as in {\"en\": \"Hello\", \"de\": \"Hallo\"}: found {\"en\":\"a\"}",
         ),
         (json!({"input_ids": null}), "`input_ids` must be a list of integers: found null"),
         (json!({"input_ids": [1], "labels": [1, 2]}), "`labels` has 2 entries and `input_ids` 1"),

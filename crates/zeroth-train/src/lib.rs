@@ -52,7 +52,9 @@ pub use control::ControlRequest;
 pub use export_error::ExportError;
 pub use export_record::check_export;
 pub use fit::{Budget, Choice, Freedom, Misfit};
-pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids};
+pub use generate::{
+    BatchSize, End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids,
+};
 pub use heap::release_freed_memory;
 pub use initial_weights::InitialWeights;
 pub use job::{Evaluation, Job, JobError};

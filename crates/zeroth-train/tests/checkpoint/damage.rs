@@ -121,16 +121,16 @@ fn gaps_and_overlaps_are_refused() {
     // The embedding is the first parameter: 30 × 8.
     let gap = commit_parts([0..100, 103..total]).to_string();
     assert!(
-        gap.contains("elements 100 to 103 of first/model.embed_tokens.weight are in none of its files"),
+        gap.contains("elements 100 to 103 of first/model.embed_tokens.weight are missing from its files"),
         "{gap}"
     );
     let overlap = commit_parts([0..100, 98..total]).to_string();
     assert!(
-        overlap.contains("elements 98 to 100 of first/model.embed_tokens.weight are twice in its files"),
+        overlap.contains("elements 98 to 100 of first/model.embed_tokens.weight are stored twice in its files"),
         "{overlap}"
     );
     let end = commit_parts([0..100, 100..total - 1]).to_string();
-    assert!(end.contains("are in none of its files"), "{end}");
+    assert!(end.contains("are missing from its files"), "{end}");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn checkpoints_of_other_models_are_refused() {
     let wider = Model::of_width(16);
     let message = checkpoint.check_model("qwen3", &wider.table).unwrap_err().to_string();
     assert!(
-        message.contains("`model.embed_tokens.weight` has shape [30, 8] in it and [30, 16] in the model"),
+        message.contains("`model.embed_tokens.weight` has shape [30, 8] in the checkpoint and [30, 16] in the model"),
         "{message}"
     );
     assert!(message.contains("and 8 more") && message.contains("another model (qwen3 with "), "{message}");

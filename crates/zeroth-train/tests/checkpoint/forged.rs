@@ -26,25 +26,25 @@ fn out_of_range_numbers_are_refused() {
     let whole: Value = serde_json::from_slice(&fs::read(step.join("manifest.json")).unwrap()).unwrap();
     let huge = json!(1_u64 << 62);
     for (pointer, value, words) in [
-        ("/step", huge.clone(), "`step` is 4611686018427387904: it must be from 0 to "),
+        ("/step", huge.clone(), "`step` is 4611686018427387904: expected 0 to "),
         (
             "/samples_seen",
             huge.clone(),
             "`samples_seen` is 4611686018427387904, but 10 steps take 12 samples",
         ),
-        ("/samples_seen", json!(u64::MAX), "`samples_seen` is 18446744073709551615: it must be from "),
+        ("/samples_seen", json!(u64::MAX), "`samples_seen` is 18446744073709551615: expected "),
         (
             "/batch/train_batch_size",
             huge.clone(),
             "`batch.train_batch_size` is 4611686018427387904: it must be",
         ),
-        ("/batch/train_batch_size", json!(0), "`batch.train_batch_size` is 0: it must be from 1 to "),
+        ("/batch/train_batch_size", json!(0), "`batch.train_batch_size` is 0: expected 1 to "),
         ("/batch/train_batch_size", json!(13), "`batch.train_batch_size` is 13, but `batch.micro_batch` × "),
         ("/batch/micro_batch", huge.clone(), "`batch.micro_batch` is "),
         ("/batch/accumulation", json!(0), "`batch.accumulation` is 0"),
         ("/ranks", huge.clone(), "`ranks` is "),
         ("/ranks", json!(0), "`ranks` is 0"),
-        ("/stage", json!(4), "`stage` is 4: it must be from 0 to 3"),
+        ("/stage", json!(4), "`stage` is 4: expected 0 to 3"),
         ("/data/samples", json!(0), "`data.samples` is 0"),
         (
             "/control/applied",
@@ -53,7 +53,7 @@ fn out_of_range_numbers_are_refused() {
         ),
         ("/control/skipped", json!(1), "it counts 10 applied and 1 skipped of 10 steps"),
         ("/control/iteration", huge, "`control.iteration` is "),
-        ("/control/last_overflow", json!(11), "`control.last_overflow` is 11: it must be from -1 to 10"),
+        ("/control/last_overflow", json!(11), "`control.last_overflow` is 11: expected -1 to 10"),
         ("/control/last_overflow", json!(i64::MIN), "`control.last_overflow` is -9223372036854775808"),
         (
             "/control/loss_scale",
@@ -62,7 +62,7 @@ fn out_of_range_numbers_are_refused() {
         ),
         ("/control/loss_scale", json!("NaN"), "`control.loss_scale` is NaN"),
         ("/control/loss_scale", json!("0"), "`control.loss_scale` is 0"),
-        ("/model/total", json!(1), "`model.total` is 1, and its parameters have "),
+        ("/model/total", json!(1), "`model.total` is 1, but its parameters have "),
         ("/model/parameters/0/shape", json!([1_u64 << 40, 1_u64 << 40]), "too many elements for a model"),
         ("/model/parameters/0/shape", json!([1_u64 << 47]), "too many elements for a model"),
     ] {
@@ -71,7 +71,7 @@ fn out_of_range_numbers_are_refused() {
         forge(&step, &manifest);
         let message = Checkpoint::open(&step).unwrap_err().to_string();
         assert!(message.contains(words), "{pointer} {value}: {message}");
-        assert!(message.contains("manifest.json is broken: "), "{message}");
+        assert!(message.contains("manifest.json is invalid: "), "{message}");
     }
     forge(&step, &whole);
     Checkpoint::open(&step).unwrap();
