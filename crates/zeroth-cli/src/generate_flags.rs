@@ -14,10 +14,10 @@ use crate::value_args::DeviceArg;
                   zeroth generate --model run/model --prompt \"A bird\" --chat false --temperature 0.8 --top-p 0.95 --seed 7\n  \
                   zeroth generate --model run/model --prompt-ids 1,2,3 --max-new-tokens 0 --logits --format json\n  \
                   zeroth generate --model run/model --data held-out.jsonl\n\n\
-                  Text comes on standard output as it is made, without the prompt; --data prints the first rows with their \
-                  answers, and the exact match of all. An answer ends with a token that the folder's files \
-                  name as an end, after --max-new-tokens, or where the model's positions end. Every token computes all tokens \
-                  before it again: this is to look at a model, not to serve it."
+                  Text is streamed to standard output without the prompt; --data prints the first rows with their \
+                  answers, and the exact match over all. Generation ends at an end-of-text token, \
+                  after --max-new-tokens, or when the model's context is full. There is no KV cache: every token recomputes all \
+                  previous ones. Meant for inspecting a model, not for serving."
 )]
 pub(crate) struct GenerateArgs {
     /// Hugging Face folder with weights, or a name in the local Hugging Face cache
@@ -27,16 +27,16 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) rows: RowsArgs,
-    /// What the system says before the prompt, in a chat
+    /// System message before the prompt, in a chat
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["prompt_ids", "data"])]
     pub(crate) system: Option<String>,
-    /// Put the prompt into the folder's chat template, as a user's turn [default: true where there is a template]
+    /// Render the prompt as a user turn with the chat template [default: true if there is a template]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", conflicts_with_all = ["prompt_ids", "data"])]
     pub(crate) chat: Option<bool>,
-    /// The most tokens to make [default: 128; with --data, those of the longest expected answer]
+    /// Maximum number of new tokens [default: 128; with --data, that of the longest expected answer]
     #[arg(long, value_name = "N")]
     pub(crate) max_new_tokens: Option<u64>,
-    /// What logits are divided by before chance decides; 0 takes the most likely token
+    /// Sampling temperature; 0 decodes greedily
     #[arg(
         long,
         value_name = "X",
@@ -45,16 +45,16 @@ pub(crate) struct GenerateArgs {
         conflicts_with = "data"
     )]
     pub(crate) temperature: f64,
-    /// Choose among this many of the most likely tokens
+    /// Sample from the K most likely tokens
     #[arg(long, value_name = "N", conflicts_with = "data")]
     pub(crate) top_k: Option<u64>,
-    /// Choose among the fewest tokens that together are this likely
+    /// Nucleus sampling: sample from the smallest set of tokens with this total probability
     #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
     pub(crate) top_p: Option<f64>,
-    /// Where chance comes from: the same seed gives the same text
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 42, conflicts_with = "data")]
     pub(crate) seed: u64,
-    /// Compute in bf16 [default: the type the weights are stored in]
+    /// Compute in bf16 [default: the dtype of the weights]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) bf16: Option<bool>,
     /// Compute in fp16
@@ -63,47 +63,47 @@ pub(crate) struct GenerateArgs {
     /// Compute in fp32
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) fp32: Option<bool>,
-    /// Where to compute [default: cuda where a GPU is found]
+    /// Device [default: cuda if a GPU is found]
     #[arg(long, value_enum, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceArg>,
-    /// CPU threads [default: processors]
+    /// CPU threads [default: all CPUs]
     #[arg(long, alias = "threads-per-rank", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) threads: Option<u64>,
-    /// With --format json: all logits of the token after the prompt, to compare with other programs
+    /// With --format json: also output the logits of the token after the prompt
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
           conflicts_with = "data")]
     pub(crate) logits: bool,
 }
 
-/// What to go on from: one of them.
+/// The prompt: exactly one of these.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct PromptArgs {
-    /// What to go on from
+    /// Prompt text
     #[arg(long = "prompt", value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) text: Option<String>,
-    /// A file with it, taken as it is
+    /// File with the prompt, used verbatim
     #[arg(long = "prompt-file", value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Its tokens, such as 1,2,3: no tokenizer is needed
+    /// Token ids of the prompt, such as 1,2,3; needs no tokenizer
     #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = token_id)]
     pub(crate) prompt_ids: Vec<i32>,
-    /// Rows to answer, in any format that `train` reads: each is prompted up to its answer, and the most likely tokens are
-    /// compared with it
+    /// Rows to answer, in any format of `train`: each is prompted up to its answer, and the greedy continuation is compared
+    /// with it
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
 }
 
-/// Which rows of `--data` are answered and shown.
+/// Rows of `--data` to answer and show.
 #[derive(Debug, Args)]
 pub(crate) struct RowsArgs {
-    /// With --data: other names of columns, ours first: question=query,answer=reply
+    /// With --data: column mapping, zeroth's name first: question=query,answer=reply
     #[arg(long, value_name = "OURS=THEIRS", num_args = 1.., value_delimiter = ',', conflicts_with_all = ["text", "file", "prompt_ids"])]
     pub(crate) columns: Vec<String>,
-    /// With --data: answer only the first rows
+    /// With --data: answer only the first N rows
     #[arg(long, value_name = "N", conflicts_with_all = ["text", "file", "prompt_ids"])]
     pub(crate) max_eval_samples: Option<NonZeroU64>,
-    /// With --data: how many of the first rows are shown
+    /// With --data: number of rows to show
     #[arg(long, value_name = "N", default_value_t = 5, conflicts_with_all = ["text", "file", "prompt_ids"])]
     pub(crate) rows: usize,
 }

@@ -1,4 +1,4 @@
-//! `config new` and `config tiers`: the generator with what was typed, and the memory found for what was not.
+//! `config new` and `config tiers`: generate configs from flags, and from available memory where flags are missing.
 
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use crate::unit_hints;
 pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> {
     let fine_grained = fine_grained(arguments)?;
     hint_at_units(arguments.memory.device_memory);
-    // Looking at the machine is needed only for what was not typed.
+    // The machine is only probed for values that were not given.
     let given = arguments.memory.device_memory.map(|device| MemoryFound { device, is_gpu: true });
     let machine = if given.is_some() { None } else { Some(probe()) };
     let precision = precision(&arguments.precision, machine.as_ref())?;
@@ -41,7 +41,7 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
         )
     };
     if config.offload && config.stage < 3 {
-        output::note("note: offload_param moves parameters at stage 3 only; below it the key has no effect");
+        output::note("note: offload_param only has an effect at stage 3");
     }
     let json = build_config(&config);
     save_config(&json, &arguments.output)?;
@@ -78,7 +78,7 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
     };
     let suits = generate::tier_for(memory);
     std::fs::create_dir_all(&arguments.output_dir)
-        .with_context(|| format!("cannot make the folder {}", arguments.output_dir.display()))?;
+        .with_context(|| format!("cannot create the folder {}", arguments.output_dir.display()))?;
     let mut written: Vec<Value> = Vec::new();
     for tier in generate::tiers(precision, arguments.world_size) {
         let path = arguments.output_dir.join(format!("ds_zero3_{}.json", tier.name));
@@ -104,7 +104,7 @@ fn hint_at_units(device_memory: Option<u64>) {
     }
 }
 
-/// The fine-grained keys that were typed, as they are to be written: `auto`, or a number with its unit worked out.
+/// The given fine-grained keys: `auto`, or a number.
 fn fine_grained(arguments: &NewArgs) -> anyhow::Result<Vec<(&'static str, Value)>> {
     let typed = [
         &arguments.sub_group_size,
@@ -130,7 +130,7 @@ fn fine_grained(arguments: &NewArgs) -> anyhow::Result<Vec<(&'static str, Value)
     Ok(keys)
 }
 
-/// The precision to write. bf16 is refused where the card found does not have it.
+/// The precision to write. bf16 is refused if a detected GPU does not support it.
 fn precision(typed: &PrecisionArgs, machine: Option<&Machine>) -> anyhow::Result<GeneratedPrecision> {
     let precision = match train_flags::precision(typed.bf16, typed.fp16, None)? {
         Some(Precision::Fp16) => GeneratedPrecision::Fp16,
@@ -143,7 +143,7 @@ fn precision(typed: &PrecisionArgs, machine: Option<&Machine>) -> anyhow::Result
     let without = devices.iter().find(|gpu| !gpu.supports_bf16());
     if let Some(gpu) = without.filter(|_| precision == GeneratedPrecision::Bf16) {
         anyhow::bail!(
-            "{} has no bf16 (it needs compute capability 8.0, and this is {}): use --fp16",
+            "{} does not support bf16, which needs compute capability 8.0 (found {}): use --fp16",
             gpu.name,
             gpu.compute_capability
         );
@@ -151,13 +151,13 @@ fn precision(typed: &PrecisionArgs, machine: Option<&Machine>) -> anyhow::Result
     Ok(precision)
 }
 
-/// The memory of the GPU with the least, or of the host where there is none.
+/// The smallest GPU memory, or host memory without a GPU.
 fn memory_of(machine: Option<&Machine>) -> anyhow::Result<MemoryFound> {
     let found = machine.and_then(|machine| match machine.device_memory() {
         Some(memory) => Some(MemoryFound { device: memory.free, is_gpu: true }),
         None => machine.host_memory_available().map(|device| MemoryFound { device, is_gpu: false }),
     });
     found.ok_or_else(|| {
-        anyhow::anyhow!("the memory of this machine cannot be read: give it with --device-memory")
+        anyhow::anyhow!("cannot detect the memory of this machine: give it with --device-memory")
     })
 }

@@ -1,4 +1,4 @@
-//! `generate --data`: a model answers rows, and its answers are compared with the expected ones.
+//! `generate --data`: answers rows with a model and compares them with the expected answers.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Colour, Output};
 use crate::terminal::Meter;
 
-/// Characters of a prompt or an answer that are shown.
+/// Maximum characters of a prompt or answer shown.
 const SHOWN: usize = 200;
 
 /// A row with its answer.
@@ -30,7 +30,7 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
     let beyond = rows.iter().filter(|row| row.expected.len() as u64 > max_new_tokens).count() as u64;
     if beyond > 0 {
         output::note(&format!(
-            "note: --max-new-tokens {max_new_tokens} is too few for the expected answers of {}: the longest has {}",
+            "note: --max-new-tokens {max_new_tokens} is too small for the expected answers of {}: the longest has {}",
             counted(beyond, "row"),
             counted(longest, "token")
         ));
@@ -84,12 +84,12 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
     Ok(Exit::Done)
 }
 
-/// Whether the answer is the expected one: as text, or as tokens where there is no tokenizer.
+/// Whether the answer matches, as text or, without a tokenizer, as tokens.
 fn is_exact(setup: &Setup, row: &EvalRow, generated: &Generated) -> bool {
     let expected = setup.without_stop(&row.expected);
     let answer = match generated.end {
         End::Stop(_) => setup.without_stop(&generated.ids),
-        // A row whose answer has no end does not say where the model should stop.
+        // A row without an end token does not say where the model should stop.
         _ if expected.len() == row.expected.len() => {
             &generated.ids[..expected.len().min(generated.ids.len())]
         }
@@ -98,7 +98,7 @@ fn is_exact(setup: &Setup, row: &EvalRow, generated: &Generated) -> bool {
     answer == expected || setup.text(answer).is_some_and(|text| Some(text) == setup.text(expected))
 }
 
-/// A row for people: what the model was asked, what it answered and what was expected.
+/// Formats a row: prompt, answer and expected answer.
 fn shown(setup: &Setup, answer: &Answer, output: &Output) -> String {
     let mark = if answer.is_exact {
         output.coloured(Colour::Green, "✓")
@@ -114,7 +114,7 @@ fn shown(setup: &Setup, answer: &Answer, output: &Output) -> String {
     )
 }
 
-/// A text on one line, cut after [`SHOWN`] characters.
+/// A text on one line, truncated to [`SHOWN`] characters.
 fn shortened(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(SHOWN) {

@@ -1,4 +1,4 @@
-//! `generate`: text from a model folder, on our own kernels.
+//! `generate`: generates text with a model.
 
 use std::path::Path;
 use std::time::Instant;
@@ -24,13 +24,13 @@ use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
 use crate::train_flags::precision;
 
-/// The tokens of a text, where nobody typed another number.
+/// Default number of new tokens.
 const MAX_NEW_TOKENS: u64 = 128;
 
 pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
     anyhow::ensure!(
         !arguments.logits || output.is_json(),
-        "--logits gives numbers for programs: add --format json"
+        "--logits needs --format json"
     );
     let folder = locate(&arguments.model)?;
     let model = Inference::open(&folder)?;
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
         generate_rows::answer(&setup, arguments, output)
     };
     match ended {
-        // What was given was right, and the run failed.
+        // The input was valid, but execution failed.
         Err(error) if is_failure(&error) => {
             output::error(&error.to_string());
             Ok(Exit::Failed)
@@ -64,19 +64,19 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     }
 }
 
-/// A model folder, and where and in which type it computes.
+/// A model with its device and compute dtype.
 pub(super) struct Setup {
     pub(super) model: Inference,
     pub(super) encoder: Encoder,
     pub(super) run: DType,
     pub(super) target: Target,
     machine: Machine,
-    /// Tokens that end a text.
+    /// End-of-text token ids.
     pub(super) stops: Vec<i32>,
 }
 
 impl Setup {
-    /// Loads the weights; `None`, with an error printed, where the program does not fit.
+    /// Loads the weights; prints an error and returns `None` if the program does not fit.
     pub(super) fn start<'c>(&'c self, compiled: &'c Compiled) -> anyhow::Result<Option<Generator<'c>>> {
         if let Some(misfit) = misfit(compiled, &self.machine) {
             output::error(&misfit);
@@ -90,18 +90,18 @@ impl Setup {
         Ok(Some(self.model.start(compiled, device)?))
     }
 
-    /// The text of tokens without the one that ended them; `None` where there is no tokenizer.
+    /// Decodes tokens without the end-of-text token; `None` without a tokenizer.
     pub(super) fn text(&self, ids: &[i32]) -> Option<String> {
         self.encoder.tokenizer_vocabulary().map(|_| self.encoder.decode(self.without_stop(ids)))
     }
 
-    /// Tokens without the one that ended them.
+    /// Tokens without the end-of-text token.
     pub(super) fn without_stop<'a>(&self, ids: &'a [i32]) -> &'a [i32] {
         ids.split_last().filter(|(last, _)| self.stops.contains(last)).map_or(ids, |(_, before)| before)
     }
 }
 
-/// The end of a text, as programs read it.
+/// The finish reason in JSON.
 pub(super) fn end_name(end: End) -> &'static str {
     match end {
         End::Length => "length",
@@ -114,7 +114,7 @@ fn is_failure(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(GenerateError::Run(_) | GenerateError::NotFinite { .. }))
 }
 
-/// The prompt's tokens. An empty one goes on from the token that begins a text, as in transformers.
+/// The prompt's tokens. An empty prompt becomes the begin-of-text token, as in transformers.
 fn prompt(arguments: &GenerateArgs, folder: &Path, encoder: &Encoder) -> anyhow::Result<Vec<i32>> {
     let ids = &arguments.prompt.prompt_ids;
     if !ids.is_empty() {
@@ -132,40 +132,40 @@ fn prompt(arguments: &GenerateArgs, folder: &Path, encoder: &Encoder) -> anyhow:
         arguments.model
     );
     let chat = arguments.chat.unwrap_or_else(|| encoder.has_chat_template());
-    anyhow::ensure!(chat || arguments.system.is_none(), "--system belongs to a chat, and --chat is false");
+    anyhow::ensure!(chat || arguments.system.is_none(), "--system needs a chat, but --chat is false");
     let ids = encoder.prompt(&text, arguments.system.as_deref(), chat)?;
     if !ids.is_empty() {
         return Ok(ids);
     }
     let begin = begin_id(folder).with_context(|| {
         format!(
-            "the prompt is empty, and {} names no token that begins a text (bos_token_id): give a prompt, or its tokens with \
+            "the prompt is empty, and {} defines no begin-of-text token (bos_token_id): give a prompt, or its tokens with \
              --prompt-ids",
             arguments.model
         )
     })?;
-    output::note(&format!("note: the prompt is empty: this goes on from token {begin}, bos_token_id"));
+    output::note(&format!("note: the prompt is empty: starting from token {begin} (bos_token_id)"));
     Ok(vec![begin])
 }
 
 fn target(arguments: &GenerateArgs, machine: &Machine) -> anyhow::Result<Target> {
-    let has_cards = matches!(&machine.gpus, Gpus::Found { devices, .. } if !devices.is_empty());
-    let device = arguments.device.unwrap_or(if has_cards { DeviceArg::Cuda } else { DeviceArg::Cpu });
+    let has_gpu = matches!(&machine.gpus, Gpus::Found { devices, .. } if !devices.is_empty());
+    let device = arguments.device.unwrap_or(if has_gpu { DeviceArg::Cuda } else { DeviceArg::Cpu });
     anyhow::ensure!(
-        device == DeviceArg::Cpu || has_cards,
-        "--device cuda was asked for and no GPU was found: `zeroth doctor` says what was looked for; --device cpu computes \
-         on the processor"
+        device == DeviceArg::Cpu || has_gpu,
+        "--device cuda needs a GPU, but none was found: `zeroth doctor` shows what was probed; --device cpu runs \
+         on the CPU"
     );
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(match device {
         DeviceArg::Cuda => Target::Cuda,
         DeviceArg::Cpu => {
-            Target::Cpu { threads: arguments.threads.map_or(processors, |threads| threads as usize) }
+            Target::Cpu { threads: arguments.threads.map_or(cpus, |threads| threads as usize) }
         }
     })
 }
 
-/// Why the program does not fit what is free, where it does not.
+/// The error if the program does not fit into free memory.
 fn misfit(compiled: &Compiled, machine: &Machine) -> Option<String> {
     let needed = compiled.memory.arena(Tier::Device);
     let free = match compiled.target {
@@ -174,7 +174,7 @@ fn misfit(compiled: &Compiled, machine: &Machine) -> Option<String> {
     };
     let free = free.filter(|free| *free < needed)?;
     Some(format!(
-        "the model with {} needs {} and {} are free: fewer --max-new-tokens or --bf16 may fit",
+        "the model with {} needs {}, but {} are free: fewer --max-new-tokens or --bf16 may fit",
         counted(compiled.row_sizes.last().copied().unwrap_or(0), "token"),
         format_bytes(needed),
         format_bytes(free)
@@ -217,9 +217,9 @@ fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output
     }
     stream.end();
     let end = match generated.end {
-        End::Length => "as many as asked for".to_owned(),
+        End::Length => "reached --max-new-tokens".to_owned(),
         End::Stop(id) => format!("ended by token {id}"),
-        End::Positions => "the model has no more positions".to_owned(),
+        End::Positions => "the context is full".to_owned(),
     };
     output::note(&format!(
         "{} after {} in {seconds:.1} s, {end}",
@@ -229,12 +229,12 @@ fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output
     Ok(Exit::Done)
 }
 
-/// Text that is shown as it comes. Characters of several tokens are shown when they are whole.
+/// Streams text. Characters that span several tokens are printed once complete.
 struct Stream<'a> {
     encoder: &'a Encoder,
     stops: &'a [i32],
     ids: Vec<i32>,
-    /// Bytes of the text that are shown.
+    /// Bytes printed so far.
     shown: usize,
 }
 
@@ -256,7 +256,7 @@ impl Stream<'_> {
         }
     }
 
-    /// What was held back, and the end of the line.
+    /// Prints held-back text and a newline.
     fn end(&mut self) {
         let text = self.encoder.decode(&self.ids);
         self.show(&text, text.len());

@@ -1,16 +1,16 @@
-//! Continuous batching: sequences share forward passes, and the next prompt joins as soon as there is room.
+//! Continuous batching: sequences share forward passes, and the next prompt joins as soon as there is capacity.
 
 use zeroth_base::DType;
 use zeroth_program::{Compiled, Target};
 
 use super::{End, GenerateError, Generated, Generation, Generator, Inference, sample};
 
-/// The most that one forward pass of a batch takes.
+/// Limits of one batched forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchSize {
     /// Sequences.
     pub sequences: u64,
-    /// Tokens of all sequences, where one alone does not need more.
+    /// Tokens of all sequences, unless a single one needs more.
     pub tokens: u64,
 }
 
@@ -23,16 +23,16 @@ impl Default for BatchSize {
 
 /// A sequence that is being generated.
 struct Active {
-    /// The place of its prompt.
+    /// Index of its prompt.
     prompt: usize,
-    /// Tokens of the prompt and those after it.
+    /// Prompt and generated tokens.
     ids: Vec<i32>,
-    /// Rows that it may come to need.
+    /// Maximum rows it may need.
     rows: u64,
 }
 
 impl Inference {
-    /// The program that continues prompts together, for up to `max_new_tokens` each.
+    /// Compiles the program that continues prompts in batches, for up to `max_new_tokens` each.
     pub fn compile_batch(
         &self,
         prompts: &[Vec<i32>],
@@ -50,7 +50,7 @@ impl Inference {
 }
 
 impl Generator<'_> {
-    /// Continues every prompt. `done` is called with the place of a prompt and its tokens as soon as they are complete,
+    /// Continues every prompt. `done` is called with the index of a prompt and its tokens as soon as they are complete,
     /// shorter ones before longer ones.
     pub fn generate_batch(
         &mut self,
@@ -68,7 +68,7 @@ impl Generator<'_> {
             let mut rows: u64 = active.iter().map(|sequence| sequence.rows).sum();
             while active.len() < most_sequences {
                 let needed = |prompt: &[i32]| self.model.rows_of(prompt, generation.max_new_tokens);
-                // A prompt that needs more than the program has is let in alone: the engine names both figures.
+                // A prompt that exceeds the program's rows is admitted alone, and the engine reports both numbers.
                 let fits = |ids: &[i32]| active.is_empty() || rows + needed(ids) <= most_rows;
                 let Some((prompt, ids)) = waiting.next_if(|(_, ids)| fits(ids)) else { break };
                 rows += needed(ids);
@@ -96,7 +96,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Why a sequence of `length` tokens, the new ones included, is complete; `None` where it is not.
+    /// The finish reason of a sequence of `length` tokens, including new ones; `None` if it is not complete.
     fn end(&self, new: &[i32], length: usize, generation: &Generation) -> Option<End> {
         let stop = new.last().filter(|id| generation.stops.contains(id));
         let positions = self.model.model.max_positions.unwrap_or(u64::MAX);
