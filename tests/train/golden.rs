@@ -56,7 +56,7 @@ fn assert_steps(lines: &[Value], run: &Value, batch: u64, what: &str) {
         let what = format!("{what}, step {}", at + 1);
         let of = |key: &str| (number(&line[key]), number(&run[key][at]));
         let (found, expected) = of("loss");
-        assert!((found - expected).abs() < 1e-4, "{what}: loss {found} {expected}");
+        assert!((found - expected).abs() < 1e-5, "{what}: loss {found} {expected}");
         let (found, expected) = of("grad_norm");
         assert!((found - expected).abs() < 5e-4 * expected, "{what}: norm {found} {expected}");
         let (found, expected) = of("lr");

@@ -50,7 +50,12 @@ fn unremovable_checkpoints_do_not_stop_a_run() {
             let ended = goes_on(&run, steps);
             ended.assert_done();
             assert_eq!(metrics(&run).len(), done);
-            assert_eq!(ended.stderr.matches("cannot remove an old checkpoint").count(), 1, "{}", ended.stderr);
+            assert_eq!(
+                ended.stderr.matches("cannot remove an old checkpoint").count(),
+                1,
+                "{}",
+                ended.stderr
+            );
             assert!(ended.stderr.contains("note: "), "{}", ended.stderr);
             let kept = run.join("checkpoints").join(format!("step-{steps}"));
             let verified = zeroth(&["checkpoint", "verify", text(&kept)]);

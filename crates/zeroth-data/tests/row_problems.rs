@@ -133,7 +133,10 @@ fn text_row_errors_are_explained() {
             "message 1 of `conversations`: `from` is `humn` (did you mean `human`?); known speakers are human, user, gpt, ",
         ),
         (json!({"conversations": [{"from": 5, "value": "q"}]}), "`from` must be a string: found a number"),
-        (json!({"conversations": [{"from": "human", "value": {}}]}), "`value` must be a string or a list of "),
+        (
+            json!({"conversations": [{"from": "human", "value": {}}]}),
+            "`value` must be a string or a list of ",
+        ),
         (
             json!({"conversations": [{"from": "function_call", "value": "f()"}]}),
             "`value` must be a tool call as JSON, as in {\"name\": \"f\", \"arguments\": {}}: found \"f()\"",

@@ -28,10 +28,7 @@ use crate::train_flags::precision;
 const MAX_NEW_TOKENS: u64 = 128;
 
 pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
-    anyhow::ensure!(
-        !arguments.logits || output.is_json(),
-        "--logits needs --format json"
-    );
+    anyhow::ensure!(!arguments.logits || output.is_json(), "--logits needs --format json");
     let folder = locate(&arguments.model)?;
     let model = Inference::open(&folder)?;
     for warning in model.warnings() {
@@ -159,9 +156,7 @@ fn target(arguments: &GenerateArgs, machine: &Machine) -> anyhow::Result<Target>
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(match device {
         DeviceArg::Cuda => Target::Cuda,
-        DeviceArg::Cpu => {
-            Target::Cpu { threads: arguments.threads.map_or(cpus, |threads| threads as usize) }
-        }
+        DeviceArg::Cpu => Target::Cpu { threads: arguments.threads.map_or(cpus, |threads| threads as usize) },
     })
 }
 

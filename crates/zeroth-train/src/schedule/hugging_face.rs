@@ -146,7 +146,10 @@ mod tests {
 
     #[test]
     fn fractional_warmup_is_rounded_up() {
-        assert_eq!([0.0, 0.03, 0.5, 1.0, 20.0].map(|requested| warmup_steps(requested, 101)), [0, 4, 51, 1, 20]);
+        assert_eq!(
+            [0.0, 0.03, 0.5, 1.0, 20.0].map(|requested| warmup_steps(requested, 101)),
+            [0, 4, 51, 1, 20]
+        );
     }
 
     #[test]

@@ -126,7 +126,8 @@ fn gaps_and_overlaps_are_refused() {
     );
     let overlap = commit_parts([0..100, 98..total]).to_string();
     assert!(
-        overlap.contains("elements 98 to 100 of first/model.embed_tokens.weight are stored twice in its files"),
+        overlap
+            .contains("elements 98 to 100 of first/model.embed_tokens.weight are stored twice in its files"),
         "{overlap}"
     );
     let end = commit_parts([0..100, 100..total - 1]).to_string();
@@ -183,7 +184,9 @@ fn checkpoints_of_other_models_are_refused() {
     let wider = Model::of_width(16);
     let message = checkpoint.check_model("qwen3", &wider.table).unwrap_err().to_string();
     assert!(
-        message.contains("`model.embed_tokens.weight` has shape [30, 8] in the checkpoint and [30, 16] in the model"),
+        message.contains(
+            "`model.embed_tokens.weight` has shape [30, 8] in the checkpoint and [30, 16] in the model"
+        ),
         "{message}"
     );
     assert!(message.contains("and 8 more") && message.contains("another model (qwen3 with "), "{message}");
