@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Pod;
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
+use super::work_partition::Chunks;
 use zeroth_kernel::{Element, is_endless};
 
 /// Elements that one task moves.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::check_len;
 use super::convert::look_piece;
-use super::cut::{Chunks, Grid};
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::stream;
+use super::work_partition::{Chunks, Grid};
 use zeroth_kernel::Element;
 use zeroth_kernel::EmbeddingDims;
 

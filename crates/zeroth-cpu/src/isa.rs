@@ -131,7 +131,7 @@ impl Isa {
             Self::Amx => {
                 Self::Avx512.runs_here()
                     && is_x86_feature_detected!("avx512bf16")
-                    && super::matmul::tiles_permitted()
+                    && super::gemm::tiles_permitted()
             }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 | Self::Amx => false,

@@ -24,12 +24,14 @@
 
 mod arena;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod columns;
 mod convert;
-mod cut;
 mod device;
 mod dropout;
 mod embedding;
+mod gemm;
 mod head_loss;
 mod head_norm_rope;
 mod instruction_sets;
@@ -39,11 +41,8 @@ mod linear;
 mod lines;
 mod logits;
 mod math;
-mod matmul;
 mod norm;
 mod optimizer;
-#[cfg(target_arch = "x86_64")]
-mod panels;
 mod pool;
 mod processors;
 mod random;
@@ -56,13 +55,13 @@ mod scratch;
 mod self_test;
 mod stream;
 mod swiglu;
+mod work_partition;
 
 pub use arena::{Arena, LARGE_PAGE};
 pub use attention::{
     AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
 };
 pub use convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
-pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding, embedding_backward, embedding_backward_once};
@@ -87,6 +86,7 @@ pub use rows::row_stride;
 pub use scratch::scratch_bytes;
 pub use self_test::{self_test, self_test_on};
 pub use swiglu::{swiglu, swiglu_backward};
+pub use work_partition::{Chunks, Grid, Optional, Parts, Tile};
 
 /// Refuses a buffer whose length does not follow from the sizes.
 #[track_caller]

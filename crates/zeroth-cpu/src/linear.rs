@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::cut::Chunks;
-use super::matmul::{self, Store, View, over_rows, product};
+use super::gemm::{self, Store, View, over_rows, product};
 #[cfg(target_arch = "x86_64")]
-use super::matmul::{LINE, Line};
+use super::gemm::{LINE, Line};
 use super::pool::Pool;
 use super::rows::pitch;
+use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
 use zeroth_kernel::{Element, is_endless};
@@ -113,9 +113,9 @@ impl<T: Element> Store<T> for Checked<'_> {
 /// f32 elements of scratch that any of the functions here needs with a pool of `threads`.
 pub fn linear_scratch(dims: LinearDims, threads: usize) -> usize {
     let LinearDims { rows, inputs, outputs } = dims;
-    matmul::scratch(rows, outputs, inputs, threads)
-        .max(matmul::scratch(rows, inputs, outputs, threads))
-        .max(matmul::over_rows_scratch(outputs, inputs, rows, threads))
+    gemm::scratch(rows, outputs, inputs, threads)
+        .max(gemm::scratch(rows, inputs, outputs, threads))
+        .max(gemm::over_rows_scratch(outputs, inputs, rows, threads))
         .max(columns::partials(rows, outputs))
 }
 

@@ -13,8 +13,8 @@ use std::arch::x86_64::{
 
 use zeroth_base::DType;
 
+use super::avx512::joined;
 use super::isa::Isa;
-use super::panels::joined;
 use zeroth_kernel::Element;
 
 /// Numbers of a register.

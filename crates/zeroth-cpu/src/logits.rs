@@ -3,7 +3,7 @@
 //! Only as many rows as there are sequences are projected, so that no [tokens, vocab] tensor exists here either. The
 //! sums are those of the head's loss: in f32, and never rounded to the stored type.
 
-use super::matmul::{self, View, matmul};
+use super::gemm::{self, View, matmul};
 use super::pool::Pool;
 use super::rows::pitch;
 use super::{check_len, check_scratch};
@@ -13,7 +13,7 @@ use zeroth_kernel::LogitsDims;
 /// f32 elements of scratch that [`logits`] needs with a pool of `threads`.
 pub fn logits_scratch(dims: LogitsDims, threads: usize) -> usize {
     let LogitsDims { sequences, hidden, vocab, .. } = dims;
-    sequences * hidden + matmul::scratch(sequences, vocab, hidden, threads)
+    sequences * hidden + gemm::scratch(sequences, vocab, hidden, threads)
 }
 
 /// logits[sequences, vocab] = the last row of each sequence · wᵀ, in f32. `starts` says where each sequence begins and,

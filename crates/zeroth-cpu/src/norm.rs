@@ -5,9 +5,9 @@
 //! wide enough for all of them, where adding is exact, so neither owner nor order matters.
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
+use super::work_partition::Chunks;
 use super::{math, stream};
 use zeroth_kernel::BLOCK;
 use zeroth_kernel::Element;

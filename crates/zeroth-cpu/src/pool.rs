@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::cut::{Chunks, Parts};
 use super::isa::Isa;
 use super::processors::{Pinned, Processors};
+use super::work_partition::{Chunks, Parts};
 use zeroth_kernel::{CpuShare, DeviceError};
 
 type Work = dyn Fn(usize) + Sync;

@@ -7,25 +7,25 @@
 //!
 //! Powers are of 2: scores are multiplied by scale · log2 e, so that an exponential needs one multiplication less.
 
-mod plain;
-mod plain_backward;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod blocking;
+mod portable;
+mod portable_backward;
 mod segments;
-mod sizes;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use zeroth_kernel::{AttentionDims, Element};
 
+pub use blocking::{attention_backward_scratch, attention_scratch};
 use segments::{Segment, Segments};
-pub use sizes::{attention_backward_scratch, attention_scratch};
 
+use super::gemm::View;
 use super::isa::{Isa, each_isa};
-use super::matmul::View;
 use super::pool::Pool;
 use super::{check_len, check_scratch, math, rows};
 
@@ -126,11 +126,11 @@ pub fn attention<T: Element>(
     check_len("lse", lse.len(), dims.heads * dims.rows);
     check_scratch(scratch.len(), attention_scratch(dims, pool.threads()));
     #[cfg(target_arch = "x86_64")]
-    if tiles::fit::<T>(pool.isa()) {
-        tiles::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
+    if amx::fit::<T>(pool.isa()) {
+        amx::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
         return;
     }
-    plain::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
+    portable::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
 }
 
 /// What forward read and wrote, and backward reads again.
@@ -188,11 +188,11 @@ pub fn attention_backward<T: Element>(
         }
         let task = Task { path: pool.isa(), dims, pitches, saved, dout, grads: [dq, dk, dv] };
         #[cfg(target_arch = "x86_64")]
-        if tiles::fit::<T>(pool.isa()) {
-            tiles::backward(task, scratch);
+        if amx::fit::<T>(pool.isa()) {
+            amx::backward(task, scratch);
             return;
         }
-        plain_backward::backward(task, scratch);
+        portable_backward::backward(task, scratch);
     });
 }
 

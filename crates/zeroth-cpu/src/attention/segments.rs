@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::cut::Parts;
+use crate::work_partition::Parts;
 use zeroth_kernel::Element;
 
 /// A part for each sequence and band; rows before the first sequence and behind the last one are parts as well.

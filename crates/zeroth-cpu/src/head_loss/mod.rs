@@ -5,13 +5,13 @@
 //!
 //! How many rows a slice has depends on the sizes and the type only.
 
-mod plain;
-mod rounded;
-mod sizes;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod blocking;
+mod portable;
+mod rounded_grad;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::sync::atomic::AtomicBool;
 
@@ -21,8 +21,8 @@ use zeroth_base::DType;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::{check_len, check_scratch};
-pub use rounded::OwnRows;
-use rounded::Rounded;
+pub use rounded_grad::OwnRows;
+use rounded_grad::Rounded;
 use zeroth_kernel::{Element, HeadLossDims};
 
 /// Elements from one row of x, and of dx, to the next; refuses x that has other rows.
@@ -41,12 +41,12 @@ fn check<T>(dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32]) {
 
 /// f32 elements of scratch that [`head_loss`] and [`head_loss_backward`] need with a pool of `threads`.
 pub fn head_loss_scratch(dims: HeadLossDims, threads: usize) -> usize {
-    plain::scratch(dims, threads, false).max(sizes::scratch(dims, threads, false))
+    portable::scratch(dims, threads, false).max(blocking::scratch(dims, threads, false))
 }
 
 /// f32 elements of scratch that [`head_loss_backward_once`] needs with a pool of `threads`.
 pub fn head_loss_once_scratch(dims: HeadLossDims, threads: usize) -> usize {
-    plain::scratch(dims, threads, true).max(sizes::scratch(dims, threads, true))
+    portable::scratch(dims, threads, true).max(blocking::scratch(dims, threads, true))
 }
 
 /// The sum of the losses of trained tokens, without gradients. A negative label (-100) is not trained.
@@ -163,13 +163,13 @@ fn run<T: Element>(
         gradients.dw.clear();
     }
     #[cfg(target_arch = "x86_64")]
-    if tiles::fit::<T>(pool.isa(), dims) {
-        return tiles::run(pool, dims, x, w, labels, gradients, scratch);
+    if amx::fit::<T>(pool.isa(), dims) {
+        return amx::run(pool, dims, x, w, labels, gradients, scratch);
     }
     match T::DTYPE {
         DType::Bf16 if gradients.is_some() => {
-            plain::run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch)
+            portable::run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch)
         }
-        _ => plain::run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
+        _ => portable::run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
     }
 }

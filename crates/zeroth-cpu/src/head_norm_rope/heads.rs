@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::columns::BLOCK;
-use crate::cut::Parts;
 use crate::rows::pitch;
+use crate::work_partition::Parts;
 use zeroth_kernel::RopeDims;
 
 /// Where heads stand.

@@ -11,12 +11,12 @@ mod lines;
 use bytemuck::cast_slice;
 use heads::{Blocks, Heads, Places};
 
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rms_norm::{along, norm_row, rms_norm_scratch, slope};
 use super::rope::{turn_head, turn_head_from};
 use super::stream;
+use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadNormRopeDims;

@@ -9,9 +9,9 @@ use zeroth_base::DType;
 use zeroth_kernel::{Optimizer, Rounding, StepNumbers, rest, settled, with_rest};
 
 use super::check_len;
-use super::cut::{Chunks, Optional};
 use super::isa::{Isa, each_isa};
 use super::pool::Pool;
+use super::work_partition::{Chunks, Optional};
 use super::{math, stream};
 use zeroth_base::halves;
 use zeroth_kernel::Element;

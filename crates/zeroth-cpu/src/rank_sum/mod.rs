@@ -11,12 +11,12 @@ use std::sync::{Mutex, PoisonError};
 use zeroth_base::DType;
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::{Isa, each_isa};
 use super::math;
 use super::norm::block_sum;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
+use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 use zeroth_kernel::{BLOCK, ExactSum};
 

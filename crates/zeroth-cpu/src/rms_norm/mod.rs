@@ -9,11 +9,11 @@ mod lines;
 #[cfg(target_arch = "x86_64")]
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::stream::{self, STAGE};
+use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns, math};
 use zeroth_kernel::Element;
 use zeroth_kernel::RmsNormDims;

@@ -12,9 +12,9 @@ use std::arch::x86_64::{
 };
 use std::f32::consts::LOG2_E;
 
+use crate::avx512::{bits, joined};
 use crate::lines::{AHEAD, LANES};
 use crate::math::{POWERS, ROUND};
-use crate::panels::{bits, joined};
 
 /// Numbers that are taken at a time.
 const LINE: usize = 2 * LANES;

@@ -7,9 +7,9 @@ mod lines;
 #[cfg(target_arch = "x86_64")]
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
+use super::work_partition::Chunks;
 use super::{check_len, math};
 use zeroth_kernel::Element;
 

@@ -233,7 +233,7 @@ pub(crate) const fn pack_len(n: usize, k: usize) -> usize {
     largest
 }
 
-/// f32 elements of scratch that [`super::matmul`] needs.
+/// f32 elements of scratch that [`super::gemm`] needs.
 pub(crate) const fn scratch(m: usize, n: usize, k: usize, threads: usize) -> usize {
     let (mut largest, mut at) = (0, 0);
     while at < ALL.len() {

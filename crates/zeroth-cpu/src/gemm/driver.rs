@@ -5,17 +5,17 @@ use bytemuck::Pod;
 use zeroth_base::DType;
 
 use super::View;
-use super::plain;
 #[cfg(target_arch = "x86_64")]
-use super::sizes::OverRows;
-use super::sizes::{ALIGN, BAND, Sizes, band_scratch, over_rows_scratch, scratch};
+use super::blocking::OverRows;
+use super::blocking::{ALIGN, BAND, Sizes, band_scratch, over_rows_scratch, scratch};
 #[cfg(target_arch = "x86_64")]
-use super::store::LINE;
-use super::store::{Each, Store};
-use crate::cut::{Grid, Tile};
+use super::epilogue::LINE;
+use super::epilogue::{Each, Store};
+use super::portable;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::rows::pitch;
+use crate::work_partition::{Grid, Tile};
 use crate::{check_len, check_scratch};
 use zeroth_kernel::Element;
 
@@ -127,17 +127,17 @@ macro_rules! with_kernel {
         match $path {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx if for_tiles::<$a, $b>() => {
-                type $kernel = super::tiles::Tiles;
+                type $kernel = super::amx::Tiles;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => {
-                type $kernel = super::zmm::Zmm;
+                type $kernel = super::avx512::Zmm;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
-                type $kernel = plain::Avx2;
+                type $kernel = portable::Avx2;
                 $body
             }
             #[cfg(target_arch = "aarch64")]
@@ -146,7 +146,7 @@ macro_rules! with_kernel {
                 $body
             }
             _ => {
-                type $kernel = plain::Portable;
+                type $kernel = portable::Portable;
                 $body
             }
         }
@@ -210,7 +210,7 @@ pub(crate) fn over_rows<T: Element, O: Send>(
         && T::DTYPE == DType::Bf16
         && pool.threads() <= cut.wide
     {
-        super::over_rows::run(pool, cut, [m, n, k], a, b, out, scratch, store);
+        super::gemm_tn::run(pool, cut, [m, n, k], a, b, out, scratch, store);
         return;
     }
     product(pool, [m, n, k], a.transposed(), b, out, scratch, store);

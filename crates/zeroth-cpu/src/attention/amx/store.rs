@@ -6,10 +6,10 @@ use std::arch::x86_64::{
     _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
 
-use super::super::sizes::PANEL;
+use super::super::blocking::PANEL;
 use super::{LANES, LINE};
-use crate::matmul::transpose_from;
-use crate::panels::{bits, joined, merged};
+use crate::avx512::{bits, joined, merged};
+use crate::gemm::transpose_from;
 use zeroth_kernel::Element;
 
 /// Rounds the columns of a panel [padded, 32], the lanes of each row multiplied by `factors`, to one row of `width` elements

@@ -7,11 +7,11 @@
 #![allow(unsafe_code, reason = "tile and vector instructions take pointers")]
 
 mod backward;
-mod differentiate;
 mod forward;
-mod products;
-mod rounded;
+mod score_grads;
 mod softmax;
+mod store;
+mod tile_matmul;
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -23,10 +23,10 @@ pub(super) use backward::backward;
 pub(super) use forward::forward;
 use zeroth_base::DType;
 
-use super::sizes::PANEL;
+use super::blocking::PANEL;
+use crate::avx512::bits;
 use crate::isa::Isa;
 use crate::math::ROUND;
-use crate::panels::bits;
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
 

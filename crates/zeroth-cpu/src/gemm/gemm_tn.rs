@@ -13,16 +13,16 @@
 use std::arch::x86_64::_mm512_storeu_si512;
 
 use super::View;
-use super::ahead::ask_to_read_later;
-use super::bf16_panels::{Side, pack};
-use super::blocks::{Between, Place, finish_rows};
-use super::sizes::{OverRows, PANEL, TILE};
-use super::store::Store;
-use super::tiles::{NEAR, Tiles};
+use super::amx::{NEAR, Tiles};
+use super::amx_pack::{Side, pack};
+use super::blocking::{OverRows, PANEL, TILE};
+use super::driver::{Between, Place, finish_rows};
+use super::epilogue::Store;
+use super::prefetch::ask_to_read_later;
 use super::transpose::transpose_from;
-use crate::cut::{Chunks, Grid, Lines, Tile};
-use crate::panels::Room;
+use crate::avx512::Room;
 use crate::pool::Pool;
+use crate::work_partition::{Chunks, Grid, Lines, Tile};
 use zeroth_kernel::Element;
 
 /// Quarters that a tile is turned in.

@@ -13,47 +13,47 @@
 //! gradients of logits) is rounded to bf16 when it is packed, as flash attention and PyTorch's bf16 head do.
 
 #[cfg(target_arch = "x86_64")]
-mod ahead;
+mod amx;
 #[cfg(target_arch = "x86_64")]
-mod bf16_panels;
+mod amx_driver;
+#[cfg(target_arch = "x86_64")]
+mod amx_pack;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_driver;
+#[cfg(target_arch = "x86_64")]
+mod avx512_pack;
+mod blocking;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels of x86-64 have beats"))]
-mod blocks;
-mod f32_panels;
+mod driver;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only tiles store whole lines"))]
+mod epilogue;
+#[cfg(target_arch = "x86_64")]
+mod gemm_tn;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod pack;
+mod portable;
 #[cfg(target_arch = "x86_64")]
-mod over_rows;
-mod plain;
-mod sizes;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only tiles store whole lines"))]
-mod store;
-#[cfg(target_arch = "x86_64")]
-mod tiled;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
+mod prefetch;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 mod view;
-#[cfg(target_arch = "x86_64")]
-mod woven;
-#[cfg(target_arch = "x86_64")]
-mod zmm;
-#[cfg(target_arch = "x86_64")]
-mod zmm_rows;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use ahead::ask_to_write;
+pub(super) use amx::{Tiles, permitted as tiles_permitted};
 #[cfg(target_arch = "x86_64")]
-pub(super) use bf16_panels::{Side, pack as pack_bf16};
+pub(super) use amx_pack::{Side, pack as pack_bf16};
+pub(super) use blocking::{ALIGN, PANEL, TILE, band_scratch, over_rows_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
-pub(super) use blocks::{Between, Nothing};
-pub(super) use blocks::{block, in_bands, matmul, over_rows, product};
-pub(super) use sizes::{ALIGN, PANEL, TILE, band_scratch, over_rows_scratch, pack_len, scratch};
-pub(super) use store::Store;
+pub(super) use driver::{Between, Nothing};
+pub(super) use driver::{block, in_bands, matmul, over_rows, product};
+pub(super) use epilogue::Store;
 #[cfg(target_arch = "x86_64")]
-pub(super) use store::{LINE, Line};
+pub(super) use epilogue::{LINE, Line};
 #[cfg(target_arch = "x86_64")]
-pub(super) use tiles::{Tiles, permitted as tiles_permitted};
+pub(super) use prefetch::ask_to_write;
 #[cfg(target_arch = "x86_64")]
 pub(super) use transpose::transpose_from;
 pub(super) use view::View;

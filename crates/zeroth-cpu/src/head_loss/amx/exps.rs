@@ -7,11 +7,11 @@ use std::arch::x86_64::{
 };
 use std::f32::consts::LOG2_E;
 
-use super::super::sizes::LANES;
+use super::super::blocking::LANES;
 use super::Mark;
-use crate::cut::Tile;
-use crate::matmul::{Between, Nothing, PANEL, TILE, Tiles};
-use crate::panels::{Room, bits, exp2, joined};
+use crate::avx512::{Room, bits, exp2, joined};
+use crate::gemm::{Between, Nothing, PANEL, TILE, Tiles};
+use crate::work_partition::Tile;
 
 /// A block of the vocabulary.
 pub(super) struct Block<'a> {

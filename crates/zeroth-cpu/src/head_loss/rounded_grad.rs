@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
 use crate::convert::{is_broken, look_piece};
-use crate::cut::{Chunks, Parts};
 use crate::isa::Isa;
 use crate::stream;
+use crate::work_partition::{Chunks, Parts};
 use zeroth_kernel::Element;
 
 /// The rows of a table that a micro-batch's own tokens chose, in f32.

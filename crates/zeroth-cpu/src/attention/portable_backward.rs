@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::sizes::{KEYS, QUERIES};
+use super::blocking::{KEYS, QUERIES};
 use super::{Scores, Task, head_view, round, tiles_of};
+use crate::gemm::{View, block};
 use crate::isa::each_isa;
 use crate::math;
-use crate::matmul::{View, block};
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
 

@@ -2,12 +2,12 @@
 //! multiplied, the next one is asked for, or copied if it does not stand as the kernel can take it, and so are the places of the
 //! sums, some lines a beat.
 
-use super::ahead::{LINE, ask_to_read_later, ask_to_write};
-use super::blocks::{BEAT, Between, Job, Kernel, Place, aligned};
-use super::store::Store;
-use super::zmm::{LANES, ROWS, Zmm, multiply};
-use super::zmm_rows::{Filling, GROUP, Panel, panel_len, stands};
-use crate::cut::Tile;
+use super::avx512::{LANES, ROWS, Zmm, multiply};
+use super::avx512_pack::{Filling, GROUP, Panel, panel_len, stands};
+use super::driver::{BEAT, Between, Job, Kernel, Place, aligned};
+use super::epilogue::Store;
+use super::prefetch::{LINE, ask_to_read_later, ask_to_write};
+use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
 /// What is done while two panels are multiplied.
@@ -67,7 +67,7 @@ impl<T: Element> Between for Meanwhile<'_, '_, T> {
     }
 }
 
-/// As [`super::blocks::task`].
+/// As [`super::driver::task`].
 pub(super) fn task<A: Element, B: Element, O>(
     job: Job<'_, A, B>,
     mut out: Tile<O>,

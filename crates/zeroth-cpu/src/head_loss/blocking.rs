@@ -4,7 +4,7 @@
 
 use half::bf16;
 
-use crate::matmul::{ALIGN, PANEL, TILE};
+use crate::gemm::{ALIGN, PANEL, TILE};
 use zeroth_kernel::HeadLossDims;
 
 /// Lanes that a row's exponentials are summed in.

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use zeroth_base::DType;
 
 use super::View;
-use super::zmm::{LANES, ROWS, load, mask};
+use super::avx512::{LANES, ROWS, load, mask};
 use zeroth_kernel::Element;
 
 /// Panels that are filled together: a term of their 45 rows is three lines of a matrix that is seen the other way round. Single

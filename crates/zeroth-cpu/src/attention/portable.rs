@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::sizes::{KEYS, QUERIES};
+use super::blocking::{KEYS, QUERIES};
 use super::{Pitches, SLACK, Scores, head_view, padding, pieces, round, tiles_of};
-use crate::cut::Grid;
+use crate::gemm::{View, block};
 use crate::isa::each_isa;
 use crate::math;
-use crate::matmul::{View, block};
 use crate::pool::Pool;
+use crate::work_partition::Grid;
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
 

@@ -1,12 +1,12 @@
 //! The f32 kernel that the compiler turns into vector code: 6 by 16 sums, compiled for AVX2 and for what the target has.
 
 use super::View;
-use super::blocks::{Kernel, Place, finish_rows};
-use super::f32_panels::pack_panel;
-use super::sizes::{self, Sizes};
-use super::store::Store;
-use crate::cut::Tile;
+use super::blocking::{self, Sizes};
+use super::driver::{Kernel, Place, finish_rows};
+use super::epilogue::Store;
+use super::pack::pack_panel;
 use crate::isa::Isa;
+use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
 const ROWS: usize = 6;
@@ -46,7 +46,7 @@ fn multiply<const FUSED: bool>(
 
 impl Kernel for Portable {
     type Packed = f32;
-    const SIZES: Sizes = sizes::PLAIN;
+    const SIZES: Sizes = blocking::PLAIN;
 
     fn start() -> Self {
         Self
@@ -82,8 +82,8 @@ impl Kernel for Portable {
 #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
 mod avx2 {
     use super::{
-        Avx2, COLUMNS, Isa, Kernel, Place, ROWS, Sizes, Store, Tile, View, finish_rows, multiply, pack_panel,
-        sizes,
+        Avx2, COLUMNS, Isa, Kernel, Place, ROWS, Sizes, Store, Tile, View, blocking, finish_rows, multiply,
+        pack_panel,
     };
     use zeroth_kernel::Element;
 
@@ -99,7 +99,7 @@ mod avx2 {
 
     impl Kernel for Avx2 {
         type Packed = f32;
-        const SIZES: Sizes = sizes::PLAIN;
+        const SIZES: Sizes = blocking::PLAIN;
 
         fn start() -> Self {
             Self

@@ -5,15 +5,15 @@
 
 use std::ops::Range;
 
-use super::super::sizes::{BLOCK, PANEL, SPAN, forward_shared, padded, panel, slots};
+use super::super::blocking::{BLOCK, PANEL, SPAN, forward_shared, padded, panel, slots};
 use super::super::{Pitches, SLACK, head_view, padding, pieces};
-use super::products::{Product, Steps, Woven};
 use super::softmax::{Scores, State};
-use super::{STEP, Tiles, rounded, seen};
-use crate::cut::{Chunks, Grid};
-use crate::matmul::{Side, View, pack_bf16};
-use crate::panels::{Room, ask_to_write_row};
+use super::tile_matmul::{Product, Steps, Woven};
+use super::{STEP, Tiles, seen, store};
+use crate::avx512::{Room, ask_to_write_row};
+use crate::gemm::{Side, View, pack_bf16};
 use crate::pool::Pool;
+use crate::work_partition::{Chunks, Grid};
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
 
@@ -82,7 +82,7 @@ pub(in super::super) fn forward<T: Element>(
                     (lane < queries.len()).then(|| out.row(row).as_mut_ptr())
                 };
                 // SAFETY: rows of a tile have the width of a head, and are this task's alone.
-                unsafe { rounded::columns(work.sums, &factors, dims.head_dim, place) }
+                unsafe { store::columns(work.sums, &factors, dims.head_dim, place) }
                 let lse = &mut lse.row(0)[queries.start - first..][..queries.len()];
                 for ((lse, peak), total) in lse.iter_mut().zip(work.state.peaks).zip(work.state.totals) {
                     *lse = peak * std::f32::consts::LN_2 + total.ln();

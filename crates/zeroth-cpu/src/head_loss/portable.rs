@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use half::bf16;
 
 use super::{Gradients, Weights, x_pitch};
-use crate::cut::{Chunks, Optional};
+use crate::gemm::{self, View, in_bands, matmul};
 use crate::isa::each_isa;
 use crate::math;
-use crate::matmul::{self, View, in_bands, matmul};
 use crate::pool::Pool;
+use crate::work_partition::{Chunks, Optional};
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadLossDims;
 
@@ -44,9 +44,9 @@ fn slice_scratch<E: Element>(dims: HeadLossDims) -> [usize; 4] {
 pub(super) fn scratch(dims: HeadLossDims, threads: usize, rounds: bool) -> usize {
     let HeadLossDims { hidden, vocab, .. } = dims;
     let (rows, block) = (dims.slice_rows::<bf16>(), BLOCK.min(vocab));
-    let product = (threads * matmul::band_scratch(block, hidden))
-        .max(matmul::scratch(rows, hidden, block, threads))
-        .max(matmul::scratch(block, hidden, rows, threads));
+    let product = (threads * gemm::band_scratch(block, hidden))
+        .max(gemm::scratch(rows, hidden, block, threads))
+        .max(gemm::scratch(block, hidden, rows, threads));
     let slice = |parts: [usize; 4]| parts.iter().sum::<usize>();
     let rounded = if rounds { block * hidden } else { 0 };
     slice(slice_scratch::<bf16>(dims)).max(slice(slice_scratch::<f32>(dims))) + product + rounded

@@ -8,12 +8,12 @@ use std::marker::PhantomData;
 use zeroth_base::DType;
 
 use super::View;
-use super::bf16_panels::{Side, pack};
-use super::blocks::{BEAT, Between, Job, Kernel, Nothing, Place, finish_lines};
-use super::sizes::{self, Sizes};
-use super::store::Store;
-use super::tiled;
-use crate::cut::Tile;
+use super::amx_driver;
+use super::amx_pack::{Side, pack};
+use super::blocking::{self, Sizes};
+use super::driver::{BEAT, Between, Job, Kernel, Nothing, Place, finish_lines};
+use super::epilogue::Store;
+use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
 /// Whether the processor has bf16 tiles and the operating system lets this process use them. Linux wants to be asked.
@@ -274,7 +274,7 @@ impl Drop for Tiles {
 
 impl Kernel for Tiles {
     type Packed = u16;
-    const SIZES: Sizes = sizes::TILES;
+    const SIZES: Sizes = blocking::TILES;
 
     fn start() -> Self {
         Self::ready()
@@ -335,7 +335,7 @@ impl Kernel for Tiles {
         scratch: &mut [f32],
         store: &impl Store<O>,
     ) {
-        tiled::run_task(job, out, scratch, store);
+        amx_driver::run_task(job, out, scratch, store);
     }
 }
 

@@ -6,8 +6,8 @@ use std::arch::x86_64::{
     _mm512_cvtne2ps_pbh, _mm512_fmadd_ps, _mm512_max_ps, _mm512_set1_ps, _mm512_slli_epi32, _mm512_sub_ps,
 };
 
+use super::gemm::{ALIGN, ask_to_write};
 use super::math::{POWERS, ROUND};
-use super::matmul::{ALIGN, ask_to_write};
 
 /// [`crate::math::exp2`] of 16 numbers.
 #[inline]

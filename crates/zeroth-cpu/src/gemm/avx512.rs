@@ -12,13 +12,13 @@ use std::arch::x86_64::{
 use zeroth_base::DType;
 
 use super::View;
-use super::blocks::{BEAT, Between, Job, Kernel, Nothing, Place, finish_rows};
-use super::sizes::{self, Sizes};
-use super::store::Store;
+use super::avx512_driver;
+use super::avx512_pack::{Filling, Panel};
+use super::blocking::{self, Sizes};
+use super::driver::{BEAT, Between, Job, Kernel, Nothing, Place, finish_rows};
+use super::epilogue::Store;
 use super::transpose::{transpose, transpose_from};
-use super::woven;
-use super::zmm_rows::{Filling, Panel};
-use crate::cut::Tile;
+use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
 pub(super) const ROWS: usize = 9;
@@ -42,7 +42,7 @@ pub(super) struct Zmm;
 
 impl Kernel for Zmm {
     type Packed = f32;
-    const SIZES: Sizes = sizes::ZMM;
+    const SIZES: Sizes = blocking::ZMM;
 
     fn start() -> Self {
         Self
@@ -91,7 +91,7 @@ impl Kernel for Zmm {
         scratch: &mut [f32],
         store: &impl Store<O>,
     ) {
-        woven::task(job, out, scratch, store);
+        avx512_driver::task(job, out, scratch, store);
     }
 }
 

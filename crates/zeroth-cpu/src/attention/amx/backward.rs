@@ -8,13 +8,13 @@
 
 use std::ops::Range;
 
-use super::super::sizes::{PANEL, SPAN, padded, panel};
+use super::super::blocking::{PANEL, SPAN, padded, panel};
 use super::super::{Task, head_view};
-use super::differentiate::{Turned, differentiate};
-use super::products::{Product, Steps, Woven};
-use super::{STEP, Tiles, rounded, seen};
-use crate::matmul::{Side, View, pack_bf16};
-use crate::panels::{Room, ask_to_write_row, merged};
+use super::score_grads::{Turned, differentiate};
+use super::tile_matmul::{Product, Steps, Woven};
+use super::{STEP, Tiles, seen, store};
+use crate::avx512::{Room, ask_to_write_row, merged};
+use crate::gemm::{Side, View, pack_bf16};
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::Element;
 
@@ -90,7 +90,7 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
                 (row < rows.len()).then(|| task.grads[0].row(row)[first..][..dims.head_dim].as_mut_ptr())
             };
             // SAFETY: the row has a head's elements there, and is this task's alone.
-            unsafe { rounded::columns(dq, &[dims.scale; PANEL], dims.head_dim, place) }
+            unsafe { store::columns(dq, &[dims.scale; PANEL], dims.head_dim, place) }
         }
     }
     for row in 0..rows.len() {
@@ -98,8 +98,8 @@ pub(in super::super) fn backward<T: Element>(mut task: Task<T>, scratch: &mut [f
             ask_to_write_row(task.grads[1].row(row + AHEAD));
             ask_to_write_row(task.grads[2].row(row + AHEAD));
         }
-        rounded::row(&work.dk[row * width..][..width], dims.scale, task.grads[1].row(row));
-        rounded::row(&work.dv[row * width..][..width], 1.0, task.grads[2].row(row));
+        store::row(&work.dk[row * width..][..width], dims.scale, task.grads[1].row(row));
+        store::row(&work.dv[row * width..][..width], 1.0, task.grads[2].row(row));
     }
 }
 
@@ -198,7 +198,7 @@ impl Work<'_> {
         let pitch = task.pitches.q;
         let place = first * pitch + head * dims.head_dim;
         let (out, dout) = (&task.saved.out[place..], &task.dout[place..]);
-        rounded::products(out, dout, pitch, dims.head_dim, &mut self.delta[own]);
+        store::products(out, dout, pitch, dims.head_dim, &mut self.delta[own]);
     }
 
     /// Adds what panels `keys` and panels `queries`, a span of each at most, bring to all sums; without `add`, dk and dv begin.

@@ -5,12 +5,12 @@
 use std::arch::aarch64::{vaddq_f32, vdupq_n_f32, vfmaq_laneq_f32, vld1q_f32, vst1q_f32};
 
 use super::View;
-use super::blocks::{Kernel, Place, finish_rows};
-use super::f32_panels::pack_panel;
-use super::sizes::{self, Sizes};
-use super::store::Store;
-use crate::cut::Tile;
+use super::blocking::{self, Sizes};
+use super::driver::{Kernel, Place, finish_rows};
+use super::epilogue::Store;
+use super::pack::pack_panel;
 use crate::isa::Isa;
+use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
 const ROWS: usize = 8;
@@ -23,7 +23,7 @@ pub(super) struct Neon;
 
 impl Kernel for Neon {
     type Packed = f32;
-    const SIZES: Sizes = sizes::NEON;
+    const SIZES: Sizes = blocking::NEON;
 
     fn start() -> Self {
         Self

@@ -8,10 +8,10 @@ use std::arch::x86_64::{
 };
 
 use super::super::SLACK;
-use super::super::sizes::PANEL;
-use super::products::Woven;
+use super::super::blocking::PANEL;
+use super::tile_matmul::Woven;
 use super::{LANES, LINE, STEP, power};
-use crate::panels::joined;
+use crate::avx512::joined;
 
 /// What 32 queries have seen so far.
 pub(super) struct State {

@@ -5,9 +5,9 @@ use std::arch::x86_64::{
     _mm512_maskz_loadu_ps, _mm512_setzero_ps,
 };
 
-use super::super::sizes::{LANES, RESIDENT};
-use crate::matmul::{Between, PANEL, TILE, Tiles, transpose_from};
-use crate::panels::{Room, bits, merged};
+use super::super::blocking::{LANES, RESIDENT};
+use crate::avx512::{Room, bits, merged};
+use crate::gemm::{Between, PANEL, TILE, Tiles, transpose_from};
 
 /// Writes to dw [vocabulary, hidden], or adds to it, the product of `exps` [panels, steps of rows] and `x` [panels of hidden,
 /// steps of rows].

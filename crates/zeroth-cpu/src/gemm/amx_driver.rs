@@ -2,14 +2,14 @@
 //! leave the rest of the processor idle.
 #![allow(unsafe_code, reason = "sums are read and written by turns through one pointer")]
 
-use super::ahead::Ahead;
-use super::blocks::{
+use super::amx::Tiles;
+use super::blocking::{PANEL, TILE};
+use super::driver::{
     BEAT, Between, Job, Kernel, Place, aligned, back_and_forth, finish_rows, no_terms, panels,
 };
-use super::sizes::{PANEL, TILE};
-use super::store::{LINE, Store};
-use super::tiles::Tiles;
-use crate::cut::{Beside, Tile};
+use super::epilogue::{LINE, Store};
+use super::prefetch::Ahead;
+use crate::work_partition::{Beside, Tile};
 use zeroth_kernel::Element;
 
 /// Computes the task's part.

@@ -3,7 +3,7 @@
 //! A product out of the second-level cache leaves the memory idle, and what comes next would be waited for. Asking for a
 //! line changes no result and cannot fail, so places need no check.
 
-use super::blocks::BEAT;
+use super::driver::BEAT;
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;

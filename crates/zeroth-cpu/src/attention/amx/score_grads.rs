@@ -6,10 +6,10 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi16,
 };
 
-use super::super::sizes::PANEL;
-use super::products::Woven;
+use super::super::blocking::PANEL;
+use super::tile_matmul::Woven;
 use super::{LANES, LINE, STEP, power};
-use crate::panels::joined;
+use crate::avx512::joined;
 
 /// What becomes of a tile: a step of a panel each.
 pub(super) struct Turned<'a> {
@@ -17,7 +17,7 @@ pub(super) struct Turned<'a> {
     pub(super) weights: &'a mut [u16],
     /// Gradients, keys as rows.
     pub(super) grads: &'a mut [u16],
-    /// Gradients as columns over keys; [`crate::panels::merged`] says which query is in which column.
+    /// Gradients as columns over keys; [`crate::avx512::merged`] says which query is in which column.
     pub(super) columns: &'a mut [u16],
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Scratch is the largest need of any path, whatever the machine at hand runs: a plan holds everywhere.
 
-use crate::matmul::pack_len;
+use crate::gemm::pack_len;
 use zeroth_kernel::AttentionDims;
 
 /// Queries and keys of a tile, on all paths but AMX's.

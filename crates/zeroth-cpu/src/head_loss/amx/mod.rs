@@ -11,8 +11,8 @@
 //! Every element is one sum over tokens of the vocabulary, or over rows, in steps of 32: no cut into blocks changes it.
 #![allow(unsafe_code, reason = "vector instructions take pointers, and are for machines that have them")]
 
-mod powers;
-mod weights;
+mod dw;
+mod exps;
 
 use std::f32::consts::{LN_2, LOG2_E};
 use std::sync::atomic::Ordering;
@@ -20,14 +20,14 @@ use std::sync::atomic::Ordering;
 use half::bf16;
 use zeroth_base::DType;
 
-use super::sizes::{LANES, MARK, Panels};
+use super::blocking::{LANES, MARK, Panels};
 use super::{Gradients, Weights, x_pitch};
-use crate::cut::{Chunks, Grid, Optional};
+use crate::avx512::Room;
+use crate::gemm::{Nothing, PANEL, Side, TILE, Tiles, View, pack_bf16};
 use crate::isa::{Isa, each_isa};
 use crate::math;
-use crate::matmul::{Nothing, PANEL, Side, TILE, Tiles, View, pack_bf16};
-use crate::panels::Room;
 use crate::pool::Pool;
+use crate::work_partition::{Chunks, Grid, Optional};
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadLossDims;
 
@@ -225,7 +225,7 @@ impl<T: Element> Slice<'_, T> {
                     pack_bf16(Side::Columns, w.transposed(), lines, columns, out);
                 });
             }
-            let block = powers::Block { is_first: first == 0, columns, w: [&*packed, &*terms] };
+            let block = exps::Block { is_first: first == 0, columns, w: [&*packed, &*terms] };
             let exps = &mut exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
             let exps = gradients.then(|| Grid::new(exps, panels.rows * TILE, taken, TILE));
             let parts = (
@@ -236,8 +236,8 @@ impl<T: Element> Slice<'_, T> {
             self.pool.each_with(parts, own, |panel, (mut exps, sums, lanes), scratch| {
                 if open[panel] == 1 {
                     let x = &x[panel * panels.hidden * TILE..][..panels.hidden * TILE];
-                    let rows = powers::Rows { x, marks: &marks[panel * PANEL..][..PANEL], lanes };
-                    powers::advance(&block, rows, exps.as_mut().map(|exps| (exps, sums)), scratch);
+                    let rows = exps::Rows { x, marks: &marks[panel * PANEL..][..PANEL], lanes };
+                    exps::advance(&block, rows, exps.as_mut().map(|exps| (exps, sums)), scratch);
                 }
             });
         }
@@ -320,7 +320,7 @@ impl<T: Element> Second<'_, T> {
         let first = chunk * panels.chunk();
         let taken = panels.chunk().min(panels.vocab - first);
         let exps = &exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
-        weights::chunk(exps, terms, panels.rows, hidden, dw, add, scratch);
+        dw::chunk(exps, terms, panels.rows, hidden, dw, add, scratch);
         let labels = first * PANEL..first * PANEL + dw.len() / hidden;
         for ((x, mark), &label) in scaled.chunks_exact(hidden).zip(marks).zip(slice.labels) {
             if let Ok(label) = usize::try_from(label)
