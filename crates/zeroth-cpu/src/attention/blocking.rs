@@ -1,37 +1,34 @@
-//! Tiles of attention, and the scratch that follows from them.
+//! Tile sizes of attention, and the scratch that follows from them.
 //!
-//! Scratch is the largest need of any path, whatever the machine at hand runs: a plan holds everywhere.
+//! Scratch is the maximum over all instruction sets, so a memory plan is valid on every machine.
 
 use crate::gemm::pack_len;
+use crate::scratch_splitter::ALIGN;
 use zeroth_kernel::AttentionDims;
 
-/// Queries and keys of a tile, on all paths but AMX's.
+/// Queries and keys of a tile, without AMX.
 pub(super) const QUERIES: usize = 96;
 pub(super) const KEYS: usize = 128;
 
-/// Queries or keys of a panel for AMX: two tiles.
+/// Queries or keys of an AMX panel.
 pub(super) const PANEL: usize = 32;
-/// Queries of a task of AMX's forward.
+/// Queries of a task of the AMX forward.
 pub(super) const BLOCK: usize = 4 * PANEL;
-/// Panels of queries or keys whose weights are kept with AMX until they are multiplied.
+/// Panels of queries or keys whose weights AMX buffers before they are multiplied.
 pub(super) const SPAN: usize = 8;
-/// bf16 elements of a step of a panel.
+/// bf16 elements of a tile step of a panel.
 const STEP: usize = PANEL * PANEL;
-
-/// f32 elements that bring a buffer to a cache line.
-pub(super) const ALIGN: usize = 16;
 
 const fn max(a: usize, b: usize) -> usize {
     if a > b { a } else { b }
 }
 
-/// The elements of a head, whole steps of 32.
+/// Head dimension, padded to whole tile steps.
 pub(super) const fn padded(dims: &AttentionDims) -> usize {
     dims.head_dim.next_multiple_of(PANEL)
 }
 
-/// Panels that a pack can have in whole: those of a sequence begin at its first row, so a panel begins in each 32 rows at
-/// most.
+/// Most full panels in the packed rows: panels of a sequence start at its first row, so at most one starts in every 32 rows.
 pub(super) const fn slots(dims: &AttentionDims) -> usize {
     dims.rows.div_ceil(PANEL)
 }
@@ -41,19 +38,19 @@ pub(super) const fn panel(dims: &AttentionDims) -> usize {
     PANEL * padded(dims)
 }
 
-/// f32 elements of k and v as AMX's forward keeps them for all tasks.
+/// f32 elements of the packed k and v that all tasks of the AMX forward share.
 pub(super) const fn forward_shared(dims: &AttentionDims) -> usize {
     slots(dims) * dims.kv_heads * panel(dims) + ALIGN
 }
 
-/// What a thread of AMX's forward needs: queries, the sequence's last keys and values in bf16; two tiles of scores; weights
-/// in bf16; sums.
+/// f32 elements per thread of the AMX forward: packed queries and the last keys and values of a sequence; two tiles of scores;
+/// packed weights; accumulators.
 const fn forward_thread(dims: &AttentionDims) -> usize {
     (BLOCK / PANEL + 2) * panel(dims) / 2 + 2 * STEP + SPAN * STEP / 2 + panel(dims) + ALIGN
 }
 
-/// What a thread of AMX's backward needs: seven packed forms of the sequence and three sums; lse and delta; two times two
-/// tiles of scores; weights and gradients of a panel of keys, and gradients of a span of them, in bf16.
+/// f32 elements per thread of the AMX backward: seven packed forms of a sequence and three accumulators; lse and delta; two
+/// pairs of score tiles; packed weights and gradients of a panel of keys, and gradients of a span of panels.
 const fn backward_thread(dims: &AttentionDims) -> usize {
     let sequence = slots(dims) * panel(dims);
     let tiles = 4 * STEP + (2 + SPAN) * SPAN * STEP / 2;

@@ -1,24 +1,49 @@
-//! The kernel on AMX tiles: 32 by 32 sums in four tiles, 32 terms a step. The instructions are written in assembly,
-//! because the compiler has no stable names for them.
-#![allow(unsafe_code, reason = "tile instructions are assembly and take pointers")]
+//! The AMX bf16 micro-kernel: a 32 × 32 C tile in four tile registers, 32 terms of k per tile step. It is inline assembly
+//! because the AMX intrinsics are unstable.
+//!
+//! # Tile registers
+//!
+//! Tile registers carry values from one `asm!` block to the next:
+//!
+//! | register   | holds                               | written by                            | read by                      |
+//! |------------|-------------------------------------|---------------------------------------|------------------------------|
+//! | tmm0, tmm1 | C rows 0 to 15, left and right half | `tilezero` or a load of C, then every | `tilestored`, at the end of  |
+//! | tmm2, tmm3 | C rows 16 to 31, the same           | `tdpbf16ps` of the k loop             | the call                     |
+//! | tmm4, tmm5 | A rows 0 to 15 and 16 to 31         | the loads of each tile step           | `tdpbf16ps` of the same step |
+//! | tmm6, tmm7 | B columns 0 to 15 and 16 to 31      | the loads of each tile step           | `tdpbf16ps` of the same step |
+//!
+//! tmm0 to tmm3 are live from the start to the end of one micro-kernel call, across the interleaved work. tmm4 to tmm7 are
+//! live inside one `asm!` block, with two exceptions: in [`AmxKernel::matmul_panels_pipelined`] tmm6 and tmm7 are live from
+//! the upper to the lower half of a tile step, and in attention's `PipelinedMatmuls` all eight are live between calls of
+//! `advance`.
+//!
+//! [`AmxKernel`] owns the registers of its thread. It loads TILECFG (palette 1) in [`AmxKernel::configured`] and whenever
+//! the C tile has another extent, and executes `tilerelease` when it is dropped. A thread has one at a time: interleaved
+//! work uses vector registers only.
+//!
+//! Compiler-generated code cannot clobber the registers. No Rust type lives in them, LLVM emits AMX instructions only for
+//! its own intrinsics with the target feature `amx-tile`, which no function enables, and the standard library and libc
+//! contain none. The operating system saves them across context switches and signals. `asm!` knows `tmm_reg` as a clobber
+//! only, not as an operand, so values that flow through tile registers cannot be declared.
+#![allow(unsafe_code, reason = "AMX instructions are inline assembly and take pointers")]
 
 use std::arch::asm;
 use std::marker::PhantomData;
 
 use zeroth_base::DType;
 
-use super::View;
+use super::MatrixView;
 use super::amx_driver;
-use super::amx_pack::{Side, pack};
-use super::blocking::{self, Sizes};
-use super::driver::{BEAT, Between, Job, Kernel, Nothing, Place, finish_lines};
-use super::epilogue::Store;
+use super::amx_pack::{Operand, pack};
+use super::blocking::{self, Blocking};
+use super::driver::{Interleaved, K_STEP, MicroKernel, NoInterleave, Operands, TileRect, store_wide_rows};
+use super::epilogue::Epilogue;
 use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
-/// Whether the processor has bf16 tiles and the operating system lets this process use them. Linux wants to be asked.
+/// Whether the CPU has AMX-BF16 and the operating system lets this process use it. Linux requires a permission request.
 pub(crate) fn permitted() -> bool {
-    /// `arch_prctl` and its request for a part of the extended state, which tiles' data is.
+    /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)` requests permission to use tile data.
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const XFEATURE_XTILEDATA: i64 = 18;
@@ -26,7 +51,7 @@ pub(crate) fn permitted() -> bool {
         return false;
     }
     let result: i64;
-    // SAFETY: a system call that changes no memory of ours; the kernel refuses what it does not know.
+    // SAFETY: the system call writes no user memory; a kernel that does not know the request returns an error.
     unsafe {
         asm!(
             "syscall",
@@ -41,9 +66,9 @@ pub(crate) fn permitted() -> bool {
     result == 0
 }
 
-/// What `ldtilecfg` reads: palette 1, and rows and bytes a row of each tile.
+/// The memory operand of `ldtilecfg`: palette 1, with rows and bytes per row of each tile register.
 #[repr(C, align(64))]
-struct Config {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -51,22 +76,22 @@ struct Config {
     rows: [u8; 16],
 }
 
-/// Rows of a tile, and f32 or pairs of bf16 in a row.
+/// Rows of a tile register, and f32 or bf16 pairs per row.
 const SIDE: usize = 16;
 const FULL: [usize; 2] = [2 * SIDE, 2 * SIDE];
-/// Elements of a panel's step: two tiles.
+/// bf16 elements of one tile step of a panel: two tiles.
 const STEP: usize = 2 * SIDE * 2 * SIDE;
 
-/// Steps of a beat.
-const PAIR: usize = BEAT / (2 * SIDE);
+/// Tile steps of a k-step.
+const STEPS: usize = K_STEP / (2 * SIDE);
 
-/// Steps of packed rows that the first-level cache has room for: the next panel of b wants them again. All else is loaded
-/// past it, because what is not there again in time only drives out what is.
-pub(super) const NEAR: usize = 16;
-/// The same of the lower half of rows as they stand: twice the steps of a half are as many lines.
-const HALF_NEAR: usize = 32;
+/// Tile steps of a packed A panel that are loaded into L1, because the next B panel reads them again. The rest is loaded
+/// with `tileloaddt1`, past L1: a line that is evicted before its reuse only evicts others.
+pub(super) const L1_STEPS: usize = 16;
+/// The same for the lower half of an A panel that is read in place: half of a step is half of the lines.
+const L1_HALF_STEPS: usize = 32;
 
-/// The upper and the lower half of a step of packed panels.
+/// The upper (A rows 0 to 15) and the lower half of a tile step of packed panels.
 macro_rules! upper_half {
     ($load:literal, $right:literal) => {
         concat!(
@@ -92,56 +117,61 @@ macro_rules! lower_half {
     };
 }
 
-/// Tiles 0 to 3 hold sums (0 and 1 the upper half), 4 and 5 rows of a, 6 and 7 columns of b.
-pub(crate) struct Tiles {
-    /// The rows and columns that the tiles are configured for.
-    live: [usize; 2],
+/// The micro-kernel, and owner of the calling thread's tile registers until it is dropped.
+pub(crate) struct AmxKernel {
+    /// Rows and columns of the C tile that TILECFG is loaded for.
+    extent: [usize; 2],
 }
 
-/// Rows of a as tiles read them: where they stand, or packed.
+/// Panels of A as tile loads read them: packed, or in place.
 #[derive(Clone, Copy)]
-pub(super) struct Lines<'a> {
+pub(super) struct AOperand<'a> {
     start: *const u16,
-    /// Elements from one row to the next, and from one step to the next.
+    /// Elements between rows, and between tile steps.
     row: usize,
     step: usize,
     steps: usize,
-    /// Elements from one panel to the next.
+    /// Elements between panels.
     panel: usize,
     matrix: PhantomData<&'a u16>,
 }
 
-impl Lines<'_> {
-    /// Steps that are loaded into the first-level cache, both halves of them and the lower one.
-    const fn near(self) -> [usize; 2] {
-        if self.step == STEP || self.steps <= NEAR { [NEAR, NEAR] } else { [0, HALF_NEAR] }
+impl AOperand<'_> {
+    /// Panel number `index`.
+    pub(super) fn panel(self, index: usize) -> Self {
+        Self { start: self.start.wrapping_add(index * self.panel), ..self }
+    }
+
+    /// Tile steps to load into L1: of the whole panel, and of its lower half.
+    const fn l1_steps(self) -> [usize; 2] {
+        if self.step == STEP || self.steps <= L1_STEPS { [L1_STEPS, L1_STEPS] } else { [0, L1_HALF_STEPS] }
     }
 }
 
-impl Tiles {
-    /// Makes the calling thread's tiles ready.
-    pub(crate) fn ready() -> Self {
-        let mut tiles = Self { live: FULL };
-        tiles.configure(FULL);
-        tiles
+impl AmxKernel {
+    /// Configures the calling thread's tile registers for full tiles.
+    pub(crate) fn configured() -> Self {
+        let mut kernel = Self { extent: FULL };
+        kernel.configure(FULL);
+        kernel
     }
 
-    /// Writes the product of a packed panel of a and one of b to `c` [32, 32], or adds it to what is there.
+    /// Multiplies a packed panel of A by one of B into `c` [32, 32]; with `add` accumulates.
     #[inline(always)]
-    pub(crate) fn whole(
+    pub(crate) fn matmul_panels(
         &mut self,
         a: &[u16],
         b: &[u16],
         c: &mut [f32],
         add: bool,
-        between: &mut impl Between,
+        interleave: &mut impl Interleaved,
     ) {
         let steps = a.len() / STEP;
         assert!(a.len() == b.len() && a.len() == steps * STEP && c.len() >= FULL[0] * FULL[1]);
-        if self.live[0] != FULL[0] || self.live[1] != FULL[1] {
+        if self.extent[0] != FULL[0] || self.extent[1] != FULL[1] {
             self.configure(FULL);
         }
-        let a = Lines {
+        let a = AOperand {
             start: a.as_ptr(),
             row: 2 * SIDE,
             step: STEP,
@@ -149,36 +179,36 @@ impl Tiles {
             panel: steps * STEP,
             matrix: PhantomData,
         };
-        // SAFETY: the panels hold the same number of steps, all tiles are configured in full, and c has room for them.
-        unsafe { run::<true, true>(a, b.as_ptr(), c.as_mut_ptr(), 2 * SIDE, add, between) }
+        // SAFETY: the panels have equally many tile steps, TILECFG is loaded for full tiles, and `c` holds a full tile.
+        unsafe { run::<true, true>(a, b.as_ptr(), c.as_mut_ptr(), 2 * SIDE, add, interleave) }
     }
 
-    /// As [`Tiles::whole`], written, with two beats a step: work for vectors that comes in small pieces is done beside the
-    /// products, in larger ones the next loads wait behind it. The first-level cache keeps steps of a, or those of b if `COLUMNS`:
-    /// whichever comes again next.
+    /// [`AmxKernel::matmul_panels`] without `add`, with two `k_step` calls per tile step: small pieces of vector work overlap
+    /// with the tile multiplications, larger ones delay the next tile loads. L1 keeps the tile steps of A or, with
+    /// `REUSE_B`, of B, whichever the next call reads again.
     #[inline(always)]
-    pub(crate) fn woven<const COLUMNS: bool>(
+    pub(crate) fn matmul_panels_pipelined<const REUSE_B: bool>(
         &mut self,
         a: &[u16],
         b: &[u16],
         c: &mut [f32],
-        between: &mut impl Between,
+        interleave: &mut impl Interleaved,
     ) {
         assert!(a.len() == b.len() && a.len().is_multiple_of(STEP) && c.len() >= FULL[0] * FULL[1]);
-        if self.live[0] != FULL[0] || self.live[1] != FULL[1] {
+        if self.extent[0] != FULL[0] || self.extent[1] != FULL[1] {
             self.configure(FULL);
         }
-        // SAFETY: the panels hold the same number of steps, all tiles are configured in full, and c has room for them.
+        // SAFETY: the panels have equally many tile steps, TILECFG is loaded for full tiles, and `c` holds a full tile.
         unsafe {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
             let (mut at, mut bt) = (a.as_ptr(), b.as_ptr());
             for step in 0..a.len() / STEP {
-                if COLUMNS && step < NEAR {
+                if REUSE_B && step < L1_STEPS {
                     asm!(
                         upper_half!("tileloaddt1", "tileloadd"),
                         a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
                     );
-                } else if step < NEAR {
+                } else if step < L1_STEPS {
                     asm!(
                         upper_half!("tileloadd", "tileloaddt1"),
                         a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
@@ -189,13 +219,13 @@ impl Tiles {
                         a = in(reg) at, b = in(reg) bt, line = in(reg) 64usize, options(nostack, readonly),
                     );
                 }
-                between.beat();
-                if !COLUMNS && step < NEAR {
+                interleave.k_step();
+                if !REUSE_B && step < L1_STEPS {
                     asm!(lower_half!("tileloadd"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
                 } else {
                     asm!(lower_half!("tileloaddt1"), a = in(reg) at, line = in(reg) 64usize, options(nostack, readonly));
                 }
-                between.beat();
+                interleave.k_step();
                 (at, bt) = (at.wrapping_add(STEP), bt.wrapping_add(STEP));
             }
             let (c, below) = (c.as_mut_ptr(), c.as_mut_ptr().wrapping_add(SIDE * 2 * SIDE));
@@ -209,46 +239,47 @@ impl Tiles {
         }
     }
 
-    /// As [`Kernel::multiply`], with what there is to do between beats, and before the sums are written.
+    /// [`MicroKernel::multiply`] with interleaved work.
     ///
     /// # Safety
-    /// `c` has the live rows and columns, `stride` apart, and nobody has a reference to them but `between` until its end.
+    /// `c` has the rows and columns of `extent`, `stride` apart, and until `drain` returns nothing but `interleave` refers
+    /// to them.
     #[inline(always)]
-    pub(super) unsafe fn multiply_to(
+    pub(super) unsafe fn multiply_interleaved(
         &mut self,
-        a: Lines<'_>,
+        a: AOperand<'_>,
         b: &[u16],
         c: *mut f32,
         stride: usize,
-        live: [usize; 2],
+        extent: [usize; 2],
         add: bool,
-        between: &mut impl Between,
+        interleave: &mut impl Interleaved,
     ) {
-        let [rows, columns] = live;
+        let [rows, columns] = extent;
         assert!(a.steps * STEP == b.len());
-        // One by one: an array is compared in a vector register, which waits for both halves to reach the cache.
-        if self.live[0] != rows || self.live[1] != columns {
-            self.configure(live);
+        // One by one: an array comparison becomes a vector load, which stalls on store forwarding.
+        if self.extent[0] != rows || self.extent[1] != columns {
+            self.configure(extent);
         }
-        // SAFETY: the panels hold the same number of steps, and the tiles are configured to the rows and columns that c has.
+        // SAFETY: the panels have equally many tile steps, and TILECFG is loaded for the extent of `c`.
         unsafe {
             match (rows > SIDE, columns > SIDE) {
-                (true, true) => run::<true, true>(a, b.as_ptr(), c, stride, add, between),
-                (true, false) => run::<true, false>(a, b.as_ptr(), c, stride, add, between),
-                (false, true) => run::<false, true>(a, b.as_ptr(), c, stride, add, between),
-                (false, false) => run::<false, false>(a, b.as_ptr(), c, stride, add, between),
+                (true, true) => run::<true, true>(a, b.as_ptr(), c, stride, add, interleave),
+                (true, false) => run::<true, false>(a, b.as_ptr(), c, stride, add, interleave),
+                (false, true) => run::<false, true>(a, b.as_ptr(), c, stride, add, interleave),
+                (false, false) => run::<false, false>(a, b.as_ptr(), c, stride, add, interleave),
             }
         }
     }
 
-    fn configure(&mut self, live: [usize; 2]) {
-        self.live = live;
+    fn configure(&mut self, extent: [usize; 2]) {
+        self.extent = extent;
         let mut config =
-            Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        let halves = |live: usize| [live.min(SIDE), live.saturating_sub(SIDE)];
-        let (rows, columns) = (halves(live[0]), halves(live[1]));
+            TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        let halves = |extent: usize| [extent.min(SIDE), extent.saturating_sub(SIDE)];
+        let (rows, columns) = (halves(extent[0]), halves(extent[1]));
         let mut set = |tile: usize, rows: usize, columns: usize| {
-            // A tile without rows or columns must have neither.
+            // A tile without rows or columns must have both set to 0.
             if rows > 0 && columns > 0 {
                 (config.rows[tile], config.row_bytes[tile]) = (rows as u8, 4 * columns as u16);
             }
@@ -259,87 +290,83 @@ impl Tiles {
             set(4 + half, rows[half], SIDE);
             set(6 + half, SIDE, columns[half]);
         }
-        // SAFETY: `Isa::available` has asked for the tiles, and the configuration is within their sizes.
+        // SAFETY: `Isa::available` has obtained permission, and the configuration is within palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) }
     }
 }
 
-impl Drop for Tiles {
+impl Drop for AmxKernel {
     fn drop(&mut self) {
-        // The thread's state is small again for whoever switches it.
+        // Context switches do not save tile data in its initial state.
         // SAFETY: as in `configure`.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }
 
-impl Kernel for Tiles {
+impl MicroKernel for AmxKernel {
     type Packed = u16;
-    const SIZES: Sizes = blocking::TILES;
+    const BLOCKING: Blocking = blocking::AMX;
 
-    fn start() -> Self {
-        Self::ready()
+    fn setup() -> Self {
+        Self::configured()
     }
 
-    type Rows<'a> = Lines<'a>;
+    type PackedA<'a> = AOperand<'a>;
 
-    fn pack_rows<'a, T: Element>(
+    fn pack_a<'a, T: Element>(
         &self,
-        source: View<'a, T>,
+        source: MatrixView<'a, T>,
         rows: usize,
-        depth: usize,
+        kc: usize,
         out: &'a mut [u16],
-    ) -> Lines<'a> {
-        let steps = depth.div_ceil(2 * SIDE);
-        let start = source.checked(rows, depth).cast::<u16>();
-        // Rows that lie as a tile wants them, each term's step on a cache line, need no copy.
-        let straight = T::DTYPE == DType::Bf16 && source.column == 1 && depth.is_multiple_of(2 * SIDE);
-        if straight && source.row.is_multiple_of(2 * SIDE) && (start as usize).is_multiple_of(64) {
-            let (row, panel) = (source.row, 2 * SIDE * source.row);
-            return Lines { start, row, step: 2 * SIDE, steps, panel, matrix: PhantomData };
+    ) -> AOperand<'a> {
+        let steps = kc.div_ceil(2 * SIDE);
+        let start = source.checked_ptr(rows, kc).cast::<u16>();
+        // Row-major bf16 rows whose tile steps are whole cache lines are read in place.
+        let in_place = T::DTYPE == DType::Bf16 && !source.is_transposed() && kc.is_multiple_of(2 * SIDE);
+        if in_place && source.row_stride.is_multiple_of(2 * SIDE) && (start as usize).is_multiple_of(64) {
+            let (row, panel) = (source.row_stride, 2 * SIDE * source.row_stride);
+            return AOperand { start, row, step: 2 * SIDE, steps, panel, matrix: PhantomData };
         }
-        pack(Side::Rows, source, rows, depth, out);
+        pack(Operand::A, source, rows, kc, out);
         let panel = steps * STEP;
-        Lines { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
+        AOperand { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
     }
 
-    fn panel(rows: Self::Rows<'_>, index: usize) -> Self::Rows<'_> {
-        Lines { start: rows.start.wrapping_add(index * rows.panel), ..rows }
-    }
-
-    fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [u16]) {
-        pack(Side::Columns, source, columns, depth, out);
+    fn pack_b<T: Element>(&self, source: MatrixView<T>, columns: usize, kc: usize, out: &mut [u16]) {
+        pack(Operand::B, source, columns, kc, out);
     }
 
     fn multiply(
         &mut self,
-        a: Lines<'_>,
+        a: AOperand<'_>,
         b: &[u16],
         c: &mut [f32],
         stride: usize,
-        live: [usize; 2],
+        extent: [usize; 2],
         add: bool,
     ) {
-        assert!((live[0] - 1) * stride + live[1] <= c.len());
-        // SAFETY: c has the live rows and columns, and nobody else has it.
-        unsafe { self.multiply_to(a, b, c.as_mut_ptr(), stride, live, add, &mut Nothing) }
+        assert!((extent[0] - 1) * stride + extent[1] <= c.len());
+        // SAFETY: `c` has the extent, and is borrowed exclusively.
+        unsafe { self.multiply_interleaved(a, b, c.as_mut_ptr(), stride, extent, add, &mut NoInterleave) }
     }
 
     #[inline(always)]
-    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
-        finish_lines(sums, at, out, store);
+    fn store_tile<O, E: Epilogue<O>>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &E) {
+        store_wide_rows(acc, rect, out, epilogue);
     }
 
     fn run_task<A: Element, B: Element, O>(
-        job: Job<'_, A, B>,
+        operands: Operands<'_, A, B>,
         out: Tile<O>,
         scratch: &mut [f32],
-        store: &impl Store<O>,
+        epilogue: &impl Epilogue<O>,
     ) {
-        amx_driver::run_task(job, out, scratch, store);
+        amx_driver::run_task(operands, out, scratch, epilogue);
     }
 }
 
-/// The instructions of one step of 2 by 2 tiles, `$a` and `$b` bytes further.
+/// One tile step of 2 × 2 tiles, at byte offsets `$a` of A, `$b` and `$right` of B.
 macro_rules! step {
     ($load:literal, $lower:literal, $a:literal, $b:literal, $right:literal) => {
         concat!(
@@ -365,24 +392,23 @@ macro_rules! step {
     };
 }
 
-/// c = or += a · b over the steps of panels; `TALL` with the lower tiles of a, `WIDE` with the right ones of b.
+/// Runs the k loop over two panels: `TALL` with the lower tiles of A, `WIDE` with the right tiles of B.
 ///
 /// # Safety
-/// Panels have as many steps, c has the configured rows and columns, and tiles are configured accordingly.
+/// The panels have equally many tile steps, and TILECFG is loaded for the extent of `c`.
 #[inline(always)]
 unsafe fn run<const TALL: bool, const WIDE: bool>(
-    a: Lines<'_>,
+    a: AOperand<'_>,
     mut b: *const u16,
     c: *mut f32,
     stride: usize,
     add: bool,
-    between: &mut impl Between,
+    interleave: &mut impl Interleaved,
 ) {
     let below = c.wrapping_add(SIDE * stride);
-    let [near, lower_near] = a.near();
+    let [near, lower_near] = a.l1_steps();
     let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
-    // The compiler has no use for tiles, so what one block of assembly leaves in them the next one finds.
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise. The module documentation says why tile registers survive between `asm!` blocks.
     unsafe {
         if add {
             asm!("tileloadd tmm0, [{} + {}*1]", in(reg) c, in(reg) 4 * stride, options(nostack, readonly));
@@ -407,39 +433,39 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
                 asm!("tilezero tmm3", options(nostack, nomem));
             }
         }
-        // A loop for each way of loading, so that none has to look: numbers that do not fit the registers are loaded, too.
-        macro_rules! beats {
-            ($count:expr, $upper:literal, $lower:literal, $second:literal, $on:expr) => {
+        // One loop for each kind of load: a branch or a spilled operand in the loop would take a load slot from the tiles.
+        macro_rules! k_loop {
+            ($count:expr, $upper:literal, $lower:literal, $second:literal, $advance:expr) => {
                 for _ in 0..$count {
                     asm!(
                         step!($upper, $lower, "0", "0", "1024"), step!($upper, $lower, $second, "2048", "3072"),
                         upper = in(reg) upper, lower = in(reg) lower, row = in(reg) row,
                         b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                     );
-                    between.beat();
-                    (upper, lower, b) = (upper.wrapping_add($on), lower.wrapping_add($on), b.wrapping_add(2 * STEP));
+                    interleave.k_step();
+                    (upper, lower, b) = (upper.wrapping_add($advance), lower.wrapping_add($advance), b.wrapping_add(2 * STEP));
                 }
             };
         }
-        let whole = if TALL && WIDE { a.steps / PAIR } else { 0 };
-        let (near, lower_near) = (whole.min(near / PAIR), whole.min(lower_near / PAIR));
+        let whole = if TALL && WIDE { a.steps / STEPS } else { 0 };
+        let (near, lower_near) = (whole.min(near / STEPS), whole.min(lower_near / STEPS));
         if a.step == STEP {
-            beats!(near, "tileloadd", "tileloadd", "2048", 2 * STEP);
-            beats!(whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
+            k_loop!(near, "tileloadd", "tileloadd", "2048", 2 * STEP);
+            k_loop!(whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
         } else {
-            beats!(near, "tileloadd", "tileloadd", "64", 4 * SIDE);
-            beats!(lower_near - near, "tileloaddt1", "tileloadd", "64", 4 * SIDE);
-            beats!(whole - lower_near, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
+            k_loop!(near, "tileloadd", "tileloadd", "64", 4 * SIDE);
+            k_loop!(lower_near - near, "tileloaddt1", "tileloadd", "64", 4 * SIDE);
+            k_loop!(whole - lower_near, "tileloaddt1", "tileloaddt1", "64", 4 * SIDE);
         }
-        for at in PAIR * whole..a.steps {
+        for at in STEPS * whole..a.steps {
             edge::<TALL, WIDE>(upper, lower, row, b);
             (upper, lower, b) =
                 (upper.wrapping_add(a.step), lower.wrapping_add(a.step), b.wrapping_add(STEP));
-            if at % PAIR == 1 || at + 1 == a.steps {
-                between.beat();
+            if at % STEPS == 1 || at + 1 == a.steps {
+                interleave.k_step();
             }
         }
-        between.end();
+        interleave.drain();
         asm!("tilestored [{} + {}*1], tmm0", in(reg) c, in(reg) 4 * stride, options(nostack));
         if WIDE {
             asm!("tilestored [{} + {}*1 + 64], tmm1", in(reg) c, in(reg) 4 * stride, options(nostack));
@@ -453,10 +479,10 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
     }
 }
 
-/// One step of tiles that may have rows or columns missing.
+/// One tile step of a C tile with fewer than 32 rows or columns.
 ///
 /// # Safety
-/// As for [`run`]; each address has a step of its panel.
+/// As for [`run`]; each address has one tile step of its panel.
 #[inline(always)]
 unsafe fn edge<const TALL: bool, const WIDE: bool>(
     upper: *const u16,

@@ -1,180 +1,195 @@
-//! A task's part of a product on tiles. The sums of a tile are stored while the next one is multiplied: tile instructions
-//! leave the rest of the processor idle.
-#![allow(unsafe_code, reason = "sums are read and written by turns through one pointer")]
+//! The software-pipelined GEMM driver for AMX. A C tile is stored while the next one is multiplied: AMX instructions leave
+//! the vector units idle.
+#![allow(unsafe_code, reason = "accumulators are read and written through one raw pointer")]
 
-use super::amx::Tiles;
+use super::amx::AmxKernel;
 use super::blocking::{PANEL, TILE};
 use super::driver::{
-    BEAT, Between, Job, Kernel, Place, aligned, back_and_forth, finish_rows, no_terms, panels,
+    Interleaved, K_STEP, MicroKernel, Operands, TileRect, panels, serpentine, store_rows, store_zeros,
 };
-use super::epilogue::{LINE, Store};
-use super::prefetch::Ahead;
-use crate::work_partition::{Beside, Tile};
+use super::epilogue::{Epilogue, WIDE_ROW};
+use super::prefetch::Prefetch;
+use crate::scratch_splitter::ScratchSplitter;
+use crate::work_partition::{PendingRows, Tile};
 use zeroth_kernel::Element;
 
-/// Computes the task's part.
-pub(super) fn run_task<A: Element, B: Element, O, S: Store<O>>(
-    job: Job<'_, A, B>,
+/// Computes one task's block of C, as [`MicroKernel::run_task`].
+pub(super) fn run_task<A: Element, B: Element, O, E: Epilogue<O>>(
+    operands: Operands<'_, A, B>,
     out: Tile<O>,
     scratch: &mut [f32],
-    store: &S,
+    epilogue: &E,
 ) {
-    // SAFETY: a machine with tiles has AVX-512; `Isa::available` has looked.
+    let blocking = AmxKernel::BLOCKING.for_layout(operands.a.is_transposed());
+    // SAFETY: `Isa::available` reports AMX only with AVX-512 and its bf16 conversions.
     unsafe {
-        // Sums are added to what is stored, or to those of the block before.
-        if S::READS || job.k > Tiles::SIZES.seen(job.a.turned()).depth(job.k) {
-            task::<A, B, O, S, true>(job, out, scratch, store);
+        // C is updated where the epilogue reads the output, or where k takes more than one block.
+        if E::READS_OUTPUT || operands.k > blocking.kc(operands.k) {
+            pipelined::<A, B, O, E, true>(operands, out, scratch, epilogue);
         } else {
-            task::<A, B, O, S, false>(job, out, scratch, store);
+            pipelined::<A, B, O, E, false>(operands, out, scratch, epilogue);
         }
     }
 }
 
-/// [`run_task`] with what it does between the steps of tiles in vectors.
+/// [`run_task`], with the interleaved work compiled to AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-fn task<A: Element, B: Element, O, S: Store<O>, const ADDS: bool>(
-    job: Job<'_, A, B>,
+fn pipelined<A: Element, B: Element, O, E: Epilogue<O>, const UPDATES_C: bool>(
+    operands: Operands<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
-    store: &S,
+    epilogue: &E,
 ) {
-    let (k, sizes) = (job.k, Tiles::SIZES.seen(job.a.turned()));
+    let (k, blocking) = (operands.k, AmxKernel::BLOCKING.for_layout(operands.a.is_transposed()));
     let (rows, columns) = (out.rows(), out.columns());
-    let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
+    let mut scratch = ScratchSplitter::new(scratch);
+    let (acc, pack) = (scratch.f32(blocking.acc_len(rows, columns, k)), scratch.rest());
     if k == 0 {
-        return no_terms::<Tiles, O, S>(&mut sums[..TILE], &mut out, store);
+        return store_zeros::<AmxKernel, O, E>(&mut acc[..TILE], &mut out, epilogue);
     }
-    // Where sums are complete after one block of terms, all tiles use the same place in turn: it stays in the first-level cache,
-    // and what stands there is taken before the next sums are written. Else each tile has its own.
-    let (tiles_of_sums, sums) = (sums.len() / TILE, sums.as_mut_ptr());
-    let mut tiles = Tiles::ready();
-    let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
-    let (across, group_rows) = (columns.div_ceil(PANEL), sizes.panels * PANEL);
-    // Where rows follow each other, every panel of b asks for a share of the next ones.
-    let share = PANEL.div_ceil(across.max(1));
-    // Where columns of b lie side by side, all are packed together: the further the processor reads along a row, the more it reads
-    // ahead by itself. With two panels at a time a product of 512 rows took up to a quarter longer.
-    let packed_together = if b.turned() { across } else { sizes.panels };
-    let in_one = k <= sizes.depth(k);
-    let mut waiting = Waiting { corner: [0, 0], rows: 0, slot: 0 };
-    for first in (0..k).step_by(sizes.depth(k)) {
-        let depth = sizes.depth(k).min(k - first);
-        let last = first + depth == k;
-        let (a_pack, b_pack) = panels::<Tiles>(pack, group_rows, columns, depth);
-        let panel_len = sizes.panel(PANEL, depth);
-        let each = PANEL.div_ceil(depth.div_ceil(BEAT));
+    // With one block of k, all C tiles share one slot, which stays in L1: it is read out before it is overwritten. Else
+    // each tile has its own slot.
+    let (slots, acc) = (acc.len() / TILE, acc.as_mut_ptr());
+    let mut kernel = AmxKernel::configured();
+    let a = operands.a.submatrix(out.first_row(), 0);
+    let b = operands.b.transposed().submatrix(out.first_column(), 0);
+    let (across, group_rows) = (columns.div_ceil(PANEL), blocking.panels_per_pack * PANEL);
+    // Rows of A that each B panel prefetches.
+    let rows_per_panel = PANEL.div_ceil(across.max(1));
+    // Where B is row-major, all of its panels are packed together: longer reads along a row engage the hardware prefetcher.
+    // With two panels at a time a GEMM of 512 rows took up to a quarter longer.
+    let b_per_pack = if b.is_transposed() { across } else { blocking.panels_per_pack };
+    let one_block = k <= blocking.kc(k);
+    let mut pending = PendingTile { corner: [0, 0], rows: 0, slot: 0 };
+    for first in (0..k).step_by(blocking.kc(k)) {
+        let kc = blocking.kc(k).min(k - first);
+        let last = first + kc == k;
+        let (a_pack, b_pack) = panels::<AmxKernel>(pack, group_rows, columns, kc);
+        let panel_len = blocking.panel_len(PANEL, kc);
+        let rows_per_step = PANEL.div_ceil(kc.div_ceil(K_STEP));
         for group in (0..rows).step_by(group_rows) {
-            let packed = tiles.pack_rows(a.from(group, first), group_rows.min(rows - group), depth, a_pack);
+            let packed = kernel.pack_a(a.submatrix(group, first), group_rows.min(rows - group), kc, a_pack);
             for row in (group..rows.min(group + group_rows)).step_by(PANEL) {
-                let a_panel = Tiles::panel(packed, (row - group) / PANEL);
-                let (band, term) = if row + PANEL < rows { (row + PANEL, first) } else { (0, first + depth) };
-                // Rows of a matrix that is seen the other way round come by themselves: they are packed one after the other.
-                let next =
-                    (term < k && !a.turned()).then(|| a.data.as_ptr().wrapping_add(band * a.row + term));
+                let a_panel = packed.panel((row - group) / PANEL);
+                let (next_row, next_k) =
+                    if row + PANEL < rows { (row + PANEL, first) } else { (0, first + kc) };
+                // A column-major A is packed row after row, which the hardware prefetcher follows.
+                let next_a = (next_k < k && !a.is_transposed())
+                    .then(|| a.data.as_ptr().wrapping_add(next_row * a.row_stride + next_k));
                 for turn in 0..across {
-                    let panel = back_and_forth(row / PANEL, turn, across);
-                    let at = Place::of(&out, [row, panel * PANEL], [PANEL; 2]);
-                    if row == 0 && panel.is_multiple_of(packed_together) {
-                        let together = packed_together.min(across - panel);
+                    let panel = serpentine(row / PANEL, turn, across);
+                    let rect = TileRect::new(&out, [row, panel * PANEL], [PANEL; 2]);
+                    if row == 0 && panel.is_multiple_of(b_per_pack) {
+                        let together = b_per_pack.min(across - panel);
                         let out = &mut b_pack[panel * panel_len..][..together * panel_len];
-                        let columns = (together * PANEL).min(columns - at.column);
-                        tiles.pack_columns(b.from(at.column, first), columns, depth, out);
+                        let columns = (together * PANEL).min(columns - rect.column);
+                        kernel.pack_b(b.submatrix(rect.column, first), columns, kc, out);
                     }
                     let b_panel = &b_pack[panel * panel_len..][..panel_len];
-                    let mut ahead = Ahead::<A, ADDS>::nothing(b_panel.as_ptr().cast());
-                    if let Some(next) = next {
-                        ahead.read(next.wrapping_add(turn * share * a.row), a.row);
+                    let mut prefetch = Prefetch::<A, UPDATES_C>::none(b_panel.as_ptr().cast());
+                    if let Some(next_a) = next_a {
+                        let start = next_a.wrapping_add(turn * rows_per_panel * a.row_stride);
+                        prefetch.set_a(start, a.row_stride);
                     }
-                    let slot = if in_one { 0 } else { row / PANEL * across + panel };
-                    assert!(slot < tiles_of_sums);
-                    if last && S::READS {
+                    let slot = if one_block { 0 } else { row / PANEL * across + panel };
+                    assert!(slot < slots);
+                    if last && E::READS_OUTPUT {
                         let stride = out.stride();
-                        ahead.add(out.row(row)[at.column..].as_ptr(), at.columns, stride);
-                    } else if !in_one {
-                        // The next tile's sums, which have left the cache since the block before. After the last panel of a
-                        // band comes the same panel of the next.
+                        prefetch.set_c(out.row(row)[rect.column..].as_ptr(), rect.columns, stride);
+                    } else if !one_block {
+                        // The accumulators of the next tile have left the cache since the previous block of k. After the
+                        // last panel of a row comes the same panel of the next row.
                         let next = match turn + 1 {
                             end if end == across => slot + across,
-                            turn => row / PANEL * across + back_and_forth(row / PANEL, turn, across),
+                            turn => row / PANEL * across + serpentine(row / PANEL, turn, across),
                         };
-                        ahead.add(sums.wrapping_add(next * TILE), PANEL, PANEL);
+                        prefetch.set_c(acc.wrapping_add(next * TILE), PANEL, PANEL);
                     }
-                    let (sums, earlier) =
-                        (sums.wrapping_add(slot * TILE), sums.wrapping_add(waiting.slot * TILE));
-                    let first_column = out.first_column() + waiting.corner[1];
-                    let lines = out.lines(waiting.corner, waiting.rows);
-                    // SAFETY: sums of a whole tile, written when it was put to wait. They are read until `end`, before the
-                    // same memory is written: nobody else has it, and all pointers come from one.
+                    let (acc, pending_acc) =
+                        (acc.wrapping_add(slot * TILE), acc.wrapping_add(pending.slot * TILE));
+                    let first_column = out.first_column() + pending.corner[1];
+                    let chunks = out.row_chunks(pending.corner, pending.rows);
+                    // SAFETY: `pending_acc` is a full tile, written when it became pending. It is read until `drain`, before
+                    // the same memory is overwritten; no one else uses it, and all pointers derive from one.
                     unsafe {
-                        let rows = lines.beside(earlier.cast_const().cast());
-                        let mut meanwhile = Meanwhile { ahead, each, first_column, rows, store };
-                        let live = [at.rows, at.columns];
-                        tiles.multiply_to(a_panel, b_panel, sums, PANEL, live, first > 0, &mut meanwhile);
+                        let rows = chunks.with_acc(pending_acc.cast_const().cast());
+                        let mut interleave =
+                            Interleave { prefetch, rows_per_step, first_column, rows, epilogue };
+                        let extent = rect.extent();
+                        kernel.multiply_interleaved(
+                            a_panel,
+                            b_panel,
+                            acc,
+                            PANEL,
+                            extent,
+                            first > 0,
+                            &mut interleave,
+                        );
                     }
-                    waiting = Waiting { corner: [at.row, at.column], rows: 0, slot };
-                    if last && at.columns == LINE {
-                        waiting.rows = at.rows;
+                    pending = PendingTile { corner: [rect.row, rect.column], rows: 0, slot };
+                    if last && rect.columns == WIDE_ROW {
+                        pending.rows = rect.rows;
                     } else if last {
                         // SAFETY: the tile that was just written.
-                        let sums = unsafe { std::slice::from_raw_parts(sums.cast_const(), TILE) };
-                        finish_rows::<LINE, O>(sums, at, &mut out, store);
+                        let acc = unsafe { std::slice::from_raw_parts(acc.cast_const(), TILE) };
+                        store_rows::<WIDE_ROW, O>(acc, rect, &mut out, epilogue);
                     }
                 }
             }
         }
     }
-    let (first_column, lines) =
-        (out.first_column() + waiting.corner[1], out.lines(waiting.corner, waiting.rows));
+    let first_column = out.first_column() + pending.corner[1];
+    let chunks = out.row_chunks(pending.corner, pending.rows);
     // SAFETY: as above.
-    let rows = unsafe { lines.beside(sums.wrapping_add(waiting.slot * TILE).cast_const().cast()) };
-    Meanwhile { ahead: Ahead::<A, ADDS>::nothing(std::ptr::null()), each: 0, first_column, rows, store }
-        .end();
+    let rows = unsafe { chunks.with_acc(acc.wrapping_add(pending.slot * TILE).cast_const().cast()) };
+    let prefetch = Prefetch::<A, UPDATES_C>::none(std::ptr::null());
+    Interleave { prefetch, rows_per_step: 0, first_column, rows, epilogue }.drain();
 }
 
-/// A tile whose sums are complete and not yet stored: where it stands, rows of it, and where the sums are.
-struct Waiting {
+/// A finished C tile that is not stored yet: its corner in the output, its rows, and its accumulator slot.
+struct PendingTile {
     corner: [usize; 2],
     rows: usize,
     slot: usize,
 }
 
-/// What is done while a task multiplies two panels: asking for what comes next, and storing the sums of the tile before.
-struct Meanwhile<'a, A, O, S, const ADDS: bool> {
-    ahead: Ahead<A, ADDS>,
-    /// Rows stored at a beat.
-    each: usize,
-    /// The column of the matrix that they begin with.
+/// Work interleaved with one micro-kernel call: prefetches, and the stores of the previous C tile.
+struct Interleave<'a, A, O, E, const UPDATES_C: bool> {
+    prefetch: Prefetch<A, UPDATES_C>,
+    rows_per_step: usize,
+    /// First column of the pending rows in C.
     first_column: usize,
-    rows: Beside<'a, O, LINE>,
-    store: &'a S,
+    rows: PendingRows<'a, O, WIDE_ROW>,
+    epilogue: &'a E,
 }
 
-impl<A, O, S: Store<O>, const ADDS: bool> Between for Meanwhile<'_, A, O, S, ADDS> {
+impl<A, O, E: Epilogue<O>, const UPDATES_C: bool> Interleaved for Interleave<'_, A, O, E, UPDATES_C> {
     #[inline(always)]
-    fn beat(&mut self) {
-        self.ahead.step();
+    fn k_step(&mut self) {
+        self.prefetch.k_step();
         self.store();
     }
 
     #[inline(always)]
-    fn end(&mut self) {
-        let Self { first_column, rows, store, .. } = self;
-        while rows.take::<1>(|sums, out| store.line(*first_column, sums, out)) {}
+    fn drain(&mut self) {
+        let Self { first_column, rows, epilogue, .. } = self;
+        while rows.take::<1>(|acc, out| epilogue.store_wide_row(*first_column, acc, out)) {}
     }
 }
 
-impl<A, O, S: Store<O>, const ADDS: bool> Meanwhile<'_, A, O, S, ADDS> {
-    /// Stores the rows of one beat.
+impl<A, O, E: Epilogue<O>, const UPDATES_C: bool> Interleave<'_, A, O, E, UPDATES_C> {
+    /// Stores the rows of one k-step.
     #[inline(always)]
     fn store(&mut self) {
-        let Self { first_column, rows, store, .. } = self;
-        let mut to = |sums: &[f32; LINE], out: &mut [O; LINE]| store.line(*first_column, sums, out);
-        if self.each == 1 {
-            rows.take::<1>(to);
+        let Self { first_column, rows, epilogue, .. } = self;
+        let mut store =
+            |acc: &[f32; WIDE_ROW], out: &mut [O; WIDE_ROW]| epilogue.store_wide_row(*first_column, acc, out);
+        if self.rows_per_step == 1 {
+            rows.take::<1>(store);
             return;
         }
-        for _ in 0..self.each.div_ceil(2) {
-            rows.take::<2>(&mut to);
+        for _ in 0..self.rows_per_step.div_ceil(2) {
+            rows.take::<2>(&mut store);
         }
     }
 }

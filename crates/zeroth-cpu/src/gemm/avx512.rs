@@ -1,262 +1,257 @@
-//! The f32 kernel of AVX-512: 9 by 48 sums in 27 of the 32 registers. No other shape loads as little for a multiplication.
+//! The AVX-512 f32 micro-kernel: a 9 × 48 C tile in 27 of the 32 vector registers, the shape with the fewest loads per FMA.
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, _mm256_maskz_loadu_epi16, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32,
-    _mm512_storeu_ps,
+    __m512, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
-use zeroth_base::DType;
-
-use super::View;
+use super::MatrixView;
 use super::avx512_driver;
-use super::avx512_pack::{Filling, Panel};
-use super::blocking::{self, Sizes};
-use super::driver::{BEAT, Between, Job, Kernel, Nothing, Place, finish_rows};
-use super::epilogue::Store;
-use super::transpose::{transpose, transpose_from};
+use super::avx512_pack::{APanel, PanelPacker, lane_mask, pack_b};
+use super::blocking::{self, Blocking};
+use super::driver::{Interleaved, K_STEP, MicroKernel, NoInterleave, Operands, TileRect, store_rows};
+use super::epilogue::Epilogue;
 use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
-pub(super) const ROWS: usize = 9;
-const COLUMNS: usize = 48;
-/// Lanes of a register.
+pub(super) const MR: usize = 9;
+pub(super) const NR: usize = 48;
+/// f32 lanes of a vector register.
 pub(super) const LANES: usize = 16;
-/// Registers of a row of sums.
-const WIDTH: usize = COLUMNS / LANES;
-/// Terms of a turn of the loop.
-const FOUR: usize = 4;
+/// Vector registers of a row of the C tile.
+const NR_VECTORS: usize = NR / LANES;
+/// Unroll factor of the k loop.
+const UNROLL: usize = 4;
 
-/// [`finish_rows`] compiled with AVX-512.
+/// [`store_rows`] compiled for AVX-512.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(super) fn finish_avx512<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &impl Store<O>) {
-    finish_rows::<COLUMNS, O>(sums, at, out, store);
+fn store_tile_avx512<O>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &impl Epilogue<O>) {
+    store_rows::<NR, O>(acc, rect, out, epilogue);
 }
 
-/// The kernel; it has no state.
-pub(super) struct Zmm;
+/// The micro-kernel.
+pub(super) struct Avx512Kernel;
 
-impl Kernel for Zmm {
+impl MicroKernel for Avx512Kernel {
     type Packed = f32;
-    const SIZES: Sizes = blocking::ZMM;
+    const BLOCKING: Blocking = blocking::AVX512;
 
-    fn start() -> Self {
+    fn setup() -> Self {
         Self
     }
 
-    type Rows<'a> = Panel<'a>;
+    type PackedA<'a> = APanel<'a>;
 
-    fn pack_rows<'a, T: Element>(
+    fn pack_a<'a, T: Element>(
         &self,
-        source: View<'a, T>,
+        source: MatrixView<'a, T>,
         rows: usize,
-        depth: usize,
+        kc: usize,
         out: &'a mut [f32],
-    ) -> Panel<'a> {
-        if let Some(panel) = Panel::in_place(source, rows, depth) {
+    ) -> APanel<'a> {
+        if let Some(panel) = APanel::in_place(source, rows, kc) {
             return panel;
         }
-        Filling::new((source, rows, depth), out).finish();
-        Panel::packed(out, depth, source.turned())
+        PanelPacker::new((source, rows, kc), out).finish();
+        APanel::packed(out, kc, source.is_transposed())
     }
 
-    fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
-        pack(source, columns, depth, out);
+    fn pack_b<T: Element>(&self, source: MatrixView<T>, columns: usize, kc: usize, out: &mut [f32]) {
+        pack_b(source, columns, kc, out);
     }
 
     fn multiply(
         &mut self,
-        a: Panel<'_>,
+        a: APanel<'_>,
         b: &[f32],
         c: &mut [f32],
         stride: usize,
-        live: [usize; 2],
+        extent: [usize; 2],
         add: bool,
     ) {
-        multiply(a, b, c, stride, live, add, &mut Nothing);
+        multiply(a, b, c, stride, extent, add, &mut NoInterleave);
     }
 
-    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
+    fn store_tile<O, E: Epilogue<O>>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &E) {
         // SAFETY: `Isa::available` has found AVX-512.
-        unsafe { finish_avx512(sums, at, out, store) }
+        unsafe { store_tile_avx512(acc, rect, out, epilogue) }
     }
 
     fn run_task<A: Element, B: Element, O>(
-        job: Job<'_, A, B>,
+        operands: Operands<'_, A, B>,
         out: Tile<O>,
         scratch: &mut [f32],
-        store: &impl Store<O>,
+        epilogue: &impl Epilogue<O>,
     ) {
-        avx512_driver::task(job, out, scratch, store);
+        avx512_driver::run_task(operands, out, scratch, epilogue);
     }
 }
 
-/// The product of two panels, as [`Kernel::multiply`] says.
+/// [`MicroKernel::multiply`] with interleaved work.
 pub(super) fn multiply(
-    a: Panel<'_>,
+    a: APanel<'_>,
     b: &[f32],
     c: &mut [f32],
     stride: usize,
-    live: [usize; 2],
+    extent: [usize; 2],
     add: bool,
-    between: &mut impl Between,
+    interleave: &mut impl Interleaved,
 ) {
-    let [rows, columns] = live;
-    assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());
-    assert!(rows <= a.rows && b.len() >= COLUMNS * a.depth);
-    // Fewer rows or columns than a panel's take as much less time.
+    let [rows, columns] = extent;
+    assert!(rows <= MR && columns <= NR && (rows - 1) * stride + columns <= c.len());
+    assert!(rows <= a.rows && b.len() >= NR * a.kc);
+    // Edge tiles cost in proportion to their rows or columns.
     let kernel = match (columns.div_ceil(LANES), rows) {
-        (WIDTH, ROWS) if a.turned() => all::<{ ROWS * size_of::<f32>() }>,
-        (WIDTH, ROWS) => all::<{ size_of::<f32>() }>,
-        (WIDTH, 0..=3) => few::<WIDTH, 3>,
-        (WIDTH, 4..=6) => few::<WIDTH, 6>,
-        (WIDTH, _) => few::<WIDTH, ROWS>,
-        (1, _) => few::<1, ROWS>,
-        (_, _) => few::<2, ROWS>,
+        (NR_VECTORS, MR) if a.is_k_major() => full_tile::<{ MR * size_of::<f32>() }>,
+        (NR_VECTORS, MR) => full_tile::<{ size_of::<f32>() }>,
+        (NR_VECTORS, 0..=3) => edge_tile::<NR_VECTORS, 3>,
+        (NR_VECTORS, 4..=6) => edge_tile::<NR_VECTORS, 6>,
+        (NR_VECTORS, _) => edge_tile::<NR_VECTORS, MR>,
+        (1, _) => edge_tile::<1, MR>,
+        (_, _) => edge_tile::<2, MR>,
     };
-    // SAFETY: `Isa::available` has found AVX-512; the panels have as many terms, and the live part of c is in the slice.
-    unsafe { kernel(a, b.as_ptr(), c.as_mut_ptr(), stride, live, add, between) }
+    // SAFETY: `Isa::available` has found AVX-512. The panels have the same depth, and the extent is inside `c`.
+    unsafe { kernel(a, b.as_ptr(), c.as_mut_ptr(), stride, extent, add, interleave) }
 }
 
-/// [`multiply`] for at most `LIVE` rows and `WIDE` registers of columns.
+/// [`multiply`] for at most `ROWS` rows and `VECTORS` vectors of columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn few<const WIDE: usize, const LIVE: usize>(
-    a: Panel<'_>,
+unsafe fn edge_tile<const VECTORS: usize, const ROWS: usize>(
+    a: APanel<'_>,
     b: *const f32,
     c: *mut f32,
     stride: usize,
-    live: [usize; 2],
+    extent: [usize; 2],
     add: bool,
-    between: &mut impl Between,
+    interleave: &mut impl Interleaved,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); WIDE]; LIVE];
-    let rows = a.starts();
-    for first in (0..a.depth).step_by(BEAT) {
-        between.beat();
-        for term in first..a.depth.min(first + BEAT) {
-            // SAFETY: the caller has panels of as many terms.
-            unsafe { one(&mut sums, &rows, a.term, b, term) };
+    let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+    let rows = a.row_ptrs();
+    for first in (0..a.kc).step_by(K_STEP) {
+        interleave.k_step();
+        for k_index in first..a.kc.min(first + K_STEP) {
+            // SAFETY: the caller guarantees panels of this kc.
+            unsafe { rank1_update(&mut acc, &rows, a.k_stride, b, k_index) };
         }
     }
-    // SAFETY: the caller has the live part of c.
-    unsafe { put(&sums, c, stride, live, add) };
+    // SAFETY: the caller guarantees the extent of `c`.
+    unsafe { store_acc(&acc, c, stride, extent, add) };
 }
 
-/// Adds one term to the sums.
+/// Adds one term of k to the accumulators.
 #[inline(always)]
-unsafe fn one<const WIDE: usize, const LIVE: usize>(
-    sums: &mut [[__m512; WIDE]; LIVE],
-    rows: &[*const f32; LIVE],
-    next: usize,
+unsafe fn rank1_update<const VECTORS: usize, const ROWS: usize>(
+    acc: &mut [[__m512; VECTORS]; ROWS],
+    rows: &[*const f32; ROWS],
+    k_stride: usize,
     b: *const f32,
-    term: usize,
+    k_index: usize,
 ) {
-    // SAFETY: the caller has that term of both panels, and AVX-512.
+    // SAFETY: the caller guarantees this term of both panels, and AVX-512.
     unsafe {
-        let b = b.add(term * COLUMNS);
-        let b: [__m512; WIDE] = std::array::from_fn(|part| _mm512_loadu_ps(b.add(part * LANES)));
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            let a = _mm512_set1_ps(*row.add(term * next));
-            for (sum, b) in sums.iter_mut().zip(b) {
+        let b = b.add(k_index * NR);
+        let b: [__m512; VECTORS] = std::array::from_fn(|part| _mm512_loadu_ps(b.add(part * LANES)));
+        for (acc, row) in acc.iter_mut().zip(rows) {
+            let a = _mm512_set1_ps(*row.add(k_index * k_stride));
+            for (sum, b) in acc.iter_mut().zip(b) {
                 *sum = _mm512_fmadd_ps(a, b, *sum);
             }
         }
     }
 }
 
-/// Writes or adds the sums to the live part of c.
+/// Stores the accumulators to the extent of `c`, or adds them.
 #[inline(always)]
-unsafe fn put<const WIDE: usize>(
-    sums: &[[__m512; WIDE]],
+unsafe fn store_acc<const VECTORS: usize>(
+    acc: &[[__m512; VECTORS]],
     c: *mut f32,
     stride: usize,
     [rows, columns]: [usize; 2],
     add: bool,
 ) {
-    let masks: [u16; WIDE] = std::array::from_fn(|part| mask(columns.saturating_sub(part * LANES)));
-    for (i, sums) in sums.iter().enumerate().take(rows) {
-        for (part, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
+    let masks: [u16; VECTORS] = std::array::from_fn(|part| lane_mask(columns.saturating_sub(part * LANES)));
+    for (i, acc) in acc.iter().enumerate().take(rows) {
+        for (part, (&sum, lane_mask)) in acc.iter().zip(masks).enumerate() {
             let at = c.wrapping_add(i * stride + part * LANES);
-            // SAFETY: the caller has the live part of c, and AVX-512; the rest is masked.
+            // SAFETY: the caller guarantees the extent of `c`, and AVX-512; the rest is masked.
             unsafe {
-                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), sum) } else { sum };
-                if columns == WIDE * LANES {
-                    // What is stored whole can be read again at once.
+                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(lane_mask, at), sum) } else { sum };
+                if columns == VECTORS * LANES {
+                    // Unmasked stores can be forwarded to later loads.
                     _mm512_storeu_ps(at, sum);
                 } else {
-                    _mm512_mask_storeu_ps(at, mask, sum);
+                    _mm512_mask_storeu_ps(at, lane_mask, sum);
                 }
             }
         }
     }
 }
 
-/// A row of a times a row of b: its number is spread over a register first.
-macro_rules! spread {
-    ($at:literal, $term:literal, $row:literal, $number:literal) => {
+/// One row of the C tile: broadcasts an element of A, then three FMAs with the row of B.
+macro_rules! broadcast_fma {
+    ($addr:literal, $term:literal, $row:literal, $broadcast:literal) => {
         concat!(
             "vbroadcastss ",
-            $number,
+            $broadcast,
             ", dword ptr [",
-            $at,
-            " + {next}*",
+            $addr,
+            " + {k_stride}*",
             $term,
             "]\n",
             "vfmadd231ps {s",
             $row,
             "}, ",
-            $number,
+            $broadcast,
             ", zmm29\n",
             "vfmadd231ps {m",
             $row,
             "}, ",
-            $number,
+            $broadcast,
             ", zmm30\n",
             "vfmadd231ps {r",
             $row,
             "}, ",
-            $number,
+            $broadcast,
             ", zmm31\n",
         )
     };
 }
 
-/// The same with the number loaded three times, which is one instruction less.
-macro_rules! direct {
-    ($at:literal, $term:literal, $row:literal) => {
+/// The same with embedded broadcasts: one instruction less, two loads more.
+macro_rules! memory_fma {
+    ($addr:literal, $term:literal, $row:literal) => {
         concat!(
             "vfmadd231ps {s",
             $row,
             "}, zmm29, dword ptr [",
-            $at,
-            " + {next}*",
+            $addr,
+            " + {k_stride}*",
             $term,
             "]{{1to16}}\n",
             "vfmadd231ps {m",
             $row,
             "}, zmm30, dword ptr [",
-            $at,
-            " + {next}*",
+            $addr,
+            " + {k_stride}*",
             $term,
             "]{{1to16}}\n",
             "vfmadd231ps {r",
             $row,
             "}, zmm31, dword ptr [",
-            $at,
-            " + {next}*",
+            $addr,
+            " + {k_stride}*",
             $term,
             "]{{1to16}}\n",
         )
     };
 }
 
-/// One of four terms. Rows are reached from every third one. One number is loaded by the multiplications: none or three of nine
-/// are 1 to 2 % better on one machine and as much worse on another, three up to 7 % worse.
-macro_rules! term {
+/// One term of k. Rows are addressed from every third one. One of nine rows uses embedded broadcasts: none or three of nine
+/// are 1 to 2 % faster on one machine, and up to 7 % slower on another.
+macro_rules! k_iteration {
     ($term:literal) => {
         concat!(
             "vmovups zmm29, [{b} + 192*",
@@ -268,33 +263,33 @@ macro_rules! term {
             "vmovups zmm31, [{b} + 192*",
             $term,
             " + 128]\n",
-            spread!("{upper}", $term, 0, "zmm27"),
-            spread!("{upper} + {row}", $term, 1, "zmm28"),
-            spread!("{upper} + 2*{row}", $term, 2, "zmm27"),
-            direct!("{middle}", $term, 3),
-            spread!("{middle} + {row}", $term, 4, "zmm28"),
-            spread!("{middle} + 2*{row}", $term, 5, "zmm27"),
-            spread!("{lower}", $term, 6, "zmm28"),
-            spread!("{lower} + {row}", $term, 7, "zmm27"),
-            spread!("{lower} + 2*{row}", $term, 8, "zmm28"),
+            broadcast_fma!("{upper}", $term, 0, "zmm27"),
+            broadcast_fma!("{upper} + {row}", $term, 1, "zmm28"),
+            broadcast_fma!("{upper} + 2*{row}", $term, 2, "zmm27"),
+            memory_fma!("{middle}", $term, 3),
+            broadcast_fma!("{middle} + {row}", $term, 4, "zmm28"),
+            broadcast_fma!("{middle} + 2*{row}", $term, 5, "zmm27"),
+            broadcast_fma!("{lower}", $term, 6, "zmm28"),
+            broadcast_fma!("{lower} + {row}", $term, 7, "zmm27"),
+            broadcast_fma!("{lower} + 2*{row}", $term, 8, "zmm28"),
         )
     };
 }
 
-/// Four terms, again and again. All sums are named, so that each stays in its register.
-macro_rules! loop_of_fours {
-    ($sums:ident, $rows:ident, $row:ident, $next:ident, $b:ident, $count:ident,
+/// The unrolled k loop. All 27 accumulators are operands, so that each stays in its register.
+macro_rules! k_loop {
+    ($acc:ident, $rows:ident, $row:ident, $k_stride:ident, $b:ident, $count:ident,
         $($left:ident $middle:ident $right:ident $i:literal),*) => {
         asm!(
             "2:",
-            term!(0),
-            term!(1),
-            term!(2),
-            term!(3),
+            k_iteration!(0),
+            k_iteration!(1),
+            k_iteration!(2),
+            k_iteration!(3),
             "add {b}, 768",
-            "add {upper}, 4*{next}",
-            "add {middle}, 4*{next}",
-            "add {lower}, 4*{next}",
+            "add {upper}, 4*{k_stride}",
+            "add {middle}, 4*{k_stride}",
+            "add {lower}, 4*{k_stride}",
             "dec {count}",
             "jnz 2b",
             upper = inout(reg) $rows[0] => _,
@@ -304,11 +299,11 @@ macro_rules! loop_of_fours {
             b = inout(reg) $b => _,
             count = inout(reg) $count => _,
             $(
-                $left = inout(zmm_reg) $sums[$i][0],
-                $middle = inout(zmm_reg) $sums[$i][1],
-                $right = inout(zmm_reg) $sums[$i][2],
+                $left = inout(zmm_reg) $acc[$i][0],
+                $middle = inout(zmm_reg) $acc[$i][1],
+                $right = inout(zmm_reg) $acc[$i][2],
             )*
-            next = const $next,
+            k_stride = const $k_stride,
             out("zmm27") _,
             out("zmm28") _,
             out("zmm29") _,
@@ -319,120 +314,38 @@ macro_rules! loop_of_fours {
     };
 }
 
-/// [`multiply`] for a whole panel; `NEXT` bytes from one term of a row to the next. In assembly, for as few instructions as
-/// there can be: on a processor that is shared a compiler's loop ran at four fifths of the speed.
+/// [`multiply`] for a full tile; `K_STRIDE` is the bytes between terms of a row of A. In assembly to minimise the
+/// instruction count: with a busy sibling thread the compiler's loop ran at four fifths of the speed.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn all<const NEXT: usize>(
-    a: Panel<'_>,
+unsafe fn full_tile<const K_STRIDE: usize>(
+    a: APanel<'_>,
     b: *const f32,
     c: *mut f32,
     stride: usize,
-    live: [usize; 2],
+    extent: [usize; 2],
     add: bool,
-    between: &mut impl Between,
+    interleave: &mut impl Interleaved,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); WIDTH]; ROWS];
-    let whole = a.depth / FOUR * FOUR;
-    let row = a.row * size_of::<f32>();
-    for first in (0..a.depth).step_by(BEAT) {
-        between.beat();
-        let count = BEAT.min(whole - first) / FOUR;
-        let (start, b) = (a.start.wrapping_add(first * a.term), b.wrapping_add(first * COLUMNS));
-        let rows = [start, start.wrapping_add(3 * a.row), start.wrapping_add(6 * a.row)];
+    let mut acc = [[_mm512_setzero_ps(); NR_VECTORS]; MR];
+    let whole = a.kc / UNROLL * UNROLL;
+    let row = a.row_stride * size_of::<f32>();
+    for first in (0..a.kc).step_by(K_STEP) {
+        interleave.k_step();
+        let count = K_STEP.min(whole - first) / UNROLL;
+        let (start, b) = (a.start.wrapping_add(first * a.k_stride), b.wrapping_add(first * NR));
+        let rows = [start, start.wrapping_add(3 * a.row_stride), start.wrapping_add(6 * a.row_stride)];
         if count > 0 {
-            // SAFETY: the caller has panels of as many terms.
+            // SAFETY: the caller guarantees panels of this kc.
             unsafe {
-                loop_of_fours!(sums, rows, row, NEXT, b, count,
+                k_loop!(acc, rows, row, K_STRIDE, b, count,
                     s0 m0 r0 0, s1 m1 r1 1, s2 m2 r2 2, s3 m3 r3 3, s4 m4 r4 4, s5 m5 r5 5, s6 m6 r6 6, s7 m7 r7 7, s8 m8 r8 8);
             }
         }
     }
-    for term in whole..a.depth {
+    for k_index in whole..a.kc {
         // SAFETY: as above.
-        unsafe { one(&mut sums, &a.starts(), a.term, b, term) };
+        unsafe { rank1_update(&mut acc, &a.row_ptrs(), a.k_stride, b, k_index) };
     }
-    // SAFETY: the caller has the live part of c.
-    unsafe { put(&sums, c, stride, live, add) };
-}
-
-/// A mask of the lowest lanes.
-pub(super) const fn mask(count: usize) -> u16 {
-    if count >= LANES { u16::MAX } else { (1 << count) - 1 }
-}
-
-/// Up to 16 numbers as f32, zeros after them. Only for code that is compiled for AVX-512.
-#[inline(always)]
-pub(super) unsafe fn load<T: Element>(at: *const T, count: usize) -> __m512 {
-    let mask = mask(count);
-    // SAFETY: the caller has `count` elements there; the rest is masked.
-    unsafe {
-        match T::DTYPE {
-            DType::F32 => _mm512_maskz_loadu_ps(mask, at.cast()),
-            DType::Bf16 => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(
-                _mm256_maskz_loadu_epi16(mask, at.cast()),
-            ))),
-            DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast())),
-        }
-    }
-}
-
-/// Packs columns of b, given as the `lines` rows of its transpose: one term of every column after the other, zeros after the
-/// last column.
-fn pack<T: Element>(source: View<T>, lines: usize, depth: usize, out: &mut [f32]) {
-    let start = source.checked(lines, depth);
-    assert!(lines <= COLUMNS && out.len() >= COLUMNS * depth);
-    // SAFETY: `Isa::available` has found AVX-512, and all places were checked above.
-    unsafe {
-        if source.column == 1 {
-            pack_turned(start, source.row, lines, depth, out.as_mut_ptr());
-        } else {
-            pack_as_they_are(start, source.column, lines, depth, out.as_mut_ptr());
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn pack_turned<T: Element>(start: *const T, stride: usize, lines: usize, depth: usize, out: *mut f32) {
-    for first in (0..depth).step_by(LANES) {
-        for part in (0..COLUMNS).step_by(LANES) {
-            let (from, live) = (start.wrapping_add(part * stride + first), lines.saturating_sub(part));
-            let whole = live >= LANES && depth - first >= LANES;
-            let tile = if whole && T::DTYPE == DType::F32 {
-                // SAFETY: the caller has checked all places.
-                unsafe { transpose_from(from.cast(), stride * size_of::<T>()) }
-            } else {
-                let mut tile = [_mm512_setzero_si512(); LANES];
-                // Lengths that the compiler knows keep the tile in registers.
-                let [live, count] = if whole { [LANES; 2] } else { [live, depth - first] };
-                for (i, tile) in tile.iter_mut().enumerate().take(live) {
-                    // SAFETY: as above.
-                    *tile = _mm512_castps_si512(unsafe { load(from.wrapping_add(i * stride), count) });
-                }
-                transpose(tile)
-            };
-            for (i, &line) in tile.iter().enumerate().take(depth - first) {
-                // SAFETY: as above.
-                unsafe { _mm512_storeu_ps(out.add((first + i) * COLUMNS + part), _mm512_castsi512_ps(line)) };
-            }
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn pack_as_they_are<T: Element>(
-    start: *const T,
-    stride: usize,
-    lines: usize,
-    depth: usize,
-    out: *mut f32,
-) {
-    for term in 0..depth {
-        for part in (0..COLUMNS).step_by(LANES) {
-            // SAFETY: the caller has checked all places; what lies beyond the last line is not read.
-            unsafe {
-                let line = load(start.wrapping_add(term * stride + part), lines.saturating_sub(part));
-                _mm512_storeu_ps(out.add(term * COLUMNS + part), line);
-            }
-        }
-    }
+    // SAFETY: the caller guarantees the extent of `c`.
+    unsafe { store_acc(&acc, c, stride, extent, add) };
 }

@@ -1,232 +1,245 @@
-//! How each register kernel cuts a product, and the scratch that follows from it.
+//! Cache and register blocking of each micro-kernel, and the scratch that follows from it.
 //!
-//! Scratch is the largest need of any kernel, whatever the machine at hand runs: a plan holds everywhere.
+//! Scratch is the maximum over all micro-kernels, not the need of the one this machine runs, so a memory plan is valid on
+//! every machine.
 
-/// The cut of one register kernel.
+use crate::scratch_splitter::ALIGN;
+
+/// Register and cache blocking of one micro-kernel, in BLIS notation.
 #[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    /// Rows and columns of the register tile.
-    pub(super) rows: usize,
-    pub(super) columns: usize,
-    /// Panels that a task packs at a time: where the rows of a term lie side by side, two share what the processor reads. (Tiles pack
-    /// all columns at a time if these lie so.)
-    /// AVX-512 in f32: a group of five that is multiplied, and one that is filled meanwhile.
-    pub(super) panels: usize,
-    /// Tasks, by the length of the sums, the shortest first.
-    cuts: &'static [Cut],
-    /// The same where rows of a are packed, for every band of columns anew.
-    turned: &'static [Cut],
-    /// Panels are padded with zeros to a multiple of this depth.
-    pub(super) step: usize,
+pub(super) struct Blocking {
+    /// Rows and columns of the C tile held in registers.
+    pub(super) mr: usize,
+    pub(super) nr: usize,
+    /// Panels packed together. With AMX and a column-major A, two panels share the cache lines they read; AVX-512 in f32
+    /// multiplies a group of five panels while the next five are packed.
+    pub(super) panels_per_pack: usize,
+    /// Cache blocks by increasing `max_k`.
+    blocks: &'static [CacheBlock],
+    /// Cache blocks where A is column-major, so that it is packed again for every block of columns.
+    blocks_transposed: &'static [CacheBlock],
+    /// Packed panels are padded with zeros to a multiple of this depth.
+    pub(super) k_align: usize,
     /// Bytes of a packed element.
-    bytes: usize,
+    packed_bytes: usize,
 }
 
-/// What one task computes where sums have `longest` terms at most.
+/// The block of C that one task computes, for sums of at most `max_k` terms.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
-    longest: usize,
-    rows: usize,
-    columns: usize,
-    /// Terms that are packed at a time. Longer sums are kept from one block of terms to the next.
-    depth: usize,
+struct CacheBlock {
+    max_k: usize,
+    mc: usize,
+    nc: usize,
+    /// Depth packed at a time. Longer sums keep their accumulators in scratch from one block of k to the next.
+    kc: usize,
 }
 
-/// All columns of a task in packed form take 1 MiB at most, half of the second-level cache.
-pub(super) const TILES: Sizes = Sizes {
-    rows: 32,
-    columns: 32,
-    panels: 2,
-    cuts: &[
-        Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
-        Cut { longest: 2048, rows: 4096, columns: 256, depth: 2048 },
-        Cut { longest: 2304, rows: 4096, columns: 192, depth: 2304 },
-        Cut { longest: 3072, rows: 2048, columns: 256, depth: 1536 },
-        Cut { longest: usize::MAX, rows: 2048, columns: 256, depth: 2048 },
+/// The packed B block of a task takes at most 1 MiB, half of L2.
+pub(super) const AMX: Blocking = Blocking {
+    mr: 32,
+    nr: 32,
+    panels_per_pack: 2,
+    blocks: &[
+        CacheBlock { max_k: 1024, mc: 4096, nc: 512, kc: 1024 },
+        CacheBlock { max_k: 2048, mc: 4096, nc: 256, kc: 2048 },
+        CacheBlock { max_k: 2304, mc: 4096, nc: 192, kc: 2304 },
+        CacheBlock { max_k: 3072, mc: 2048, nc: 256, kc: 1536 },
+        CacheBlock { max_k: usize::MAX, mc: 2048, nc: 256, kc: 2048 },
     ],
-    turned: &[
-        Cut { longest: 1024, rows: 4096, columns: 512, depth: 1024 },
-        Cut { longest: usize::MAX, rows: 1024, columns: 512, depth: 1024 },
+    blocks_transposed: &[
+        CacheBlock { max_k: 1024, mc: 4096, nc: 512, kc: 1024 },
+        CacheBlock { max_k: usize::MAX, mc: 1024, nc: 512, kc: 1024 },
     ],
-    step: 32,
-    bytes: 2,
+    k_align: 32,
+    packed_bytes: 2,
 };
-/// All columns of a task in packed form take 0.94 MiB, and two groups of panels of rows a third of that. Sums of up to 1024
-/// terms never leave the registers.
-const WOVEN: &[Cut] = &[
-    Cut { longest: 1024, rows: 4096, columns: 240, depth: 1024 },
-    Cut { longest: usize::MAX, rows: 2048, columns: 240, depth: 1024 },
+/// The packed B block of a task takes 0.94 MiB and two groups of A panels a third of that. Sums of up to 1024 terms never
+/// leave the registers.
+const AVX512_BLOCKS: &[CacheBlock] = &[
+    CacheBlock { max_k: 1024, mc: 4096, nc: 240, kc: 1024 },
+    CacheBlock { max_k: usize::MAX, mc: 2048, nc: 240, kc: 1024 },
 ];
-pub(super) const ZMM: Sizes =
-    Sizes { rows: 9, columns: 48, panels: 10, cuts: WOVEN, turned: WOVEN, step: 16, bytes: 4 };
-/// A panel of b of this depth stays in the first-level cache with one of a.
-const F32: &[Cut] = &[Cut { longest: usize::MAX, rows: 768, columns: 512, depth: 192 }];
-pub(super) const PLAIN: Sizes =
-    Sizes { rows: 6, columns: 16, panels: 1, cuts: F32, turned: F32, step: 1, bytes: 4 };
-pub(super) const NEON: Sizes = Sizes { rows: 8, columns: 12, ..PLAIN };
+pub(super) const AVX512: Blocking = Blocking {
+    mr: 9,
+    nr: 48,
+    panels_per_pack: 10,
+    blocks: AVX512_BLOCKS,
+    blocks_transposed: AVX512_BLOCKS,
+    k_align: 16,
+    packed_bytes: 4,
+};
+/// One packed panel of A and one of B stay in L1.
+const F32_BLOCKS: &[CacheBlock] = &[CacheBlock { max_k: usize::MAX, mc: 768, nc: 512, kc: 192 }];
+pub(super) const PORTABLE: Blocking = Blocking {
+    mr: 6,
+    nr: 16,
+    panels_per_pack: 1,
+    blocks: F32_BLOCKS,
+    blocks_transposed: F32_BLOCKS,
+    k_align: 1,
+    packed_bytes: 4,
+};
+pub(super) const NEON: Blocking = Blocking { mr: 8, nr: 12, ..PORTABLE };
 
-/// Rows of a band: a multiple of most kernels'.
-pub(super) const BAND: usize = 96;
+/// Rows of a band in [`super::gemm_row_bands`]: a multiple of most kernels' `mr`.
+pub(super) const BAND_ROWS: usize = 96;
 
-const ALL: [Sizes; 5] = [TILES, TILES.seen(true), ZMM, PLAIN, NEON];
-
-/// f32 elements that bring a buffer to a cache line.
-pub(crate) const ALIGN: usize = 16;
+const ALL: [Blocking; 5] = [AMX, AMX.for_layout(true), AVX512, PORTABLE, NEON];
 
 const fn min(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }
 
-impl Sizes {
-    /// The cut for an a that is stored row by row, or seen the other way round.
-    pub(super) const fn seen(self, turned: bool) -> Self {
-        Self { cuts: if turned { self.turned } else { self.cuts }, ..self }
+impl Blocking {
+    /// The blocking for a row-major A, or for a column-major one.
+    pub(super) const fn for_layout(self, transposed: bool) -> Self {
+        Self { blocks: if transposed { self.blocks_transposed } else { self.blocks }, ..self }
     }
 
-    /// Rows and columns of a task: bands of rows are cut until the tasks can be shared evenly by `threads`.
-    pub(super) const fn task(&self, m: usize, n: usize, k: usize, threads: usize) -> [usize; 2] {
-        let cut = self.cut(k);
-        let across = n.div_ceil(cut.columns);
-        let mut bands = m.div_ceil(cut.rows);
-        while !(bands * across).is_multiple_of(threads)
-            && bands * across < 4 * threads
-            && bands * self.rows < m
-        {
-            bands += 1;
+    /// Rows and columns of a task. Row blocks are split until `threads` can share the tasks evenly.
+    pub(super) const fn task_shape(&self, m: usize, n: usize, k: usize, threads: usize) -> [usize; 2] {
+        let block = self.block(k);
+        let across = n.div_ceil(block.nc);
+        let mut down = m.div_ceil(block.mc);
+        while !(down * across).is_multiple_of(threads) && down * across < 4 * threads && down * self.mr < m {
+            down += 1;
         }
-        let bands = if bands == 0 { 1 } else { bands };
-        [min(cut.rows, m.div_ceil(bands).next_multiple_of(self.rows)), cut.columns]
+        let down = if down == 0 { 1 } else { down };
+        [min(block.mc, m.div_ceil(down).next_multiple_of(self.mr)), block.nc]
     }
 
-    /// The cut for sums of `k` terms.
-    pub(super) const fn cut(&self, k: usize) -> Cut {
+    /// The cache block for sums of `k` terms.
+    const fn block(&self, k: usize) -> CacheBlock {
         let mut at = 0;
-        while self.cuts[at].longest < k {
+        while self.blocks[at].max_k < k {
             at += 1;
         }
-        self.cuts[at]
+        self.blocks[at]
     }
 
-    /// The length of the blocks that a sum of `k` terms is taken in.
-    pub(super) const fn depth(&self, k: usize) -> usize {
-        min(k, self.cut(k).depth)
+    /// KC: the depth that a sum of `k` terms is processed in.
+    pub(super) const fn kc(&self, k: usize) -> usize {
+        min(k, self.block(k).kc)
     }
 
-    /// Packed elements of a panel of `lines` rows or columns.
-    pub(super) const fn panel(&self, lines: usize, depth: usize) -> usize {
-        lines * depth.next_multiple_of(self.step)
+    /// Packed elements of `lines` rows of A or columns of B.
+    pub(super) const fn panel_len(&self, lines: usize, kc: usize) -> usize {
+        lines * kc.next_multiple_of(self.k_align)
     }
 
-    /// f32 elements of packed panels: one of a's and all of b's.
-    const fn pack(&self, n: usize, k: usize) -> usize {
-        let lines = self.rows + n.next_multiple_of(self.columns);
-        (self.panel(lines, self.depth(k)) * self.bytes).div_ceil(4) + ALIGN
+    /// f32 elements of packed panels: one of A and all of B.
+    const fn pack_len(&self, n: usize, k: usize) -> usize {
+        let lines = self.mr + n.next_multiple_of(self.nr);
+        (self.panel_len(lines, self.kc(k)) * self.packed_bytes).div_ceil(4) + ALIGN
     }
 
-    /// f32 elements of the sums: two tiles where sums are taken in one block, else all of the task's.
-    pub(super) const fn sums(&self, m: usize, n: usize, k: usize) -> usize {
-        let two = 2 * self.rows * self.columns;
-        let all = m.next_multiple_of(self.rows) * n.next_multiple_of(self.columns);
-        if k <= self.depth(k) || all < two { two } else { all }
+    /// f32 elements of the accumulators: two C tiles where k is one block, else every tile of the task.
+    pub(super) const fn acc_len(&self, m: usize, n: usize, k: usize) -> usize {
+        let two = 2 * self.mr * self.nr;
+        let all = m.next_multiple_of(self.mr) * n.next_multiple_of(self.nr);
+        if k <= self.kc(k) || all < two { two } else { all }
     }
 
     const fn thread_scratch(&self, m: usize, n: usize, k: usize) -> usize {
-        let (m, n) = (min(m, self.cut(k).rows), min(n, self.cut(k).columns));
-        let more = self.panel((self.panels - 1) * self.rows, self.depth(k)) * self.bytes;
-        self.sums(m, n, k) + self.pack(n, k) + more.div_ceil(4)
+        let (m, n) = (min(m, self.block(k).mc), min(n, self.block(k).nc));
+        let more = self.panel_len((self.panels_per_pack - 1) * self.mr, self.kc(k)) * self.packed_bytes;
+        self.acc_len(m, n, k) + self.pack_len(n, k) + more.div_ceil(4)
     }
 }
 
-/// Rows or columns of a panel for tiles; elements of a panel's step, and of the sums of two panels.
+/// Rows or columns of an AMX panel.
 pub(crate) const PANEL: usize = 32;
+/// bf16 elements of one tile step (32 terms) of an AMX panel, and f32 elements of its 32 × 32 C tile.
 pub(crate) const TILE: usize = PANEL * PANEL;
-/// Panels of the wider factor that a task takes, at most, where products sum over rows.
-const GROUP: usize = 8;
-/// The same beside a narrower factor of more than `RESIDENT` steps, of which the second-level cache keeps a part: the more
-/// panels take a row of it that comes from further away, the better.
-const LARGER_GROUP: usize = 16;
-const RESIDENT: usize = 256;
-/// Steps of the narrower one at most, and steps of one panel at most: longer sums would have to be kept from one block of
-/// terms to the next.
-const CACHED: usize = 768;
-const LONGEST: usize = 32;
 
-/// How tiles cut a product that sums over rows.
+/// Most panels of the wide operand per task of an AMX `gemm_tn`.
+const WIDE_PANELS: usize = 8;
+/// The same where the narrow operand exceeds `L2_STEPS` tile steps and is partly read from L3: each row fetched from L3 is
+/// reused by more panels.
+const WIDE_PANELS_L3: usize = 16;
+const L2_STEPS: usize = 256;
+/// Most tile steps of the narrow operand, and of one panel. Longer sums would need accumulators kept in memory.
+const MAX_STEPS: usize = 768;
+const MAX_PANEL_STEPS: usize = 32;
+
+/// Blocking of an AMX GEMM that contracts over the rows of both operands.
 #[derive(Clone, Copy)]
-pub(super) struct OverRows {
-    /// Panels of the narrower and of the wider factor.
+pub(super) struct GemmTnBlocking {
+    /// Panels of the narrow and of the wide operand.
     pub(super) narrow: usize,
     pub(super) wide: usize,
+    /// Tile steps of a panel.
     pub(super) steps: usize,
 }
 
-impl OverRows {
-    /// The cut of a[k, m]ᵀ · b[k, n]; `None` where the narrower factor is too large to stay in the cache.
+impl GemmTnBlocking {
+    /// The blocking of a[k, m]ᵀ · b[k, n]; `None` where the narrow operand is too large to stay in cache.
     pub(super) const fn of([m, n, k]: [usize; 3]) -> Option<Self> {
         let (narrow, steps) = (min(m, n).div_ceil(PANEL), k.div_ceil(PANEL));
-        let fits = narrow > 0 && steps > 0 && steps <= LONGEST && narrow * steps <= CACHED;
+        let fits = narrow > 0 && steps > 0 && steps <= MAX_PANEL_STEPS && narrow * steps <= MAX_STEPS;
         let wide = (if m > n { m } else { n }).div_ceil(PANEL);
         if fits { Some(Self { narrow, wide, steps }) } else { None }
     }
 
-    /// Whether the second-level cache keeps the narrower factor.
-    pub(super) const fn resident(self) -> bool {
-        self.narrow * self.steps <= RESIDENT
+    /// Whether the packed narrow operand stays in L2.
+    pub(super) const fn fits_l2(self) -> bool {
+        self.narrow * self.steps <= L2_STEPS
     }
 
-    /// Panels of the wider factor that a task takes, at most: all tasks about as many.
-    const fn largest_group(self) -> usize {
-        let most = if self.resident() { GROUP } else { LARGER_GROUP };
+    /// Most panels of the wide operand per task; tasks are about equal.
+    const fn max_panels_per_task(self) -> usize {
+        let most = if self.fits_l2() { WIDE_PANELS } else { WIDE_PANELS_L3 };
         self.wide.div_ceil(self.wide.div_ceil(most))
     }
 
-    /// Panels of a task: the most, or less where tasks could not be shared evenly by `threads`.
+    /// Panels of the wide operand per task, fewer than the maximum where `threads` could not share the tasks evenly.
     #[cfg(target_arch = "x86_64")]
-    pub(super) const fn group(self, threads: usize) -> usize {
-        let mut group = self.largest_group();
-        while group > 1
-            && !self.wide.div_ceil(group).is_multiple_of(threads)
-            && self.wide.div_ceil(group) < 4 * threads
+    pub(super) const fn panels_per_task(self, threads: usize) -> usize {
+        let mut panels = self.max_panels_per_task();
+        while panels > 1
+            && !self.wide.div_ceil(panels).is_multiple_of(threads)
+            && self.wide.div_ceil(panels) < 4 * threads
         {
-            group -= 1;
+            panels -= 1;
         }
-        group
+        panels
     }
 
-    /// f32 elements of what threads share: the narrower factor, packed.
-    pub(super) const fn shared(self) -> usize {
+    /// f32 elements of the packed narrow operand, which all threads share.
+    pub(super) const fn shared_len(self) -> usize {
         self.narrow * self.steps * TILE / 2 + ALIGN
     }
 }
 
-/// f32 elements of scratch that [`super::over_rows`] needs.
-pub(crate) const fn over_rows_scratch(m: usize, n: usize, k: usize, threads: usize) -> usize {
-    let blocks = scratch(m, n, k, threads);
-    let Some(cut) = OverRows::of([m, n, k]) else { return blocks };
-    // Some panels of the wider factor, two tiles of sums and a turned one.
-    let tiles = cut.shared() + threads * (cut.largest_group() * cut.steps * TILE / 2 + 3 * TILE + ALIGN);
-    if tiles > blocks { tiles } else { blocks }
+/// f32 elements of scratch that [`super::gemm_tn`] needs.
+pub(crate) const fn gemm_tn_scratch(m: usize, n: usize, k: usize, threads: usize) -> usize {
+    let blocked = scratch(m, n, k, threads);
+    let Some(blocking) = GemmTnBlocking::of([m, n, k]) else { return blocked };
+    // Packed panels of the wide operand, two C tiles and a transposed one.
+    let thread = blocking.max_panels_per_task() * blocking.steps * TILE / 2 + 3 * TILE + ALIGN;
+    let amx = blocking.shared_len() + threads * thread;
+    if amx > blocked { amx } else { blocked }
 }
 
-/// f32 elements of scratch that [`super::in_bands`] needs: a band's sums, a panel of a and all of b[k, n] packed.
+/// f32 elements of scratch that [`super::gemm_row_bands`] needs: C of a band, a packed panel of A and all of b[k, n].
 pub(crate) const fn band_scratch(n: usize, k: usize) -> usize {
     let (mut largest, mut at) = (0, 0);
     while at < ALL.len() {
-        let sizes = ALL[at];
-        let elements =
-            sizes.panel(sizes.rows, sizes.depth(k)) + sizes.panel(n.next_multiple_of(sizes.columns), k);
-        let found = (elements * sizes.bytes).div_ceil(4);
+        let blocking = ALL[at];
+        let elements = blocking.panel_len(blocking.mr, blocking.kc(k))
+            + blocking.panel_len(n.next_multiple_of(blocking.nr), k);
+        let found = (elements * blocking.packed_bytes).div_ceil(4);
         largest = if found > largest { found } else { largest };
         at += 1;
     }
-    BAND * n + largest + ALIGN
+    BAND_ROWS * n + largest + ALIGN
 }
 
-/// f32 elements that [`super::block`] needs for packing b[k, n] and a panel of a.
+/// f32 elements that [`super::gemm_serial`] needs to pack b[k, n] and a panel of A.
 pub(crate) const fn pack_len(n: usize, k: usize) -> usize {
     let (mut largest, mut at) = (0, 0);
     while at < ALL.len() {
-        let found = ALL[at].pack(n, k);
+        let found = ALL[at].pack_len(n, k);
         largest = if found > largest { found } else { largest };
         at += 1;
     }

@@ -1,300 +1,294 @@
-//! The loops around a register kernel, the same for all that have none of their own.
+//! The GEMM driver: entry points, the micro-kernel interface, and the loops around a micro-kernel that needs no loops of
+//! its own.
+//!
+//! Four loop nests exist, and each has a measured reason:
+//! - [`run_task`] is the plain one, for AVX2, NEON and portable code.
+//! - [`multiply_block`] multiplies packed B into C on the calling thread, for attention and the head.
+//! - `avx512_driver` and `amx_driver` are software-pipelined. They pack, prefetch and store between the k-steps of the
+//!   micro-kernel, in the order that the interleaving needs: the AMX one stores a tile during the next one, the AVX-512
+//!   one packs a group of panels ahead.
+//! - `amx_gemm_tn` holds a whole packed operand in L2, which block by block would be packed again.
 
 use bytemuck::Pod;
 #[cfg(target_arch = "x86_64")]
 use zeroth_base::DType;
 
-use super::View;
+use super::MatrixView;
 #[cfg(target_arch = "x86_64")]
-use super::blocking::OverRows;
-use super::blocking::{ALIGN, BAND, Sizes, band_scratch, over_rows_scratch, scratch};
+use super::blocking::GemmTnBlocking;
+use super::blocking::{BAND_ROWS, Blocking, band_scratch, gemm_tn_scratch, scratch};
 #[cfg(target_arch = "x86_64")]
-use super::epilogue::LINE;
-use super::epilogue::{Each, Store};
-use super::portable;
+use super::epilogue::WIDE_ROW;
+use super::epilogue::{ClosureEpilogue, Epilogue};
+use super::portable::PortableKernel;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::rows::pitch;
+use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::{Grid, Tile};
 use crate::{check_len, check_scratch};
 use zeroth_kernel::Element;
 
-/// What a register kernel brings.
-pub(super) trait Kernel {
-    /// What panels hold.
+/// A micro-kernel with its packing routines.
+pub(super) trait MicroKernel {
+    /// Element type of packed panels.
     type Packed: Pod;
-    /// How it cuts a product.
-    const SIZES: Sizes;
+    /// Register and cache blocking.
+    const BLOCKING: Blocking;
 
-    /// Makes the calling thread ready.
-    fn start() -> Self;
+    /// Prepares the calling thread.
+    fn setup() -> Self;
 
-    /// Panels of rows of a, as many as are packed at a time.
-    type Rows<'a>: Copy;
+    /// Packed panels of A, or rows of A read in place.
+    type PackedA<'a>: Copy;
 
-    /// Packs at most `SIZES.panels` panels of `SIZES.rows` rows of a into `out`, or takes them as they stand where that is
-    /// as good.
-    fn pack_rows<'a, T: Element>(
+    /// Packs at most `panels_per_pack` panels of `mr` rows of A into `out`, or borrows the rows where that is as fast.
+    fn pack_a<'a, T: Element>(
         &self,
-        source: View<'a, T>,
+        source: MatrixView<'a, T>,
         rows: usize,
-        depth: usize,
+        kc: usize,
         out: &'a mut [Self::Packed],
-    ) -> Self::Rows<'a>;
+    ) -> Self::PackedA<'a>;
 
-    /// One of the panels that were packed at a time.
-    fn panel(rows: Self::Rows<'_>, _index: usize) -> Self::Rows<'_> {
-        rows
-    }
+    /// Packs at most `panels_per_pack` panels of `nr` columns of B, given as rows of Bᵀ.
+    fn pack_b<T: Element>(&self, source: MatrixView<T>, columns: usize, kc: usize, out: &mut [Self::Packed]);
 
-    /// Packs at most `SIZES.panels` panels of `SIZES.columns` columns of b, given as the rows of its transpose.
-    fn pack_columns<T: Element>(
-        &self,
-        source: View<T>,
-        columns: usize,
-        depth: usize,
-        out: &mut [Self::Packed],
-    );
-
-    /// Writes the product of a panel of a and one of b to the `live` rows and columns of `c`, whose rows are `stride` apart, or adds
-    /// it to what is there.
+    /// Multiplies a panel of A by a panel of B into `extent` rows and columns of `c`, whose rows are `stride` apart;
+    /// with `add` accumulates into `c`.
     fn multiply(
         &mut self,
-        a: Self::Rows<'_>,
+        a: Self::PackedA<'_>,
         b: &[Self::Packed],
         c: &mut [f32],
         stride: usize,
-        live: [usize; 2],
+        extent: [usize; 2],
         add: bool,
     );
 
-    /// Calls [`finish_rows`], compiled with the instructions of the kernel. `sums` begins with the first row of `at`.
-    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S);
+    /// Calls [`store_rows`], compiled with the instructions of the kernel. `acc` starts at the first row of `rect`.
+    fn store_tile<O, E: Epilogue<O>>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &E);
 
-    /// Calls [`task`], or has loops of its own, in which other work is done between the beats of a product.
+    /// Computes one task's block of C: [`run_task`], or a software-pipelined driver of the kernel's own.
     fn run_task<A: Element, B: Element, O>(
-        job: Job<'_, A, B>,
+        operands: Operands<'_, A, B>,
         out: Tile<O>,
         scratch: &mut [f32],
-        store: &impl Store<O>,
+        epilogue: &impl Epilogue<O>,
     ) where
         Self: Sized,
     {
-        task::<Self, A, B, O, _>(job, out, scratch, store);
+        run_task::<Self, A, B, O, _>(operands, out, scratch, epilogue);
     }
 }
 
-/// Terms of a beat.
-pub(super) const BEAT: usize = 64;
+/// Terms of k between two calls of [`Interleaved::k_step`].
+pub(super) const K_STEP: usize = 64;
 
-/// Work that is done between the beats of a product. A trait and no closure: it has to be compiled into the loop that it
-/// stands in, with the instructions of that loop.
-pub(crate) trait Between {
-    /// Called after every beat.
-    fn beat(&mut self);
+/// Work interleaved with the k loop of a micro-kernel call. It is a trait, not a closure, so that it is inlined into the
+/// loop and compiled with the loop's target features.
+pub(crate) trait Interleaved {
+    /// Called after every k-step.
+    fn k_step(&mut self);
 
-    /// Called after the last one, before the sums are written: whoever takes what stands in their place has done so then.
+    /// Called after the last k-step, before the C tile is stored. Work that reads the memory of the C tile ends here.
     #[inline(always)]
-    fn end(&mut self) {}
+    fn drain(&mut self) {}
 }
 
-/// No work.
-pub(crate) struct Nothing;
+/// Interleaves nothing.
+pub(crate) struct NoInterleave;
 
-impl Between for Nothing {
+impl Interleaved for NoInterleave {
     #[inline(always)]
-    fn beat(&mut self) {}
+    fn k_step(&mut self) {}
 }
 
-/// What every task of a product reads.
-pub(super) struct Job<'a, A, B> {
+/// The operands of a GEMM, read by every task: a[m, k] and b[k, n].
+pub(super) struct Operands<'a, A, B> {
     pub(super) k: usize,
-    pub(super) a: View<'a, A>,
-    pub(super) b: View<'a, B>,
+    pub(super) a: MatrixView<'a, A>,
+    pub(super) b: MatrixView<'a, B>,
 }
 
-impl<A, B> Clone for Job<'_, A, B> {
+impl<A, B> Clone for Operands<'_, A, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A, B> Copy for Job<'_, A, B> {}
+impl<A, B> Copy for Operands<'_, A, B> {}
 
-/// Runs an expression with `$kernel` as the register kernel for factors of these types on a path.
+/// Evaluates an expression with `$kernel` bound to the micro-kernel for these operand types on an instruction set.
 macro_rules! with_kernel {
-    ($path:expr, $a:ty, $b:ty, $kernel:ident => $body:expr) => {
-        match $path {
+    ($isa:expr, $a:ty, $b:ty, $kernel:ident => $body:expr) => {
+        match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx if for_tiles::<$a, $b>() => {
-                type $kernel = super::amx::Tiles;
+            Isa::Amx if amx_supports::<$a, $b>() => {
+                type $kernel = super::amx::AmxKernel;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => {
-                type $kernel = super::avx512::Zmm;
+                type $kernel = super::avx512::Avx512Kernel;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
-                type $kernel = portable::Avx2;
+                type $kernel = PortableKernel<true>;
                 $body
             }
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => {
-                type $kernel = super::neon::Neon;
+                type $kernel = super::neon::NeonKernel;
                 $body
             }
             _ => {
-                type $kernel = portable::Portable;
+                type $kernel = PortableKernel<false>;
                 $body
             }
         }
     };
 }
 
-/// Whether tiles multiply these types: one factor is bf16, and the other can be rounded to it.
+/// Whether AMX multiplies these types: one operand is bf16, and the other can be rounded to it.
 #[cfg(target_arch = "x86_64")]
-const fn for_tiles<A: Element, B: Element>() -> bool {
+const fn amx_supports<A: Element, B: Element>() -> bool {
     matches!((A::DTYPE, B::DTYPE), (DType::Bf16, DType::Bf16 | DType::F32) | (DType::F32, DType::Bf16))
 }
 
-/// Computes a[m, k] · b[k, n] and gives each piece of a row to `store(first column, sums, out)`.
-pub(crate) fn matmul<A: Element, B: Element, O: Send>(
+/// [`gemm`] with a closure `(first column, accumulators, out)` as its epilogue.
+pub(crate) fn gemm_with<A: Element, B: Element, O: Send>(
     pool: &Pool,
-    sizes: [usize; 3],
-    a: View<A>,
-    b: View<B>,
+    shape: [usize; 3],
+    a: MatrixView<A>,
+    b: MatrixView<B>,
     out: &mut [O],
     scratch: &mut [f32],
-    store: impl Fn(usize, &[f32], &mut [O]) + Sync,
+    epilogue: impl Fn(usize, &[f32], &mut [O]) + Sync,
 ) {
-    product(pool, sizes, a, b, out, scratch, &Each(store));
+    gemm(pool, shape, a, b, out, scratch, &ClosureEpilogue(epilogue));
 }
 
-/// Computes a[m, k] · b[k, n] and gives each piece of a row to `store`. Rows of `out` may be further apart than they are long.
-pub(crate) fn product<A: Element, B: Element, O: Send>(
+/// Computes a[m, k] · b[k, n] and passes each row of each C tile to `epilogue`. Rows of `out` may be padded.
+pub(crate) fn gemm<A: Element, B: Element, O: Send>(
     pool: &Pool,
     [m, n, k]: [usize; 3],
-    a: View<A>,
-    b: View<B>,
+    a: MatrixView<A>,
+    b: MatrixView<B>,
     out: &mut [O],
     scratch: &mut [f32],
-    store: &(impl Store<O> + Sync),
+    epilogue: &(impl Epilogue<O> + Sync),
 ) {
-    let pitch = pitch("out", out.len(), [m, n]);
+    let row_stride = pitch("out", out.len(), [m, n]);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
-    let job = Job { k, a, b };
+    let operands = Operands { k, a, b };
     with_kernel!(pool.isa(), A, B, K => {
-        let [rows, columns] = K::SIZES.seen(a.turned()).task(m, n, k, pool.threads());
-        pool.each_with(Grid::with_pitch(out, [n, pitch], rows, columns), scratch, |_, tile, scratch| {
-            K::run_task(job, tile, scratch, store);
+        let [rows, columns] = K::BLOCKING.for_layout(a.is_transposed()).task_shape(m, n, k, pool.threads());
+        pool.each_with(Grid::with_row_stride(out, [n, row_stride], rows, columns), scratch, |_, tile, scratch| {
+            K::run_task(operands, tile, scratch, epilogue);
         });
     });
 }
 
-/// Computes a[k, m]ᵀ · b[k, n] and gives each piece of a row to `store`.
-pub(crate) fn over_rows<T: Element, O: Send>(
+/// Computes a[k, m]ᵀ · b[k, n] and passes each row of each C tile to `epilogue`.
+pub(crate) fn gemm_tn<T: Element, O: Send>(
     pool: &Pool,
     [m, n, k]: [usize; 3],
-    a: View<T>,
-    b: View<T>,
+    a: MatrixView<T>,
+    b: MatrixView<T>,
     out: &mut [O],
     scratch: &mut [f32],
-    store: &(impl Store<O> + Sync),
+    epilogue: &(impl Epilogue<O> + Sync),
 ) {
     check_len("out", out.len(), m * n);
-    check_scratch(scratch.len(), over_rows_scratch(m, n, k, pool.threads()));
+    check_scratch(scratch.len(), gemm_tn_scratch(m, n, k, pool.threads()));
     #[cfg(target_arch = "x86_64")]
-    if let (Isa::Amx, Some(cut)) = (pool.isa(), OverRows::of([m, n, k]))
+    if let (Isa::Amx, Some(blocking)) = (pool.isa(), GemmTnBlocking::of([m, n, k]))
         && T::DTYPE == DType::Bf16
-        && pool.threads() <= cut.wide
+        && pool.threads() <= blocking.wide
     {
-        super::gemm_tn::run(pool, cut, [m, n, k], a, b, out, scratch, store);
+        super::amx_gemm_tn::run(pool, blocking, [m, n, k], a, b, out, scratch, epilogue);
         return;
     }
-    product(pool, [m, n, k], a.transposed(), b, out, scratch, store);
+    gemm(pool, [m, n, k], a.transposed(), b, out, scratch, epilogue);
 }
 
-/// One task's part of a product.
-pub(super) fn task<K: Kernel, A: Element, B: Element, O, S: Store<O>>(
-    job: Job<'_, A, B>,
+/// Computes one task's block of C.
+fn run_task<K: MicroKernel, A: Element, B: Element, O, E: Epilogue<O>>(
+    operands: Operands<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
-    store: &S,
+    epilogue: &E,
 ) {
-    let (k, sizes) = (job.k, K::SIZES.seen(job.a.turned()));
+    let (k, blocking) = (operands.k, K::BLOCKING);
     let (rows, columns) = (out.rows(), out.columns());
-    let (sums, pack) = aligned(scratch).split_at_mut(sizes.sums(rows, columns, k));
-    let (tile, across) = (sizes.rows * sizes.columns, columns.div_ceil(sizes.columns));
+    let mut scratch = ScratchSplitter::new(scratch);
+    let (acc, pack) = (scratch.f32(blocking.acc_len(rows, columns, k)), scratch.rest());
+    let (tile_len, across) = (blocking.mr * blocking.nr, columns.div_ceil(blocking.nr));
     if k == 0 {
-        return no_terms::<K, O, S>(&mut sums[..tile], &mut out, store);
+        return store_zeros::<K, O, E>(&mut acc[..tile_len], &mut out, epilogue);
     }
-    let mut kernel = K::start();
-    let (a, b) = (job.a.from(out.first_row(), 0), job.b.transposed().from(out.first_column(), 0));
-    let group_rows = sizes.panels * sizes.rows;
-    for first in (0..k).step_by(sizes.depth(k)) {
-        let depth = sizes.depth(k).min(k - first);
-        let last = first + depth == k;
-        let (a_pack, b_pack) = panels::<K>(pack, group_rows, columns, depth);
-        let panel_len = sizes.panel(sizes.columns, depth);
-        for group in (0..rows).step_by(group_rows) {
-            let packed = kernel.pack_rows(a.from(group, first), group_rows.min(rows - group), depth, a_pack);
-            for row in (group..rows.min(group + group_rows)).step_by(sizes.rows) {
-                let a_panel = K::panel(packed, (row - group) / sizes.rows);
-                for turn in 0..across {
-                    let panel = back_and_forth(row / sizes.rows, turn, across);
-                    let at = Place::of(&out, [row, panel * sizes.columns], [sizes.rows, sizes.columns]);
-                    if row == 0 && panel.is_multiple_of(sizes.panels) {
-                        let together = sizes.panels.min(across - panel);
-                        let out = &mut b_pack[panel * panel_len..][..together * panel_len];
-                        let columns = (together * sizes.columns).min(columns - at.column);
-                        kernel.pack_columns(b.from(at.column, first), columns, depth, out);
-                    }
-                    let b_panel = &b_pack[panel * panel_len..][..panel_len];
-                    let slot = if k <= sizes.depth(k) { 0 } else { row / sizes.rows * across + panel };
-                    let sums = &mut sums[slot * tile..][..tile];
-                    kernel.multiply(a_panel, b_panel, sums, sizes.columns, [at.rows, at.columns], first > 0);
-                    if last {
-                        K::finish(sums, at, &mut out, store);
-                    }
+    let mut kernel = K::setup();
+    let a = operands.a.submatrix(out.first_row(), 0);
+    let b = operands.b.transposed().submatrix(out.first_column(), 0);
+    for first in (0..k).step_by(blocking.kc(k)) {
+        let kc = blocking.kc(k).min(k - first);
+        let (a_pack, b_pack) = panels::<K>(pack, blocking.mr, columns, kc);
+        pack_b_panels(&kernel, b.submatrix(0, first), columns, kc, b_pack);
+        let panel_len = blocking.panel_len(blocking.nr, kc);
+        for row in (0..rows).step_by(blocking.mr) {
+            let a_panel = kernel.pack_a(a.submatrix(row, first), blocking.mr.min(rows - row), kc, a_pack);
+            for turn in 0..across {
+                let panel = serpentine(row / blocking.mr, turn, across);
+                let rect = TileRect::new(&out, [row, panel * blocking.nr], [blocking.mr, blocking.nr]);
+                let b_panel = &b_pack[panel * panel_len..][..panel_len];
+                let slot = if k <= blocking.kc(k) { 0 } else { row / blocking.mr * across + panel };
+                let acc = &mut acc[slot * tile_len..][..tile_len];
+                kernel.multiply(a_panel, b_panel, acc, blocking.nr, rect.extent(), first > 0);
+                if first + kc == k {
+                    K::store_tile(acc, rect, &mut out, epilogue);
                 }
             }
         }
     }
 }
 
-/// A task whose sums have no terms.
-pub(super) fn no_terms<K: Kernel, O, S: Store<O>>(sums: &mut [f32], out: &mut Tile<O>, store: &S) {
-    sums.fill(0.0);
-    for row in (0..out.rows()).step_by(K::SIZES.rows) {
-        for column in (0..out.columns()).step_by(K::SIZES.columns) {
-            let at = Place::of(out, [row, column], [K::SIZES.rows, K::SIZES.columns]);
-            K::finish(sums, at, out, store);
+/// Passes zeros to the epilogue: the result of a GEMM with k = 0.
+pub(super) fn store_zeros<K: MicroKernel, O, E: Epilogue<O>>(
+    acc: &mut [f32],
+    out: &mut Tile<O>,
+    epilogue: &E,
+) {
+    let size = [K::BLOCKING.mr, K::BLOCKING.nr];
+    acc.fill(0.0);
+    for row in (0..out.rows()).step_by(size[0]) {
+        for column in (0..out.columns()).step_by(size[1]) {
+            K::store_tile(acc, TileRect::new(out, [row, column], size), out, epilogue);
         }
     }
 }
 
-/// The panel of b at a turn of a band of rows: what the cache has let go by the end of a band is what the next one needs
-/// last.
+/// The panel of B at position `turn` of a row of tiles. The order alternates, so that each row starts with the panels the
+/// previous one left in cache.
 #[inline(always)]
-pub(super) const fn back_and_forth(band: usize, turn: usize, across: usize) -> usize {
-    if band.is_multiple_of(2) { turn } else { across - 1 - turn }
+pub(super) const fn serpentine(row: usize, turn: usize, across: usize) -> usize {
+    if row.is_multiple_of(2) { turn } else { across - 1 - turn }
 }
 
-/// The rectangle of a task's part that a tile of sums belongs to.
+/// The rectangle of a task's output that a C tile covers.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct TileRect {
     pub(super) row: usize,
     pub(super) column: usize,
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
 
-impl Place {
-    /// The one of `size` at a corner, less what is not in `out`.
+impl TileRect {
+    /// A rectangle of `size` at a corner, clipped to `out`.
     #[inline(always)]
-    pub(super) fn of<O>(out: &Tile<O>, [row, column]: [usize; 2], size: [usize; 2]) -> Self {
+    pub(super) fn new<O>(out: &Tile<O>, [row, column]: [usize; 2], size: [usize; 2]) -> Self {
         Self {
             row,
             column,
@@ -302,138 +296,162 @@ impl Place {
             columns: size[1].min(out.columns() - column),
         }
     }
+
+    /// Rows and columns.
+    pub(super) const fn extent(self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
 }
 
-/// Gives the rows of a tile of sums, `WIDTH` columns wide where none is missing, to `store`.
+/// Passes the rows of a C tile with `NR` columns to `epilogue`.
 #[inline(always)]
-pub(super) fn finish_rows<const WIDTH: usize, O>(
-    sums: &[f32],
-    at: Place,
+pub(super) fn store_rows<const NR: usize, O>(
+    acc: &[f32],
+    rect: TileRect,
     out: &mut Tile<O>,
-    store: &impl Store<O>,
+    epilogue: &impl Epilogue<O>,
 ) {
-    let Place { row, column, rows, columns } = at;
+    let TileRect { row, column, rows, columns } = rect;
     let first = out.first_column() + column;
-    for (i, sums) in sums.as_chunks::<WIDTH>().0.iter().enumerate().take(rows) {
+    for (i, acc) in acc.as_chunks::<NR>().0.iter().enumerate().take(rows) {
         let out = &mut out.row(row + i)[column..][..columns];
-        // A length that the compiler knows lets it write the row in straight vector code.
-        match out.as_chunks_mut::<WIDTH>() {
-            ([out], _) => store.row(first, sums, out),
-            (_, out) => store.row(first, &sums[..columns], out),
+        // A constant length lets the compiler emit straight-line vector code.
+        match out.as_chunks_mut::<NR>() {
+            ([out], _) => epilogue.store_row(first, acc, out),
+            (_, out) => epilogue.store_row(first, &acc[..columns], out),
         }
     }
 }
 
-/// As [`finish_rows`] of two tiles.
+/// [`store_rows`] for AMX, whose full-width rows have an epilogue in intrinsics.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn finish_lines<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &impl Store<O>) {
-    let Place { row, column, rows, columns } = at;
+pub(super) fn store_wide_rows<O>(
+    acc: &[f32],
+    rect: TileRect,
+    out: &mut Tile<O>,
+    epilogue: &impl Epilogue<O>,
+) {
+    let TileRect { row, column, rows, columns } = rect;
     let first = out.first_column() + column;
-    if columns == LINE {
-        for (sums, out) in sums.as_chunks().0.iter().zip(out.lines([row, column], rows)) {
-            store.line(first, sums, out);
+    if columns == WIDE_ROW {
+        for (acc, out) in acc.as_chunks().0.iter().zip(out.row_chunks([row, column], rows)) {
+            epilogue.store_wide_row(first, acc, out);
         }
     } else {
-        finish_rows::<LINE, O>(sums, at, out, store);
+        store_rows::<WIDE_ROW, O>(acc, rect, out, epilogue);
     }
 }
 
-/// Computes a[m, k] · b[k, n] on the calling thread, b packed once and a band of rows at a time, and gives each band's
-/// sums, [rows, n], to `finish(first row, sums)`.
-pub(crate) fn in_bands<A: Element, B: Element>(
-    path: Isa,
+/// Packs B, given as rows of Bᵀ, panel by panel.
+fn pack_b_panels<K: MicroKernel, T: Element>(
+    kernel: &K,
+    b: MatrixView<T>,
+    columns: usize,
+    kc: usize,
+    out: &mut [K::Packed],
+) {
+    let nr = K::BLOCKING.nr;
+    for (panel, out) in out.chunks_exact_mut(K::BLOCKING.panel_len(nr, kc)).enumerate() {
+        let column = panel * nr;
+        kernel.pack_b(b.submatrix(column, 0), nr.min(columns - column), kc, out);
+    }
+}
+
+/// Multiplies a[m, kc] by a packed b[kc, n] into `c`, whose rows are `stride` apart; with `add` accumulates.
+fn multiply_block<K: MicroKernel, T: Element>(
+    kernel: &mut K,
+    [m, n, kc]: [usize; 3],
+    a: MatrixView<T>,
+    a_pack: &mut [K::Packed],
+    b_pack: &[K::Packed],
+    c: &mut [f32],
+    stride: usize,
+    add: bool,
+) {
+    let Blocking { mr, nr, .. } = K::BLOCKING;
+    for row in (0..m).step_by(mr) {
+        let rows = mr.min(m - row);
+        let a_panel = kernel.pack_a(a.submatrix(row, 0), rows, kc, a_pack);
+        for (panel, b_panel) in b_pack.chunks_exact(K::BLOCKING.panel_len(nr, kc)).enumerate() {
+            let column = panel * nr;
+            let extent = [rows, nr.min(n - column)];
+            kernel.multiply(a_panel, b_panel, &mut c[row * stride + column..], stride, extent, add);
+        }
+    }
+}
+
+/// Computes a[m, k] · b[k, n] on the calling thread with B packed once, and passes C of each band of rows, [rows, n], to
+/// `finish(first row, c)`.
+pub(crate) fn gemm_row_bands<A: Element, B: Element>(
+    isa: Isa,
     [m, n, k]: [usize; 3],
-    a: View<A>,
-    b: View<B>,
+    a: MatrixView<A>,
+    b: MatrixView<B>,
     scratch: &mut [f32],
     mut finish: impl FnMut(usize, &mut [f32]),
 ) {
     check_scratch(scratch.len(), band_scratch(n, k));
-    with_kernel!(path, A, B, K => {
-        let (mut kernel, sizes, b) = (K::start(), K::SIZES, b.transposed());
-        let (sums, pack) = aligned(scratch).split_at_mut(BAND * n);
-        let (a_pack, b_pack) = bytemuck::cast_slice_mut(pack).split_at_mut(sizes.panel(sizes.rows, sizes.depth(k)));
-        let columns = n.next_multiple_of(sizes.columns);
-        let blocks = || (0..k).step_by(sizes.depth(k).max(1)).map(|first| (first, sizes.depth(k).min(k - first)));
-        for (first, depth) in blocks() {
-            let b_pack = &mut b_pack[sizes.panel(columns, first)..][..sizes.panel(columns, depth)];
-            for (panel, out) in b_pack.chunks_exact_mut(sizes.panel(sizes.columns, depth)).enumerate() {
-                let column = panel * sizes.columns;
-                kernel.pack_columns(b.from(column, first), sizes.columns.min(n - column), depth, out);
-            }
+    with_kernel!(isa, A, B, K => {
+        let (mut kernel, blocking, b) = (K::setup(), K::BLOCKING, b.transposed());
+        let mut scratch = ScratchSplitter::new(scratch);
+        let (c, pack) = (scratch.f32(BAND_ROWS * n), bytemuck::cast_slice_mut(scratch.rest()));
+        let (a_pack, b_pack) = pack.split_at_mut(blocking.panel_len(blocking.mr, blocking.kc(k)));
+        let columns = n.next_multiple_of(blocking.nr);
+        let blocks = || (0..k).step_by(blocking.kc(k).max(1)).map(|first| (first, blocking.kc(k).min(k - first)));
+        let packed = |first: usize, kc: usize| {
+            let start = blocking.panel_len(columns, first);
+            start..start + blocking.panel_len(columns, kc)
+        };
+        for (first, kc) in blocks() {
+            pack_b_panels(&kernel, b.submatrix(0, first), n, kc, &mut b_pack[packed(first, kc)]);
         }
-        for first_row in (0..m).step_by(BAND) {
-            let band = BAND.min(m - first_row);
+        for first_row in (0..m).step_by(BAND_ROWS) {
+            let rows = BAND_ROWS.min(m - first_row);
             if k == 0 {
-                sums.fill(0.0);
+                c.fill(0.0);
             }
-            for (first, depth) in blocks() {
-                let b_pack = &b_pack[sizes.panel(columns, first)..][..sizes.panel(columns, depth)];
-                for row in (0..band).step_by(sizes.rows) {
-                    let rows = sizes.rows.min(band - row);
-                    let a_panel = kernel.pack_rows(a.from(first_row + row, first), rows, depth, a_pack);
-                    for (panel, b_panel) in b_pack.chunks_exact(sizes.panel(sizes.columns, depth)).enumerate() {
-                        let column = panel * sizes.columns;
-                        let live = [rows, sizes.columns.min(n - column)];
-                        kernel.multiply(a_panel, b_panel, &mut sums[row * n + column..], n, live, first > 0);
-                    }
-                }
+            for (first, kc) in blocks() {
+                let (a, b_pack) = (a.submatrix(first_row, first), &b_pack[packed(first, kc)]);
+                multiply_block(&mut kernel, [rows, n, kc], a, a_pack, b_pack, c, n, first > 0);
             }
-            finish(first_row, &mut sums[..band * n]);
+            finish(first_row, &mut c[..rows * n]);
         }
     });
 }
 
-/// Writes a[m, k] · b[k, n] to `c`, whose rows are `width` apart, or adds it to what is there, on the calling thread.
-pub(crate) fn block<A: Element, B: Element>(
-    path: Isa,
+/// Computes a[m, k] · b[k, n] on the calling thread into `c`, whose rows are `stride` apart; with `add` accumulates.
+pub(crate) fn gemm_serial<A: Element, B: Element>(
+    isa: Isa,
     [m, n, k]: [usize; 3],
-    a: View<A>,
-    b: View<B>,
+    a: MatrixView<A>,
+    b: MatrixView<B>,
     c: &mut [f32],
-    width: usize,
+    stride: usize,
     add: bool,
     pack: &mut [f32],
 ) {
-    with_kernel!(path, A, B, K => {
-        let (mut kernel, sizes) = (K::start(), K::SIZES);
-        let (b, pack) = (b.transposed(), aligned(pack));
-        for first in (0..k).step_by(sizes.depth(k).max(1)) {
-            let depth = sizes.depth(k).min(k - first);
-            let (a_pack, b_pack) = panels::<K>(pack, sizes.rows, n, depth);
-            let panel_len = sizes.panel(sizes.columns, depth);
-            for (panel, out) in b_pack.chunks_exact_mut(panel_len).enumerate() {
-                let column = panel * sizes.columns;
-                kernel.pack_columns(b.from(column, first), sizes.columns.min(n - column), depth, out);
-            }
-            for row in (0..m).step_by(sizes.rows) {
-                let rows = sizes.rows.min(m - row);
-                let a_panel = kernel.pack_rows(a.from(row, first), rows, depth, a_pack);
-                for (panel, b_panel) in b_pack.chunks_exact(panel_len).enumerate() {
-                    let column = panel * sizes.columns;
-                    let live = [rows, sizes.columns.min(n - column)];
-                    kernel.multiply(a_panel, b_panel, &mut c[row * width + column..], width, live, add || first > 0);
-                }
-            }
+    with_kernel!(isa, A, B, K => {
+        let (mut kernel, blocking) = (K::setup(), K::BLOCKING);
+        let (b, pack) = (b.transposed(), ScratchSplitter::new(pack).rest());
+        for first in (0..k).step_by(blocking.kc(k).max(1)) {
+            let kc = blocking.kc(k).min(k - first);
+            let (a_pack, b_pack) = panels::<K>(pack, blocking.mr, n, kc);
+            pack_b_panels(&kernel, b.submatrix(0, first), n, kc, b_pack);
+            let a = a.submatrix(0, first);
+            multiply_block(&mut kernel, [m, n, kc], a, a_pack, b_pack, c, stride, add || first > 0);
         }
     });
 }
 
-/// The part of a buffer that begins on a cache line.
-pub(super) fn aligned(buffer: &mut [f32]) -> &mut [f32] {
-    let skip = buffer.as_ptr().align_offset(64).min(ALIGN);
-    &mut buffer[skip..]
-}
-
-/// Room for `rows` rows of a and all panels of b.
-pub(super) fn panels<K: Kernel>(
+/// Splits a packing buffer into `rows` rows of A and all panels of B.
+pub(super) fn panels<K: MicroKernel>(
     pack: &mut [f32],
     rows: usize,
     columns: usize,
-    depth: usize,
+    kc: usize,
 ) -> (&mut [K::Packed], &mut [K::Packed]) {
-    let sizes = K::SIZES;
-    let (a, b) = bytemuck::cast_slice_mut(pack).split_at_mut(sizes.panel(rows, depth));
-    (a, &mut b[..sizes.panel(columns.next_multiple_of(sizes.columns), depth)])
+    let blocking = K::BLOCKING;
+    let (a, b) = bytemuck::cast_slice_mut(pack).split_at_mut(blocking.panel_len(rows, kc));
+    (a, &mut b[..blocking.panel_len(columns.next_multiple_of(blocking.nr), kc)])
 }

@@ -1,69 +1,70 @@
-//! What becomes of the sums of a product.
+//! GEMM epilogues: rounding, bias, accumulation and checks on the f32 accumulators of C.
 
-/// Columns of a row of two AMX tiles.
-pub(crate) const LINE: usize = 32;
+/// Columns of a full row of an AMX C tile.
+pub(crate) const WIDE_ROW: usize = 32;
 
-/// Takes sums, a piece of a row at a time. A trait and no closure: it has to be compiled into the loops of the kernels, with
-/// their instructions, and the compiler stops doing that to a closure that many places call.
-pub(crate) trait Store<O> {
-    /// Whether it reads what is there.
-    const READS: bool = false;
+/// Stores rows of a C tile. It is a trait, not a closure, so that it is inlined into the loops of the kernels and compiled with
+/// their target features; the compiler stops inlining a closure that is called from many places.
+pub(crate) trait Epilogue<O> {
+    /// Whether the epilogue reads the output.
+    const READS_OUTPUT: bool = false;
 
-    /// Takes the sums of a row from column `first` of the matrix on; `out` is their place.
-    fn row(&self, first: usize, sums: &[f32], out: &mut [O]);
+    /// Stores accumulators to `out`, which starts at column `first` of the matrix.
+    fn store_row(&self, first: usize, acc: &[f32], out: &mut [O]);
 
-    /// The same of a whole row of two tiles, whose sums are never subnormal. It is for vectors written out: a loop over slices
-    /// that is compiled into another one becomes none, because the compiler no longer knows that they lie apart.
+    /// [`Epilogue::store_row`] for a full row of an AMX C tile, whose accumulators are never subnormal. Implementations use
+    /// intrinsics: a loop over slices is not vectorized when it is inlined, because the compiler cannot prove that the slices
+    /// do not overlap.
     #[inline(always)]
-    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [O; LINE]) {
-        self.row(first, sums, out);
+    fn store_wide_row(&self, first: usize, acc: &[f32; WIDE_ROW], out: &mut [O; WIDE_ROW]) {
+        self.store_row(first, acc, out);
     }
 }
 
-/// A closure, where speed is not all.
-pub(super) struct Each<F>(pub(super) F);
+/// A closure as an epilogue, for GEMMs that are not on the critical path.
+pub(super) struct ClosureEpilogue<F>(pub(super) F);
 
-impl<O, F: Fn(usize, &[f32], &mut [O])> Store<O> for Each<F> {
-    // It may, and where it does results are f32.
-    const READS: bool = size_of::<O>() == size_of::<f32>();
+impl<O, F: Fn(usize, &[f32], &mut [O])> Epilogue<O> for ClosureEpilogue<F> {
+    // A closure may read the output, and those that do write f32.
+    const READS_OUTPUT: bool = size_of::<O>() == size_of::<f32>();
 
     #[inline(always)]
-    fn row(&self, first: usize, sums: &[f32], out: &mut [O]) {
-        (self.0)(first, sums, out);
+    fn store_row(&self, first: usize, acc: &[f32], out: &mut [O]) {
+        (self.0)(first, acc, out);
     }
 
     #[cfg(target_arch = "x86_64")]
     #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
     #[inline(always)]
-    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [O; LINE]) {
-        // SAFETY: a machine with tiles has AVX-512.
-        unsafe { call_avx512(&self.0, first, sums, out) }
+    fn store_wide_row(&self, first: usize, acc: &[f32; WIDE_ROW], out: &mut [O; WIDE_ROW]) {
+        // SAFETY: AMX implies AVX-512.
+        unsafe { call_avx512(&self.0, first, acc, out) }
     }
 }
 
-/// A closure on its own, where the compiler makes vectors of it.
+/// Calls the closure in a function of its own, where the compiler vectorizes it.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 fn call_avx512<O>(
-    store: &impl Fn(usize, &[f32], &mut [O]),
+    epilogue: &impl Fn(usize, &[f32], &mut [O]),
     first: usize,
-    sums: &[f32; LINE],
-    out: &mut [O; LINE],
+    acc: &[f32; WIDE_ROW],
+    out: &mut [O; WIDE_ROW],
 ) {
-    store(first, sums, out);
+    epilogue(first, acc, out);
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use lines::Line;
+pub(crate) use wide::F32x32;
 
-/// A row of two tiles in registers, for [`Store::line`].
+/// A full row of an AMX C tile in registers, for [`Epilogue::store_wide_row`].
 #[cfg(target_arch = "x86_64")]
 #[allow(
     unsafe_code,
-    reason = "vector instructions take pointers, and whoever calls them has looked for them"
+    reason = "vector instructions take pointers and need target features that the caller has"
 )]
-mod lines {
+mod wide {
     use std::arch::x86_64::{
         __m512, __m512bh, __m512i, _mm256_loadu_epi16, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
         _mm512_castsi512_ps, _mm512_cmpeq_epi16_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32,
@@ -73,41 +74,41 @@ mod lines {
 
     use zeroth_base::DType;
 
-    use super::LINE;
+    use super::WIDE_ROW;
     use zeroth_kernel::Element;
 
-    /// A row of two tiles. All functions are for machines with tiles, which have AVX-512 and its conversions to bf16.
+    /// 32 f32 in two vector registers. The methods require AMX, which implies AVX-512 and its bf16 conversions.
     #[derive(Clone, Copy)]
-    pub(crate) struct Line([__m512; 2]);
+    pub(crate) struct F32x32([__m512; 2]);
 
-    impl Line {
+    impl F32x32 {
         #[inline(always)]
-        pub(crate) fn of(sums: &[f32; LINE]) -> Self {
-            let start = sums.as_ptr();
-            // SAFETY: 32 numbers; the machine has the instructions.
+        pub(crate) fn load(acc: &[f32; WIDE_ROW]) -> Self {
+            let start = acc.as_ptr();
+            // SAFETY: 32 elements; the CPU has the instructions.
             unsafe { Self([_mm512_loadu_ps(start), _mm512_loadu_ps(start.add(16))]) }
         }
 
-        /// Each number and the one in its place.
+        /// Elementwise sum.
         #[inline(always)]
-        pub(crate) fn plus(self, other: Self) -> Self {
+        pub(crate) fn add(self, other: Self) -> Self {
             let ([a, b], [c, d]) = (self.0, other.0);
-            // SAFETY: as above.
+            // SAFETY: as in `load`.
             unsafe { Self([_mm512_add_ps(a, c), _mm512_add_ps(b, d)]) }
         }
 
-        /// Each number and 0, which makes -0 to 0.
+        /// Adds 0, which turns -0 into 0.
         #[inline(always)]
-        pub(crate) fn plus_zero(self) -> Self {
-            // SAFETY: as above.
-            self.plus(unsafe { Self([_mm512_setzero_ps(); 2]) })
+        pub(crate) fn add_zero(self) -> Self {
+            // SAFETY: as in `load`.
+            self.add(unsafe { Self([_mm512_setzero_ps(); 2]) })
         }
 
-        /// What is stored, if it is f32 or bf16.
+        /// Loads f32 or bf16 elements; `None` for other types.
         #[inline(always)]
-        pub(crate) fn read<T: Element>(from: &[T; LINE]) -> Option<Self> {
+        pub(crate) fn widen<T: Element>(from: &[T; WIDE_ROW]) -> Option<Self> {
             let start = from.as_ptr();
-            // SAFETY: 32 numbers of the type that was asked for; as above.
+            // SAFETY: 32 elements of the matched type; the CPU has the instructions.
             unsafe {
                 match T::DTYPE {
                     DType::F32 => {
@@ -126,29 +127,29 @@ mod lines {
             }
         }
 
-        /// Writes the numbers, if `T` is f32 or bf16; whether one of them is not finite. Rounded as [`Element::from_f32`] does
-        /// it, but for subnormal numbers, which become 0.
+        /// Stores f32 or bf16 elements and returns whether one of them is not finite; `None` for other types. Rounds as
+        /// [`Element::from_f32`], except that subnormals become 0.
         #[inline(always)]
-        pub(crate) fn write<T: Element>(self, to: &mut [T; LINE]) -> Option<bool> {
+        pub(crate) fn store<T: Element>(self, to: &mut [T; WIDE_ROW]) -> Option<bool> {
             let (start, [a, b]) = (to.as_mut_ptr(), self.0);
-            // SAFETY: 32 numbers of the type that was asked for; as above. Both vectors are 512 bits.
+            // SAFETY: 32 elements of the matched type; the CPU has the instructions. Both vectors are 512 bits.
             unsafe {
                 match T::DTYPE {
                     DType::F32 => {
                         _mm512_storeu_ps(start.cast(), a);
                         _mm512_storeu_ps(start.cast::<f32>().add(16), b);
-                        let endless = _mm512_set1_epi32(0x7f80_0000);
+                        let infinite = _mm512_set1_epi32(0x7f80_0000);
                         let found = [a, b].map(|half| {
-                            let exponent = _mm512_and_si512(_mm512_castps_si512(half), endless);
-                            _mm512_cmpeq_epi32_mask(exponent, endless)
+                            let exponent = _mm512_and_si512(_mm512_castps_si512(half), infinite);
+                            _mm512_cmpeq_epi32_mask(exponent, infinite)
                         });
                         Some(found[0] | found[1] != 0)
                     }
                     DType::Bf16 => {
                         let bits = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a));
                         _mm512_storeu_si512(start.cast(), bits);
-                        let endless = _mm512_set1_epi16(0x7f80);
-                        Some(_mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, endless), endless) != 0)
+                        let infinite = _mm512_set1_epi16(0x7f80);
+                        Some(_mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, infinite), infinite) != 0)
                     }
                     DType::F16 => None,
                 }

@@ -1,21 +1,23 @@
-//! The matrix product under `linear`, `attention` and `head_loss`: cut into blocks that stay in the second-level cache,
-//! packed, and multiplied by a register kernel of the path.
+//! GEMM for `linear`, `attention` and `head_loss`: cache blocking for L2, packed panels, and one micro-kernel per
+//! instruction set.
 //!
-//! The order of a sum depends on its length alone, so where a tile begins, how large the matrix around it is, and who
-//! computes it change nothing:
-//! - f32 kernels add blocks of terms in order (1024 with AVX-512, else 192), and inside a block one multiply-add after
-//!   another.
-//! - AMX tiles take 32 terms at a time, in order. Within the 32, terms of even and of odd place are summed apart (16
-//!   fused multiply-adds each, rounded to nearest even), the two sums are added, and their sum is added to what stood
-//!   before. Subnormal numbers count as 0. So the processor's manual describes TDPBF16PS, and a test holds it to that.
+//! The summation order depends on k alone. The position of a tile, the size of the matrix around it and the thread that
+//! computes it change no bit:
+//! - f32 micro-kernels accumulate blocks of k in order (KC is 1024 with AVX-512, else 192), and inside a block one
+//!   multiply-add after another.
+//! - AMX accumulates 32 terms at a time, in order. Within the 32, even and odd terms are summed separately (16 fused
+//!   multiply-adds each, rounded to nearest even), the two sums are added, and the result is added to the accumulator.
+//!   Subnormals are flushed to zero. Intel's manual specifies TDPBF16PS that way, and a test checks it.
 //!
-//! AMX is for products in which a factor is bf16. A factor in f32 (softmax weights and score gradients of attention,
-//! gradients of logits) is rounded to bf16 when it is packed, as flash attention and PyTorch's bf16 head do.
+//! AMX runs where at least one operand is bf16. An f32 operand (softmax weights and score gradients of attention,
+//! gradients of logits) is rounded to bf16 as it is packed, as flash attention and PyTorch's bf16 head do.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_driver;
+#[cfg(target_arch = "x86_64")]
+mod amx_gemm_tn;
 #[cfg(target_arch = "x86_64")]
 mod amx_pack;
 #[cfg(target_arch = "x86_64")]
@@ -25,12 +27,10 @@ mod avx512_driver;
 #[cfg(target_arch = "x86_64")]
 mod avx512_pack;
 mod blocking;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels of x86-64 have beats"))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 drivers interleave work"))]
 mod driver;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only tiles store whole lines"))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only AMX stores wide rows"))]
 mod epilogue;
-#[cfg(target_arch = "x86_64")]
-mod gemm_tn;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
@@ -42,18 +42,18 @@ mod transpose;
 mod view;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx::{Tiles, permitted as tiles_permitted};
+pub(super) use amx::{AmxKernel, permitted as amx_permitted};
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx_pack::{Side, pack as pack_bf16};
-pub(super) use blocking::{ALIGN, PANEL, TILE, band_scratch, over_rows_scratch, pack_len, scratch};
+pub(super) use amx_pack::{Operand, pack as pack_bf16};
+pub(super) use blocking::{PANEL, TILE, band_scratch, gemm_tn_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
-pub(super) use driver::{Between, Nothing};
-pub(super) use driver::{block, in_bands, matmul, over_rows, product};
-pub(super) use epilogue::Store;
+pub(super) use driver::{Interleaved, NoInterleave};
+pub(super) use driver::{gemm, gemm_row_bands, gemm_serial, gemm_tn, gemm_with};
+pub(super) use epilogue::Epilogue;
 #[cfg(target_arch = "x86_64")]
-pub(super) use epilogue::{LINE, Line};
+pub(super) use epilogue::{F32x32, WIDE_ROW};
 #[cfg(target_arch = "x86_64")]
-pub(super) use prefetch::ask_to_write;
+pub(super) use prefetch::{prefetch_read, prefetch_write};
 #[cfg(target_arch = "x86_64")]
 pub(super) use transpose::transpose_from;
-pub(super) use view::View;
+pub(super) use view::MatrixView;

@@ -1,83 +1,91 @@
-//! The f32 kernel of Arm's 128-bit vectors: 8 by 12 sums in 24 of the 32 registers. 16-bit numbers are widened when
-//! they are packed.
+//! The NEON f32 micro-kernel: an 8 × 12 C tile in 24 of the 32 vector registers. 16-bit elements are widened as they are
+//! packed.
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
 
 use std::arch::aarch64::{vaddq_f32, vdupq_n_f32, vfmaq_laneq_f32, vld1q_f32, vst1q_f32};
 
-use super::View;
-use super::blocking::{self, Sizes};
-use super::driver::{Kernel, Place, finish_rows};
-use super::epilogue::Store;
+use super::MatrixView;
+use super::blocking::{self, Blocking};
+use super::driver::{MicroKernel, TileRect, store_rows};
+use super::epilogue::Epilogue;
 use super::pack::pack_panel;
 use crate::isa::Isa;
 use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
-const ROWS: usize = 8;
-const COLUMNS: usize = 12;
-/// Lanes of a register.
+const MR: usize = 8;
+const NR: usize = 12;
+/// f32 lanes of a vector register.
 const LANES: usize = 4;
 
-/// The kernel; it has no state.
-pub(super) struct Neon;
+/// The micro-kernel.
+pub(super) struct NeonKernel;
 
-impl Kernel for Neon {
+impl MicroKernel for NeonKernel {
     type Packed = f32;
-    const SIZES: Sizes = blocking::NEON;
+    const BLOCKING: Blocking = blocking::NEON;
 
-    fn start() -> Self {
+    fn setup() -> Self {
         Self
     }
 
-    type Rows<'a> = &'a [f32];
+    type PackedA<'a> = &'a [f32];
 
-    fn pack_rows<'a, T: Element>(
+    fn pack_a<'a, T: Element>(
         &self,
-        source: View<'a, T>,
+        source: MatrixView<'a, T>,
         rows: usize,
-        depth: usize,
+        kc: usize,
         out: &'a mut [f32],
     ) -> &'a [f32] {
-        pack_panel(Isa::Neon, source, rows, depth, ROWS, out);
+        pack_panel(Isa::Neon, source, rows, kc, MR, out);
         out
     }
 
-    fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
-        pack_panel(Isa::Neon, source, columns, depth, COLUMNS, out);
+    fn pack_b<T: Element>(&self, source: MatrixView<T>, columns: usize, kc: usize, out: &mut [f32]) {
+        pack_panel(Isa::Neon, source, columns, kc, NR, out);
     }
 
-    fn multiply(&mut self, a: &[f32], b: &[f32], c: &mut [f32], stride: usize, live: [usize; 2], add: bool) {
-        let [rows, columns] = live;
-        assert!(rows <= ROWS && columns <= COLUMNS && (rows - 1) * stride + columns <= c.len());
-        if live == [ROWS, COLUMNS] {
+    fn multiply(
+        &mut self,
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        stride: usize,
+        extent: [usize; 2],
+        add: bool,
+    ) {
+        let [rows, columns] = extent;
+        assert!(rows <= MR && columns <= NR && (rows - 1) * stride + columns <= c.len());
+        if extent == [MR, NR] {
             multiply(a, b, c, stride, add);
             return;
         }
-        let mut tile = [0.0; ROWS * COLUMNS];
-        multiply(a, b, &mut tile, COLUMNS, false);
-        for (sums, c) in tile.chunks_exact(COLUMNS).zip(c.chunks_mut(stride)).take(rows) {
-            for (c, sum) in c[..columns].iter_mut().zip(sums) {
+        let mut tile = [0.0; MR * NR];
+        multiply(a, b, &mut tile, NR, false);
+        for (acc, c) in tile.chunks_exact(NR).zip(c.chunks_mut(stride)).take(rows) {
+            for (c, sum) in c[..columns].iter_mut().zip(acc) {
                 *c = if add { *c + sum } else { *sum };
             }
         }
     }
 
-    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
-        finish_rows::<COLUMNS, O>(sums, at, out, store);
+    fn store_tile<O, E: Epilogue<O>>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &E) {
+        store_rows::<NR, O>(acc, rect, out, epilogue);
     }
 }
 
-/// A whole tile.
+/// Multiplies two panels into a full C tile.
 fn multiply(a: &[f32], b: &[f32], c: &mut [f32], stride: usize, add: bool) {
-    assert!((ROWS - 1) * stride + COLUMNS <= c.len());
-    // SAFETY: every Arm processor of 64 bits has these vectors; panels are read in whole chunks, and the tile is within c.
+    assert!((MR - 1) * stride + NR <= c.len());
+    // SAFETY: NEON is part of AArch64. Panels are read in whole chunks, and the tile is inside `c`.
     unsafe {
-        let mut sums = [[vdupq_n_f32(0.0); 3]; ROWS];
-        for (a, b) in a.as_chunks::<ROWS>().0.iter().zip(b.as_chunks::<COLUMNS>().0) {
+        let mut acc = [[vdupq_n_f32(0.0); 3]; MR];
+        for (a, b) in a.as_chunks::<MR>().0.iter().zip(b.as_chunks::<NR>().0) {
             let b = [0, 1, 2].map(|part| vld1q_f32(b.as_ptr().add(part * LANES)));
             for half in 0..2 {
                 let a = vld1q_f32(a.as_ptr().add(half * LANES));
-                let [first, second, third, fourth] = sums.as_chunks_mut::<LANES>().0[half].each_mut();
+                let [first, second, third, fourth] = acc.as_chunks_mut::<LANES>().0[half].each_mut();
                 for part in 0..3 {
                     first[part] = vfmaq_laneq_f32::<0>(first[part], b[part], a);
                     second[part] = vfmaq_laneq_f32::<1>(second[part], b[part], a);
@@ -86,8 +94,8 @@ fn multiply(a: &[f32], b: &[f32], c: &mut [f32], stride: usize, add: bool) {
                 }
             }
         }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (part, sum) in sums.into_iter().enumerate() {
+        for (i, acc) in acc.into_iter().enumerate() {
+            for (part, sum) in acc.into_iter().enumerate() {
                 let at = c.as_mut_ptr().add(i * stride + part * LANES);
                 vst1q_f32(at, if add { vaddq_f32(vld1q_f32(at), sum) } else { sum });
             }

@@ -1,27 +1,24 @@
-//! The f32 kernel that the compiler turns into vector code: 6 by 16 sums, compiled for AVX2 and for what the target has.
+//! The auto-vectorized f32 micro-kernel: a 6 × 16 C tile, compiled for AVX2 and for the compiler's target.
+#![allow(unsafe_code, reason = "calls functions compiled for instructions found at run time")]
 
-use super::View;
-use super::blocking::{self, Sizes};
-use super::driver::{Kernel, Place, finish_rows};
-use super::epilogue::Store;
+use super::MatrixView;
+use super::blocking::{self, Blocking};
+use super::driver::{MicroKernel, TileRect, store_rows};
+use super::epilogue::Epilogue;
 use super::pack::pack_panel;
 use crate::isa::Isa;
 use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
-const ROWS: usize = 6;
-const COLUMNS: usize = 16;
+const MR: usize = 6;
+const NR: usize = 16;
 
-/// What the compiler's target has.
-pub(super) struct Portable;
+/// The micro-kernel, for AVX2 with FMA or for the compiler's target.
+pub(super) struct PortableKernel<const AVX2: bool>;
 
-/// AVX2 with fused multiply-add.
-#[cfg(target_arch = "x86_64")]
-pub(super) struct Avx2;
-
-/// A tile; `FUSED` where a multiply-add is one instruction.
+/// Multiplies two panels. `FMA` where multiply-add is one instruction.
 #[inline(always)]
-fn multiply<const FUSED: bool>(
+fn multiply<const FMA: bool>(
     a: &[f32],
     b: &[f32],
     c: &mut [f32],
@@ -29,115 +26,85 @@ fn multiply<const FUSED: bool>(
     [rows, columns]: [usize; 2],
     add: bool,
 ) {
-    let mut sums = [[0.0f32; COLUMNS]; ROWS];
-    for (a, b) in a.as_chunks::<ROWS>().0.iter().zip(b.as_chunks::<COLUMNS>().0) {
-        for (sums, &a) in sums.iter_mut().zip(a) {
-            for (sum, &b) in sums.iter_mut().zip(b) {
-                *sum = if FUSED { a.mul_add(b, *sum) } else { a * b + *sum };
+    let mut acc = [[0.0f32; NR]; MR];
+    for (a, b) in a.as_chunks::<MR>().0.iter().zip(b.as_chunks::<NR>().0) {
+        for (acc, &a) in acc.iter_mut().zip(a) {
+            for (acc, &b) in acc.iter_mut().zip(b) {
+                *acc = if FMA { a.mul_add(b, *acc) } else { a * b + *acc };
             }
         }
     }
-    for (sums, c) in sums.iter().zip(c.chunks_mut(stride)).take(rows) {
-        for (c, sum) in c[..columns].iter_mut().zip(sums) {
-            *c = if add { *c + sum } else { *sum };
+    for (acc, c) in acc.iter().zip(c.chunks_mut(stride)).take(rows) {
+        for (c, acc) in c[..columns].iter_mut().zip(acc) {
+            *c = if add { *c + acc } else { *acc };
         }
-    }
-}
-
-impl Kernel for Portable {
-    type Packed = f32;
-    const SIZES: Sizes = blocking::PLAIN;
-
-    fn start() -> Self {
-        Self
-    }
-
-    type Rows<'a> = &'a [f32];
-
-    fn pack_rows<'a, T: Element>(
-        &self,
-        source: View<'a, T>,
-        rows: usize,
-        depth: usize,
-        out: &'a mut [f32],
-    ) -> &'a [f32] {
-        pack_panel(Isa::Portable, source, rows, depth, ROWS, out);
-        out
-    }
-
-    fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
-        pack_panel(Isa::Portable, source, columns, depth, COLUMNS, out);
-    }
-
-    fn multiply(&mut self, a: &[f32], b: &[f32], c: &mut [f32], stride: usize, live: [usize; 2], add: bool) {
-        multiply::<{ cfg!(target_arch = "aarch64") }>(a, b, c, stride, live, add);
-    }
-
-    fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
-        finish_rows::<COLUMNS, O>(sums, at, out, store);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
-mod avx2 {
-    use super::{
-        Avx2, COLUMNS, Isa, Kernel, Place, ROWS, Sizes, Store, Tile, View, blocking, finish_rows, multiply,
-        pack_panel,
-    };
-    use zeroth_kernel::Element;
+#[target_feature(enable = "avx2,fma")]
+fn multiply_avx2(a: &[f32], b: &[f32], c: &mut [f32], stride: usize, extent: [usize; 2], add: bool) {
+    multiply::<true>(a, b, c, stride, extent, add);
+}
 
-    #[target_feature(enable = "avx2,fma")]
-    fn multiply_avx2(a: &[f32], b: &[f32], c: &mut [f32], stride: usize, live: [usize; 2], add: bool) {
-        multiply::<true>(a, b, c, stride, live, add);
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn store_tile_avx2<O>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &impl Epilogue<O>) {
+    store_rows::<NR, O>(acc, rect, out, epilogue);
+}
+
+impl<const AVX2: bool> PortableKernel<AVX2> {
+    const ISA: Isa = if AVX2 { Isa::Avx2 } else { Isa::Portable };
+}
+
+impl<const AVX2: bool> MicroKernel for PortableKernel<AVX2> {
+    type Packed = f32;
+    const BLOCKING: Blocking = blocking::PORTABLE;
+
+    fn setup() -> Self {
+        Self
     }
 
-    #[target_feature(enable = "avx2,fma")]
-    fn finish_avx2<O>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &impl Store<O>) {
-        finish_rows::<COLUMNS, O>(sums, at, out, store);
+    type PackedA<'a> = &'a [f32];
+
+    fn pack_a<'a, T: Element>(
+        &self,
+        source: MatrixView<'a, T>,
+        rows: usize,
+        kc: usize,
+        out: &'a mut [f32],
+    ) -> &'a [f32] {
+        pack_panel(Self::ISA, source, rows, kc, MR, out);
+        out
     }
 
-    impl Kernel for Avx2 {
-        type Packed = f32;
-        const SIZES: Sizes = blocking::PLAIN;
+    fn pack_b<T: Element>(&self, source: MatrixView<T>, columns: usize, kc: usize, out: &mut [f32]) {
+        pack_panel(Self::ISA, source, columns, kc, NR, out);
+    }
 
-        fn start() -> Self {
-            Self
+    fn multiply(
+        &mut self,
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        stride: usize,
+        extent: [usize; 2],
+        add: bool,
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if AVX2 {
+            // SAFETY: a pool has an instruction set only if `Isa::available` found it.
+            return unsafe { multiply_avx2(a, b, c, stride, extent, add) };
         }
+        multiply::<{ cfg!(target_arch = "aarch64") }>(a, b, c, stride, extent, add);
+    }
 
-        type Rows<'a> = &'a [f32];
-
-        fn pack_rows<'a, T: Element>(
-            &self,
-            source: View<'a, T>,
-            rows: usize,
-            depth: usize,
-            out: &'a mut [f32],
-        ) -> &'a [f32] {
-            pack_panel(Isa::Avx2, source, rows, depth, ROWS, out);
-            out
+    fn store_tile<O, E: Epilogue<O>>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &E) {
+        #[cfg(target_arch = "x86_64")]
+        if AVX2 {
+            // SAFETY: as in `multiply`.
+            return unsafe { store_tile_avx2(acc, rect, out, epilogue) };
         }
-
-        fn pack_columns<T: Element>(&self, source: View<T>, columns: usize, depth: usize, out: &mut [f32]) {
-            pack_panel(Isa::Avx2, source, columns, depth, COLUMNS, out);
-        }
-
-        fn multiply(
-            &mut self,
-            a: &[f32],
-            b: &[f32],
-            c: &mut [f32],
-            stride: usize,
-            live: [usize; 2],
-            add: bool,
-        ) {
-            // SAFETY: a pool takes a path only when `Isa::available` has found its instructions.
-            unsafe { multiply_avx2(a, b, c, stride, live, add) }
-        }
-
-        fn finish<O, S: Store<O>>(sums: &[f32], at: Place, out: &mut Tile<O>, store: &S) {
-            // SAFETY: as above.
-            unsafe { finish_avx2(sums, at, out, store) }
-        }
+        store_rows::<NR, O>(acc, rect, out, epilogue);
     }
 }

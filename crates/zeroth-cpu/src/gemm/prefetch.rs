@@ -1,77 +1,90 @@
-//! Memory asked for before it is needed, a few cache lines at every beat of a product.
+//! Software prefetches issued between the k-steps of an AMX micro-kernel call.
 //!
-//! A product out of the second-level cache leaves the memory idle, and what comes next would be waited for. Asking for a
-//! line changes no result and cannot fail, so places need no check.
+//! A GEMM that runs out of L2 leaves the memory bus idle; without prefetches the next rows of A and the next C tile would
+//! stall it. A prefetch never faults, so addresses need no bounds check.
 
-use super::driver::BEAT;
+use super::driver::K_STEP;
 
 /// Bytes of a cache line.
-pub(super) const LINE: usize = 64;
+pub(super) const CACHE_LINE: usize = 64;
 
-/// What to ask for during one product of two panels. It has few numbers and little to decide: the loads of tiles are limited
-/// by the buffer that all loads share, so a number that the loop had to load from the stack would cost as much as a line.
-/// `ADDS` where something will be added to.
-pub(super) struct Ahead<A, const ADDS: bool> {
-    /// The first of four rows that will be read, where the next beat asks, and elements from one to the next.
-    line: *const A,
-    pitch: usize,
-    /// The row that will be added to, and bytes from it to its end and to the next one.
-    sums: *const u8,
-    right: usize,
-    stride: usize,
+/// Addresses to prefetch during one micro-kernel call: four rows of A per k-step into L2 and, with `UPDATES_C`, two rows
+/// of the C tile for writing.
+///
+/// Fields are few and `k_step` has almost no branches on purpose: AMX tile loads compete for the load buffer, so each
+/// field that spills to the stack costs as much as a cache line.
+pub(super) struct Prefetch<A, const UPDATES_C: bool> {
+    /// Next address in the first of four rows of A, and elements between rows.
+    a: *const A,
+    a_stride: usize,
+    /// Next row of the C tile; bytes to its last byte and to the next row.
+    c: *const u8,
+    c_last: usize,
+    c_stride: usize,
 }
 
-impl<A, const ADDS: bool> Ahead<A, ADDS> {
-    /// Nothing but a line that is there already.
-    pub(super) const fn nothing(here: *const u8) -> Self {
-        Self { line: here.cast(), pitch: 0, sums: here, right: 0, stride: 0 }
+impl<A, const UPDATES_C: bool> Prefetch<A, UPDATES_C> {
+    /// Prefetches only `cached`, an address that is in the cache already.
+    pub(super) const fn none(cached: *const u8) -> Self {
+        Self { a: cached.cast(), a_stride: 0, c: cached, c_last: 0, c_stride: 0 }
     }
 
-    /// Reads four rows, `pitch` elements from one to the next.
+    /// Sets the four rows of A, `stride` elements apart.
     #[inline(always)]
-    pub(super) fn read(&mut self, start: *const A, pitch: usize) {
-        (self.line, self.pitch) = (start, pitch);
+    pub(super) fn set_a(&mut self, start: *const A, stride: usize) {
+        (self.a, self.a_stride) = (start, stride);
     }
 
-    /// Adds to rows of `width` elements, `stride` elements apart, two of them a beat.
+    /// Sets the rows of C, `width` elements each and `stride` elements apart.
     #[inline(always)]
-    pub(super) fn add<T>(&mut self, start: *const T, width: usize, stride: usize) {
-        self.sums = start.cast();
-        (self.right, self.stride) = ((width * size_of::<T>()).saturating_sub(1), stride * size_of::<T>());
+    pub(super) fn set_c<T>(&mut self, start: *const T, width: usize, stride: usize) {
+        self.c = start.cast();
+        (self.c_last, self.c_stride) = ((width * size_of::<T>()).saturating_sub(1), stride * size_of::<T>());
     }
 
-    /// Asks for the lines of one beat, those that will be read no further than in the second-level cache.
+    /// Issues the prefetches of one k-step.
     #[inline(always)]
-    pub(super) fn step(&mut self) {
-        for row in [self.line, self.line.wrapping_add(self.pitch)] {
-            let (row, below) = (row.cast::<u8>(), row.wrapping_add(2 * self.pitch).cast::<u8>());
-            for line in [row, row.wrapping_add(LINE), below, below.wrapping_add(LINE)] {
-                ask_to_read_later(line);
+    pub(super) fn k_step(&mut self) {
+        for row in [self.a, self.a.wrapping_add(self.a_stride)] {
+            let (row, below) = (row.cast::<u8>(), row.wrapping_add(2 * self.a_stride).cast::<u8>());
+            for line in [row, row.wrapping_add(CACHE_LINE), below, below.wrapping_add(CACHE_LINE)] {
+                prefetch_read_l2(line);
             }
         }
-        self.line = self.line.wrapping_add(BEAT);
-        if ADDS {
-            for row in [self.sums, self.sums.wrapping_add(self.stride)] {
-                ask_to_write(row);
-                ask_to_write(row.wrapping_add(self.right));
+        self.a = self.a.wrapping_add(K_STEP);
+        if UPDATES_C {
+            for row in [self.c, self.c.wrapping_add(self.c_stride)] {
+                prefetch_write(row);
+                prefetch_write(row.wrapping_add(self.c_last));
             }
-            self.sums = self.sums.wrapping_add(2 * self.stride);
+            self.c = self.c.wrapping_add(2 * self.c_stride);
         }
     }
 }
 
-#[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
+/// Prefetches a cache line into L2.
+#[allow(unsafe_code, reason = "the prefetch intrinsic takes a pointer")]
 #[inline(always)]
-pub(super) fn ask_to_read_later(line: *const u8) {
+pub(super) fn prefetch_read_l2(line: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    // SAFETY: a hint, whatever the address is.
+    // SAFETY: a prefetch never faults.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
 }
 
-#[allow(unsafe_code, reason = "a hint to the processor, which takes a pointer")]
+/// Prefetches a cache line into L1.
+#[allow(unsafe_code, reason = "the prefetch intrinsic takes a pointer")]
 #[inline(always)]
-pub(crate) fn ask_to_write(line: *const u8) {
+pub(crate) fn prefetch_read(line: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a prefetch never faults.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+}
+
+/// Prefetches a cache line into L1 in exclusive state.
+#[allow(unsafe_code, reason = "the prefetch intrinsic takes a pointer")]
+#[inline(always)]
+pub(crate) fn prefetch_write(line: *const u8) {
     use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-    // SAFETY: a hint, whatever the address is.
+    // SAFETY: a prefetch never faults.
     unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) }
 }

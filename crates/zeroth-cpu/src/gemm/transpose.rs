@@ -1,4 +1,4 @@
-//! 16 by 16 numbers of 32 bits turned over in registers.
+//! In-register transposes of 16 × 16 elements of 32 bits.
 #![allow(unsafe_code, reason = "vector loads take pointers")]
 
 use std::arch::x86_64::{
@@ -7,25 +7,25 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi64,
 };
 
-/// As [`transpose`] of 16 lines in memory, `stride` bytes apart. Quarters of lines go to their lane as they are loaded,
-/// which leaves half of the shuffles; there is one unit for these, and two for loads.
+/// [`transpose`] of 16 rows in memory, `stride` bytes apart. Quarter rows are inserted into their lane as they are loaded,
+/// which halves the shuffles: there is one shuffle port, and two load ports.
 ///
 /// # Safety
-/// 64 bytes can be read at `start` and at every `stride` bytes of the 15 after it.
+/// 64 bytes can be read at each of 16 addresses, `stride` bytes apart from `start`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn transpose_from(start: *const u8, stride: usize) -> [__m512i; 16] {
     let mut out = [_mm512_setzero_si512(); 16];
     for group in 0..4 {
-        // Numbers 4 · group to 4 · group + 3 of lines i, i + 4, i + 8 and i + 12.
+        // Elements 4 · group to 4 · group + 3 of rows i, i + 4, i + 8 and i + 12.
         let quarters = |i: usize| {
             // SAFETY: the caller's promise.
             let quarter =
-                |line: usize| unsafe { _mm_loadu_si128(start.add(line * stride + 16 * group).cast()) };
-            let lines = _mm512_castsi128_si512(quarter(i));
-            let lines = _mm512_inserti32x4::<1>(lines, quarter(i + 4));
-            let lines = _mm512_inserti32x4::<2>(lines, quarter(i + 8));
-            _mm512_inserti32x4::<3>(lines, quarter(i + 12))
+                |row: usize| unsafe { _mm_loadu_si128(start.add(row * stride + 16 * group).cast()) };
+            let rows = _mm512_castsi128_si512(quarter(i));
+            let rows = _mm512_inserti32x4::<1>(rows, quarter(i + 4));
+            let rows = _mm512_inserti32x4::<2>(rows, quarter(i + 8));
+            _mm512_inserti32x4::<3>(rows, quarter(i + 12))
         };
         let (a, b, c, d) = (quarters(0), quarters(1), quarters(2), quarters(3));
         let (left, right) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
@@ -38,16 +38,16 @@ pub(crate) unsafe fn transpose_from(start: *const u8, stride: usize) -> [__m512i
     out
 }
 
-/// Element j of result i is element i of line j.
+/// Element j of result i is element i of row j.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(crate) fn transpose(lines: [__m512i; 16]) -> [__m512i; 16] {
-    let mut pairs = lines;
+pub(crate) fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+    let mut pairs = rows;
     for i in (0..16).step_by(2) {
-        pairs[i] = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_epi32(lines[i], lines[i + 1]);
+        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
     }
-    // Within each quarter of 4 lanes, register 4g + c holds column c of lines 4g to 4g + 3.
+    // Within each 128-bit lane, register 4g + c holds column c of rows 4g to 4g + 3.
     let mut fours = pairs;
     for i in (0..16).step_by(4) {
         fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);

@@ -1,39 +1,39 @@
-//! How AMX tiles cut the head, and the scratch that follows from it.
+//! Blocking of the head on AMX, and the scratch that follows from it.
 //!
-//! Scratch is the largest need of any path, whatever the machine at hand runs: a plan holds everywhere.
+//! Scratch is the maximum over all instruction sets, so a memory plan is valid on every machine.
 
 use half::bf16;
 
-use crate::gemm::{ALIGN, PANEL, TILE};
+use crate::gemm::{PANEL, TILE};
+use crate::scratch_splitter::ALIGN;
 use zeroth_kernel::HeadLossDims;
 
-/// Lanes that a row's exponentials are summed in.
+/// Lanes in which the exponentials of a row are summed.
 pub(super) const LANES: usize = 16;
-/// The widest model whose sums of dx are added to block by block of the vocabulary: of wider ones too few tokens of the
-/// vocabulary fit the cache.
+/// Largest hidden size: dx is accumulated block by block of the vocabulary, and with wider models too small a block fits in L2.
 const WIDEST: usize = 1024;
-/// Panels of a block at most, and how many in all of both packed forms the second-level cache has room for.
+/// Most panels of a vocabulary block, and panels of both packed forms that fit in L2.
 const BLOCK: usize = 16;
 const CACHED: usize = 256;
-/// Steps of x that the second-level cache has room for when gradients of w are computed.
+/// Tile steps of x that fit in L2 during the dw pass.
 pub(super) const RESIDENT: usize = 512;
-/// Panels of the vocabulary whose gradients a thread computes at a time: few, to be in the cache when they are rounded. Where x
-/// does not stay there, each time reads all of it again.
+/// Panels of the vocabulary per task of the dw pass: few, so that they are still in cache when they are rounded. If x exceeds
+/// L2, every task reads all of it, so tasks are larger.
 const CHUNK: usize = 2;
 const LARGER_CHUNK: usize = 16;
 
-/// The head in panels.
+/// Dimensions of the head in panels.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     pub(super) rows: usize,
     pub(super) hidden: usize,
     pub(super) vocab: usize,
-    /// Panels of the vocabulary that are taken together.
+    /// Panels of a vocabulary block.
     pub(super) block: usize,
 }
 
 impl Panels {
-    /// The panels of a slice; `None` where tiles do not take it.
+    /// The dimensions of a slice; `None` where AMX does not run it.
     pub(super) fn of(dims: HeadLossDims) -> Option<Self> {
         let hidden = dims.hidden.div_ceil(PANEL);
         (1..=WIDEST).contains(&dims.hidden).then(|| Self {
@@ -44,34 +44,34 @@ impl Panels {
         })
     }
 
-    /// f32 elements of what all threads share: exponentials; x as rows and as terms of dw, a block of w in two forms, sums of dx;
-    /// lanes and marks.
+    /// f32 elements that all threads share: exponentials; x packed for logits and for dw; a block of w packed for logits and for dx;
+    /// accumulators of dx; lanes and row statistics.
     pub(super) fn shared(self) -> usize {
         let Self { rows, hidden, vocab, block } = self;
         let packed = rows * vocab + 2 * rows * hidden + 2 * block * hidden;
-        packed * TILE / 2 + rows * hidden * TILE + rows * PANEL * (2 * LANES + MARK) + rows + ALIGN
+        packed * TILE / 2 + rows * hidden * TILE + rows * PANEL * (2 * LANES + ROW_STATS_LEN) + rows + ALIGN
     }
 
-    /// f32 elements of a thread: two tiles of sums and a row panel's exponentials; weights of labels as they stand and packed.
+    /// f32 elements per thread: two C tiles and the exponentials of a panel of rows; gathered label rows of w, unpacked and packed.
     pub(super) fn thread(self) -> usize {
         2 * TILE + self.block * TILE / 2 + self.hidden * TILE + ALIGN
     }
 
-    /// Panels of the vocabulary whose gradients a thread computes at a time.
+    /// Panels of the vocabulary per task of the dw pass.
     pub(super) const fn chunk(self) -> usize {
         if self.rows * self.hidden <= RESIDENT { CHUNK } else { LARGER_CHUNK }
     }
 
-    /// f32 elements of a thread for a chunk of the gradient that is yet to be rounded.
+    /// f32 elements per thread for the unrounded gradient of a task.
     const fn chunk_sums(self) -> usize {
         self.chunk() * self.hidden * TILE + ALIGN
     }
 }
 
-/// f32 elements of a row's mark.
-pub(super) const MARK: usize = 4;
+/// f32 elements of the statistics of a row.
+pub(super) const ROW_STATS_LEN: usize = 4;
 
-/// f32 elements of scratch with a pool of `threads`, for a gradient of w that is rounded or not.
+/// f32 elements of scratch with a pool of `threads`; `rounds` for a rounded dw.
 pub(super) fn scratch(dims: HeadLossDims, threads: usize, rounds: bool) -> usize {
     let chunk = |panels: Panels| if rounds { panels.chunk_sums() } else { 0 };
     Panels::of(dims).map_or(0, |panels| panels.shared() + threads * (panels.thread() + chunk(panels)))

@@ -1,13 +1,13 @@
-//! The head on every path: a block's logits live for a band of rows at a time; what is kept of them is e^(logit - the block's
-//! largest) in the type of the gradient, and for each row the block's largest and the sum. When all blocks of a slice are
-//! known, each becomes its own gradient in place and is used up, by dw and by dx, while it is in the cache.
+//! The head on any instruction set. Logits of a vocabulary block exist for a band of rows at a time; kept are
+//! e^(logit - block maximum) in the type of the gradient, and for each row the block's maximum and sum. Once all blocks of a
+//! slice are known, each is turned into its gradient in range and consumed by dw and dx while it is in cache.
 
 use std::sync::atomic::Ordering;
 
 use half::bf16;
 
-use super::{Gradients, Weights, x_pitch};
-use crate::gemm::{self, View, in_bands, matmul};
+use super::{Gradients, WeightGrad, x_row_stride};
+use crate::gemm::{self, MatrixView, gemm_row_bands, gemm_with};
 use crate::isa::each_isa;
 use crate::math;
 use crate::pool::Pool;
@@ -15,21 +15,21 @@ use crate::work_partition::{Chunks, Optional};
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadLossDims;
 
-/// Tokens of the vocabulary of a block.
+/// Vocabulary entries of a block.
 const BLOCK: usize = 512;
-/// Rows of a block's gradient that one task rounds.
+/// Rows of a block's gradient per rounding task.
 const BAND: usize = 64;
 
-/// What a block knows of a row: its largest logit, the sum of its exponentials, and the label's logit if it has it.
+/// Statistics of a row in one block: maximum logit, sum of exponentials, and the label's logit if the block has it.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
-struct Mark {
-    peak: f32,
+struct RowStats {
+    max: f32,
     sum: f32,
     chosen: f32,
 }
 
-/// f32 elements of the exponentials, the marks, the factors and the sums of dx of a slice.
+/// f32 elements of the exponentials, row statistics, factors and dx accumulators of a slice.
 fn slice_scratch<E: Element>(dims: HeadLossDims) -> [usize; 4] {
     let rows = dims.slice_rows::<E>();
     [
@@ -40,25 +40,25 @@ fn slice_scratch<E: Element>(dims: HeadLossDims) -> [usize; 4] {
     ]
 }
 
-/// f32 elements of scratch that [`run`] needs with a pool of `threads`, for a gradient of w that is rounded or not.
+/// f32 elements of scratch that [`run`] needs with a pool of `threads`; `rounds` for a rounded dw.
 pub(super) fn scratch(dims: HeadLossDims, threads: usize, rounds: bool) -> usize {
     let HeadLossDims { hidden, vocab, .. } = dims;
     let (rows, block) = (dims.slice_rows::<bf16>(), BLOCK.min(vocab));
-    let product = (threads * gemm::band_scratch(block, hidden))
+    let gemm = (threads * gemm::band_scratch(block, hidden))
         .max(gemm::scratch(rows, hidden, block, threads))
         .max(gemm::scratch(block, hidden, rows, threads));
     let slice = |parts: [usize; 4]| parts.iter().sum::<usize>();
     let rounded = if rounds { block * hidden } else { 0 };
-    slice(slice_scratch::<bf16>(dims)).max(slice(slice_scratch::<f32>(dims))) + product + rounded
+    slice(slice_scratch::<bf16>(dims)).max(slice(slice_scratch::<f32>(dims))) + gemm + rounded
 }
 
-/// The rows of one slice.
+/// One slice of rows.
 struct Slice<'a, T> {
     pool: &'a Pool,
     dims: HeadLossDims,
     x: &'a [T],
-    /// Elements from one row of x, and of dx, to the next.
-    pitch: usize,
+    /// Row stride of x and dx.
+    row_stride: usize,
     w: &'a [T],
     labels: &'a [i32],
 }
@@ -72,87 +72,87 @@ pub(super) fn run<T: Element, E: Element>(
     mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
-    let [exps, marks, factors, sums] = slice_scratch::<E>(dims);
+    let [exps, row_stats, factors, sums] = slice_scratch::<E>(dims);
     let (exps, scratch) = scratch.split_at_mut(exps);
-    let (marks, scratch) = scratch.split_at_mut(marks);
+    let (row_stats, scratch) = scratch.split_at_mut(row_stats);
     let (factors, scratch) = scratch.split_at_mut(factors);
     let (sums, scratch) = scratch.split_at_mut(sums);
-    let (exps, marks) = (bytemuck::cast_slice_mut::<f32, E>(exps), bytemuck::cast_slice_mut(marks));
-    let pitch = x_pitch(dims, x);
+    let (exps, row_stats) = (bytemuck::cast_slice_mut::<f32, E>(exps), bytemuck::cast_slice_mut(row_stats));
+    let row_stride = x_row_stride(dims, x);
     let mut total = 0.0;
     for first in (0..dims.rows).step_by(dims.slice_rows::<E>().max(1)) {
         let rows = dims.slice_rows::<E>().min(dims.rows - first);
-        let place = first * pitch..(first + rows) * pitch;
+        let range = first * row_stride..(first + rows) * row_stride;
         let slice =
-            Slice { pool, dims, x: &x[place.clone()], pitch, w, labels: &labels[first..first + rows] };
+            Slice { pool, dims, x: &x[range.clone()], row_stride, w, labels: &labels[first..first + rows] };
         let exps = &mut exps[..rows * dims.vocab];
-        let marks = &mut marks[..rows * dims.vocab.div_ceil(BLOCK)];
+        let row_stats = &mut row_stats[..rows * dims.vocab.div_ceil(BLOCK)];
         let exps_parts = gradients.is_some().then(|| Chunks::new(exps, rows * BLOCK));
-        let parts = (Optional::new(exps_parts, dims.vocab.div_ceil(BLOCK)), Chunks::new(marks, rows));
-        pool.each_with(parts, scratch, |block, (mut exps, marks), scratch| {
-            slice.block(block, marks, exps.as_deref_mut(), scratch);
+        let parts = (Optional::new(exps_parts, dims.vocab.div_ceil(BLOCK)), Chunks::new(row_stats, rows));
+        pool.each_with(parts, scratch, |block, (mut exps, row_stats), scratch| {
+            slice.block(block, row_stats, exps.as_deref_mut(), scratch);
         });
         for (row, factor) in factors[..rows].iter_mut().enumerate() {
-            let (loss, peak, sum) = slice.loss(row, marks);
+            let (loss, max, sum) = slice.loss(row, row_stats);
             total += f64::from(loss);
-            // A block's own factor is e^(its peak - the row's) times this one.
+            // The factor of a block is e^(block maximum - row maximum) times this one.
             *factor = gradients.as_ref().map_or(0.0, |gradients| gradients.scale) / sum;
-            marks.iter_mut().skip(row).step_by(rows).for_each(|mark| mark.peak -= peak);
+            row_stats.iter_mut().skip(row).step_by(rows).for_each(|stats| stats.max -= max);
         }
         if let Some(Gradients { scale, dx, dw }) = &mut gradients {
-            slice.gradients(exps, marks, factors, *scale, &mut dx[place], dw, sums, scratch);
+            slice.gradients(exps, row_stats, factors, *scale, &mut dx[range], dw, sums, scratch);
         }
     }
     total
 }
 
 impl<T: Element> Slice<'_, T> {
-    /// Computes a block's logits, marks what they were, and keeps their exponentials where there is room for them.
+    /// Computes a block's logits and their row statistics, and keeps their exponentials in `exps`.
     fn block<E: Element>(
         &self,
         block: usize,
-        marks: &mut [Mark],
+        row_stats: &mut [RowStats],
         mut exps: Option<&mut [E]>,
         scratch: &mut [f32],
     ) {
         let HeadLossDims { hidden, vocab, .. } = self.dims;
         let first = block * BLOCK;
         let columns = BLOCK.min(vocab - first);
-        let x = View::rows(self.x, self.pitch);
-        let w = View::rows(&self.w[first * hidden..], hidden).transposed();
-        let path = self.pool.isa();
-        let fused = math::has_fused(path);
-        in_bands(path, [self.labels.len(), columns, hidden], x, w, scratch, |first_row, sums| {
+        let x = MatrixView::row_major(self.x, self.row_stride);
+        let w = MatrixView::row_major(&self.w[first * hidden..], hidden).transposed();
+        let isa = self.pool.isa();
+        let fma = math::has_fma(isa);
+        gemm_row_bands(isa, [self.labels.len(), columns, hidden], x, w, scratch, |first_row, sums| {
             for (i, logits) in sums.chunks_exact_mut(columns).enumerate() {
                 let row = first_row + i;
                 let label = usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(first));
                 let chosen = label.and_then(|label| logits.get(label)).copied().unwrap_or(f32::NEG_INFINITY);
                 let exps = exps.as_deref_mut().map(|exps| &mut exps[row * columns..][..columns]);
-                let (peak, sum) = exponentiate(path, fused, logits, exps);
-                marks[row] = Mark { peak, sum, chosen };
+                let (max, sum) = exponentiate(isa, fma, logits, exps);
+                row_stats[row] = RowStats { max, sum, chosen };
             }
         });
     }
 
-    /// A row's loss, its largest logit, and the sum of its exponentials relative to that.
-    fn loss(&self, row: usize, marks: &[Mark]) -> (f32, f32, f32) {
-        let blocks = || marks.iter().skip(row).step_by(self.labels.len());
-        let largest = |value: fn(&Mark) -> f32| blocks().map(value).fold(f32::NEG_INFINITY, f32::max);
-        let (peak, chosen) = (largest(|mark| mark.peak), largest(|mark| mark.chosen));
-        let sum: f32 = blocks().map(|mark| mark.sum * math::exp(mark.peak - peak)).sum();
-        let loss = if self.labels[row] < 0 { 0.0 } else { sum.ln() - (chosen - peak) };
-        (loss, peak, sum)
+    /// A row's loss, its maximum logit, and the sum of its exponentials relative to that.
+    fn loss(&self, row: usize, row_stats: &[RowStats]) -> (f32, f32, f32) {
+        let blocks = || row_stats.iter().skip(row).step_by(self.labels.len());
+        let largest = |value: fn(&RowStats) -> f32| blocks().map(value).fold(f32::NEG_INFINITY, f32::max);
+        let (max, chosen) = (largest(|stats| stats.max), largest(|stats| stats.chosen));
+        let sum: f32 = blocks().map(|stats| stats.sum * math::exp(stats.max - max)).sum();
+        let loss = if self.labels[row] < 0 { 0.0 } else { sum.ln() - (chosen - max) };
+        (loss, max, sum)
     }
 
-    /// Turns exponentials into gradients of logits, block by block, and uses them up.
+    /// Turns exponentials into gradients of logits, block by block, and consumes them.
     fn gradients<E: Element>(
         &self,
         exps: &mut [E],
-        marks: &[Mark],
+        row_stats: &[RowStats],
         factors: &[f32],
         weight: f32,
         dx: &mut [T],
-        dw: &mut Weights<T>,
+        dw: &mut WeightGrad<T>,
         sums: &mut [f32],
         scratch: &mut [f32],
     ) {
@@ -160,14 +160,14 @@ impl<T: Element> Slice<'_, T> {
         let (pool, rows) = (self.pool, self.labels.len());
         let sums = &mut sums[..rows * hidden];
         sums.fill(0.0);
-        let blocks = exps.chunks_mut(rows * BLOCK).zip(marks.chunks_exact(rows)).enumerate();
-        for ((block, (exps, marks)), w) in blocks.zip(self.w.chunks(BLOCK * hidden)) {
+        let blocks = exps.chunks_mut(rows * BLOCK).zip(row_stats.chunks_exact(rows)).enumerate();
+        for ((block, (exps, row_stats)), w) in blocks.zip(self.w.chunks(BLOCK * hidden)) {
             let columns = exps.len() / rows;
             pool.each(Chunks::new(exps, columns), |row, exps| {
                 if self.labels[row] < 0 {
                     return exps.fill(E::default());
                 }
-                let factor = factors[row] * math::exp(marks[row].peak);
+                let factor = factors[row] * math::exp(row_stats[row].max);
                 let label =
                     usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(block * BLOCK));
                 let chosen =
@@ -177,29 +177,29 @@ impl<T: Element> Slice<'_, T> {
                     exps[label] = E::from_f32(chosen);
                 }
             });
-            let grads = View::rows(&*exps, columns);
+            let grads = MatrixView::row_major(&*exps, columns);
             match dw {
-                Weights::Wide { dw, add } => {
+                WeightGrad::F32 { dw, add } => {
                     self.weights(grads, &mut dw[block * BLOCK * hidden..][..w.len()], *add, scratch);
                 }
-                Weights::Rounded(rounded) => {
+                WeightGrad::Rounded(rounded) => {
                     let (sums, scratch) = scratch.split_at_mut(w.len());
                     self.weights(grads, sums, false, scratch);
-                    let (first, broken) = (block * BLOCK, rounded.broken);
+                    let (first, found_inf) = (block * BLOCK, rounded.found_inf);
                     let bands = rounded.bands(first..first + columns, BAND, hidden);
                     pool.each(bands, |band, rows| {
                         let sums = &sums[band * BAND * hidden..][..rows.len()];
                         if rows.finish(pool.isa(), sums) {
-                            broken.store(true, Ordering::Relaxed);
+                            found_inf.store(true, Ordering::Relaxed);
                         }
                     });
                 }
             }
-            matmul(
+            gemm_with(
                 pool,
                 [rows, hidden, columns],
                 grads,
-                View::rows(w, hidden),
+                MatrixView::row_major(w, hidden),
                 sums,
                 scratch,
                 |_, sums, dx| {
@@ -209,19 +209,19 @@ impl<T: Element> Slice<'_, T> {
                 },
             );
         }
-        if let Weights::Wide { add, .. } = dw {
+        if let WeightGrad::F32 { add, .. } = dw {
             *add = true;
         }
-        pool.each((Chunks::new(dx, self.pitch), Chunks::new(sums, hidden)), |_, (dx, sums)| {
+        pool.each((Chunks::new(dx, self.row_stride), Chunks::new(sums, hidden)), |_, (dx, sums)| {
             round(pool.isa(), sums, &mut dx[..hidden]);
         });
     }
 
-    /// Writes a block's dw, or adds to it.
-    fn weights<E: Element>(&self, grads: View<E>, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
+    /// Computes a block's dw; with `add` accumulates.
+    fn weights<E: Element>(&self, grads: MatrixView<E>, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
         let (hidden, rows) = (self.dims.hidden, self.labels.len());
-        let (sizes, x) = ([dw.len() / hidden, hidden, rows], View::rows(self.x, self.pitch));
-        matmul(self.pool, sizes, grads.transposed(), x, dw, scratch, |_, sums, dw| {
+        let (sizes, x) = ([dw.len() / hidden, hidden, rows], MatrixView::row_major(self.x, self.row_stride));
+        gemm_with(self.pool, sizes, grads.transposed(), x, dw, scratch, |_, sums, dw| {
             for (dw, sum) in dw.iter_mut().zip(sums) {
                 *dw = if add { *dw } else { 0.0 } + sum;
             }
@@ -230,9 +230,9 @@ impl<T: Element> Slice<'_, T> {
 }
 
 each_isa! {
-    /// Writes e^(logit - the largest) to `exps`, or nowhere; returns the largest and the sum.
-    fn exponentiate<E>(fused: bool, logits: &mut [f32], exps: Option<&mut [E]>) -> (f32, f32) {
-        if fused {
+    /// Stores e^(logit - maximum) to `exps`, if given; returns the maximum and the sum.
+    fn exponentiate<E>(fma: bool, logits: &mut [f32], exps: Option<&mut [E]>) -> (f32, f32) {
+        if fma {
             exponentiate_with::<E, true>(logits, exps)
         } else {
             exponentiate_with::<E, false>(logits, exps)
@@ -241,20 +241,17 @@ each_isa! {
 }
 
 #[inline(always)]
-fn exponentiate_with<E: Element, const FUSED: bool>(
-    logits: &mut [f32],
-    exps: Option<&mut [E]>,
-) -> (f32, f32) {
-    let peak = math::largest(logits);
+fn exponentiate_with<E: Element, const FMA: bool>(logits: &mut [f32], exps: Option<&mut [E]>) -> (f32, f32) {
+    let max = math::max_of(logits);
     for logit in logits.iter_mut() {
-        *logit = math::exp2::<FUSED>((*logit - peak) * std::f32::consts::LOG2_E);
+        *logit = math::exp2::<FMA>((*logit - max) * std::f32::consts::LOG2_E);
     }
     if let Some(exps) = exps {
         for (exp, &logit) in exps.iter_mut().zip(&*logits) {
             *exp = E::from_f32(logit);
         }
     }
-    (peak, math::sum_of(logits, |exp| exp))
+    (max, math::sum_of(logits, |exp| exp))
 }
 
 each_isa! {

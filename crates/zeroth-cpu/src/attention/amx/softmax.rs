@@ -1,4 +1,4 @@
-//! Softmax of 32 keys by 32 queries, streamed: from scores in f32 to weights as tiles read them. A query is a lane.
+//! Online softmax of 32 keys by 32 queries: from f32 scores to weights packed for AMX. A query is a vector lane.
 
 use std::arch::x86_64::{
     __m512, __m512i, __mmask16, _CMP_GT_OQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmsub_ps,
@@ -7,71 +7,79 @@ use std::arch::x86_64::{
     _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
-use super::super::SLACK;
+use super::super::RESCALE_THRESHOLD;
 use super::super::blocking::PANEL;
-use super::tile_matmul::Woven;
-use super::{LANES, LINE, STEP, power};
-use crate::avx512::joined;
+use super::tile_matmul::PipelinedMatmuls;
+use super::{LANES, STEP, TILE_ROW, exp2_fast};
+use crate::avx512::to_bf16;
 
-/// What 32 queries have seen so far.
-pub(super) struct State {
-    /// What a query's weights are relative to, as an exponent of 2.
-    pub(super) peaks: [f32; PANEL],
-    /// The total of its weights.
-    pub(super) totals: [f32; PANEL],
+/// Online softmax state of 32 queries.
+pub(super) struct SoftmaxState {
+    /// Reference of each query's weights, as an exponent of 2.
+    pub(super) running_max: [f32; PANEL],
+    /// Sum of each query's weights.
+    pub(super) running_sum: [f32; PANEL],
 }
 
-impl State {
-    pub(super) const NEW: Self = Self { peaks: [f32::NEG_INFINITY; PANEL], totals: [0.0; PANEL] };
+impl SoftmaxState {
+    pub(super) const NEW: Self = Self { running_max: [f32::NEG_INFINITY; PANEL], running_sum: [0.0; PANEL] };
 }
 
 /// Raw scores of 32 keys and 32 queries.
-pub(super) struct Scores<'a> {
+pub(super) struct ScoreTile<'a> {
     /// [32 keys, 32 queries].
     pub(super) raw: &'a [f32; PANEL * PANEL],
     pub(super) scale: f32,
-    /// Bits of the queries that see a key; without them all do.
-    pub(super) seen: Option<&'a [u32; PANEL]>,
+    /// For each key a mask of the queries that see it; without it all do.
+    pub(super) visible: Option<&'a [u32; PANEL]>,
 }
 
-impl Scores<'_> {
-    /// Writes weights relative to the peaks and adds them to the totals, beside what is woven in. Where a query's scores go
-    /// beyond its peak by more than `limit`, totals stay and it returns false: peaks have to move first.
-    pub(super) fn absorb(
+impl ScoreTile<'_> {
+    /// Computes weights relative to the running maximum and adds them to the running sum, advancing `pipelined` on the way. If a
+    /// score exceeds a maximum by more than `limit`, leaves the sum as it was and returns false: the maximum must be raised first.
+    pub(super) fn update(
         &self,
         limit: f32,
         weights: &mut [u16; STEP / 2],
-        state: &mut State,
-        woven: Option<&mut Woven<1>>,
+        state: &mut SoftmaxState,
+        pipelined: Option<&mut PipelinedMatmuls<1>>,
     ) -> bool {
-        // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions.
+        // SAFETY: AMX implies AVX-512 and its bf16 conversions.
         unsafe {
-            match self.seen {
-                Some(seen) => absorb::<true>(self.raw, self.scale, seen, limit, weights, state, woven),
-                None => {
-                    absorb::<false>(self.raw, self.scale, &[u32::MAX; PANEL], limit, weights, state, woven)
+            match self.visible {
+                Some(visible) => {
+                    update::<true>(self.raw, self.scale, visible, limit, weights, state, pipelined)
                 }
+                None => update::<false>(
+                    self.raw,
+                    self.scale,
+                    &[u32::MAX; PANEL],
+                    limit,
+                    weights,
+                    state,
+                    pipelined,
+                ),
             }
         }
     }
 
-    /// Moves the peaks that scores pass by too far, scales their totals, and returns what sums have to be scaled by.
-    pub(super) fn move_peaks(&self, state: &mut State) -> [f32; PANEL] {
+    /// Raises each maximum that is exceeded by too much, rescales its sum, and returns the factors for the accumulators.
+    pub(super) fn raise_max(&self, state: &mut SoftmaxState) -> [f32; PANEL] {
         // SAFETY: as above.
-        unsafe { move_peaks(self.raw, self.scale, self.seen.unwrap_or(&[u32::MAX; PANEL]), state) }
+        unsafe { raise_max(self.raw, self.scale, self.visible.unwrap_or(&[u32::MAX; PANEL]), state) }
     }
 }
 
-/// The bits of half a row.
+/// The mask of half a row.
 #[inline(always)]
 fn half_of(bits: u32, half: usize) -> __mmask16 {
     (bits >> (half * LANES)) as u16
 }
 
-/// Lane 2i takes number i of the first 16, lane 2i + 1 number i of the others.
-const INTERLEAVE: [u16; LINE] = {
-    let (mut lanes, mut i) = ([0; LINE], 0);
-    while i < LINE {
+/// Lane 2i takes element i of the first 16, lane 2i + 1 element i of the second 16.
+const INTERLEAVE: [u16; TILE_ROW] = {
+    let (mut lanes, mut i) = ([0; TILE_ROW], 0);
+    while i < TILE_ROW {
         lanes[i] = (i / 2 + i % 2 * LANES) as u16;
         i += 1;
     }
@@ -79,99 +87,99 @@ const INTERLEAVE: [u16; LINE] = {
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn absorb<const MASKED: bool>(
+unsafe fn update<const MASKED: bool>(
     raw: &[f32; PANEL * PANEL],
     scale: f32,
-    seen: &[u32; PANEL],
+    visible: &[u32; PANEL],
     limit: f32,
     weights: &mut [u16; STEP / 2],
-    state: &mut State,
-    mut woven: Option<&mut Woven<1>>,
+    state: &mut SoftmaxState,
+    mut pipelined: Option<&mut PipelinedMatmuls<1>>,
 ) -> bool {
     let scale = _mm512_set1_ps(scale);
-    // SAFETY: all places are within arrays whose lengths are known.
+    // SAFETY: all addresses are inside fixed-size arrays.
     unsafe {
         let interleave = _mm512_loadu_si512(INTERLEAVE.as_ptr().cast());
-        let peaks = both(&state.peaks);
-        let mut totals = both(&state.totals);
+        let running_max = both(&state.running_max);
+        let mut running_sum = both(&state.running_sum);
         let mut most = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
         for pair in 0..PANEL / 2 {
             for half in 0..2 {
                 let mut rows = [_mm512_setzero_ps(); 2];
                 for odd in 0..2 {
                     let score = _mm512_loadu_ps(raw.as_ptr().add((2 * pair + odd) * PANEL + half * LANES));
-                    let exponent = _mm512_fmsub_ps(score, scale, peaks[half]);
-                    let weight = power(exponent);
-                    // The second operand is what comes out where one is no number.
+                    let exponent = _mm512_fmsub_ps(score, scale, running_max[half]);
+                    let weight = exp2_fast(exponent);
+                    // vmaxps returns its second operand if either is NaN.
                     if MASKED {
-                        let mask = half_of(seen[2 * pair + odd], half);
+                        let mask = half_of(visible[2 * pair + odd], half);
                         most[half] = _mm512_mask_max_ps(most[half], mask, exponent, most[half]);
                         rows[odd] = _mm512_maskz_mov_ps(mask, weight);
                     } else {
                         most[half] = _mm512_max_ps(exponent, most[half]);
                         rows[odd] = weight;
                     }
-                    totals[half] = _mm512_add_ps(totals[half], rows[odd]);
+                    running_sum[half] = _mm512_add_ps(running_sum[half], rows[odd]);
                 }
-                let line: __m512i = _mm512_permutexvar_epi16(interleave, joined(rows));
-                _mm512_storeu_si512(weights.as_mut_ptr().add(half * STEP / 4 + pair * LINE).cast(), line);
+                let line: __m512i = _mm512_permutexvar_epi16(interleave, to_bf16(rows));
+                _mm512_storeu_si512(weights.as_mut_ptr().add(half * STEP / 4 + pair * TILE_ROW).cast(), line);
             }
-            if let Some(woven) = &mut woven {
-                woven.beat();
+            if let Some(pipelined) = &mut pipelined {
+                pipelined.advance();
             }
         }
-        if let Some(woven) = woven {
-            woven.finish();
+        if let Some(pipelined) = pipelined {
+            pipelined.finish();
         }
         if _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_max_ps(most[0], most[1]), _mm512_set1_ps(limit)) != 0 {
             return false;
         }
-        for (half, totals) in totals.into_iter().enumerate() {
-            _mm512_storeu_ps(state.totals.as_mut_ptr().add(half * LANES), totals);
+        for (half, running_sum) in running_sum.into_iter().enumerate() {
+            _mm512_storeu_ps(state.running_sum.as_mut_ptr().add(half * LANES), running_sum);
         }
         true
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn move_peaks(
+unsafe fn raise_max(
     raw: &[f32; PANEL * PANEL],
     scale: f32,
-    seen: &[u32; PANEL],
-    state: &mut State,
+    visible: &[u32; PANEL],
+    state: &mut SoftmaxState,
 ) -> [f32; PANEL] {
     let scale = _mm512_set1_ps(scale);
     let mut factors = [1.0; PANEL];
-    // SAFETY: all places are within arrays whose lengths are known.
+    // SAFETY: all addresses are inside fixed-size arrays.
     unsafe {
         let mut most = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
-        for (key, seen) in seen.iter().enumerate() {
+        for (key, visible) in visible.iter().enumerate() {
             for (half, most) in most.iter_mut().enumerate() {
                 let score =
                     _mm512_mul_ps(_mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES)), scale);
-                *most = _mm512_mask_max_ps(*most, half_of(*seen, half), score, *most);
+                *most = _mm512_mask_max_ps(*most, half_of(*visible, half), score, *most);
             }
         }
-        let (peaks, totals) = (both(&state.peaks), both(&state.totals));
+        let (running_max, running_sum) = (both(&state.running_max), both(&state.running_sum));
         for half in 0..2 {
-            let limit = _mm512_add_ps(peaks[half], _mm512_set1_ps(SLACK));
+            let limit = _mm512_add_ps(running_max[half], _mm512_set1_ps(RESCALE_THRESHOLD));
             let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most[half], limit);
-            let new = _mm512_mask_mov_ps(peaks[half], moved, most[half]);
-            let shrink = power(_mm512_sub_ps(peaks[half], new));
+            let new = _mm512_mask_mov_ps(running_max[half], moved, most[half]);
+            let shrink = exp2_fast(_mm512_sub_ps(running_max[half], new));
             let shrink = _mm512_mask_mov_ps(_mm512_set1_ps(1.0), moved, shrink);
             _mm512_storeu_ps(factors.as_mut_ptr().add(half * LANES), shrink);
-            _mm512_storeu_ps(state.peaks.as_mut_ptr().add(half * LANES), new);
-            let totals = _mm512_mul_ps(totals[half], shrink);
-            _mm512_storeu_ps(state.totals.as_mut_ptr().add(half * LANES), totals);
+            _mm512_storeu_ps(state.running_max.as_mut_ptr().add(half * LANES), new);
+            let running_sum = _mm512_mul_ps(running_sum[half], shrink);
+            _mm512_storeu_ps(state.running_sum.as_mut_ptr().add(half * LANES), running_sum);
         }
     }
     factors
 }
 
-/// 32 numbers.
+/// Loads 32 elements.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn both(from: &[f32; PANEL]) -> [__m512; 2] {
-    // SAFETY: within the array.
+    // SAFETY: inside the array.
     unsafe { [_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from.as_ptr().add(LANES))] }
 }

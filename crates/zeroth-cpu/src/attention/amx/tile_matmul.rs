@@ -1,53 +1,52 @@
-//! Products of packed panels, 32 rows by 32 columns: at once, or woven into the vector instructions of another tile. The
-//! processor multiplies tiles and computes powers at the same time, if both are near each other in the program.
+//! Matmuls of packed panels into 32 × 32 C tiles: at once, or software-pipelined with the vector work of another tile. The CPU
+//! executes AMX and vector instructions in parallel if they are close in the instruction stream.
 //!
-//! What a product sums and in which order does not depend on when it is done.
+//! The summation order does not depend on the schedule. `gemm::amx` documents the tile registers.
 
 use std::arch::asm;
 
 use super::STEP;
 
-/// A packed factor: where its first step is, and bytes from one step to the next.
+/// A packed operand: its first tile step, and bytes between tile steps.
 #[derive(Clone, Copy)]
-pub(super) struct Steps {
+pub(super) struct PackedSteps {
     start: *const u16,
     apart: usize,
 }
 
-impl Steps {
-    /// Steps one after the other.
-    pub(super) fn close(start: *const u16) -> Self {
+impl PackedSteps {
+    /// Consecutive tile steps.
+    pub(super) fn contiguous(start: *const u16) -> Self {
         Self { start, apart: STEP }
     }
 
-    /// Steps that begin `apart` bytes from each other.
-    pub(super) fn apart(start: *const u16, apart: usize) -> Self {
+    /// Tile steps `apart` bytes from each other.
+    pub(super) fn strided(start: *const u16, apart: usize) -> Self {
         Self { start, apart }
     }
 }
 
-/// 32 rows of a times 32 columns of b.
+/// c = a · b for 32 rows of A and 32 columns of B.
 #[derive(Clone, Copy)]
-pub(super) struct Product {
-    pub(super) a: Steps,
-    pub(super) b: Steps,
-    /// Steps of 32 terms; 1 at least.
+pub(super) struct TileMatmul {
+    pub(super) a: PackedSteps,
+    pub(super) b: PackedSteps,
+    /// Tile steps of 32 terms, at least 1.
     pub(super) steps: usize,
     pub(super) c: *mut f32,
-    /// Elements from one row of c to the next.
+    /// Elements between rows of `c`.
     pub(super) stride: usize,
 }
 
-impl Product {
-    /// Writes it to c or, with `add`, adds it.
+impl TileMatmul {
+    /// Computes the matmul; with `add` accumulates into `c`.
     ///
     /// # Safety
-    /// Tiles are configured and not in use, both panels have the steps, and c has 32 rows of 32 elements that are the
-    /// caller's to write.
+    /// The tile registers are configured and free, both operands have the tile steps, and `c` is valid for 32 rows of 32
+    /// elements.
     pub(super) unsafe fn run(self, add: bool) {
         let (mut a, mut b) = (self.a.start, self.b.start);
-        // SAFETY: the caller's promise. The compiler has no use for tiles, so what one block of assembly leaves in them the
-        // next one finds.
+        // SAFETY: the caller's promise. `gemm::amx` says why tile registers survive between `asm!` blocks.
         unsafe {
             if add {
                 load(self.c, self.stride);
@@ -73,30 +72,30 @@ impl Product {
     }
 }
 
-/// Products that are written piece by piece, in a number of beats. Pieces are one or two instructions: behind larger ones
-/// vector instructions wait, and the other way round.
-pub(super) struct Woven<const COUNT: usize> {
-    products: [Product; COUNT],
-    /// The product at hand, its steps that are done, and which piece comes next.
+/// Matmuls in flight, executed in stages while vector code runs. A stage is one or two instructions: larger ones delay the vector
+/// instructions behind them, and vice versa.
+pub(super) struct PipelinedMatmuls<const COUNT: usize> {
+    matmuls: [TileMatmul; COUNT],
+    /// Current matmul, its tile steps done, and its next stage.
     at: usize,
     done: usize,
-    piece: Piece,
-    /// Pieces in all, times beats that were; less the beats of pieces that were done.
+    stage: Stage,
+    /// Stages due, in units of 1 / [`ADVANCES`].
     due: usize,
-    pieces: usize,
+    stages: usize,
 }
 
-/// What is done at a time.
+/// A stage of a matmul.
 #[derive(Clone, Copy)]
-enum Piece {
-    Begin,
-    /// Of a step, and loads what is needed next.
+enum Stage {
+    Init,
+    /// Multiplies one of four tile pairs, and loads the operand needed next.
     Multiply(u8),
-    Store(u8),
+    Epilogue(u8),
 }
 
-/// Beats in which all pieces are done.
-const BEATS: usize = 14;
+/// Calls of [`PipelinedMatmuls::advance`] in which all stages are done.
+const ADVANCES: usize = 14;
 
 macro_rules! load_tile {
     ($tile:literal, $from:expr) => {
@@ -116,25 +115,26 @@ macro_rules! store_tile {
     };
 }
 
-impl<const COUNT: usize> Woven<COUNT> {
+impl<const COUNT: usize> PipelinedMatmuls<COUNT> {
     /// # Safety
-    /// Until it is finished: tiles are configured and used by nobody else, and what [`Product::run`] asks for holds.
-    pub(super) unsafe fn new(products: [Product; COUNT]) -> Self {
-        let pieces = products.iter().map(|product| 4 * product.steps + 5).sum();
-        Self { products, at: 0, done: 0, piece: Piece::Begin, due: 0, pieces }
+    /// Until `finish` returns, the tile registers are configured and not used otherwise, and the requirements of
+    /// [`TileMatmul::run`] hold.
+    pub(super) unsafe fn new(matmuls: [TileMatmul; COUNT]) -> Self {
+        let stages = matmuls.iter().map(|gemm| 4 * gemm.steps + 5).sum();
+        Self { matmuls, at: 0, done: 0, stage: Stage::Init, due: 0, stages }
     }
 
-    /// Does what is due in one of [`BEATS`].
+    /// Executes the stages that are due.
     #[inline(always)]
-    pub(super) fn beat(&mut self) {
-        self.due += self.pieces;
-        while self.due >= BEATS && self.at < COUNT {
-            self.due -= BEATS;
+    pub(super) fn advance(&mut self) {
+        self.due += self.stages;
+        while self.due >= ADVANCES && self.at < COUNT {
+            self.due -= ADVANCES;
             self.next();
         }
     }
 
-    /// Does all that is left.
+    /// Executes all remaining stages.
     #[inline(always)]
     pub(super) fn finish(&mut self) {
         while self.at < COUNT {
@@ -144,69 +144,69 @@ impl<const COUNT: usize> Woven<COUNT> {
 
     #[inline(always)]
     fn next(&mut self) {
-        let Product { a, b, steps, c, stride } = self.products[self.at];
+        let TileMatmul { a, b, steps, c, stride } = self.matmuls[self.at];
         let (a_at, b_at) =
             (a.start.wrapping_byte_add(self.done * a.apart), b.start.wrapping_byte_add(self.done * b.apart));
         let more = self.done + 1 < steps;
         // SAFETY: the promise to `new`.
         unsafe {
-            self.piece = match self.piece {
-                Piece::Begin => {
+            self.stage = match self.stage {
+                Stage::Init => {
                     clear();
                     load_tile!("tmm4", a_at);
                     load_tile!("tmm6", b_at);
-                    Piece::Multiply(0)
+                    Stage::Multiply(0)
                 }
-                Piece::Multiply(0) => {
+                Stage::Multiply(0) => {
                     asm!("tdpbf16ps tmm0, tmm4, tmm6", options(nostack, nomem));
                     load_tile!("tmm7", b_at.wrapping_byte_add(STEP / 2));
-                    Piece::Multiply(1)
+                    Stage::Multiply(1)
                 }
-                Piece::Multiply(1) => {
+                Stage::Multiply(1) => {
                     asm!("tdpbf16ps tmm1, tmm4, tmm7", options(nostack, nomem));
                     load_tile!("tmm5", a_at.wrapping_byte_add(STEP / 2));
-                    Piece::Multiply(2)
+                    Stage::Multiply(2)
                 }
-                Piece::Multiply(2) => {
+                Stage::Multiply(2) => {
                     asm!("tdpbf16ps tmm2, tmm5, tmm6", options(nostack, nomem));
                     if more {
                         load_tile!("tmm4", a_at.wrapping_byte_add(a.apart));
                     }
-                    Piece::Multiply(3)
+                    Stage::Multiply(3)
                 }
-                Piece::Multiply(_) => {
+                Stage::Multiply(_) => {
                     asm!("tdpbf16ps tmm3, tmm5, tmm7", options(nostack, nomem));
                     self.done += 1;
                     if more {
                         load_tile!("tmm6", b_at.wrapping_byte_add(b.apart));
-                        Piece::Multiply(0)
+                        Stage::Multiply(0)
                     } else {
-                        Piece::Store(0)
+                        Stage::Epilogue(0)
                     }
                 }
-                Piece::Store(0) => {
+                Stage::Epilogue(0) => {
                     store_tile!("tmm0", c, stride);
-                    Piece::Store(1)
+                    Stage::Epilogue(1)
                 }
-                Piece::Store(1) => {
+                Stage::Epilogue(1) => {
                     store_tile!("tmm1", c.add(16), stride);
-                    Piece::Store(2)
+                    Stage::Epilogue(2)
                 }
-                Piece::Store(2) => {
+                Stage::Epilogue(2) => {
                     store_tile!("tmm2", c.add(16 * stride), stride);
-                    Piece::Store(3)
+                    Stage::Epilogue(3)
                 }
-                Piece::Store(_) => {
+                Stage::Epilogue(_) => {
                     store_tile!("tmm3", c.add(16 * stride + 16), stride);
                     (self.at, self.done) = (self.at + 1, 0);
-                    Piece::Begin
+                    Stage::Init
                 }
             };
         }
     }
 }
 
-/// Brings zeros into tiles 0 to 3.
+/// Zeroes the C tile, tmm0 to tmm3.
 #[inline(always)]
 unsafe fn clear() {
     // SAFETY: the caller's promise.
@@ -215,7 +215,7 @@ unsafe fn clear() {
     }
 }
 
-/// Brings c into tiles 0 to 3.
+/// Loads the C tile into tmm0 to tmm3.
 #[inline(always)]
 unsafe fn load(c: *const f32, stride: usize) {
     // SAFETY: the caller's promise.
@@ -231,7 +231,7 @@ unsafe fn load(c: *const f32, stride: usize) {
     }
 }
 
-/// Writes tiles 0 to 3 to c.
+/// Stores tmm0 to tmm3 to the C tile.
 #[inline(always)]
 unsafe fn store(c: *mut f32, stride: usize) {
     // SAFETY: the caller's promise.

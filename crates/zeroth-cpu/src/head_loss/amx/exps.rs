@@ -1,44 +1,45 @@
-//! The first pass for 32 rows and a block of the vocabulary: logits, their powers, and what they bring to dx.
+//! The first pass for 32 rows and a block of the vocabulary: logits, their exponentials, and their contribution to dx.
 
 use std::arch::x86_64::{
-    _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mask_max_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_storeu_ps, _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
+    _mm512_add_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_max_ps,
+    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+    _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
 use std::f32::consts::LOG2_E;
 
 use super::super::blocking::LANES;
-use super::Mark;
-use crate::avx512::{Room, bits, exp2, joined};
-use crate::gemm::{Between, Nothing, PANEL, TILE, Tiles};
+use super::RowStats;
+use crate::avx512::{bit_range, exp2, to_bf16};
+use crate::gemm::{AmxKernel, Interleaved, NoInterleave, PANEL, TILE, prefetch_read};
+use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::Tile;
 
 /// A block of the vocabulary.
 pub(super) struct Block<'a> {
-    /// Whether rows begin with it.
+    /// Whether it is the first block.
     pub(super) is_first: bool,
     pub(super) columns: usize,
-    /// Columns of logits and of dx, packed.
+    /// w packed for logits and for dx.
     pub(super) w: [&'a [u16]; 2],
 }
 
-/// 32 rows.
+/// A panel of 32 rows.
 pub(super) struct Rows<'a> {
-    /// [steps of hidden], packed.
+    /// Packed x, [tile steps of hidden].
     pub(super) x: &'a [u16],
-    pub(super) marks: &'a [Mark],
+    pub(super) row_stats: &'a [RowStats],
     pub(super) lanes: &'a mut [f32],
 }
 
-/// Adds a block to what rows have in their lanes and, with gradients, keeps its powers and adds them, times w, to sums of dx.
+/// Adds a block to the lanes of the rows and, with gradients, keeps its exponentials and accumulates them times w into dx.
 pub(super) fn advance(
     block: &Block,
     rows: Rows,
     gradients: Option<(&mut Tile<u16>, &mut [f32])>,
     scratch: &mut [f32],
 ) {
-    assert!(rows.marks.len() == PANEL && rows.lanes.len() == PANEL * 2 * LANES);
-    // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; `Isa::available` has looked.
+    assert!(rows.row_stats.len() == PANEL && rows.lanes.len() == PANEL * 2 * LANES);
+    // SAFETY: `Isa::available` reports AMX only with AVX-512 and its bf16 conversions.
     unsafe {
         match gradients {
             Some((exps, sums)) => run::<true>(block, rows, Some(exps), sums, scratch),
@@ -55,103 +56,102 @@ fn run<const KEEP: bool>(
     sums: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let Rows { x, marks, lanes } = rows;
+    let Rows { x, row_stats, lanes } = rows;
     if block.is_first {
         for lanes in lanes.chunks_exact_mut(2 * LANES) {
             lanes[..LANES].fill(0.0);
             lanes[LANES..].fill(f32::NEG_INFINITY);
         }
     }
-    let (mut tiles, mut room) = (Tiles::ready(), Room::new(scratch));
-    let (mut next, mut logits) = (room.f32(TILE), room.f32(TILE));
+    let (mut kernel, mut scratch) = (AmxKernel::configured(), ScratchSplitter::new(scratch));
+    let (mut next, mut logits) = (scratch.f32(TILE), scratch.f32(TILE));
     let panels = block.columns.div_ceil(PANEL);
-    let rounded = room.bf16(panels * TILE);
-    let whole = marks.iter().all(|mark| mark.live == u32::MAX);
-    let each = PANEL.div_ceil((2 * x.len() / TILE).max(1));
+    let rounded = scratch.bf16(panels * TILE);
+    let whole = row_stats.iter().all(|stats| stats.live == u32::MAX);
+    let rows_per_step = PANEL.div_ceil((2 * x.len() / TILE).max(1));
     for panel in 0..=panels {
         let w = block.w[0].get(panel * x.len()..(panel + 1) * x.len());
         if panel == 0 {
-            tiles.whole(x, w.unwrap_or_default(), next, false, &mut Nothing);
+            kernel.matmul_panels(x, w.unwrap_or_default(), next, false, &mut NoInterleave);
         } else {
             let exps = match &mut exps {
                 Some(exps) => exps.row(panel - 1),
                 None => &mut [],
             };
-            assert!(!KEEP || exps.len() >= TILE, "a step of powers");
-            let seen = bits(0, block.columns - (panel - 1) * PANEL);
-            let mut powers = Powers::<KEEP> {
+            assert!(!KEEP || exps.len() >= TILE, "a step of exps");
+            let visible = bit_range(0, block.columns - (panel - 1) * PANEL);
+            let mut exps = ExpTile::<KEEP> {
                 logits: logits.first_chunk().expect("32 rows of 32"),
-                marks: marks.first_chunk().expect("32 rows"),
+                row_stats: row_stats.first_chunk().expect("32 rows"),
                 lanes: lanes.first_chunk_mut().expect("32 rows"),
-                seen,
-                whole: whole && seen == u32::MAX,
+                visible,
+                whole: whole && visible == u32::MAX,
                 rounded: rounded[(panel - 1) * TILE..].first_chunk_mut().expect("a step"),
                 exps,
                 row: 0,
-                each,
+                rows_per_step,
             };
             if let Some(w) = w {
-                tiles.woven::<false>(x, w, next, &mut powers);
+                kernel.matmul_panels_pipelined::<false>(x, w, next, &mut exps);
             }
-            powers.finish();
+            exps.finish();
         }
         (next, logits) = (logits, next);
     }
     if KEEP {
         for (sums, w) in sums.chunks_exact_mut(TILE).zip(block.w[1].chunks_exact(panels * TILE)) {
-            let mut hints = Hints { at: sums.as_ptr().wrapping_add(2 * TILE).cast() };
-            tiles.whole(rounded, w, sums, !block.is_first, &mut hints);
+            let mut hints = PrefetchSums { at: sums.as_ptr().wrapping_add(2 * TILE).cast() };
+            kernel.matmul_panels(rounded, w, sums, !block.is_first, &mut hints);
         }
     }
 }
 
-/// Asks for the sums that come after the next ones.
-struct Hints {
+/// Prefetches the accumulators two C tiles ahead.
+struct PrefetchSums {
     at: *const u8,
 }
 
-impl Between for Hints {
+impl Interleaved for PrefetchSums {
     #[inline(always)]
-    fn beat(&mut self) {
+    fn k_step(&mut self) {
         for line in 0..8 {
-            // SAFETY: a hint, whatever the address is.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.wrapping_add(64 * line).cast()) }
+            prefetch_read(self.at.wrapping_add(64 * line));
         }
         self.at = self.at.wrapping_add(512);
     }
 }
 
-/// From logits [32 rows, 32 columns] to powers, a row at a time.
-struct Powers<'a, const KEEP: bool> {
+/// Turns logits [32 rows, 32 columns] into exponentials, a row at a time.
+struct ExpTile<'a, const KEEP: bool> {
     logits: &'a [f32; TILE],
-    marks: &'a [Mark; PANEL],
+    row_stats: &'a [RowStats; PANEL],
     lanes: &'a mut [f32; PANEL * 2 * LANES],
-    /// The columns that there are.
-    seen: u32,
-    /// Whether all rows are trained and all columns there.
+    /// Mask of the columns inside the vocabulary.
+    visible: u32,
+    /// Whether all rows are trained and no column is masked.
     whole: bool,
-    /// As rows of dx's product, and as columns of dw's.
+    /// Exponentials packed as A for dx, and as B for dw.
     rounded: &'a mut [u16; TILE],
     exps: &'a mut [u16],
-    /// The row that comes next, and rows a beat.
+    /// Next row, and rows per k-step.
     row: usize,
-    each: usize,
+    rows_per_step: usize,
 }
 
-impl<const KEEP: bool> Between for Powers<'_, KEEP> {
+impl<const KEEP: bool> Interleaved for ExpTile<'_, KEEP> {
     #[inline(always)]
-    fn beat(&mut self) {
-        for _ in 0..self.each {
+    fn k_step(&mut self) {
+        for _ in 0..self.rows_per_step {
             self.next();
         }
     }
 }
 
-impl<const KEEP: bool> Powers<'_, KEEP> {
+impl<const KEEP: bool> ExpTile<'_, KEEP> {
     #[inline(always)]
     fn next(&mut self) {
         if self.row < PANEL {
-            // SAFETY: a machine with tiles has AVX-512 and its bf16 conversions; the row is one of 32.
+            // SAFETY: AMX implies AVX-512 and its bf16 conversions; the row is below 32.
             unsafe {
                 if self.whole {
                     self.one_row::<true>();
@@ -170,24 +170,24 @@ impl<const KEEP: bool> Powers<'_, KEEP> {
         }
     }
 
-    /// Inlined into a function with the instructions of tiles.
+    /// Inlined into a function compiled for AVX-512.
     #[inline(always)]
     unsafe fn one_row<const WHOLE: bool>(&mut self) {
         let row = self.row;
-        // SAFETY: as above; all places are those of one of 32 rows.
+        // SAFETY: as above; all addresses belong to one of 32 rows.
         unsafe {
-            let mark = self.marks.get_unchecked(row);
-            let (log2_e, reference) = (_mm512_set1_ps(LOG2_E), _mm512_set1_ps(mark.reference));
-            let mask = self.seen & mark.live;
+            let stats = self.row_stats.get_unchecked(row);
+            let (log2_e, reference) = (_mm512_set1_ps(LOG2_E), _mm512_set1_ps(stats.reference));
+            let mask = self.visible & stats.live;
             let logits = self.logits.as_ptr().add(row * PANEL);
             let lanes = self.lanes.as_mut_ptr().add(row * 2 * LANES);
             let (mut sum, mut most) = (_mm512_loadu_ps(lanes), _mm512_loadu_ps(lanes.add(LANES)));
-            let mut powers = [_mm512_setzero_ps(); 2];
-            for (half, power) in powers.iter_mut().enumerate() {
+            let mut exps = [_mm512_setzero_ps(); 2];
+            for (half, power) in exps.iter_mut().enumerate() {
                 let logit = _mm512_loadu_ps(logits.add(half * LANES));
                 let exponent = _mm512_fmsub_ps(logit, log2_e, reference);
                 *power = exp2(exponent);
-                // The second operand is what comes out where one is no number.
+                // vmaxps returns its second operand if either is NaN.
                 if WHOLE {
                     most = _mm512_max_ps(exponent, most);
                 } else {
@@ -200,11 +200,11 @@ impl<const KEEP: bool> Powers<'_, KEEP> {
             _mm512_storeu_ps(lanes, sum);
             _mm512_storeu_ps(lanes.add(LANES), most);
             if KEEP {
-                let line = joined(powers);
+                let line = to_bf16(exps);
                 let rounded = self.rounded.as_mut_ptr().add(row * PANEL);
                 _mm512_storeu_si512(rounded.cast(), line);
                 if row % 2 == 1 {
-                    // A step of columns is two tiles of 16 lines, one for each pair of rows.
+                    // A tile step of B is two tiles of 16 rows, one row for rows_per_step pair of rows of A.
                     let above = _mm512_loadu_si512(rounded.sub(PANEL).cast());
                     let exps = self.exps.as_mut_ptr().add(row / 2 * PANEL);
                     _mm512_storeu_si512(exps.cast(), _mm512_unpacklo_epi16(above, line));

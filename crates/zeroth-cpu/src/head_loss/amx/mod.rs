@@ -1,14 +1,13 @@
-//! The head on AMX tiles, for bf16: two passes over the vocabulary.
+//! The head on AMX, for bf16: two passes over the vocabulary.
 //!
-//! The first computes logits and, beside the next ones, their powers relative to the logit of the row's label. Powers are
-//! rounded to bf16 once: a panel of rows takes them to its sums of dx at once, and keeps them as columns of the
-//! second product. Rows are divided by their totals where that costs least: the sums of dx when all of the
-//! vocabulary is in them, and x before the second pass multiplies it with the powers to dw. What the label itself
-//! takes away is subtracted in f32.
+//! The first pass computes logits and, interleaved with the next ones, their exponentials relative to the logit of the row's
+//! label, rounded to bf16 once. Each panel of rows multiplies them by w into the accumulators of dx at once, and keeps them
+//! packed for the second pass, which computes dw. Rows are divided by their sums where that is cheapest: dx after the whole
+//! vocabulary, and x before the second pass multiplies it by the exponentials. The label's own term is subtracted in f32.
 //!
-//! A row whose label is so unlikely that powers might overflow does the first pass again, relative to its largest logit.
+//! If a label is so unlikely that exponentials could overflow, its panel repeats the first pass relative to the largest logit.
 //!
-//! Every element is one sum over tokens of the vocabulary, or over rows, in steps of 32: no cut into blocks changes it.
+//! Every element is one sum over the vocabulary, or over rows, in tile steps of 32: blocking does not change it.
 #![allow(unsafe_code, reason = "vector instructions take pointers, and are for machines that have them")]
 
 mod dw;
@@ -20,39 +19,39 @@ use std::sync::atomic::Ordering;
 use half::bf16;
 use zeroth_base::DType;
 
-use super::blocking::{LANES, MARK, Panels};
-use super::{Gradients, Weights, x_pitch};
-use crate::avx512::Room;
-use crate::gemm::{Nothing, PANEL, Side, TILE, Tiles, View, pack_bf16};
+use super::blocking::{LANES, Panels, ROW_STATS_LEN};
+use super::{Gradients, WeightGrad, x_row_stride};
+use crate::gemm::{AmxKernel, MatrixView, NoInterleave, Operand, PANEL, TILE, pack_bf16};
 use crate::isa::{Isa, each_isa};
 use crate::math;
 use crate::pool::Pool;
+use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::{Chunks, Grid, Optional};
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadLossDims;
 
-/// What a row's powers of 2 may reach beyond the reference: sums of them, and products with numbers of bf16, stay finite.
-const SLACK: f32 = 64.0;
+/// Largest exponent of 2 relative to the reference: sums of exponentials, and their products with bf16, stay finite.
+const MAX_EXPONENT: f32 = 64.0;
 
-/// What is known of a row.
+/// Statistics of a row.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
-struct Mark {
-    /// What its powers are relative to, as an exponent of 2.
+struct RowStats {
+    /// Reference of its exponentials, as an exponent of 2.
     reference: f32,
-    /// The logit of its label, as an exponent of 2.
+    /// Logit of its label, as an exponent of 2.
     chosen: f32,
-    /// All bits where it is trained, none where it is not or is no row.
+    /// All bits set if the row is trained, else 0.
     live: u32,
-    /// The sum of its powers.
+    /// Sum of its exponentials.
     sum: f32,
 }
 
-const _: () = assert!(size_of::<Mark>() == MARK * size_of::<f32>());
+const _: () = assert!(size_of::<RowStats>() == ROW_STATS_LEN * size_of::<f32>());
 
-/// Whether tiles take a head of this type and size on this path.
-pub(super) fn fit<T: Element>(path: Isa, dims: HeadLossDims) -> bool {
-    path == Isa::Amx && T::DTYPE == DType::Bf16 && Panels::of(dims).is_some()
+/// Whether AMX runs a head of this type and size on this instruction set.
+pub(super) fn supports<T: Element>(isa: Isa, dims: HeadLossDims) -> bool {
+    isa == Isa::Amx && T::DTYPE == DType::Bf16 && Panels::of(dims).is_some()
 }
 
 /// One slice of rows.
@@ -61,62 +60,64 @@ struct Slice<'a, T> {
     dims: HeadLossDims,
     panels: Panels,
     x: &'a [T],
-    /// Elements from one row of x, and of dx, to the next.
-    pitch: usize,
+    /// Row stride of x and dx.
+    row_stride: usize,
     w: &'a [T],
     labels: &'a [i32],
 }
 
-/// What all threads share of a slice.
+/// Buffers of a slice that all threads share.
 struct Shared<'a> {
-    /// Columns of dw's product: [panels of the vocabulary, steps of rows].
+    /// B operand of dw: [panels of vocabulary, tile steps of rows].
     exps: &'a mut [u16],
-    /// x as rows: [panels of rows, steps of hidden]. Later x over its totals, as it stands.
+    /// A operand of logits: x as [panels of rows, tile steps of hidden]. Later x over its row sums, unpacked.
     x: &'a mut [u16],
-    /// x over its totals as rows of dw's product: [panels of hidden, steps of rows].
+    /// A operand of dw: x over its row sums as [panels of hidden, tile steps of rows].
     terms: &'a mut [u16],
-    /// A block of w as columns of logits, [panels of the block, steps of hidden], and of dx, [panels of hidden, steps of the block].
+    /// A block of w as B operand of logits, [panels of the block, tile steps of hidden], and of dx, [panels of hidden, tile steps
+    /// of the block].
     w: [&'a mut [u16]; 2],
-    /// Sums of dx: [panels of rows, panels of hidden, 32, 32].
+    /// Accumulators of dx: [panels of rows, panels of hidden, 32, 32].
     sums: &'a mut [f32],
-    /// Of each row 16 lanes of its powers' sum and 16 of its largest exponent.
+    /// For each row, 16 lanes of its sum and 16 of its largest exponent.
     lanes: &'a mut [f32],
-    marks: &'a mut [Mark],
-    /// Of each panel of rows, 1 where it has to be done.
-    open: &'a mut [u32],
+    row_stats: &'a mut [RowStats],
+    /// For each panel of rows, 1 if the first pass has to process it.
+    pending: &'a mut [u32],
 }
 
 impl<'a> Shared<'a> {
     fn new(panels: Panels, scratch: &'a mut [f32]) -> Self {
         let Panels { rows, hidden, vocab, block } = panels;
-        let mut room = Room::new(scratch);
+        let mut scratch = ScratchSplitter::new(scratch);
         Self {
-            exps: room.bf16(rows * vocab * TILE),
-            x: room.bf16(rows * hidden * TILE),
-            terms: room.bf16(rows * hidden * TILE),
-            w: [0; 2].map(|_| room.bf16(block * hidden * TILE)),
-            sums: room.f32(rows * hidden * TILE),
-            lanes: room.f32(rows * PANEL * 2 * LANES),
-            marks: bytemuck::cast_slice_mut(room.f32(rows * PANEL * MARK)),
-            open: bytemuck::cast_slice_mut(room.f32(rows)),
+            exps: scratch.bf16(rows * vocab * TILE),
+            x: scratch.bf16(rows * hidden * TILE),
+            terms: scratch.bf16(rows * hidden * TILE),
+            w: [0; 2].map(|_| scratch.bf16(block * hidden * TILE)),
+            sums: scratch.f32(rows * hidden * TILE),
+            lanes: scratch.f32(rows * PANEL * 2 * LANES),
+            row_stats: bytemuck::cast_slice_mut(scratch.f32(rows * PANEL * ROW_STATS_LEN)),
+            pending: bytemuck::cast_slice_mut(scratch.f32(rows)),
         }
     }
 
-    /// Takes the sums of rows from their lanes. Panels stay open that have a row whose powers went too far; such rows get
-    /// another reference.
-    fn look(&mut self) {
-        let marks = self.marks.chunks_exact_mut(PANEL).zip(self.lanes.chunks_exact(PANEL * 2 * LANES));
-        for ((marks, lanes), open) in marks.zip(&mut *self.open) {
-            if *open == 0 {
+    /// Reduces the lanes of each row. Panels with a row whose exponents exceed the limit stay pending, with a new reference for
+    /// that row.
+    fn reduce_lanes(&mut self) {
+        let row_stats =
+            self.row_stats.chunks_exact_mut(PANEL).zip(self.lanes.chunks_exact(PANEL * 2 * LANES));
+        for ((row_stats, lanes), pending) in row_stats.zip(&mut *self.pending) {
+            if *pending == 0 {
                 continue;
             }
-            *open = 0;
-            for (mark, lanes) in marks.iter_mut().zip(lanes.chunks_exact(2 * LANES)) {
-                mark.sum = math::sum_of(&lanes[..LANES], |lane| lane);
-                let most = math::largest(&lanes[LANES..]);
-                if mark.live != 0 && most > SLACK {
-                    mark.reference += most;
-                    *open = 1;
+            *pending = 0;
+            for (stats, lanes) in row_stats.iter_mut().zip(lanes.chunks_exact(2 * LANES)) {
+                stats.sum = math::sum_of(&lanes[..LANES], |lane| lane);
+                let most = math::max_of(&lanes[LANES..]);
+                if stats.live != 0 && most > MAX_EXPONENT {
+                    stats.reference += most;
+                    *pending = 1;
                 }
             }
         }
@@ -132,76 +133,78 @@ pub(super) fn run<T: Element>(
     mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
-    let pitch = x_pitch(dims, x);
+    let row_stride = x_row_stride(dims, x);
     let mut total = 0.0;
-    let most = Panels::of(dims).expect("`fit` has said yes");
-    let (shared, own) = scratch.split_at_mut(most.shared());
+    let most = Panels::of(dims).expect("`supports` has said yes");
+    let (shared, thread_scratch) = scratch.split_at_mut(most.shared());
     for first in (0..dims.rows).step_by(dims.slice_rows::<bf16>().max(1)) {
         let rows = dims.slice_rows::<bf16>().min(dims.rows - first);
-        let place = first * pitch..(first + rows) * pitch;
+        let range = first * row_stride..(first + rows) * row_stride;
         let labels = &labels[first..first + rows];
         let panels = Panels { rows: rows.div_ceil(PANEL), ..most };
         let dims = HeadLossDims { rows, ..dims };
-        let slice = Slice { pool, dims, panels, x: &x[place.clone()], pitch, w, labels };
+        let slice = Slice { pool, dims, panels, x: &x[range.clone()], row_stride, w, labels };
         let mut shared = Shared::new(panels, shared);
-        total += slice.losses(&mut shared, gradients.is_some(), own);
+        total += slice.losses(&mut shared, gradients.is_some(), thread_scratch);
         if let Some(Gradients { scale, dx, dw }) = &mut gradients {
-            slice.finish_dx(&shared, *scale, &mut dx[place]);
-            slice.dw(&mut shared, *scale, dw, own);
+            slice.finish_dx(&shared, *scale, &mut dx[range]);
+            slice.dw(&mut shared, *scale, dw, thread_scratch);
         }
     }
     total
 }
 
 impl<T: Element> Slice<'_, T> {
-    /// The sum of the losses; with gradients also the powers and, not yet divided, the sums of dx.
-    fn losses(&self, shared: &mut Shared, gradients: bool, own: &mut [f32]) -> f64 {
-        self.begin(shared, own);
-        shared.open.fill(1);
-        self.powers(shared, gradients, own);
-        shared.look();
-        if shared.open.contains(&1) {
-            self.powers(shared, gradients, own);
-            shared.look();
+    /// The sum of the losses; with gradients also the exponentials and the undivided accumulators of dx.
+    fn losses(&self, shared: &mut Shared, gradients: bool, thread_scratch: &mut [f32]) -> f64 {
+        self.begin(shared, thread_scratch);
+        shared.pending.fill(1);
+        self.first_pass(shared, gradients, thread_scratch);
+        shared.reduce_lanes();
+        if shared.pending.contains(&1) {
+            self.first_pass(shared, gradients, thread_scratch);
+            shared.reduce_lanes();
         }
         let mut total = 0.0;
-        for (mark, _) in shared.marks.iter().zip(self.labels).filter(|(_, label)| **label >= 0) {
-            total += f64::from(mark.sum.ln() - (mark.chosen - mark.reference) * LN_2);
+        for (stats, _) in shared.row_stats.iter().zip(self.labels).filter(|(_, label)| **label >= 0) {
+            total += f64::from(stats.sum.ln() - (stats.chosen - stats.reference) * LN_2);
         }
         total
     }
 
-    /// Packs x and marks each row with the logit of its label: the same bits as among all logits.
-    fn begin(&self, shared: &mut Shared, own: &mut [f32]) {
+    /// Packs x, and computes the logit of each row's label with the bits of the full logits.
+    fn begin(&self, shared: &mut Shared, thread_scratch: &mut [f32]) {
         let (hidden, steps) = (self.dims.hidden, self.panels.hidden);
-        let parts = (Chunks::new(shared.x, steps * TILE), Chunks::new(shared.marks, PANEL));
-        self.pool.each_with(parts, own, |panel, (x, marks), scratch| {
+        let parts = (Chunks::new(shared.x, steps * TILE), Chunks::new(shared.row_stats, PANEL));
+        self.pool.each_with(parts, thread_scratch, |panel, (x, row_stats), scratch| {
             let first = panel * PANEL;
             let labels = &self.labels[first..self.labels.len().min(first + PANEL)];
-            let rows = View::rows(&self.x[first * self.pitch..], self.pitch);
-            pack_bf16(Side::Rows, rows, labels.len(), hidden, x);
-            let mut room = Room::new(scratch);
-            let (tile, weights, packed) = (room.f32(TILE), room.bf16(steps * TILE), room.bf16(steps * TILE));
+            let rows = MatrixView::row_major(&self.x[first * self.row_stride..], self.row_stride);
+            pack_bf16(Operand::A, rows, labels.len(), hidden, x);
+            let mut scratch = ScratchSplitter::new(scratch);
+            let (tile, weights, packed) =
+                (scratch.f32(TILE), scratch.bf16(steps * TILE), scratch.bf16(steps * TILE));
             let weights = &mut bytemuck::cast_slice_mut::<u16, T>(weights)[..labels.len() * hidden];
             for (weights, &label) in weights.chunks_exact_mut(hidden).zip(labels) {
                 weights.copy_from_slice(&self.w[usize::try_from(label).unwrap_or(0) * hidden..][..hidden]);
             }
-            pack_bf16(Side::Columns, View::rows(weights, hidden), labels.len(), hidden, packed);
-            Tiles::ready().whole(x, packed, tile, false, &mut Nothing);
-            for (row, mark) in marks.iter_mut().enumerate() {
+            pack_bf16(Operand::B, MatrixView::row_major(weights, hidden), labels.len(), hidden, packed);
+            AmxKernel::configured().matmul_panels(x, packed, tile, false, &mut NoInterleave);
+            for (row, stats) in row_stats.iter_mut().enumerate() {
                 let trained = labels.get(row).is_some_and(|&label| label >= 0);
                 let chosen = if trained { tile[row * PANEL + row] * LOG2_E } else { 0.0 };
                 let live = if trained { u32::MAX } else { 0 };
-                *mark = Mark { reference: chosen, chosen, live, sum: 0.0 };
+                *stats = RowStats { reference: chosen, chosen, live, sum: 0.0 };
             }
         });
     }
 
-    /// The first pass, for the panels of rows that are open.
-    fn powers(&self, shared: &mut Shared, gradients: bool, own: &mut [f32]) {
+    /// The first pass, for the pending panels of rows.
+    fn first_pass(&self, shared: &mut Shared, gradients: bool, thread_scratch: &mut [f32]) {
         let (HeadLossDims { hidden, vocab, .. }, panels) = (self.dims, self.panels);
-        let Shared { exps, x, w: [columns_packed, terms_packed], sums, lanes, marks, open, .. } = shared;
-        let (x, marks, open) = (&**x, &**marks, &**open);
+        let Shared { exps, x, w: [columns_packed, terms_packed], sums, lanes, row_stats, pending, .. } =
+            shared;
+        let (x, row_stats, pending) = (&**x, &**row_stats, &**pending);
         for first in (0..panels.vocab).step_by(panels.block) {
             let taken = panels.block.min(panels.vocab - first);
             let columns = (taken * PANEL).min(vocab - first * PANEL);
@@ -210,8 +213,8 @@ impl<T: Element> Slice<'_, T> {
             self.pool.each(Chunks::new(packed, panels.hidden * TILE), |panel, out| {
                 let lines = PANEL.min(columns - panel * PANEL);
                 pack_bf16(
-                    Side::Columns,
-                    View::rows(&w[panel * PANEL * hidden..], hidden),
+                    Operand::B,
+                    MatrixView::row_major(&w[panel * PANEL * hidden..], hidden),
                     lines,
                     hidden,
                     out,
@@ -221,8 +224,9 @@ impl<T: Element> Slice<'_, T> {
             if gradients {
                 self.pool.each(Chunks::new(terms, 2 * taken * TILE), |pair, out| {
                     let column = 2 * pair * PANEL;
-                    let (lines, w) = ((2 * PANEL).min(hidden - column), View::rows(&w[column..], hidden));
-                    pack_bf16(Side::Columns, w.transposed(), lines, columns, out);
+                    let (lines, w) =
+                        ((2 * PANEL).min(hidden - column), MatrixView::row_major(&w[column..], hidden));
+                    pack_bf16(Operand::B, w.transposed(), lines, columns, out);
                 });
             }
             let block = exps::Block { is_first: first == 0, columns, w: [&*packed, &*terms] };
@@ -233,67 +237,71 @@ impl<T: Element> Slice<'_, T> {
                 Chunks::new(sums, panels.hidden * TILE),
                 Chunks::new(lanes, PANEL * 2 * LANES),
             );
-            self.pool.each_with(parts, own, |panel, (mut exps, sums, lanes), scratch| {
-                if open[panel] == 1 {
+            self.pool.each_with(parts, thread_scratch, |panel, (mut exps, sums, lanes), scratch| {
+                if pending[panel] == 1 {
                     let x = &x[panel * panels.hidden * TILE..][..panels.hidden * TILE];
-                    let rows = exps::Rows { x, marks: &marks[panel * PANEL..][..PANEL], lanes };
+                    let rows = exps::Rows { x, row_stats: &row_stats[panel * PANEL..][..PANEL], lanes };
                     exps::advance(&block, rows, exps.as_mut().map(|exps| (exps, sums)), scratch);
                 }
             });
         }
     }
 
-    /// Rounds the sums of dx, each row's share of the scale of it, less what its label takes away.
+    /// Scales the accumulators of dx, subtracts the label's row of w, and rounds.
     fn finish_dx(&self, shared: &Shared, scale: f32, dx: &mut [T]) {
-        let (hidden, panels, path) = (self.dims.hidden, self.panels.hidden, self.pool.isa());
-        self.pool.each(Chunks::new(dx, self.pitch), |row, dx| {
+        let (hidden, panels, isa) = (self.dims.hidden, self.panels.hidden, self.pool.isa());
+        self.pool.each(Chunks::new(dx, self.row_stride), |row, dx| {
             let dx = &mut dx[..hidden];
             let Ok(label) = usize::try_from(self.labels[row]) else { return dx.fill(T::default()) };
-            let (w, total) = (&self.w[label * hidden..][..hidden], shared.marks[row].sum);
+            let (w, total) = (&self.w[label * hidden..][..hidden], shared.row_stats[row].sum);
             let sums = &shared.sums[row / PANEL * panels * TILE..][..panels * TILE];
             let pieces = dx.chunks_mut(PANEL).zip(w.chunks(PANEL)).zip(sums.chunks_exact(TILE));
             for ((dx, w), sums) in pieces {
-                take_away(path, &sums[row % PANEL * PANEL..][..dx.len()], w, total, scale / total, dx);
+                subtract_label(isa, &sums[row % PANEL * PANEL..][..dx.len()], w, total, scale / total, dx);
             }
         });
     }
 
     /// The second pass: dw.
-    fn dw(&self, shared: &mut Shared, scale: f32, dw: &mut Weights<T>, own: &mut [f32]) {
+    fn dw(&self, shared: &mut Shared, scale: f32, dw: &mut WeightGrad<T>, thread_scratch: &mut [f32]) {
         let (HeadLossDims { rows, hidden, vocab }, panels) = (self.dims, self.panels);
-        let Shared { exps, x, terms, marks, .. } = shared;
+        let Shared { exps, x, terms, row_stats, .. } = shared;
         let scaled = &mut bytemuck::cast_slice_mut::<u16, T>(x)[..rows * hidden];
         self.pool.each(Chunks::new(scaled, hidden), |row, scaled| {
-            if marks[row].live == 0 {
+            if row_stats[row].live == 0 {
                 return scaled.fill(T::default());
             }
-            let x = &self.x[row * self.pitch..][..hidden];
-            multiply(self.pool.isa(), x, scale / marks[row].sum, scaled);
+            let x = &self.x[row * self.row_stride..][..hidden];
+            multiply(self.pool.isa(), x, scale / row_stats[row].sum, scaled);
         });
-        let (exps, scaled, marks) = (&**exps, &*scaled, &**marks);
+        let (exps, scaled, row_stats) = (&**exps, &*scaled, &**row_stats);
         self.pool.each(Chunks::new(terms, 2 * panels.rows * TILE), |pair, out| {
             let column = 2 * pair * PANEL;
-            let view = View::rows(&scaled[column..], hidden).transposed();
-            pack_bf16(Side::Rows, view, (2 * PANEL).min(hidden - column), rows, out);
+            let view = MatrixView::row_major(&scaled[column..], hidden).transposed();
+            pack_bf16(Operand::A, view, (2 * PANEL).min(hidden - column), rows, out);
         });
-        let second = Second { slice: self, exps, terms, scaled, marks };
+        let second = DwPass { slice: self, exps, terms, scaled, row_stats };
         let chunk_rows = panels.chunk() * PANEL;
         match dw {
-            Weights::Wide { dw, add } => {
-                self.pool.each_with(Chunks::new(dw, chunk_rows * hidden), own, |chunk, dw, scratch| {
-                    second.chunk(chunk, dw, *add, scratch);
-                });
+            WeightGrad::F32 { dw, add } => {
+                self.pool.each_with(
+                    Chunks::new(dw, chunk_rows * hidden),
+                    thread_scratch,
+                    |chunk, dw, scratch| {
+                        second.chunk(chunk, dw, *add, scratch);
+                    },
+                );
                 *add = true;
             }
-            Weights::Rounded(rounded) => {
-                let broken = rounded.broken;
+            WeightGrad::Rounded(rounded) => {
+                let found_inf = rounded.found_inf;
                 let bands = rounded.bands(0..vocab, chunk_rows, hidden);
-                self.pool.each_with(bands, own, |chunk, band, scratch| {
+                self.pool.each_with(bands, thread_scratch, |chunk, band, scratch| {
                     let (scratch, sums) = scratch.split_at_mut(panels.thread());
-                    let sums = Room::new(sums).f32(band.len());
+                    let sums = ScratchSplitter::new(sums).f32(band.len());
                     second.chunk(chunk, sums, false, scratch);
                     if band.finish(self.pool.isa(), sums) {
-                        broken.store(true, Ordering::Relaxed);
+                        found_inf.store(true, Ordering::Relaxed);
                     }
                 });
             }
@@ -301,34 +309,34 @@ impl<T: Element> Slice<'_, T> {
     }
 }
 
-/// What the second pass reads.
-struct Second<'a, T> {
+/// Inputs of the second pass.
+struct DwPass<'a, T> {
     slice: &'a Slice<'a, T>,
-    /// Columns and rows of its product.
+    /// Packed B and A operands.
     exps: &'a [u16],
     terms: &'a [u16],
-    /// x over its totals, as it stands.
+    /// x over its row sums, unpacked.
     scaled: &'a [T],
-    marks: &'a [Mark],
+    row_stats: &'a [RowStats],
 }
 
-impl<T: Element> Second<'_, T> {
-    /// Writes a chunk of dw, or adds to it.
+impl<T: Element> DwPass<'_, T> {
+    /// Computes a chunk of dw; with `add` accumulates.
     fn chunk(&self, chunk: usize, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
-        let Self { slice, exps, terms, scaled, marks } = *self;
+        let Self { slice, exps, terms, scaled, row_stats } = *self;
         let (hidden, panels) = (slice.dims.hidden, slice.panels);
         let first = chunk * panels.chunk();
         let taken = panels.chunk().min(panels.vocab - first);
         let exps = &exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
         dw::chunk(exps, terms, panels.rows, hidden, dw, add, scratch);
         let labels = first * PANEL..first * PANEL + dw.len() / hidden;
-        for ((x, mark), &label) in scaled.chunks_exact(hidden).zip(marks).zip(slice.labels) {
+        for ((x, stats), &label) in scaled.chunks_exact(hidden).zip(row_stats).zip(slice.labels) {
             if let Ok(label) = usize::try_from(label)
                 && labels.contains(&label)
             {
-                // Of the rounded x: where a label is all but certain, nearly all of what it brought goes again.
+                // From the rounded x: where a label is almost certain, this cancels nearly all of the label's own contribution.
                 let dw = &mut dw[(label - labels.start) * hidden..][..hidden];
-                subtract(slice.pool.isa(), x, mark.sum, dw);
+                subtract(slice.pool.isa(), x, stats.sum, dw);
             }
         }
     }
@@ -336,7 +344,7 @@ impl<T: Element> Second<'_, T> {
 
 each_isa! {
     /// out = factor · (sums - total · w), rounded.
-    fn take_away<T>(sums: &[f32], w: &[T], total: f32, factor: f32, out: &mut [T]) {
+    fn subtract_label<T>(sums: &[f32], w: &[T], total: f32, factor: f32, out: &mut [T]) {
         for ((out, sum), w) in out.iter_mut().zip(sums).zip(w) {
             *out = T::from_f32(factor * (sum - total * w.to_f32()));
         }
@@ -377,8 +385,8 @@ mod tests {
 
     const DIMS: HeadLossDims = HeadLossDims { rows: 70, hidden: 33, vocab: 1000 };
 
-    /// Random x and w, but that x of some rows is `times` their label's w; the labels of all rows.
-    fn numbers(pool: &Pool, rows: &[usize], times: f32) -> (Vec<bf16>, Vec<bf16>, Vec<i32>) {
+    /// Random x and w, with x of some rows set to `times` the w of their label; the labels of all rows.
+    fn inputs(pool: &Pool, rows: &[usize], times: f32) -> (Vec<bf16>, Vec<bf16>, Vec<i32>) {
         let (mut x, mut w) = (vec![bf16::ZERO; 70 * 33], vec![bf16::ZERO; 1000 * 33]);
         normal(pool, 1, 1, 0, 1.0, &mut x);
         normal(pool, 1, 2, 0, 1.0, &mut w);
@@ -392,9 +400,9 @@ mod tests {
         (x, w, labels)
     }
 
-    /// The loss, and how far it and dx and dw are from the reference, of all of each.
-    fn beside_reference(pool: &Pool, x: &[bf16], w: &[bf16], labels: &[i32]) -> (f64, [f64; 3]) {
-        assert!(fit::<bf16>(pool.isa(), DIMS));
+    /// The loss, and the relative errors of the loss, dx and dw.
+    fn compare_with_reference(pool: &Pool, x: &[bf16], w: &[bf16], labels: &[i32]) -> (f64, [f64; 3]) {
+        assert!(supports::<bf16>(pool.isa(), DIMS));
         let (expected, [expected_dx, expected_dw]) =
             reference::head_loss(DIMS, &wide(x), &wide(w), labels, 0.125);
         let mut scratch = vec![f32::NAN; head_loss_scratch(DIMS, 2)];
@@ -406,25 +414,25 @@ mod tests {
     }
 
     #[test]
-    fn labels_far_below_the_largest_logit_have_their_loss_and_gradients() {
+    fn unlikely_labels_have_accurate_loss_and_gradients() {
         let Some(pool) = Pool::on_isa(2, Isa::Amx) else { return };
-        // Rows 3 and 40 point away from their own label.
-        let (x, w, labels) = numbers(&pool, &[3, 40], -9.0);
+        // Rows 3 and 40 point away from their label.
+        let (x, w, labels) = inputs(&pool, &[3, 40], -9.0);
         let alone: Vec<i32> =
             (0..70).map(|row| if [3, 40].contains(&row) { labels[row] } else { -100 }).collect();
         let (both, _) = reference::head_loss(DIMS, &wide(&x), &wide(&w), &alone, 0.125);
         assert!(both > 2.0 * 200.0, "{both}: the labels are not unlikely enough");
-        let (_, [loss, dx, dw]) = beside_reference(&pool, &x, &w, &labels);
+        let (_, [loss, dx, dw]) = compare_with_reference(&pool, &x, &w, &labels);
         assert!(loss < 1e-5 && dx < 4e-3 && dw < 4e-3, "{loss} {dx} {dw}");
     }
 
     #[test]
-    fn labels_that_are_all_but_certain_have_small_gradients_all_the_same() {
+    fn nearly_certain_labels_have_accurate_small_gradients() {
         let Some(pool) = Pool::on_isa(2, Isa::Amx) else { return };
-        // Every row points to its own label: what is left of the gradient is a thousandth of its parts.
+        // Every row points to its label: the gradient is a thousandth of its terms.
         let rows: Vec<usize> = (0..70).filter(|row| row % 6 != 5).collect();
-        let (x, w, labels) = numbers(&pool, &rows, 0.75);
-        let (expected, [loss, dx, dw]) = beside_reference(&pool, &x, &w, &labels);
+        let (x, w, labels) = inputs(&pool, &rows, 0.75);
+        let (expected, [loss, dx, dw]) = compare_with_reference(&pool, &x, &w, &labels);
         assert!(expected < 59.0 * 0.02, "{expected}: the labels are not certain enough");
         assert!(loss < 1e-3 && dx < 1e-2 && dw < 1e-2, "{loss} {dx} {dw}");
     }
