@@ -135,10 +135,10 @@ pub fn linear<T: Element>(
     if let Some(bias) = bias {
         check_len("bias", bias.len(), outputs);
     }
-    let (sizes, w) = ([rows, outputs, inputs], MatrixView::row_major(w, inputs).transposed());
+    let (shape, w) = ([rows, outputs, inputs], MatrixView::row_major(w, inputs).transposed());
     match bias {
-        Some(bias) => gemm(pool, sizes, x, w, y, scratch, &AddBias(bias)),
-        None => gemm(pool, sizes, x, w, y, scratch, &Round),
+        Some(bias) => gemm(pool, shape, x, w, y, scratch, &AddBias(bias)),
+        None => gemm(pool, shape, x, w, y, scratch, &Round),
     }
 }
 
@@ -155,11 +155,11 @@ pub fn linear_dx<T: Element>(
     let LinearDims { rows, inputs, outputs } = dims;
     let dy = MatrixView::row_major(dy, pitch("dy", dy.len(), [rows, outputs]));
     check_len("w", w.len(), outputs * inputs);
-    let (sizes, w) = ([rows, inputs, outputs], MatrixView::row_major(w, inputs));
+    let (shape, w) = ([rows, inputs, outputs], MatrixView::row_major(w, inputs));
     if add {
-        gemm(pool, sizes, dy, w, dx, scratch, &Accumulate);
+        gemm(pool, shape, dy, w, dx, scratch, &Accumulate);
     } else {
-        gemm(pool, sizes, dy, w, dx, scratch, &Round);
+        gemm(pool, shape, dy, w, dx, scratch, &Round);
     }
 }
 

@@ -130,23 +130,23 @@ fn online_softmax_with<const FMA: bool>(
         if visible.is_empty() {
             continue;
         }
-        let (peak, total) = (&mut running_max[row], &mut running_sum[row]);
+        let (max, sum_of_weights) = (&mut running_max[row], &mut running_sum[row]);
         for score in visible.iter_mut() {
             *score *= scale;
         }
         let new = math::max_of(visible);
-        if new > *peak + RESCALE_THRESHOLD {
-            let shrink = math::exp2::<FMA>(*peak - new);
-            *peak = new;
-            *total *= shrink;
+        if new > *max + RESCALE_THRESHOLD {
+            let shrink = math::exp2::<FMA>(*max - new);
+            *max = new;
+            *sum_of_weights *= shrink;
             for sum in &mut sums[row * head_dim..][..head_dim] {
                 *sum *= shrink;
             }
         }
-        let peak = *peak;
+        let max = *max;
         for score in visible.iter_mut() {
-            *score = math::exp2::<FMA>(*score - peak);
+            *score = math::exp2::<FMA>(*score - max);
         }
-        *total += math::sum_of(visible, |weight| weight);
+        *sum_of_weights += math::sum_of(visible, |weight| weight);
     }
 }

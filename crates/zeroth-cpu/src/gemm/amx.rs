@@ -21,7 +21,8 @@
 //! the C tile has another extent, and executes `tilerelease` when it is dropped. A thread has one at a time: interleaved
 //! work uses vector registers only.
 //!
-//! Compiler-generated code cannot clobber the registers. No Rust type lives in them, LLVM emits AMX instructions only for
+//! `asm!` blocks without the option `pure` are neither removed nor reordered among each other, so the order of the tile
+//! instructions is the order of the source. Compiler-generated code cannot clobber the registers. No Rust type lives in them, LLVM emits AMX instructions only for
 //! its own intrinsics with the target feature `amx-tile`, which no function enables, and the standard library and libc
 //! contain none. The operating system saves them across context switches and signals. `asm!` knows `tmm_reg` as a clobber
 //! only, not as an operand, so values that flow through tile registers cannot be declared.

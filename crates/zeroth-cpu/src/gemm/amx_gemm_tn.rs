@@ -73,10 +73,10 @@ pub(super) fn run<T: Element, O: Send>(
                 (true, true) => run_task::<true, false, O>(blocking, packed, b_pack, out, scratch, epilogue),
                 (true, false) => run_task::<true, true, O>(blocking, packed, b_pack, out, scratch, epilogue),
                 (false, true) => {
-                    run_task::<false, false, O>(blocking, packed, b_pack, out, scratch, epilogue)
+                    run_task::<false, false, O>(blocking, packed, b_pack, out, scratch, epilogue);
                 }
                 (false, false) => {
-                    run_task::<false, true, O>(blocking, packed, b_pack, out, scratch, epilogue)
+                    run_task::<false, true, O>(blocking, packed, b_pack, out, scratch, epilogue);
                 }
             }
         }

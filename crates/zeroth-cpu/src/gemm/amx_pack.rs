@@ -18,6 +18,7 @@ use zeroth_base::DType;
 
 use super::MatrixView;
 use super::transpose::{transpose, transpose_from};
+use crate::avx512::bit_range;
 use zeroth_kernel::Element;
 
 /// The operand that a panel belongs to.
@@ -72,16 +73,11 @@ pub(crate) fn pack<T: Element>(
     }
 }
 
-/// A mask of the `count` lowest bits.
-const fn low_bits(count: usize) -> u32 {
-    if count >= 32 { u32::MAX } else { (1 << count) - 1 }
-}
-
 /// Loads `count` elements of a row, at most 32, as bf16; the rest is zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn load_row<T: Element>(at: *const T, count: usize) -> __m512i {
-    let mask = low_bits(count);
+    let mask = bit_range(0, count);
     // SAFETY: the caller guarantees `count` elements; the rest is masked.
     unsafe {
         if T::DTYPE == DType::Bf16 {
@@ -99,7 +95,7 @@ unsafe fn load_row<T: Element>(at: *const T, count: usize) -> __m512i {
 unsafe fn load_pairs<T: Element>(upper: *const T, lower: Option<*const T>, count: usize) -> __m512i {
     /// Lane 2i takes element i of the first 16, lane 2i + 1 element i of the second 16.
     const INTERLEAVE: [u16; 32] = interleave(16);
-    let mask = low_bits(count) as u16;
+    let mask = bit_range(0, count) as u16;
     // SAFETY: the caller guarantees `count` elements in each row; the rest is masked.
     unsafe {
         if T::DTYPE == DType::Bf16 {
@@ -115,7 +111,8 @@ unsafe fn load_pairs<T: Element>(upper: *const T, lower: Option<*const T>, count
     }
 }
 
-const fn interleave(second: u16) -> [u16; 32] {
+/// Indices that interleave 16 elements with those from `second` on.
+pub(crate) const fn interleave(second: u16) -> [u16; 32] {
     let (mut lanes, mut i) = ([0; 32], 0);
     while i < 32 {
         lanes[i as usize] = i / 2 + if i % 2 == 1 { second } else { 0 };

@@ -132,9 +132,9 @@ unsafe fn edge_tile<const VECTORS: usize, const ROWS: usize>(
     let rows = a.row_ptrs();
     for first in (0..a.kc).step_by(K_STEP) {
         interleave.k_step();
-        for k_index in first..a.kc.min(first + K_STEP) {
-            // SAFETY: the caller guarantees panels of this kc.
-            unsafe { rank1_update(&mut acc, &rows, a.k_stride, b, k_index) };
+        for k in first..a.kc.min(first + K_STEP) {
+            // SAFETY: the caller guarantees panels of this depth.
+            unsafe { rank1_update(&mut acc, &rows, a.k_stride, b, k) };
         }
     }
     // SAFETY: the caller guarantees the extent of `c`.
@@ -148,14 +148,14 @@ unsafe fn rank1_update<const VECTORS: usize, const ROWS: usize>(
     rows: &[*const f32; ROWS],
     k_stride: usize,
     b: *const f32,
-    k_index: usize,
+    k: usize,
 ) {
     // SAFETY: the caller guarantees this term of both panels, and AVX-512.
     unsafe {
-        let b = b.add(k_index * NR);
+        let b = b.add(k * NR);
         let b: [__m512; VECTORS] = std::array::from_fn(|part| _mm512_loadu_ps(b.add(part * LANES)));
         for (acc, row) in acc.iter_mut().zip(rows) {
-            let a = _mm512_set1_ps(*row.add(k_index * k_stride));
+            let a = _mm512_set1_ps(*row.add(k * k_stride));
             for (sum, b) in acc.iter_mut().zip(b) {
                 *sum = _mm512_fmadd_ps(a, b, *sum);
             }
@@ -174,16 +174,16 @@ unsafe fn store_acc<const VECTORS: usize>(
 ) {
     let masks: [u16; VECTORS] = std::array::from_fn(|part| lane_mask(columns.saturating_sub(part * LANES)));
     for (i, acc) in acc.iter().enumerate().take(rows) {
-        for (part, (&sum, lane_mask)) in acc.iter().zip(masks).enumerate() {
+        for (part, (&sum, mask)) in acc.iter().zip(masks).enumerate() {
             let at = c.wrapping_add(i * stride + part * LANES);
             // SAFETY: the caller guarantees the extent of `c`, and AVX-512; the rest is masked.
             unsafe {
-                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(lane_mask, at), sum) } else { sum };
+                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), sum) } else { sum };
                 if columns == VECTORS * LANES {
                     // Unmasked stores can be forwarded to later loads.
                     _mm512_storeu_ps(at, sum);
                 } else {
-                    _mm512_mask_storeu_ps(at, lane_mask, sum);
+                    _mm512_mask_storeu_ps(at, mask, sum);
                 }
             }
         }
@@ -335,16 +335,16 @@ unsafe fn full_tile<const K_STRIDE: usize>(
         let (start, b) = (a.start.wrapping_add(first * a.k_stride), b.wrapping_add(first * NR));
         let rows = [start, start.wrapping_add(3 * a.row_stride), start.wrapping_add(6 * a.row_stride)];
         if count > 0 {
-            // SAFETY: the caller guarantees panels of this kc.
+            // SAFETY: the caller guarantees panels of this depth.
             unsafe {
                 k_loop!(acc, rows, row, K_STRIDE, b, count,
                     s0 m0 r0 0, s1 m1 r1 1, s2 m2 r2 2, s3 m3 r3 3, s4 m4 r4 4, s5 m5 r5 5, s6 m6 r6 6, s7 m7 r7 7, s8 m8 r8 8);
             }
         }
     }
-    for k_index in whole..a.kc {
+    for k in whole..a.kc {
         // SAFETY: as above.
-        unsafe { rank1_update(&mut acc, &a.row_ptrs(), a.k_stride, b, k_index) };
+        unsafe { rank1_update(&mut acc, &a.row_ptrs(), a.k_stride, b, k) };
     }
     // SAFETY: the caller guarantees the extent of `c`.
     unsafe { store_acc(&acc, c, stride, extent, add) };

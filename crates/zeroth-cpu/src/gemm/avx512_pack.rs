@@ -35,7 +35,7 @@ pub(super) struct APanel<'a> {
     /// Elements between rows, and between terms of k.
     pub(super) row_stride: usize,
     pub(super) k_stride: usize,
-    /// Rows that may be read, and kc.
+    /// Rows that may be read, and depth.
     pub(super) rows: usize,
     pub(super) kc: usize,
     data: PhantomData<&'a f32>,
@@ -121,13 +121,13 @@ impl<'a, T: Element> PanelPacker<'a, T> {
             if self.left == 0 {
                 return;
             }
-            if self.source.is_transposed() { self.k_index() } else { self.line() }
+            if self.source.is_transposed() { self.pack_k() } else { self.pack_line() }
         }
     }
 
     /// Packs one term of all rows.
     #[inline(always)]
-    fn k_index(&mut self) {
+    fn pack_k(&mut self) {
         for (panel, first) in (0..self.rows).step_by(MR).enumerate() {
             let from = self.from.wrapping_add(first);
             // SAFETY: `Isa::available` has found AVX-512, `new` has checked all addresses, and a prefetch never faults.
@@ -144,7 +144,7 @@ impl<'a, T: Element> PanelPacker<'a, T> {
 
     /// Packs 16 terms of a row, or what is left of it.
     #[inline(always)]
-    fn line(&mut self) {
+    fn pack_line(&mut self) {
         // SAFETY: as above.
         unsafe {
             let skip = if self.left <= PREFETCH_LINES { self.skip } else { 0 };
@@ -184,15 +184,15 @@ pub(super) const fn lane_mask(count: usize) -> u16 {
 /// Loads up to 16 elements as f32; the rest is zeros. Only for code compiled for AVX-512.
 #[inline(always)]
 pub(super) unsafe fn load_f32<T: Element>(at: *const T, count: usize) -> __m512 {
-    let lane_mask = lane_mask(count);
+    let mask = lane_mask(count);
     // SAFETY: the caller guarantees `count` elements; the rest is masked.
     unsafe {
         match T::DTYPE {
-            DType::F32 => _mm512_maskz_loadu_ps(lane_mask, at.cast()),
+            DType::F32 => _mm512_maskz_loadu_ps(mask, at.cast()),
             DType::Bf16 => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(
-                _mm256_maskz_loadu_epi16(lane_mask, at.cast()),
+                _mm256_maskz_loadu_epi16(mask, at.cast()),
             ))),
-            DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lane_mask, at.cast())),
+            DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast())),
         }
     }
 }

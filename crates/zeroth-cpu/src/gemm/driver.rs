@@ -1,13 +1,13 @@
 //! The GEMM driver: entry points, the micro-kernel interface, and the loops around a micro-kernel that needs no loops of
 //! its own.
 //!
-//! Four loop nests exist, and each has a measured reason:
+//! There are five loop nests. A single one with the kernels behind it would lose the interleaving or the packing order that
+//! each was measured with:
 //! - [`run_task`] is the plain one, for AVX2, NEON and portable code.
-//! - [`multiply_block`] multiplies packed B into C on the calling thread, for attention and the head.
-//! - `avx512_driver` and `amx_driver` are software-pipelined. They pack, prefetch and store between the k-steps of the
-//!   micro-kernel, in the order that the interleaving needs: the AMX one stores a tile during the next one, the AVX-512
-//!   one packs a group of panels ahead.
-//! - `amx_gemm_tn` holds a whole packed operand in L2, which block by block would be packed again.
+//! - [`multiply_block`] multiplies a packed B on the calling thread, for attention and the head.
+//! - `avx512_driver` packs a group of A panels while the previous group is multiplied.
+//! - `amx_driver` stores a C tile while the next one is multiplied.
+//! - `amx_gemm_tn` keeps a whole transposed operand in L2, which the blocked order would transpose again for every block.
 
 use bytemuck::Pod;
 #[cfg(target_arch = "x86_64")]

@@ -44,7 +44,7 @@ mod view;
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx::{AmxKernel, permitted as amx_permitted};
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx_pack::{Operand, pack as pack_bf16};
+pub(super) use amx_pack::{Operand, interleave, pack as pack_bf16};
 pub(super) use blocking::{PANEL, TILE, band_scratch, gemm_tn_scratch, pack_len, scratch};
 #[cfg(target_arch = "x86_64")]
 pub(super) use driver::{Interleaved, NoInterleave};

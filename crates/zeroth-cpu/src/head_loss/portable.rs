@@ -26,7 +26,7 @@ const BAND: usize = 64;
 struct RowStats {
     max: f32,
     sum: f32,
-    chosen: f32,
+    label_logit: f32,
 }
 
 /// f32 elements of the exponentials, row statistics, factors and dx accumulators of a slice.
@@ -126,10 +126,11 @@ impl<T: Element> Slice<'_, T> {
             for (i, logits) in sums.chunks_exact_mut(columns).enumerate() {
                 let row = first_row + i;
                 let label = usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(first));
-                let chosen = label.and_then(|label| logits.get(label)).copied().unwrap_or(f32::NEG_INFINITY);
+                let label_logit =
+                    label.and_then(|label| logits.get(label)).copied().unwrap_or(f32::NEG_INFINITY);
                 let exps = exps.as_deref_mut().map(|exps| &mut exps[row * columns..][..columns]);
                 let (max, sum) = exponentiate(isa, fma, logits, exps);
-                row_stats[row] = RowStats { max, sum, chosen };
+                row_stats[row] = RowStats { max, sum, label_logit };
             }
         });
     }
@@ -137,10 +138,12 @@ impl<T: Element> Slice<'_, T> {
     /// A row's loss, its maximum logit, and the sum of its exponentials relative to that.
     fn loss(&self, row: usize, row_stats: &[RowStats]) -> (f32, f32, f32) {
         let blocks = || row_stats.iter().skip(row).step_by(self.labels.len());
-        let largest = |value: fn(&RowStats) -> f32| blocks().map(value).fold(f32::NEG_INFINITY, f32::max);
-        let (max, chosen) = (largest(|stats| stats.max), largest(|stats| stats.chosen));
+        let max_over_blocks =
+            |value: fn(&RowStats) -> f32| blocks().map(value).fold(f32::NEG_INFINITY, f32::max);
+        let (max, label_logit) =
+            (max_over_blocks(|stats| stats.max), max_over_blocks(|stats| stats.label_logit));
         let sum: f32 = blocks().map(|stats| stats.sum * math::exp(stats.max - max)).sum();
-        let loss = if self.labels[row] < 0 { 0.0 } else { sum.ln() - (chosen - max) };
+        let loss = if self.labels[row] < 0 { 0.0 } else { sum.ln() - (label_logit - max) };
         (loss, max, sum)
     }
 
@@ -150,7 +153,7 @@ impl<T: Element> Slice<'_, T> {
         exps: &mut [E],
         row_stats: &[RowStats],
         factors: &[f32],
-        weight: f32,
+        scale: f32,
         dx: &mut [T],
         dw: &mut WeightGrad<T>,
         sums: &mut [f32],
@@ -170,21 +173,21 @@ impl<T: Element> Slice<'_, T> {
                 let factor = factors[row] * math::exp(row_stats[row].max);
                 let label =
                     usize::try_from(self.labels[row]).ok().and_then(|label| label.checked_sub(block * BLOCK));
-                let chosen =
-                    label.and_then(|label| exps.get(label)).map(|exp| exp.to_f32() * factor - weight);
+                let label_logit =
+                    label.and_then(|label| exps.get(label)).map(|exp| exp.to_f32() * factor - scale);
                 multiply(pool.isa(), exps, factor);
-                if let (Some(label), Some(chosen)) = (label, chosen) {
-                    exps[label] = E::from_f32(chosen);
+                if let (Some(label), Some(label_logit)) = (label, label_logit) {
+                    exps[label] = E::from_f32(label_logit);
                 }
             });
             let grads = MatrixView::row_major(&*exps, columns);
             match dw {
                 WeightGrad::F32 { dw, add } => {
-                    self.weights(grads, &mut dw[block * BLOCK * hidden..][..w.len()], *add, scratch);
+                    self.block_dw(grads, &mut dw[block * BLOCK * hidden..][..w.len()], *add, scratch);
                 }
                 WeightGrad::Rounded(rounded) => {
                     let (sums, scratch) = scratch.split_at_mut(w.len());
-                    self.weights(grads, sums, false, scratch);
+                    self.block_dw(grads, sums, false, scratch);
                     let (first, found_inf) = (block * BLOCK, rounded.found_inf);
                     let bands = rounded.bands(first..first + columns, BAND, hidden);
                     pool.each(bands, |band, rows| {
@@ -218,10 +221,10 @@ impl<T: Element> Slice<'_, T> {
     }
 
     /// Computes a block's dw; with `add` accumulates.
-    fn weights<E: Element>(&self, grads: MatrixView<E>, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
+    fn block_dw<E: Element>(&self, grads: MatrixView<E>, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
         let (hidden, rows) = (self.dims.hidden, self.labels.len());
-        let (sizes, x) = ([dw.len() / hidden, hidden, rows], MatrixView::row_major(self.x, self.row_stride));
-        gemm_with(self.pool, sizes, grads.transposed(), x, dw, scratch, |_, sums, dw| {
+        let (shape, x) = ([dw.len() / hidden, hidden, rows], MatrixView::row_major(self.x, self.row_stride));
+        gemm_with(self.pool, shape, grads.transposed(), x, dw, scratch, |_, sums, dw| {
             for (dw, sum) in dw.iter_mut().zip(sums) {
                 *dw = if add { *dw } else { 0.0 } + sum;
             }

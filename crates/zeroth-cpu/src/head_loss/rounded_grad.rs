@@ -1,6 +1,6 @@
 //! The gradient of w, rounded as it is computed: a band of rows is summed in f32 scratch and stored rounded.
 //!
-//! If w is tied to the embedding, the rows of the micro-batch's own tokens are incomplete. They are kept in f32, one per token,
+//! If w is tied to the embedding, the rows of the micro-batch's own tokens are incomplete. They are token_row in f32, one per token,
 //! until the backward pass of the embedding adds its part and rounds them.
 #![allow(unsafe_code, reason = "rows that belong to different bands, handed to different threads")]
 
@@ -33,14 +33,14 @@ pub(super) struct RoundedGrad<'a, T> {
 impl<T: Element> RoundedGrad<'_, T> {
     /// A partition of these rows of the gradient into bands of `length`.
     pub(super) fn bands(&mut self, rows: Range<usize>, length: usize, hidden: usize) -> Bands<'_, T> {
-        let past = stream::bypasses_cache(size_of_val(self.dw));
+        let non_temporal = stream::bypasses_cache(size_of_val(self.dw));
         let token_rows = self.token_rows.as_mut().map(|token_rows| TokenRowsPtr {
             ids: token_rows.ids,
             start: token_rows.rows.as_mut_ptr(),
             rows: PhantomData,
         });
         let dw = Chunks::new(&mut self.dw[rows.start * hidden..rows.end * hidden], length * hidden);
-        Bands { dw, token_rows, rows, length, hidden, past }
+        Bands { dw, token_rows, rows, length, hidden, non_temporal }
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Bands<'a, T> {
     rows: Range<usize>,
     length: usize,
     hidden: usize,
-    past: bool,
+    non_temporal: bool,
 }
 
 // SAFETY: represents a `&mut [T]` and a `&mut [f32]` whose parts go to other threads.
@@ -78,7 +78,7 @@ unsafe impl<'a, T: Send> Partition for Bands<'a, T> {
         // SAFETY: the caller's promise, passed on.
         let dw = unsafe { self.dw.part(index) };
         let rows = first..first + dw.len() / self.hidden;
-        Band { dw, token_rows: self.token_rows, rows, hidden: self.hidden, past: self.past }
+        Band { dw, token_rows: self.token_rows, rows, hidden: self.hidden, non_temporal: self.non_temporal }
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Band<'a, T> {
     token_rows: Option<TokenRowsPtr<'a>>,
     rows: Range<usize>,
     hidden: usize,
-    past: bool,
+    non_temporal: bool,
 }
 
 impl<T: Element> Band<'_, T> {
@@ -99,18 +99,18 @@ impl<T: Element> Band<'_, T> {
 
     /// Rounds `sums` into the band and copies the rows of tokens. Returns whether a result outside of token rows is not finite.
     pub(super) fn finish(self, isa: Isa, sums: &[f32]) -> bool {
-        let (hidden, found_inf) = (self.hidden, look_piece(isa, sums, self.dw, self.past));
+        let (hidden, found_inf) = (self.hidden, look_piece(isa, sums, self.dw, self.non_temporal));
         let Some(token_rows) = self.token_rows else { return found_inf };
         for (token, &id) in token_rows.ids.iter().enumerate() {
             let row = usize::try_from(id).ok().filter(|row| self.rows.contains(row));
             let Some(row) = row.map(|row| row - self.rows.start) else { continue };
             // SAFETY: there is a row for every token, and only the band that has the token writes it.
-            let kept =
+            let token_row =
                 unsafe { std::slice::from_raw_parts_mut(token_rows.start.add(token * hidden), hidden) };
-            kept.copy_from_slice(&sums[row * hidden..][..hidden]);
+            token_row.copy_from_slice(&sums[row * hidden..][..hidden]);
         }
-        let is_whole = |row: usize| !token_rows.ids.iter().any(|id| usize::try_from(*id) == Ok(row));
+        let is_complete = |row: usize| !token_rows.ids.iter().any(|id| usize::try_from(*id) == Ok(row));
         let mut rows = self.rows.zip(self.dw.chunks_exact(hidden));
-        found_inf && rows.any(|(row, values)| is_broken(isa, values) && is_whole(row))
+        found_inf && rows.any(|(row, values)| is_broken(isa, values) && is_complete(row))
     }
 }

@@ -31,7 +31,7 @@ pub(in super::super) fn backward<T: Element>(mut task: BackwardTask<T>, scratch:
     let (panels, width) = (rows.len().div_ceil(PANEL), padded(dims));
     let whole = panels * panel(dims);
     let mut scratch = ScratchSplitter::new(scratch);
-    let mut work = Work {
+    let mut work = TaskState {
         dims,
         rows: rows.len(),
         k: scratch.bf16(whole),
@@ -77,7 +77,7 @@ pub(in super::super) fn backward<T: Element>(mut task: BackwardTask<T>, scratch:
             let keys = keys..panels.min(keys + SPAN);
             let seeing = work.end_panel(keys.end - 1);
             for queries in (keys.start..seeing).step_by(SPAN) {
-                // The first span of queries that a key sees contains its own row.
+                // The first span of queries that a key sees contains its panel_rows row.
                 let add = !is_first || queries > keys.start;
                 work.span(&keys, queries..seeing.min(queries + SPAN), add);
             }
@@ -92,7 +92,7 @@ pub(in super::super) fn backward<T: Element>(mut task: BackwardTask<T>, scratch:
                 (row < rows.len()).then(|| task.grads[0].row(row)[first..][..dims.head_dim].as_mut_ptr())
             };
             // SAFETY: the row has the elements of a head there, and only this task has it.
-            unsafe { store::columns(dq, &[dims.scale; PANEL], dims.head_dim, row_of) }
+            unsafe { store::transposed_panel(dq, &[dims.scale; PANEL], dims.head_dim, row_of) }
         }
     }
     for row in 0..rows.len() {
@@ -146,7 +146,7 @@ impl<T: Element> Source<'_, T> {
 }
 
 /// State of a task. Rows are relative to the sequence.
-struct Work<'a> {
+struct TaskState<'a> {
     dims: &'a AttentionDims,
     rows: usize,
     /// k and v packed as A [keys, head_dim].
@@ -187,20 +187,20 @@ struct Tile {
     in_span: [usize; 2],
 }
 
-impl Work<'_> {
+impl TaskState<'_> {
     /// Row statistics of a panel of queries: the saved lse in base 2, and delta = sum(dout · out).
     fn row_stats<T: Element>(&mut self, task: &BackwardTask<T>, head: usize, index: usize) {
         let (dims, all) = (self.dims, task.rows());
-        let own = index * PANEL..all.len().min((index + 1) * PANEL);
-        let first = all.start + own.start;
+        let panel_rows = index * PANEL..all.len().min((index + 1) * PANEL);
+        let first = all.start + panel_rows.start;
         let saved = &task.saved.lse[head * dims.rows + first..];
-        for (lse, saved) in self.lse[own.clone()].iter_mut().zip(saved) {
+        for (lse, saved) in self.lse[panel_rows.clone()].iter_mut().zip(saved) {
             *lse = saved * std::f32::consts::LOG2_E;
         }
         let row_stride = task.strides.q;
         let offset = first * row_stride + head * dims.head_dim;
         let (out, dout) = (&task.saved.out[offset..], &task.dout[offset..]);
-        store::row_dots(out, dout, row_stride, dims.head_dim, &mut self.delta[own]);
+        store::row_dots(out, dout, row_stride, dims.head_dim, &mut self.delta[panel_rows]);
     }
 
     /// Accumulates the gradients of at most a span of panels of keys and queries; without `add`, dk and dv are overwritten.
@@ -251,7 +251,7 @@ impl Work<'_> {
         // SAFETY: tile registers are configured, and panels in scratch are complete. The previous tile has the other buffers.
         let mut pipelined = unsafe { PipelinedMatmuls::new(matmuls) };
         match self.tile.replace(tile) {
-            Some(before) => self.softmax_backward(before, 1 - self.buffer, Some(&mut pipelined)),
+            Some(previous) => self.softmax_backward(previous, 1 - self.buffer, Some(&mut pipelined)),
             None => pipelined.finish(),
         }
     }
@@ -294,10 +294,10 @@ impl Work<'_> {
         ];
         for (rows, transposed, sums) in both {
             for step in 0..width / PANEL {
-                let terms = (step * panels + seeing.start) * STEP / 2;
+                let offset = (step * panels + seeing.start) * STEP / 2;
                 let matmul = TileMatmul {
                     a: PackedSteps::contiguous(rows[first..].as_ptr()),
-                    b: PackedSteps::contiguous(transposed[terms..].as_ptr()),
+                    b: PackedSteps::contiguous(transposed[offset..].as_ptr()),
                     steps: seeing.len(),
                     c: sums[key * PANEL * width + step * PANEL..].as_mut_ptr(),
                     stride: width,

@@ -32,7 +32,7 @@ pub(in super::super) fn forward<T: Element>(
     let shared = ScratchSplitter::new(shared).bf16(slots(dims) * dims.kv_heads * 2 * panel(dims));
     pool.each(Chunks::new(shared, 2 * panel(dims)), |task, slot| {
         let (kv_head, first) = (task / slots(dims), task % slots(dims) * PANEL);
-        if let Some(keys) = whole_panel(starts, first) {
+        if let Some(keys) = full_panel(starts, first) {
             pack_panel(dims, strides.kv, [k, v], kv_head, keys, slot);
         }
     });
@@ -46,7 +46,7 @@ pub(in super::super) fn forward<T: Element>(
         let head = task % dims.heads;
         let kv_head = head / dims.group();
         let mut scratch = ScratchSplitter::new(scratch);
-        let mut work = Work {
+        let mut work = TaskState {
             dims,
             packed: &shared[kv_head * slots(dims) * 2 * panel(dims)..][..slots(dims) * 2 * panel(dims)],
             queries: scratch.bf16(BLOCK / PANEL * panel(dims)),
@@ -77,18 +77,18 @@ pub(in super::super) fn forward<T: Element>(
                     prefetch_write_row(out.row(row - first));
                 }
                 work.attend(&sequence, &queries);
-                let factors = work.state.running_sum.map(|total| 1.0 / total);
+                let factors = work.state.running_sum.map(|sum| 1.0 / sum);
                 let row_of = |lane: usize| {
                     let row = queries.start - first + lane;
                     (lane < queries.len()).then(|| out.row(row).as_mut_ptr())
                 };
                 // SAFETY: rows of a tile have the width of a head, and only this task has them.
-                unsafe { store::columns(work.sums, &factors, dims.head_dim, row_of) }
+                unsafe { store::transposed_panel(work.sums, &factors, dims.head_dim, row_of) }
                 let lse = &mut lse.row(0)[queries.start - first..][..queries.len()];
-                for ((lse, peak), total) in
+                for ((lse, max), sum) in
                     lse.iter_mut().zip(work.state.running_max).zip(work.state.running_sum)
                 {
-                    *lse = peak * std::f32::consts::LN_2 + total.ln();
+                    *lse = max * std::f32::consts::LN_2 + sum.ln();
                 }
             }
         }
@@ -97,9 +97,9 @@ pub(in super::super) fn forward<T: Element>(
 
 /// The full panel of a sequence that starts in the 32 rows from `first` on. There is at most one, and it uses the slot of these
 /// rows.
-fn whole_panel(starts: &[u32], first: usize) -> Option<Range<usize>> {
-    sequences_in(starts, first..first + PANEL).find_map(|(sequence, stage)| {
-        let start = sequence.start + (stage.start - sequence.start).next_multiple_of(PANEL);
+fn full_panel(starts: &[u32], first: usize) -> Option<Range<usize>> {
+    sequences_in(starts, first..first + PANEL).find_map(|(sequence, rows)| {
+        let start = sequence.start + (rows.start - sequence.start).next_multiple_of(PANEL);
         (start < first + PANEL && start + PANEL <= sequence.end).then_some(start..start + PANEL)
     })
 }
@@ -131,7 +131,7 @@ fn pack_panel<T: Element>(
 }
 
 /// State of a task, for 32 queries at a time.
-struct Work<'a> {
+struct TaskState<'a> {
     dims: &'a AttentionDims,
     /// Full panels of keys and values of the task's head, by slot.
     packed: &'a [u16],
@@ -151,7 +151,7 @@ struct Work<'a> {
     started: bool,
 }
 
-impl Work<'_> {
+impl TaskState<'_> {
     /// Packs the task's queries of a sequence, from rows `row_stride` elements apart.
     fn pack_queries<T: Element>(&mut self, queries: &Range<usize>, q: &[T], row_stride: usize, head: usize) {
         let dims = self.dims;

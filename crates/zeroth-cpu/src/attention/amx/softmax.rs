@@ -12,6 +12,7 @@ use super::super::blocking::PANEL;
 use super::tile_matmul::PipelinedMatmuls;
 use super::{LANES, STEP, TILE_ROW, exp2_fast};
 use crate::avx512::to_bf16;
+use crate::gemm::interleave;
 
 /// Online softmax state of 32 queries.
 pub(super) struct SoftmaxState {
@@ -77,14 +78,7 @@ fn half_of(bits: u32, half: usize) -> __mmask16 {
 }
 
 /// Lane 2i takes element i of the first 16, lane 2i + 1 element i of the second 16.
-const INTERLEAVE: [u16; TILE_ROW] = {
-    let (mut lanes, mut i) = ([0; TILE_ROW], 0);
-    while i < TILE_ROW {
-        lanes[i] = (i / 2 + i % 2 * LANES) as u16;
-        i += 1;
-    }
-    lanes
-};
+const INTERLEAVE: [u16; TILE_ROW] = interleave(16);
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn update<const MASKED: bool>(
@@ -102,7 +96,7 @@ unsafe fn update<const MASKED: bool>(
         let interleave = _mm512_loadu_si512(INTERLEAVE.as_ptr().cast());
         let running_max = both(&state.running_max);
         let mut running_sum = both(&state.running_sum);
-        let mut most = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
+        let mut max = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
         for pair in 0..PANEL / 2 {
             for half in 0..2 {
                 let mut rows = [_mm512_setzero_ps(); 2];
@@ -113,10 +107,10 @@ unsafe fn update<const MASKED: bool>(
                     // vmaxps returns its second operand if either is NaN.
                     if MASKED {
                         let mask = half_of(visible[2 * pair + odd], half);
-                        most[half] = _mm512_mask_max_ps(most[half], mask, exponent, most[half]);
+                        max[half] = _mm512_mask_max_ps(max[half], mask, exponent, max[half]);
                         rows[odd] = _mm512_maskz_mov_ps(mask, weight);
                     } else {
-                        most[half] = _mm512_max_ps(exponent, most[half]);
+                        max[half] = _mm512_max_ps(exponent, max[half]);
                         rows[odd] = weight;
                     }
                     running_sum[half] = _mm512_add_ps(running_sum[half], rows[odd]);
@@ -131,7 +125,7 @@ unsafe fn update<const MASKED: bool>(
         if let Some(pipelined) = pipelined {
             pipelined.finish();
         }
-        if _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_max_ps(most[0], most[1]), _mm512_set1_ps(limit)) != 0 {
+        if _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_max_ps(max[0], max[1]), _mm512_set1_ps(limit)) != 0 {
             return false;
         }
         for (half, running_sum) in running_sum.into_iter().enumerate() {
@@ -152,19 +146,19 @@ unsafe fn raise_max(
     let mut factors = [1.0; PANEL];
     // SAFETY: all addresses are inside fixed-size arrays.
     unsafe {
-        let mut most = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
+        let mut max = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
         for (key, visible) in visible.iter().enumerate() {
-            for (half, most) in most.iter_mut().enumerate() {
+            for (half, max) in max.iter_mut().enumerate() {
                 let score =
                     _mm512_mul_ps(_mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES)), scale);
-                *most = _mm512_mask_max_ps(*most, half_of(*visible, half), score, *most);
+                *max = _mm512_mask_max_ps(*max, half_of(*visible, half), score, *max);
             }
         }
         let (running_max, running_sum) = (both(&state.running_max), both(&state.running_sum));
         for half in 0..2 {
             let limit = _mm512_add_ps(running_max[half], _mm512_set1_ps(RESCALE_THRESHOLD));
-            let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most[half], limit);
-            let new = _mm512_mask_mov_ps(running_max[half], moved, most[half]);
+            let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(max[half], limit);
+            let new = _mm512_mask_mov_ps(running_max[half], moved, max[half]);
             let shrink = exp2_fast(_mm512_sub_ps(running_max[half], new));
             let shrink = _mm512_mask_mov_ps(_mm512_set1_ps(1.0), moved, shrink);
             _mm512_storeu_ps(factors.as_mut_ptr().add(half * LANES), shrink);

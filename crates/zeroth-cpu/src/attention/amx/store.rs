@@ -17,7 +17,7 @@ use zeroth_kernel::Element;
 ///
 /// # Safety
 /// Each pointer that `row` returns is valid for writes of `width` elements.
-pub(super) unsafe fn columns<T: Element>(
+pub(super) unsafe fn transposed_panel<T: Element>(
     panel: &[f32],
     factors: &[f32; PANEL],
     width: usize,

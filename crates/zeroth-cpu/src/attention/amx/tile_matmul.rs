@@ -11,18 +11,18 @@ use super::STEP;
 #[derive(Clone, Copy)]
 pub(super) struct PackedSteps {
     start: *const u16,
-    apart: usize,
+    step_bytes: usize,
 }
 
 impl PackedSteps {
     /// Consecutive tile steps.
     pub(super) fn contiguous(start: *const u16) -> Self {
-        Self { start, apart: STEP }
+        Self { start, step_bytes: STEP }
     }
 
-    /// Tile steps `apart` bytes from each other.
-    pub(super) fn strided(start: *const u16, apart: usize) -> Self {
-        Self { start, apart }
+    /// Tile steps `step_bytes` bytes apart.
+    pub(super) fn strided(start: *const u16, step_bytes: usize) -> Self {
+        Self { start, step_bytes }
     }
 }
 
@@ -65,7 +65,7 @@ impl TileMatmul {
                     "tdpbf16ps tmm3, tmm5, tmm7",
                     a = in(reg) a, b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
                 );
-                (a, b) = (a.wrapping_byte_add(self.a.apart), b.wrapping_byte_add(self.b.apart));
+                (a, b) = (a.wrapping_byte_add(self.a.step_bytes), b.wrapping_byte_add(self.b.step_bytes));
             }
             store(self.c, self.stride);
         }
@@ -77,7 +77,7 @@ impl TileMatmul {
 pub(super) struct PipelinedMatmuls<const COUNT: usize> {
     matmuls: [TileMatmul; COUNT],
     /// Current matmul, its tile steps done, and its next stage.
-    at: usize,
+    current: usize,
     done: usize,
     stage: Stage,
     /// Stages due, in units of 1 / [`ADVANCES`].
@@ -91,7 +91,7 @@ enum Stage {
     Init,
     /// Multiplies one of four tile pairs, and loads the operand needed next.
     Multiply(u8),
-    Epilogue(u8),
+    Store(u8),
 }
 
 /// Calls of [`PipelinedMatmuls::advance`] in which all stages are done.
@@ -120,15 +120,15 @@ impl<const COUNT: usize> PipelinedMatmuls<COUNT> {
     /// Until `finish` returns, the tile registers are configured and not used otherwise, and the requirements of
     /// [`TileMatmul::run`] hold.
     pub(super) unsafe fn new(matmuls: [TileMatmul; COUNT]) -> Self {
-        let stages = matmuls.iter().map(|gemm| 4 * gemm.steps + 5).sum();
-        Self { matmuls, at: 0, done: 0, stage: Stage::Init, due: 0, stages }
+        let stages = matmuls.iter().map(|matmul| 4 * matmul.steps + 5).sum();
+        Self { matmuls, current: 0, done: 0, stage: Stage::Init, due: 0, stages }
     }
 
     /// Executes the stages that are due.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         self.due += self.stages;
-        while self.due >= ADVANCES && self.at < COUNT {
+        while self.due >= ADVANCES && self.current < COUNT {
             self.due -= ADVANCES;
             self.next();
         }
@@ -137,16 +137,18 @@ impl<const COUNT: usize> PipelinedMatmuls<COUNT> {
     /// Executes all remaining stages.
     #[inline(always)]
     pub(super) fn finish(&mut self) {
-        while self.at < COUNT {
+        while self.current < COUNT {
             self.next();
         }
     }
 
     #[inline(always)]
     fn next(&mut self) {
-        let TileMatmul { a, b, steps, c, stride } = self.matmuls[self.at];
-        let (a_at, b_at) =
-            (a.start.wrapping_byte_add(self.done * a.apart), b.start.wrapping_byte_add(self.done * b.apart));
+        let TileMatmul { a, b, steps, c, stride } = self.matmuls[self.current];
+        let (a_at, b_at) = (
+            a.start.wrapping_byte_add(self.done * a.step_bytes),
+            b.start.wrapping_byte_add(self.done * b.step_bytes),
+        );
         let more = self.done + 1 < steps;
         // SAFETY: the promise to `new`.
         unsafe {
@@ -170,7 +172,7 @@ impl<const COUNT: usize> PipelinedMatmuls<COUNT> {
                 Stage::Multiply(2) => {
                     asm!("tdpbf16ps tmm2, tmm5, tmm6", options(nostack, nomem));
                     if more {
-                        load_tile!("tmm4", a_at.wrapping_byte_add(a.apart));
+                        load_tile!("tmm4", a_at.wrapping_byte_add(a.step_bytes));
                     }
                     Stage::Multiply(3)
                 }
@@ -178,27 +180,27 @@ impl<const COUNT: usize> PipelinedMatmuls<COUNT> {
                     asm!("tdpbf16ps tmm3, tmm5, tmm7", options(nostack, nomem));
                     self.done += 1;
                     if more {
-                        load_tile!("tmm6", b_at.wrapping_byte_add(b.apart));
+                        load_tile!("tmm6", b_at.wrapping_byte_add(b.step_bytes));
                         Stage::Multiply(0)
                     } else {
-                        Stage::Epilogue(0)
+                        Stage::Store(0)
                     }
                 }
-                Stage::Epilogue(0) => {
+                Stage::Store(0) => {
                     store_tile!("tmm0", c, stride);
-                    Stage::Epilogue(1)
+                    Stage::Store(1)
                 }
-                Stage::Epilogue(1) => {
+                Stage::Store(1) => {
                     store_tile!("tmm1", c.add(16), stride);
-                    Stage::Epilogue(2)
+                    Stage::Store(2)
                 }
-                Stage::Epilogue(2) => {
+                Stage::Store(2) => {
                     store_tile!("tmm2", c.add(16 * stride), stride);
-                    Stage::Epilogue(3)
+                    Stage::Store(3)
                 }
-                Stage::Epilogue(_) => {
+                Stage::Store(_) => {
                     store_tile!("tmm3", c.add(16 * stride + 16), stride);
-                    (self.at, self.done) = (self.at + 1, 0);
+                    (self.current, self.done) = (self.current + 1, 0);
                     Stage::Init
                 }
             };

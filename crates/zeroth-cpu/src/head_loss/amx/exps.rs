@@ -67,7 +67,7 @@ fn run<const KEEP: bool>(
     let (mut next, mut logits) = (scratch.f32(TILE), scratch.f32(TILE));
     let panels = block.columns.div_ceil(PANEL);
     let rounded = scratch.bf16(panels * TILE);
-    let whole = row_stats.iter().all(|stats| stats.live == u32::MAX);
+    let whole = row_stats.iter().all(|stats| stats.trained_mask == u32::MAX);
     let rows_per_step = PANEL.div_ceil((2 * x.len() / TILE).max(1));
     for panel in 0..=panels {
         let w = block.w[0].get(panel * x.len()..(panel + 1) * x.len());
@@ -78,7 +78,7 @@ fn run<const KEEP: bool>(
                 Some(exps) => exps.row(panel - 1),
                 None => &mut [],
             };
-            assert!(!KEEP || exps.len() >= TILE, "a step of exps");
+            assert!(!KEEP || exps.len() >= TILE, "a tile step of exponentials");
             let visible = bit_range(0, block.columns - (panel - 1) * PANEL);
             let mut exps = ExpTile::<KEEP> {
                 logits: logits.first_chunk().expect("32 rows of 32"),
@@ -86,7 +86,7 @@ fn run<const KEEP: bool>(
                 lanes: lanes.first_chunk_mut().expect("32 rows"),
                 visible,
                 whole: whole && visible == u32::MAX,
-                rounded: rounded[(panel - 1) * TILE..].first_chunk_mut().expect("a step"),
+                rounded: rounded[(panel - 1) * TILE..].first_chunk_mut().expect("a tile step"),
                 exps,
                 row: 0,
                 rows_per_step,
@@ -100,8 +100,8 @@ fn run<const KEEP: bool>(
     }
     if KEEP {
         for (sums, w) in sums.chunks_exact_mut(TILE).zip(block.w[1].chunks_exact(panels * TILE)) {
-            let mut hints = PrefetchSums { at: sums.as_ptr().wrapping_add(2 * TILE).cast() };
-            kernel.matmul_panels(rounded, w, sums, !block.is_first, &mut hints);
+            let mut prefetch = PrefetchSums { at: sums.as_ptr().wrapping_add(2 * TILE).cast() };
+            kernel.matmul_panels(rounded, w, sums, !block.is_first, &mut prefetch);
         }
     }
 }
@@ -178,10 +178,10 @@ impl<const KEEP: bool> ExpTile<'_, KEEP> {
         unsafe {
             let stats = self.row_stats.get_unchecked(row);
             let (log2_e, reference) = (_mm512_set1_ps(LOG2_E), _mm512_set1_ps(stats.reference));
-            let mask = self.visible & stats.live;
+            let mask = self.visible & stats.trained_mask;
             let logits = self.logits.as_ptr().add(row * PANEL);
             let lanes = self.lanes.as_mut_ptr().add(row * 2 * LANES);
-            let (mut sum, mut most) = (_mm512_loadu_ps(lanes), _mm512_loadu_ps(lanes.add(LANES)));
+            let (mut sum, mut max) = (_mm512_loadu_ps(lanes), _mm512_loadu_ps(lanes.add(LANES)));
             let mut exps = [_mm512_setzero_ps(); 2];
             for (half, power) in exps.iter_mut().enumerate() {
                 let logit = _mm512_loadu_ps(logits.add(half * LANES));
@@ -189,16 +189,16 @@ impl<const KEEP: bool> ExpTile<'_, KEEP> {
                 *power = exp2(exponent);
                 // vmaxps returns its second operand if either is NaN.
                 if WHOLE {
-                    most = _mm512_max_ps(exponent, most);
+                    max = _mm512_max_ps(exponent, max);
                 } else {
                     let mask = (mask >> (half * LANES)) as u16;
-                    most = _mm512_mask_max_ps(most, mask, exponent, most);
+                    max = _mm512_mask_max_ps(max, mask, exponent, max);
                     *power = _mm512_maskz_mov_ps(mask, *power);
                 }
                 sum = _mm512_add_ps(sum, *power);
             }
             _mm512_storeu_ps(lanes, sum);
-            _mm512_storeu_ps(lanes.add(LANES), most);
+            _mm512_storeu_ps(lanes.add(LANES), max);
             if KEEP {
                 let line = to_bf16(exps);
                 let rounded = self.rounded.as_mut_ptr().add(row * PANEL);

@@ -40,9 +40,9 @@ struct RowStats {
     /// Reference of its exponentials, as an exponent of 2.
     reference: f32,
     /// Logit of its label, as an exponent of 2.
-    chosen: f32,
+    label_logit: f32,
     /// All bits set if the row is trained, else 0.
-    live: u32,
+    trained_mask: u32,
     /// Sum of its exponentials.
     sum: f32,
 }
@@ -73,7 +73,7 @@ struct Shared<'a> {
     /// A operand of logits: x as [panels of rows, tile steps of hidden]. Later x over its row sums, unpacked.
     x: &'a mut [u16],
     /// A operand of dw: x over its row sums as [panels of hidden, tile steps of rows].
-    terms: &'a mut [u16],
+    x_transposed: &'a mut [u16],
     /// A block of w as B operand of logits, [panels of the block, tile steps of hidden], and of dx, [panels of hidden, tile steps
     /// of the block].
     w: [&'a mut [u16]; 2],
@@ -93,7 +93,7 @@ impl<'a> Shared<'a> {
         Self {
             exps: scratch.bf16(rows * vocab * TILE),
             x: scratch.bf16(rows * hidden * TILE),
-            terms: scratch.bf16(rows * hidden * TILE),
+            x_transposed: scratch.bf16(rows * hidden * TILE),
             w: [0; 2].map(|_| scratch.bf16(block * hidden * TILE)),
             sums: scratch.f32(rows * hidden * TILE),
             lanes: scratch.f32(rows * PANEL * 2 * LANES),
@@ -114,9 +114,9 @@ impl<'a> Shared<'a> {
             *pending = 0;
             for (stats, lanes) in row_stats.iter_mut().zip(lanes.chunks_exact(2 * LANES)) {
                 stats.sum = math::sum_of(&lanes[..LANES], |lane| lane);
-                let most = math::max_of(&lanes[LANES..]);
-                if stats.live != 0 && most > MAX_EXPONENT {
-                    stats.reference += most;
+                let max = math::max_of(&lanes[LANES..]);
+                if stats.trained_mask != 0 && max > MAX_EXPONENT {
+                    stats.reference += max;
                     *pending = 1;
                 }
             }
@@ -135,13 +135,13 @@ pub(super) fn run<T: Element>(
 ) -> f64 {
     let row_stride = x_row_stride(dims, x);
     let mut total = 0.0;
-    let most = Panels::of(dims).expect("`supports` has said yes");
-    let (shared, thread_scratch) = scratch.split_at_mut(most.shared());
+    let all_panels = Panels::of(dims).expect("checked by `supports`");
+    let (shared, thread_scratch) = scratch.split_at_mut(all_panels.shared());
     for first in (0..dims.rows).step_by(dims.slice_rows::<bf16>().max(1)) {
         let rows = dims.slice_rows::<bf16>().min(dims.rows - first);
         let range = first * row_stride..(first + rows) * row_stride;
         let labels = &labels[first..first + rows];
-        let panels = Panels { rows: rows.div_ceil(PANEL), ..most };
+        let panels = Panels { rows: rows.div_ceil(PANEL), ..all_panels };
         let dims = HeadLossDims { rows, ..dims };
         let slice = Slice { pool, dims, panels, x: &x[range.clone()], row_stride, w, labels };
         let mut shared = Shared::new(panels, shared);
@@ -157,7 +157,7 @@ pub(super) fn run<T: Element>(
 impl<T: Element> Slice<'_, T> {
     /// The sum of the losses; with gradients also the exponentials and the undivided accumulators of dx.
     fn losses(&self, shared: &mut Shared, gradients: bool, thread_scratch: &mut [f32]) -> f64 {
-        self.begin(shared, thread_scratch);
+        self.pack_x_and_label_logits(shared, thread_scratch);
         shared.pending.fill(1);
         self.first_pass(shared, gradients, thread_scratch);
         shared.reduce_lanes();
@@ -167,13 +167,13 @@ impl<T: Element> Slice<'_, T> {
         }
         let mut total = 0.0;
         for (stats, _) in shared.row_stats.iter().zip(self.labels).filter(|(_, label)| **label >= 0) {
-            total += f64::from(stats.sum.ln() - (stats.chosen - stats.reference) * LN_2);
+            total += f64::from(stats.sum.ln() - (stats.label_logit - stats.reference) * LN_2);
         }
         total
     }
 
     /// Packs x, and computes the logit of each row's label with the bits of the full logits.
-    fn begin(&self, shared: &mut Shared, thread_scratch: &mut [f32]) {
+    fn pack_x_and_label_logits(&self, shared: &mut Shared, thread_scratch: &mut [f32]) {
         let (hidden, steps) = (self.dims.hidden, self.panels.hidden);
         let parts = (Chunks::new(shared.x, steps * TILE), Chunks::new(shared.row_stats, PANEL));
         self.pool.each_with(parts, thread_scratch, |panel, (x, row_stats), scratch| {
@@ -192,9 +192,9 @@ impl<T: Element> Slice<'_, T> {
             AmxKernel::configured().matmul_panels(x, packed, tile, false, &mut NoInterleave);
             for (row, stats) in row_stats.iter_mut().enumerate() {
                 let trained = labels.get(row).is_some_and(|&label| label >= 0);
-                let chosen = if trained { tile[row * PANEL + row] * LOG2_E } else { 0.0 };
-                let live = if trained { u32::MAX } else { 0 };
-                *stats = RowStats { reference: chosen, chosen, live, sum: 0.0 };
+                let label_logit = if trained { tile[row * PANEL + row] * LOG2_E } else { 0.0 };
+                let trained_mask = if trained { u32::MAX } else { 0 };
+                *stats = RowStats { reference: label_logit, label_logit, trained_mask, sum: 0.0 };
             }
         });
     }
@@ -202,14 +202,13 @@ impl<T: Element> Slice<'_, T> {
     /// The first pass, for the pending panels of rows.
     fn first_pass(&self, shared: &mut Shared, gradients: bool, thread_scratch: &mut [f32]) {
         let (HeadLossDims { hidden, vocab, .. }, panels) = (self.dims, self.panels);
-        let Shared { exps, x, w: [columns_packed, terms_packed], sums, lanes, row_stats, pending, .. } =
-            shared;
+        let Shared { exps, x, w: [w_logits, w_dx], sums, lanes, row_stats, pending, .. } = shared;
         let (x, row_stats, pending) = (&**x, &**row_stats, &**pending);
         for first in (0..panels.vocab).step_by(panels.block) {
-            let taken = panels.block.min(panels.vocab - first);
-            let columns = (taken * PANEL).min(vocab - first * PANEL);
+            let count = panels.block.min(panels.vocab - first);
+            let columns = (count * PANEL).min(vocab - first * PANEL);
             let w = &self.w[first * PANEL * hidden..][..columns * hidden];
-            let packed = &mut columns_packed[..taken * panels.hidden * TILE];
+            let packed = &mut w_logits[..count * panels.hidden * TILE];
             self.pool.each(Chunks::new(packed, panels.hidden * TILE), |panel, out| {
                 let lines = PANEL.min(columns - panel * PANEL);
                 pack_bf16(
@@ -220,18 +219,18 @@ impl<T: Element> Slice<'_, T> {
                     out,
                 );
             });
-            let terms = &mut terms_packed[..taken * panels.hidden * TILE];
+            let packed_dx = &mut w_dx[..count * panels.hidden * TILE];
             if gradients {
-                self.pool.each(Chunks::new(terms, 2 * taken * TILE), |pair, out| {
+                self.pool.each(Chunks::new(packed_dx, 2 * count * TILE), |pair, out| {
                     let column = 2 * pair * PANEL;
                     let (lines, w) =
                         ((2 * PANEL).min(hidden - column), MatrixView::row_major(&w[column..], hidden));
                     pack_bf16(Operand::B, w.transposed(), lines, columns, out);
                 });
             }
-            let block = exps::Block { is_first: first == 0, columns, w: [&*packed, &*terms] };
-            let exps = &mut exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
-            let exps = gradients.then(|| Grid::new(exps, panels.rows * TILE, taken, TILE));
+            let block = exps::Block { is_first: first == 0, columns, w: [&*packed, &*packed_dx] };
+            let exps = &mut exps[first * panels.rows * TILE..][..count * panels.rows * TILE];
+            let exps = gradients.then(|| Grid::new(exps, panels.rows * TILE, count, TILE));
             let parts = (
                 Optional::new(exps, panels.rows),
                 Chunks::new(sums, panels.hidden * TILE),
@@ -255,8 +254,8 @@ impl<T: Element> Slice<'_, T> {
             let Ok(label) = usize::try_from(self.labels[row]) else { return dx.fill(T::default()) };
             let (w, total) = (&self.w[label * hidden..][..hidden], shared.row_stats[row].sum);
             let sums = &shared.sums[row / PANEL * panels * TILE..][..panels * TILE];
-            let pieces = dx.chunks_mut(PANEL).zip(w.chunks(PANEL)).zip(sums.chunks_exact(TILE));
-            for ((dx, w), sums) in pieces {
+            let tiles = dx.chunks_mut(PANEL).zip(w.chunks(PANEL)).zip(sums.chunks_exact(TILE));
+            for ((dx, w), sums) in tiles {
                 subtract_label(isa, &sums[row % PANEL * PANEL..][..dx.len()], w, total, scale / total, dx);
             }
         });
@@ -265,22 +264,22 @@ impl<T: Element> Slice<'_, T> {
     /// The second pass: dw.
     fn dw(&self, shared: &mut Shared, scale: f32, dw: &mut WeightGrad<T>, thread_scratch: &mut [f32]) {
         let (HeadLossDims { rows, hidden, vocab }, panels) = (self.dims, self.panels);
-        let Shared { exps, x, terms, row_stats, .. } = shared;
+        let Shared { exps, x, x_transposed, row_stats, .. } = shared;
         let scaled = &mut bytemuck::cast_slice_mut::<u16, T>(x)[..rows * hidden];
         self.pool.each(Chunks::new(scaled, hidden), |row, scaled| {
-            if row_stats[row].live == 0 {
+            if row_stats[row].trained_mask == 0 {
                 return scaled.fill(T::default());
             }
             let x = &self.x[row * self.row_stride..][..hidden];
             multiply(self.pool.isa(), x, scale / row_stats[row].sum, scaled);
         });
         let (exps, scaled, row_stats) = (&**exps, &*scaled, &**row_stats);
-        self.pool.each(Chunks::new(terms, 2 * panels.rows * TILE), |pair, out| {
+        self.pool.each(Chunks::new(x_transposed, 2 * panels.rows * TILE), |pair, out| {
             let column = 2 * pair * PANEL;
             let view = MatrixView::row_major(&scaled[column..], hidden).transposed();
             pack_bf16(Operand::A, view, (2 * PANEL).min(hidden - column), rows, out);
         });
-        let second = DwPass { slice: self, exps, terms, scaled, row_stats };
+        let pass = DwPass { slice: self, exps, x_transposed, scaled, row_stats };
         let chunk_rows = panels.chunk() * PANEL;
         match dw {
             WeightGrad::F32 { dw, add } => {
@@ -288,7 +287,7 @@ impl<T: Element> Slice<'_, T> {
                     Chunks::new(dw, chunk_rows * hidden),
                     thread_scratch,
                     |chunk, dw, scratch| {
-                        second.chunk(chunk, dw, *add, scratch);
+                        pass.chunk(chunk, dw, *add, scratch);
                     },
                 );
                 *add = true;
@@ -299,7 +298,7 @@ impl<T: Element> Slice<'_, T> {
                 self.pool.each_with(bands, thread_scratch, |chunk, band, scratch| {
                     let (scratch, sums) = scratch.split_at_mut(panels.thread());
                     let sums = ScratchSplitter::new(sums).f32(band.len());
-                    second.chunk(chunk, sums, false, scratch);
+                    pass.chunk(chunk, sums, false, scratch);
                     if band.finish(self.pool.isa(), sums) {
                         found_inf.store(true, Ordering::Relaxed);
                     }
@@ -314,7 +313,7 @@ struct DwPass<'a, T> {
     slice: &'a Slice<'a, T>,
     /// Packed B and A operands.
     exps: &'a [u16],
-    terms: &'a [u16],
+    x_transposed: &'a [u16],
     /// x over its row sums, unpacked.
     scaled: &'a [T],
     row_stats: &'a [RowStats],
@@ -323,12 +322,12 @@ struct DwPass<'a, T> {
 impl<T: Element> DwPass<'_, T> {
     /// Computes a chunk of dw; with `add` accumulates.
     fn chunk(&self, chunk: usize, dw: &mut [f32], add: bool, scratch: &mut [f32]) {
-        let Self { slice, exps, terms, scaled, row_stats } = *self;
+        let Self { slice, exps, x_transposed, scaled, row_stats } = *self;
         let (hidden, panels) = (slice.dims.hidden, slice.panels);
         let first = chunk * panels.chunk();
-        let taken = panels.chunk().min(panels.vocab - first);
-        let exps = &exps[first * panels.rows * TILE..][..taken * panels.rows * TILE];
-        dw::chunk(exps, terms, panels.rows, hidden, dw, add, scratch);
+        let count = panels.chunk().min(panels.vocab - first);
+        let exps = &exps[first * panels.rows * TILE..][..count * panels.rows * TILE];
+        dw::chunk(exps, x_transposed, panels.rows, hidden, dw, add, scratch);
         let labels = first * PANEL..first * PANEL + dw.len() / hidden;
         for ((x, stats), &label) in scaled.chunks_exact(hidden).zip(row_stats).zip(slice.labels) {
             if let Ok(label) = usize::try_from(label)
@@ -429,7 +428,7 @@ mod tests {
     #[test]
     fn nearly_certain_labels_have_accurate_small_gradients() {
         let Some(pool) = Pool::on_isa(2, Isa::Amx) else { return };
-        // Every row points to its label: the gradient is a thousandth of its terms.
+        // Every row points to its label: the gradient is a thousandth of its x_transposed.
         let rows: Vec<usize> = (0..70).filter(|row| row % 6 != 5).collect();
         let (x, w, labels) = inputs(&pool, &rows, 0.75);
         let (expected, [loss, dx, dw]) = compare_with_reference(&pool, &x, &w, &labels);
