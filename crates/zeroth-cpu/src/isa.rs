@@ -166,11 +166,11 @@ macro_rules! each_isa {
 
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
+                #[allow(unsafe_code, reason = "calls functions compiled for instructions found at run time")]
                 // SAFETY: a pool has an instruction set only if `Isa::available` found it.
                 $crate::Isa::Avx512 | $crate::Isa::Amx => unsafe { avx512($($argument),*) },
                 #[cfg(target_arch = "x86_64")]
-                #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
+                #[allow(unsafe_code, reason = "calls functions compiled for instructions found at run time")]
                 // SAFETY: as above.
                 $crate::Isa::Avx2 => unsafe { avx2($($argument),*) },
                 _ => body($($argument),*),

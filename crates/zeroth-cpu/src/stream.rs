@@ -103,7 +103,7 @@ pub(super) fn copy<T: Pod>(isa: Isa, from: &[T], to: &mut [T]) {
     to_head.copy_from_slice(from_head);
     let done = match isa {
         #[cfg(target_arch = "x86_64")]
-        #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
+        #[allow(unsafe_code, reason = "calls functions compiled for instructions found at run time")]
         // SAFETY: these instruction sets are available only with AVX-512.
         Isa::Avx512 | Isa::Amx if !to.is_empty() => unsafe { pages::copy(from, to) },
         _ => 0,
@@ -155,7 +155,7 @@ mod pages {
 #[inline(always)]
 pub(super) fn prefetch_read<T>(values: &[T]) {
     #[cfg(target_arch = "x86_64")]
-    #[allow(unsafe_code, reason = "an instruction of the processor")]
+    #[allow(unsafe_code, reason = "the intrinsic is unsafe")]
     for at in (0..size_of_val(values)).step_by(CACHE_LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch never faults, and the address is inside the slice.
@@ -179,7 +179,7 @@ pub(super) fn prefetch_next_page<T>(values: &[T], at: usize, count: usize) {
 #[inline(always)]
 pub(super) fn fence() {
     #[cfg(target_arch = "x86_64")]
-    #[allow(unsafe_code, reason = "an instruction of the processor")]
+    #[allow(unsafe_code, reason = "the intrinsic is unsafe")]
     // SAFETY: SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_sfence();

@@ -1,5 +1,5 @@
 //! A partition of a matrix by sequence and head, written by the tasks of the attention gradient.
-#![allow(unsafe_code, reason = "disjoint parts of one slice, handed to different threads")]
+#![allow(unsafe_code, reason = "hands disjoint parts of one slice to different threads")]
 
 use std::marker::PhantomData;
 use std::ops::Range;

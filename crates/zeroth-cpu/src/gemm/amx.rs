@@ -129,23 +129,40 @@ pub(crate) struct AmxKernel {
 pub(super) struct AOperand<'a> {
     start: *const u16,
     /// Elements between rows, and between tile steps.
-    row: usize,
-    step: usize,
+    row_stride: usize,
+    step_stride: usize,
     steps: usize,
     /// Elements between panels.
-    panel: usize,
+    panel_stride: usize,
     matrix: PhantomData<&'a u16>,
 }
 
-impl AOperand<'_> {
-    /// Panel number `index`.
+impl<'a> AOperand<'a> {
+    /// Packed panels of `steps` tile steps.
+    #[inline(always)]
+    fn packed(panels: &'a [u16], steps: usize) -> Self {
+        Self {
+            start: panels.as_ptr(),
+            row_stride: 2 * SIDE,
+            step_stride: STEP,
+            steps,
+            panel_stride: steps * STEP,
+            matrix: PhantomData,
+        }
+    }
+
+    /// Panel `index`.
     pub(super) fn panel(self, index: usize) -> Self {
-        Self { start: self.start.wrapping_add(index * self.panel), ..self }
+        Self { start: self.start.wrapping_add(index * self.panel_stride), ..self }
     }
 
     /// Tile steps to load into L1: of the whole panel, and of its lower half.
     const fn l1_steps(self) -> [usize; 2] {
-        if self.step == STEP || self.steps <= L1_STEPS { [L1_STEPS, L1_STEPS] } else { [0, L1_HALF_STEPS] }
+        if self.step_stride == STEP || self.steps <= L1_STEPS {
+            [L1_STEPS, L1_STEPS]
+        } else {
+            [0, L1_HALF_STEPS]
+        }
     }
 }
 
@@ -172,14 +189,7 @@ impl AmxKernel {
         if self.extent[0] != FULL[0] || self.extent[1] != FULL[1] {
             self.configure(FULL);
         }
-        let a = AOperand {
-            start: a.as_ptr(),
-            row: 2 * SIDE,
-            step: STEP,
-            steps,
-            panel: steps * STEP,
-            matrix: PhantomData,
-        };
+        let a = AOperand::packed(a, steps);
         // SAFETY: the panels have equally many tile steps, TILECFG is loaded for full tiles, and `c` holds a full tile.
         unsafe { run::<true, true>(a, b.as_ptr(), c.as_mut_ptr(), 2 * SIDE, add, interleave) }
     }
@@ -326,12 +336,12 @@ impl MicroKernel for AmxKernel {
         // Row-major bf16 rows whose tile steps are whole cache lines are read in place.
         let in_place = T::DTYPE == DType::Bf16 && !source.is_transposed() && kc.is_multiple_of(2 * SIDE);
         if in_place && source.row_stride.is_multiple_of(2 * SIDE) && (start as usize).is_multiple_of(64) {
-            let (row, panel) = (source.row_stride, 2 * SIDE * source.row_stride);
-            return AOperand { start, row, step: 2 * SIDE, steps, panel, matrix: PhantomData };
+            let row_stride = source.row_stride;
+            let (step_stride, panel_stride) = (2 * SIDE, 2 * SIDE * row_stride);
+            return AOperand { start, row_stride, step_stride, steps, panel_stride, matrix: PhantomData };
         }
         pack(Operand::A, source, rows, kc, out);
-        let panel = steps * STEP;
-        AOperand { start: out.as_ptr(), row: 2 * SIDE, step: STEP, steps, panel, matrix: PhantomData }
+        AOperand::packed(out, steps)
     }
 
     fn pack_b<T: Element>(&self, source: MatrixView<T>, columns: usize, kc: usize, out: &mut [u16]) {
@@ -408,7 +418,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
 ) {
     let below = c.wrapping_add(SIDE * stride);
     let [near, lower_near] = a.l1_steps();
-    let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row), 2 * a.row);
+    let (mut upper, mut lower, row) = (a.start, a.start.wrapping_add(SIDE * a.row_stride), 2 * a.row_stride);
     // SAFETY: the caller's promise. The module documentation says why tile registers survive between `asm!` blocks.
     unsafe {
         if add {
@@ -450,7 +460,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         }
         let whole = if TALL && WIDE { a.steps / STEPS } else { 0 };
         let (near, lower_near) = (whole.min(near / STEPS), whole.min(lower_near / STEPS));
-        if a.step == STEP {
+        if a.step_stride == STEP {
             k_loop!(near, "tileloadd", "tileloadd", "2048", 2 * STEP);
             k_loop!(whole - near, "tileloaddt1", "tileloaddt1", "2048", 2 * STEP);
         } else {
@@ -461,7 +471,7 @@ unsafe fn run<const TALL: bool, const WIDE: bool>(
         for at in STEPS * whole..a.steps {
             edge::<TALL, WIDE>(upper, lower, row, b);
             (upper, lower, b) =
-                (upper.wrapping_add(a.step), lower.wrapping_add(a.step), b.wrapping_add(STEP));
+                (upper.wrapping_add(a.step_stride), lower.wrapping_add(a.step_stride), b.wrapping_add(STEP));
             if at % STEPS == 1 || at + 1 == a.steps {
                 interleave.k_step();
             }

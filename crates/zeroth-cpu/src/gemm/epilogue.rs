@@ -34,7 +34,7 @@ impl<O, F: Fn(usize, &[f32], &mut [O])> Epilogue<O> for ClosureEpilogue<F> {
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
+    #[allow(unsafe_code, reason = "calls functions compiled for instructions found at run time")]
     #[inline(always)]
     fn store_wide_row(&self, first: usize, acc: &[f32; WIDE_ROW], out: &mut [O; WIDE_ROW]) {
         // SAFETY: AMX implies AVX-512.

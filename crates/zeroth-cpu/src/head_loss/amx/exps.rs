@@ -67,7 +67,7 @@ fn run<const KEEP: bool>(
     let (mut next, mut logits) = (scratch.f32(TILE), scratch.f32(TILE));
     let panels = block.columns.div_ceil(PANEL);
     let rounded = scratch.bf16(panels * TILE);
-    let whole = row_stats.iter().all(|stats| stats.trained_mask == u32::MAX);
+    let unmasked = row_stats.iter().all(|stats| stats.trained_mask == u32::MAX);
     let rows_per_step = PANEL.div_ceil((2 * x.len() / TILE).max(1));
     for panel in 0..=panels {
         let w = block.w[0].get(panel * x.len()..(panel + 1) * x.len());
@@ -79,13 +79,13 @@ fn run<const KEEP: bool>(
                 None => &mut [],
             };
             assert!(!KEEP || exps.len() >= TILE, "a tile step of exponentials");
-            let visible = bit_range(0, block.columns - (panel - 1) * PANEL);
+            let in_vocab = bit_range(0, block.columns - (panel - 1) * PANEL);
             let mut exps = ExpTile::<KEEP> {
                 logits: logits.first_chunk().expect("32 rows of 32"),
                 row_stats: row_stats.first_chunk().expect("32 rows"),
                 lanes: lanes.first_chunk_mut().expect("32 rows"),
-                visible,
-                whole: whole && visible == u32::MAX,
+                in_vocab,
+                unmasked: unmasked && in_vocab == u32::MAX,
                 rounded: rounded[(panel - 1) * TILE..].first_chunk_mut().expect("a tile step"),
                 exps,
                 row: 0,
@@ -127,9 +127,9 @@ struct ExpTile<'a, const KEEP: bool> {
     row_stats: &'a [RowStats; PANEL],
     lanes: &'a mut [f32; PANEL * 2 * LANES],
     /// Mask of the columns inside the vocabulary.
-    visible: u32,
+    in_vocab: u32,
     /// Whether all rows are trained and no column is masked.
-    whole: bool,
+    unmasked: bool,
     /// Exponentials packed as A for dx, and as B for dw.
     rounded: &'a mut [u16; TILE],
     exps: &'a mut [u16],
@@ -153,7 +153,7 @@ impl<const KEEP: bool> ExpTile<'_, KEEP> {
         if self.row < PANEL {
             // SAFETY: AMX implies AVX-512 and its bf16 conversions; the row is below 32.
             unsafe {
-                if self.whole {
+                if self.unmasked {
                     self.one_row::<true>();
                 } else {
                     self.one_row::<false>();
@@ -172,30 +172,30 @@ impl<const KEEP: bool> ExpTile<'_, KEEP> {
 
     /// Inlined into a function compiled for AVX-512.
     #[inline(always)]
-    unsafe fn one_row<const WHOLE: bool>(&mut self) {
+    unsafe fn one_row<const UNMASKED: bool>(&mut self) {
         let row = self.row;
         // SAFETY: as above; all addresses belong to one of 32 rows.
         unsafe {
             let stats = self.row_stats.get_unchecked(row);
             let (log2_e, reference) = (_mm512_set1_ps(LOG2_E), _mm512_set1_ps(stats.reference));
-            let mask = self.visible & stats.trained_mask;
+            let mask = self.in_vocab & stats.trained_mask;
             let logits = self.logits.as_ptr().add(row * PANEL);
             let lanes = self.lanes.as_mut_ptr().add(row * 2 * LANES);
             let (mut sum, mut max) = (_mm512_loadu_ps(lanes), _mm512_loadu_ps(lanes.add(LANES)));
             let mut exps = [_mm512_setzero_ps(); 2];
-            for (half, power) in exps.iter_mut().enumerate() {
+            for (half, exp) in exps.iter_mut().enumerate() {
                 let logit = _mm512_loadu_ps(logits.add(half * LANES));
                 let exponent = _mm512_fmsub_ps(logit, log2_e, reference);
-                *power = exp2(exponent);
+                *exp = exp2(exponent);
                 // vmaxps returns its second operand if either is NaN.
-                if WHOLE {
+                if UNMASKED {
                     max = _mm512_max_ps(exponent, max);
                 } else {
                     let mask = (mask >> (half * LANES)) as u16;
                     max = _mm512_mask_max_ps(max, mask, exponent, max);
-                    *power = _mm512_maskz_mov_ps(mask, *power);
+                    *exp = _mm512_maskz_mov_ps(mask, *exp);
                 }
-                sum = _mm512_add_ps(sum, *power);
+                sum = _mm512_add_ps(sum, *exp);
             }
             _mm512_storeu_ps(lanes, sum);
             _mm512_storeu_ps(lanes.add(LANES), max);
@@ -204,7 +204,7 @@ impl<const KEEP: bool> ExpTile<'_, KEEP> {
                 let rounded = self.rounded.as_mut_ptr().add(row * PANEL);
                 _mm512_storeu_si512(rounded.cast(), line);
                 if row % 2 == 1 {
-                    // A tile step of B is two tiles of 16 rows, one row for rows_per_step pair of rows of A.
+                    // A tile step of B is two tiles of 16 rows, one row for each pair of rows of A.
                     let above = _mm512_loadu_si512(rounded.sub(PANEL).cast());
                     let exps = self.exps.as_mut_ptr().add(row / 2 * PANEL);
                     _mm512_storeu_si512(exps.cast(), _mm512_unpacklo_epi16(above, line));
