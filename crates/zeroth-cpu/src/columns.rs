@@ -2,9 +2,9 @@
 //!
 //! Used for the gradients of biases and norm weights. A block's sums are one task's; the second level cuts by columns.
 
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
+use super::work_partition::Chunks;
 
 /// Rows that one task sums.
 pub(super) const BLOCK: usize = 64;

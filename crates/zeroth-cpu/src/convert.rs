@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Pod;
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
+use super::work_partition::Chunks;
 use zeroth_kernel::{Element, is_endless};
 
 /// Elements that one task moves.
@@ -19,7 +19,7 @@ const COPIED: usize = 256 << 10;
 /// to = from, rounded to the nearest, ties to even. A NaN stays a NaN.
 pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
     check_len("to", to.len(), from.len());
-    let past = stream::worth(size_of_val(to));
+    let past = stream::bypasses_cache(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
         convert_piece(pool.isa(), &from[task * PIECE..][..to.len()], to, past);
     });
@@ -28,7 +28,7 @@ pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
 each_isa! {
     fn convert_piece<A, B>(from: &[A], to: &mut [B], past: bool) {
         staged(to, past, |at, to| {
-            stream::ask_ahead(from, at, to.len());
+            stream::prefetch_next_page(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
                 *to = B::from_f32(from.to_f32());
             }
@@ -41,7 +41,7 @@ pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mu
     check_len("to", to.len(), from.len());
     // It only ever becomes true, so the order of the tasks means nothing.
     let broken = AtomicBool::new(false);
-    let past = stream::worth(size_of_val(to));
+    let past = stream::bypasses_cache(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
         if look_piece(pool.isa(), &from[task * PIECE..][..to.len()], to, past) {
             broken.store(true, Ordering::Relaxed);
@@ -55,7 +55,7 @@ each_isa! {
     pub(super) fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
         let mut broken = false;
         staged(to, past, |at, to| {
-            stream::ask_ahead(from, at, to.len());
+            stream::prefetch_next_page(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
                 *to = B::from_f32(from.to_f32());
                 broken |= is_endless(*to);
@@ -87,7 +87,7 @@ each_isa! {
 /// to = from.
 pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
     check_len("to", to.len(), from.len());
-    let (past, piece) = (stream::worth(size_of_val(to)), COPIED / size_of::<T>().max(1));
+    let (past, piece) = (stream::bypasses_cache(size_of_val(to)), COPIED / size_of::<T>().max(1));
     pool.each(Chunks::new(to, piece), |task, to| {
         let from = &from[task * piece..][..to.len()];
         if past {
@@ -101,10 +101,10 @@ pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
 
 /// Every element of `to` becomes `value`.
 pub fn fill<T: Pod + Send + Sync>(pool: &Pool, value: T, to: &mut [T]) {
-    let (past, piece) = (stream::worth(size_of_val(to)), COPIED / size_of::<T>().max(1));
+    let (past, piece) = (stream::bypasses_cache(size_of_val(to)), COPIED / size_of::<T>().max(1));
     pool.each(Chunks::new(to, piece), |_, to| {
         if past {
-            to.chunks_mut(STAGE).for_each(|to| stream::store(&[value; STAGE][..to.len()], to));
+            to.chunks_mut(STAGE).for_each(|to| stream::store_non_temporal(&[value; STAGE][..to.len()], to));
             stream::fence();
         } else {
             to.fill(value);
@@ -121,7 +121,7 @@ pub fn sum_ranks<A: Element, B: Element>(pool: &Pool, parts: &[A], to: &mut [B],
     }
     check_len("parts", parts.len(), parts.len().next_multiple_of(length));
     // What is added to has been read, and lies in the cache.
-    let past = !add && stream::worth(size_of_val(to));
+    let past = !add && stream::bypasses_cache(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
         if add {
             add_piece(pool.isa(), parts, length, task * PIECE, to);

@@ -16,10 +16,10 @@ use super::attention::{AttentionSaved, attention, attention_backward};
 use super::convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
 use super::dropout::{Dropout, dropout};
 use super::embedding::{embedding, embedding_backward, embedding_backward_once};
-use super::head_loss::{OwnRows, head_loss, head_loss_backward, head_loss_backward_once};
+use super::head_loss::{TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded};
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::isa::Isa;
-use super::linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx};
+use super::linear::{linear, linear_db, linear_dw, linear_dw_rounded, linear_dx};
 use super::logits::logits;
 use super::norm::block_squares;
 use super::pool::Pool;
@@ -194,13 +194,13 @@ impl CpuDevice {
                     match landing {
                         GradStore::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
                         GradStore::Write => {
-                            linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
+                            linear_dw_rounded::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
                         }
                         GradStore::Round { to, broken } => {
                             let is_broken = if to == DType::F32 {
-                                linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                                linear_dw_rounded::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
                             } else if to == T::DTYPE {
-                                linear_dw_once::<T, T>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                                linear_dw_rounded::<T, T>(pool, dims, dy, x, self.write(dw)?, scratch()?)
                             } else {
                                 let problem = format!("products of {} are not rounded to {to}", T::DTYPE);
                                 return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
@@ -337,13 +337,13 @@ impl CpuDevice {
                         (GradStore::Round { to, broken }, own) if to == T::DTYPE => {
                             let own = match own {
                                 Some(OwnTokens { ids, rows }) => {
-                                    Some(OwnRows { ids: self.read(ids)?, rows: self.write(rows)? })
+                                    Some(TokenRows { ids: self.read(ids)?, rows: self.write(rows)? })
                                 }
                                 None => None,
                             };
                             let dw = self.write(dw)?;
                             let (sum, is_broken) =
-                                head_loss_backward_once(pool, dims, x, w, labels, scale, dx, dw, own, s);
+                                head_loss_backward_rounded(pool, dims, x, w, labels, scale, dx, dw, own, s);
                             if is_broken {
                                 *self.write_one::<u64>(broken)? = 1;
                             }

@@ -4,10 +4,10 @@ use zeroth_base::philox4x32;
 use zeroth_kernel::RowKey;
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
+use super::work_partition::Chunks;
 use zeroth_base::halves;
 use zeroth_kernel::Element;
 

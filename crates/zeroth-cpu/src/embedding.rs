@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::check_len;
 use super::convert::look_piece;
-use super::cut::{Chunks, Grid};
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::stream;
+use super::work_partition::{Chunks, Grid};
 use zeroth_kernel::Element;
 use zeroth_kernel::EmbeddingDims;
 
@@ -57,7 +57,7 @@ pub fn embedding_backward<T: Element>(
         let first = table.first_column();
         for (at, (&id, dy)) in ids.iter().zip(dy.chunks_exact(pitch)).enumerate() {
             if let Some(row) = ids.get(at + AHEAD).and_then(|id| row_of(*id, dims.vocab)) {
-                stream::ask_for(table.row(row));
+                stream::prefetch_read(table.row(row));
             }
             if let Some(row) = row_of(id, dims.vocab) {
                 for (sum, dy) in table.row(row).iter_mut().zip(&dy[first..]) {
@@ -72,7 +72,7 @@ pub fn embedding_backward<T: Element>(
 /// table; whether a result is not finite. The table's other rows are left alone.
 ///
 /// `rows` [tokens, width] holds for every token what its row has, the same for the same tokens, as
-/// [`OwnRows`](super::OwnRows) of the head. dy is added to the first of the same in the order of [`embedding_backward`], so
+/// [`TokenRows`](super::TokenRows) of the head. dy is added to the first of the same in the order of [`embedding_backward`], so
 /// the bits are those that it leaves, rounded.
 pub fn embedding_backward_once<T: Element>(
     pool: &Pool,

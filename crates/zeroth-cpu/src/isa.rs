@@ -1,53 +1,53 @@
-//! The instruction path that kernels run on, and the macro that compiles one body for each path.
+//! The instruction set that kernels run on, and the macro that compiles one function body for each.
 //!
-//! Results are the same bits for one path. Between paths they may differ: in the last place where a path has a fused
-//! multiply-add and another has not, and by the rounding of one factor to bf16 where AMX tiles multiply an f32 matrix
-//! with a bf16 one (see `matmul`).
+//! Results have the same bits on one instruction set. They may differ between two: in the last place, where only one has a
+//! fused multiply-add, and by the rounding of an operand to bf16, where AMX multiplies an f32 matrix by a bf16 one (see
+//! `gemm`).
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The variable that chooses a path.
+/// The environment variable that selects an instruction set.
 const VARIABLE: &str = "ZEROTH_CPU";
 
-/// An instruction set that the kernels have code for, the best last.
+/// An instruction set that kernels are written for, in ascending order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// What the compiler's target has.
+    /// The baseline of the compiler's target.
     Portable,
-    /// 128-bit vectors of Arm.
+    /// Arm NEON.
     Neon,
-    /// AVX2 with fused multiply-add.
+    /// AVX2 with FMA.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AMX tiles for products of bf16, AVX-512 (with its bf16 conversions) for all else.
+    /// AMX for bf16 matmuls, AVX-512 with its bf16 conversions for everything else.
     Amx,
 }
 
-/// `ZEROTH_CPU` asks for instructions that cannot be had.
+/// `ZEROTH_CPU` names an instruction set that is unknown or unavailable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
-    /// The value is no path.
+    /// The value is not an instruction set.
     #[error(
-        "ZEROTH_CPU is `{found}`, which is no instruction path; write amx, avx512, avx2, neon or portable, or unset it \
-         to take the best of this machine ({best})"
+        "ZEROTH_CPU is `{found}`, which is not an instruction set; use amx, avx512, avx2, neon or portable, or \
+         unset it for the best of this machine ({best})"
     )]
     Unknown {
-        /// What the variable holds.
+        /// The value of the variable.
         found: String,
-        /// What would be taken without it.
+        /// The default.
         best: Isa,
     },
-    /// The processor or the operating system lacks it.
+    /// The CPU or the operating system does not support it.
     #[error(
-        "ZEROTH_CPU asks for `{asked}`, which this machine cannot run; it has {}. Choose one of these, or unset it to \
-         take the last",
+        "ZEROTH_CPU is `{requested}`, which this machine cannot run; it supports {}. Use one of these, or unset it for \
+         the last",
         names(Isa::available())
     )]
     Missing {
-        /// The path asked for.
-        asked: Isa,
+        /// The requested instruction set.
+        requested: Isa,
     },
 }
 
@@ -57,8 +57,8 @@ impl From<IsaError> for zeroth_kernel::DeviceError {
     }
 }
 
-fn names(paths: &[Isa]) -> String {
-    let names: Vec<_> = paths.iter().map(|path| path.name()).collect();
+fn names(isas: &[Isa]) -> String {
+    let names: Vec<_> = isas.iter().map(|isa| isa.name()).collect();
     names.join(", ")
 }
 
@@ -69,10 +69,10 @@ impl fmt::Display for Isa {
 }
 
 impl Isa {
-    /// Every path there is code for on some processor.
+    /// Every instruction set that kernels are written for, on any CPU.
     const ALL: [Self; 5] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Amx];
 
-    /// Its name, as `ZEROTH_CPU` takes it.
+    /// The name that `ZEROTH_CPU` takes.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -83,34 +83,38 @@ impl Isa {
         }
     }
 
-    /// The best path of the processor at hand.
+    /// The best instruction set of this CPU.
     pub fn detect() -> Self {
         Self::available().last().copied().unwrap_or(Self::Portable)
     }
 
-    /// The path that `ZEROTH_CPU` names, or the best one where it is not set.
+    /// The instruction set that `ZEROTH_CPU` names, or the best one if it is unset.
     pub fn chosen() -> Result<Self, IsaError> {
         match std::env::var_os(VARIABLE) {
             None => Ok(Self::detect()),
-            Some(value) => Self::named(&value.to_string_lossy()),
+            Some(value) => Self::parse(&value.to_string_lossy()),
         }
     }
 
-    fn named(value: &str) -> Result<Self, IsaError> {
+    fn parse(value: &str) -> Result<Self, IsaError> {
         if value.is_empty() {
             return Ok(Self::detect());
         }
-        let Some(asked) = Self::ALL.into_iter().find(|path| path.name().eq_ignore_ascii_case(value)) else {
+        let Some(requested) = Self::ALL.into_iter().find(|isa| isa.name().eq_ignore_ascii_case(value)) else {
             return Err(IsaError::Unknown { found: value.to_owned(), best: Self::detect() });
         };
-        if Self::available().contains(&asked) { Ok(asked) } else { Err(IsaError::Missing { asked }) }
+        if Self::available().contains(&requested) {
+            Ok(requested)
+        } else {
+            Err(IsaError::Missing { requested })
+        }
     }
 
-    /// Every path that the processor at hand can run, the best last. Where there are tiles, the first call asks the
-    /// operating system for them, for the whole process.
+    /// Every instruction set that this CPU runs, best last. The first call requests permission to use AMX, for the whole
+    /// process.
     pub fn available() -> &'static [Self] {
         static FOUND: OnceLock<Vec<Isa>> = OnceLock::new();
-        FOUND.get_or_init(|| Self::ALL.into_iter().filter(|path| path.runs_here()).collect())
+        FOUND.get_or_init(|| Self::ALL.into_iter().filter(|isa| isa.runs_here()).collect())
     }
 
     fn runs_here(self) -> bool {
@@ -131,7 +135,7 @@ impl Isa {
             Self::Amx => {
                 Self::Avx512.runs_here()
                     && is_x86_feature_detected!("avx512bf16")
-                    && super::matmul::tiles_permitted()
+                    && super::gemm::amx_permitted()
             }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 | Self::Amx => false,
@@ -139,12 +143,12 @@ impl Isa {
     }
 }
 
-/// Declares a function whose body is compiled once a path; the first argument of a call is the pool's path.
+/// Declares a function whose body is compiled once per instruction set; calls pass the pool's [`Isa`] first.
 macro_rules! each_isa {
     ($(#[$meta:meta])* $visibility:vis fn $name:ident $(<$($generic:ident),+>)? ($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
-        $visibility fn $name $(<$($generic: ::zeroth_kernel::Element),+>)? (path: $crate::Isa, $($argument: $type),*) $(-> $result)? {
-            // Inlined into each caller below, it is compiled with that caller's instructions.
+        $visibility fn $name $(<$($generic: ::zeroth_kernel::Element),+>)? (isa: $crate::Isa, $($argument: $type),*) $(-> $result)? {
+            // Inlined into each function below, and so compiled with its target features.
             #[inline(always)]
             fn body $(<$($generic: ::zeroth_kernel::Element),+>)? ($($argument: $type),*) $(-> $result)? $body
 
@@ -160,13 +164,13 @@ macro_rules! each_isa {
                 body($($argument),*)
             }
 
-            match path {
+            match isa {
                 #[cfg(target_arch = "x86_64")]
-                #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
-                // SAFETY: a pool takes a path only when `Isa::available` has found its instructions.
+                #[allow(unsafe_code, reason = "calls functions compiled for instructions found at run time")]
+                // SAFETY: a pool has an instruction set only if `Isa::available` found it.
                 $crate::Isa::Avx512 | $crate::Isa::Amx => unsafe { avx512($($argument),*) },
                 #[cfg(target_arch = "x86_64")]
-                #[allow(unsafe_code, reason = "the compiler cannot know what was detected")]
+                #[allow(unsafe_code, reason = "calls functions compiled for instructions found at run time")]
                 // SAFETY: as above.
                 $crate::Isa::Avx2 => unsafe { avx2($($argument),*) },
                 _ => body($($argument),*),
@@ -182,20 +186,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_chosen_by_its_name_and_what_is_missing_is_said() {
-        assert_eq!(Isa::named("portable"), Ok(Isa::Portable));
-        assert_eq!(Isa::named(""), Ok(Isa::detect()));
-        let unknown = Isa::named("avx").unwrap_err().to_string();
+    fn an_isa_is_selected_by_name_and_errors_name_the_alternatives() {
+        assert_eq!(Isa::parse("portable"), Ok(Isa::Portable));
+        assert_eq!(Isa::parse(""), Ok(Isa::detect()));
+        let unknown = Isa::parse("avx").unwrap_err().to_string();
         assert!(unknown.contains("`avx`") && unknown.contains(Isa::detect().name()), "{unknown}");
         let foreign = if cfg!(target_arch = "aarch64") { "AVX512" } else { "NEON" };
-        let missing = Isa::named(foreign).unwrap_err().to_string();
+        let missing = Isa::parse(foreign).unwrap_err().to_string();
         assert!(missing.contains("cannot run") && missing.contains("portable"), "{missing}");
     }
 
     #[test]
-    fn every_path_of_this_machine_can_be_named() {
-        for &path in Isa::available() {
-            assert_eq!(Isa::named(path.name()), Ok(path));
+    fn every_available_isa_can_be_selected() {
+        for &isa in Isa::available() {
+            assert_eq!(Isa::parse(isa.name()), Ok(isa));
         }
     }
 }

@@ -24,12 +24,14 @@
 
 mod arena;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod columns;
 mod convert;
-mod cut;
 mod device;
 mod dropout;
 mod embedding;
+mod gemm;
 mod head_loss;
 mod head_norm_rope;
 mod instruction_sets;
@@ -39,11 +41,8 @@ mod linear;
 mod lines;
 mod logits;
 mod math;
-mod matmul;
 mod norm;
 mod optimizer;
-#[cfg(target_arch = "x86_64")]
-mod panels;
 mod pool;
 mod processors;
 mod random;
@@ -53,27 +52,28 @@ mod rms_norm;
 mod rope;
 mod rows;
 mod scratch;
+mod scratch_splitter;
 mod self_test;
 mod stream;
 mod swiglu;
+mod work_partition;
 
 pub use arena::{Arena, LARGE_PAGE};
 pub use attention::{
     AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
 };
 pub use convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
-pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding, embedding_backward, embedding_backward_once};
 pub use head_loss::{
-    OwnRows, head_loss, head_loss_backward, head_loss_backward_once, head_loss_once_scratch,
+    TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch,
     head_loss_scratch,
 };
 pub use head_norm_rope::{head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
 pub use instruction_sets::{InstructionSets, KernelPath};
 pub use isa::{Isa, IsaError};
-pub use linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
+pub use linear::{linear, linear_db, linear_dw, linear_dw_rounded, linear_dx, linear_scratch};
 pub use logits::{logits, logits_scratch};
 pub use norm::block_squares;
 pub use optimizer::{Master, Moments, optimize};
@@ -87,6 +87,7 @@ pub use rows::row_stride;
 pub use scratch::scratch_bytes;
 pub use self_test::{self_test, self_test_on};
 pub use swiglu::{swiglu, swiglu_backward};
+pub use work_partition::{Chunks, Grid, Optional, Partition, Tile};
 
 /// Refuses a buffer whose length does not follow from the sizes.
 #[track_caller]

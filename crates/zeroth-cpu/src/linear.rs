@@ -1,23 +1,23 @@
-//! y = x · wᵀ + bias and its gradients. Weights are [out, in], as Hugging Face files hold them.
+//! y = x · wᵀ + bias and its gradients. Weights are [out, in], as in Hugging Face checkpoints.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::cut::Chunks;
-use super::matmul::{self, Store, View, over_rows, product};
+use super::gemm::{self, Epilogue, MatrixView, gemm, gemm_tn};
 #[cfg(target_arch = "x86_64")]
-use super::matmul::{LINE, Line};
+use super::gemm::{F32x32, WIDE_ROW};
 use super::pool::Pool;
 use super::rows::pitch;
+use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
 use zeroth_kernel::{Element, is_endless};
 
-/// Sums are rounded and written.
-struct Rounded;
+/// Rounds to the output type.
+struct Round;
 
-impl<T: Element> Store<T> for Rounded {
+impl<T: Element> Epilogue<T> for Round {
     #[inline(always)]
-    fn row(&self, _: usize, sums: &[f32], out: &mut [T]) {
+    fn store_row(&self, _: usize, sums: &[f32], out: &mut [T]) {
         for (out, &sum) in out.iter_mut().zip(sums) {
             *out = T::from_f32(sum);
         }
@@ -25,19 +25,19 @@ impl<T: Element> Store<T> for Rounded {
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
-        if Line::of(sums).write(out).is_none() {
-            self.row(first, sums, out);
+    fn store_wide_row(&self, first: usize, sums: &[f32; WIDE_ROW], out: &mut [T; WIDE_ROW]) {
+        if F32x32::load(sums).store(out).is_none() {
+            self.store_row(first, sums, out);
         }
     }
 }
 
-/// The same with a number for every column added before.
-struct Biased<'a, T>(&'a [T]);
+/// Adds a bias per column, then rounds.
+struct AddBias<'a, T>(&'a [T]);
 
-impl<T: Element> Store<T> for Biased<'_, T> {
+impl<T: Element> Epilogue<T> for AddBias<'_, T> {
     #[inline(always)]
-    fn row(&self, first: usize, sums: &[f32], out: &mut [T]) {
+    fn store_row(&self, first: usize, sums: &[f32], out: &mut [T]) {
         for ((out, sum), bias) in out.iter_mut().zip(sums).zip(&self.0[first..]) {
             *out = T::from_f32(sum + bias.to_f32());
         }
@@ -45,22 +45,22 @@ impl<T: Element> Store<T> for Biased<'_, T> {
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
-        let bias = self.0[first..].first_chunk().and_then(Line::read);
-        if bias.and_then(|bias| Line::of(sums).plus(bias).write(out)).is_none() {
-            self.row(first, sums, out);
+    fn store_wide_row(&self, first: usize, sums: &[f32; WIDE_ROW], out: &mut [T; WIDE_ROW]) {
+        let bias = self.0[first..].first_chunk().and_then(F32x32::widen);
+        if bias.and_then(|bias| F32x32::load(sums).add(bias).store(out)).is_none() {
+            self.store_row(first, sums, out);
         }
     }
 }
 
-/// Sums are added to what is there.
-struct Added;
+/// Adds to the output.
+struct Accumulate;
 
-impl<T: Element> Store<T> for Added {
-    const READS: bool = true;
+impl<T: Element> Epilogue<T> for Accumulate {
+    const READS_OUTPUT: bool = true;
 
     #[inline(always)]
-    fn row(&self, _: usize, sums: &[f32], out: &mut [T]) {
+    fn store_row(&self, _: usize, sums: &[f32], out: &mut [T]) {
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = T::from_f32(out.to_f32() + sum);
         }
@@ -68,54 +68,54 @@ impl<T: Element> Store<T> for Added {
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
-        let sum = Line::read(out).map(|there| there.plus(Line::of(sums)));
-        if sum.and_then(|sum| sum.write(out)).is_none() {
-            self.row(first, sums, out);
+    fn store_wide_row(&self, first: usize, sums: &[f32; WIDE_ROW], out: &mut [T; WIDE_ROW]) {
+        let sum = F32x32::widen(out).map(|there| there.add(F32x32::load(sums)));
+        if sum.and_then(|sum| sum.store(out)).is_none() {
+            self.store_row(first, sums, out);
         }
     }
 }
 
-/// Sums are rounded and written, and `broken` becomes true where one is not finite. It only ever becomes true, so the
-/// order of the tasks means nothing.
-struct Checked<'a> {
-    broken: &'a AtomicBool,
+/// Rounds to the output type, and sets `found_inf` if a result is not finite. The flag only ever becomes true, so the order
+/// of tasks does not matter.
+struct RoundAndCheck<'a> {
+    found_inf: &'a AtomicBool,
 }
 
-impl<T: Element> Store<T> for Checked<'_> {
+impl<T: Element> Epilogue<T> for RoundAndCheck<'_> {
     #[inline(always)]
-    fn row(&self, _: usize, sums: &[f32], out: &mut [T]) {
-        let mut endless = false;
+    fn store_row(&self, _: usize, sums: &[f32], out: &mut [T]) {
+        let mut infinite = false;
         for (out, sum) in out.iter_mut().zip(sums) {
-            // A sum of -0 becomes 0.
+            // Adding 0 turns -0 into 0.
             *out = T::from_f32(0.0 + sum);
-            endless |= is_endless(*out);
+            infinite |= is_endless(*out);
         }
-        if endless {
-            self.broken.store(true, Ordering::Relaxed);
+        if infinite {
+            self.found_inf.store(true, Ordering::Relaxed);
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn line(&self, first: usize, sums: &[f32; LINE], out: &mut [T; LINE]) {
-        match Line::of(sums).plus_zero().write(out) {
-            Some(endless) => {
-                if endless {
-                    self.broken.store(true, Ordering::Relaxed);
+    fn store_wide_row(&self, first: usize, sums: &[f32; WIDE_ROW], out: &mut [T; WIDE_ROW]) {
+        match F32x32::load(sums).add_zero().store(out) {
+            Some(infinite) => {
+                if infinite {
+                    self.found_inf.store(true, Ordering::Relaxed);
                 }
             }
-            None => self.row(first, sums, out),
+            None => self.store_row(first, sums, out),
         }
     }
 }
 
-/// f32 elements of scratch that any of the functions here needs with a pool of `threads`.
+/// f32 elements of scratch that the functions of this module need with a pool of `threads`.
 pub fn linear_scratch(dims: LinearDims, threads: usize) -> usize {
     let LinearDims { rows, inputs, outputs } = dims;
-    matmul::scratch(rows, outputs, inputs, threads)
-        .max(matmul::scratch(rows, inputs, outputs, threads))
-        .max(matmul::over_rows_scratch(outputs, inputs, rows, threads))
+    gemm::scratch(rows, outputs, inputs, threads)
+        .max(gemm::scratch(rows, inputs, outputs, threads))
+        .max(gemm::gemm_tn_scratch(outputs, inputs, rows, threads))
         .max(columns::partials(rows, outputs))
 }
 
@@ -130,19 +130,19 @@ pub fn linear<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    let x = View::rows(x, pitch("x", x.len(), [rows, inputs]));
+    let x = MatrixView::row_major(x, pitch("x", x.len(), [rows, inputs]));
     check_len("w", w.len(), outputs * inputs);
     if let Some(bias) = bias {
         check_len("bias", bias.len(), outputs);
     }
-    let (sizes, w) = ([rows, outputs, inputs], View::rows(w, inputs).transposed());
+    let (shape, w) = ([rows, outputs, inputs], MatrixView::row_major(w, inputs).transposed());
     match bias {
-        Some(bias) => product(pool, sizes, x, w, y, scratch, &Biased(bias)),
-        None => product(pool, sizes, x, w, y, scratch, &Rounded),
+        Some(bias) => gemm(pool, shape, x, w, y, scratch, &AddBias(bias)),
+        None => gemm(pool, shape, x, w, y, scratch, &Round),
     }
 }
 
-/// dx[rows, inputs] = dy[rows, outputs] · w[outputs, inputs]; with `add` the result is added to what dx holds.
+/// dx[rows, inputs] = dy[rows, outputs] · w[outputs, inputs]; with `add` accumulates into dx.
 pub fn linear_dx<T: Element>(
     pool: &Pool,
     dims: LinearDims,
@@ -153,21 +153,21 @@ pub fn linear_dx<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    let dy = View::rows(dy, pitch("dy", dy.len(), [rows, outputs]));
+    let dy = MatrixView::row_major(dy, pitch("dy", dy.len(), [rows, outputs]));
     check_len("w", w.len(), outputs * inputs);
-    let (sizes, w) = ([rows, inputs, outputs], View::rows(w, inputs));
+    let (shape, w) = ([rows, inputs, outputs], MatrixView::row_major(w, inputs));
     if add {
-        product(pool, sizes, dy, w, dx, scratch, &Added);
+        gemm(pool, shape, dy, w, dx, scratch, &Accumulate);
     } else {
-        product(pool, sizes, dy, w, dx, scratch, &Rounded);
+        gemm(pool, shape, dy, w, dx, scratch, &Round);
     }
 }
 
-/// What gradients of weights are products of.
-fn rows_of<'a, T>(dims: LinearDims, dy: &'a [T], x: &'a [T]) -> (View<'a, T>, View<'a, T>) {
+/// The operands of a weight gradient, [rows, outputs] and [rows, inputs].
+fn dw_operands<'a, T>(dims: LinearDims, dy: &'a [T], x: &'a [T]) -> (MatrixView<'a, T>, MatrixView<'a, T>) {
     let LinearDims { rows, inputs, outputs } = dims;
-    let dy = View::rows(dy, pitch("dy", dy.len(), [rows, outputs]));
-    (dy, View::rows(x, pitch("x", x.len(), [rows, inputs])))
+    let dy = MatrixView::row_major(dy, pitch("dy", dy.len(), [rows, outputs]));
+    (dy, MatrixView::row_major(x, pitch("x", x.len(), [rows, inputs])))
 }
 
 /// dw[outputs, inputs] += dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
@@ -180,13 +180,13 @@ pub fn linear_dw<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    let (dy, x) = rows_of(dims, dy, x);
-    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Added);
+    let (dy, x) = dw_operands(dims, dy, x);
+    gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Accumulate);
 }
 
-/// dw[outputs, inputs] = dy[rows, outputs]ᵀ · x[rows, inputs], rounded once; whether a result is not finite. The bits are
-/// those that [`linear_dw`] leaves where zeros were, rounded.
-pub fn linear_dw_once<T: Element, O: Element>(
+/// dw[outputs, inputs] = dy[rows, outputs]ᵀ · x[rows, inputs], rounded once; returns whether a result is not finite. The bits
+/// are those that [`linear_dw`] adds to zeros, rounded.
+pub fn linear_dw_rounded<T: Element, O: Element>(
     pool: &Pool,
     dims: LinearDims,
     dy: &[T],
@@ -195,16 +195,16 @@ pub fn linear_dw_once<T: Element, O: Element>(
     scratch: &mut [f32],
 ) -> bool {
     let LinearDims { rows, inputs, outputs } = dims;
-    let (dy, x) = rows_of(dims, dy, x);
-    let broken = AtomicBool::new(false);
-    over_rows(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Checked { broken: &broken });
-    broken.into_inner()
+    let (dy, x) = dw_operands(dims, dy, x);
+    let found_inf = AtomicBool::new(false);
+    gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &RoundAndCheck { found_inf: &found_inf });
+    found_inf.into_inner()
 }
 
 /// `db[outputs]` += the column sums of dy[rows, outputs], in f32.
 pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [f32], scratch: &mut [f32]) {
     let LinearDims { rows, outputs, .. } = dims;
-    let pitch = pitch("dy", dy.len(), [rows, outputs]);
+    let row_stride = pitch("dy", dy.len(), [rows, outputs]);
     check_len("db", db.len(), outputs);
     if outputs == 0 {
         return;
@@ -213,7 +213,7 @@ pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [
     let partials = &mut scratch[..columns::partials(rows, outputs)];
     pool.each(Chunks::new(partials, outputs), |block, sums| {
         sums.fill(0.0);
-        for dy in columns::block_of(dy, pitch, block).chunks_exact(pitch) {
+        for dy in columns::block_of(dy, row_stride, block).chunks_exact(row_stride) {
             for (sum, dy) in sums.iter_mut().zip(dy) {
                 *sum += dy.to_f32();
             }
@@ -223,13 +223,13 @@ pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [
 }
 
 #[cfg(test)]
-mod row_tests {
+mod row_stride_tests {
     use half::{bf16, f16};
 
     use super::*;
     use crate::rows::apart::{apart, bits, pools, random, spread};
 
-    fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: LinearDims) {
+    fn check_padded_rows<T: Element>(pool: &Pool, dims: LinearDims) {
         let LinearDims { rows, inputs, outputs } = dims;
         let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         let [x, dy, dx] = [(1, inputs), (2, outputs), (3, inputs)].map(|(name, width)| {
@@ -259,41 +259,41 @@ mod row_tests {
         let [expected, found] = [0, 1].map(|at| {
             let (mut added, mut once, mut db) = (dw.clone(), w.clone(), dw[..outputs].to_vec());
             linear_dw(pool, dims, &dy[at], &x[at], &mut added, &mut scratch);
-            let broken = linear_dw_once(pool, dims, &dy[at], &x[at], &mut once, &mut scratch);
+            let found_inf = linear_dw_rounded(pool, dims, &dy[at], &x[at], &mut once, &mut scratch);
             linear_db(pool, dims, &dy[at], &mut db, &mut scratch);
-            (broken, bits(&added), bits(&once), bits(&db))
+            (found_inf, bits(&added), bits(&once), bits(&db))
         });
         assert!(found == expected && !found.0, "{case}, gradients of weights");
     }
 
     #[test]
-    fn rows_may_be_further_apart_than_they_are_long() {
+    fn padded_rows_have_the_bits_of_contiguous_rows() {
         for pool in pools() {
-            // Whole steps of tiles and others; sums of several blocks.
+            // Whole and partial tile steps; sums of several blocks of k.
             for (rows, inputs, outputs) in [(70, 64, 96), (33, 40, 5), (5, 1100, 33), (40, 33, 2500)] {
                 let dims = LinearDims { rows, inputs, outputs };
-                rows_apart_are_rows::<f32>(&pool, dims);
-                rows_apart_are_rows::<bf16>(&pool, dims);
-                rows_apart_are_rows::<f16>(&pool, dims);
+                check_padded_rows::<f32>(&pool, dims);
+                check_padded_rows::<bf16>(&pool, dims);
+                check_padded_rows::<f16>(&pool, dims);
             }
         }
     }
 
     #[test]
-    fn rows_whole_lines_apart_are_multiplied_where_they_stand() {
-        // As steps have them: tiles take such rows without a copy.
+    fn rows_read_in_place_have_the_bits_of_packed_rows() {
+        // Padded as activations are: AMX reads such rows in place.
         for pool in pools() {
             let dims = LinearDims { rows: 70, inputs: 512, outputs: 96 };
-            let pitch = crate::row_stride(512, zeroth_base::DType::Bf16);
+            let row_stride = crate::row_stride(512, zeroth_base::DType::Bf16);
             let (x, w) = (random::<bf16>(1, 70 * 512), random::<bf16>(2, 96 * 512));
-            let wide = spread(&x, [512, pitch], f32::NAN);
+            let wide = spread(&x, [512, row_stride], f32::NAN);
             let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
             let [expected, found] = [x, wide].map(|x| {
                 let mut y = vec![bf16::NAN; 70 * 96];
                 linear(&pool, dims, &x, &w, None, &mut y, &mut scratch);
                 bits(&y)
             });
-            assert!(pitch > 512 && found == expected, "{}, {} threads", pool.isa(), pool.threads());
+            assert!(row_stride > 512 && found == expected, "{}, {} threads", pool.isa(), pool.threads());
         }
     }
 }
@@ -307,23 +307,27 @@ mod tests {
     use super::*;
     use crate::Isa;
 
-    /// What sums of tiles may be: halfway between two numbers, -0, infinite, no number.
-    fn sums() -> [f32; LINE] {
+    /// Accumulators that AMX can produce: halfway between two bf16, -0, infinite, NaN.
+    fn sums() -> [f32; WIDE_ROW] {
         let odd = [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE];
         std::array::from_fn(|at| match at {
             0..8 => odd[at],
             8 => f32::from_bits(0x7f80_0001),
-            // The last 16 bits are a half, a bit more or a bit less.
+            // The low 16 bits are one half, slightly more or slightly less.
             at => f32::from_bits(0x3f80_0000 + ((at as u32) << 16) + 0x7fff + at as u32 % 3),
         })
     }
 
-    /// `line` and `row` leave the same bits.
+    /// `store_wide_row` and `store_row` write the same bits.
     #[track_caller]
-    fn agree<T: Element + PartialEq + Debug>(store: &impl Store<T>, sums: &[f32; LINE], there: [T; LINE]) {
+    fn agree<T: Element + PartialEq + Debug>(
+        epilogue: &impl Epilogue<T>,
+        sums: &[f32; WIDE_ROW],
+        there: [T; WIDE_ROW],
+    ) {
         let (mut line, mut row) = (there, there);
-        store.line(0, sums, &mut line);
-        store.row(0, sums, &mut row);
+        epilogue.store_wide_row(0, sums, &mut line);
+        epilogue.store_row(0, sums, &mut row);
         assert_eq!(bytemuck::bytes_of(&line), bytemuck::bytes_of(&row));
     }
 
@@ -331,21 +335,21 @@ mod tests {
         let there = std::array::from_fn(|at| T::from_f32(at as f32 * 0.37 - 3.0));
         let finite = sums().map(|sum| if sum.is_finite() { sum } else { -1.5 });
         for sums in [sums(), finite] {
-            agree(&Rounded, &sums, there);
-            agree(&Added, &sums, there);
-            agree(&Biased(&there), &sums, there);
+            agree(&Round, &sums, there);
+            agree(&Accumulate, &sums, there);
+            agree(&AddBias(&there), &sums, there);
             let [line, row] = [AtomicBool::new(false), AtomicBool::new(false)];
-            agree(&Checked { broken: &line }, &sums, there);
+            agree(&RoundAndCheck { found_inf: &line }, &sums, there);
             let mut out = there;
-            Store::<T>::row(&Checked { broken: &row }, 0, &sums, &mut out);
-            let broken = AtomicBool::new(false);
-            Store::<T>::line(&Checked { broken: &broken }, 0, &sums, &mut out);
-            assert_eq!(broken.into_inner(), row.into_inner());
+            Epilogue::<T>::store_row(&RoundAndCheck { found_inf: &row }, 0, &sums, &mut out);
+            let found_inf = AtomicBool::new(false);
+            Epilogue::<T>::store_wide_row(&RoundAndCheck { found_inf: &found_inf }, 0, &sums, &mut out);
+            assert_eq!(found_inf.into_inner(), row.into_inner());
         }
     }
 
     #[test]
-    fn a_row_of_two_tiles_is_stored_as_any_other() {
+    fn wide_rows_are_stored_like_any_other() {
         if Isa::available().contains(&Isa::Amx) {
             agree_in::<f32>();
             agree_in::<bf16>();

@@ -13,8 +13,8 @@ use std::arch::x86_64::{
 
 use zeroth_base::DType;
 
+use super::avx512::to_bf16;
 use super::isa::Isa;
-use super::panels::joined;
 use zeroth_kernel::Element;
 
 /// Numbers of a register.
@@ -63,7 +63,7 @@ pub(super) fn nearest(values: __m512) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) fn rounded(values: [__m512; 2]) -> [__m512; 2] {
-    let line = joined(values);
+    let line = to_bf16(values);
     [_mm512_castsi512_si256(line), _mm512_extracti64x4_epi64::<1>(line)]
         .map(|half| widened(_mm512_cvtepu16_epi32(half)))
 }
@@ -76,7 +76,7 @@ pub(super) fn rounded(values: [__m512; 2]) -> [__m512; 2] {
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn store(values: [__m512; 2], to: *mut u16) {
     // SAFETY: the caller's promise.
-    unsafe { _mm512_storeu_si512(to.cast(), joined(values)) }
+    unsafe { _mm512_storeu_si512(to.cast(), to_bf16(values)) }
 }
 
 /// The sum of 16 lanes, in the order of [`super::math`].

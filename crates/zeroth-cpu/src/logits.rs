@@ -1,9 +1,9 @@
 //! Next-token logits: the last row of each sequence, projected to the vocabulary.
 //!
-//! Only as many rows as there are sequences are projected, so that no [tokens, vocab] tensor exists here either. The
-//! sums are those of the head's loss: in f32, and never rounded to the stored type.
+//! Only one row per sequence is projected, so no [tokens, vocab] tensor exists. Logits are the f32 sums of the head loss, never
+//! rounded to the storage type.
 
-use super::matmul::{self, View, matmul};
+use super::gemm::{self, MatrixView, gemm_with};
 use super::pool::Pool;
 use super::rows::pitch;
 use super::{check_len, check_scratch};
@@ -13,11 +13,11 @@ use zeroth_kernel::LogitsDims;
 /// f32 elements of scratch that [`logits`] needs with a pool of `threads`.
 pub fn logits_scratch(dims: LogitsDims, threads: usize) -> usize {
     let LogitsDims { sequences, hidden, vocab, .. } = dims;
-    sequences * hidden + matmul::scratch(sequences, vocab, hidden, threads)
+    sequences * hidden + gemm::scratch(sequences, vocab, hidden, threads)
 }
 
-/// logits[sequences, vocab] = the last row of each sequence · wᵀ, in f32. `starts` says where each sequence begins and,
-/// last, where the last one ends; a sequence that it lacks or that is empty gives zeros.
+/// logits[sequences, vocab] = the last row of each sequence · wᵀ, in f32. `starts` holds the first row of each sequence and,
+/// last, the end of the last one. A missing or empty sequence gives zeros.
 pub fn logits<T: Element>(
     pool: &Pool,
     dims: LogitsDims,
@@ -28,7 +28,7 @@ pub fn logits<T: Element>(
     scratch: &mut [f32],
 ) {
     let LogitsDims { rows, sequences, hidden, vocab } = dims;
-    let pitch = pitch("x", x.len(), [rows, hidden]);
+    let row_stride = pitch("x", x.len(), [rows, hidden]);
     check_len("w", w.len(), vocab * hidden);
     check_scratch(scratch.len(), logits_scratch(dims, pool.threads()));
     let (last, scratch) = scratch.split_at_mut(sequences * hidden);
@@ -36,15 +36,15 @@ pub fn logits<T: Element>(
         let to = &mut last[sequence * hidden..(sequence + 1) * hidden];
         match dims.last_row(starts, sequence) {
             Some(row) => {
-                for (to, from) in to.iter_mut().zip(&x[row * pitch..][..hidden]) {
+                for (to, from) in to.iter_mut().zip(&x[row * row_stride..][..hidden]) {
                     *to = from.to_f32();
                 }
             }
             None => to.fill(0.0),
         }
     }
-    let (last, w) = (View::rows(&*last, hidden), View::rows(w, hidden).transposed());
-    matmul(pool, [sequences, vocab, hidden], last, w, logits, scratch, |_, sums, logits| {
+    let (last, w) = (MatrixView::row_major(&*last, hidden), MatrixView::row_major(w, hidden).transposed());
+    gemm_with(pool, [sequences, vocab, hidden], last, w, logits, scratch, |_, sums, logits| {
         logits.copy_from_slice(sums);
     });
 }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use crate::rows::apart::{apart, bits, pools, random};
 
-    fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: LogitsDims) {
+    fn check_padded_rows<T: Element>(pool: &Pool, dims: LogitsDims) {
         let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         let LogitsDims { rows, sequences, hidden, vocab } = dims;
         let (x, w) = (random::<T>(1, rows * hidden), random::<T>(2, vocab * hidden));
@@ -73,13 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn rows_may_be_further_apart_than_they_are_long() {
+    fn padded_rows_have_the_bits_of_contiguous_rows() {
         for pool in pools() {
             for (rows, hidden) in [(1, 1), (50, 70), (40, 128)] {
                 let dims = LogitsDims { rows, sequences: 3, hidden, vocab: 90 };
-                rows_apart_are_rows::<f32>(&pool, dims);
-                rows_apart_are_rows::<bf16>(&pool, dims);
-                rows_apart_are_rows::<f16>(&pool, dims);
+                check_padded_rows::<f32>(&pool, dims);
+                check_padded_rows::<bf16>(&pool, dims);
+                check_padded_rows::<f16>(&pool, dims);
             }
         }
     }

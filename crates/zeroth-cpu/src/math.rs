@@ -1,35 +1,36 @@
-//! Small functions that loops over slices become vector code with: exp without a call, sums with a fixed tree.
+//! Scalar functions that vectorize when they are inlined into loops over slices: exp, and sums in a fixed order.
 
 use super::isa::Isa;
 use zeroth_kernel::Element;
 
-/// Lanes of a sum: element i goes to lane i mod 16, lanes are added pairwise at the end, on every path alike.
+/// Lanes of a sum: element i is added to lane i mod 16, and lanes are added pairwise at the end, on every instruction set.
 const LANES: usize = 16;
 
-/// ln 2 cut so that n · HIGH is exact for every exponent n.
+/// ln 2 in two parts, so that n · HIGH is exact for every exponent n.
 const HIGH: f32 = 0.693_359_4;
 const LOW: f32 = -2.121_944_4e-4;
-/// Adding it leaves the nearest integer in the lowest bits.
-pub(super) const ROUND: f32 = 12_582_912.0;
-/// The series of (e^r - 1 - r) / r², highest first.
-const SERIES: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+/// 1.5 · 2^23: adding it leaves the nearest integer in the low bits.
+pub(super) const ROUND_MAGIC: f32 = 12_582_912.0;
+/// Coefficients of (e^r - 1 - r) / r², highest order first.
+const EXP_COEFFICIENTS: [f32; 6] =
+    [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
-/// e to the power x, within 2 units in the last place; below -87.33 it is 0.
+/// e^x, within 2 ulp; 0 below -87.33.
 ///
-/// Our own, so that it inlines into vector loops and does not depend on the system's library.
+/// It inlines into vector loops and does not depend on libm.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    let near = x.clamp(-87.4, 88.8);
-    let shifted = near * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = near - n * HIGH - n * LOW;
-    let mut p = SERIES[0];
-    for coefficient in &SERIES[1..] {
+    let clamped = x.clamp(-87.4, 88.8);
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND_MAGIC;
+    let n = shifted - ROUND_MAGIC;
+    let r = clamped - n * HIGH - n * LOW;
+    let mut p = EXP_COEFFICIENTS[0];
+    for coefficient in &EXP_COEFFICIENTS[1..] {
         p = p * r + coefficient;
     }
     let value = p * (r * r) + r + 1.0;
-    // 2^n in two factors, so that n = 128 does not overflow before the product does.
-    let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    // 2^n in two factors, so that n = 128 does not overflow early.
+    let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND_MAGIC.to_bits() as i32);
     let half = exponent >> 1;
     let scaled = value * power_of_two(half) * power_of_two(exponent.wrapping_sub(half));
     if x < -87.336_54 { 0.0 } else { scaled }
@@ -40,56 +41,57 @@ fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
 }
 
-/// Whether a multiply-add is one instruction on this path; elsewhere it is a call.
-pub(super) fn has_fused(path: Isa) -> bool {
-    cfg!(target_arch = "aarch64") || path != Isa::Portable
+/// Whether multiply-add is one instruction on this instruction set, not a library call.
+pub(super) fn has_fma(isa: Isa) -> bool {
+    cfg!(target_arch = "aarch64") || isa != Isa::Portable
 }
 
-/// a · b + c, rounded once where `FUSED`.
+/// a · b + c, rounded once with `FMA`.
 #[inline(always)]
-fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
-    if FUSED { a.mul_add(b, c) } else { a * b + c }
+fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// 1 / (1 + e^-x); 0 below -87.
 ///
-/// [`exp`] without what this does not need: in the range left, 2^n is one factor and goes into the exponent.
+/// The range is smaller than that of [`exp`], so 2^n is a single factor, added to the exponent bits.
 #[inline(always)]
-pub(super) fn sigmoid<const FUSED: bool>(x: f32) -> f32 {
-    let near = (-x).clamp(-87.0, 87.0);
-    let shifted = multiply_add::<FUSED>(near, std::f32::consts::LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    let r = multiply_add::<FUSED>(n, -LOW, multiply_add::<FUSED>(n, -HIGH, near));
-    let mut p = SERIES[0];
-    for coefficient in &SERIES[1..] {
-        p = multiply_add::<FUSED>(p, r, *coefficient);
+pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
+    let clamped = (-x).clamp(-87.0, 87.0);
+    let shifted = mul_add::<FMA>(clamped, std::f32::consts::LOG2_E, ROUND_MAGIC);
+    let n = shifted - ROUND_MAGIC;
+    let r = mul_add::<FMA>(n, -LOW, mul_add::<FMA>(n, -HIGH, clamped));
+    let mut p = EXP_COEFFICIENTS[0];
+    for coefficient in &EXP_COEFFICIENTS[1..] {
+        p = mul_add::<FMA>(p, r, *coefficient);
     }
-    let value = multiply_add::<FUSED>(p, r * r, r) + 1.0;
+    let value = mul_add::<FMA>(p, r * r, r) + 1.0;
     let power = f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23));
     if x < -87.0 { 0.0 } else { 1.0 / (1.0 + power) }
 }
 
-/// The series of (2^t - 1) / t for t within half of 0, highest first; relative error of 2^t below 1e-7.
+/// Coefficients of (2^t - 1) / t for |t| ≤ 1/2, highest order first. The relative error of 2^t is below 1e-7.
 #[allow(clippy::approx_constant, reason = "fitted to the range; ln 2 itself would be further off")]
-pub(super) const POWERS: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 0.240_222_42, 0.693_147];
+pub(super) const EXP2_COEFFICIENTS: [f32; 5] =
+    [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 0.240_222_42, 0.693_147];
 
-/// 2 to the power x, for x up to 126, within 2 units in the last place; below -126 it stays 2^-126.
+/// 2^x for x up to 126, within 2 ulp; 2^-126 below -126.
 ///
-/// For softmax, where such a weight beside a largest one of 1 or more is nothing.
+/// For softmax, where a weight that small is negligible beside the largest, which is at least 1.
 #[inline(always)]
-pub(super) fn exp2<const FUSED: bool>(x: f32) -> f32 {
-    let near = if x < -126.0 { -126.0 } else { x };
-    let shifted = near + ROUND;
-    let t = near - (shifted - ROUND);
-    let mut p = POWERS[0];
-    for coefficient in &POWERS[1..] {
-        p = multiply_add::<FUSED>(p, t, *coefficient);
+pub(super) fn exp2<const FMA: bool>(x: f32) -> f32 {
+    let clamped = if x < -126.0 { -126.0 } else { x };
+    let shifted = clamped + ROUND_MAGIC;
+    let t = clamped - (shifted - ROUND_MAGIC);
+    let mut p = EXP2_COEFFICIENTS[0];
+    for coefficient in &EXP2_COEFFICIENTS[1..] {
+        p = mul_add::<FMA>(p, t, *coefficient);
     }
-    let value = multiply_add::<FUSED>(p, t, 1.0);
+    let value = mul_add::<FMA>(p, t, 1.0);
     f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// Adds `term(i)` for i below `count` in 16 lanes: what the functions below are held to.
+/// Reference for the sums below: adds `term(i)` for i below `count` in 16 lanes.
 #[cfg(test)]
 fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -107,8 +109,7 @@ fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Adds `term` of each number in 16 lanes. Whole pieces of 16, whose bounds the compiler knows, are four times as fast
-/// as counting through them.
+/// Adds `term` of each element in 16 lanes. Fixed-size chunks vectorize; an indexed loop is four times slower.
 #[inline(always)]
 pub(super) fn sum_of<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -124,7 +125,7 @@ pub(super) fn sum_of<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// As [`sum_of`] over two slices of one length.
+/// [`sum_of`] over two slices of equal length.
 #[inline(always)]
 pub(super) fn sum_of_two<T: Element>([a, b]: [&[T]; 2], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -140,7 +141,7 @@ pub(super) fn sum_of_two<T: Element>([a, b]: [&[T]; 2], term: impl Fn(f32, f32) 
     fold(lanes, |a, b| a + b)
 }
 
-/// As [`sum_of`] over three slices of one length.
+/// [`sum_of`] over three slices of equal length.
 #[inline(always)]
 pub(super) fn sum_of_three<T: Element>([a, b, c]: [&[T]; 3], term: impl Fn(f32, f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -157,9 +158,9 @@ pub(super) fn sum_of_three<T: Element>([a, b, c]: [&[T]; 3], term: impl Fn(f32, 
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest number of a slice; -infinity for an empty one.
+/// The maximum of a slice; -infinity if it is empty.
 #[inline(always)]
-pub(super) fn largest(values: &[f32]) -> f32 {
+pub(super) fn max_of(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (whole, rest) = values.as_chunks::<LANES>();
     for chunk in whole {
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exp_is_within_two_units_in_the_last_place() {
+    fn exp_is_within_2_ulp() {
         let mut worst = 0.0f64;
         for step in -870_000..=887_000 {
             let x = step as f32 * 1e-4;
@@ -198,11 +199,11 @@ mod tests {
             let unit = f64::from(f32::EPSILON) * exact.max(f64::from(f32::MIN_POSITIVE)) / 2.0;
             worst = worst.max((f64::from(exp(x)) - exact).abs() / unit);
         }
-        assert!(worst < 4.0, "{worst} half units");
+        assert!(worst < 4.0, "{worst} half ulp");
     }
 
     #[test]
-    fn exp_keeps_the_special_values() {
+    fn exp_of_special_values() {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
@@ -212,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn sigmoid_is_within_two_units_in_the_last_place_and_ends_in_0_and_1() {
+    fn sigmoid_is_within_2_ulp_and_saturates() {
         for step in -870_000..=870_000 {
             let x = step as f32 * 1e-4;
             let exact = 1.0 / (1.0 + f64::from(-x).exp());
             let unit = f64::from(f32::EPSILON) * exact;
             for found in [sigmoid::<true>(x), sigmoid::<false>(x)] {
                 let error = (f64::from(found) - exact).abs() / unit;
-                assert!(error < 2.0, "{x}: {error} units");
+                assert!(error < 2.0, "{x}: {error} ulp");
             }
         }
         for (x, expected) in [
@@ -235,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn exp2_is_within_two_units_in_the_last_place_and_keeps_nan() {
+    fn exp2_is_within_2_ulp_and_keeps_nan() {
         for step in -1_260_000..=1_260_000 {
             let x = step as f32 * 1e-4;
             let exact = f64::from(x).exp2();
             for found in [exp2::<true>(x), exp2::<false>(x)] {
                 let error = (f64::from(found) - exact).abs() / (f64::from(f32::EPSILON) * exact);
-                assert!(error < 2.0, "{x}: {error} units");
+                assert!(error < 2.0, "{x}: {error} ulp");
             }
         }
         for x in [-126.0, -126.5, -1e30, f32::NEG_INFINITY] {
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_take_every_element_for_any_length() {
+    fn sums_add_every_element_for_any_length() {
         for count in [0, 1, 15, 16, 17, 33] {
             let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
             assert_eq!(sum_of(&values, |value| value), sum(count, |i| values[i]));
@@ -261,7 +262,7 @@ mod tests {
             let products = sum_of_three([&values, &values, &values], |a, b, c| a * b + c);
             assert_eq!(products, sum(count, |i| values[i] * values[i] + values[i]));
             assert_eq!(sum(count, |i| values[i]), (count * count.saturating_sub(1)) as f32 / 2.0);
-            assert_eq!(largest(&values), if count == 0 { f32::NEG_INFINITY } else { count as f32 - 1.0 });
+            assert_eq!(max_of(&values), if count == 0 { f32::NEG_INFINITY } else { count as f32 - 1.0 });
         }
     }
 }

@@ -5,9 +5,9 @@
 //! wide enough for all of them, where adding is exact, so neither owner nor order matters.
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
+use super::work_partition::Chunks;
 use super::{math, stream};
 use zeroth_kernel::BLOCK;
 use zeroth_kernel::Element;
@@ -20,7 +20,7 @@ const TASK_BLOCKS: usize = 32;
 /// `sums[b]` = the sum of squares of block b; not finite exactly when an element of the block is not.
 pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
     check_len("sums", sums.len(), values.len().div_ceil(BLOCK));
-    let fused = math::has_fused(pool.isa());
+    let fused = math::has_fma(pool.isa());
     pool.each(Chunks::new(sums, TASK_BLOCKS), |task, sums| {
         let values = &values[task * TASK_BLOCKS * BLOCK..];
         for (at, (sum, block)) in sums.iter_mut().zip(values.chunks(BLOCK)).enumerate() {
@@ -35,7 +35,7 @@ each_isa! {
         let mut lanes = [0.0f64; SQUARES];
         for (at, values) in block.chunks(SQUARES).enumerate() {
             // A block is a page or two, and the processor's own asking ahead ends with a page.
-            stream::ask_for(next.get(at * SQUARES..(at + 1) * SQUARES).unwrap_or_default());
+            stream::prefetch_read(next.get(at * SQUARES..(at + 1) * SQUARES).unwrap_or_default());
             if fused {
                 // The same bits: the square is exact either way.
                 for (lane, value) in lanes.iter_mut().zip(values) {

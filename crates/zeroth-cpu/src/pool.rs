@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::cut::{Chunks, Parts};
 use super::isa::Isa;
 use super::processors::{Pinned, Processors};
+use super::work_partition::{Chunks, Partition};
 use zeroth_kernel::{CpuShare, DeviceError};
 
 type Work = dyn Fn(usize) + Sync;
@@ -197,7 +197,7 @@ impl Pool {
 
     /// Gives each part of `parts` to one task.
     #[allow(clippy::needless_pass_by_value, reason = "parts may be handed out once")]
-    pub fn each<P: Parts>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
+    pub fn each<P: Partition>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
         self.run(parts.count(), |index, _| {
             // SAFETY: `run` calls once for every index below count.
             task(index, unsafe { parts.part(index) });
@@ -206,7 +206,7 @@ impl Pool {
 
     /// As [`Pool::each`], with a piece of `scratch` for each thread. What a task finds in it is arbitrary.
     #[allow(clippy::needless_pass_by_value, reason = "parts may be handed out once")]
-    pub fn each_with<P: Parts>(
+    pub fn each_with<P: Partition>(
         &self,
         parts: P,
         scratch: &mut [f32],

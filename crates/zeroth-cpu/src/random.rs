@@ -3,8 +3,8 @@
 
 use zeroth_base::normal_at;
 
-use super::cut::Chunks;
 use super::pool::Pool;
+use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 
 /// Elements that one task fills; a multiple of 4.

@@ -3,10 +3,10 @@
 //! cos and sin stay f32 (transformers rounds them to the model's type), and a product is rounded once.
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
+use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 use zeroth_kernel::RopeDims;
 

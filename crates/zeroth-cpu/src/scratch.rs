@@ -1,7 +1,7 @@
 //! How much scratch a kernel of the processor needs: from sizes and threads only, so that a plan is exact before a run.
 
 use super::attention::{attention_backward_scratch, attention_scratch};
-use super::head_loss::{head_loss_once_scratch, head_loss_scratch};
+use super::head_loss::{head_loss_rounded_scratch, head_loss_scratch};
 use super::head_norm_rope::head_norm_rope_scratch;
 use super::linear::linear_scratch;
 use super::logits::logits_scratch;
@@ -22,7 +22,7 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
         Kernel::HeadLossBackward { dims, landing: GradStore::Round { .. }, .. } => {
-            floats(head_loss_once_scratch(*dims, threads))
+            floats(head_loss_rounded_scratch(*dims, threads))
         }
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
             floats(head_loss_scratch(*dims, threads))

@@ -7,13 +7,13 @@ use zeroth_base::DType;
 use zeroth_kernel::SelfTest;
 
 use super::{
-    AttentionSaved, Dropout, Master, Moments, OwnRows, Pool, RopeTable, block_squares, convert, dropout,
+    AttentionSaved, Dropout, Master, Moments, Pool, RopeTable, TokenRows, block_squares, convert, dropout,
     embedding, embedding_backward, embedding_backward_once, head_loss, head_loss_backward,
-    head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, head_norm_rope,
-    head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_once, linear_dx,
-    linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm, rms_norm_backward,
-    rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks, swiglu,
-    swiglu_backward,
+    head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch, head_norm_rope,
+    head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_rounded,
+    linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm,
+    rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks,
+    swiglu, swiglu_backward,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 use zeroth_kernel::{
@@ -109,7 +109,7 @@ impl<T: Element> Bench<'_, T> {
         linear_dw(self.pool, dims, &dy, &x, &mut dw, &mut scratch);
         linear_db(self.pool, dims, &dy, &mut db, &mut scratch);
         let mut once = w.clone();
-        linear_dw_once(self.pool, dims, &dy, &x, &mut once, &mut scratch);
+        linear_dw_rounded(self.pool, dims, &dy, &x, &mut once, &mut scratch);
         let expected = reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy));
         self.compare("linear dx", &dx, &expected[0]);
         self.compare("linear dw", &dw, &expected[1]);
@@ -267,11 +267,11 @@ impl<T: Element> Bench<'_, T> {
     fn tied_head(&mut self, dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32], of_head: &[f64]) {
         let HeadLossDims { rows, hidden, vocab } = dims;
         let ids: Vec<i32> = (0..40).map(|i| if i % 10 == 9 { -1 } else { i * i % 90 }).collect();
-        let mut scratch = vec![0.0; head_loss_once_scratch(dims, self.pool.threads())];
+        let mut scratch = vec![0.0; head_loss_rounded_scratch(dims, self.pool.threads())];
         let (mut dx, mut dw) = (x.to_vec(), w.to_vec());
         let mut waiting = vec![f32::NAN; rows * hidden];
-        let own = Some(OwnRows { ids: &ids, rows: &mut waiting });
-        head_loss_backward_once(self.pool, dims, x, w, labels, 0.125, &mut dx, &mut dw, own, &mut scratch);
+        let own = Some(TokenRows { ids: &ids, rows: &mut waiting });
+        head_loss_backward_rounded(self.pool, dims, x, w, labels, 0.125, &mut dx, &mut dw, own, &mut scratch);
         let dims = EmbeddingDims { vocab, width: hidden };
         embedding_backward_once(self.pool, dims, &ids, x, &mut waiting, &mut dw);
         let mut expected = reference::embedding_backward(dims, &ids, &wide(x));

@@ -16,8 +16,8 @@ mod everything;
 mod golden;
 #[path = "cpu/gradients.rs"]
 mod gradients;
-#[path = "cpu/products.rs"]
-mod products;
+#[path = "cpu/matmuls.rs"]
+mod matmuls;
 #[path = "cpu/threads.rs"]
 mod threads;
 #[path = "cpu/tied_head.rs"]

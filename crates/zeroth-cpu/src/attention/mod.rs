@@ -1,47 +1,47 @@
-//! Causal attention over packed sequences: grouped heads, an optional window, softmax streamed over tiles of keys; and
-//! its gradient, for which scores are computed again from q, k and the saved lse.
+//! Causal attention over packed sequences, with grouped-query heads, an optional sliding window and online softmax; and its
+//! gradient, which recomputes scores from q, k and the saved log-sum-exp.
 //!
-//! No [sequence, sequence] tensor exists. Tiles of keys are counted from the beginning of the sequence, so a row's result
-//! does not depend on where in the pack its sequence stands. Scores, softmax and all sums are in f32; results are rounded
-//! once. With AMX, softmax weights and gradients of scores are rounded to bf16 before they are multiplied.
+//! No [sequence, sequence] tensor exists. Tiles of keys start at the first row of a sequence, so a row's result does not
+//! depend on the position of its sequence in the batch. Scores, softmax and all sums are f32; results are rounded once. With
+//! AMX, softmax weights and score gradients are rounded to bf16 before they are multiplied.
 //!
-//! Powers are of 2: scores are multiplied by scale · log2 e, so that an exponential needs one multiplication less.
+//! Softmax uses base 2: scores are scaled by scale · log2 e, which saves a multiplication per exponential.
 
-mod plain;
-mod plain_backward;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod blocking;
+mod portable;
+mod portable_backward;
 mod segments;
-mod sizes;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use zeroth_kernel::{AttentionDims, Element};
 
+pub use blocking::{attention_backward_scratch, attention_scratch};
 use segments::{Segment, Segments};
-pub use sizes::{attention_backward_scratch, attention_scratch};
 
+use super::gemm::MatrixView;
 use super::isa::{Isa, each_isa};
-use super::matmul::View;
 use super::pool::Pool;
 use super::{check_len, check_scratch, math, rows};
 
-/// A row's weights are relative to a peak that its scores may pass by this many powers of 2 before it moves: moving it
-/// means scaling what was summed before.
-const SLACK: f32 = 8.0;
+/// How far a score may exceed the running maximum, as an exponent of 2, before the maximum is raised and the accumulators are
+/// rescaled.
+const RESCALE_THRESHOLD: f32 = 8.0;
 
-/// Head `head` of rows from `row` on, of a matrix whose rows are `pitch` elements apart.
+/// Head `head` of the rows from `row` on.
 fn head_view<'a, T>(
     dims: &AttentionDims,
     data: &'a [T],
-    pitch: usize,
+    row_stride: usize,
     row: usize,
     head: usize,
-) -> View<'a, T> {
-    View::rows(&data[row * pitch + head * dims.head_dim..], pitch)
+) -> MatrixView<'a, T> {
+    MatrixView::row_major(&data[row * row_stride + head * dims.head_dim..], row_stride)
 }
 
 fn check(dims: &AttentionDims, starts: &[u32]) {
@@ -54,22 +54,22 @@ fn check(dims: &AttentionDims, starts: &[u32]) {
     assert!(dims.window != Some(0), "a window of 0 keys leaves nothing to attend to");
     assert!(
         starts.is_sorted() && starts.last().is_none_or(|&end| end as usize <= dims.rows),
-        "starts of sequences must rise and end within {} rows: {starts:?}",
+        "starts of sequences must ascend within {} rows: {starts:?}",
         dims.rows
     );
 }
 
-/// Elements from one row to the next of matrices of a width.
+/// Row strides of the operands, in elements.
 #[derive(Clone, Copy)]
-struct Pitches {
+struct RowStrides {
     /// Of q, out and their gradients.
     q: usize,
     /// Of k, v and their gradients.
     kv: usize,
 }
 
-impl Pitches {
-    /// Those of `q` and `k`, by their lengths.
+impl RowStrides {
+    /// Derives the strides from the lengths of `q` and `k`.
     #[track_caller]
     fn new(dims: &AttentionDims, q: usize, k: usize) -> Self {
         Self {
@@ -79,35 +79,35 @@ impl Pitches {
     }
 }
 
-/// The pieces of sequences that lie in `rows`: where the sequence is, and which of its rows.
-fn pieces(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+/// The sequences that overlap `rows`: all rows of each, and those inside `rows`.
+fn sequences_in(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     let first = starts.partition_point(|&start| start as usize <= rows.start).saturating_sub(1);
     let near = starts[first.min(starts.len())..].windows(2);
     near.map(|pair| pair[0] as usize..pair[1] as usize)
         .take_while(move |sequence| sequence.start < rows.end)
         .filter_map(move |sequence| {
-            let piece = sequence.start.max(rows.start)..sequence.end.min(rows.end);
-            (!piece.is_empty()).then_some((sequence, piece))
+            let stage = sequence.start.max(rows.start)..sequence.end.min(rows.end);
+            (!stage.is_empty()).then_some((sequence, stage))
         })
 }
 
 /// The rows of `rows` that belong to no sequence.
-fn padding(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = usize> {
+fn padding_rows(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = usize> {
     let first = starts.first().map_or(rows.end, |&start| start as usize);
     let end = starts.last().map_or(rows.end, |&end| end as usize);
     (rows.start..rows.end.min(first)).chain(rows.start.max(end)..rows.end)
 }
 
-/// Tiles of `size`, counted from `origin`, that cover `range`; the first may begin before it.
-fn tiles_of(origin: usize, range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+/// Tiles of `size` rows, aligned to `origin`, that cover `range`; the first may start before it.
+fn aligned_tiles(origin: usize, range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let first = origin + (range.start - origin) / size * size;
     (first..range.end).step_by(size).map(move |start| start..range.end.min(start + size))
 }
 
 /// out = softmax(scale · q · kᵀ) · v within each sequence.
 ///
-/// `starts` holds where each sequence begins and, last, where the last one ends; rows beyond it are padding and give
-/// zeros. `lse` [heads, rows] receives the logarithm of each softmax's denominator, which backward needs.
+/// `starts` holds the first row of each sequence and, last, the end of the last one (`cu_seqlens`). Rows past it are padding
+/// and give zeros. `lse` [heads, rows] receives the log-sum-exp of each row, which backward needs.
 pub fn attention<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
@@ -120,20 +120,20 @@ pub fn attention<T: Element>(
     scratch: &mut [f32],
 ) {
     check(dims, starts);
-    let pitches = Pitches::new(dims, q.len(), k.len());
-    check_len("v", v.len(), dims.rows * pitches.kv);
-    check_len("out", out.len(), dims.rows * pitches.q);
+    let strides = RowStrides::new(dims, q.len(), k.len());
+    check_len("v", v.len(), dims.rows * strides.kv);
+    check_len("out", out.len(), dims.rows * strides.q);
     check_len("lse", lse.len(), dims.heads * dims.rows);
     check_scratch(scratch.len(), attention_scratch(dims, pool.threads()));
     #[cfg(target_arch = "x86_64")]
-    if tiles::fit::<T>(pool.isa()) {
-        tiles::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
+    if amx::supports::<T>(pool.isa()) {
+        amx::forward(pool, dims, strides, starts, [q, k, v], out, lse, scratch);
         return;
     }
-    plain::forward(pool, dims, pitches, starts, [q, k, v], out, lse, scratch);
+    portable::forward(pool, dims, strides, starts, [q, k, v], out, lse, scratch);
 }
 
-/// What forward read and wrote, and backward reads again.
+/// Inputs and outputs of forward that backward reads.
 #[derive(Clone, Copy)]
 pub struct AttentionSaved<'a, T> {
     /// [rows, heads · head_dim].
@@ -148,10 +148,10 @@ pub struct AttentionSaved<'a, T> {
     pub lse: &'a [f32],
 }
 
-/// Writes dq, dk and dv from dout. Rows of padding get zeros.
+/// Computes dq, dk and dv from dout. Padding rows get zeros.
 ///
-/// A task is one head of k and v of one sequence: it has all that adds to its part of dk and dv, and to the parts of dq of
-/// the heads that share it.
+/// A task is one kv head of one sequence: it computes all contributions to its dk and dv, and the dq of the heads that share
+/// it.
 pub fn attention_backward<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
@@ -165,19 +165,19 @@ pub fn attention_backward<T: Element>(
 ) {
     let rows = dims.rows;
     check(dims, starts);
-    let pitches = Pitches::new(dims, saved.q.len(), saved.k.len());
-    check_len("v", saved.v.len(), rows * pitches.kv);
-    check_len("out", saved.out.len(), rows * pitches.q);
+    let strides = RowStrides::new(dims, saved.q.len(), saved.k.len());
+    check_len("v", saved.v.len(), rows * strides.kv);
+    check_len("out", saved.out.len(), rows * strides.q);
     check_len("lse", saved.lse.len(), dims.heads * rows);
-    check_len("dout", dout.len(), rows * pitches.q);
-    check_len("dq", dq.len(), rows * pitches.q);
-    check_len("dk", dk.len(), rows * pitches.kv);
-    check_len("dv", dv.len(), rows * pitches.kv);
+    check_len("dout", dout.len(), rows * strides.q);
+    check_len("dq", dq.len(), rows * strides.q);
+    check_len("dk", dk.len(), rows * strides.kv);
+    check_len("dv", dv.len(), rows * strides.kv);
     check_scratch(scratch.len(), attention_backward_scratch(dims, pool.threads()));
     let parts = (
-        Segments::new(dq, starts, [rows, dims.kv_heads, dims.group() * dims.head_dim], pitches.q),
-        Segments::new(dk, starts, [rows, dims.kv_heads, dims.head_dim], pitches.kv),
-        Segments::new(dv, starts, [rows, dims.kv_heads, dims.head_dim], pitches.kv),
+        Segments::new(dq, starts, [rows, dims.kv_heads, dims.group() * dims.head_dim], strides.q),
+        Segments::new(dk, starts, [rows, dims.kv_heads, dims.head_dim], strides.kv),
+        Segments::new(dv, starts, [rows, dims.kv_heads, dims.head_dim], strides.kv),
     );
     pool.each_with(parts, scratch, |_, (mut dq, mut dk, mut dv), scratch| {
         if !dk.is_sequence() {
@@ -186,28 +186,28 @@ pub fn attention_backward<T: Element>(
             }
             return;
         }
-        let task = Task { path: pool.isa(), dims, pitches, saved, dout, grads: [dq, dk, dv] };
+        let task = BackwardTask { isa: pool.isa(), dims, strides, saved, dout, grads: [dq, dk, dv] };
         #[cfg(target_arch = "x86_64")]
-        if tiles::fit::<T>(pool.isa()) {
-            tiles::backward(task, scratch);
+        if amx::supports::<T>(pool.isa()) {
+            amx::backward(task, scratch);
             return;
         }
-        plain_backward::backward(task, scratch);
+        portable_backward::backward(task, scratch);
     });
 }
 
-/// Where a tile of scores stands.
-struct Scores {
-    /// The first row of the sequence.
+/// The position of a tile of scores.
+struct ScoreTile {
+    /// First row of the sequence.
     sequence: usize,
     queries: Range<usize>,
     keys: Range<usize>,
 }
 
-impl Scores {
-    /// The keys that a query sees, counted from the tile's first.
+impl ScoreTile {
+    /// The keys visible to a query, relative to the tile.
     #[inline(always)]
-    fn seen(&self, dims: &AttentionDims, query: usize) -> Range<usize> {
+    fn visible_keys(&self, dims: &AttentionDims, query: usize) -> Range<usize> {
         let Range { start, end } = self.keys;
         let to = (query + 1).clamp(start, end);
         let from = dims.first_key(self.sequence, query).clamp(start, to);
@@ -215,19 +215,19 @@ impl Scores {
     }
 }
 
-/// The gradient of one head of k and v of one sequence.
-struct Task<'a, T> {
-    path: Isa,
+/// The gradient of one kv head of one sequence.
+struct BackwardTask<'a, T> {
+    isa: Isa,
     dims: &'a AttentionDims,
-    pitches: Pitches,
+    strides: RowStrides,
     saved: AttentionSaved<'a, T>,
     dout: &'a [T],
-    /// dq of all heads that share it, dk, dv.
+    /// dq of all heads that share the kv head, dk and dv.
     grads: [Segment<'a, T>; 3],
 }
 
-impl<T: Element> Task<'_, T> {
-    /// The rows of the sequence.
+impl<T: Element> BackwardTask<'_, T> {
+    /// Rows of the sequence.
     fn rows(&self) -> Range<usize> {
         self.grads[1].rows()
     }
@@ -236,28 +236,28 @@ impl<T: Element> Task<'_, T> {
         self.grads[1].band()
     }
 
-    /// The heads of q that share it.
+    /// The q heads that share the kv head.
     fn heads(&self) -> Range<usize> {
         self.kv_head() * self.dims.group()..(self.kv_head() + 1) * self.dims.group()
     }
 
-    /// What one head's queries bring to their scores: the saved lse as a power of 2, and the sum over dout · out.
-    fn statistics(&self, head: usize, lse: &mut [f32], delta: &mut [f32]) {
+    /// Row statistics of one head: the saved lse in base 2, and delta = sum(dout · out).
+    fn row_stats(&self, head: usize, lse: &mut [f32], delta: &mut [f32]) {
         let (dims, rows) = (self.dims, self.rows());
         let saved = &self.saved.lse[head * dims.rows..][rows.clone()];
         for (lse, saved) in lse.iter_mut().zip(saved) {
             *lse = saved * LOG2_E;
         }
-        let pitch = self.pitches.q;
-        let place = rows.start * pitch + head * dims.head_dim;
-        let (out, dout) = (&self.saved.out[place..], &self.dout[place..]);
-        products(self.path, out, dout, pitch, dims.head_dim, &mut delta[..rows.len()]);
+        let row_stride = self.strides.q;
+        let offset = rows.start * row_stride + head * dims.head_dim;
+        let (out, dout) = (&self.saved.out[offset..], &self.dout[offset..]);
+        row_dots(self.isa, out, dout, row_stride, dims.head_dim, &mut delta[..rows.len()]);
     }
 }
 
 each_isa! {
-    /// sums[i] = the dot product of rows i of a and b, of `width` elements each, `stride` apart.
-    fn products<T>(a: &[T], b: &[T], stride: usize, width: usize, sums: &mut [f32]) {
+    /// sums[i] = dot product of rows i of a and b, `width` elements each, `stride` apart.
+    fn row_dots<T>(a: &[T], b: &[T], stride: usize, width: usize, sums: &mut [f32]) {
         for (sum, (a, b)) in sums.iter_mut().zip(a.chunks(stride).zip(b.chunks(stride))) {
             *sum = math::sum_of_two([&a[..width], &b[..width]], |a, b| a * b);
         }
@@ -265,8 +265,8 @@ each_isa! {
 }
 
 each_isa! {
-    /// Rounds sums times a factor.
-    fn round<T>(sums: &[f32], factor: f32, out: &mut [T]) {
+    /// Multiplies by a factor and rounds.
+    fn scale_and_round<T>(sums: &[f32], factor: f32, out: &mut [T]) {
         for (out, &sum) in out.iter_mut().zip(sums) {
             *out = T::from_f32(sum * factor);
         }

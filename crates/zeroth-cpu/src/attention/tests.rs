@@ -1,4 +1,4 @@
-//! Rows that are further apart than they are long have the bits of rows that follow each other.
+//! Padded rows have the bits of contiguous rows.
 
 use half::{bf16, f16};
 
@@ -10,10 +10,10 @@ fn nan<T: Element>(count: usize) -> Vec<T> {
     vec![T::from_f32(f32::NAN); count]
 }
 
-/// What attention and its gradient write: out, dq, dk, dv and lse.
+/// Outputs of attention and its gradient: out, dq, dk, dv and lse.
 type Results<T> = ([Vec<T>; 4], Vec<f32>);
 
-fn both_ways<T: Element>(
+fn forward_and_backward<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
     starts: &[u32],
@@ -29,32 +29,32 @@ fn both_ways<T: Element>(
     ([out, dq, dk, dv], lse)
 }
 
-fn rows_may_be_apart<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u32]) {
-    let (path, threads) = (pool.isa(), pool.threads());
-    let case = format!("{path}, {threads} threads, {}, {dims:?}, {starts:?}", T::DTYPE);
+fn check_padded_rows<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u32]) {
+    let (isa, threads) = (pool.isa(), pool.threads());
+    let case = format!("{isa}, {threads} threads, {}, {dims:?}, {starts:?}", T::DTYPE);
     let (q_width, kv_width) = (dims.q_width(), dims.kv_width());
-    // Another distance for each width, and no whole number of lines.
-    let (q_pitch, kv_pitch) = (q_width + 8, kv_width + 5);
+    // A different stride for each width, not a multiple of a cache line.
+    let (q_stride, kv_stride) = (q_width + 8, kv_width + 5);
     let [q, dout] = [1, 2].map(|name| random::<T>(name, dims.rows * q_width));
     let [k, v] = [3, 4].map(|name| random::<T>(name, dims.rows * kv_width));
-    let (close, lse) = both_ways(pool, dims, starts, [&q, &k, &v, &dout]);
+    let (contiguous, lse) = forward_and_backward(pool, dims, starts, [&q, &k, &v, &dout]);
 
-    let [q, dout] = [q, dout].map(|values| spread(&values, [q_width, q_pitch], f32::NAN));
-    let [k, v] = [k, v].map(|values| spread(&values, [kv_width, kv_pitch], f32::NAN));
-    let (far, far_lse) = both_ways(pool, dims, starts, [&q, &k, &v, &dout]);
-    assert_eq!(bits(&far_lse), bits(&lse), "lse: {case}");
-    let of_q = (q_width, q_pitch);
-    let of_kv = (kv_width, kv_pitch);
+    let [q, dout] = [q, dout].map(|values| spread(&values, [q_width, q_stride], f32::NAN));
+    let [k, v] = [k, v].map(|values| spread(&values, [kv_width, kv_stride], f32::NAN));
+    let (padded, padded_lse) = forward_and_backward(pool, dims, starts, [&q, &k, &v, &dout]);
+    assert_eq!(bits(&padded_lse), bits(&lse), "lse: {case}");
+    let of_q = (q_width, q_stride);
+    let of_kv = (kv_width, kv_stride);
     let outputs = ["out", "dq", "dk", "dv"].into_iter().zip([of_q, of_q, of_kv, of_kv]);
-    for ((name, (width, pitch)), (close, far)) in outputs.zip(close.iter().zip(&far)) {
-        // Rows are the same, and what lies between them is still what it was.
-        assert_eq!(bits(far), bits(&spread(close, [width, pitch], f32::NAN)), "{name}: {case}");
-        assert!(close.iter().all(|value| value.to_f32().is_finite()), "{name}: {case}");
+    for ((name, (width, row_stride)), (contiguous, padded)) in outputs.zip(contiguous.iter().zip(&padded)) {
+        // The rows are equal, and the padding is unchanged.
+        assert_eq!(bits(padded), bits(&spread(contiguous, [width, row_stride], f32::NAN)), "{name}: {case}");
+        assert!(contiguous.iter().all(|value| value.to_f32().is_finite()), "{name}: {case}");
     }
 }
 
 #[test]
-fn rows_further_apart_have_the_same_bits_and_nothing_between_is_written() {
+fn padded_rows_have_the_same_bits_and_padding_is_not_written() {
     let dims = |rows, heads, kv_heads, head_dim, window| AttentionDims {
         rows,
         heads,
@@ -72,14 +72,14 @@ fn rows_further_apart_have_the_same_bits_and_nothing_between_is_written() {
     ];
     for (dims, starts) in &cases {
         for pool in pools() {
-            rows_may_be_apart::<f32>(&pool, dims, starts);
-            rows_may_be_apart::<bf16>(&pool, dims, starts);
-            rows_may_be_apart::<f16>(&pool, dims, starts);
+            check_padded_rows::<f32>(&pool, dims, starts);
+            check_padded_rows::<bf16>(&pool, dims, starts);
+            check_padded_rows::<f16>(&pool, dims, starts);
         }
     }
 }
 
-/// Attention of three rows of two heads of 4, that share one of k and v.
+/// Attention over three rows, two heads of dimension 4 and one kv head.
 fn with_lengths(q: usize, k: usize, v: usize, out: usize) {
     let dims = AttentionDims { rows: 3, heads: 2, kv_heads: 1, head_dim: 4, window: None, scale: 1.0 };
     let [q, k, v, mut out] = [q, k, v, out].map(|count| vec![0.0f32; count]);
@@ -95,12 +95,12 @@ fn rows_of_q_do_not_overlap() {
 
 #[test]
 #[should_panic(expected = "`v` has 15 elements; the sizes given need 12")]
-fn rows_of_v_are_as_far_apart_as_those_of_k() {
+fn v_has_the_row_stride_of_k() {
     with_lengths(24, 12, 15, 24);
 }
 
 #[test]
 #[should_panic(expected = "`out` has 24 elements; the sizes given need 27")]
-fn rows_of_out_are_as_far_apart_as_those_of_q() {
+fn out_has_the_row_stride_of_q() {
     with_lengths(27, 12, 12, 24);
 }

@@ -1,17 +1,18 @@
-//! The head: projection to the vocabulary, softmax and cross-entropy in slices of tokens and blocks of the vocabulary.
+//! The language-model head: projection to the vocabulary, softmax and cross-entropy, in slices of tokens and blocks of the
+//! vocabulary.
 //!
-//! No [tokens, vocab] tensor of f32 exists: logits live for some rows and a block of the vocabulary at a time, and what is
-//! kept of them are their exponentials, in the type of the gradient.
+//! No f32 [tokens, vocab] tensor exists: logits exist for some rows and one block of the vocabulary at a time, and only their
+//! exponentials are kept, in the type of the gradient.
 //!
-//! How many rows a slice has depends on the sizes and the type only.
+//! The number of rows in a slice depends on the dimensions and the dtype only.
 
-mod plain;
-mod rounded;
-mod sizes;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod blocking;
+mod portable;
+mod rounded_grad;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::sync::atomic::AtomicBool;
 
@@ -21,35 +22,35 @@ use zeroth_base::DType;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::{check_len, check_scratch};
-pub use rounded::OwnRows;
-use rounded::Rounded;
+use rounded_grad::RoundedGrad;
+pub use rounded_grad::TokenRows;
 use zeroth_kernel::{Element, HeadLossDims};
 
-/// Elements from one row of x, and of dx, to the next; refuses x that has other rows.
-fn x_pitch<T>(dims: HeadLossDims, x: &[T]) -> usize {
+/// Row stride of x and dx, in elements; panics if x does not have the rows.
+fn x_row_stride<T>(dims: HeadLossDims, x: &[T]) -> usize {
     pitch("x", x.len(), [dims.rows, dims.hidden])
 }
 
 fn check<T>(dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32]) {
-    x_pitch(dims, x);
+    x_row_stride(dims, x);
     check_len("w", w.len(), dims.vocab * dims.hidden);
     check_len("labels", labels.len(), dims.rows);
     if let Some(label) = labels.iter().find(|&&label| label >= 0 && label as usize >= dims.vocab) {
-        panic!("label {label} for a vocabulary of {}; the data is checked when it is read", dims.vocab);
+        panic!("label {label} is outside the vocabulary of {}; the data loader checks labels", dims.vocab);
     }
 }
 
 /// f32 elements of scratch that [`head_loss`] and [`head_loss_backward`] need with a pool of `threads`.
 pub fn head_loss_scratch(dims: HeadLossDims, threads: usize) -> usize {
-    plain::scratch(dims, threads, false).max(sizes::scratch(dims, threads, false))
+    portable::scratch(dims, threads, false).max(blocking::scratch(dims, threads, false))
 }
 
-/// f32 elements of scratch that [`head_loss_backward_once`] needs with a pool of `threads`.
-pub fn head_loss_once_scratch(dims: HeadLossDims, threads: usize) -> usize {
-    plain::scratch(dims, threads, true).max(sizes::scratch(dims, threads, true))
+/// f32 elements of scratch that [`head_loss_backward_rounded`] needs with a pool of `threads`.
+pub fn head_loss_rounded_scratch(dims: HeadLossDims, threads: usize) -> usize {
+    portable::scratch(dims, threads, true).max(blocking::scratch(dims, threads, true))
 }
 
-/// The sum of the losses of trained tokens, without gradients. A negative label (-100) is not trained.
+/// The sum of the losses of trained tokens, without gradients. Tokens with a negative label (-100) are not trained.
 pub fn head_loss<T: Element>(
     pool: &Pool,
     dims: HeadLossDims,
@@ -63,11 +64,11 @@ pub fn head_loss<T: Element>(
     run(pool, dims, x, w, labels, None, scratch)
 }
 
-/// The sum of the losses of trained tokens. Writes dx, and adds dw or, without `add`, writes it (the bits of what is added to
-/// zeros), both times `scale`, in the same pass. Rows of dx are as far apart as those of x.
+/// The sum of the losses of trained tokens. In the same pass writes dx and accumulates dw, both times `scale`; without `add`
+/// dw is overwritten, with the bits of a sum that starts from zeros. dx has the row stride of x.
 ///
-/// `scale` is 1 / (trained tokens of the step), times the loss scale. The sum returned is without it. Gradients of logits
-/// are rounded to bf16 where the model is in bf16.
+/// `scale` is the loss scale over the trained tokens of the step. The returned sum is unscaled. Gradients of logits are
+/// rounded to bf16 if the model is bf16.
 pub fn head_loss_backward<T: Element>(
     pool: &Pool,
     dims: HeadLossDims,
@@ -84,19 +85,19 @@ pub fn head_loss_backward<T: Element>(
     check_len("dx", dx.len(), x.len());
     check_len("dw", dw.len(), w.len());
     check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
-    let gradients = Some(Gradients { scale, dx, dw: Weights::Wide { dw, add } });
+    let gradients = Some(Gradients { scale, dx, dw: WeightGrad::F32 { dw, add } });
     run(pool, dims, x, w, labels, gradients, scratch)
 }
 
-/// As [`head_loss_backward`] of rows that are one slice ([`HeadLossDims::is_one_slice`]), dw rounded once; the sum of the
-/// losses, and whether a result of dw is not finite. The bits are those that [`head_loss_backward`] writes, rounded.
+/// [`head_loss_backward`] for rows that are one slice ([`HeadLossDims::is_one_slice`]), with dw rounded once; returns the sum
+/// of the losses, and whether an element of dw is not finite. The bits are those of [`head_loss_backward`], rounded.
 ///
-/// Rows of dw that are `own` go there in f32 as well: what dw has of them is for
-/// [`embedding_backward_once`](super::embedding_backward_once) to write and to look at.
+/// Rows of dw for `token_rows` are also stored there in f32:
+/// [`embedding_backward_once`](super::embedding_backward_once) completes, rounds and checks them.
 ///
 /// # Panics
-/// When the rows are several slices.
-pub fn head_loss_backward_once<T: Element>(
+/// If the rows are several slices.
+pub fn head_loss_backward_rounded<T: Element>(
     pool: &Pool,
     dims: HeadLossDims,
     x: &[T],
@@ -105,45 +106,52 @@ pub fn head_loss_backward_once<T: Element>(
     scale: f32,
     dx: &mut [T],
     dw: &mut [T],
-    own: Option<OwnRows>,
+    token_rows: Option<TokenRows>,
     scratch: &mut [f32],
 ) -> (f64, bool) {
     check(dims, x, w, labels);
     check_len("dx", dx.len(), x.len());
     check_len("dw", dw.len(), w.len());
-    if let Some(own) = &own {
-        check_len("ids", own.ids.len(), dims.rows);
-        check_len("own rows", own.rows.len(), dims.rows * dims.hidden);
+    if let Some(token_rows) = &token_rows {
+        check_len("ids", token_rows.ids.len(), dims.rows);
+        check_len("token rows", token_rows.rows.len(), dims.rows * dims.hidden);
     }
-    assert!(dims.is_one_slice(T::DTYPE), "{dims:?} are several slices, whose gradients are added in f32");
-    check_scratch(scratch.len(), head_loss_once_scratch(dims, pool.threads()));
-    let broken = AtomicBool::new(false);
-    let gradients = Gradients { scale, dx, dw: Weights::Rounded(Rounded { dw, own, broken: &broken }) };
+    assert!(
+        dims.is_one_slice(T::DTYPE),
+        "{dims:?} is more than one slice; several slices accumulate their gradients in f32"
+    );
+    check_scratch(scratch.len(), head_loss_rounded_scratch(dims, pool.threads()));
+    let found_inf = AtomicBool::new(false);
+    let gradients = Gradients {
+        scale,
+        dx,
+        dw: WeightGrad::Rounded(RoundedGrad { dw, token_rows, found_inf: &found_inf }),
+    };
     let sum = run(pool, dims, x, w, labels, Some(gradients), scratch);
-    (sum, broken.into_inner())
+    (sum, found_inf.into_inner())
 }
 
-/// Where gradients go, and what they are multiplied by.
+/// Destinations of the gradients, and their scale.
 struct Gradients<'a, T> {
     scale: f32,
     dx: &'a mut [T],
-    dw: Weights<'a, T>,
+    dw: WeightGrad<'a, T>,
 }
 
-/// Where the gradient of w goes.
-enum Weights<'a, T> {
-    /// In f32: added to what is there, or written.
-    Wide { dw: &'a mut [f32], add: bool },
-    /// Rounded.
-    Rounded(Rounded<'a, T>),
+/// Destination of the gradient of w.
+enum WeightGrad<'a, T> {
+    /// f32, accumulated or overwritten.
+    F32 { dw: &'a mut [f32], add: bool },
+    /// Rounded to the storage type.
+    Rounded(RoundedGrad<'a, T>),
 }
 
-impl<T: Element> Weights<'_, T> {
-    /// What it is when nothing is added to it.
+impl<T: Element> WeightGrad<'_, T> {
+    /// Sets the gradient of zero rows.
     fn clear(&mut self) {
         match self {
-            Self::Wide { dw, add: false } => dw.fill(0.0),
-            Self::Wide { add: true, .. } => {}
+            Self::F32 { dw, add: false } => dw.fill(0.0),
+            Self::F32 { add: true, .. } => {}
             Self::Rounded(rounded) => rounded.dw.fill(T::default()),
         }
     }
@@ -159,17 +167,17 @@ fn run<T: Element>(
     scratch: &mut [f32],
 ) -> f64 {
     if let (0, Some(gradients)) = (dims.rows, &mut gradients) {
-        // Otherwise the first slice writes it.
+        // With rows, the first slice overwrites it.
         gradients.dw.clear();
     }
     #[cfg(target_arch = "x86_64")]
-    if tiles::fit::<T>(pool.isa(), dims) {
-        return tiles::run(pool, dims, x, w, labels, gradients, scratch);
+    if amx::supports::<T>(pool.isa(), dims) {
+        return amx::run(pool, dims, x, w, labels, gradients, scratch);
     }
     match T::DTYPE {
         DType::Bf16 if gradients.is_some() => {
-            plain::run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch)
+            portable::run::<T, bf16>(pool, dims, x, w, labels, gradients, scratch)
         }
-        _ => plain::run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
+        _ => portable::run::<T, f32>(pool, dims, x, w, labels, gradients, scratch),
     }
 }

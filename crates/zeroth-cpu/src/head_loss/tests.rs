@@ -1,4 +1,4 @@
-//! Rows that are further apart than they are long have the bits of rows that follow each other.
+//! Padded rows have the bits of contiguous rows.
 
 use half::{bf16, f16};
 
@@ -8,7 +8,7 @@ use zeroth_kernel::HeadLossDims;
 
 const SCALE: f32 = 0.125;
 
-fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
+fn check_padded_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
     let HeadLossDims { rows, hidden, vocab } = dims;
     let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
     let (x, w, before) =
@@ -18,7 +18,7 @@ fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
     let both = [&x, &apart(&x, hidden, f32::NAN)];
     let empty = |count: usize| vec![T::from_f32(-f32::NAN); count];
     let dx_apart = |dx: &[T]| bits(&apart(dx, hidden, -f32::NAN));
-    let mut scratch = vec![f32::NAN; head_loss_once_scratch(dims, pool.threads())];
+    let mut scratch = vec![f32::NAN; head_loss_rounded_scratch(dims, pool.threads())];
 
     let [expected, found] = both.map(|x| head_loss(pool, dims, x, &w, &labels, &mut scratch));
     assert_eq!(found.to_bits(), expected.to_bits(), "{case}");
@@ -40,9 +40,9 @@ fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
     let ids: Vec<_> =
         (0..rows).map(|row| if row % 5 == 4 { -1 } else { (row * row % vocab) as i32 }).collect();
     let [(expected, expected_dx), (found, dx)] = both.map(|x| {
-        let (mut dx, mut dw, mut own) = (empty(x.len()), w.clone(), vec![f32::NAN; rows * hidden]);
-        let own_rows = Some(OwnRows { ids: &ids, rows: &mut own });
-        let (loss, broken) = head_loss_backward_once(
+        let (mut dx, mut dw, mut token_rows) = (empty(x.len()), w.clone(), vec![f32::NAN; rows * hidden]);
+        let own_rows = Some(TokenRows { ids: &ids, rows: &mut token_rows });
+        let (loss, found_inf) = head_loss_backward_rounded(
             pool,
             dims,
             x,
@@ -54,32 +54,32 @@ fn rows_apart_are_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
             own_rows,
             &mut scratch,
         );
-        ((loss.to_bits(), broken, bits(&dw), bits(&own)), dx)
+        ((loss.to_bits(), found_inf, bits(&dw), bits(&token_rows)), dx)
     });
     assert!(found == expected && !found.1, "{case}, backward once");
     assert!(bits(&dx) == dx_apart(&expected_dx), "{case}, dx once");
 }
 
 #[test]
-fn rows_may_be_further_apart_than_they_are_long() {
+fn padded_rows_have_the_bits_of_contiguous_rows() {
     let small = HeadLossDims { rows: 70, hidden: 33, vocab: 600 };
-    // Tiles do not take so wide a model.
+    // Too wide for the AMX path.
     let wide = HeadLossDims { rows: 5, hidden: 1030, vocab: 40 };
     let none = HeadLossDims { rows: 0, hidden: 8, vocab: 5 };
     let slices = HeadLossDims { rows: 1100, hidden: 24, vocab: 40 };
     assert!(slices.slice_rows::<bf16>() < slices.rows && slices.slice_rows::<f32>() < slices.rows);
     for pool in pools() {
         for dims in [small, wide, none, slices] {
-            rows_apart_are_rows::<f32>(&pool, dims);
-            rows_apart_are_rows::<bf16>(&pool, dims);
-            rows_apart_are_rows::<f16>(&pool, dims);
+            check_padded_rows::<f32>(&pool, dims);
+            check_padded_rows::<bf16>(&pool, dims);
+            check_padded_rows::<f16>(&pool, dims);
         }
     }
 }
 
 #[test]
 #[should_panic(expected = "`dx` has 8 elements; the sizes given need 10")]
-fn rows_of_x_and_dx_are_equally_far_apart() {
+fn dx_has_the_row_stride_of_x() {
     let dims = HeadLossDims { rows: 2, hidden: 4, vocab: 1 };
     let (mut scratch, mut dw) = (vec![0.0; head_loss_scratch(dims, 1)], [0.0; 4]);
     let (x, w, dx) = ([0.0f32; 10], [0.0; 4], &mut [0.0; 8]);

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::columns::BLOCK;
-use crate::cut::Parts;
 use crate::rows::pitch;
+use crate::work_partition::Partition;
 use zeroth_kernel::RopeDims;
 
 /// Where heads stand.
@@ -58,7 +58,7 @@ impl<'a, T> Blocks<'a, T> {
 }
 
 // SAFETY: heads do not overlap, and each is in one block.
-unsafe impl<'a, T: Send> Parts for Blocks<'a, T> {
+unsafe impl<'a, T: Send> Partition for Blocks<'a, T> {
     type Part = Heads<'a, T>;
 
     fn count(&self) -> usize {

@@ -11,12 +11,12 @@ mod lines;
 use bytemuck::cast_slice;
 use heads::{Blocks, Heads, Places};
 
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rms_norm::{along, norm_row, rms_norm_scratch, slope};
 use super::rope::{turn_head, turn_head_from};
 use super::stream;
+use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadNormRopeDims;
@@ -162,7 +162,7 @@ each_isa! {
                 (&all_dy[places.of(head)], &all_h[places.of(head)], all_dh.head(head), rstd[head]);
             // The next head is read while this one is computed.
             for values in [all_dy, all_h] {
-                stream::ask_for(values.get(places.of(head + 1)).unwrap_or_default());
+                stream::prefetch_read(values.get(places.of(head + 1)).unwrap_or_default());
             }
             turn_head_from(dy, dh, of_token(dims, head, cos), of_token(dims, head, sin), -1.0);
             let along = along(dh, w, h, rstd);

@@ -19,7 +19,7 @@ use zeroth_base::DType;
 
 use crate::isa::Isa;
 use crate::lines::{LANES, nearest, widened};
-use crate::stream::{LINE, PAGE};
+use crate::stream::{CACHE_LINE, PAGE};
 use zeroth_kernel::Element;
 use zeroth_kernel::{Optimizer, StepNumbers};
 
@@ -102,7 +102,7 @@ unsafe fn run<G: Element>(s: &StepNumbers, inverse: f32, grads: &[G], states: St
 /// and of five that are read at once each has a page of its own. Without it this takes a fifth longer.
 #[inline(always)]
 fn ask<T>(from: *const T, at: usize) {
-    if (at * size_of::<T>()).is_multiple_of(LINE) {
+    if (at * size_of::<T>()).is_multiple_of(CACHE_LINE) {
         // SAFETY: part of every x86-64 processor; a hint may have any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).wrapping_byte_add(PAGE).cast()) };
     }

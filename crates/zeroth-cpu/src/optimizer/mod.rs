@@ -9,9 +9,9 @@ use zeroth_base::DType;
 use zeroth_kernel::{Optimizer, Rounding, StepNumbers, rest, settled, with_rest};
 
 use super::check_len;
-use super::cut::{Chunks, Optional};
 use super::isa::{Isa, each_isa};
 use super::pool::Pool;
+use super::work_partition::{Chunks, Optional};
 use super::{math, stream};
 use zeroth_base::halves;
 use zeroth_kernel::Element;
@@ -73,8 +73,8 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     let settles = weights.is_some() && T::DTYPE == DType::Bf16;
     assert!(rests.is_none() || settles, "what master weights are beside weights needs these, in bf16");
     // Master weights and moments were just read and are in the cache; the weights were not, but beside their rests.
-    let past =
-        whole.is_some() && weights.as_ref().is_some_and(|weights| stream::worth(size_of_val(&**weights)));
+    let past = whole.is_some()
+        && weights.as_ref().is_some_and(|weights| stream::bypasses_cache(size_of_val(&**weights)));
     let inverse = exact_inverse(path, step.root_correction);
     let piece = piece(elements, pool.threads());
     let shape = [elements, piece, elements.div_ceil(piece)];
@@ -158,7 +158,7 @@ each_isa! {
     /// Weights as they are computed with, and, where these are in bf16, master weights as both of their forms hold them; a
     /// fence is still to come.
     fn store_weights<T>(master: &mut [f32], settles: bool, to: &mut [T], past: bool) {
-        stream::staged_open(to, past, |at, to| {
+        stream::staged_unfenced(to, past, |at, to| {
             for (to, master) in to.iter_mut().zip(&mut master[at..]) {
                 *master = if settles { settled(*master) } else { *master };
                 *to = T::from_f32(*master);
@@ -264,7 +264,7 @@ fn adam(
 ///
 /// A root of an f32 is at least 2^-75, so that with such a divisor nothing below comes near the smallest numbers.
 fn exact_inverse(path: Isa, by: f32) -> Option<f32> {
-    (math::has_fused(path) && (1e-6..=1.0).contains(&by)).then(|| 1.0 / by)
+    (math::has_fma(path) && (1e-6..=1.0).contains(&by)).then(|| 1.0 / by)
 }
 
 /// root / by, rounded to the nearest, from the rounded inverse of `by`: the same bits, without the divider.

@@ -11,12 +11,12 @@ use std::sync::{Mutex, PoisonError};
 use zeroth_base::DType;
 
 use super::check_len;
-use super::cut::Chunks;
 use super::isa::{Isa, each_isa};
 use super::math;
 use super::norm::block_sum;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
+use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 use zeroth_kernel::{BLOCK, ExactSum};
 
@@ -55,7 +55,7 @@ fn rounded_blocks<'a, A: Element, B: Element>(
     to: &mut [B],
     add: bool,
 ) -> ExactSum {
-    let fused = math::has_fused(path);
+    let fused = math::has_fma(path);
     let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
     for (block, to) in to.chunks_mut(BLOCK).enumerate() {
         #[cfg(target_arch = "x86_64")]
@@ -98,7 +98,7 @@ fn sum_wide<'a, A: Element>(
 ) {
     (0..ranks).for_each(|rank| check_len("part", part(rank).len(), to.len()));
     // What is added to has been read, and lies in the cache.
-    let past = !add && stream::worth(size_of_val(to));
+    let past = !add && stream::bypasses_cache(size_of_val(to));
     let squares = squares.map(Mutex::new);
     pool.each(Chunks::new(to, PIECE), |task, to| {
         let range = task * PIECE..task * PIECE + to.len();
@@ -143,7 +143,7 @@ fn count_blocks<'a, A: Element>(
     add: bool,
     past: bool,
 ) -> ExactSum {
-    let fused = math::has_fused(path);
+    let fused = math::has_fma(path);
     let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
     for (block, to) in to.chunks_mut(BLOCK).enumerate() {
         #[cfg(target_arch = "x86_64")]
@@ -163,7 +163,7 @@ fn count_blocks<'a, A: Element>(
         }
         counted.add(block_sum(path, fused, sums, &[]));
         if past {
-            stream::store(sums, to);
+            stream::store_non_temporal(sums, to);
         } else {
             to.copy_from_slice(sums);
         }
@@ -175,7 +175,7 @@ fn count_blocks<'a, A: Element>(
 each_isa! {
     fn first<A>(one: &[A], to: &mut [f32], past: bool) {
         staged(to, past, |at, to| {
-            stream::ask_ahead(one, at, to.len());
+            stream::prefetch_next_page(one, at, to.len());
             for (to, one) in to.iter_mut().zip(&one[at..]) {
                 *to = one.to_f32();
             }
@@ -186,8 +186,8 @@ each_isa! {
 each_isa! {
     fn two<A>(one: &[A], two: &[A], to: &mut [f32], past: bool) {
         staged(to, past, |at, to| {
-            stream::ask_ahead(one, at, to.len());
-            stream::ask_ahead(two, at, to.len());
+            stream::prefetch_next_page(one, at, to.len());
+            stream::prefetch_next_page(two, at, to.len());
             for ((to, one), two) in to.iter_mut().zip(&one[at..]).zip(&two[at..]) {
                 *to = one.to_f32() + two.to_f32();
             }

@@ -9,11 +9,11 @@ mod lines;
 #[cfg(target_arch = "x86_64")]
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::pitch;
 use super::stream::{self, STAGE};
+use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns, math};
 use zeroth_kernel::Element;
 use zeroth_kernel::RmsNormDims;
@@ -133,8 +133,8 @@ each_isa! {
 fn add_row<T: Element>(x: &[T], residual: &[T], first: usize, h: &mut [T]) {
     for (piece, h) in h.chunks_mut(STAGE).enumerate() {
         let at = first + piece * STAGE;
-        stream::ask_ahead(x, at, STAGE);
-        stream::ask_ahead(residual, at, STAGE);
+        stream::prefetch_next_page(x, at, STAGE);
+        stream::prefetch_next_page(residual, at, STAGE);
         for ((h, x), residual) in h.iter_mut().zip(&x[at..]).zip(&residual[at..]) {
             *h = T::from_f32(residual.to_f32() + x.to_f32());
         }
@@ -217,7 +217,7 @@ each_isa! {
                 let (at, place) = (piece * STAGE, row * pitch + piece * STAGE);
                 // The next row is read while this one is computed.
                 for values in [all_dy, all_h].into_iter().chain(residual_grad) {
-                    stream::ask_for(values.get(place + pitch..place + pitch + dh.len()).unwrap_or_default());
+                    stream::prefetch_read(values.get(place + pitch..place + pitch + dh.len()).unwrap_or_default());
                 }
                 let inputs = dy[at..].iter().zip(&h[at..]).zip(&w[at..]);
                 if let Some(grad) = residual_grad {

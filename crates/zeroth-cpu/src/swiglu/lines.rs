@@ -12,9 +12,9 @@ use std::arch::x86_64::{
 };
 use std::f32::consts::LOG2_E;
 
+use crate::avx512::{bit_range, to_bf16};
 use crate::lines::{AHEAD, LANES};
-use crate::math::{POWERS, ROUND};
-use crate::panels::{bits, joined};
+use crate::math::{EXP2_COEFFICIENTS, ROUND_MAGIC};
 
 /// Numbers that are taken at a time.
 const LINE: usize = 2 * LANES;
@@ -29,7 +29,7 @@ pub(super) fn forward(gate: &[u16], up: &[u16], y: &mut [u16]) {
 unsafe fn forward_lines(gate: &[u16], up: &[u16], y: &mut [u16]) {
     let order = order();
     for first in (0..y.len()).step_by(LINE) {
-        let there = bits(0, y.len() - first);
+        let there = bit_range(0, y.len() - first);
         // SAFETY: what is behind the end is masked.
         let [gate, up] = [gate, up].map(|from| unsafe { halves(from.as_ptr().add(first), there) });
         let y_of =
@@ -49,7 +49,7 @@ pub(super) fn backward(dy: &[u16], gate: &[u16], up: &[u16], dgate: &mut [u16], 
 unsafe fn backward_lines(dy: &[u16], gate: &[u16], up: &[u16], dgate: &mut [u16], dup: &mut [u16]) {
     let (order, one) = (order(), _mm512_set1_ps(1.0));
     for first in (0..dy.len()).step_by(LINE) {
-        let there = bits(0, dy.len() - first);
+        let there = bit_range(0, dy.len() - first);
         // SAFETY: what is behind the end is masked.
         let [dy, gate, up] = [dy, gate, up].map(|from| unsafe { halves(from.as_ptr().add(first), there) });
         let (mut grads, mut values) = ([one; 2], [one; 2]);
@@ -72,15 +72,15 @@ unsafe fn backward_lines(dy: &[u16], gate: &[u16], up: &[u16], dgate: &mut [u16]
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn one_and_power(x: __m512) -> __m512 {
-    let round = _mm512_set1_ps(ROUND);
+    let round = _mm512_set1_ps(ROUND_MAGIC);
     let exponent = _mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E));
     // The second operand is what comes out where one is no number. 2^128 has the bits of infinity.
     let near = _mm512_max_ps(_mm512_set1_ps(-126.0), exponent);
     let near = _mm512_min_ps(_mm512_set1_ps(128.0), near);
     let shifted = _mm512_add_ps(near, round);
     let t = _mm512_sub_ps(near, _mm512_sub_ps(shifted, round));
-    let mut p = _mm512_set1_ps(POWERS[0]);
-    for &coefficient in &POWERS[1..] {
+    let mut p = _mm512_set1_ps(EXP2_COEFFICIENTS[0]);
+    for &coefficient in &EXP2_COEFFICIENTS[1..] {
         p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(coefficient));
     }
     let value = _mm512_castps_si512(_mm512_fmadd_ps(p, t, _mm512_set1_ps(1.0)));
@@ -114,7 +114,7 @@ fn order() -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn put(halves: [__m512; 2], order: __m512i, to: *mut u16, there: u32) {
-    let line = _mm512_permutexvar_epi16(order, joined(halves));
+    let line = _mm512_permutexvar_epi16(order, to_bf16(halves));
     // SAFETY: the caller has room for what is there.
     unsafe { _mm512_mask_storeu_epi16(to.cast(), there, line) }
 }

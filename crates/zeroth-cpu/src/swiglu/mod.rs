@@ -7,9 +7,9 @@ mod lines;
 #[cfg(target_arch = "x86_64")]
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
+use super::work_partition::Chunks;
 use super::{check_len, math};
 use zeroth_kernel::Element;
 
@@ -20,7 +20,7 @@ const PIECE: usize = 8192;
 pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
     check_len("gate", gate.len(), y.len());
     check_len("up", up.len(), y.len());
-    let fused = math::has_fused(pool.isa());
+    let fused = math::has_fma(pool.isa());
     pool.each(Chunks::new(y, PIECE), |task, y| {
         let range = task * PIECE..task * PIECE + y.len();
         #[cfg(target_arch = "x86_64")]
@@ -45,7 +45,7 @@ pub fn swiglu_backward<T: Element>(
     check_len("up", up.len(), dy.len());
     check_len("dgate", dgate.len(), dy.len());
     check_len("dup", dup.len(), dy.len());
-    let fused = math::has_fused(pool.isa());
+    let fused = math::has_fma(pool.isa());
     pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
         let range = task * PIECE..task * PIECE + dgate.len();
         #[cfg(target_arch = "x86_64")]

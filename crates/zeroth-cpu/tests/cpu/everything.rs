@@ -68,7 +68,7 @@ impl<T: Element> Everything<T> {
             attention_scratch(&ATTENTION, MOST_THREADS),
             attention_backward_scratch(&ATTENTION, MOST_THREADS),
             head_loss_scratch(HEAD, MOST_THREADS),
-            head_loss_once_scratch(TIED, MOST_THREADS),
+            head_loss_rounded_scratch(TIED, MOST_THREADS),
             logits_scratch(LOGITS, MOST_THREADS),
         ];
         let narrow = [
@@ -183,10 +183,10 @@ impl<T: Element> Everything<T> {
         self.sums[1] =
             head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, true, s);
         s.fill(f32::NAN);
-        let (labels, own) = (&self.labels[..ROWS], Some(OwnRows { ids: &self.ids, rows: waiting }));
+        let (labels, own) = (&self.labels[..ROWS], Some(TokenRows { ids: &self.ids, rows: waiting }));
         let (tied_x, dims) = (&head_x[..ROWS * 8], EmbeddingDims { vocab: VOCAB, width: 8 });
         let (sum, broken) =
-            head_loss_backward_once(pool, TIED, tied_x, head_w, labels, 0.01, tied_dx, tied_dw, own, s);
+            head_loss_backward_rounded(pool, TIED, tied_x, head_w, labels, 0.01, tied_dx, tied_dw, own, s);
         let own_broken = embedding_backward_once(pool, dims, &self.ids, tied_x, waiting, tied_dw);
         self.sums[3] = sum + f64::from(u8::from(broken)) + f64::from(u8::from(own_broken));
         logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);

@@ -1,4 +1,4 @@
-//! A head that rounds the gradient of its table as it makes it leaves the bits of one that is rounded when all is added.
+//! A head that rounds the gradient of its table on the fly has the bits of one that rounds it at the end.
 
 use std::fmt::Debug;
 
@@ -8,12 +8,12 @@ use zeroth_base::name_key;
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 
-/// A table that ends within a block and a chunk of the vocabulary, and is more than one of each.
+/// A table of more than one block and chunk of the vocabulary, the last of them partial.
 const HEAD: HeadLossDims = HeadLossDims { rows: 77, hidden: 133, vocab: 1_301 };
 const TABLE: EmbeddingDims = EmbeddingDims { vocab: HEAD.vocab, width: HEAD.hidden };
 const SCALE: f32 = 0.125;
 
-/// A micro-batch: what enters the head, what comes back to the embedding, and the table.
+/// A micro-batch: the input of the head, the output gradient of the embedding, and the table.
 struct Batch<T> {
     x: Vec<T>,
     dy: Vec<T>,
@@ -23,7 +23,7 @@ struct Batch<T> {
 }
 
 impl<T: Element> Batch<T> {
-    /// With tokens that are there more than once, at the ends of blocks and as labels, and with padding.
+    /// With repeated tokens, tokens at block boundaries and as labels, and padding.
     fn new() -> Self {
         let pool = Pool::new(1);
         let random = |name: &str, count: usize| {
@@ -51,8 +51,8 @@ impl<T: Element> Batch<T> {
         }
     }
 
-    /// The same with twelve tokens of this label that have a number in x close to the largest, and nothing in w to meet it.
-    fn with_a_gradient_beyond(mut self, label: i32) -> Self {
+    /// The same batch, in which twelve tokens of this label have a value near the maximum in x, and zeros in that column of w.
+    fn with_overflow_at(mut self, label: i32) -> Self {
         let largest = if T::DTYPE == DType::F16 { 60_000.0 } else { 3e38 };
         let column = 7;
         self.w.iter_mut().skip(column).step_by(HEAD.hidden).for_each(|w| *w = T::default());
@@ -63,8 +63,8 @@ impl<T: Element> Batch<T> {
         self
     }
 
-    /// The sum of the losses, dx, the table's gradient and whether it is broken: added in f32, then rounded.
-    fn at_the_end(&self, pool: &Pool, tied: bool) -> (f64, Vec<T>, Vec<T>, bool) {
+    /// The sum of the losses, dx, the table's gradient and whether it is not finite: accumulated in f32, then rounded.
+    fn rounded_at_the_end(&self, pool: &Pool, tied: bool) -> (f64, Vec<T>, Vec<T>, bool) {
         let mut scratch = vec![f32::NAN; head_loss_scratch(HEAD, pool.threads())];
         let (mut dx, mut wide) = (self.x.clone(), vec![f32::NAN; self.w.len()]);
         let (x, w, labels) = (&self.x, &self.w, &self.labels);
@@ -74,35 +74,35 @@ impl<T: Element> Batch<T> {
             embedding_backward(pool, TABLE, &self.ids, &self.dy, &mut wide);
         }
         let mut dw = self.w.clone();
-        let broken = convert_and_look(pool, &wide, &mut dw);
-        (sum, dx, dw, broken)
+        let found_inf = convert_and_look(pool, &wide, &mut dw);
+        (sum, dx, dw, found_inf)
     }
 
-    /// The same, each row rounded as soon as it is complete; and whether the head said that it is broken.
-    fn at_once(&self, pool: &Pool, tied: bool) -> ((f64, Vec<T>, Vec<T>, bool), bool) {
-        let mut scratch = vec![f32::NAN; head_loss_once_scratch(HEAD, pool.threads())];
+    /// The same with each row rounded as soon as it is complete, and whether the head found a value that is not finite.
+    fn rounded_on_the_fly(&self, pool: &Pool, tied: bool) -> ((f64, Vec<T>, Vec<T>, bool), bool) {
+        let mut scratch = vec![f32::NAN; head_loss_rounded_scratch(HEAD, pool.threads())];
         let (mut dx, mut dw) = (self.x.clone(), self.w.clone());
-        let mut waiting = vec![f32::NAN; HEAD.rows * HEAD.hidden];
-        let own = tied.then_some(OwnRows { ids: &self.ids, rows: &mut waiting });
+        let mut token_rows = vec![f32::NAN; HEAD.rows * HEAD.hidden];
+        let own = tied.then_some(TokenRows { ids: &self.ids, rows: &mut token_rows });
         let (x, w, labels) = (&self.x, &self.w, &self.labels);
         let (sum, by_head) =
-            head_loss_backward_once(pool, HEAD, x, w, labels, SCALE, &mut dx, &mut dw, own, &mut scratch);
+            head_loss_backward_rounded(pool, HEAD, x, w, labels, SCALE, &mut dx, &mut dw, own, &mut scratch);
         let by_rows =
-            tied && embedding_backward_once(pool, TABLE, &self.ids, &self.dy, &mut waiting, &mut dw);
+            tied && embedding_backward_once(pool, TABLE, &self.ids, &self.dy, &mut token_rows, &mut dw);
         ((sum, dx, dw, by_head || by_rows), by_head)
     }
 }
 
-/// Every path of this machine, alone and with company.
+/// Every available instruction set, with one and three threads.
 fn pools() -> impl Iterator<Item = Pool> {
-    let on = |path: &Isa| [1, 3].map(|threads| Pool::on_isa(threads, *path).unwrap());
+    let on = |isa: &Isa| [1, 3].map(|threads| Pool::on_isa(threads, *isa).unwrap());
     Isa::available().iter().flat_map(on)
 }
 
 #[track_caller]
 fn same<T: Element + PartialEq + Debug>(pool: &Pool, batch: &Batch<T>, tied: bool) -> [bool; 2] {
-    let expected = batch.at_the_end(pool, tied);
-    let (found, by_head) = batch.at_once(pool, tied);
+    let expected = batch.rounded_at_the_end(pool, tied);
+    let (found, by_head) = batch.rounded_on_the_fly(pool, tied);
     let what = format!("{}, {} threads, {}, tied {tied}", pool.isa(), pool.threads(), T::DTYPE);
     assert_eq!(expected.0.to_bits(), found.0.to_bits(), "{what}: the loss");
     assert!(
@@ -113,11 +113,11 @@ fn same<T: Element + PartialEq + Debug>(pool: &Pool, batch: &Batch<T>, tied: boo
         bytemuck::cast_slice::<T, u8>(&expected.2) == bytemuck::cast_slice::<T, u8>(&found.2),
         "{what}: dw"
     );
-    assert_eq!(expected.3, found.3, "{what}: broken");
+    assert_eq!(expected.3, found.3, "{what}: found_inf");
     [found.3, by_head]
 }
 
-fn of_type<T: Element + PartialEq + Debug>() {
+fn check_type<T: Element + PartialEq + Debug>() {
     let batch = Batch::<T>::new();
     for pool in pools() {
         for tied in [true, false] {
@@ -127,27 +127,26 @@ fn of_type<T: Element + PartialEq + Debug>() {
 }
 
 #[test]
-fn rows_rounded_when_they_are_complete_have_the_bits_of_rows_rounded_at_the_end() {
-    of_type::<bf16>();
-    of_type::<f16>();
-    of_type::<f32>();
+fn rounding_on_the_fly_has_the_bits_of_rounding_at_the_end() {
+    check_type::<bf16>();
+    check_type::<f16>();
+    check_type::<f32>();
 }
 
-fn broken_of_type<T: Element + PartialEq + Debug>() {
+fn check_found_inf<T: Element + PartialEq + Debug>() {
     for pool in pools() {
-        // A gradient of a row that only the embedding gives: the head has not seen it.
+        // An infinite gradient from the embedding only: the head does not see it.
         let mut batch = Batch::<T>::new();
         batch.dy[12 * HEAD.hidden + 3] = T::from_f32(f32::INFINITY);
         assert_eq!(same(&pool, &batch, true), [true, false]);
-        // One that only the head gives, of a row that is a token's or is not: what it is for the rest of the vocabulary is
-        // small enough.
+        // One from the head only, in a row that is a token's or is not; the rest of the vocabulary stays finite.
         for (row, by_head) in [(512, false), (1_299, true)] {
-            let batch = Batch::<T>::new().with_a_gradient_beyond(row);
+            let batch = Batch::<T>::new().with_overflow_at(row);
             assert_eq!(batch.ids.contains(&row), !by_head);
             assert_eq!(same(&pool, &batch, true), [true, by_head]);
             assert_eq!(same(&pool, &batch, false), [true, true]);
         }
-        // A gradient that is not finite everywhere: the head has seen it in rows that are no token's.
+        // NaN in every row: the head finds it in rows that are no token's.
         let mut batch = Batch::<T>::new();
         batch.x[12 * HEAD.hidden + 3] = T::from_f32(f32::NAN);
         assert_eq!(same(&pool, &batch, true), [true, true]);
@@ -156,7 +155,7 @@ fn broken_of_type<T: Element + PartialEq + Debug>() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_is_seen_by_whoever_completes_it() {
-    broken_of_type::<bf16>();
-    broken_of_type::<f16>();
+fn non_finite_rows_are_found_by_the_kernel_that_completes_them() {
+    check_found_inf::<bf16>();
+    check_found_inf::<f16>();
 }

@@ -10,7 +10,7 @@ use super::room::{Room, of, random};
 use super::{Line, TILES, Unit, matrix_limit};
 use zeroth_cpu::{
     AttentionSaved, Isa, Pool, attention, attention_backward, attention_backward_scratch, attention_scratch,
-    head_loss_backward, head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, linear,
+    head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch, linear,
     linear_dw, linear_dx, linear_scratch, row_stride,
 };
 use zeroth_kernel::DeviceError;
@@ -212,7 +212,7 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
     let pool = Pool::start(threads)?;
     let once = dims.is_one_slice(DType::Bf16);
     let (dw, scratch) = if once {
-        (2 * vocab * hidden, head_loss_once_scratch(dims, threads))
+        (2 * vocab * hidden, head_loss_rounded_scratch(dims, threads))
     } else {
         (4 * vocab * hidden, head_loss_scratch(dims, threads))
     };
@@ -238,7 +238,7 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         let scale = 1.0 / rows as f32;
         if once {
             let dw = of::<bf16>(dw);
-            head_loss_backward_once(&pool, dims, x, w, &labels, scale, dx, dw, None, of(scratch));
+            head_loss_backward_rounded(&pool, dims, x, w, &labels, scale, dx, dw, None, of(scratch));
         } else {
             head_loss_backward(&pool, dims, x, w, &labels, scale, dx, of(dw), true, of(scratch));
         }
