@@ -1,4 +1,5 @@
-//! How ranks talk: one trait whose collectives move bytes and never add, and ranks of one machine over shared memory.
+//! Communication between ranks: a trait whose collectives move bytes and never add, and an implementation for ranks of
+//! one machine over shared memory.
 //!
 //! - [`Comm`] is what a program runs on; [`Transfer`] says exactly what each collective moves.
 //! - [`Windows`] are memory that ranks of one machine read in each other's hands: one pass instead of two.
@@ -35,20 +36,20 @@ pub mod environment;
 mod error;
 mod first_step;
 mod heartbeat;
-mod lanes;
 pub mod launch;
 pub mod local;
+mod peer_monitor;
+mod rank_slot;
 pub mod rendezvous;
 mod segment;
-mod slot;
+mod shm_channel;
 mod wait;
-mod watch;
 mod windows;
 
 pub use comm::{Comm, Finish, Handle, OpName, Transfer};
 pub use crossing::Crossing;
-pub use error::{CommError, JoinError, Lost, OpSeen, RankLost};
+pub use error::{CommError, JoinError, LastOp, LostReason, RankLost};
 pub use first_step::FirstStep;
+pub use peer_monitor::{SlowRank, Timing};
 pub use segment::Token;
-pub use watch::{Slow, Timing};
-pub use windows::{Peers, Windows};
+pub use windows::{PeerSlices, Windows};

@@ -101,7 +101,12 @@ fn trains_like_pytorch(stage: u8) {
 
 #[test]
 fn with_states_in_host_memory_and_blocks_computed_again_it_trains_like_pytorch_too() {
-    let both = Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), tile: 4096, ..Offload::NOTHING };
+    let both = Offload {
+        optimizer: Some(1.0),
+        parameters: Some(u64::MAX),
+        sub_group_size: 4096,
+        ..Offload::NOTHING
+    };
     let optimizer = Offload { parameters: None, ..both };
     let splits = [(1, 1, 4), (1, 4, 1), (2, 1, 2), (3, 1, 4), (5, 4, 1)];
     for (place, golden) in goldens().iter().enumerate() {
@@ -109,11 +114,11 @@ fn with_states_in_host_memory_and_blocks_computed_again_it_trains_like_pytorch_t
             // Every model meets every split, and over all of them every stage, place and policy.
             let stage = ((place + turn) % 4) as u8;
             let offload = [Offload::NOTHING, optimizer, both][(place + 2 * turn) % 3];
-            let parked = (place + turn) % 2 == 0;
+            let offloaded = (place + turn) % 2 == 0;
             let recompute = [
-                Recompute::Block { blocks: None, kept: None, parked },
+                Recompute::Block { blocks: None, checkpoints: None, offloaded },
                 Recompute::Attention,
-                Recompute::Block { blocks: None, kept: Some(1), parked },
+                Recompute::Block { blocks: None, checkpoints: Some(1), offloaded },
                 Recompute::NormSwiGlu,
             ][(place + 3 * turn) % 4];
             let settings = Settings { stage, accumulation, offload, recompute, overlap: true, ..ROOMY };

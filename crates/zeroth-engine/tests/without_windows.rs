@@ -21,7 +21,7 @@ fn how_they_meet(golden: &Golden, gather: Option<Gather>) -> Vec<Option<String>>
             let compiled = &compiled;
             scope.spawn(move || {
                 let engine = golden.engine(compiled, 1, Some(Box::new(comm)));
-                engine.how_ranks_meet().map(str::to_owned)
+                engine.transport_note().map(str::to_owned)
             })
         });
         ranks.map(|rank| rank.join().unwrap()).into()

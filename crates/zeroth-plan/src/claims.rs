@@ -1,11 +1,12 @@
-//! Sentences people repeat about ZeRO (in the ZeRO-3 guide, the ZeRO-2 guide and the ZeRO primer), and from how many GPUs on each is true.
+//! Claims about ZeRO (from the ZeRO-3 guide, the ZeRO-2 guide and the ZeRO primer), and the number of GPUs from which
+//! each holds.
 //!
-//! Everything here is computed from the closed form, states only, once with an fp32 master copy and once without.
+//! Everything is computed from the closed form, model states only, with and without fp32 master weights.
 
 use crate::advice::{BY_CARD, usual_adapters};
-use crate::deepspeed::{self, Machines};
-use crate::figures::gpus;
-use crate::{Ask, Offload, States, TrainType, device_states, volume_in_parameters};
+use crate::deepspeed::{self, Cluster};
+use crate::format::gpus;
+use crate::{Offload, PlanRequest, States, TrainType, device_states, volume_in_parameters};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
@@ -14,28 +15,28 @@ use zeroth_base::{format_bytes, format_count};
 pub struct Claim {
     /// The claim.
     pub claim: String,
-    /// Where it is made.
+    /// Its source.
     pub source: &'static str,
     /// What `holds_from` counts.
     pub counted_in: CountedIn,
-    /// With an fp32 master copy: 16 bytes a trained parameter.
-    pub master: Holding,
+    /// With fp32 master weights: 16 bytes per trained parameter.
+    pub master: ClaimRange,
     /// Without: 12 bytes.
-    pub plain: Holding,
-    /// What else there is to say.
+    pub plain: ClaimRange,
+    /// Further remarks.
     pub note: String,
 }
 
-/// From where on a claim holds.
+/// The count from which a claim holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Holding {
-    /// The smallest count; none: never.
+pub struct ClaimRange {
+    /// The smallest count; `None` if it never holds.
     pub holds_from: Option<u64>,
-    /// What is approached as the count grows.
+    /// The limit for large counts.
     pub limit: String,
 }
 
-/// What a claim's count counts.
+/// The unit of a claim's count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CountedIn {
@@ -51,10 +52,10 @@ const GB: u64 = 1_000_000_000;
 /// Qwen3-30B-A3B, counted from its config.
 const QWEN3_30B_A3B: u64 = 30_532_122_624;
 
-/// The largest count that is tried.
+/// The largest count tried.
 const MOST: u64 = 1 << 20;
 
-/// The smallest count, up to about a million, from which `holds` is true. It must stay true once it is.
+/// The smallest count, up to about a million, for which the monotonic predicate `holds` is true.
 pub(crate) fn smallest_count(holds: impl Fn(u64) -> bool) -> Option<u64> {
     if !holds(MOST) {
         return None;
@@ -85,7 +86,7 @@ pub fn claims() -> Vec<Claim> {
     for (stage, factor) in [(1, 4), (2, 8), (3, 16)] {
         let mut claim =
             saving("the ZeRO primer", format!("ZeRO-{stage} saves about {factor}x"), stage, factor);
-        let on_3 = |stage| Split::of(States::Plain, 8 * B, stage, TrainType::Full).times(3) as f64;
+        let on_3 = |stage| StateBytes::of(States::Plain, 8 * B, stage, TrainType::Full).times(3) as f64;
         let really = on_3(0) / on_3(stage);
         claim.note =
             format!("on its picture's 3 GPUs (8B, no master copy) it is {really:.2}x; {}", claim.note);
@@ -101,22 +102,22 @@ pub fn claims() -> Vec<Claim> {
     claims
 }
 
-/// A GPU's bytes of states: what every GPU has whole, and what all have together.
+/// Bytes of model states: replicated on every GPU, and sharded across them.
 ///
-/// Claims are about round numbers, so a share is a fraction here: 30B over 21 GPUs must not fail by 6 bytes.
-pub(crate) struct Split {
+/// Claims use round numbers, so shares are exact fractions here: 30B over 21 GPUs must not fail by 6 bytes.
+pub(crate) struct StateBytes {
     whole: u128,
     cut: u128,
 }
 
-impl Split {
+impl StateBytes {
     fn of(states: States, params: u64, stage: u8, train_type: TrainType) -> Self {
         let adapters = Some(usual_adapters(params));
-        Self::of_job(&Ask { adapters, train_type, states, ..Ask::new(params, 1) }, stage)
+        Self::of_job(&PlanRequest { adapters, train_type, states, ..PlanRequest::new(params, 1) }, stage)
     }
 
-    pub(crate) fn of_job(ask: &Ask, stage: u8) -> Self {
-        let all = device_states(ask, 0, Offload::None);
+    pub(crate) fn of_job(request: &PlanRequest, stage: u8) -> Self {
+        let all = device_states(request, 0, Offload::None);
 
         let cut_from = [(3, all.parameters), (2, all.gradients), (1, all.optimizer)];
         let sum = |cut| {
@@ -126,7 +127,7 @@ impl Split {
         Self { whole: sum(false), cut: sum(true) }
     }
 
-    /// Bytes of one of so many GPUs, times their number.
+    /// Bytes per GPU, times the number of GPUs.
     fn times(&self, ranks: u64) -> u128 {
         self.whole * u128::from(ranks) + self.cut
     }
@@ -139,19 +140,19 @@ impl Split {
         format_bytes((self.times(ranks) / u128::from(ranks)) as u64)
     }
 
-    /// What stays on a GPU however many there are.
+    /// The replicated bytes: the limit for many GPUs.
     pub(crate) fn limit(&self) -> String {
         format_bytes(self.whole as u64)
     }
 }
 
-fn both(holding: impl Fn(States) -> Holding) -> (Holding, Holding) {
+fn both(holding: impl Fn(States) -> ClaimRange) -> (ClaimRange, ClaimRange) {
     (holding(States::Master), holding(States::Plain))
 }
 
 /// Whether a stage's saving is at least `twice / 2`, in integers: the factors are reached exactly or not at all.
 fn saves(ranks: u64, states: States, stage: u8, twice: u64) -> bool {
-    let total = |stage| Split::of(states, 8 * B, stage, TrainType::Full).times(ranks);
+    let total = |stage| StateBytes::of(states, 8 * B, stage, TrainType::Full).times(ranks);
     2 * total(0) >= u128::from(twice) * total(stage)
 }
 
@@ -163,7 +164,7 @@ fn saving(source: &'static str, claim: String, stage: u8, factor: u64) -> Claim 
             2 => format!("{}x", each.total() / each.parameters),
             _ => "none".to_owned(),
         };
-        Holding { holds_from: smallest_count(|ranks| saves(ranks, states, stage, 2 * factor)), limit }
+        ClaimRange { holds_from: smallest_count(|ranks| saves(ranks, states, stage, 2 * factor)), limit }
     });
     let rounds = |states| match smallest_count(|ranks| saves(ranks, states, stage, 2 * factor - 1)) {
         Some(count) => format!("rounds to {factor}x from {} on", gpus(count)),
@@ -177,9 +178,9 @@ fn saving(source: &'static str, claim: String, stage: u8, factor: u64) -> Claim 
 /// The primer's table for 8B on 5 GPUs, in whole GB.
 fn table_row(stage: u8, gb: u64) -> Claim {
     let name = if stage == 0 { "no ZeRO".to_owned() } else { format!("ZeRO-{stage}") };
-    let split = |states| Split::of(states, 8 * B, stage, TrainType::Full);
-    let (master, plain) = both(|states| Holding {
-        // It rounds to what the table says or to less.
+    let split = |states| StateBytes::of(states, 8 * B, stage, TrainType::Full);
+    let (master, plain) = both(|states| ClaimRange {
+        // It rounds to the table's figure or less.
         holds_from: smallest_count(|ranks| split(states).is_within(ranks, gb * GB + GB / 2 - 1)),
         limit: split(states).limit(),
     });
@@ -196,8 +197,8 @@ fn table_row(stage: u8, gb: u64) -> Claim {
 
 fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType) -> Claim {
     let (master, plain) = both(|states| {
-        let split = Split::of(states, params, stage, train_type);
-        Holding { holds_from: smallest_count(|ranks| split.is_within(ranks, card)), limit: split.limit() }
+        let split = StateBytes::of(states, params, stage, train_type);
+        ClaimRange { holds_from: smallest_count(|ranks| split.is_within(ranks, card)), limit: split.limit() }
     });
     let note = match train_type {
         TrainType::Full => "states only: activations and buffers come on top".to_owned(),
@@ -209,12 +210,12 @@ fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType)
     Claim { claim, source: "the ZeRO primer", counted_in: CountedIn::Gpus, master, plain, note }
 }
 
-/// The primer's two cases, both on 5 cards of 44 GB.
+/// The primer's two cases, both on 5 GPUs of 44 GB.
 fn cases() -> [Claim; 3] {
     let card = 44 * GB;
     let mut zero2 = on_card("ZeRO-2, all parameters of 8B", card, 8 * B, 2, TrainType::Full);
-    let on_5 = |states| Split::of(states, 8 * B, 2, TrainType::Full).on(5);
-    let estimated = deepspeed::zero2(8 * B, Machines { gpus_per_node: 5, nodes: 1 }, false).gpu_bytes;
+    let on_5 = |states| StateBytes::of(states, 8 * B, 2, TrainType::Full).on(5);
+    let estimated = deepspeed::zero2(8 * B, Cluster { gpus_per_node: 5, nodes: 1 }, false).gpu_bytes;
     zero2.note = format!(
         "its case 1 says that 5 are not enough, its table that they are: {} with a master copy and {} without fit, \
          before activations; {} as DeepSpeed estimates do not",
@@ -234,11 +235,12 @@ fn cases() -> [Claim; 3] {
 
 /// "ZeRO-1 < ZeRO-2 < ZeRO-3" in bytes sent.
 fn communication_grows() -> Claim {
-    let volume =
-        |accumulation, stage| volume_in_parameters(&Ask { accumulation, ..Ask::new(8 * B, 5) }, stage);
+    let volume = |accumulation, stage| {
+        volume_in_parameters(&PlanRequest { accumulation, ..PlanRequest::new(8 * B, 5) }, stage)
+    };
     let grows = |k| volume(k, 1) < volume(k, 2) && volume(k, 2) < volume(k, 3);
     let (master, plain) =
-        both(|_| Holding { holds_from: smallest_count(grows), limit: "2 : k+1 : 3k".to_owned() });
+        both(|_| ClaimRange { holds_from: smallest_count(grows), limit: "2 : k+1 : 3k".to_owned() });
     Claim {
         claim: "communication: ZeRO-1 < ZeRO-2 < ZeRO-3".into(),
         source: "the ZeRO primer",

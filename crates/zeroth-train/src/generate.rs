@@ -220,7 +220,7 @@ impl Inference {
         self.weights.load(&self.table, &mut engine, &names, &mut |_, _| ())?;
         let positions: Vec<i32> = (0..compiled.row_sizes.last().copied().unwrap_or(0) as i32).collect();
         let labels = vec![-100; positions.len()];
-        Ok(Generator { model: self, engine, run: compiled.program.types.run, positions, labels })
+        Ok(Generator { model: self, engine, run: compiled.program.types.compute, positions, labels })
     }
 }
 

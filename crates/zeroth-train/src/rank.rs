@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
-use zeroth_engine::{Engine, Rank, RunError, StepRecord, Timed, Trace};
+use zeroth_engine::{Engine, InstructionTime, Rank, RunError, StepRecord, Trace};
 use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_model::WeightsError;
 use zeroth_program::Compiled;
@@ -63,7 +63,7 @@ pub enum Done<'a> {
     /// A step.
     Step(&'a StepLine),
     /// An evaluation, and the times of its instructions.
-    Evaluation(&'a EvaluationLine, &'a [Timed]),
+    Evaluation(&'a EvaluationLine, &'a [InstructionTime]),
     /// A checkpoint of this step is about to appear: what was told so far must be on disk.
     Saving(u64),
     /// Something on the way that somebody should know.
@@ -168,7 +168,7 @@ pub fn train(
     let decayed = |param| job.decays(compiled, param);
     let rank = Rank { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
     let mut engine = Engine::new(compiled, rank)?;
-    if let Some(how) = engine.how_ranks_meet() {
+    if let Some(how) = engine.transport_note() {
         done(Done::Met(how))?;
     }
     let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();

@@ -186,7 +186,7 @@ pub(crate) fn restore(
         }
     }
     let started = engine.control()?;
-    engine.go_on(manifest.step, &with(started, &manifest.control))
+    engine.resume_at(manifest.step, &with(started, &manifest.control))
 }
 
 /// What the device carries on, put over what it starts with.

@@ -41,21 +41,21 @@ fn with_memory_to_spare_all_state_is_on_its_way_and_gradients_stay() {
     let (compiled, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
     let states = compiled.memory.states(Tier::Host);
     assert!(window.unwrap() > states, "{window:?} for {states}");
-    assert_eq!(count(&compiled, |action| matches!(action, Action::SaveGradient(..))), 0);
-    let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
+    assert_eq!(count(&compiled, |action| matches!(action, Action::OffloadGrad(..))), 0);
+    let loads = count(&compiled, |action| matches!(action, Action::LoadStates(_)));
     assert!(loads > 1);
-    assert_eq!(count(&compiled, |action| matches!(action, Action::Store(_))), loads);
+    assert_eq!(count(&compiled, |action| matches!(action, Action::StoreStates(_))), loads);
     // Every load stands before the first update: none waits for another's place.
     let update = compiled.program.sections.last().unwrap();
     let first = update.instructions.iter().position(|i| matches!(i.action, Action::Update(_))).unwrap();
-    let ahead = update.instructions[..first].iter().filter(|i| matches!(i.action, Action::Load(_)));
+    let ahead = update.instructions[..first].iter().filter(|i| matches!(i.action, Action::LoadStates(_)));
     assert_eq!(ahead.count(), loads);
 }
 
 #[test]
 fn with_less_memory_the_window_closes_and_then_gradients_leave() {
     let folder = tempfile::tempdir().unwrap();
-    let saves = |compiled: &Compiled| count(compiled, |action| matches!(action, Action::SaveGradient(..)));
+    let saves = |compiled: &Compiled| count(compiled, |action| matches!(action, Action::OffloadGrad(..)));
     let (roomy, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
     // Half of the window gone: what is left is taken, but for a part that stays free.
     let half = roomy.memory.arena(Tier::Device) - window.unwrap() / 2;
@@ -88,7 +88,7 @@ fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<Updated
     let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
     assert!(compiled.memory.arena(Tier::Device) <= device);
     let by = job.settings.offload.updated_by;
-    let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
+    let loads = count(&compiled, |action| matches!(action, Action::LoadStates(_)));
     assert_eq!(loads > 0, by != Some(UpdatedBy::Host), "{by:?} with {loads} loads");
     // The update by processors is in no line of forward or backward.
     let update = compiled.program.sections.last().unwrap();
@@ -127,16 +127,16 @@ fn sums_in_host_memory_are_counted_against_processors() {
 fn a_window_that_was_typed_is_taken_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(folder.path());
-    job.settings.offload.window = Some(1 << 16);
+    job.settings.offload.update_window = Some(1 << 16);
     let (compiled, chosen) = fitted(&mut job, 1 << 40).unwrap();
-    assert_eq!((compiled.program.window, chosen), (Some(1 << 16), None));
+    assert_eq!((compiled.program.update_window, chosen), (Some(1 << 16), None));
 }
 
 #[test]
 fn a_window_beyond_all_measure_is_refused_with_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(folder.path());
-    job.settings.offload.window = Some(u64::MAX);
+    job.settings.offload.update_window = Some(u64::MAX);
     let budget = Budget { device: Some(1 << 40), ..Budget::default() };
     let refused = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().unwrap_err();
     assert_eq!((refused.of, refused.given), ("device memory", 1 << 40));
@@ -156,7 +156,7 @@ fn what_is_cheap_to_compute_again_gives_its_room_to_a_window_that_is_too_small()
         let freedom = Freedom { recompute: true, update: Some(rates), ..Freedom::default() };
         let (compiled, _) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
         assert!(compiled.memory.arena(Tier::Device) <= device);
-        (job.settings.recompute, job.settings.offload.window)
+        (job.settings.recompute, job.settings.offload.update_window)
     };
     // A bus that is slow beside the card's memory and its products, and processors that are slower still.
     let slow = Rates { update: 1 << 10, bus: 1 << 20, memory: 1 << 30, products: 1 << 40 };

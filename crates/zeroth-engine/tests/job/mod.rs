@@ -17,10 +17,10 @@ use zeroth_kernel::{Optimizer, Recipe, Record, Tier};
 use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_program::{Offload, Recompute, Settings, Types, bytes, compile};
+use zeroth_program::{Offload, Recompute, Settings, Types, compile, plan_memory};
 
-pub(crate) const F32: Types = Types { run: DType::F32, communication: DType::F32 };
-pub(crate) const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
+pub(crate) const F32: Types = Types { compute: DType::F32, communication: DType::F32 };
+pub(crate) const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
 pub(crate) const ROOMY: Settings = Settings {
     stage: 3,
     accumulation: 1,
@@ -32,9 +32,9 @@ pub(crate) const ROOMY: Settings = Settings {
     prefetch: 0,
     overlap: false,
     optimizer: Optimizer::AdamW,
-    moments: DType::F32,
+    moment_dtype: DType::F32,
     stochastic_rounding: false,
-    sums: DType::F32,
+    grad_accum_dtype: DType::F32,
     recompute: Recompute::Nothing,
     offload: Offload::NOTHING,
     reduce_scatter: true,
@@ -275,7 +275,7 @@ impl Golden {
         if setup.exchanges {
             let backward = graph.backward().unwrap();
             let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
-            let memory = bytes(&program, &graph, &backward, target, &sizes);
+            let memory = plan_memory(&program, &graph, &backward, target, &sizes);
             return Compiled { graph, backward, program, memory, row_sizes: sizes, target };
         }
         Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
@@ -360,7 +360,7 @@ impl Golden {
     ) {
         let mut engine = self.engine_with(compiled, setup.threads, comm, setup.scaling);
         if let Some(seed) = setup.chaos {
-            engine.unleash(seed + engine.rank());
+            engine.enable_chaos(seed + engine.rank());
         }
         let batch = setup.ranks * setup.settings.accumulation * setup.micro_batch;
         let rates: Vec<f64> = match self.steps["runs"].as_array() {

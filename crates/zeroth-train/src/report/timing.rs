@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zeroth_base::publish;
 use zeroth_config::resolve::Resolved;
-use zeroth_engine::Timed;
+use zeroth_engine::InstructionTime;
 use zeroth_program::Compiled;
 
 use super::breakdown::{Breakdown, Part};
@@ -21,7 +21,7 @@ pub struct StepTimes<'a> {
     /// Lengths of this rank's sequences.
     pub lengths: &'a [u64],
     /// Times of its instructions.
-    pub times: &'a [Timed],
+    pub times: &'a [InstructionTime],
 }
 
 /// Gathers times, and makes what the config asks for of them.
@@ -63,7 +63,7 @@ impl Timing {
     }
 
     /// Takes the times of an evaluation's instructions.
-    pub fn evaluation(&mut self, compiled: &Compiled, times: &[Timed]) {
+    pub fn evaluation(&mut self, compiled: &Compiled, times: &[InstructionTime]) {
         if let Some(breakdown) = &mut self.breakdown {
             breakdown.add(&compiled.program, times);
         }

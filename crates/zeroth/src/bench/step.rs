@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use zeroth_base::{DType, format_bytes, philox4x32};
 use zeroth_cpu::{Isa, Pool};
-use zeroth_engine::Timed;
+use zeroth_engine::InstructionTime;
 use zeroth_graph::Op;
 use zeroth_kernel::DeviceError;
 use zeroth_machine::bench::{Measured, Rate, Unit, matrix_limit, processor_flop};
@@ -180,7 +180,7 @@ struct Found {
     seconds: Vec<f64>,
     limit: Vec<f64>,
     loss: f64,
-    timed: (f64, Vec<Timed>),
+    timed: (f64, Vec<InstructionTime>),
 }
 
 /// Trains a new model on random tokens for some steps. `told` hears of every step.
@@ -294,7 +294,7 @@ fn random_row(sample: u64, length: usize, vocab: u64) -> Vec<i32> {
 }
 
 /// What the times of one step's instructions say.
-fn shares(compiled: &Compiled, seconds: f64, times: &[Timed]) -> StepShares {
+fn shares(compiled: &Compiled, seconds: f64, times: &[InstructionTime]) -> StepShares {
     let graph = &compiled.graph;
     let mut shares = StepShares::default();
     let mut told = 0.0;

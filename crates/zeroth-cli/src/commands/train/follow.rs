@@ -194,7 +194,7 @@ pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
 /// The peak of all cards that ranks run on, where a datasheet tells it; on a processor what `zeroth bench` has measured
 /// there, if it has.
 fn peak(asked: &Asked, target: Target) -> Option<f64> {
-    let dtype = asked.job.settings.types.run;
+    let dtype = asked.job.settings.types.compute;
     if let Target::Cpu { threads } = target {
         if !profile::is_any_kept() {
             return None;

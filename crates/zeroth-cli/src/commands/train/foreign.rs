@@ -1,9 +1,9 @@
 //! Ranks that another launcher has started on this machine: torchrun, srun, mpirun. Rank 0 does our launcher's work, the
 //! others wait for its word, and then all of them are ranks.
 
-use zeroth::comm::environment::Place;
+use zeroth::comm::environment::LaunchedRank;
 use zeroth::comm::local::Options;
-use zeroth::comm::rendezvous::{Host, MeetError, Patience, attend};
+use zeroth::comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
 use zeroth::program::Compiled;
 
 use super::agreement::Refusal;
@@ -16,11 +16,11 @@ use crate::output::{self, Output};
 use crate::signals::{Role, Signals};
 
 /// This process's place among ranks that another launcher started; none where nobody did.
-pub(super) fn place() -> anyhow::Result<Option<Place>> {
-    Ok(Place::of_this_process()?)
+pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
+    Ok(LaunchedRank::of_this_process()?)
 }
 
-pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyhow::Result<Exit> {
+pub(super) fn run(arguments: &TrainArgs, place: &LaunchedRank, output: &Output) -> anyhow::Result<Exit> {
     let ranks = place.world as u64;
     if let Some(typed) = arguments.ranks.filter(|typed| *typed != ranks) {
         anyhow::bail!(
@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyh
         );
     }
     let signals = Signals::install(if place.rank == 0 { Role::Own } else { Role::Peer })?;
-    let patience = Patience::default().tell(|waiting| output::note(&waiting.to_string()));
+    let patience = WaitPolicy::default().tell(|waiting| output::note(&waiting.to_string()));
     if place.rank == 0 {
         host(arguments, place, output, &signals, patience)
     } else {
@@ -39,12 +39,12 @@ pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyh
 
 fn host(
     arguments: &TrainArgs,
-    place: &Place,
+    place: &LaunchedRank,
     output: &Output,
     signals: &Signals,
-    patience: Patience,
+    patience: WaitPolicy,
 ) -> anyhow::Result<Exit> {
-    let host = Host::open(&place.job, place.world, patience)?;
+    let host = Coordinator::open(&place.job, place.world, patience)?;
     let begun = match begin(arguments, Some(place.world as u64), output, signals) {
         Ok(Ok(begun)) => begun,
         Ok(Err(exit)) => {
@@ -67,14 +67,14 @@ fn host(
 
 fn guest(
     arguments: &TrainArgs,
-    place: &Place,
+    place: &LaunchedRank,
     signals: &Signals,
-    patience: &Patience,
+    patience: &WaitPolicy,
 ) -> anyhow::Result<Exit> {
-    let invitation = match attend(&place.job, place.rank, place.world, patience) {
+    let invitation = match request_join(&place.job, place.rank, place.world, patience) {
         Ok(invitation) => invitation,
         // Rank 0 has said why, and tells with which exit code.
-        Err(MeetError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
+        Err(RendezvousError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
         Err(error) => return Err(error.into()),
     };
     // Whatever is wrong here, the others wait for this rank: it joins them and says so.
@@ -93,7 +93,7 @@ fn guest(
 }
 
 /// What this rank's own command line asks for, where it is what rank 0 is asked for.
-fn resolve(arguments: &TrainArgs, place: &Place, told: Told) -> Result<(Asked, Compiled), Refusal> {
+fn resolve(arguments: &TrainArgs, place: &LaunchedRank, told: Told) -> Result<(Asked, Compiled), Refusal> {
     let mut asked =
         ask::ask(arguments, Some(place.world as u64), Some(told)).map_err(|error| refusal(&error))?;
     let compiled = match asked.fit().map_err(|error| refusal(&error))? {

@@ -5,8 +5,10 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
-use zeroth::comm::Lost;
-use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream, sealed};
+use zeroth::comm::LostReason;
+use zeroth::comm::launch::{
+    ExitReason, Launch, Output as RankOutput, OutputLine, OutputStream, Report, sealed,
+};
 use zeroth::kernel::Tier;
 
 use super::told::{TOLD, Told};
@@ -35,25 +37,26 @@ pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> a
         {
             before.stop(asked);
         }
-        if report.success() || report.stopped_as_asked() {
+        if report.success() || report.stopped_on_request() {
             if let (Some(path), true) = (&arguments.trace, report.success()) {
                 finish::joined_trace(path, begun.folder.root(), begun.asked.ranks as usize)?;
             }
             return Ok(end(&report, signals));
         }
         // Where all ranks ended by themselves with the same exit code, rank 0 has said why.
-        let agreed = |code: Exit| report.ranks.iter().all(|end| end.how == How::Exited { code: code as i32 });
+        let agreed =
+            |code: Exit| report.ranks.iter().all(|end| end.how == ExitReason::Exited { code: code as i32 });
         // A rank was told to end, and all of them have saved and ended with it.
         if agreed(Exit::Terminated) {
             return Ok(Exit::Terminated);
         }
-        let left = report.lost.as_ref().is_none_or(|lost| lost.reason == Lost::Left);
+        let left = report.lost.as_ref().is_none_or(|lost| lost.reason == LostReason::Left);
         let is_said = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
         if !is_said {
             output::error(report.to_string().trim_end());
         }
         // What a rank finds wrong it would find again; a rank that died may live the next time.
-        let died = report.ranks.iter().any(|end| matches!(end.how, How::Killed { .. }));
+        let died = report.ranks.iter().any(|end| matches!(end.how, ExitReason::Killed { .. }));
         if signals.asked().is_some() || !died || restarts >= arguments.max_restarts {
             return Ok(if agreed(Exit::Wrong) { Exit::Wrong } else { Exit::Failed });
         }
@@ -83,7 +86,7 @@ pub(super) fn many(arguments: &TrainArgs, begun: &Begun, signals: &Signals) -> a
 
 /// The exit code of a run that did not fail.
 fn end(report: &Report, signals: &Signals) -> Exit {
-    let stopped = report.ranks.iter().any(|end| end.how != How::Exited { code: 0 });
+    let stopped = report.ranks.iter().any(|end| end.how != ExitReason::Exited { code: 0 });
     match signals.asked() {
         Some(asked) if stopped => Exit::after(asked),
         _ => Exit::Done,
@@ -100,7 +103,7 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         })
         .collect::<anyhow::Result<_>>()?;
     let on_terminal = std::io::stderr().is_terminal();
-    let lines = move |line: Line| {
+    let lines = move |line: OutputLine| {
         // A bar is no line for a log.
         if show_passed(&line.text) {
             return;
@@ -108,7 +111,7 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         let _ = writeln!(&logs[line.rank], "{}", line.text);
         // Rank 0 speaks for all; what the others say is a problem, and carries their number.
         match (line.rank, line.stream) {
-            (0, Stream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
+            (0, OutputStream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
             _ => output::problem(&line.to_string()),
         }
     };
@@ -123,8 +126,8 @@ fn once(begun: &Begun, told: &Told, signals: &Signals) -> anyhow::Result<Report>
         .inherit(files)
         .variable(TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
-        .ask_when(signals.flag())
-        .on_ask(|| output::note(FINISHING))
+        .request_stop_when(signals.flag())
+        .on_stop_request(|| output::note(FINISHING))
         .ends_before_first_step()
         .planned(arenas + asked.overhead(compiled).total)
         .run()?;

@@ -1,9 +1,9 @@
-//! Sections that are one line of launches: a device that can keeps the whole line, and enqueues it by one call.
+//! Graph capture: a section that is a plain list of launches is captured once and launched as a whole.
 //!
-//! Launches are the same at every step with sequences of the same form; what else differs is read from memory. The first run
-//! of a section is launch by launch: a device may choose algorithms then, and take memory for them. Sections with collectives,
-//! with several queues, or beside which another one runs are never kept, and nothing is while instructions are timed or run in
-//! any order.
+//! Launches repeat at every step with the same sequence lengths; everything else that differs is read from memory. The
+//! first run of a section is launch by launch, since the device may then select algorithms and allocate workspace.
+//! Sections with collectives, with several queues, or that overlap another one are never captured, and nothing is
+//! captured while tracing or with chaos.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,31 +13,31 @@ use zeroth_kernel::{Device, DeviceError, Launch, Queue};
 use zeroth_program::Compiled;
 use zeroth_program::Work;
 
-/// What is known of one section for one number of rows and one form of sequences.
+/// The capture state of a section for one row count and sequence length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
-    /// It is enqueued launch by launch, always.
+    /// It is always enqueued launch by launch.
     Loose,
     /// It has run once.
     Tried,
-    /// The device keeps it under this number.
+    /// It is captured as the device graph with this number.
     Kept(usize),
 }
 
-/// The most lines: lengths that change from one micro-batch to the next do not fill a card's memory with them.
+/// The maximum number of captured graphs, so that varying lengths do not fill GPU memory.
 const MOST: usize = 64;
 
-/// The lines.
-pub(super) struct Replays {
-    /// Which can be kept, by number of rows and section.
+/// The captured sections of a program.
+pub(super) struct CapturedSections {
+    /// Whether a section can be captured, by row size and section.
     can: Vec<Vec<bool>>,
-    /// By number of rows, section, and the length of all sequences where it is one.
+    /// Keyed by row size, section, and the common sequence length.
     lines: BTreeMap<([usize; 2], Option<usize>), Line>,
 }
 
-impl Replays {
-    /// Finds the sections that can be kept. `lowered` is by number of rows, section and instruction.
-    pub(super) fn new(compiled: &Compiled, lowered: &[Vec<Vec<Work>>], runs_on: bool) -> Self {
+impl CapturedSections {
+    /// Finds the sections that can be captured. `lowered` is indexed by row size, section and instruction.
+    pub(super) fn new(compiled: &Compiled, lowered: &[Vec<Vec<Work>>], overlaps_next_step: bool) -> Self {
         let can = |section: usize, works: &[Work]| {
             let instructions = &compiled.program.sections[section].instructions;
             let fits = |(at, work): (usize, &Work)| match work {
@@ -45,7 +45,7 @@ impl Replays {
                 Work::Launches(_) => instructions[at].queue == Queue::Compute,
                 Work::Collective(_) => false,
             };
-            !runs_on && works.iter().enumerate().all(fits)
+            !overlaps_next_step && works.iter().enumerate().all(fits)
         };
         let of_size = |sections: &Vec<Vec<Work>>| {
             sections.iter().enumerate().map(|(section, works)| can(section, works)).collect()
@@ -53,7 +53,7 @@ impl Replays {
         Self { can: lowered.iter().map(of_size).collect(), lines: BTreeMap::new() }
     }
 
-    /// Enqueues a section from what the device keeps, or has it kept; false where it is to be enqueued launch by launch.
+    /// Launches a captured section, or captures it; false where it must be enqueued launch by launch.
     pub(super) fn run(
         &mut self,
         device: &mut dyn Device,
