@@ -4,10 +4,9 @@ use clap::{Arg, Command};
 use zeroth::base::nearest;
 
 /// Flags of `train` whose part is not built yet, under the names that Hugging Face, ms-swift and PEFT gave them.
-const NOT_YET: [&str; 37] = [
+const NOT_YET: [&str; 36] = [
     "adapter",
     "config",
-    "dump-program",
     "eval-strategy",
     "hosts",
     "init-lora-weights",

@@ -9,15 +9,10 @@ use std::ops::RangeInclusive;
 
 use zeroth_kernel::{Access, Tier};
 
-use super::cross_step_waits::{self, Accesses};
+use super::accesses::SectionAccesses;
 use super::placement::{TransientBuffer, place};
+use super::waits;
 use super::{Buffer, BufferId, Category, LiveRange, Program, SectionKind};
-
-/// A section before placement: the buffer accesses of its instructions, and their scratch sizes.
-pub(super) struct SectionAccesses {
-    pub(super) touches: Accesses,
-    pub(super) scratch: Vec<u64>,
-}
 
 /// Buffers that a step's only micro-batch writes and its update reads.
 pub(super) struct CrossSectionBuffers {
@@ -34,9 +29,9 @@ impl CrossSectionBuffers {
         static_buffers: &mut Vec<Buffer>,
     ) -> Self {
         let place = |kind| program.sections.iter().position(|section| section.kind == kind);
-        let runs_on = program.update_window.is_some() || cross_step_waits::runs_on(&program.sections);
+        let overlaps = program.update_window.is_some() || waits::update_overlaps(&program.sections);
         let (Some(only), Some(update), false) =
-            (place(SectionKind::Only), place(SectionKind::Update), runs_on)
+            (place(SectionKind::Only), place(SectionKind::Update), overlaps)
         else {
             return Self { sections: [0, 0], buffers: Vec::new() };
         };

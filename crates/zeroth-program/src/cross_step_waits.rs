@@ -8,25 +8,12 @@ use std::collections::BTreeMap;
 
 use zeroth_kernel::{Access, Queue, Tier};
 
-use super::cross_section_buffers::SectionAccesses;
+use super::accesses::{Accesses, SectionAccesses};
+use super::waits::CrossStepWaits;
 use super::{BufferId, Section, SectionKind, SectionMemory};
-
-/// For each instruction, the instructions of earlier sections it waits for, as (section, index).
-pub(super) type CrossStepWaits = Vec<Vec<(usize, usize)>>;
-
-/// The buffer accesses of each instruction of a section.
-pub(super) type Accesses = Vec<Vec<(BufferId, Access)>>;
 
 /// The last access on each queue.
 type Last = BTreeMap<Queue, usize>;
-
-/// Whether the update overlaps its neighbours: it does where it uses the load or store queue.
-pub(super) fn runs_on(sections: &[Section]) -> bool {
-    sections.iter().any(|section| {
-        let lines = |queue| section.instructions.iter().any(|instruction| instruction.queue == queue);
-        section.kind == SectionKind::Update && (lines(Queue::Load) || lines(Queue::Store))
-    })
-}
 
 /// The sections that may still be running when a section starts.
 fn before(sections: &[Section], kind: SectionKind) -> Vec<usize> {

@@ -213,36 +213,36 @@ impl Action {
     /// The opcode, as in dumps, messages and traces.
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::ZeroLoss => "clear loss",
+            Self::ZeroLoss => "zero_loss",
             Self::Forward(_) => "forward",
             Self::Logits { .. } => "logits",
             Self::Backward(_) => "backward",
             Self::Recompute { .. } => "recompute",
-            Self::OffloadActivation(_) => "park",
-            Self::ReloadActivation(_) => "fetch",
-            Self::AllGather(_) => "gather",
+            Self::OffloadActivation(_) => "offload_activation",
+            Self::ReloadActivation(_) => "reload_activation",
+            Self::AllGather(_) => "all_gather",
             Self::Release(_) => "release",
-            Self::ZeroGrad(_) => "clear gradient",
-            Self::KeepGrad(_) => "keep gradient",
-            Self::CastGrad(_) => "round the rest",
-            Self::PackGrad(_) => "pack",
-            Self::CastAndPackGrad(_) => "round",
-            Self::AllToAll(_) => "exchange",
-            Self::SumRanks(..) => "add",
-            Self::ReduceScatter(..) => "reduce",
-            Self::AllGatherGrad(_) => "gather gradient",
-            Self::GradSquares(_) => "squares",
-            Self::AllGatherReports => "reports",
+            Self::ZeroGrad(_) => "zero_grad",
+            Self::KeepGrad(_) => "keep_grad",
+            Self::CastGrad(_) => "cast_grad",
+            Self::PackGrad(_) => "pack_grad",
+            Self::CastAndPackGrad(_) => "cast_and_pack_grad",
+            Self::AllToAll(_) => "all_to_all",
+            Self::SumRanks(..) => "sum_ranks",
+            Self::ReduceScatter(..) => "reduce_scatter",
+            Self::AllGatherGrad(_) => "all_gather_grad",
+            Self::GradSquares(_) => "grad_squares",
+            Self::AllGatherReports => "all_gather_reports",
             Self::Control => "control",
-            Self::OffloadGrad(..) => "save gradient",
-            Self::StageShard(_) => "stage",
-            Self::UploadShard(_) => "bring",
-            Self::LoadStates(_) => "load states",
+            Self::OffloadGrad(..) => "offload_grad",
+            Self::StageShard(_) => "stage_shard",
+            Self::UploadShard(_) => "upload_shard",
+            Self::LoadStates(_) => "load_states",
             Self::Update(_) => "update",
-            Self::StoreStates(_) => "store states",
-            Self::WriteBack(_) => "put back",
-            Self::AllGatherWeights(_) => "gather weights",
-            Self::BroadcastWeights { .. } => "spread weights",
+            Self::StoreStates(_) => "store_states",
+            Self::WriteBack(_) => "write_back",
+            Self::AllGatherWeights(_) => "all_gather_weights",
+            Self::BroadcastWeights { .. } => "broadcast_weights",
         }
     }
 
@@ -260,17 +260,9 @@ impl Action {
         )
     }
 
-    /// The flat it operates on, if any.
-    pub const fn flat(&self) -> Option<usize> {
+    /// The chunk it operates on, if any.
+    pub const fn chunk(&self) -> Option<&Chunk> {
         match self {
-            Self::AllGather(flat)
-            | Self::Release(flat)
-            | Self::ZeroGrad(flat)
-            | Self::KeepGrad(flat)
-            | Self::CastGrad(flat)
-            | Self::AllGatherGrad(flat)
-            | Self::GradSquares(flat)
-            | Self::BroadcastWeights { flat, .. } => Some(*flat),
             Self::PackGrad(chunk)
             | Self::CastAndPackGrad(chunk)
             | Self::AllToAll(chunk)
@@ -283,16 +275,26 @@ impl Action {
             | Self::Update(chunk)
             | Self::StoreStates(chunk)
             | Self::AllGatherWeights(chunk)
-            | Self::WriteBack(chunk) => Some(chunk.flat),
-            Self::ZeroLoss
-            | Self::Forward(_)
-            | Self::Logits { .. }
-            | Self::Backward(_)
-            | Self::Recompute { .. }
-            | Self::OffloadActivation(_)
-            | Self::ReloadActivation(_)
-            | Self::AllGatherReports
-            | Self::Control => None,
+            | Self::WriteBack(chunk) => Some(chunk),
+            _ => None,
+        }
+    }
+
+    /// The flat it operates on, if any.
+    pub const fn flat(&self) -> Option<usize> {
+        match self {
+            Self::AllGather(flat)
+            | Self::Release(flat)
+            | Self::ZeroGrad(flat)
+            | Self::KeepGrad(flat)
+            | Self::CastGrad(flat)
+            | Self::AllGatherGrad(flat)
+            | Self::GradSquares(flat)
+            | Self::BroadcastWeights { flat, .. } => Some(*flat),
+            _ => match self.chunk() {
+                Some(chunk) => Some(chunk.flat),
+                None => None,
+            },
         }
     }
 }
@@ -311,6 +313,19 @@ impl Section {
 }
 
 impl SectionKind {
+    /// Its name in dumps.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Only => "only",
+            Self::First => "first",
+            Self::Middle => "middle",
+            Self::Last => "last",
+            Self::Update => "update",
+            Self::Eval => "eval",
+            Self::Logits => "logits",
+        }
+    }
+
     /// Whether it is a step's first micro-batch.
     pub(super) const fn is_first(self) -> bool {
         matches!(self, Self::Only | Self::First)

@@ -4,19 +4,24 @@
 //! releases of parameters, reduce-scatters of gradients, the optimizer step, and overlap. A pass moves work and never
 //! changes arithmetic. [`Memory`] places every buffer of a program, and the engine runs it.
 
-mod buffers;
+mod accesses;
+mod buffer;
+mod buffer_analysis;
 mod category_bytes;
 mod check;
 mod compiled;
 mod cross_section_buffers;
 mod cross_step_waits;
+mod dump;
 mod grad_destinations;
+mod grad_producers;
 mod ir;
 mod launches;
 mod layout;
 mod memory;
 mod passes;
 mod placement;
+mod plan_memory;
 mod settings;
 mod sub_group;
 mod target;
@@ -26,23 +31,21 @@ mod waits;
 use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph};
 
-pub use buffers::vocabulary;
-pub use buffers::{Buffer, BufferId, Category};
-pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
-
+pub use buffer::{Buffer, BufferId, Category};
+pub use buffer_analysis::vocabulary;
+pub use category_bytes::Bytes;
 pub use check::{GatherStats, ProgramError};
-pub use grad_destinations::GradProducers;
+pub use compiled::{CompileError, Compiled};
+pub use grad_producers::GradProducers;
 pub use ir::{
     Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Residency, Section, SectionKind,
 };
 pub use launches::{Binding, Collective, Lowering, Work};
-pub use memory::plan_memory_guarded;
-pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory, plan_memory};
-pub use passes::in_place;
-
-pub use category_bytes::Bytes;
-pub use compiled::{CompileError, Compiled};
 pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot};
+pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
+pub use passes::in_place;
+pub use plan_memory::{plan_memory, plan_memory_guarded};
+pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
 pub use target::Target;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to

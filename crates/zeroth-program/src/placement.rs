@@ -9,9 +9,6 @@ use std::ops::RangeInclusive;
 use super::waits::{self, Waits};
 use super::{Buffer, BufferId, Section};
 
-/// Offsets are multiples of this: enough for cache lines and vector registers of every device.
-pub(super) const ALIGNMENT: u64 = 256;
-
 /// A transient buffer: its lifetime in the list and the instructions that access it.
 #[derive(Debug, Clone)]
 pub(super) struct TransientBuffer {

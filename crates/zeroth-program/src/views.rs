@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::buffers::BufferAnalysis;
-use super::cross_section_buffers::SectionAccesses;
+use super::accesses::SectionAccesses;
+use super::buffer_analysis::BufferAnalysis;
 use super::{BufferId, LiveRange, PlacedBuffer, Program, Section};
 
 /// The alignment of the first view: a multiple of every page size.

@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 
 use zeroth_kernel::{Access, Queue};
 
-use super::{Action, BufferId, Section};
+use super::{Action, BufferId, Section, SectionKind};
 
 /// For each instruction, the instructions of other queues it waits for: at most one per queue, since queues run in
 /// order.
 pub(super) type Waits = Vec<Vec<usize>>;
+
+/// For each instruction, the instructions of earlier sections it waits for, as (section, index).
+pub(super) type CrossStepWaits = Vec<Vec<(usize, usize)>>;
 
 /// The accesses to a buffer since its last write.
 #[derive(Default)]
@@ -67,4 +70,12 @@ pub(super) fn add(section: &Section, waits: &mut Waits, at: usize, earlier: usiz
 /// Whether a section uses more than one queue.
 pub(super) fn has_company(section: &Section) -> bool {
     section.instructions.iter().any(|instruction| instruction.queue != Queue::Compute)
+}
+
+/// Whether the update overlaps its neighbours: it does where it uses the load or store queue.
+pub(super) fn update_overlaps(sections: &[Section]) -> bool {
+    sections.iter().any(|section| {
+        let lines = |queue| section.instructions.iter().any(|instruction| instruction.queue == queue);
+        section.kind == SectionKind::Update && (lines(Queue::Load) || lines(Queue::Store))
+    })
 }

@@ -6,7 +6,7 @@ use zeroth_base::DType;
 use zeroth_kernel::ExactSum;
 use zeroth_kernel::{Access, Kernel, Report, Rounding, Tier};
 
-use super::super::buffers::{record_bytes, report_bytes};
+use super::super::buffer_analysis::{record_bytes, report_bytes};
 use super::super::{Accumulate, Action, BufferId, Chunk, GradientStorage};
 use super::{At, Collective, Span};
 

@@ -12,9 +12,9 @@ use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
 use zeroth_kernel::{Access, Kernel, Launch, Report, Span};
 
-use super::buffers::{BufferAnalysis, report_bytes};
+use super::buffer::ALIGNMENT;
+use super::buffer_analysis::{BufferAnalysis, report_bytes};
 use super::grad_destinations::GradSlice;
-use super::placement::ALIGNMENT;
 use super::{Action, BufferId, Program, Section};
 
 /// The work of an instruction on one rank.

@@ -5,8 +5,8 @@
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::Queue;
 
-use super::super::grad_destinations::grad_producers;
-use super::super::placement::ALIGNMENT;
+use super::super::buffer::ALIGNMENT;
+use super::super::grad_producers::grad_producers;
 use super::super::{Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings};
 use super::hold;
 use crate::Layout;

@@ -120,6 +120,10 @@ fn begin(
         show::first_batch(&asked, output)?;
         return Ok(Err(Exit::Done));
     }
+    if let Some(file) = &arguments.dump_program {
+        dump_program(file, &compiled)?;
+        return Ok(Err(Exit::Done));
+    }
     let (folder, earlier) = write_folder(arguments, &asked, &compiled, signals)?;
     say_removed(&folder);
     if let Some(checkpoint) = &asked.checkpoint {
@@ -131,6 +135,15 @@ fn begin(
         ));
     }
     Ok(Ok(Begun { asked, compiled, folder, earlier }))
+}
+
+/// Writes the compiled program as text: to standard output for `-`, else to a file.
+fn dump_program(file: &std::path::Path, compiled: &Compiled) -> anyhow::Result<()> {
+    if file.as_os_str() == "-" {
+        output::text(&compiled.to_string());
+        return Ok(());
+    }
+    Ok(publish(file, compiled.to_string().as_bytes())?)
 }
 
 /// Says where a budget lacks its unit.
