@@ -1,36 +1,9 @@
 //! The [`Comm`] trait: collectives that move bytes and never add.
 
-use std::fmt;
-
 use crate::crossing::Crossing;
 use crate::error::CommError;
+use crate::op_name::OpName;
 use crate::windows::Windows;
-
-/// The name of a collective in messages: its step, its operation, and its index in the program.
-///
-/// All ranks give a collective the same name; a rank that is in a different one is reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OpName {
-    /// The training step, or 0 before the first.
-    pub step: u64,
-    /// The operation. Other ranks see the first 40 bytes.
-    pub name: &'static str,
-    /// Its index in the program.
-    pub index: u32,
-}
-
-impl OpName {
-    /// Creates a name.
-    pub const fn new(step: u64, name: &'static str, index: u32) -> Self {
-        Self { step, name, index }
-    }
-}
-
-impl fmt::Display for OpName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {}, op {}#{}", self.step, self.name, self.index)
-    }
-}
 
 /// The operands of a collective on one rank.
 ///

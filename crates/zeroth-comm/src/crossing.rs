@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::comm::OpName;
 use crate::error::{CommError, LostReason, RankLost};
+use crate::op_name::OpName;
 use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
 use crate::rank_slot::LEFT;
 use crate::segment::Segment;

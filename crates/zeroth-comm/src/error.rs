@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::comm::OpName;
+use crate::op_name::{LastOp, OpName};
 
 /// A collective that failed.
 #[derive(Debug, thiserror::Error)]
@@ -87,26 +87,6 @@ pub enum LostReason {
         /// The rank that noticed.
         from: usize,
     },
-}
-
-/// The last collective of another rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LastOp {
-    /// Its step.
-    pub step: u64,
-    /// Its name, up to 40 bytes.
-    pub name: String,
-    /// Its index in the program.
-    pub index: u32,
-    /// Whether the rank was still in it.
-    pub inside: bool,
-}
-
-impl fmt::Display for LastOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = if self.inside { "in" } else { "after" };
-        write!(f, "{place} step {}, op {}#{}", self.step, self.name, self.index)
-    }
 }
 
 /// A lost rank, and the rank that noticed.

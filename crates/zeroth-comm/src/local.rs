@@ -11,11 +11,13 @@ use std::sync::Arc;
 
 use rustix::io::FdFlags;
 
-use crate::comm::{Comm, Finish, Handle, OpName, Transfer};
+use crate::comm::{Comm, Finish, Handle, Transfer};
 use crate::crossing::Crossing;
-use crate::error::{CommError, JoinError, LastOp, LostReason, RankLost};
+use crate::error::{CommError, JoinError, LostReason, RankLost};
 use crate::first_step::{self, FirstStep};
 use crate::heartbeat::{Heartbeat, Process};
+use crate::op_name::LastOp;
+use crate::op_name::OpName;
 use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
 use crate::rank_slot::{FREE, LEFT};
 use crate::segment::{Segment, SegmentLayout, Token};

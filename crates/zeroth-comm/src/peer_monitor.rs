@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::comm::OpName;
-use crate::error::{LastOp, LostReason};
+use crate::error::LostReason;
 use crate::heartbeat::Process;
+use crate::op_name::LastOp;
+use crate::op_name::OpName;
 use crate::rank_slot::{FREE, JOINED};
 use crate::segment::Segment;
 use crate::wait::SLICE;

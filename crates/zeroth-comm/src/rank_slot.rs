@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::comm::OpName;
-use crate::error::LastOp;
+use crate::op_name::LastOp;
+use crate::op_name::OpName;
 
 /// Not taken.
 pub(crate) const FREE: u32 = 0;

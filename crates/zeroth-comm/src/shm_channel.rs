@@ -20,8 +20,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::comm::OpName;
 use crate::error::{CommError, LostReason, RankLost};
+use crate::op_name::OpName;
 use crate::peer_monitor::{PeerMonitor, SlowRank};
 use crate::rank_slot::{LEFT, RankSlot};
 use crate::segment::Segment;

@@ -12,8 +12,8 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::comm::OpName;
 use crate::error::CommError;
+use crate::op_name::OpName;
 
 /// Memory of each rank that its peers read in place.
 pub trait Windows {

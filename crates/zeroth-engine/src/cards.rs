@@ -3,7 +3,7 @@
 use zeroth_comm::{Comm, CommError, Crossing, OpName};
 use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Transport, Words};
 
-use super::collectives::CollectiveError;
+use super::error::CollectiveError;
 use zeroth_program::Collective;
 
 /// Bytes in which a rank tells the others its door, or why it has none.

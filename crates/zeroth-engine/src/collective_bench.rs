@@ -6,8 +6,9 @@ use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{Device, DeviceError, Queue, Span};
 
 use super::RunError;
-use super::collectives::{CollectiveError, Collectives};
+use super::collectives::Collectives;
 use super::cpu_share::cpu_share;
+use super::error::CollectiveError;
 use zeroth_program::{Collective, Work};
 
 /// A collective of a CPU program.

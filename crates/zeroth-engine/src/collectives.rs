@@ -7,23 +7,18 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_comm::{Comm, CommError, OpName, PeerSlices, Transfer, Windows};
+use zeroth_comm::{Comm, OpName, PeerSlices, Transfer, Windows};
 use zeroth_kernel::{
     Device, DeviceError, Kernel, Launch, PeerMapping, Queue, RankSum, Shared, Span, Tier, Transport,
 };
 
 use super::RunError;
 use super::cards::{Cards, exchange};
+use super::error::CollectiveError;
 use zeroth_program::{Collective, Work};
 
 /// Parts smaller than this are sent through the shared-memory regions: that takes one synchronisation instead of two.
 const IN_PLACE: usize = 4096;
-
-/// A collective that failed.
-pub(super) enum CollectiveError {
-    Device(DeviceError),
-    Comm(CommError),
-}
 
 /// The transport of a rank's collectives.
 pub(super) struct Collectives {

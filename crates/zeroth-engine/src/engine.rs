@@ -7,9 +7,10 @@ use zeroth_kernel::{Control, Device, DeviceError, NOTES, Queue, RATES, Recipe, R
 
 use super::batch_staging::{BatchStaging, SliceBatches};
 use super::chaos::{Chaos, ChaosUntil};
-use super::collectives::{CollectiveError, Collectives};
+use super::collectives::Collectives;
 use super::cpu_share::cpu_share;
 use super::early_loads::{EarlyLoad, awaited, early};
+use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
 use super::{InstructionTime, MicroBatch, MicroBatches, RunError, Trace};
 use zeroth_program::Compiled;

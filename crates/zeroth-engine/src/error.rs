@@ -99,3 +99,9 @@ impl RunError {
         move |source| Self::Device { step, op: op.to_owned(), source }
     }
 }
+
+/// A collective that failed.
+pub(super) enum CollectiveError {
+    Device(DeviceError),
+    Comm(CommError),
+}

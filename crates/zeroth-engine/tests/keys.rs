@@ -74,7 +74,7 @@ const PREFETCH: Key = Key {
     base: r#"{"zero_optimization": {"stage": 3, "overlap_comm": true, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}}"#,
     settings: &["0", "12e6", "25e6"],
     figures: &[AHEAD, MOST_LIVE, GATHERS],
-    timeline: Some("gather"),
+    timeline: Some("all_gather"),
 };
 
 #[test]
@@ -161,7 +161,7 @@ const PIECES: Key = Key {
     base: plain!(r#", "offload_param": {"device": "cpu", "pin_memory": false, "buffer_size": 1e6}"#),
     settings: &["1", "4"],
     figures: &[STAGING, STAGES],
-    timeline: Some("stage"),
+    timeline: Some("stage_shard"),
 };
 
 #[test]
@@ -397,7 +397,7 @@ const OVERLAP: Key = Key {
     base: r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 25e6, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}}"#,
     settings: &["false", "true"],
     figures: &[COLLECTIVES, BESIDE, AHEAD],
-    timeline: Some("gather"),
+    timeline: Some("all_gather"),
 };
 
 #[test]

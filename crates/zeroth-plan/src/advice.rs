@@ -1,10 +1,10 @@
 //! Common advice (the ZeRO primer) by model size, by GPU, and as an order of presets to try, each checked against the
 //! arithmetic.
 
-use crate::claims::{StateBytes, smallest_count};
 use crate::format::{gpus, pair};
-use crate::recommend::needs;
-use crate::{Adapters, Offload, PlanRequest, Row, TrainType};
+use crate::row::{Row, needs};
+use crate::state_bytes::{StateBytes, smallest_count, usual_adapters};
+use crate::{Offload, PlanRequest, TrainType};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
@@ -29,7 +29,7 @@ pub struct SizeAdvice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuAdvice {
     /// Bytes of GPU memory.
-    pub card: u64,
+    pub gpu_memory: u64,
     /// Parameters of the model.
     pub params: u64,
     /// The advice.
@@ -88,24 +88,42 @@ const BY_SIZE: [SizeAdvice; 4] = [
     SizeAdvice { from: 7 * B, range: "between 7B and 13B", says: "ZeRO-2", preset: "zero2", why: None },
 ];
 
-pub(crate) const BY_CARD: [GpuAdvice; 5] = [
-    GpuAdvice { card: 24 * GB, params: 7 * B, says: "ZeRO-2 + LoRA", stage: 2, train_type: TrainType::Lora },
+pub(crate) const BY_GPU: [GpuAdvice; 5] = [
     GpuAdvice {
-        card: 40 * GB,
+        gpu_memory: 24 * GB,
+        params: 7 * B,
+        says: "ZeRO-2 + LoRA",
+        stage: 2,
+        train_type: TrainType::Lora,
+    },
+    GpuAdvice {
+        gpu_memory: 40 * GB,
         params: 8 * B,
         says: "ZeRO-2, all parameters",
         stage: 2,
         train_type: TrainType::Full,
     },
-    GpuAdvice { card: 40 * GB, params: 30 * B, says: "ZeRO-3 + LoRA", stage: 3, train_type: TrainType::Lora },
     GpuAdvice {
-        card: 80 * GB,
+        gpu_memory: 40 * GB,
+        params: 30 * B,
+        says: "ZeRO-3 + LoRA",
+        stage: 3,
+        train_type: TrainType::Lora,
+    },
+    GpuAdvice {
+        gpu_memory: 80 * GB,
         params: 30 * B,
         says: "ZeRO-2, all parameters",
         stage: 2,
         train_type: TrainType::Full,
     },
-    GpuAdvice { card: 80 * GB, params: 70 * B, says: "ZeRO-3 + LoRA", stage: 3, train_type: TrainType::Lora },
+    GpuAdvice {
+        gpu_memory: 80 * GB,
+        params: 70 * B,
+        says: "ZeRO-3 + LoRA",
+        stage: 3,
+        train_type: TrainType::Lora,
+    },
 ];
 
 /// The advice for a model of this size.
@@ -115,23 +133,21 @@ pub fn advice_by_size(params: u64) -> SizeAdvice {
 
 /// The advice for a GPU size and a model: the entry with the largest GPU that is no larger, and the nearest model size,
 /// if that is within a quarter.
-pub fn advice_by_gpu(card: u64, params: u64) -> Option<&'static GpuAdvice> {
+pub fn advice_by_gpu(gpu_memory: u64, params: u64) -> Option<&'static GpuAdvice> {
     let distance = |advice: &GpuAdvice| advice.params.abs_diff(params);
-    let near = BY_CARD.iter().filter(|advice| advice.card <= card && distance(advice) <= advice.params / 4);
-    near.min_by_key(|advice| (u64::MAX - advice.card, distance(advice)))
-}
-
-/// The number of LoRA parameters where only the model's size is known: 0.3%. Rank 8 on all linear layers is 20.2M of
-/// Qwen2.5-7B's 7.6B (0.27%), and a smaller part of larger models.
-pub(crate) fn usual_adapters(params: u64) -> Adapters {
-    Adapters { params: params / 1000 * 3, largest_unit: 0 }
+    let near = BY_GPU
+        .iter()
+        .filter(|advice| advice.gpu_memory <= gpu_memory && distance(advice) <= advice.params / 4);
+    near.min_by_key(|advice| (u64::MAX - advice.gpu_memory, distance(advice)))
 }
 
 /// The advice for a job, each piece checked against the plan.
 pub(crate) fn beside(request: &PlanRequest, rows: &[Row]) -> Vec<Advice> {
     let mut advice = vec![by_size(request, rows)];
-    if let Some(card) = request.device_memory {
-        advice.extend(advice_by_gpu(card, request.params).map(|row| by_card(request, rows, card, row)));
+    if let Some(gpu_memory) = request.device_memory {
+        advice.extend(
+            advice_by_gpu(gpu_memory, request.params).map(|row| by_gpu(request, rows, gpu_memory, row)),
+        );
         // Only planned presets can be tried.
         if TRY_ORDER.iter().all(|rung| rows.iter().any(|row| row.preset == *rung)) {
             advice.push(ladder(rows));
@@ -162,14 +178,14 @@ fn by_size(request: &PlanRequest, rows: &[Row]) -> Advice {
     }
 }
 
-fn by_card(request: &PlanRequest, rows: &[Row], card: u64, advice: &GpuAdvice) -> Advice {
+fn by_gpu(request: &PlanRequest, rows: &[Row], gpu_memory: u64, advice: &GpuAdvice) -> Advice {
     let job = PlanRequest {
         train_type: advice.train_type,
         adapters: request.adapters.or_else(|| Some(usual_adapters(request.params))),
         ..request.clone()
     };
     let split = |ranks| StateBytes::of_job(&PlanRequest { ranks, ..job.clone() }, advice.stage);
-    let from = smallest_count(|ranks| split(ranks).is_within(ranks, card));
+    let from = smallest_count(|ranks| split(ranks).is_within(ranks, gpu_memory));
     let by_states = match from {
         Some(count) => {
             format!("by states alone it holds from {} on ({} here)", gpus(count), gpus(request.ranks))
@@ -183,7 +199,7 @@ fn by_card(request: &PlanRequest, rows: &[Row], card: u64, advice: &GpuAdvice) -
     let row_fits = row.and_then(|row| row.fits);
     let arithmetic = match row {
         Some(row) => {
-            let (need, have) = pair(row.device_needs(), card);
+            let (need, have) = pair(row.device_needs(), gpu_memory);
             format!("{by_states}; with everything counted {} needs {need} of {have}", row.preset)
         }
         None => by_states,
@@ -191,8 +207,8 @@ fn by_card(request: &PlanRequest, rows: &[Row], card: u64, advice: &GpuAdvice) -
     Advice {
         source: SOURCE,
         says: format!(
-            "{} card, {} model: {}",
-            format_bytes(advice.card),
+            "{} GPU, {} model: {}",
+            format_bytes(advice.gpu_memory),
             format_count(advice.params),
             advice.says
         ),
@@ -243,8 +259,10 @@ mod tests {
     }
 
     #[test]
-    fn cards_between_the_rows_get_the_next_smaller_cards_advice() {
-        let says = |card, params| advice_by_gpu(card, params).map(|advice| (advice.card / GB, advice.says));
+    fn gpus_between_the_rows_get_the_next_smaller_gpus_advice() {
+        let says = |gpu_memory, params| {
+            advice_by_gpu(gpu_memory, params).map(|advice| (advice.gpu_memory / GB, advice.says))
+        };
         assert_eq!(says(44 * GB, 8_190_735_360), Some((40, "ZeRO-2, all parameters")));
         assert_eq!(says(44 * GB, 30_532_122_624), Some((40, "ZeRO-3 + LoRA")));
         assert_eq!(says(24 * GB, 7 * B), Some((24, "ZeRO-2 + LoRA")));

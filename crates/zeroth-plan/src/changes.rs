@@ -4,7 +4,8 @@
 
 use crate::format::exact;
 use crate::recommend::precedence;
-use crate::{Footprint, Placement, PlanRequest, Shape, TrainType, footprint};
+use crate::row::{Footprint, footprint};
+use crate::{Placement, PlanRequest, Shape, TrainType};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 

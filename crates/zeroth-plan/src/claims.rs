@@ -3,10 +3,11 @@
 //!
 //! Everything is computed from the closed form, model states only, with and without fp32 master weights.
 
-use crate::advice::{BY_CARD, usual_adapters};
+use crate::advice::BY_GPU;
 use crate::deepspeed::{self, Cluster};
 use crate::format::gpus;
-use crate::{Offload, PlanRequest, States, TrainType, device_states, volume_in_parameters};
+use crate::state_bytes::{StateBytes, smallest_count, usual_adapters};
+use crate::{PlanRequest, States, TrainType, volume_in_parameters};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
@@ -52,22 +53,6 @@ const GB: u64 = 1_000_000_000;
 /// Qwen3-30B-A3B, counted from its config.
 const QWEN3_30B_A3B: u64 = 30_532_122_624;
 
-/// The largest count tried.
-const MOST: u64 = 1 << 20;
-
-/// The smallest count, up to about a million, for which the monotonic predicate `holds` is true.
-pub(crate) fn smallest_count(holds: impl Fn(u64) -> bool) -> Option<u64> {
-    if !holds(MOST) {
-        return None;
-    }
-    let (mut below, mut at) = (0, MOST);
-    while at - below > 1 {
-        let middle = below + (at - below) / 2;
-        if holds(middle) { at = middle } else { below = middle }
-    }
-    Some(at)
-}
-
 /// All claims, in the order of the documents.
 pub fn claims() -> Vec<Claim> {
     let mut claims = Vec::new();
@@ -93,57 +78,13 @@ pub fn claims() -> Vec<Claim> {
         claims.push(claim);
     }
     claims.extend([(0, 96), (1, 45), (2, 32), (3, 19)].map(|(stage, gb)| table_row(stage, gb)));
-    for row in BY_CARD {
+    for row in BY_GPU {
         let what = format!("{} of {}", row.says, format_count(row.params));
-        claims.push(on_card(&what, row.card, row.params, row.stage, row.train_type));
+        claims.push(on_gpu(&what, row.gpu_memory, row.params, row.stage, row.train_type));
     }
     claims.extend(cases());
     claims.push(communication_grows());
     claims
-}
-
-/// Bytes of model states: replicated on every GPU, and sharded across them.
-///
-/// Claims use round numbers, so shares are exact fractions here: 30B over 21 GPUs must not fail by 6 bytes.
-pub(crate) struct StateBytes {
-    whole: u128,
-    cut: u128,
-}
-
-impl StateBytes {
-    fn of(states: States, params: u64, stage: u8, train_type: TrainType) -> Self {
-        let adapters = Some(usual_adapters(params));
-        Self::of_job(&PlanRequest { adapters, train_type, states, ..PlanRequest::new(params, 1) }, stage)
-    }
-
-    pub(crate) fn of_job(request: &PlanRequest, stage: u8) -> Self {
-        let all = device_states(request, 0, Offload::None);
-
-        let cut_from = [(3, all.parameters), (2, all.gradients), (1, all.optimizer)];
-        let sum = |cut| {
-            let parts = cut_from.iter().filter(|(from, _)| (stage >= *from) == cut);
-            parts.map(|(_, bytes)| u128::from(*bytes)).sum()
-        };
-        Self { whole: sum(false), cut: sum(true) }
-    }
-
-    /// Bytes per GPU, times the number of GPUs.
-    fn times(&self, ranks: u64) -> u128 {
-        self.whole * u128::from(ranks) + self.cut
-    }
-
-    pub(crate) fn is_within(&self, ranks: u64, bytes: u64) -> bool {
-        self.times(ranks) <= u128::from(bytes) * u128::from(ranks)
-    }
-
-    fn on(&self, ranks: u64) -> String {
-        format_bytes((self.times(ranks) / u128::from(ranks)) as u64)
-    }
-
-    /// The replicated bytes: the limit for many GPUs.
-    pub(crate) fn limit(&self) -> String {
-        format_bytes(self.whole as u64)
-    }
 }
 
 fn both(holding: impl Fn(States) -> ClaimRange) -> (ClaimRange, ClaimRange) {
@@ -195,10 +136,13 @@ fn table_row(stage: u8, gb: u64) -> Claim {
     }
 }
 
-fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType) -> Claim {
+fn on_gpu(what: &str, gpu_memory: u64, params: u64, stage: u8, train_type: TrainType) -> Claim {
     let (master, plain) = both(|states| {
         let split = StateBytes::of(states, params, stage, train_type);
-        ClaimRange { holds_from: smallest_count(|ranks| split.is_within(ranks, card)), limit: split.limit() }
+        ClaimRange {
+            holds_from: smallest_count(|ranks| split.is_within(ranks, gpu_memory)),
+            limit: split.limit(),
+        }
     });
     let note = match train_type {
         TrainType::Full => "states only: activations and buffers come on top".to_owned(),
@@ -206,14 +150,14 @@ fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType)
             format!("states only, LoRA counted as {} parameters", format_count(usual_adapters(params).params))
         }
     };
-    let claim = format!("{what} fits {} cards", format_bytes(card));
+    let claim = format!("{what} fits {} GPUs", format_bytes(gpu_memory));
     Claim { claim, source: "the ZeRO primer", counted_in: CountedIn::Gpus, master, plain, note }
 }
 
 /// The primer's two cases, both on 5 GPUs of 44 GB.
 fn cases() -> [Claim; 3] {
-    let card = 44 * GB;
-    let mut zero2 = on_card("ZeRO-2, all parameters of 8B", card, 8 * B, 2, TrainType::Full);
+    let gpu_memory = 44 * GB;
+    let mut zero2 = on_gpu("ZeRO-2, all parameters of 8B", gpu_memory, 8 * B, 2, TrainType::Full);
     let on_5 = |states| StateBytes::of(states, 8 * B, 2, TrainType::Full).on(5);
     let estimated = deepspeed::zero2(8 * B, Cluster { gpus_per_node: 5, nodes: 1 }, false).gpu_bytes;
     zero2.note = format!(
@@ -223,10 +167,10 @@ fn cases() -> [Claim; 3] {
         on_5(States::Plain),
         format_bytes(estimated)
     );
-    let zero3 = on_card("ZeRO-3, all parameters of 8B", card, 8 * B, 3, TrainType::Full);
-    let mut lora = on_card("ZeRO-2 + LoRA of Qwen3-30B-A3B", card, QWEN3_30B_A3B, 2, TrainType::Lora);
+    let zero3 = on_gpu("ZeRO-3, all parameters of 8B", gpu_memory, 8 * B, 3, TrainType::Full);
+    let mut lora = on_gpu("ZeRO-2 + LoRA of Qwen3-30B-A3B", gpu_memory, QWEN3_30B_A3B, 2, TrainType::Lora);
     lora.note = format!(
-        "its case 2 says that 5 are enough, but ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; ZeRO-3 cuts \
+        "its case 2 says that 5 are enough, but ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; ZeRO-3 shards \
          them",
         format_bytes(2 * QWEN3_30B_A3B)
     );

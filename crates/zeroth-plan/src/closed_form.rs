@@ -5,44 +5,10 @@
 
 use zeroth_program::Bytes;
 
-use crate::{Offload, PlanRequest, States};
-use serde::Serialize;
+use crate::{Offload, PlanRequest};
 
 /// Bytes of a frozen parameter: its 16-bit value.
 const FROZEN_BYTES: u64 = 2;
-
-/// Bytes per trained parameter by category.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct BytesPerParameter {
-    /// The 16-bit parameter.
-    pub parameters: u64,
-    /// Its gradient.
-    pub gradients: u64,
-    /// Moments, and fp32 master weights where they exist.
-    pub optimizer: u64,
-}
-
-impl BytesPerParameter {
-    /// The total.
-    pub const fn total(self) -> u64 {
-        self.parameters + self.gradients + self.optimizer
-    }
-}
-
-impl States {
-    /// Bytes per trained parameter under this accounting.
-    pub const fn bytes_per_parameter(self, ranks: u64, accumulation: u64) -> BytesPerParameter {
-        let (gradients, optimizer) = match self {
-            Self::Master => (2, 12),
-            Self::Plain => (2, 8),
-            // Ranks and micro-batches accumulate in f32; with neither, the 16-bit gradient suffices. Next to bf16
-            // weights, only the low-order 16 bits of master weights are stored.
-            Self::Run if ranks <= 1 && accumulation <= 1 => (2, 10),
-            Self::Run => (4, 10),
-        };
-        BytesPerParameter { parameters: 2, gradients, optimizer }
-    }
-}
 
 /// Model states on a rank's device.
 pub fn device_states(request: &PlanRequest, stage: u8, offload: Offload) -> Bytes {
@@ -93,7 +59,7 @@ pub fn host_states(request: &PlanRequest, offload: Offload) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TrainType;
+    use crate::{States, TrainType};
 
     const GB: u64 = 1_000_000_000;
 

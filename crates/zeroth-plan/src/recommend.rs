@@ -1,9 +1,10 @@
 //! The recommendation, and its reason in one sentence with the figures.
 
 use crate::advice::advice_by_size;
-use crate::format::{exact, pair};
-use crate::{Offload, Placement, PlanRequest, Row};
-use zeroth_base::{format_bytes, format_count};
+use crate::format::exact;
+use crate::row::{Row, needs};
+use crate::{Placement, PlanRequest};
+use zeroth_base::format_count;
 
 /// In order of preference. zero1 precedes zero2 because it sends no more and, with accumulation, less; placements on
 /// the device precede those that cross to the host at every step. zero0 is never recommended: zero1 needs no more
@@ -64,23 +65,6 @@ fn by_size(request: &PlanRequest, candidates: &[&Row]) -> (Option<String>, Strin
         Some(row) => (Some(row.preset.clone()), format!("{said}; {}", needs(request, row))),
         None => (None, said),
     }
-}
-
-/// `zero2 needs 52 GB of the device's 44 GB`, with the host's share where it has one.
-pub(crate) fn needs(request: &PlanRequest, row: &Row) -> String {
-    let part = |need, budget: Option<u64>, owner: &str| match budget {
-        Some(budget) => {
-            let (need, have) = pair(need, budget);
-            format!("{need} of the {owner}'s {have}")
-        }
-        None => format!("{} of a {owner}", format_bytes(need)),
-    };
-    let mut needs =
-        format!("{} needs {}", row.preset, part(row.device_needs(), request.device_memory, "device"));
-    if row.offload != Offload::None {
-        needs = format!("{needs} and {}", part(row.host_bytes.total, request.host_memory, "host"));
-    }
-    needs
 }
 
 fn nothing_fits(request: &PlanRequest, rows: &[Row]) -> String {

@@ -1,6 +1,6 @@
 //! The planner's input: a job (model, ranks, budgets), and the placements of its states.
 
-use crate::{ActivationShape, BytesPerParameter};
+use crate::ActivationShape;
 use serde::Serialize;
 
 /// A job to plan.
@@ -78,6 +78,39 @@ pub enum States {
     Plain,
     /// What a run holds: 2 + 2 + 10 on one rank without accumulation, else 2 + 4 + 10.
     Run,
+}
+
+/// Bytes per trained parameter by category.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BytesPerParameter {
+    /// The 16-bit parameter.
+    pub parameters: u64,
+    /// Its gradient.
+    pub gradients: u64,
+    /// Moments, and fp32 master weights where they exist.
+    pub optimizer: u64,
+}
+
+impl BytesPerParameter {
+    /// The total.
+    pub const fn total(self) -> u64 {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+impl States {
+    /// Bytes per trained parameter under this accounting.
+    pub const fn bytes_per_parameter(self, ranks: u64, accumulation: u64) -> BytesPerParameter {
+        let (gradients, optimizer) = match self {
+            Self::Master => (2, 12),
+            Self::Plain => (2, 8),
+            // Ranks and micro-batches accumulate in f32; with neither, the 16-bit gradient suffices. Next to bf16
+            // weights, only the low-order 16 bits of master weights are stored.
+            Self::Run if ranks <= 1 && accumulation <= 1 => (2, 10),
+            Self::Run => (4, 10),
+        };
+        BytesPerParameter { parameters: 2, gradients, optimizer }
+    }
 }
 
 /// What is offloaded to host memory.

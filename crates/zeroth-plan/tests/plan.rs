@@ -66,9 +66,9 @@ fn the_json_has_the_contracts_keys_in_the_contracts_order() {
     assert_eq!(row["fits"], Value::Null);
 }
 
-/// The primer's table, exactly: 96, 44.8, 32 and 19.2 GB, so 44 GB cards need ZeRO-2.
+/// The primer's table, exactly: 96, 44.8, 32 and 19.2 GB, so 44 GB GPUs need ZeRO-2.
 #[test]
-fn eight_billion_on_5_cards_of_44_gb_without_a_master_copy_take_zero2() {
+fn eight_billion_on_5_gpus_of_44_gb_without_a_master_copy_take_zero2() {
     let request =
         PlanRequest { states: States::Plain, device_memory: Some(44 * GB), ..PlanRequest::new(8 * GB, 5) };
     let plan = planned(&request);
@@ -85,10 +85,10 @@ fn eight_billion_on_5_cards_of_44_gb_without_a_master_copy_take_zero2() {
     assert!(plan.changes.is_empty());
 }
 
-/// The primer's case 1 says that Qwen3-8B on 5 cards of 44 GB needs ZeRO-3. A run's states and activations with ZeRO-2 just
-/// fit, because master weights are not stored beside weights as a whole; on cards of 40 GB it is so.
+/// The primer's case 1 says that Qwen3-8B on 5 GPUs of 44 GB needs ZeRO-3. A run's states and activations with ZeRO-2 just
+/// fit, because master weights are not stored beside weights as a whole; on GPUs of 40 GB it is so.
 #[test]
-fn qwen3_8b_on_5_cards_takes_zero2_of_44_gb_and_zero3_of_40() {
+fn qwen3_8b_on_5_gpus_takes_zero2_of_44_gb_and_zero3_of_40() {
     let mut request =
         PlanRequest { states: States::Run, device_memory: Some(44 * GB), ..qwen3_8b(5, 1, 2048) };
     request.shape.as_mut().unwrap().recompute = true;
@@ -96,9 +96,9 @@ fn qwen3_8b_on_5_cards_takes_zero2_of_44_gb_and_zero3_of_40() {
     assert_eq!(plan.recommended.as_deref(), Some("zero2"), "{}", plan.reason);
     let plan = planned(&PlanRequest { device_memory: Some(40 * GB), ..request });
     assert_eq!(plan.recommended.as_deref(), Some("zero3"), "{}", plan.reason);
-    let by_card = &plan.advice[1];
-    assert!(by_card.says.contains("40 GB card, 8B model: ZeRO-2"), "{by_card:?}");
-    assert_eq!(by_card.agrees, Some(false));
+    let by_gpu = &plan.advice[1];
+    assert!(by_gpu.says.contains("40 GB GPU, 8B model: ZeRO-2"), "{by_gpu:?}");
+    assert_eq!(by_gpu.agrees, Some(false));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn every_lever_is_offered_where_it_alone_is_enough() {
     for kind in [ChangeKind::MicroBatch, ChangeKind::DeviceMemory] {
         assert!(found.iter().any(|(found, _)| *found == kind), "{kind:?} in {found:?}");
     }
-    // 30B on one card of 80 GB with a small host: LoRA or more cards.
+    // 30B on one GPU of 80 GB with a small host: LoRA or more GPUs.
     let lora = Adapters { params: 80_000_000, largest_unit: 2_000_000 };
     let large = PlanRequest {
         adapters: Some(lora),
@@ -153,7 +153,7 @@ fn every_lever_is_offered_where_it_alone_is_enough() {
         host_memory: Some(64 * GB),
         ..PlanRequest::new(30 * GB, 1)
     };
-    // 16 · 30 / 80 = 6 cards for the states of ZeRO-3, and one more for a gathered layer of 1.1 GB; the host needs 14 bytes
+    // 16 · 30 / 80 = 6 GPUs for the states of ZeRO-3, and one more for a gathered layer of 1.1 GB; the host needs 14 bytes
     // a parameter for ZeRO-2.
     let expected = [
         (ChangeKind::Lora, 80_000_000),

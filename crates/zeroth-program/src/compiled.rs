@@ -175,11 +175,11 @@ impl Compiled {
             Action::Logits { node, .. } => format!("logits of {}", unit(self.graph.nodes[*node].unit)),
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
-                format!("gradient of {} of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
+                format!("{} backward of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
             }
             Action::Recompute { node, .. } => {
                 let node = &self.graph.nodes[*node];
-                format!("{} of {} again", node.op.name(), unit(node.unit))
+                format!("recompute {} of {}", node.op.name(), unit(node.unit))
             }
             other => match other.flat() {
                 Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),

@@ -6,7 +6,8 @@ use std::process::ExitStatus;
 
 use zeroth_base::format_bytes;
 
-use crate::error::{LastOp, RankLost};
+use crate::error::RankLost;
+use crate::op_name::LastOp;
 
 /// Exit codes of a graceful stop: 128 + SIGINT or SIGTERM.
 const STOPPED: [i32; 2] = [130, 143];

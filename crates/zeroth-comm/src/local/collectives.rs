@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::LocalComm;
-use crate::comm::{OpName, Transfer};
+use crate::comm::Transfer;
 use crate::copy::{copy, past_caches};
 use crate::error::CommError;
+use crate::op_name::OpName;
 use crate::segment::LINE;
 
 impl LocalComm {

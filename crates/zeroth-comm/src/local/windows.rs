@@ -6,8 +6,9 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::FallocateFlags;
 
 use super::LocalComm;
-use crate::comm::{Comm, OpName, Transfer};
+use crate::comm::{Comm, Transfer};
 use crate::error::{CommError, LostReason};
+use crate::op_name::OpName;
 use crate::segment::WINDOW;
 use crate::windows::{MappedWindow, PeerSlices, Windows};
 
