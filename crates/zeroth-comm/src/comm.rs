@@ -222,7 +222,7 @@ pub trait Comm: Send {
         None
     }
 
-    /// Where devices of the ranks meet; none where they cannot. A rank asks once.
+    /// The device barrier of this rank; `None` where there is none. Called once per rank.
     fn crossing(&self) -> Option<Crossing> {
         None
     }

@@ -1,11 +1,11 @@
 //! Launcher: starts the ranks of a job on this machine, monitors them, and reports how each ended.
 //!
-//! - Ranks get the job's segment as an inherited descriptor, and rank, world, descriptor and token as variables.
+//! - Ranks inherit the descriptor of the job's segment, and get rank, world size, descriptor and token as variables.
 //! - They die with their launcher: the kernel kills them when the launching thread ends, however it ends.
-//! - The first failure ends the job: the others are told through the segment and given a moment to end by themselves
-//!   with their own message, then get SIGTERM, then SIGKILL.
-//! - Ranks end well when they are asked to: by SIGUSR1, and never by the terminal's Ctrl-C or its end, which are the
-//!   launcher's. Before their first step they may have nothing to save: then they are killed at once, if the launch says so.
+//! - The first failure ends the job: the other ranks are notified through the segment and get a moment to end with their own
+//!   message, then SIGTERM, then SIGKILL.
+//! - A graceful stop is requested by SIGUSR1. Ctrl-C and the terminal's SIGHUP are handled by the launcher alone. Before the
+//!   first step there may be nothing to save: then ranks are killed at once, if the launch is configured so.
 
 mod handoff;
 mod ignore;

@@ -73,7 +73,7 @@ impl RankSlot {
         }
         life.pid.store(pid, Ordering::Relaxed);
         life.started.store(started, Ordering::Relaxed);
-        // Release: whoever sees JOINED (acquire) sees pid and start.
+        // Release: a reader that sees JOINED (acquire) sees pid and start time.
         life.state.store(JOINED, Ordering::Release);
         Ok(())
     }

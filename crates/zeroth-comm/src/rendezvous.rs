@@ -1,31 +1,30 @@
 //! Rendezvous of ranks that another launcher started on one machine.
 //!
-//! Rank 0 opens a Unix socket at once ([`Coordinator::open`]), before its long work of reading data; the others connect
-//! and wait ([`request_join`]). When rank 0 knows all that ranks must agree on, it makes the job's segment and hands it to each,
-//! with the token and a message of its own ([`Coordinator::begin`]); or it sends the others home with a reason ([`Coordinator::refuse`]).
-//! Then each joins, and all is as if our own launcher had started them.
+//! Rank 0 opens a Unix socket at once ([`Coordinator::open`]), before it reads the data; the others connect and wait
+//! ([`request_join`]). When rank 0 knows everything that ranks must agree on, it creates the job's segment and sends it to
+//! each, with the token and a message ([`Coordinator::begin`]), or cancels the job with a reason ([`Coordinator::refuse`]).
+//! Then each rank joins as if our own launcher had started it.
 //!
-//! - The socket has the job's name, in a folder that only this user can open: `zeroth` in `$XDG_RUNTIME_DIR`, else
-//!   `zeroth-UID` in the folder for temporary files. Ranks in containers that share neither do not meet, and end by their
-//!   deadline.
-//! - Both sides check that the other is of the same user. Nothing listens on a network.
-//! - Whoever connects and says nothing is let go after some seconds, and never waited for.
-//! - A rank 0 that dies closes the connections of those that wait, and they end at once. One that dies before it opens the
-//!   socket is noticed by the deadline only; its launcher ends the others before that, as mpirun, srun and torchrun do.
+//! - The socket has the job's name, in a folder private to the user: `zeroth` in `$XDG_RUNTIME_DIR`, else `zeroth-UID` in the
+//!   folder for temporary files. Ranks in containers that share neither time out.
+//! - Both sides check that the peer has the same user. Nothing listens on a network.
+//! - Connections without a join request are closed after some seconds.
+//! - A rank 0 that dies closes the connections of waiting ranks, which end at once. If it dies before it opens the socket,
+//!   the others end by their timeout, or earlier by their launcher, as with mpirun, srun and torchrun.
 //!
 //! ```no_run
 //! use zeroth_comm::environment::LaunchedRank;
 //! use zeroth_comm::local::Options;
 //! use zeroth_comm::rendezvous::{Coordinator, WaitPolicy, request_join};
 //!
-//! let place = LaunchedRank::of_this_process()?.expect("started by mpirun");
+//! let launched = LaunchedRank::of_this_process()?.expect("started by mpirun");
 //! let policy = WaitPolicy::default().tell(|waiting| eprintln!("{waiting}"));
-//! let comm = if place.rank == 0 {
-//!     let host = Coordinator::open(&place.job, place.world, policy)?;
+//! let comm = if launched.rank == 0 {
+//!     let coordinator = Coordinator::open(&launched.job, launched.world, policy)?;
 //!     // … read the data, decide …
-//!     host.begin(8 << 20, b"what rank 0 decided")?.join(0, &Options::default())?
+//!     coordinator.begin(8 << 20, b"what rank 0 decided")?.join(0, &Options::default())?
 //! } else {
-//!     let admission = request_join(&place.job, place.rank, place.world, &policy)?;
+//!     let admission = request_join(&launched.job, launched.rank, launched.world, &policy)?;
 //!     // … follow what admission.message() says …
 //!     admission.join(&Options::default())?
 //! };
@@ -101,7 +100,7 @@ pub enum RendezvousError {
     },
     /// Rank 0 did not appear.
     #[error(
-        "rank {rank} has waited {} s for rank 0 of the job at the socket {name}; see what rank 0 said, and start all \
+        "rank {rank} has waited {} s for rank 0 of the job at the socket {name}; see the messages of rank 0, and start all \
          ranks on one machine, with the same XDG_RUNTIME_DIR and folder for temporary files",
         waited.as_secs()
     )]
@@ -114,7 +113,7 @@ pub enum RendezvousError {
         name: String,
     },
     /// Ranks did not join.
-    #[error("{} did not come within {} s{}", ranks(missing), waited.as_secs(), rejected(refused))]
+    #[error("{} did not join within {} s{}", ranks(missing), waited.as_secs(), rejected(refused))]
     Missing {
         /// The ranks.
         missing: Vec<usize>,
@@ -124,16 +123,16 @@ pub enum RendezvousError {
         refused: Vec<String>,
     },
     /// Rank 0 ended.
-    #[error("rank 0 ended before the job began; see what it said")]
+    #[error("rank 0 ended before the job began; see its messages")]
     Rank0Gone,
     /// Rank 0 has cancelled the job for all ranks.
-    #[error("rank 0 has refused the job: {reason}")]
+    #[error("rank 0 has cancelled the job: {reason}")]
     Refused {
         /// The reason.
         reason: String,
     },
     /// Rank 0 rejected this rank.
-    #[error("rank {rank} is not let in: {reason}")]
+    #[error("rank {rank} is rejected: {reason}")]
     Rejected {
         /// This rank.
         rank: usize,
@@ -141,7 +140,7 @@ pub enum RendezvousError {
         reason: String,
     },
     /// The socket carried an invalid message.
-    #[error("the other side of the socket {name} does not speak as ranks of this version do: {why}")]
+    #[error("the peer at the socket {name} sent a message that is not of this version: {why}")]
     Malformed {
         /// The socket's name.
         name: String,
@@ -179,7 +178,7 @@ fn ranks(missing: &[usize]) -> String {
 }
 
 fn rejected(refused: &[String]) -> String {
-    if refused.is_empty() { String::new() } else { format!("; turned away: {}", refused.join("; ")) }
+    if refused.is_empty() { String::new() } else { format!("; rejected: {}", refused.join("; ")) }
 }
 
 /// The ranks being waited for, and the time waited.
@@ -202,8 +201,8 @@ impl fmt::Display for Waiting {
 /// How long ranks wait for each other, and how they report it.
 #[derive(Clone)]
 pub struct WaitPolicy {
-    host: Duration,
-    guests: Duration,
+    rank0: Duration,
+    peers: Duration,
     first: Duration,
     tell: Arc<dyn Fn(&Waiting) + Send + Sync>,
     stop: Arc<AtomicBool>,
@@ -212,8 +211,8 @@ pub struct WaitPolicy {
 impl Default for WaitPolicy {
     fn default() -> Self {
         Self {
-            host: Duration::from_mins(30),
-            guests: Duration::from_mins(2),
+            rank0: Duration::from_mins(30),
+            peers: Duration::from_mins(2),
             first: Duration::from_secs(10),
             tell: Arc::new(|_| ()),
             stop: Arc::default(),
@@ -224,15 +223,15 @@ impl Default for WaitPolicy {
 impl WaitPolicy {
     /// How long the others wait for rank 0, which reads the data first. Default: 30 minutes.
     #[must_use]
-    pub fn host(mut self, most: Duration) -> Self {
-        self.host = most;
+    pub fn rank0_timeout(mut self, timeout: Duration) -> Self {
+        self.rank0 = timeout;
         self
     }
 
     /// How long rank 0 waits for the others once it is ready. Default: 2 minutes.
     #[must_use]
-    pub fn guests(mut self, most: Duration) -> Self {
-        self.guests = most;
+    pub fn peers_timeout(mut self, timeout: Duration) -> Self {
+        self.peers = timeout;
         self
     }
 

@@ -95,7 +95,7 @@ impl ShmChannel {
         // Relaxed: ordered by the release store that follows.
         words.signatures[parity].store(signature, Ordering::Relaxed);
         self.published.set(round + 1);
-        // Release: whoever sees the round sees its bytes and its signature.
+        // Release: a reader that sees the round sees its bytes and its signature.
         words.rounds.store((round + 1) as u32, Ordering::Release);
         wait::wake(&words.rounds);
         Ok(())
@@ -131,7 +131,7 @@ impl ShmChannel {
         let done = self.consumed.get() + 1;
         self.consumed.set(done);
         let word = &self.slot().consumed.0;
-        // Release: whoever sees the round consumed may overwrite it; our reads are before.
+        // Release: a peer that sees the round consumed may overwrite it; our reads come before.
         word.store(done as u32, Ordering::Release);
         wait::wake(word);
     }

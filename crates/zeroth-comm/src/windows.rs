@@ -68,7 +68,7 @@ pub(crate) struct MappedWindow {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to no thread, and nobody here writes to it.
+// SAFETY: the mapping is not bound to a thread, and it is never written here.
 unsafe impl Send for MappedWindow {}
 // SAFETY: as above.
 unsafe impl Sync for MappedWindow {}

@@ -54,7 +54,7 @@ fn meet(role: &str, place: &LaunchedRank) -> Result<u64, RendezvousError> {
         let coordinator = Coordinator::open(
             &place.job,
             place.world,
-            WaitPolicy::default().guests(Duration::from_secs(20)),
+            WaitPolicy::default().peers_timeout(Duration::from_secs(20)),
         )?;
         if role == "refuses" {
             coordinator.refuse("the data has no rows");
@@ -158,14 +158,14 @@ fn three_processes_with_the_variables_of_any_launcher_become_one_job() {
 #[test]
 fn a_refusal_sends_the_other_processes_home() {
     let met = three("refuses", |rank| torchrun("refuse", rank, 3));
-    let refused = |rank| format!("rank {rank} error rank 0 has refused the job: the data has no rows");
+    let refused = |rank| format!("rank {rank} error rank 0 has cancelled the job: the data has no rows");
     assert_eq!(met, [refused(1), refused(2), "torchrun rank 0 sum 0".to_owned()]);
 }
 
 #[test]
 fn a_rank_0_that_dies_ends_the_wait_of_the_others() {
     let met = three("dies", |rank| torchrun("die", rank, 3));
-    let gone = |rank| format!("rank {rank} error rank 0 ended before the job began; see what it said");
+    let gone = |rank| format!("rank {rank} error rank 0 ended before the job began; see its messages");
     assert_eq!(met, [gone(1), gone(2)]);
 }
 

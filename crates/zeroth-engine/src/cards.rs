@@ -9,7 +9,7 @@ use zeroth_program::Collective;
 /// Bytes in which a rank tells the others its door, or why it has none.
 const NOTE: usize = 512;
 
-/// The cards of all ranks, which live_range each other.
+/// The cards of all ranks, which reach each other.
 pub(super) struct Cards {
     way: Transport,
     crossing: Crossing,
@@ -35,7 +35,7 @@ impl Cards {
         let mut reasons = Vec::new();
         if let (Ok(_), Some(crossing)) = (&together, crossing) {
             for way in ways {
-                match live_range(*way, device, comm, &crossing)? {
+                match reach(*way, device, comm, &crossing)? {
                     Ok(()) => {
                         if let Some(abort) = device.abort() {
                             crossing.on_lost(abort);
@@ -100,7 +100,7 @@ pub(super) fn exchange(collective: &Collective) -> Option<Exchange<'_>> {
 }
 
 /// All ranks try a way; what one of them cannot, all do without.
-fn live_range(
+fn reach(
     way: Transport,
     device: &mut dyn Device,
     comm: &dyn Comm,

@@ -24,7 +24,7 @@ const IN_PLACE: usize = 4096;
 pub(super) struct Collectives {
     /// Whether the ranks' windows are open.
     in_place: bool,
-    /// The ranks' cards where they live_range each other, and what is worth saying about how ranks meet, in words.
+    /// The GPU collectives, where the ranks' GPUs reach each other, and a note on the transport.
     cards: Option<Cards>,
     how: Option<String>,
     /// Offsets at which all ranks' parameters are mapped; empty where they are gathered by copy.
@@ -119,7 +119,8 @@ impl Collectives {
         !self.seen.is_empty()
     }
 
-    /// How ranks on cards meet, in words, or why ranks on processors that should read in place do not; else none.
+    /// A note on the transport between GPUs, or on why CPU ranks cannot map each other's memory; `None` in the usual
+    /// case.
     pub(super) fn how(&self) -> Option<&str> {
         self.how.as_deref()
     }
@@ -143,7 +144,7 @@ impl Collectives {
         found.map_err(RunError::device(step, op))
     }
 
-    /// Carries a collective out, or enqueues it where cards do so.
+    /// Runs a collective, or enqueues it where the GPUs run it.
     pub(super) fn run(
         &mut self,
         comm: &dyn Comm,

@@ -10,7 +10,7 @@ pub(super) fn cpu_share(comm: Option<&dyn Comm>) -> Result<Option<CpuShare>, Com
     let own = Processors::allowed().to_bytes();
     let mut sets = vec![own; comm.world()];
     let counts = vec![own.len(); comm.world()];
-    let op = OpName::new(0, "divide the processors", 0);
+    let op = OpName::new(0, "divide the CPUs", 0);
     comm.all_gather(op, &own, sets.as_flattened_mut(), &counts)?.wait()?;
     Ok(Processors::seat(comm.rank(), &sets))
 }

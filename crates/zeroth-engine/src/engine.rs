@@ -282,7 +282,7 @@ impl<'c> Engine<'c> {
         let record =
             self.compiled.span(0, BufferId::Record).part(0, size_of::<Record>() as u64 + 8 * flats, 1);
         let noted = self.device.note(Queue::Compute, record, self.step as usize % NOTES);
-        Ok(noted.map_err(RunError::device(step, "note of the record"))?)
+        Ok(noted.map_err(RunError::device(step, "readback of the step record"))?)
     }
 
     /// The summed loss of a micro-batch's trained tokens on this rank, without gradients.
@@ -433,7 +433,7 @@ impl<'c> Engine<'c> {
         }
         let works = &self.lowered[size][section];
         let replayed = self.captured.run(self.device.as_mut(), [size, section], self.feed.length, works);
-        replayed.map_err(RunError::device(self.step, "a section as a whole"))
+        replayed.map_err(RunError::device(self.step, "launch of a captured section"))
     }
 
     /// Enqueues one of the update's early loads during a micro-batch.

@@ -61,7 +61,7 @@ pub enum RunError {
     #[error("this program was compiled to train: next-token logits need one that was compiled for inference")]
     NoLogits,
     /// More sequences than the program was compiled for.
-    #[error("logits of {found} sequences were asked of a program that was compiled for at most {most}")]
+    #[error("logits of {found} sequences were requested from a program compiled for at most {most}")]
     Sequences {
         /// Sequences of the micro-batch.
         found: usize,

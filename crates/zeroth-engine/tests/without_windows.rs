@@ -10,7 +10,7 @@ use zeroth_comm::Comm;
 use zeroth_comm::local::{Job, Options};
 use zeroth_program::{Gather, Settings};
 
-/// What two ranks of stage 3 say about how they meet.
+/// The transport notes of two ranks at stage 3.
 fn how_they_meet(golden: &Golden, gather: Option<Gather>) -> Vec<Option<String>> {
     let settings = Settings { stage: 3, types: BF16, gather, ..ROOMY };
     let compiled = golden.compile(&Setup { ranks: 2, settings, ..Setup::default() });

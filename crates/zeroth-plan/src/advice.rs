@@ -168,7 +168,7 @@ fn by_size(request: &PlanRequest, rows: &[Row]) -> Advice {
             };
             format!("{}{verdict}", needs(request, row))
         }
-        None => format!("{} is not among the rows", size.preset),
+        None => format!("{} is not among the planned presets", size.preset),
     };
     Advice {
         source: SOURCE,

@@ -39,7 +39,7 @@ pub(crate) fn recommend(request: &PlanRequest, rows: &[Row]) -> (Option<String>,
     if rows.iter().any(|row| row.fits == Some(true)) {
         return (
             None,
-            "only zero0 was asked for: it fits, and zero1 would need no more and send the same".into(),
+            "only zero0 was planned: it fits, and zero1 would need no more and send the same".into(),
         );
     }
     (None, nothing_fits(request, rows))
@@ -54,7 +54,7 @@ fn by_size(request: &PlanRequest, candidates: &[&Row]) -> (Option<String>, Strin
         advice.says
     );
     let Some(row) = candidates.iter().find(|row| row.preset == advice.preset) else {
-        return (None, format!("{said}; {} is not among the rows asked for", advice.preset));
+        return (None, format!("{said}; {} is not among the planned presets", advice.preset));
     };
     if row.fits != Some(false) {
         let why = advice.why.map_or_else(String::new, |why| format!(" ({}: {why})", advice.preset));

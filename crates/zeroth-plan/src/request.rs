@@ -158,7 +158,7 @@ pub struct Placement {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A count that must be at least 1 is 0.
-    #[error("0 {what} were asked for: give at least 1")]
+    #[error("0 {what} requested: give at least 1")]
     Zero {
         /// What is counted.
         what: &'static str,
@@ -173,7 +173,7 @@ pub enum PlanError {
     },
     /// Offload of states that this stage does not shard.
     #[error(
-        "{preset} offloads {what} at stage {stage}, where they are not cut into shards: set stage {least} or higher, \
+        "{preset} offloads {what} at stage {stage}, where they are not sharded: set stage {least} or higher, \
          or offload nothing"
     )]
     OffloadStage {

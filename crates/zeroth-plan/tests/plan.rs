@@ -235,7 +235,7 @@ fn questions_without_an_answer_are_refused_with_what_to_change() {
     let refused =
         |request: &PlanRequest, placement: Placement| plan(request, &[placement]).unwrap_err().to_string();
     let zero2 = || Placement::new("zero2", 2, Offload::None);
-    assert_eq!(refused(&PlanRequest::new(1, 0), zero2()), "0 ranks were asked for: give at least 1");
+    assert_eq!(refused(&PlanRequest::new(1, 0), zero2()), "0 ranks requested: give at least 1");
     assert_eq!(
         plan(&PlanRequest { accumulation: 0, ..PlanRequest::new(1, 1) }, &[]),
         Err(PlanError::Zero { what: "micro-batches in a step" })

@@ -6,7 +6,7 @@ use super::{Action, Program, Section, SectionKind};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// A stage that ZeRO does not have.
-    #[error("there is no stage {stage}: 0, 1, 2 and 3 are")]
+    #[error("ZeRO has no stage {stage}: the stages are 0, 1, 2 and 3")]
     Stage {
         /// The stage.
         stage: u8,
@@ -37,7 +37,7 @@ pub enum ProgramError {
     },
     /// A gradient was never reduced, or more than once.
     #[error(
-        "{section:?}: the gradient of flat {flat} is reduced {times} times over its shard, and should be {expected}"
+        "{section:?}: the gradient of flat {flat} is reduced {times} time(s) over its shard instead of {expected}"
     )]
     Reduced {
         /// The section.

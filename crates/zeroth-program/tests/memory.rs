@@ -294,7 +294,7 @@ fn recomputing_keeps_less_and_parking_moves_it_to_the_host() {
         peaks(Recompute::Block { blocks: Some(blocks), checkpoints: None, offloaded: false })[0]
     });
     assert!(cheap > three && three > five && five > block, "{cheap} {three} {five} {block}");
-    // A block keeps its input, the sum and the branch of 2 bytes each, and its own values while it is computed again.
+    // A block keeps its input, the sum and the branch of 2 bytes each, and its own values while it is recomputed.
     let [hidden, _, _, _, _, blocks, _] = MIDDLE;
     let entering = 512 * 2 * 2 * hidden * blocks;
     assert!(block > entering && block < entering + all / blocks * 2, "{block} {entering}");

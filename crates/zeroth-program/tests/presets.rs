@@ -1,5 +1,6 @@
-//! A preset is its bare stage: on CPU `--deepspeed zero3` and `{"zero_optimization": {"stage": 3}}` are one program, with
-//! the same buffers. What a preset sets besides is named here, with the reason why it makes no difference, or which.
+//! A preset equals its bare stage: on CPU `--deepspeed zero3` and `{"zero_optimization": {"stage": 3}}` compile to one
+//! program with the same buffers. Keys that a preset sets besides are listed here, with the reason why they change
+//! nothing, or what they change.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 

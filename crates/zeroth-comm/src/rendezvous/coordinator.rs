@@ -14,9 +14,9 @@ const PREDECESSOR: Duration = Duration::from_secs(5);
 /// How long late ranks are still told of a refusal.
 const REFUSE: Duration = Duration::from_secs(3);
 /// Maximum number of open connections without a join request; the oldest is dropped first.
-const ROOM: usize = 64;
+const MAX_SILENT: usize = 64;
 /// Maximum number of rejected processes that are named.
-const NAMED: usize = 8;
+const MAX_NAMED: usize = 8;
 
 /// Rank 0 of a job that another launcher started. Dropping it before [`Self::begin`] ends the wait of all others.
 pub struct Coordinator {
@@ -73,7 +73,7 @@ impl Coordinator {
             if missing.is_empty() {
                 return Ok(job);
             }
-            if waited >= policy.guests {
+            if waited >= policy.peers {
                 return Err(RendezvousError::Missing { missing, waited, refused: self.all_rejected() });
             }
             reporter.wait(waited, 0, missing)?;
@@ -101,7 +101,7 @@ impl Coordinator {
     }
 
     fn reject(&mut self, why: String) {
-        if self.rejected.len() < NAMED {
+        if self.rejected.len() < MAX_NAMED {
             self.rejected.push(why);
         } else {
             self.more_rejected += 1;
@@ -116,7 +116,7 @@ impl Coordinator {
 
     /// Accepts a bounded number of connections, however fast they arrive.
     fn accept(&mut self) -> Result<(), RendezvousError> {
-        for _ in 0..ROOM {
+        for _ in 0..MAX_SILENT {
             let stream = match self.listening.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -152,7 +152,7 @@ impl Coordinator {
                 Err(why) => self.reject(why.to_string()),
             }
         }
-        for _ in ROOM..self.silent.len() {
+        for _ in MAX_SILENT..self.silent.len() {
             self.silent.remove(0);
             self.reject(format!("a process connected to {} and said nothing", self.name));
         }
@@ -219,9 +219,9 @@ mod tests {
         assert!(coordinator.more_rejected > 0);
         let began = Instant::now();
         std::thread::scope(|scope| {
-            let guest = scope.spawn(|| request_join(&job, 1, 2, &WaitPolicy::default()).unwrap());
+            let peer = scope.spawn(|| request_join(&job, 1, 2, &WaitPolicy::default()).unwrap());
             let _job = coordinator.begin(0, b"go").unwrap();
-            assert_eq!(guest.join().unwrap().message(), b"go");
+            assert_eq!(peer.join().unwrap().message(), b"go");
         });
         // One after the other, each would be listened to for five seconds.
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());

@@ -63,7 +63,7 @@ pub fn request_join(
             },
         }
         let waited = began.elapsed();
-        if waited >= policy.host {
+        if waited >= policy.rank0 {
             return Err(RendezvousError::NoRank0 { rank, waited, name });
         }
         reporter.wait(waited, rank, vec![0])?;

@@ -14,7 +14,7 @@ fn job(test: &str) -> String {
 }
 
 fn short() -> WaitPolicy {
-    WaitPolicy::default().guests(Duration::from_millis(500)).host(Duration::from_millis(500))
+    WaitPolicy::default().peers_timeout(Duration::from_millis(500)).rank0_timeout(Duration::from_millis(500))
 }
 
 #[test]
@@ -41,15 +41,15 @@ fn ranks_meet_and_hear_what_rank_0_says_whoever_comes_first() {
 fn a_refusal_of_rank_0_reaches_all_others() {
     let job = job("refuse");
     std::thread::scope(|scope| {
-        let guests: Vec<_> = (1..3)
+        let peers: Vec<_> = (1..3)
             .map(|rank| {
                 let job = &job;
                 scope.spawn(move || request_join(job, rank, 3, &WaitPolicy::default()).unwrap_err())
             })
             .collect();
         Coordinator::open(&job, 3, WaitPolicy::default()).unwrap().refuse("the data has no rows");
-        for guest in guests {
-            let error = guest.join().unwrap();
+        for peer in peers {
+            let error = peer.join().unwrap();
             assert!(
                 matches!(&error, RendezvousError::Refused { reason } if reason == "the data has no rows"),
                 "{error}"
@@ -63,13 +63,13 @@ fn a_host_that_goes_away_ends_the_wait_of_those_who_came() {
     let job = job("gone");
     let coordinator = Coordinator::open(&job, 2, WaitPolicy::default()).unwrap();
     std::thread::scope(|scope| {
-        let guest = scope.spawn(|| request_join(&job, 1, 2, &WaitPolicy::default()).unwrap_err());
+        let peer = scope.spawn(|| request_join(&job, 1, 2, &WaitPolicy::default()).unwrap_err());
         // The system lists the socket that listens, and one more for each connection.
         while std::fs::read_to_string("/proc/net/unix").unwrap().matches(&job).count() < 2 {
             std::thread::sleep(LOOK);
         }
         drop(coordinator);
-        let error = guest.join().unwrap();
+        let error = peer.join().unwrap();
         assert!(matches!(error, RendezvousError::Rank0Gone), "{error}");
     });
 }
@@ -107,7 +107,7 @@ fn ranks_that_did_not_come_are_named_with_those_who_came_instead() {
     let error = RendezvousError::Missing { missing: vec![1, 2], waited: Duration::from_mins(2), refused };
     assert_eq!(
         error.to_string(),
-        "ranks 1, 2 did not come within 120 s; turned away: process 7 was started as rank 2 of 4, and rank 0 as one of 3"
+        "ranks 1, 2 did not join within 120 s; rejected: process 7 was started as rank 2 of 4, and rank 0 as one of 3"
     );
 }
 
@@ -159,20 +159,20 @@ fn a_second_rank_0_finds_the_name_taken() {
 
 #[test]
 fn bytes_that_ranks_do_not_say_are_refused_on_both_sides() {
-    let (of_guest, of_host) = (job("malformed-guest"), job("malformed-host"));
-    let coordinator = Coordinator::open(&of_guest, 2, short()).unwrap();
-    let mut stranger = JobSocket::of(&of_guest).unwrap().connect().unwrap().unwrap();
+    let (of_peer, of_host) = (job("malformed-peer"), job("malformed-host"));
+    let coordinator = Coordinator::open(&of_peer, 2, short()).unwrap();
+    let mut stranger = JobSocket::of(&of_peer).unwrap().connect().unwrap().unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let error = coordinator.begin(0, &[]).err().unwrap().to_string();
-    assert!(error.contains("does not speak as ranks of this version do"), "{error}");
+    assert!(error.contains("sent a message that is not of this version"), "{error}");
 
     let listening = JobSocket::of(&of_host).unwrap().listen(LOOK).unwrap();
     listening.listener.set_nonblocking(false).unwrap();
     std::thread::scope(|scope| {
-        let guest = scope.spawn(|| request_join(&of_host, 1, 2, &WaitPolicy::default()).unwrap_err());
+        let peer = scope.spawn(|| request_join(&of_host, 1, 2, &WaitPolicy::default()).unwrap_err());
         let mut stranger = listening.listener.accept().unwrap().0;
         stranger.write_all(&[b'x'; 100]).unwrap();
-        let error = guest.join().unwrap();
+        let error = peer.join().unwrap();
         assert!(matches!(error, RendezvousError::Malformed { .. }), "{error}");
     });
 }

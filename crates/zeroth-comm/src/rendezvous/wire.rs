@@ -49,7 +49,9 @@ impl JoinRequest {
         let mut bytes = [0; 16];
         stream.read_exact(&mut bytes)?;
         check_magic(&bytes)?;
-        let [_, numbers] = bytes.as_chunks::<8>().0 else { return Err(wrong("a request of another size")) };
+        let [_, numbers] = bytes.as_chunks::<8>().0 else {
+            return Err(wrong("a join request of another size"));
+        };
         let [rank, world] = [&numbers[..4], &numbers[4..]]
             .map(|number| u32::from_le_bytes(number.try_into().expect("half of eight bytes")));
         Ok(Self { rank, world })
@@ -137,12 +139,12 @@ pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Answer> {
         1 => Kind::Admission,
         2 => Kind::Refusal,
         3 => Kind::Rejected,
-        _ => return Err(wrong("an answer of no known kind")),
+        _ => return Err(wrong("an answer of unknown kind")),
     };
     let token = String::from_utf8_lossy(&head[MAGIC.len() + 1..][..TOKEN]).into_owned();
     let len = head.last_chunk().map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes));
     if len > MOST as u64 {
-        return Err(wrong("an answer of no sensible length"));
+        return Err(wrong("an answer that is too long"));
     }
     let mut text = vec![0; len as usize];
     stream.read_exact(&mut text)?;
@@ -155,7 +157,7 @@ pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Answer> {
 }
 
 fn check_magic(bytes: &[u8]) -> io::Result<()> {
-    if bytes.starts_with(&MAGIC) { Ok(()) } else { Err(wrong("it begins with other bytes")) }
+    if bytes.starts_with(&MAGIC) { Ok(()) } else { Err(wrong("a wrong magic number")) }
 }
 
 fn wrong(why: &'static str) -> io::Error {

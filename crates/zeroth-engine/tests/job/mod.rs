@@ -80,13 +80,13 @@ pub(crate) struct Setup {
     pub(crate) threads: usize,
     pub(crate) settings: Settings,
     pub(crate) steps: usize,
-    /// Any order that waits allow, drawn with this seed.
+    /// The seed of the chaos executor.
     pub(crate) chaos: Option<u64>,
-    /// Micro-batches are rounded up to this many sizes.
+    /// The number of row sizes that micro-batches are padded to.
     pub(crate) sizes: u64,
-    /// The loss scale of fp16, and how many steps may be skipped.
+    /// The recipe of fp16: loss scale, and steps that may be skipped.
     pub(crate) scaling: Option<Recipe>,
-    /// Ranks exchange what they have rounded, as cards do, instead of reading it in each other's memory.
+    /// Ranks reduce by all-to-all and sum, as GPUs do, instead of reading each other's memory.
     pub(crate) exchanges: bool,
 }
 
@@ -108,7 +108,7 @@ impl Default for Setup {
     }
 }
 
-/// What a training came to: records by step, gradients of step 1 and final weights, each in the order of the table.
+/// The outcome of a training: records by step, gradients of step 1 and final weights, each in table order.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) records: Vec<Record>,
@@ -131,7 +131,7 @@ pub(crate) fn goldens() -> Vec<Golden> {
     folders.iter().map(|folder| Golden::read(folder)).collect()
 }
 
-/// Numbers around 0 that follow from their place.
+/// Deterministic numbers around 0.
 fn numbers(count: u64, salt: usize) -> Vec<f32> {
     (0..count).map(|i| ((i as f64 * 29.0 + salt as f64 * 71.0 + 5.0) * 0.811).sin() as f32 * 0.5).collect()
 }
@@ -157,7 +157,7 @@ impl Golden {
         Self { name, folder, weights, rows: (0..30).map(row).collect(), steps, config, table }
     }
 
-    /// Rows at these places begin with a token whose embedding is not a number; no other row has it.
+    /// Makes these rows start with a token whose embedding is NaN; no other row has it.
     pub(crate) fn poison(&mut self, places: &[usize]) {
         let (width, last) = (self.config.hidden as usize, self.config.vocab as usize - 1);
         for row in &mut self.rows {
@@ -198,7 +198,7 @@ impl Golden {
         }
     }
 
-    /// The run of so many samples a step, with the cosine schedule.
+    /// The golden run with `batch` samples per step and the cosine schedule.
     pub(crate) fn run(&self, batch: u64) -> &Value {
         let runs = self.steps["runs"].as_array().unwrap();
         let is = |run: &&Value| run["batch"] == batch && run["name"].as_str().unwrap().ends_with("cosine");
