@@ -38,61 +38,6 @@ fn graph(sizes: Sizes) -> (Graph, Backward) {
 }
 
 #[test]
-fn a_large_reuse_distance_keeps_what_a_small_one_lets_go() {
-    let (graph, backward) = graph(SIZES);
-    let gathers = |max_reuse| {
-        let settings = Settings { max_reuse, ..ROOMY };
-        let program = compile(&graph, &backward, 2, &settings).unwrap();
-        program.check(u64::MAX).unwrap().gathers
-    };
-    // Four units: the embedding is gathered once (its gradient needs no weights), the head once, blocks twice.
-    assert_eq!(gathers(0), 1 + 2 * 2 + 1);
-    assert_eq!(gathers(u64::MAX), 4);
-}
-
-#[test]
-fn attention_is_computed_again_right_after_the_queries_and_keys_that_it_reads() {
-    let (graph, backward) = graph(SIZES);
-    let settings = Settings { recompute: Recompute::Attention, ..ROOMY };
-    let program = compile(&graph, &backward, 2, &settings).unwrap();
-    let again = program.sections[0].instructions.iter().filter_map(|instruction| match instruction.action {
-        Action::Recompute { node, .. } => Some(graph.nodes[node].op.name()),
-        _ => None,
-    });
-    let again: Vec<&str> = again.collect();
-    let triples =
-        again.windows(3).filter(|triple| *triple == ["head_norm_rope", "head_norm_rope", "attention"]);
-    // Were they apart, q and k would stay until then, and would be computed once more for nothing.
-    assert_eq!(triples.count(), 2, "{again:?}");
-    assert_eq!(again.iter().filter(|name| **name == "head_norm_rope").count(), 4, "{again:?}");
-}
-
-#[test]
-fn a_prefetched_gather_stands_before_the_unit_in_front_of_it_is_done() {
-    let (graph, backward) = graph((8, 2, 1, 4, 11, false));
-    // How many instructions lie between a gather and the first that reads its flat, at most.
-    let ahead = |prefetch| {
-        let settings = Settings { prefetch, overlap: true, ..ROOMY };
-        let program = compile(&graph, &backward, 2, &settings).unwrap();
-        program.check(u64::MAX).unwrap();
-        let instructions = &program.sections[0].instructions;
-        let gathers =
-            instructions.iter().enumerate().filter_map(|(at, instruction)| match instruction.action {
-                Action::AllGather(flat) => Some((at, flat)),
-                _ => None,
-            });
-        let distance = |(at, flat): (usize, usize)| {
-            instructions[at..].iter().position(|instruction| instruction.reads.contains(&flat)).unwrap()
-        };
-        gathers.map(distance).max().unwrap()
-    };
-    assert_eq!(ahead(0), 1);
-    // One unit ahead: a block has 14 instructions of forward and 25 of backward.
-    assert!((10..40).contains(&ahead(1)), "{}", ahead(1));
-    assert!(ahead(u64::MAX / 4) > 60, "{}", ahead(u64::MAX / 4));
-}
-
-#[test]
 fn a_stage_that_zero_does_not_have_is_refused() {
     let (graph, backward) = graph(SIZES);
     let settings = Settings { stage: 4, ..ROOMY };
