@@ -112,8 +112,8 @@ fn the_flags_of_the_readmes_first_command_make_a_job() {
     let arguments: Vec<&str> = typed.split_whitespace().collect();
     let ended = zeroth(&[&arguments[..], &["--dry-run"]].concat());
     assert_eq!(ended.code, 0, "{}", ended.stderr);
-    assert!(ended.stderr.contains("2,303 samples"), "{}", ended.stderr);
-    assert!(ended.stdout.contains("[<|im_end|>]"), "every answer ends with its end token:\n{}", ended.stdout);
+    assert!(ended.stderr.contains("3,400 samples"), "{}", ended.stderr);
+    assert!(ended.stdout.contains("[<|end|>]"), "every answer ends with its end token:\n{}", ended.stdout);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod config;
 mod docs;
 mod escapes;
 mod estimate;
+mod examples;
 mod flags;
 mod generate;
 mod init;

@@ -1,4 +1,4 @@
-//! `zeroth generate`: tokens and logits from model folders, and what it says where it cannot.
+//! `zeroth generate`: tokens and logits from model folders, answers to rows, and what it says where it cannot.
 
 use std::fs;
 use std::path::Path;
@@ -119,7 +119,7 @@ fn an_empty_prompt_begins_a_text_or_is_called_empty() {
 
 #[test]
 fn what_cannot_be_done_is_said_with_what_to_change() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["--prompt", "hello"], "no tokenizer.json"),
         (&["--prompt-ids", "1,99999"], "vocabulary"),
         (&["--prompt-ids", "1,x"], "not a token"),
@@ -129,6 +129,10 @@ fn what_cannot_be_done_is_said_with_what_to_change() {
         (&["--prompt-ids", "1", "--top-p", "0"], "top_p is 0"),
         (&["--prompt-ids", "1", "--logits"], "--format json"),
         (&["--prompt-ids", "1", "--bf16", "--fp32"], "one precision"),
+        (&["--prompt-ids", "1", "--data", "rows.jsonl"], "cannot be used with"),
+        (&["--data", "rows.jsonl", "--temperature", "1"], "cannot be used with"),
+        (&["--prompt-ids", "1", "--rows", "2"], "cannot be used with"),
+        (&["--data", "no/such/rows.jsonl"], "there is no data file no/such/rows.jsonl"),
     ];
     for (more, expected) in cases {
         let ended = zeroth(&[&["generate", "--model", MODEL, "--device", "cpu"], more].concat());
@@ -137,4 +141,120 @@ fn what_cannot_be_done_is_said_with_what_to_change() {
     }
     let bare = zeroth(&["generate", "--model", "examples/gsm8k/tiny-qwen3", "--prompt-ids", "1"]);
     assert!(bare.code == 2 && bare.stderr.contains("no *.safetensors"), "{}", bare.stderr);
+}
+
+/// Rows of ready tokens: prompts, and what transformers generates after them.
+fn golden_rows() -> Vec<(Vec<i64>, Vec<i64>)> {
+    let text = fs::read_to_string(root().join("tests/golden/next_tokens.json")).unwrap();
+    let cases = serde_json::from_str::<Value>(&text).unwrap()["qwen3-tied"].clone();
+    let ids = |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
+    cases.as_array().unwrap().iter().map(|case| (ids(&case["prompt"]), ids(&case["greedy"]))).collect()
+}
+
+fn ready_row(prompt: &[i64], answer: &[i64]) -> String {
+    let labels = [vec![-100; prompt.len()], answer.to_vec()].concat();
+    let ids = [prompt, answer].concat();
+    serde_json::json!({"input_ids": ids, "labels": labels}).to_string()
+}
+
+#[test]
+fn answers_to_rows_are_compared_with_the_expected_ones() {
+    let golden = golden_rows();
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("rows.jsonl");
+    let mut lines: Vec<String> = golden.iter().map(|(prompt, greedy)| ready_row(prompt, greedy)).collect();
+    // A shorter answer without an end is compared as far as it goes; one wrong token makes an answer wrong.
+    let (prompt, greedy) = &golden[0];
+    lines.push(ready_row(prompt, &greedy[..3]));
+    lines.push(ready_row(prompt, &[&greedy[..3], &[(greedy[3] + 1) % 20]].concat()));
+    fs::write(&data, lines.join("\n")).unwrap();
+    let (rows, exact) = (lines.len(), lines.len() - 1);
+
+    let arguments = ["generate", "--model", MODEL, "--device", "cpu", "--data", data.to_str().unwrap()];
+    let (code, found) = zeroth_json(&arguments);
+    assert_eq!(code, 0);
+    assert_eq!((&found["rows"], &found["exact_matches"]), (&rows.into(), &exact.into()), "{found}");
+    assert!((found["exact_match"].as_f64().unwrap() - exact as f64 / rows as f64).abs() < 1e-12);
+    let answers = found["answers"].as_array().unwrap();
+    for ((prompt, greedy), answer) in golden.iter().zip(answers) {
+        assert_eq!((&answer["prompt_ids"], &answer["ids"]), (&prompt[..].into(), &greedy[..].into()));
+        assert_eq!((&answer["exact_match"], &answer["text"]), (&true.into(), &Value::Null));
+    }
+    assert_eq!(answers[exact]["exact_match"], false);
+    assert_eq!(answers[exact]["place"]["line"], rows);
+
+    // For people: the first rows, and the share of all.
+    let ended = zeroth(&[&arguments[..], &["--rows", "2"]].concat());
+    assert_eq!(ended.stdout.matches("✓ ").count(), 2, "{}", ended.stdout);
+    let (prompt, greedy) = (list(&golden[0].0[..].into()), list(&golden[0].1[..].into()));
+    let [prompt, greedy] = [prompt, greedy].map(|ids| ids.replace(',', " "));
+    let first = format!("✓ {prompt}\n  answer    {greedy}\n  expected  {greedy}\n");
+    assert!(ended.stdout.starts_with(&first), "{}", ended.stdout);
+    let share = format!("exact match {exact}/{rows} ({:.1} %)\n", 100.0 * exact as f64 / rows as f64);
+    assert!(ended.stdout.ends_with(&share), "{}", ended.stdout);
+
+    let one = zeroth(&[&arguments[..], &["--max-eval-samples", "1", "--max-new-tokens", "2"]].concat());
+    assert!(one.stdout.ends_with("exact match 0/1 (0.0 %)\n"), "{}", one.stdout);
+    assert!(one.stderr.contains("--max-new-tokens 2 is too few"), "{}", one.stderr);
+}
+
+#[test]
+fn texts_are_answered_up_to_the_token_that_ends_them() {
+    let (prompt, greedy) = golden_rows().swap_remove(2);
+    let folder = tempfile::tempdir().unwrap();
+    with_tokenizer(folder.path());
+    let write = |name: &str, value: Value| fs::write(folder.path().join(name), value.to_string()).unwrap();
+    let most = prompt.iter().chain(&greedy).max().unwrap() + 1;
+    let vocab: serde_json::Map<String, Value> = (0..most).map(|id| (format!("w{id}"), id.into())).collect();
+    let text = fs::read_to_string(folder.path().join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+    tokenizer["model"]["vocab"] = vocab.into();
+    // The third token that the model generates ends its text.
+    let end = format!("w{}", greedy[2]);
+    tokenizer["added_tokens"] = serde_json::json!([{
+        "id": greedy[2], "content": end, "single_word": true, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    }]);
+    write("tokenizer.json", tokenizer);
+    write("tokenizer_config.json", serde_json::json!({"eos_token": end}));
+    let words = |ids: &[i64]| ids.iter().map(|id| format!("w{id}")).collect::<Vec<_>>().join(" ");
+    let stops = greedy.iter().position(|id| *id == greedy[2]).unwrap();
+    let (question, answer) = (words(&prompt), words(&greedy[..stops]));
+    let row = |answer: &str| serde_json::json!({"problem": question, "answer": answer}).to_string();
+    fs::write(folder.path().join("rows.jsonl"), [row(&answer), row("w1")].join("\n")).unwrap();
+    let ended = zeroth_in(
+        folder.path(),
+        &[
+            "generate",
+            "--model",
+            ".",
+            "--device",
+            "cpu",
+            "--data",
+            "rows.jsonl",
+            "--columns",
+            "question=problem",
+        ],
+    );
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let expected = format!(
+        "✓ {question}\n  answer    {answer}\n  expected  {answer}\n✗ {question}\n  answer    {answer}\n  expected  w1\n\
+         exact match 1/2 (50.0 %)\n"
+    );
+    assert_eq!(ended.stdout, expected);
+
+    // Rows that have nothing to answer, or are wrong, are named.
+    for (row, expected) in [
+        (serde_json::json!({"text": question}), "line 1: the row has no prompt"),
+        (serde_json::json!({"input_ids": [1, 2], "labels": [-100, -100]}), "line 1: the row has no answer"),
+        (serde_json::json!({"question": question}), "line 1: no format of rows has these columns"),
+    ] {
+        write("rows.jsonl", row);
+        let ended = zeroth_in(
+            folder.path(),
+            &["generate", "--model", ".", "--device", "cpu", "--data", "rows.jsonl"],
+        );
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        assert!(ended.stderr.contains(expected) && ended.is_orderly(), "{}", ended.stderr);
+    }
 }

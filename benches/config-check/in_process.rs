@@ -1,6 +1,6 @@
-//! Reading and checking a config of 200 keys inside one process: best and median of many rounds, as one JSON line.
+//! Times reading and checking a config of 200 keys inside one process; prints best and median as one JSON line.
 //!
-//! `benches/config-check/run.py` runs it beside DeepSpeed's own parsing of the same file.
+//! `benches/config-check/run.py` compares it with DeepSpeed's own parsing of the same file.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use zeroth_config::read::{Source, parse};
 
 const ROUNDS: usize = 2000;
 
-#[expect(clippy::print_stdout, reason = "the figure is what this program is for")]
+#[expect(clippy::print_stdout, reason = "this program prints its result")]
 fn main() {
     let text = include_str!("config-200.json");
     let mut micros: Vec<f64> = (0..ROUNDS)

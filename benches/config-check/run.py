@@ -1,11 +1,11 @@
-"""`zeroth config check` on a file of 200 keys, beside DeepSpeed's own parsing of the same file.
+"""Compares `zeroth config check` on a file of 200 keys with DeepSpeed's own parsing of the same file.
 
     python benches/config-check/run.py
 
-Needs Python with deepspeed (and the torch it imports) in an environment of its own; the file is one that DeepSpeed
-0.19.8 accepts. Rounds are interleaved: machines are noisy. Both are given as whole processes, as a user meets them, and
-inside one process, without start-up. DeepSpeed's part is the parse of the text (json or hjson) and the DeepSpeedConfig
-object: it validates, but gives no verdict on keys that do nothing.
+Needs a Python with deepspeed (and the torch it imports) in an environment of its own. DeepSpeed 0.19.8 accepts the file.
+Rounds are interleaved because machines are noisy. Both sides are measured as whole processes and inside one process, without
+start-up. DeepSpeed's side is the parse of the text (json or hjson) plus the DeepSpeedConfig object: it validates values but
+has no verdict on keys without effect.
 """
 
 import json
@@ -65,7 +65,7 @@ def main():
         figures = [line for line in done.stdout.splitlines() if line.startswith("FIGURES")]
         assert figures, done.stdout + done.stderr
         figures = json.loads(figures[-1].split(" ", 1)[1])
-        # The thirty rounds inside are not part of what a user waits for.
+        # The thirty rounds inside are not part of the process time.
         rounds_ms = 30 * (figures["json"]["median_us"] + figures["hjson"]["median_us"]) / 1e3
         peer_process.append(milliseconds - rounds_ms)
         peer_json.append(figures["json"])

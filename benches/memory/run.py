@@ -1,8 +1,8 @@
-"""Plan and resident memory side by side: an 8-layer model, stages 0 to 3, offload, 1, 2 and 4 ranks.
+"""Compares planned with resident memory: an 8-layer model, stages 0 to 3, offload, and 1, 2 and 4 ranks.
 
-Run from the root of the repository after `cargo build --release`: `python benches/memory/run.py`. It prints the table of
-docs/performance.md. Resident memory is the proportional set size (PSS) of rank 0 at its peak, from metrics.jsonl; the
-overhead is what it has beyond both arenas: the program itself, the data, and the regions that ranks talk through.
+Run from the root of the repository after `cargo build --release`: `python benches/memory/run.py`. It prints
+benches/results/memory-plan.csv. Resident memory is the peak proportional set size (PSS) of rank 0, from metrics.jsonl. It
+exceeds the plan by the binary itself, the data, and the shared-memory channels between ranks.
 """
 import json
 import pathlib
@@ -15,7 +15,7 @@ CONFIG = {
     "head_dim": 64, "intermediate_size": 1024, "vocab_size": 8000, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
 }
 HOST = {"device": "cpu"}
-PLACES = {"none": {}, "optimizer": {"offload_optimizer": HOST}, "both": {"offload_optimizer": HOST, "offload_param": HOST}}
+OFFLOADS = {"none": {}, "optimizer": {"offload_optimizer": HOST}, "both": {"offload_optimizer": HOST, "offload_param": HOST}}
 CASES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer"), (3, "none"), (3, "optimizer"),
          (3, "both")]
 
@@ -23,7 +23,7 @@ CASES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer
 def rows(path):
     lines = []
     for row in range(16):
-        ids = [(row * 131 + place * place * 7 + place * 13) % CONFIG["vocab_size"] for place in range(128)]
+        ids = [(row * 131 + position * position * 7 + position * 13) % CONFIG["vocab_size"] for position in range(128)]
         lines.append(json.dumps({"input_ids": ids}))
     path.write_text("\n".join(lines) + "\n")
 
@@ -37,15 +37,14 @@ def main():
         data = folder / "rows.jsonl"
         rows(data)
         names = ["parameters", "gradients", "optimizer", "activations", "buffers"]
-        print("| stage | offload | ranks | device: " + " | ".join(names) + " | host: " + " | ".join(names)
-              + " | plan | PSS | beyond the plan |")
-        print("|--:|---|--:|" + "--:|" * (2 * len(names) + 3))
+        columns = [f"{tier}_{name}_mb" for tier in ("device", "host") for name in names]
+        print(",".join(["stage", "offload", "ranks", *columns, "plan_mb", "pss_mb", "beyond_plan_mb"]))
         for stage, offload in CASES:
             for ranks in (1, 2, 4):
-                asked = {"zero_optimization": {"stage": stage, **PLACES[offload]}}
+                config = {"zero_optimization": {"stage": stage, **OFFLOADS[offload]}}
                 run = folder / f"{stage}-{offload}-{ranks}"
                 subprocess.run(
-                    [ZEROTH, "train", "--device", "cpu", "--model", model, "--data", data, "--deepspeed", json.dumps(asked),
+                    [ZEROTH, "train", "--device", "cpu", "--model", model, "--data", data, "--deepspeed", json.dumps(config),
                      "--ranks", str(ranks), "--threads-per-rank", "1", "--max-steps", "2", "--logging-steps", "1",
                      "--output", run],
                     check=True, capture_output=True)
@@ -55,8 +54,8 @@ def main():
                 device, host = plan["device_bytes"], plan["host_bytes"]
                 total = device["total"] + host["total"]
                 cells = [f"{device[name] / 1e6:.1f}" for name in names] + [f"{host[name] / 1e6:.1f}" for name in names]
-                cells += [f"{total / 1e6:.1f}", f"{resident / 1e6:.1f}", f"{(resident - total) / 1e6:+.1f}"]
-                print(f"| {stage} | {offload} | {ranks} | " + " | ".join(cells) + " |", flush=True)
+                cells += [f"{total / 1e6:.1f}", f"{resident / 1e6:.1f}", f"{(resident - total) / 1e6:.1f}"]
+                print(",".join([str(stage), offload, str(ranks), *cells]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""AdamW beside PyTorch's fused AdamW and DeepSpeed's CPU Adam: the same number of parameters, in turns, best and median.
+"""Compares AdamW with PyTorch's fused AdamW and DeepSpeed's CPU Adam over the same number of parameters, interleaved.
 
     cargo build --release
     python benches/peers/adamw.py [rounds]
 
-Needs a Python with torch; DeepSpeed's line appears where deepspeed is installed and its Adam can be compiled (a C++
-compiler and ninja), and its absence is said. Ours updates f32 master weights and moments from a bf16 or an f32 gradient and
-writes the bf16 weights in the same pass (28 or 30 bytes a parameter; 26 or 28 where master weights are kept as the 16 bits
-that weights lack, as they are in training). The peers update f32 weights from f32 gradients (28
-bytes); "and cast" adds the bf16 copy that training in bf16 needs. Parameters a second are compared, because bytes differ.
-Data is random.
+Needs a Python with torch. DeepSpeed's line appears if deepspeed is installed and its Adam compiles (a C++ compiler and
+ninja); otherwise the reason is printed. Ours updates fp32 master weights and moments from a bf16 or an fp32 gradient and
+writes the bf16 weights in the same pass: 28 or 30 bytes per parameter, or 26 or 28 if only the low-order bits of master
+weights are stored, as in training. The peers update fp32 weights from fp32 gradients (28 bytes); "and cast" adds the bf16
+copy that bf16 training needs. Parameters per second are compared because the bytes differ. Data is random.
 """
 import argparse
 import json
@@ -33,7 +32,7 @@ BESIDE = "pytorch fused and cast"
 
 
 def ours():
-    """Name and threads, with parameters a second: best and median of a run's bursts; and percent of the triad."""
+    """Maps (name, threads) to parameters per second: best and median of the bursts of one run."""
     command = [OURS, "bench", "optimizer", "--threads", "2", "--rounds", str(BURSTS), "--no-save", "--format", "json"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = {}
@@ -45,7 +44,7 @@ def ours():
 
 
 class Peer:
-    """An optimizer over tensors of a million numbers each."""
+    """A PyTorch optimizer over tensors of a million elements each."""
 
     def __init__(self, name, make):
         torch.manual_seed(1)
@@ -82,11 +81,11 @@ def peers():
     found = [Peer("pytorch fused", lambda weights: torch.optim.AdamW(weights, fused=True, **options))]
     try:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # where ninja is
+        os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # finds ninja
         from deepspeed.ops.adam import DeepSpeedCPUAdam
         found.append(Peer("deepspeed cpu adam", lambda weights: DeepSpeedCPUAdam(weights, adamw_mode=True, **options)))
-    except Exception as error:  # What a failed build raises depends on the compiler and on the version.
-        print(f"no line of DeepSpeed's CPU Adam: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # The exception of a failed build depends on the compiler and on the version.
+        print(f"DeepSpeed's CPU Adam is not available: {type(error).__name__}: {error}", file=sys.stderr)
     return found
 
 

@@ -1,20 +1,22 @@
-"""Whole training steps of ours beside DeepSpeed's and PyTorch's, on the same model and the same kind of tokens, in turns.
+"""Compares whole training steps of ours with DeepSpeed's and PyTorch's on the same model and the same kind of tokens.
 
     cargo build --release
     python benches/peers/step.py --size m50 --dtype bf16                      # everything
     python benches/peers/step.py --size 0.6b --sides zeroth-3,deepspeed-3 --rounds 3
 
 Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1 to zeroth-3 and deepspeed-1 to deepspeed-3
-(ZeRO stages, 2 ranks of 1 thread each over shared memory and gloo), zeroth-zero1 to zeroth-zero3 (the same by preset, as
-`--deepspeed zero3` names it) and torch (1 process of 2 threads, which takes the batch of both ranks in two micro-batches).
---csv writes every step's time and every turn's memory. Rounds take turns: a, b, c, a, b, c. Peers stay alive between their turns
-(--fresh starts them anew, which 0.6b does because not all of them fit the memory at once); ours is a new `zeroth train`
-each time, whose first step does not count. --sums says to all in which type gradients add up over ranks: where it is left
-out, ours add in fp32 and DeepSpeed in the model's type. --tight gives DeepSpeed a tenth of its default buckets. --fastest,
-with the binary of `cargo build --release -p zeroth-machine --example cpu_bench`, puts every turn on the processors on which
-tile instructions are fastest at that moment, says how fast they were before it and after it, and compares once more the calm
-turns, in which both processors had 80 % of the best of all turns before and after: short turns (--steps 2) find more of
-them. Memory is that of a rank: the largest PSS of the samples, and its peak.
+(ZeRO stages, 2 ranks of 1 thread each over shared memory and gloo), zeroth-zero1 to zeroth-zero3 (the presets of
+`--deepspeed zero3` and so on) and torch (1 process of 2 threads, which takes the batch of both ranks as two micro-batches).
+
+Sides are interleaved: a, b, c, a, b, c. Peers stay alive between their turns (--fresh restarts them; 0.6b always does,
+because not all sides fit into memory at once). Ours is a new `zeroth train` for each turn, whose first step is not counted.
+
+--grad-accum-dtype sets the accumulation dtype of all sides; by default ours accumulates in fp32 and DeepSpeed in the model's
+dtype. --small-buckets gives DeepSpeed a tenth of its default buckets. --csv writes the time of every step and the memory of
+every turn. --fastest-cores, with the binary of `cargo build --release -p zeroth-machine --example cpu_bench`, pins every turn to
+the cores on which AMX is fastest at that moment, prints the rates before and after the turn, and repeats the comparison for
+the quiet turns: those in which both cores kept 80 % of the best rate before and after. Short turns (--steps 2) find more of
+them. Memory is that of one rank: the largest sampled PSS, and its peak.
 """
 
 import argparse
@@ -29,7 +31,7 @@ import tempfile
 import threading
 import time
 
-import processors
+import cores
 
 LENGTH = 512
 RANKS = 2
@@ -54,23 +56,23 @@ def model_config(size):
     }
 
 
-# What makes DeepSpeed's ranks smaller: its defaults are ten times these.
-TIGHT = {"sub_group_size": 100_000_000, "reduce_bucket_size": 50_000_000, "stage3_prefetch_bucket_size": 5_000_000}
+# A tenth of DeepSpeed's defaults, which makes its ranks smaller.
+SMALL_BUCKETS = {"sub_group_size": 100_000_000, "reduce_bucket_size": 50_000_000, "stage3_prefetch_bucket_size": 5_000_000}
 
 
-def data_types(sums):
-    """The part of a config that says in which type shards of gradients add up."""
-    return {"data_types": {"grad_accum_dtype": sums}} if sums else {}
+def data_types(dtype):
+    """The config section that sets the dtype in which gradients accumulate."""
+    return {"data_types": {"grad_accum_dtype": dtype}} if dtype else {}
 
 
 # ---- memory of a side's ranks ----
 
 
 class Memory(threading.Thread):
-    """Looks at processes while they work; keeps the largest PSS of one and its peak, in MiB.
+    """Samples processes while they run; keeps the largest PSS of one and its peak, in MiB.
 
-    The system keeps a process's peak RSS, and what of it is shared is seen in the samples: the peak is that RSS less what
-    the largest PSS was below the RSS of its moment. Samples alone miss a peak that lasts less than the time between two.
+    The kernel keeps the peak RSS of a process. The peak PSS is estimated as that RSS minus the shared part of the sample
+    with the largest PSS. Samples alone miss a peak that is shorter than the sampling interval.
     """
 
     def __init__(self, pids):
@@ -88,7 +90,7 @@ class Memory(threading.Thread):
                         self.pss, self.shared = pss, rss - pss
                     self.rss = max(self.rss, field(f"/proc/{pid}/status", "VmHWM:"))
                 except OSError:
-                    pass  # It ended meanwhile.
+                    pass  # The process has ended.
 
     def stop(self):
         self.done.set()
@@ -110,11 +112,11 @@ def children(pid):
         return []
 
 
-# ---- the two kinds of sides ----
+# ---- sides ----
 
 
 class Ours:
-    """A new `zeroth train` for every turn; step times come from its metrics."""
+    """Starts a new `zeroth train` for every turn; step times come from metrics.jsonl."""
 
     def __init__(self, name, options, folder):
         self.options, self.folder = options, folder
@@ -132,7 +134,7 @@ class Ours:
                 **self.config["zero_optimization"], "stage3_gather_16bit_weights_on_model_save": False,
             },
             "gradient_clipping": 1.0,
-            **data_types(options.sums),
+            **data_types(options.grad_accum_dtype),
             **({"zeroth": {"recompute": options.recompute}} if options.recompute else {}),
         }
         command = [
@@ -147,14 +149,14 @@ class Ours:
             env={**os.environ, "ZEROTH_CACHE": str(self.folder / "cache")},
         )
         memory = Memory(lambda: children(process.pid))
-        said, _ = process.communicate()
+        output_text, _ = process.communicate()
         found = memory.stop()
         if process.returncode != 0:
-            sys.exit(f"zeroth train ended with {process.returncode}:\n{said}")
+            sys.exit(f"zeroth train ended with {process.returncode}:\n{output_text}")
         lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         return [line["step_ms"] / 1e3 for line in lines[1:]], found
 
-    def running(self):
+    def processes(self):
         return []
 
     def stop(self):
@@ -162,7 +164,7 @@ class Ours:
 
 
 class Peer:
-    """Worker processes of this script, one a rank, that run steps when they are told to."""
+    """Worker processes of this script, one per rank, that run steps on request."""
 
     def __init__(self, name, options, _):
         self.name, self.options, self.workers = name, options, []
@@ -171,29 +173,29 @@ class Peer:
         ranks = 1 if self.name == "torch" else RANKS
         port = str(random.randrange(20_000, 60_000))
         for rank in range(ranks):
-            places = {
+            environment = {
                 "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks,
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": RANKS // ranks,
                 "DS_ACCELERATOR": "cpu",
-                # DeepSpeed compiles its collectives over shared memory with the ninja of its environment.
+                # DeepSpeed compiles its shared-memory collectives with the ninja of its Python environment.
                 "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
             }
             command = [sys.executable, __file__, "--worker", self.name, "--size", self.options.size,
                        "--dtype", self.options.dtype]
-            command += ["--sums", self.options.sums] if self.options.sums else []
-            command += ["--tight"] if self.options.tight else []
+            command += ["--grad-accum-dtype", self.options.grad_accum_dtype] if self.options.grad_accum_dtype else []
+            command += ["--small-buckets"] if self.options.small_buckets else []
             self.workers.append(subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env={**os.environ, **{key: str(value) for key, value in places.items()}},
+                env={**os.environ, **{key: str(value) for key, value in environment.items()}},
             ))
         for worker in self.workers:
             threading.Thread(target=self.drain, args=(worker,), daemon=True).start()
         self.answers()
 
     def drain(self, worker):
-        worker.said = []
+        worker.log = []
         for line in worker.stderr:
-            worker.said = worker.said[-20:] + [line]
+            worker.log = worker.log[-20:] + [line]
 
     def answers(self):
         answers = []
@@ -201,22 +203,22 @@ class Peer:
             line = worker.stdout.readline()
             if not line:
                 time.sleep(0.5)
-                sys.exit(f"{self.name} ended:\n{''.join(worker.said)}")
+                sys.exit(f"{self.name} ended:\n{''.join(worker.log)}")
             answers.append(json.loads(line))
         return answers
 
     def run(self, steps):
-        memory = Memory(self.running)
+        memory = Memory(self.processes)
         if not self.workers:
             self.start()
         for worker in self.workers:
             worker.stdin.write(f"{steps}\n")
             worker.stdin.flush()
         answers = self.answers()
-        # Ranks meet in every step: the slowest one's time is the step's.
+        # Ranks synchronise in every step, so the slowest rank's time is the step's.
         return [max(times) for times in zip(*(answer["seconds"] for answer in answers))], memory.stop()
 
-    def running(self):
+    def processes(self):
         return [worker.pid for worker in self.workers]
 
     def stop(self):
@@ -227,12 +229,12 @@ class Peer:
         self.workers = []
 
 
-# ---- a worker: one rank of a peer ----
+# ---- worker: one rank of a peer ----
 
 
 def worker(options):
     name, size, dtype = options.worker, options.size, options.dtype
-    # What libraries print must not come between the answers.
+    # Keeps the output of libraries out of the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch
@@ -293,13 +295,13 @@ def deepspeed_step(model, tokens, options):
         "bf16": {"enabled": options.dtype == "bf16"},
         "zero_optimization": {
             "stage": int(options.worker[-1]), "overlap_comm": True, "contiguous_gradients": True,
-            **(TIGHT if options.tight else {}),
+            **(SMALL_BUCKETS if options.small_buckets else {}),
         },
-        # Its own Adam is compiled for the machine when it is first used, which not every machine can.
+        # DeepSpeed compiles its own Adam at first use, which fails on some machines.
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1, "torch_adam": True}},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
-        **data_types(options.sums),
+        **data_types(options.grad_accum_dtype),
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
 
@@ -311,41 +313,41 @@ def deepspeed_step(model, tokens, options):
     return step
 
 
-# ---- rounds and the report ----
+# ---- rounds and report ----
 
 
 def prepare(folder, size):
-    """A model folder and rows of random tokens, for ours."""
+    """Writes a model folder and rows of random tokens, for ours."""
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text(json.dumps(model_config(size)))
-    chance = random.Random(7)
+    generator = random.Random(7)
     vocab = SIZES[size][6]
     with open(folder / "tokens.jsonl", "w") as file:
         for _ in range(64):
-            print(json.dumps({"input_ids": [chance.randrange(vocab) for _ in range(LENGTH)]}), file=file)
+            print(json.dumps({"input_ids": [generator.randrange(vocab) for _ in range(LENGTH)]}), file=file)
 
 
-class Places:
-    """Where a turn runs, and how fast tiles are there in GFLOP/s."""
+class CoreChoice:
+    """The cores that a turn runs on, and their AMX rates in GFLOP/s."""
 
     def __init__(self, binary):
         self.binary, self.allowed, self.chosen = binary, sorted(os.sched_getaffinity(0)), None
 
-    def settle(self, side):
-        """Chooses them, and moves us and what runs of a side there; the rates, where it was asked for."""
+    def pin(self, side):
+        """Chooses cores and pins this process and the side to them; returns their rates, with --fastest-cores."""
         if not self.binary:
             return []
-        self.chosen, rates = processors.fastest(self.binary, RANKS, self.allowed)
-        processors.move([os.getpid(), *side.running()], self.chosen)
-        return [rates[processor] for processor in sorted(self.chosen)]
+        self.chosen, rates = cores.fastest(self.binary, RANKS, self.allowed)
+        cores.pin([os.getpid(), *side.processes()], self.chosen)
+        return [rates[core] for core in sorted(self.chosen)]
 
-    def look(self):
-        """The rates there now."""
-        return list(processors.fastest(self.binary, RANKS, sorted(self.chosen))[1].values()) if self.binary else []
+    def rates(self):
+        """The current rates of the chosen cores."""
+        return list(cores.fastest(self.binary, RANKS, sorted(self.chosen))[1].values()) if self.binary else []
 
 
-class Found:
-    """What a side did in its turns: seconds of the steps of each, rates of tiles before and after it, memory of a rank."""
+class Results:
+    """Results of a side by turn: step seconds, AMX rates before and after, memory of a rank."""
 
     def __init__(self):
         self.turns, self.tiles, self.memory, self.pss, self.peak = [], [], [], 0.0, 0.0
@@ -357,7 +359,7 @@ class Found:
         self.pss, self.peak = max(self.pss, pss), max(self.peak, peak)
 
     def steps(self, fast):
-        """Seconds of all steps of the turns around which tiles had this rate."""
+        """Seconds of all steps of the turns around which AMX had at least this rate."""
         return [one for turn, tiles in zip(self.turns, self.tiles) if min(tiles, default=fast) >= fast for one in turn]
 
 
@@ -378,7 +380,7 @@ def report(found, tokens, fast):
 
 
 def report_rounds(found):
-    """How each side compares with the first, round by round: what disturbs a whole round disturbs both."""
+    """Compares each side with the first, round by round: a disturbance of a whole round affects both."""
     first, *others = found
     if not others or len(found[first].turns) < 2:
         return
@@ -391,8 +393,8 @@ def report_rounds(found):
               f"   {' '.join(f'{ratio:.3f}' for ratio in ratios)}")
 
 
-def write_series(path, found):
-    """Every step of every turn, a line each."""
+def write_csv(path, found):
+    """Writes one line per step of every turn."""
     with open(path, "w") as file:
         print("side,round,step,seconds,pss_mib,peak_mib", file=file)
         for name, side in found.items():
@@ -401,13 +403,13 @@ def write_series(path, found):
                     print(f"{name},{number},{step},{one:.6f},{pss:.1f},{peak:.1f}", file=file)
 
 
-def report_calm(found, tokens):
-    """The same of the calm turns, where every side has some and not all are."""
-    fast = processors.CALM * max((rate for side in found.values() for tiles in side.tiles for rate in tiles), default=0.0)
+def report_quiet(found, tokens):
+    """Prints the report of the quiet turns, if every side has some and not all turns are quiet."""
+    fast = cores.QUIET * max((rate for side in found.values() for tiles in side.tiles for rate in tiles), default=0.0)
     turns = [min(tiles, default=fast) >= fast for side in found.values() for tiles in side.tiles]
     if all(turns):
         return
-    print(f"\ncalm turns, {sum(turns)} of {len(turns)}")
+    print(f"\nquiet turns, {sum(turns)} of {len(turns)}")
     if all(side.steps(fast) for side in found.values()):
         report(found, tokens, fast)
 
@@ -416,55 +418,55 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="m50")
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
-    parser.add_argument("--sums", choices=["bf16", "fp32"], help="grad_accum_dtype of all: unsaid, ours is fp32, DeepSpeed's bf16")
-    parser.add_argument("--sides", default=",".join(SIDES), help="what takes turns, with commas between")
+    parser.add_argument("--grad-accum-dtype", choices=["bf16", "fp32"], help="of all sides; by default fp32 for ours and bf16 for DeepSpeed")
+    parser.add_argument("--sides", default=",".join(SIDES), help="sides to interleave, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="steps of a turn that count")
+    parser.add_argument("--steps", type=int, default=4, help="measured steps per turn")
     parser.add_argument(
-        "--recompute", choices=["norm_swiglu", "attention", "block"], help="what ours computes again, to the same bits, instead of keeping it"
+        "--recompute", choices=["norm_swiglu", "attention", "block"], help="recompute these activations in ours; the bits stay the same"
     )
-    parser.add_argument("--tight", action="store_true", help="DeepSpeed with a tenth of its buckets, where its defaults do not fit")
-    parser.add_argument("--fastest", metavar="CPU_BENCH", help="every turn on the processors that this binary finds fastest")
-    parser.add_argument("--csv", metavar="FILE", help="write every step's time and every turn's memory there")
-    parser.add_argument("--fresh", action="store_true", help="start peers anew for every turn")
+    parser.add_argument("--small-buckets", action="store_true", help="give DeepSpeed a tenth of its default buckets, where the defaults do not fit")
+    parser.add_argument("--fastest-cores", metavar="CPU_BENCH", help="pin every turn to the cores that this binary finds fastest")
+    parser.add_argument("--csv", metavar="FILE", help="write the time of every step and the memory of every turn to this file")
+    parser.add_argument("--fresh", action="store_true", help="restart peers for every turn")
     target = os.environ.get("CARGO_TARGET_DIR", "target")
-    parser.add_argument("--zeroth", default=f"{target}/release/zeroth", help="the binary of ours")
+    parser.add_argument("--zeroth", default=f"{target}/release/zeroth", help="our binary")
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return worker(options)
-    if options.fastest:
-        processors.built(options.fastest, parser)
+    if options.fastest_cores:
+        cores.require_binary(options.fastest_cores, parser)
     names = options.sides.split(",")
     if unknown := [name for name in names if name not in SIDES + PRESETS]:
         parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES + PRESETS)}")
     fresh = options.fresh or options.size == "0.6b"
     tokens = RANKS * SIZES[options.size][7] * LENGTH
-    found = {name: Found() for name in names}
+    found = {name: Results() for name in names}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         prepare(folder, options.size)
         sides = {name: (Ours if name.startswith("zeroth") else Peer)(name, options, folder) for name in names}
-        places = Places(options.fastest)
+        choice = CoreChoice(options.fastest_cores)
         for number in range(1, options.rounds + 1):
             for name, side in sides.items():
-                before = places.settle(side)
+                before = choice.pin(side)
                 seconds, memory = side.run(options.steps)
-                after = places.look()
+                after = choice.rates()
                 if fresh:
                     side.stop()
                 found[name].add(seconds, before + after, *memory)
-                words = [" and ".join(f"{rate:.0f}" for rate in rates) for rates in (before, after)]
-                where = f"; tiles {words[0]} before, {words[1]} after" if before else ""
+                texts = [" and ".join(f"{rate:.0f}" for rate in rates) for rates in (before, after)]
+                where = f"; AMX {texts[0]} before, {texts[1]} after" if before else ""
                 print(f"round {number}, {name}: {tokens / min(seconds):.0f} tokens/s{where}", file=sys.stderr, flush=True)
             if options.csv:
-                write_series(options.csv, found)
+                write_csv(options.csv, found)
         for side in sides.values():
             side.stop()
-    print(f"{options.size} {options.dtype}, {RANKS} ranks x 1 thread (torch: 1 x {RANKS}), {tokens} tokens a step")
+    print(f"{options.size} {options.dtype}, {RANKS} ranks x 1 thread (torch: 1 x {RANKS}), {tokens} tokens per step")
     report(found, tokens, 0.0)
     report_rounds(found)
-    report_calm(found, tokens)
+    report_quiet(found, tokens)
 
 
 if __name__ == "__main__":

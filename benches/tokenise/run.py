@@ -1,16 +1,15 @@
-"""100,000 rows from JSONL to tokens with labels: zeroth beside Hugging Face's tokenizers in Python, on the same file.
+"""Compares tokenising 100,000 rows, from JSONL to tokens with labels, with Hugging Face's tokenizers in Python.
 
     cargo build --release
     python benches/tokenise/run.py [--rows 100000] [--rounds 3] [--model examples/gsm8k/tiny-qwen3]
 
-Needs Python with `transformers` and `tokenizers`. Rounds are interleaved; the table gives the best and the median of each.
-What is compared:
+Needs a Python with `transformers` and `tokenizers`. Rounds are interleaved; the table has best and median of each side:
 
-- zeroth: `train --dry-run` with an empty cache: the file is read, hashed, parsed, rendered by the chat template, tokenised,
-  masked, written to the token cache and synced. Its own figure ("rows read and tokenised in X s") is taken.
-- tokenizers, alone: `encode_batch` over texts that are rendered already, in memory, on all cores, without masks: the least
-  that a Python pipeline can take.
-- transformers: what a Python script does: json.loads, apply_chat_template to text, one encode_batch, and the labels of the
+- zeroth: `train --dry-run` with an empty cache. The file is read, hashed, parsed, rendered by the chat template, tokenised,
+  masked, written to the token cache and synced. The time is the one it prints ("rows read and tokenised in X s").
+- tokenizers alone: `encode_batch` over texts that are already rendered, in memory, on all cores, without masks: a lower
+  bound for a Python pipeline.
+- transformers: the usual Python script: json.loads, apply_chat_template to text, one encode_batch, and the labels of the
   answer from character offsets.
 """
 
@@ -28,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def rows_of(count):
-    """GSM8K's rows of the examples, again and again with other numbers in them, so that no two are equal."""
+    """Repeats the GSM8K rows of the examples with other numbers, so that no two rows are equal."""
     source = [json.loads(line) for line in open(ROOT / "examples/gsm8k/train.jsonl", encoding="utf-8")]
     for index in range(count):
         row, turn = source[index % len(source)], index // len(source)
@@ -41,9 +40,9 @@ def zeroth(model, data):
         command = [ROOT / "target/release/zeroth", "train", "--model", model, "--data", data, "--device", "cpu",
                    "--dry-run", "--save-steps", "0", "--output", f"{folder}/run"]
         environment = dict(os.environ, ZEROTH_CACHE=f"{folder}/cache", NO_COLOR="1")
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
-    seconds = float(re.search(r"rows read and tokenised in ([\d.]+) s", said).group(1))
-    tokens = int(re.search(r"samples, ([\d,]+) tokens", said).group(1).replace(",", ""))
+        stderr = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    seconds = float(re.search(r"rows read and tokenised in ([\d.]+) s", stderr).group(1))
+    tokens = int(re.search(r"samples, ([\d,]+) tokens", stderr).group(1).replace(",", ""))
     return seconds, tokens
 
 
@@ -85,18 +84,18 @@ def main():
             for row in rows_of(arguments.rows):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         texts = [text for text, _ in rendered(tokenizer, data)]
-        taken = {"zeroth, whole way": [], "tokenizers, encode_batch alone": [], "transformers, whole way": []}
+        taken = {"zeroth, JSONL to labels": [], "tokenizers, encode_batch alone": [], "transformers, JSONL to labels": []}
         counts = {}
         for _ in range(arguments.rounds):
-            seconds, counts["zeroth, whole way"] = zeroth(arguments.model, data)
-            taken["zeroth, whole way"].append(seconds)
+            seconds, counts["zeroth, JSONL to labels"] = zeroth(arguments.model, data)
+            taken["zeroth, JSONL to labels"].append(seconds)
             begun = time.perf_counter()
             encodings = fast.encode_batch(texts, add_special_tokens=False)
             taken["tokenizers, encode_batch alone"].append(time.perf_counter() - begun)
             counts["tokenizers, encode_batch alone"] = sum(len(encoding.ids) for encoding in encodings)
             del encodings
-            seconds, counts["transformers, whole way"] = transformers(tokenizer, fast, data)
-            taken["transformers, whole way"].append(seconds)
+            seconds, counts["transformers, JSONL to labels"] = transformers(tokenizer, fast, data)
+            taken["transformers, JSONL to labels"].append(seconds)
         print(f"{arguments.rows:,} rows, {os.path.getsize(data) / 1e6:.0f} MB, {os.cpu_count()} cores\n")
     print("| | tokens | best s | median s | rows/s (best) | Mtok/s (best) |\n|---|---:|---:|---:|---:|---:|")
     for name, seconds in taken.items():

@@ -155,6 +155,15 @@ pub enum RowProblem {
     /// No token.
     #[error("the row has no tokens; remove it")]
     Empty,
+    /// A row to answer that is all answer.
+    #[error(
+        "the row has no prompt: all of it is trained, so there is nothing to answer; rows such as {{\"question\", \"answer\"}} \
+         have one"
+    )]
+    NoPrompt,
+    /// A row to answer that has no answer.
+    #[error("the row has no answer to compare with: nothing of it is trained")]
+    NoAnswer,
     /// A token beyond the vocabulary.
     #[error(
         "input_ids[{place}] is {id}: the model's vocabulary has {} tokens, 0 to {}; was the data made with another \

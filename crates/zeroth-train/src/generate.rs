@@ -4,6 +4,7 @@
 //! one of a few numbers of rows. Nothing is cached between tokens, so a text of n tokens costs about n²/2 rows: meant to
 //! look at what was trained, not to serve it.
 
+mod batch;
 mod sample;
 mod stops;
 
@@ -20,6 +21,7 @@ use zeroth_program::{CompileError, Compiled};
 
 use crate::{RowSizes, Weights};
 
+pub use self::batch::BatchSize;
 pub use self::stops::{begin_id, stop_ids};
 
 /// How tokens are chosen, and how many.
@@ -182,13 +184,28 @@ impl Inference {
         target: Target,
     ) -> Result<Compiled, GenerateError> {
         self.check(prompt)?;
-        let tokens = prompt.len() as u64 + max_new_tokens;
+        self.compile_rows(self.rows_of(prompt, max_new_tokens), 1, run, target)
+    }
+
+    /// The most rows that a forward pass takes for a prompt and the tokens after it.
+    fn rows_of(&self, prompt: &[i32], max_new_tokens: u64) -> u64 {
+        let tokens = (prompt.len() as u64).saturating_add(max_new_tokens);
         // The last token is chosen and never computed with.
         let largest = self.model.max_positions.map_or(tokens, |most| tokens.min(most)).max(2) - 1;
-        let sizes: Vec<u64> =
-            RowSizes::new(largest.max(prompt.len() as u64)).all().iter().map(|size| *size as u64).collect();
+        largest.max(prompt.len() as u64)
+    }
+
+    /// The program for up to `rows` tokens of up to `sequences` sequences.
+    fn compile_rows(
+        &self,
+        rows: u64,
+        sequences: u64,
+        run: DType,
+        target: Target,
+    ) -> Result<Compiled, GenerateError> {
+        let sizes: Vec<u64> = RowSizes::new(rows).all().iter().map(|size| *size as u64).collect();
         let graph = forward(&self.model, &self.table, Batch { tokens: sizes.last().copied().unwrap_or(1) })?;
-        Ok(Compiled::inference(graph, run, 1, target, sizes)?)
+        Ok(Compiled::inference(graph, run, sequences, target, sizes)?)
     }
 
     fn check(&self, prompt: &[i32]) -> Result<(), GenerateError> {
@@ -218,9 +235,7 @@ impl Inference {
         let mut engine = Engine::new(compiled, rank)?;
         let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
         self.weights.load(&self.table, &mut engine, &names, &mut |_, _| ())?;
-        let positions: Vec<i32> = (0..compiled.row_sizes.last().copied().unwrap_or(0) as i32).collect();
-        let labels = vec![-100; positions.len()];
-        Ok(Generator { model: self, engine, run: compiled.program.types.compute, positions, labels })
+        Ok(Generator { model: self, engine, compiled })
     }
 }
 
@@ -228,33 +243,37 @@ impl Inference {
 pub struct Generator<'c> {
     model: &'c Inference,
     engine: Engine<'c>,
-    run: DType,
-    positions: Vec<i32>,
-    /// Nothing is trained.
-    labels: Vec<i32>,
+    compiled: &'c Compiled,
 }
 
 impl Generator<'_> {
     /// The logits of the token after these.
     pub fn logits(&mut self, ids: &[i32]) -> Result<Vec<f32>, GenerateError> {
         self.model.check(ids)?;
-        let most = self.positions.len();
-        if ids.len() > most {
-            return Err(RunError::Rows { rows: ids.len(), most: most as u64 }.into());
-        }
-        let starts = [0, ids.len() as u32];
-        let batch = MicroBatch {
-            ids,
-            labels: &self.labels[..ids.len()],
-            positions: &self.positions[..ids.len()],
-            starts: &starts,
-            keys: &[],
-        };
+        self.next_logits(&[ids])
+    }
+
+    /// Next-token logits `[sequences, vocab]`, by one forward pass.
+    fn next_logits(&mut self, sequences: &[&[i32]]) -> Result<Vec<f32>, GenerateError> {
+        let ids = sequences.concat();
+        let positions: Vec<i32> = sequences.iter().flat_map(|sequence| 0..sequence.len() as i32).collect();
+        let ends = sequences.iter().scan(0, |end, sequence| {
+            *end += sequence.len() as u32;
+            Some(*end)
+        });
+        let starts: Vec<u32> = std::iter::once(0).chain(ends).collect();
+        // Nothing is trained.
+        let labels = vec![-100; ids.len()];
+        let batch =
+            MicroBatch { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
         let logits = self.engine.logits(&batch)?;
-        if logits.iter().all(|logit| logit.is_finite()) {
-            return Ok(logits);
+        match logits.iter().position(|logit| !logit.is_finite()) {
+            None => Ok(logits),
+            Some(place) => {
+                let position = sequences[place * sequences.len() / logits.len()].len();
+                Err(GenerateError::NotFinite { position, run: self.compiled.program.types.compute })
+            }
         }
-        Err(GenerateError::NotFinite { position: ids.len(), run: self.run })
     }
 
     /// Goes on from a prompt; `each` is called with every new token as it comes.

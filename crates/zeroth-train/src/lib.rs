@@ -49,7 +49,9 @@ pub use curve::{loss_curve, loss_curves};
 pub use export::ExportError;
 pub use export_record::check_export;
 pub use fit::{Budget, Choice, Freedom, Misfit};
-pub use generate::{End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids};
+pub use generate::{
+    BatchSize, End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids,
+};
 pub use heap::release_freed_memory;
 pub use job::{Evaluation, Job, JobError};
 pub use meeting::Wish;

@@ -10,7 +10,7 @@ use zeroth_cpu::CpuDevice;
 use zeroth_kernel::Tier;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_train::{End, GenerateError, Generated, Generation, Generator, Inference};
+use zeroth_train::{BatchSize, End, GenerateError, Generated, Generation, Generator, Inference};
 
 const TARGET: Target = Target::Cpu { threads: 1 };
 const GREEDY: Generation =
@@ -116,4 +116,32 @@ fn what_cannot_be_gone_on_from_is_refused_by_name() {
     let bare = tempfile::tempdir().unwrap();
     std::fs::copy(golden().join("qwen3-tied/config.json"), bare.path().join("config.json")).unwrap();
     assert!(matches!(Inference::open(bare.path()), Err(GenerateError::NoWeights { .. })));
+}
+
+#[test]
+fn a_batch_gives_what_each_prompt_gives_alone() {
+    let model = Inference::open(&golden().join("qwen3-tied")).unwrap();
+    let positions = model.model().max_positions.unwrap() as usize;
+    let lengths = [3, 7, 1, positions - 2, 5, 2, 11, positions, 4];
+    let prompts: Vec<Vec<i32>> = lengths
+        .iter()
+        .enumerate()
+        .map(|(number, length)| (0..*length).map(|place| ((7 * number + 3 * place) % 30) as i32).collect())
+        .collect();
+    let stop = generate("qwen3-tied", &prompts[0], &GREEDY).ids[2];
+    let generation = Generation { stops: vec![stop], ..GREEDY };
+    let alone: Vec<Generated> =
+        prompts.iter().map(|prompt| generate("qwen3-tied", prompt, &generation)).collect();
+    // Some sequences wait for others, all go together, or each goes alone.
+    for (sequences, tokens) in [(3, 40), (64, 4096), (1, 1)] {
+        let size = BatchSize { sequences, tokens };
+        let compiled = model.compile_batch(&prompts, 8, size, DType::F32, TARGET).unwrap();
+        let mut found: Vec<Option<Generated>> = vec![None; prompts.len()];
+        let mut take = |place: usize, generated| assert!(found[place].replace(generated).is_none());
+        start(&model, &compiled).generate_batch(&prompts, &generation, &mut take).unwrap();
+        assert_eq!(found.into_iter().collect::<Option<Vec<_>>>().as_ref(), Some(&alone), "{size:?}");
+    }
+    let empty = [vec![1], vec![]];
+    let refused = model.compile_batch(&empty, 8, BatchSize::default(), DType::F32, TARGET);
+    assert!(matches!(refused, Err(GenerateError::EmptyPrompt)));
 }

@@ -9,20 +9,23 @@ use zeroth::base::{DType, counted, format_bytes};
 use zeroth::config::resolve::Precision;
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
-use zeroth::data::{Encoder, EncoderOptions};
+use zeroth::data::{Columns, Encoder, EncoderOptions};
 use zeroth::kernel::{Device, Tier};
 use zeroth::machine::{Gpus, Machine, probe};
 use zeroth::model::locate;
 use zeroth::program::Compiled;
 use zeroth::program::Target;
-use zeroth::train::{End, GenerateError, Generation, Inference, begin_id, stop_ids};
+use zeroth::train::{End, GenerateError, Generation, Generator, Inference, begin_id, stop_ids};
 
-use super::render_templates;
+use super::{generate_rows, render_templates};
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
 use crate::train_flags::precision;
+
+/// The tokens of a text, where nobody typed another number.
+const MAX_NEW_TOKENS: u64 = 128;
 
 pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
     anyhow::ensure!(
@@ -34,8 +37,8 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     for warning in model.warnings() {
         output::note(&format!("note: {warning}"));
     }
-    let encoder = render_templates::encoder(&folder, EncoderOptions::new(model.model().vocab))?;
-    let prompt = prompt(arguments, &folder, &encoder)?;
+    let columns: Columns = arguments.rows.columns.join(",").parse()?;
+    let options = EncoderOptions { columns, ..EncoderOptions::new(model.model().vocab) };
     let run = match precision(arguments.bf16, arguments.fp16, arguments.fp32)? {
         Some(Precision::Bf16) => DType::Bf16,
         Some(Precision::Fp16) => DType::F16,
@@ -44,34 +47,66 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     };
     let machine = probe();
     let target = target(arguments, &machine)?;
-    let compiled = model.compile(&prompt, arguments.max_new_tokens, run, target)?;
-    if let Some(misfit) = misfit(&compiled, &machine) {
-        output::error(&misfit);
-        return Ok(Exit::DoesNotFit);
-    }
-    let device: Box<dyn Device> = {
-        let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
-        match target {
-            Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
-            Target::Cuda => Box::new(CudaDevice::open(0, bytes, host)?),
-        }
+    let encoder = render_templates::encoder(&folder, options)?;
+    let setup = Setup { model, encoder, run, target, machine, stops: stop_ids(&folder) };
+    let ended = if arguments.prompt.data.is_empty() {
+        speak(&setup, &folder, arguments, output)
+    } else {
+        generate_rows::answer(&setup, arguments, output)
     };
-    let generation = Generation {
-        max_new_tokens: arguments.max_new_tokens,
-        temperature: arguments.temperature,
-        top_k: arguments.top_k,
-        top_p: arguments.top_p,
-        seed: arguments.seed,
-        stops: stop_ids(&folder),
-    };
-    match speak(&model, &compiled, device, &prompt, &generation, &encoder, arguments, output) {
-        Ok(()) => Ok(Exit::Done),
+    match ended {
         // What was given was right, and the run failed.
         Err(error) if is_failure(&error) => {
             output::error(&error.to_string());
             Ok(Exit::Failed)
         }
-        Err(error) => Err(error),
+        ended => ended,
+    }
+}
+
+/// A model folder, and where and in which type it computes.
+pub(super) struct Setup {
+    pub(super) model: Inference,
+    pub(super) encoder: Encoder,
+    pub(super) run: DType,
+    pub(super) target: Target,
+    machine: Machine,
+    /// Tokens that end a text.
+    pub(super) stops: Vec<i32>,
+}
+
+impl Setup {
+    /// Loads the weights; `None`, with an error printed, where the program does not fit.
+    pub(super) fn start<'c>(&'c self, compiled: &'c Compiled) -> anyhow::Result<Option<Generator<'c>>> {
+        if let Some(misfit) = misfit(compiled, &self.machine) {
+            output::error(&misfit);
+            return Ok(None);
+        }
+        let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+        let device: Box<dyn Device> = match self.target {
+            Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
+            Target::Cuda => Box::new(CudaDevice::open(0, bytes, host)?),
+        };
+        Ok(Some(self.model.start(compiled, device)?))
+    }
+
+    /// The text of tokens without the one that ended them; `None` where there is no tokenizer.
+    pub(super) fn text(&self, ids: &[i32]) -> Option<String> {
+        self.encoder.tokenizer_vocabulary().map(|_| self.encoder.decode(self.without_stop(ids)))
+    }
+
+    /// Tokens without the one that ended them.
+    pub(super) fn without_stop<'a>(&self, ids: &'a [i32]) -> &'a [i32] {
+        ids.split_last().filter(|(last, _)| self.stops.contains(last)).map_or(ids, |(_, before)| before)
+    }
+}
+
+/// The end of a text, as programs read it.
+pub(super) fn end_name(end: End) -> &'static str {
+    match end {
+        End::Length => "length",
+        End::Stop(_) => "stop",
+        End::Positions => "positions",
     }
 }
 
@@ -146,43 +181,39 @@ fn misfit(compiled: &Compiled, machine: &Machine) -> Option<String> {
     ))
 }
 
-#[allow(clippy::too_many_arguments, reason = "all that a text comes from")]
-fn speak(
-    model: &Inference,
-    compiled: &Compiled,
-    device: Box<dyn Device>,
-    prompt: &[i32],
-    generation: &Generation,
-    encoder: &Encoder,
-    arguments: &GenerateArgs,
-    output: &Output,
-) -> anyhow::Result<()> {
-    let mut generator = model.start(compiled, device)?;
-    let logits = if arguments.logits { Some(generator.logits(prompt)?) } else { None };
-    let mut stream = Stream { encoder, stops: &generation.stops, ids: Vec::new(), shown: 0 };
+fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
+    let prompt = prompt(arguments, folder, &setup.encoder)?;
+    let generation = Generation {
+        max_new_tokens: arguments.max_new_tokens.unwrap_or(MAX_NEW_TOKENS),
+        temperature: arguments.temperature,
+        top_k: arguments.top_k,
+        top_p: arguments.top_p,
+        seed: arguments.seed,
+        stops: setup.stops.clone(),
+    };
+    let compiled = setup.model.compile(&prompt, generation.max_new_tokens, setup.run, setup.target)?;
+    let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
+    let logits = if arguments.logits { Some(generator.logits(&prompt)?) } else { None };
+    let mut stream = Stream { encoder: &setup.encoder, stops: &generation.stops, ids: Vec::new(), shown: 0 };
     let begun = Instant::now();
-    let generated = generator.generate(prompt, generation, &mut |id| {
+    let generated = generator.generate(&prompt, &generation, &mut |id| {
         if !output.is_json() {
             stream.take(id);
         }
     })?;
     let (count, seconds) = (generated.ids.len(), begun.elapsed().as_secs_f64());
     if output.is_json() {
-        let spoken: Vec<i32> = without_stop(&generated.ids, &generation.stops);
         let mut result = json!({
             "prompt_ids": prompt,
             "ids": generated.ids,
-            "text": encoder.tokenizer_vocabulary().map(|_| encoder.decode(&spoken)),
-            "end": match generated.end {
-                End::Length => "length",
-                End::Stop(_) => "stop",
-                End::Positions => "positions",
-            },
+            "text": setup.text(&generated.ids),
+            "end": end_name(generated.end),
         });
         if let Some(logits) = logits {
             result["logits"] = json!(logits);
         }
-        return output::json(&result);
+        output::json(&result)?;
+        return Ok(Exit::Done);
     }
     stream.end();
     let end = match generated.end {
@@ -195,13 +226,7 @@ fn speak(
         counted(count as u64, "token"),
         prompt.len()
     ));
-    Ok(())
-}
-
-/// Tokens without the one that ended them.
-fn without_stop(ids: &[i32], stops: &[i32]) -> Vec<i32> {
-    let spoken = ids.split_last().filter(|(last, _)| stops.contains(last)).map_or(ids, |(_, before)| before);
-    spoken.to_vec()
+    Ok(Exit::Done)
 }
 
 /// Text that is shown as it comes. Characters of several tokens are shown when they are whole.

@@ -8,6 +8,7 @@ mod data;
 mod doctor;
 mod explain;
 mod generate;
+mod generate_rows;
 mod generate_text;
 mod init;
 mod plan;

@@ -1,14 +1,14 @@
-"""Whole steps on a card: shapes of Qwen3 with random rows, each case one run of `zeroth train`.
+"""Measures whole training steps on a GPU: Qwen3 shapes with random rows, one run of `zeroth train` per case.
 
     cargo build --release
-    python benches/card/steps.py                      # all cases
-    python benches/card/steps.py 4b-optimizer-24      # some
-    python benches/card/steps.py --ranks 2 0.6b-zero2  # two ranks, which share a card where there is one
-    python benches/card/steps.py --device cpu tiny    # whether the script works, without a card
+    python benches/gpu/steps.py                       # all cases
+    python benches/gpu/steps.py 4b-optimizer-24       # some
+    python benches/gpu/steps.py --ranks 2 0.6b-zero2  # two ranks, which share the GPU if there is only one
+    python benches/gpu/steps.py --device cpu tiny     # tests the script itself without a GPU
 
-Prints tokens a second of the median step after the third (without the last), the model FLOPs of these tokens (6 a parameter, and causal
-attention) in percent of an H200's 989 TFLOP/s, the device's arena, what the driver says is in use beside it (where nvidia-smi
-is), and the first and last loss. Packed cases have rows of 64 to 1,024 tokens. Needs no package.
+Prints tokens per second of the median step after the third (without the last), MFU (6 FLOPs per parameter plus causal
+attention, of an H200's 989 TFLOP/s), the device arena, the memory that the driver reports in use beyond it (with
+nvidia-smi), and the first and last loss. Packed cases have rows of 64 to 1,024 tokens. Needs no package.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 
-# hidden, feed-forward, layers, heads, heads of keys and values, elements of a head, tied
+# hidden, feed-forward, layers, heads, KV heads, head_dim, tied
 SHAPES = {
     "0.6b": (1024, 3072, 28, 16, 8, 128, True),
     "1.7b": (2048, 6144, 28, 16, 8, 128, True),
@@ -34,7 +34,7 @@ OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 BOTH = {**OPTIMIZER, "offload_param": {"device": "cpu"}}
 BLOCK = {"recompute": "block"}
 SMALL = ["--device-memory", "24GiB"]
-# shape, rows, length, stage and more of zero_optimization, the zeroth block, accumulation, flags
+# shape, rows, length, zero_optimization, the zeroth section, accumulation, flags
 CASES = {
     "0.6b-zero2": ("0.6b", 8, 2048, {"stage": 2}, {}, 1, []),
     "0.6b-zero3": ("0.6b", 8, 2048, {"stage": 3}, {}, 1, []),
@@ -84,15 +84,15 @@ def write_rows(path, tokens, lengths, vocabulary):
 
 
 def model_flops(shape, vocabulary, length):
-    """FLOPs of a token: 6 a parameter, and those of causal attention, half of all scores."""
+    """FLOPs per token: 6 per parameter, plus causal attention (half of the scores)."""
     hidden, feed_forward, layers, heads, kv_heads, head_dim, tied = SHAPES[shape]
     block = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * feed_forward
     parameters = layers * block + (1 if tied else 2) * vocabulary * hidden
     return 6 * parameters + 6 * layers * heads * head_dim * length
 
 
-class Used(threading.Thread):
-    """The most memory of the first card that its driver said was in use, in MiB."""
+class DriverMemory(threading.Thread):
+    """Peak memory of the first GPU as nvidia-smi reports it, in MiB."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -103,8 +103,8 @@ class Used(threading.Thread):
         command = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         while not self.done.wait(2):
             try:
-                said = subprocess.run(command, capture_output=True, text=True)
-                self.most = max(self.most or 0, int(said.stdout.split()[0]))
+                answer = subprocess.run(command, capture_output=True, text=True)
+                self.most = max(self.most or 0, int(answer.stdout.split()[0]))
             except (OSError, ValueError, IndexError):
                 return
 
@@ -114,7 +114,7 @@ class Used(threading.Thread):
         return self.most
 
 
-def last_of(path):
+def tail(path):
     with open(path) as file:
         return file.read()[-2000:]
 
@@ -129,7 +129,7 @@ def run(name, arguments, work):
     lengths = (64, 1024) if is_packed else (length, length)
     batch = rows * accumulation * arguments.ranks
     write_rows(data, batch * (arguments.steps + is_packed) * length, lengths, vocabulary)
-    # The model is not written at the end: this is about steps.
+    # Skips the export of the model: only steps are measured.
     zero = {**zero, "stage3_gather_16bit_weights_on_model_save": False}
     config = {
         "train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": accumulation,
@@ -142,20 +142,20 @@ def run(name, arguments, work):
         "--device", arguments.device, "--ranks", str(arguments.ranks), "--max-length", str(length),
         "--max-steps", str(arguments.steps), "--save-steps", "0", "--output", output, *flags, *trace,
     ]
-    used, said = Used(), os.path.join(work, f"{name}.txt")
+    used, log = DriverMemory(), os.path.join(work, f"{name}.txt")
     try:
-        with open(said, "w") as file:
+        with open(log, "w") as file:
             ended = subprocess.run(command, stdout=file, stderr=file)
     except SystemExit:
-        print(f"{name}: stopped\n{last_of(said)}", flush=True)
+        print(f"{name}: stopped\n{tail(log)}", flush=True)
         raise
     used = used.stop()
     if ended.returncode != 0:
-        print(f"{name}: exit {ended.returncode}\n{last_of(said)}", flush=True)
+        print(f"{name}: exit {ended.returncode}\n{tail(log)}", flush=True)
         return False
     with open(os.path.join(output, "metrics.jsonl")) as file:
         steps = [json.loads(line) for line in file]
-    # A step's time is from the record before it to its own; the last one is not enqueued ahead, and reads short.
+    # step_ms runs from one step's record to the next. The last step is not enqueued ahead, so it reads short.
     timed = steps[3:-1]
     ms = statistics.median(step["step_ms"] for step in timed)
     speed = statistics.median(step["tokens"] / step["step_ms"] * 1e3 for step in timed)
@@ -163,7 +163,7 @@ def run(name, arguments, work):
     beside = f"  driver {used / 1024 - memory:+5.2f}" if used else ""
     mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length) / 989e12
     losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
-    with open(said) as file:
+    with open(log) as file:
         chosen = [line.strip() for line in file if line.startswith("note: zeroth.")]
     print(f"{name:22} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {mfu:5.1%} MFU  {memory:7.2f} GiB{beside}  {losses}",
           *chosen, sep="\n    ", flush=True)
@@ -172,21 +172,21 @@ def run(name, arguments, work):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all but tiny without")
-    parser.add_argument("--zeroth", default="target/release/zeroth", help="the binary")
+    parser.add_argument("cases", nargs="*", help=f"any of {', '.join(CASES)}; default: all but tiny")
+    parser.add_argument("--zeroth", default="target/release/zeroth", help="path of the binary")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--ranks", type=int, default=1, help="each has its own rows")
+    parser.add_argument("--ranks", type=int, default=1, help="each rank has its own rows")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--trace", help="a folder for a timeline of each case")
+    parser.add_argument("--trace", help="folder for a trace of each case")
     arguments = parser.parse_args()
     unknown = [case for case in arguments.cases if case not in CASES]
     if unknown or arguments.steps < 5:
-        parser.error(f"no case {', '.join(unknown)}" if unknown else "--steps: at least 5, three are warm-up")
-    # Whoever stops this stops the run under way, too.
+        parser.error(f"no case {', '.join(unknown)}" if unknown else "--steps: at least 5; three are warm-up")
+    # Stopping this script stops the current run too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as work:
         names = arguments.cases or [case for case in CASES if case != "tiny"]
-        # All of them, whatever becomes of the first.
+        # A list: runs all cases even if one fails.
         sys.exit(not all([run(name, arguments, work) for name in names]))
 
 

@@ -1,0 +1,151 @@
+//! `generate --data`: a model answers rows, and its answers are compared with the expected ones.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use zeroth::base::{counted, grouped};
+use zeroth::data::{EvalRow, RowNumber, eval_rows};
+use zeroth::train::{BatchSize, End, Generated, Generation};
+
+use super::generate_text::{Setup, end_name};
+use crate::exit::Exit;
+use crate::generate_flags::GenerateArgs;
+use crate::output::{self, Colour, Output};
+use crate::terminal::Meter;
+
+/// Characters of a prompt or an answer that are shown.
+const SHOWN: usize = 200;
+
+/// A row with its answer.
+struct Answer {
+    row: EvalRow,
+    generated: Generated,
+    is_exact: bool,
+}
+
+pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
+    let rows = eval_rows(&arguments.prompt.data, &setup.encoder, arguments.rows.max_eval_samples)?;
+    let longest = rows.iter().map(|row| row.expected.len() as u64).max().unwrap_or(0);
+    let max_new_tokens = arguments.max_new_tokens.unwrap_or(longest);
+    let beyond = rows.iter().filter(|row| row.expected.len() as u64 > max_new_tokens).count() as u64;
+    if beyond > 0 {
+        output::note(&format!(
+            "note: --max-new-tokens {max_new_tokens} is too few for the expected answers of {}: the longest has {}",
+            counted(beyond, "row"),
+            counted(longest, "token")
+        ));
+    }
+    let prompts: Vec<Vec<i32>> = rows.iter().map(|row| row.prompt.clone()).collect();
+    let Setup { model, run, target, stops, .. } = setup;
+    let compiled = model.compile_batch(&prompts, max_new_tokens, BatchSize::default(), *run, *target)?;
+    let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
+    let generation = Generation {
+        max_new_tokens,
+        temperature: 0.0,
+        top_k: None,
+        top_p: None,
+        seed: 0,
+        stops: stops.clone(),
+    };
+
+    let mut meter = Meter::new("answering");
+    let begun = Instant::now();
+    let mut generated: Vec<Option<Generated>> = vec![None; rows.len()];
+    let mut done = 0;
+    generator.generate_batch(&prompts, &generation, &mut |place, text| {
+        generated[place] = Some(text);
+        done += 1;
+        meter.tell(done, prompts.len() as u64, || Some(format!("{} rows", grouped(done))));
+    })?;
+    drop(meter);
+    let seconds = begun.elapsed().as_secs_f64();
+    let answers: Vec<Answer> = rows
+        .into_iter()
+        .zip(generated.into_iter().flatten())
+        .map(|(row, generated)| {
+            let is_exact = is_exact(setup, &row, &generated);
+            Answer { row, generated, is_exact }
+        })
+        .collect();
+    let exact = answers.iter().filter(|answer| answer.is_exact).count();
+    if output.is_json() {
+        output::json(&as_json(setup, arguments, &answers, exact))?;
+        return Ok(Exit::Done);
+    }
+    for answer in answers.iter().take(arguments.rows.rows) {
+        output::text(&shown(setup, answer, output));
+    }
+    let share = 100.0 * exact as f64 / answers.len() as f64;
+    let [found, all] = [exact, answers.len()].map(|count| grouped(count as u64));
+    output::text(&output.bold(&format!("exact match {found}/{all} ({share:.1} %)")));
+    output::text("\n");
+    let tokens: usize = answers.iter().map(|answer| answer.generated.ids.len()).sum();
+    output::note(&format!("{} in {seconds:.1} s", counted(tokens as u64, "token")));
+    Ok(Exit::Done)
+}
+
+/// Whether the answer is the expected one: as text, or as tokens where there is no tokenizer.
+fn is_exact(setup: &Setup, row: &EvalRow, generated: &Generated) -> bool {
+    let expected = setup.without_stop(&row.expected);
+    let answer = match generated.end {
+        End::Stop(_) => setup.without_stop(&generated.ids),
+        // A row whose answer has no end does not say where the model should stop.
+        _ if expected.len() == row.expected.len() => {
+            &generated.ids[..expected.len().min(generated.ids.len())]
+        }
+        _ => return false,
+    };
+    answer == expected || setup.text(answer).is_some_and(|text| Some(text) == setup.text(expected))
+}
+
+/// A row for people: what the model was asked, what it answered and what was expected.
+fn shown(setup: &Setup, answer: &Answer, output: &Output) -> String {
+    let mark = if answer.is_exact {
+        output.coloured(Colour::Green, "✓")
+    } else {
+        output.coloured(Colour::Red, "✗")
+    };
+    let text = |ids: &[i32]| shortened(&setup.encoder.decode(setup.without_stop(ids)));
+    format!(
+        "{mark} {}\n  answer    {}\n  expected  {}\n",
+        text(&answer.row.prompt),
+        text(&answer.generated.ids),
+        text(&answer.row.expected)
+    )
+}
+
+/// A text on one line, cut after [`SHOWN`] characters.
+fn shortened(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+fn as_json(setup: &Setup, arguments: &GenerateArgs, answers: &[Answer], exact: usize) -> Value {
+    let one = |answer: &Answer| {
+        let Answer { row, generated, is_exact } = answer;
+        let (kind, number) = match row.place.at {
+            RowNumber::Line(number) => ("line", number),
+            RowNumber::Row(number) => ("row", number),
+        };
+        json!({
+            "place": {"file": arguments.prompt.data[row.place.file], kind: number},
+            "prompt_ids": row.prompt,
+            "prompt": setup.text(&row.prompt),
+            "ids": generated.ids,
+            "text": setup.text(&generated.ids),
+            "end": end_name(generated.end),
+            "expected_ids": row.expected,
+            "expected": setup.text(&row.expected),
+            "exact_match": is_exact,
+        })
+    };
+    json!({
+        "answers": answers.iter().map(one).collect::<Vec<_>>(),
+        "rows": answers.len(),
+        "exact_matches": exact,
+        "exact_match": exact as f64 / answers.len() as f64,
+    })
+}
