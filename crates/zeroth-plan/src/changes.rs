@@ -168,9 +168,9 @@ impl<'a> Search<'a> {
         while too_large - fits > 1 {
             let middle = fits + (too_large - fits) / 2;
             if self.try_at(ChangeKind::MicroBatch, middle).is_some() {
-                fits = middle
+                fits = middle;
             } else {
-                too_large = middle
+                too_large = middle;
             }
         }
         self.change(ChangeKind::MicroBatch, now, fits)

@@ -247,11 +247,11 @@ impl BufferAnalysis<'_> {
             Action::ReloadActivation(value) => state.current[*value] = BufferId::Reloaded(*value),
             Action::Release(flat) => state.stays[*flat] += 1,
             Action::PackGrad(chunk) | Action::CastAndPackGrad(chunk) => {
-                state.put(chunk, BufferId::SendChunk(at))
+                state.put(chunk, BufferId::SendChunk(at));
             }
             Action::AllToAll(chunk) => state.put(chunk, BufferId::RecvChunk(at)),
             Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) => {
-                state.put(chunk, BufferId::ReducedChunk(at))
+                state.put(chunk, BufferId::ReducedChunk(at));
             }
             Action::StageShard(chunk) => state.put(chunk, BufferId::StagedShard(at)),
             Action::LoadStates(chunk) => state.tiles.push((chunk.clone(), BufferId::SubGroup(at))),

@@ -76,26 +76,28 @@ pub(crate) const BESIDE: Figure = count("collectives on a queue of their own", |
 });
 pub(crate) const COLLECTIVES: Figure =
     count("collectives a step", |c| c.step().filter(|i| i.action.is_collective()).count() as u64);
-pub(crate) const EXCHANGES: Figure = count("exchanges a step", |c| c.named("exchange"));
+pub(crate) const EXCHANGES: Figure = count("all-to-alls per step", |c| c.named("all_to_all"));
 pub(crate) const LARGEST_EXCHANGE: Figure =
     count("elements of the largest exchange", Compiled::largest_exchange);
 pub(crate) const SENT: Figure =
     size("largest message a rank sends", |c| c.largest_exchange() * c.program.types.communication.bytes());
 pub(crate) const RECEIVED: Figure =
     size("largest message a rank receives", |c| c.widest(|id| matches!(id, BufferId::RecvChunk(_))));
-pub(crate) const WEIGHT_GATHERS: Figure = count("gathers after the update", |c| c.named("gather weights"));
+pub(crate) const WEIGHT_GATHERS: Figure =
+    count("all-gathers after the update", |c| c.named("all_gather_weights"));
 pub(crate) const LARGEST_WEIGHT_GATHER: Figure = count("elements of the largest of them", |c| {
     c.largest(|action| match action {
         Action::AllGatherWeights(chunk) => Some(chunk),
         _ => None,
     })
 });
-pub(crate) const BROADCASTS: Figure = count("broadcasts after the update", |c| c.named("spread weights"));
+pub(crate) const BROADCASTS: Figure = count("broadcasts after the update", |c| c.named("broadcast_weights"));
 pub(crate) const UPDATES: Figure = count("updates a step", |c| c.named("update"));
-pub(crate) const BRINGS: Figure = count("copies to the device a step", |c| c.named("bring"));
-pub(crate) const STAGES: Figure = count("copies to staging a step", |c| c.named("stage"));
-pub(crate) const RECOMPUTES: Figure = count("operations computed again", |c| c.named("recompute"));
-pub(crate) const PARKS: Figure = count("values parked a step", |c| c.named("park"));
+pub(crate) const UPLOADS: Figure = count("copies to the device a step", |c| c.named("upload_shard"));
+pub(crate) const STAGES: Figure = count("copies to staging a step", |c| c.named("stage_shard"));
+pub(crate) const RECOMPUTES: Figure = count("operations recomputed", |c| c.named("recompute"));
+pub(crate) const OFFLOADS: Figure =
+    count("activations offloaded per step", |c| c.named("offload_activation"));
 pub(crate) const STAGING: Figure = size("host: staging", |c| c.memory.peak(Tier::Host, Category::Buffers));
 pub(crate) const PARAMETERS: Figure =
     size("device: parameters", |c| c.memory.peak(Tier::Device, Category::Parameters));
