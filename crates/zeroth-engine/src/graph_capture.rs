@@ -15,13 +15,13 @@ use zeroth_program::Work;
 
 /// The capture state of a section for one row count and sequence length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Line {
+enum Capture {
     /// It is always enqueued launch by launch.
-    Loose,
+    Never,
     /// It has run once.
-    Tried,
+    RanOnce,
     /// It is captured as the device graph with this number.
-    Kept(usize),
+    Captured(usize),
 }
 
 /// The maximum number of captured graphs, so that varying lengths do not fill GPU memory.
@@ -32,7 +32,7 @@ pub(super) struct CapturedSections {
     /// Whether a section can be captured, by row size and section.
     can: Vec<Vec<bool>>,
     /// Keyed by row size, section, and the common sequence length.
-    lines: BTreeMap<([usize; 2], Option<usize>), Line>,
+    captures: BTreeMap<([usize; 2], Option<usize>), Capture>,
 }
 
 impl CapturedSections {
@@ -50,7 +50,7 @@ impl CapturedSections {
         let of_size = |sections: &Vec<Vec<Work>>| {
             sections.iter().enumerate().map(|(section, works)| can(section, works)).collect()
         };
-        Self { can: lowered.iter().map(of_size).collect(), lines: BTreeMap::new() }
+        Self { can: lowered.iter().map(of_size).collect(), captures: BTreeMap::new() }
     }
 
     /// Launches a captured section, or captures it; false where it must be enqueued launch by launch.
@@ -64,21 +64,21 @@ impl CapturedSections {
         if !self.can[size][section] {
             return Ok(false);
         }
-        let is_full = self.lines.len() >= MOST;
-        let line = match self.lines.entry(([size, section], length)) {
+        let is_full = self.captures.len() >= MOST;
+        let capture = match self.captures.entry(([size, section], length)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 if !is_full {
-                    place.insert(Line::Tried);
+                    place.insert(Capture::RanOnce);
                 }
                 return Ok(false);
             }
         };
-        if *line == Line::Tried {
+        if *capture == Capture::RanOnce {
             let mut launches = works.iter().flat_map(launches);
-            *line = device.keep(Queue::Compute, &mut launches)?.map_or(Line::Loose, Line::Kept);
+            *capture = device.keep(Queue::Compute, &mut launches)?.map_or(Capture::Never, Capture::Captured);
         }
-        let Line::Kept(kept) = *line else { return Ok(false) };
+        let Capture::Captured(kept) = *capture else { return Ok(false) };
         device.replay(Queue::Compute, kept)?;
         Ok(true)
     }

@@ -106,8 +106,8 @@ impl Compiled {
         Ok(Self { graph, backward, program, memory, row_sizes, target })
     }
 
-    /// Compiles a model for inference, its numbers stored in `run`: [`super::Engine::logits`] gives the next-token logits of
-    /// up to `sequences` sequences at once. Nothing is dropped, and there is no room for gradients and optimizer state.
+    /// Compiles a model for inference with compute dtype `run`: the engine then computes the next-token logits of up to
+    /// `sequences` sequences at once. Dropout is off, and nothing is allocated for gradients and optimizer states.
     pub fn inference(
         mut graph: Graph,
         run: DType,
