@@ -2,6 +2,7 @@
 
     python tests/golden/make_golden.py           # writes every folder beside this file, then checks what it wrote
     python tests/golden/make_golden.py --check   # reads the committed files and computes step 1 of every run again
+    python tests/golden/make_golden.py --final   # trains the committed models again and writes final.safetensors alone
 
 Needs Python 3.11 with torch, transformers and safetensors in an environment of its own, outside the repository; the
 README says which versions made the committed files and what is in them.
@@ -49,9 +50,11 @@ RUNS = [
 # Relative difference allowed between fp32 transformers and the float64 witness: losses and norms of step 1, a
 # parameter's gradient at step 1 (some are small differences of large terms), everything after that.
 AGREEMENT, AGREEMENT_OF_GRADIENTS, AGREEMENT_OF_RUNS = 1e-6, 5e-6, 1e-5
+# An element of the final weights, relative to the root mean square of its tensor.
+AGREEMENT_OF_WEIGHTS = 1e-5
 # The patterns of transformers' Trainer for what weight decay leaves alone.
 UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-# Models up to this many parameters get a file with their whole gradients of step 1.
+# Models up to this many parameters get files with their whole gradients of step 1 and their whole final weights.
 WHOLE_GRADIENTS = 17_000
 
 
@@ -472,8 +475,10 @@ def make(name, seed):
             assert gradients_apart(first, Second(folder).gradients(samples(rows, batch, 0))[1]) < AGREEMENT_OF_GRADIENTS
             if whole:
                 (folder / "grads.safetensors").write_bytes(save(first))
+                write_final(folder, final, witness.weights)
             else:
-                (folder / "grads.safetensors").unlink(missing_ok=True)
+                for file in ("grads.safetensors", "final.safetensors"):
+                    (folder / file).unlink(missing_ok=True)
     write_json(folder / "steps.json", {
         "model": name,
         "parameters": parameters,
@@ -484,6 +489,30 @@ def make(name, seed):
         "gradients_of_step_1": {"run": "batch-4-cosine", "whole": whole, "parameters": gradients},
         "runs": runs,
     })
+
+
+def write_final(folder, final, witness):
+    """The weights after the last step of batch-4-cosine. Both witnesses must agree on every element."""
+    distance = max(((final[n] - w).abs().max() / w.square().mean().sqrt()).item() for n, w in witness.items())
+    print(f"    final weights: an element is at most {distance:.1e} of its tensor's RMS apart")
+    assert distance < AGREEMENT_OF_WEIGHTS, (folder.name, distance)
+    (folder / "final.safetensors").write_bytes(save({n: w.float() for n, w in final.items()}))
+
+
+def make_final(name):
+    """final.safetensors from the committed files: the run must be the one of steps.json."""
+    folder = HERE / name
+    steps = json.loads((folder / "steps.json").read_text())
+    if not steps["gradients_of_step_1"]["whole"]:
+        return
+    rows = [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
+    written = next(run for run in steps["runs"] if run["name"] == "batch-4-cosine")
+    run, _, final, undecayed = train(folder, rows, 4, "cosine", written["warmup_steps"])
+    assert max(apart(run[key], written[key]) for key in ("loss", "grad_norm")) < AGREEMENT_OF_RUNS, name
+    second = Second(folder)
+    second.train(rows, 4, run["lr"], undecayed)
+    print(name)
+    write_final(folder, final, second.weights)
 
 
 def check(name):
@@ -511,7 +540,12 @@ def check(name):
                 gradient_apart.append(apart([grads[n].double().norm().item()], [entry["norm"]]))
                 gradient_apart.append((grads[n].flatten()[entry["places"]] - values).norm().item() / entry["norm"])
         assert (folder / "grads.safetensors").exists() == steps["gradients_of_step_1"]["whole"]
+        assert (folder / "final.safetensors").exists() == steps["gradients_of_step_1"]["whole"]
         if steps["gradients_of_step_1"]["whole"]:
+            final = load_file(folder / "final.safetensors")
+            assert final.keys() == run["final"].keys()
+            norms = {n: final[n].double().norm().item() for n in final}
+            assert apart(norms.values(), [run["final"][n]["norm"] for n in norms]) < AGREEMENT, name
             stored = load_file(folder / "grads.safetensors")
             gradient_apart += [gradients_apart(first, stored), gradients_apart(true, stored)]
     print(f"{name}: step 1 of {len(steps['runs'])} runs as written; transformers apart by {max(again_apart):.1e}, "
@@ -523,8 +557,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
-    if sys.argv[1:] not in ([], ["--check"]):
+    if sys.argv[1:] not in ([], ["--check"], ["--final"]):
         sys.exit(__doc__)
+    if sys.argv[1:] == ["--final"]:
+        for model in MODELS:
+            make_final(model)
     if not sys.argv[1:]:
         for seed, model in enumerate(MODELS):
             make(model, seed)

@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use super::{json, metrics, new_data, new_model, text};
 
-/// Bytes of a rank beside its arena. Measured: 9 MB in steps (the binary's pages, the rows, the lowered program, stacks of
+/// Bytes of a rank beside its arena: 28 MiB. Measured: 20 to 28 MB, of which 9 MB in steps (the binary's pages, the rows, the lowered program, stacks of
 /// threads), 9 MB more while weights are read or written (pieces of 2^20 elements: twice as f32 and once rounded), and
 /// the region through which it sends.
-const OVERHEAD: u64 = 32_000_000;
-/// The same of each of several, whose shared pages are counted once for all of them. Measured: 20 to 23 MB.
-const OVERHEAD_OF_SEVERAL: u64 = 28_000_000;
+const OVERHEAD: u64 = 28 << 20;
 /// Shared memory through which a rank sends. All ranks hold all regions, so that each counts as one; once the others have
 /// left, all of them count as the last one's.
 const REGION: u64 = 8 << 20;
@@ -134,13 +132,12 @@ fn resident_memory_matches_the_plan() {
         println!("{what}");
         assert_eq!(together.len(), ranks, "{what}");
         let everything = OVERHEAD + (ranks as u64 - 1) * REGION;
-        let most = if ranks == 1 { OVERHEAD } else { OVERHEAD_OF_SEVERAL };
-        assert!(together.iter().all(|over| *over <= most as i64), "{what}");
+        assert!(together.iter().all(|over| *over <= OVERHEAD as i64), "{what}");
         assert!(ever.iter().all(|over| *over <= everything as i64), "{what}");
-        assert!(peaks.sum <= ranks as u64 * (plan + most), "{what}");
+        assert!(peaks.sum <= ranks as u64 * (plan + OVERHEAD), "{what}");
         assert!(said <= plan + OVERHEAD, "{what}");
-        // The plan is not a gross overestimate.
-        let least = plan as f64 * 0.6;
+        // The plan is not a overestimate: all of the arena but what padding and rare paths leave untouched.
+        let least = plan as f64 * 0.95;
         assert!(peaks.together.into_values().chain([said]).all(|most| most as f64 >= least), "{what}");
     }
 }

@@ -33,6 +33,21 @@ fn a_dry_run_shows_the_first_batch_and_writes_nothing() {
 }
 
 #[test]
+fn dump_program_prints_the_program_and_trains_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, file) = (folder.path().join("run"), folder.path().join("program.txt"));
+    let flags = ["--ranks", "2", "--deepspeed", "zero3", "--dump-program"];
+    let ended = train("qwen3-tied", &output, &flags);
+    ended.assert_done();
+    assert!(!output.exists());
+    assert!(ended.stdout.starts_with("program: stage 3, ranks 2"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("\nsection update:\n  %0 = "), "{}", ended.stdout);
+    let written = train("qwen3-tied", &output, &[&flags[..], &[text(&file)]].concat());
+    written.assert_done();
+    assert_eq!(fs::read_to_string(&file).unwrap(), ended.stdout);
+}
+
+#[test]
 fn missing_models_and_data_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");

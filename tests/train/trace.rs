@@ -31,13 +31,13 @@ fn the_timeline_has_every_rank_its_queues_and_its_instructions() {
             assert!(spans.iter().all(|event| number(&event["ts"]) >= 0.0 && number(&event["dur"]) >= 0.0));
             let times = |name: &str| spans.iter().filter(|event| event["name"] == name).count();
             assert_eq!(
-                times("gradient of head_loss of head"),
+                times("head_loss backward of head"),
                 3,
                 "one a step: the head computes its loss with its gradient"
             );
-            assert!(times("linear of block 0") > 0 && times("gradient of linear of block 1") > 0);
+            assert!(times("linear of block 0") > 0 && times("linear backward of block 1") > 0);
             let gathers =
-                spans.iter().filter(|event| event["name"].as_str().unwrap().starts_with("gather of "));
+                spans.iter().filter(|event| event["name"].as_str().unwrap().starts_with("all_gather of "));
             assert_eq!(gathers.filter(|event| event["cat"] == "comm").count() > 0, ranks > 1);
         }
         if ranks > 1 {

@@ -4,10 +4,9 @@ use clap::{Arg, Command};
 use zeroth::base::nearest;
 
 /// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
-const NOT_YET: [&str; 37] = [
+const NOT_YET: [&str; 36] = [
     "adapter",
     "config",
-    "dump-program",
     "eval-strategy",
     "hosts",
     "init-lora-weights",

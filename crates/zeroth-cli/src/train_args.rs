@@ -100,6 +100,10 @@ pub(crate) struct TrainArgs {
     /// Resolve, plan, show the first micro-batch with its trained tokens marked, and exit
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) dry_run: bool,
+    /// Print the compiled step program, or write it to FILE, and stop: one line per instruction with opcode, operands, queue
+    /// and waits
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) dump_program: Option<PathBuf>,
     /// Write a timeline of every instruction of every rank, for Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,

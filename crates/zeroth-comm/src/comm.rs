@@ -1,41 +1,14 @@
-//! The trait that every way of talking implements: collectives that move bytes and never add.
-
-use std::fmt;
+//! The [`Comm`] trait: collectives that move bytes and never add.
 
 use crate::crossing::Crossing;
 use crate::error::CommError;
+use crate::op_name::OpName;
 use crate::windows::Windows;
 
-/// Names a collective in messages: the step it belongs to, what it is, and its place in the program's list.
+/// The operands of a collective on one rank.
 ///
-/// All ranks give the same name to the same collective; a rank that is in another one is named.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OpName {
-    /// The training step, or 0 before the first.
-    pub step: u64,
-    /// What it is for, as the program calls it. Other ranks see the first 40 bytes.
-    pub name: &'static str,
-    /// Its place in the program, by which a program finds all it knows about it.
-    pub index: u32,
-}
-
-impl OpName {
-    /// A name.
-    pub const fn new(step: u64, name: &'static str, index: u32) -> Self {
-        Self { step, name, index }
-    }
-}
-
-impl fmt::Display for OpName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {}, op {}#{}", self.step, self.name, self.index)
-    }
-}
-
-/// What a collective moves: the operands of one call on one rank.
-///
-/// `W` is the world, `r` this rank. `counts` has one entry a rank, in bytes, the same on all ranks, any of them 0.
-/// Parts lie end to end in rank order.
+/// `W` is the world size, `r` this rank. `counts` has one entry per rank, in bytes, equal on all ranks; entries may be
+/// 0. Parts are contiguous in rank order.
 ///
 /// | call | `send` on r | `recv` on r afterwards |
 /// |---|---|---|
@@ -46,8 +19,8 @@ impl fmt::Display for OpName {
 /// | `Broadcast` | | `buffer` of `root`; the same length everywhere |
 /// | `Barrier` | | nothing; no rank leaves before all have entered |
 ///
-/// `AllToAll` is what a reduce-scatter needs before its sum: how much a rank receives depends on the receiver (its
-/// shard), not on the sender, so one row of counts says it all.
+/// `AllToAll` is the communication of a reduce-scatter: the size of a part depends on the receiver (its shard) and not
+/// on the sender, so one row of counts suffices.
 #[derive(Debug)]
 pub enum Transfer<'a> {
     /// Every rank's part to every rank.
@@ -59,11 +32,11 @@ pub enum Transfer<'a> {
         /// Bytes of each rank's part.
         counts: &'a [usize],
     },
-    /// As `AllGather`, where this rank's part lies already in the buffer that receives all; parts need not touch.
+    /// As `AllGather`, with this rank's part already in the receive buffer; parts need not be contiguous.
     AllGatherInPlace {
-        /// All parts; this rank's own is there.
+        /// All parts; this rank's own is set.
         buffer: &'a mut [u8],
-        /// Where each rank's part begins.
+        /// The offset of each rank's part.
         starts: &'a [usize],
         /// Bytes of each rank's part.
         counts: &'a [usize],
@@ -90,17 +63,17 @@ pub enum Transfer<'a> {
     },
     /// One rank's bytes to every rank.
     Broadcast {
-        /// The rank whose bytes are kept.
+        /// The rank that sends.
         root: usize,
         /// Read on `root`, written elsewhere.
         buffer: &'a mut [u8],
     },
-    /// Nothing is moved: all ranks have come this far.
+    /// Moves nothing; returns once all ranks have entered.
     Barrier,
 }
 
 impl Transfer<'_> {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::AllGather { .. } => "all_gather",
@@ -112,7 +85,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Compares the operands with each other, before any byte moves.
+    /// Validates the operands before any byte moves.
     pub fn check(&self, op: OpName, rank: usize, world: usize) -> Result<(), CommError> {
         let equal = |what: &'static str, given: usize, needed: usize| {
             if given == needed {
@@ -152,7 +125,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// A number that ranks in the same collective share (FNV-1a over the name, the kind and the sizes).
+    /// A hash of name, kind and sizes (FNV-1a), equal on ranks in the same collective.
     pub fn signature(&self, op: OpName) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut add = |bytes: &[u8]| {
@@ -184,19 +157,20 @@ impl Transfer<'_> {
     }
 }
 
-/// The other half of a way of talking: what a [`Handle`] calls.
+/// The completion side of a [`Comm`] implementation, called by [`Handle`].
 pub trait Finish {
     /// Completes the collective that `start` gave `ticket`.
     fn finish(&self, ticket: u64, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError>;
 
-    /// The handle was dropped unwaited: this rank will not complete the collective, and the others are told.
+    /// The handle was dropped without waiting: this rank will not complete the collective, and the other ranks are
+    /// notified.
     fn abandon(&self, op: OpName);
 }
 
-/// A collective under way. Its buffers are borrowed until it is waited for.
+/// A collective in progress. Its buffers are borrowed until it is waited for.
 ///
-/// Handles are waited for in the order of their calls. Dropping one unwaited gives the job up: every rank's next
-/// call or wait ends with an error that names this rank.
+/// Handles are waited for in call order. Dropping one without waiting aborts the job: every rank's next call or wait
+/// fails with an error that names this rank.
 #[must_use = "a collective is complete only after `wait`"]
 pub struct Handle<'a> {
     comm: &'a dyn Finish,
@@ -212,9 +186,9 @@ impl<'a> Handle<'a> {
         Self { comm, ticket, op, transfer, waited: false }
     }
 
-    /// Waits until this rank's part is done: `send` may be changed and `recv` is complete.
+    /// Waits until this rank's part is done: `send` may be modified and `recv` is complete.
     ///
-    /// Ends with [`CommError::RankLost`] when a rank it needs is dead or stopped, never with a silent hang.
+    /// Fails with [`CommError::RankLost`] when a rank it needs is dead or stopped; it never hangs silently.
     pub fn wait(mut self) -> Result<(), CommError> {
         self.waited = true;
         self.comm.finish(self.ticket, self.op, &mut self.transfer)
@@ -229,10 +203,10 @@ impl Drop for Handle<'_> {
     }
 }
 
-/// Ranks that exchange bytes.
+/// A communicator: one rank's connection to the others.
 ///
-/// Collectives are started in the same order by all ranks (programs are compiled so, and [`Comm::agree`] compares a
-/// hash of the list first). The sizes are known to all ranks beforehand. [`Transfer`] says what each call moves.
+/// All ranks start the same collectives in the same order; [`Comm::agree`] compares a hash of the program first. Sizes
+/// are known to all ranks beforehand. [`Transfer`] defines what each call moves.
 pub trait Comm: Send {
     /// This rank, from 0.
     fn rank(&self) -> usize;
@@ -240,15 +214,15 @@ pub trait Comm: Send {
     /// The number of ranks.
     fn world(&self) -> usize;
 
-    /// Starts a collective. The six calls below are this one with their operands.
+    /// Starts a collective. The calls below are shorthands.
     fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError>;
 
-    /// Memory that ranks read in each other's hands; none where they cannot.
+    /// Windows of memory that peers map read-only; `None` where they cannot.
     fn windows(&self) -> Option<&dyn Windows> {
         None
     }
 
-    /// Where devices of the ranks meet; none where they cannot. A rank asks once.
+    /// The device barrier of this rank; `None` where there is none. Called once per rank.
     fn crossing(&self) -> Option<Crossing> {
         None
     }
@@ -308,13 +282,13 @@ pub trait Comm: Send {
         self.start(op, Transfer::Broadcast { root, buffer })
     }
 
-    /// No rank goes on before all have come here.
+    /// Returns once all ranks have entered.
     fn barrier(&self, op: OpName) -> Result<Handle<'_>, CommError> {
         self.start(op, Transfer::Barrier)
     }
 
-    /// Compares `value` (a hash of the program, of a config) across ranks and names the ranks whose value is not the
-    /// most common one; among equally common ones the value of the lowest rank counts.
+    /// Compares `value` (a hash of the program or config) across ranks, and reports the ranks that differ from the most
+    /// common value; ties go to the lowest rank.
     fn agree(&self, op: OpName, value: u64) -> Result<(), CommError> {
         let counts = vec![8; self.world()];
         let mut gathered = vec![0; 8 * self.world()];
@@ -322,7 +296,7 @@ pub trait Comm: Send {
         let values: Vec<u64> =
             gathered.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         let votes = |of: u64| values.iter().filter(|value| **value == of).count();
-        // `max_by_key` keeps the last of equals: from the back, that is the lowest rank.
+        // `max_by_key` keeps the last of equal elements: in reverse, the lowest rank.
         let common = values.iter().copied().rev().max_by_key(|value| votes(*value)).unwrap_or(value);
         let differ: Vec<(usize, u64)> =
             values.iter().copied().enumerate().filter(|(_, value)| *value != common).collect();

@@ -1,14 +1,13 @@
-//! Copies to where bytes stay: past the caches where the destination is larger than they are.
+//! Copies with non-temporal stores where the destination exceeds the caches.
 //!
-//! An ordinary store first reads the line that it writes to. Past the caches it does not, and what lies in them (the
-//! halves of the regions, which go round and round) stays there.
+//! An ordinary store first reads the cache line it writes. A non-temporal store does not, and leaves the caches to the
+//! shared-memory regions, which are reused.
 #![allow(unsafe_code, reason = "copies between memory that other processes map and slices of ours")]
 
-/// Bytes of a destination from which on its stores go past the caches: twice the second-level cache of the processors
-/// meant.
+/// The destination size from which non-temporal stores are used: twice a typical L2 cache.
 const LARGE: usize = 4 << 20;
 
-/// Whether a destination of this many bytes in all is written past the caches.
+/// Whether a destination of this size is written with non-temporal stores.
 pub(crate) const fn past_caches(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
 }
@@ -23,7 +22,8 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8], past: bool) {
 /// Fills `to` with the bytes at `from`.
 ///
 /// # Safety
-/// There are as many bytes at `from`, outside `to`, and nobody writes to them meanwhile.
+///
+/// `from` is valid for reads of `to.len()` bytes, does not overlap `to`, and is not written concurrently.
 pub(crate) unsafe fn copy_from(from: *const u8, to: &mut [u8], past: bool) {
     #[cfg(target_arch = "x86_64")]
     if past {
@@ -44,7 +44,7 @@ unsafe fn lines(from: *const u8, to: &mut [u8]) {
         __m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
     };
     const LINE: usize = 64;
-    /// A page: the processor's own asking ahead ends with one.
+    /// A page: the hardware prefetcher stops at page boundaries.
     const AHEAD: usize = 4096;
     let head = to.as_ptr().align_offset(LINE).min(to.len());
     let whole = (to.len() - head) / LINE * LINE;
@@ -55,7 +55,7 @@ unsafe fn lines(from: *const u8, to: &mut [u8]) {
     unsafe {
         std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), head);
         for line in (head..tail).step_by(LINE) {
-            // Only asked for, so a place beyond the end does no harm.
+            // A prefetch beyond the end has no effect.
             _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line + AHEAD).cast());
             for at in (line..line + LINE).step_by(size_of::<__m128i>()) {
                 _mm_stream_si128(to.as_mut_ptr().add(at).cast(), _mm_loadu_si128(from.add(at).cast()));

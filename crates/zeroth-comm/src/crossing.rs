@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::comm::OpName;
-use crate::error::{CommError, Lost, RankLost};
-use crate::lanes::{OnSlow, describe};
+use crate::error::{CommError, LostReason, RankLost};
+use crate::op_name::OpName;
+use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
+use crate::rank_slot::LEFT;
 use crate::segment::Segment;
-use crate::slot::LEFT;
+use crate::shm_channel::{OnSlow, describe};
 use crate::wait::{COUNTED, SLICE, reached};
-use crate::watch::{Slow, Timing, Watch};
 
 /// How far beyond all meetings the words are put that let everybody go.
 const BEYOND: u32 = 1 << 30;
@@ -77,7 +77,7 @@ impl Crossing {
             Arc::new(Shared { segment, rank, op: Mutex::new(None), on_lost: Mutex::new(None), on_slow });
         let (running, stopped) = mpsc::channel();
         let watching = Arc::clone(&shared);
-        let watch = Watch::new(rank, world, timing);
+        let watch = PeerMonitor::new(rank, world, timing);
         let thread = std::thread::Builder::new()
             .name(format!("crossing {rank}"))
             .spawn(move || watching.run(watch, &stopped))
@@ -136,7 +136,7 @@ impl Drop for Crossing {
 
 impl Shared {
     /// Looks around until the rank has no more to meet for.
-    fn run(&self, mut watch: Watch, stopped: &Receiver<()>) {
+    fn run(&self, mut watch: PeerMonitor, stopped: &Receiver<()>) {
         // The point that the device has been waiting at.
         let (mut last, mut point) = (Instant::now(), None);
         while stopped.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
@@ -172,9 +172,9 @@ impl Shared {
         lock(&self.on_lost).is_some()
     }
 
-    fn look(&self, watch: &mut Watch, awaited: usize, watched: Duration) {
+    fn look(&self, watch: &mut PeerMonitor, awaited: usize, watched: Duration) {
         if let Some(rank) = self.others().find(|peer| self.has_left_too_early(*peer)) {
-            self.segment.end(rank, Lost::Left);
+            self.segment.end(rank, LostReason::Left);
         }
         match watch.look(&self.segment, awaited, watched) {
             Err((rank, reason)) => {
@@ -183,8 +183,8 @@ impl Shared {
             // Of a device that is not seen nobody knows whether it waits.
             Ok(true) if !self.is_unseen() => {
                 if let (Some(on_slow), Some(waiting_in)) = (&self.on_slow, *lock(&self.op)) {
-                    let last = self.segment.slot(awaited).place();
-                    on_slow(&Slow { rank: awaited, last, waiting_in, seconds: watch.seconds() });
+                    let last = self.segment.slot(awaited).last_op();
+                    on_slow(&SlowRank { rank: awaited, last, waiting_in, seconds: watch.seconds() });
                 }
             }
             Ok(_) => {}
@@ -229,7 +229,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::heartbeat::Process;
-    use crate::segment::{Layout, Token};
+    use crate::segment::{SegmentLayout, Token};
 
     /// A device as the words see it: it does what it was sent to do, as far as the others let it.
     struct Model {
@@ -274,7 +274,8 @@ mod tests {
     }
 
     fn crossings(world: usize) -> (Arc<Segment>, Vec<Crossing>) {
-        let segment = Segment::create(Layout::new(world, 0).unwrap(), Token::random().unwrap()).unwrap().1;
+        let segment =
+            Segment::create(SegmentLayout::new(world, 0).unwrap(), Token::random().unwrap()).unwrap().1;
         let segment = Arc::new(segment);
         let (pid, started) = Process::own().unwrap();
         (0..world).for_each(|rank| segment.slot(rank).take(pid, started).unwrap());
@@ -350,7 +351,7 @@ mod tests {
         crossings[0].on_lost(move || {
             let _ = told.send(());
         });
-        segment.end(1, Lost::Dead);
+        segment.end(1, LostReason::Dead);
         assert_eq!(heard.recv_timeout(Duration::from_mins(1)), Ok(()));
     }
 }

@@ -1,7 +1,7 @@
-//! Ranks that another launcher started, found from its variables: torchrun, Open MPI, MPICH and SLURM.
+//! Detection of ranks started by another launcher, from its environment variables: torchrun, Open MPI, MPICH and SLURM.
 //!
-//! Launchers nest: `torchrun` runs inside `srun`, and `mpirun` starts its helpers with `srun` in an allocation. Ranks then
-//! have the variables of both, and the innermost counts. The order:
+//! Launchers nest: `torchrun` runs inside `srun`, and `mpirun` starts its helpers with `srun` in an allocation. Ranks
+//! then have the variables of both, and the innermost launcher counts, in this order:
 //!
 //! 1. **torchrun**, or DeepSpeed's launcher, which sets the same: `RANK` and `WORLD_SIZE`, or `TORCHELASTIC_RUN_ID`.
 //! 2. **Open MPI**: `OMPI_COMM_WORLD_RANK`.
@@ -10,22 +10,22 @@
 //! 4. **SLURM**: `SLURM_PROCID` in a step of `srun`. A batch script and the shell of `salloc` have it too, and are no rank.
 //! 5. Any other that sets `PMI_RANK`.
 //!
-//! Variables of our own launcher come before all of these: see [`crate::local::join_from_environment`]. A job of one rank
-//! is no job of a foreign launcher: there is nobody to meet.
+//! Variables of our own launcher take precedence: see [`crate::local::join_from_environment`]. A job of one rank does
+//! not count as a job of another launcher.
 
 mod starter;
 
 use std::ffi::OsString;
 use std::fmt;
 
-/// Who started this process as one rank of several.
+/// The launcher that started this process as one of several ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launcher {
     /// PyTorch's `torchrun`, or DeepSpeed's launcher.
     Torchrun,
     /// Open MPI's `mpirun`.
     OpenMpi,
-    /// `mpiexec` of MPICH, of Intel MPI, or another that speaks PMI.
+    /// `mpiexec` of MPICH or Intel MPI, or another PMI launcher.
     Mpich,
     /// `srun`.
     Slurm,
@@ -42,39 +42,39 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// This process's place in a job that another launcher started on this machine.
+/// This process's rank in a job that another launcher started on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct LaunchedRank {
     /// Its rank.
     pub rank: usize,
-    /// Ranks of the job: more than one.
+    /// The world size, at least 2.
     pub world: usize,
-    /// Its rank among those of this machine.
+    /// Its rank among the ranks of this machine.
     pub local_rank: usize,
-    /// Ranks on this machine: all of them, for now.
+    /// Ranks on this machine; currently all of them.
     pub local_world: usize,
-    /// A name that all ranks of this job share, and no other job on this machine has.
+    /// A name that is unique to the job on this machine and equal on all its ranks.
     pub job: String,
-    /// Who started it.
+    /// The launcher.
     pub launcher: Launcher,
 }
 
-/// The variables of a launcher cannot be followed.
+/// Environment variables of a launcher that are missing or inconsistent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceError {
-    /// A variable is missing where others of the same launcher are set.
+pub enum LauncherError {
+    /// A variable is missing while others of the same launcher are set.
     #[error(
         "{launcher} started this process, but {name} is not set; start it through the launcher, or unset {because}"
     )]
     Missing {
         /// The launcher.
         launcher: Launcher,
-        /// The variable, or those of which one would do.
+        /// The variable, or alternatives.
         name: String,
-        /// The variable that tells of the launcher.
+        /// The variable that identifies the launcher.
         because: &'static str,
     },
-    /// A variable is no number.
+    /// A variable is not a number.
     #[error("{name} of {launcher} is {value:?}, which is not a number of ranks or a rank")]
     NotANumber {
         /// The launcher.
@@ -98,7 +98,7 @@ pub enum PlaceError {
         /// Its value.
         bound: usize,
     },
-    /// The job spans machines.
+    /// The job spans several machines.
     #[error(
         "not yet: many machines ({launcher} has {world} rank(s), of which this machine runs {}); start all ranks on one",
         here.map_or_else(|| "a part".to_owned(), |here| here.to_string())
@@ -108,23 +108,23 @@ pub enum PlaceError {
         launcher: Launcher,
         /// Ranks of the job.
         world: usize,
-        /// Those on this machine, where the launcher says.
+        /// Those on this machine, where known.
         here: Option<usize>,
     },
 }
 
-impl Place {
-    /// The place of this process. `Ok(None)` where no foreign launcher started it as one of several.
-    pub fn of_this_process() -> Result<Option<Self>, PlaceError> {
+impl LaunchedRank {
+    /// The rank of this process; `Ok(None)` where no other launcher started it as one of several.
+    pub fn of_this_process() -> Result<Option<Self>, LauncherError> {
         Self::find(|name| std::env::var_os(name), starter::starter)
     }
 
-    /// The place that variables tell of. `starter` is the process that started all ranks: it names the job for launchers
-    /// that give it no name.
+    /// The rank that the variables describe. `starter` is the process that started all ranks; it identifies the job for
+    /// launchers that do not name it.
     pub fn find(
         lookup: impl Fn(&str) -> Option<OsString>,
         starter: impl Fn() -> u32,
-    ) -> Result<Option<Self>, PlaceError> {
+    ) -> Result<Option<Self>, LauncherError> {
         let of = |launcher| Variables { lookup: &lookup, launcher };
         let all = |names: &[&str]| names.iter().all(|name| lookup(name).is_some());
         let pmi = if all(&["PMI_RANK"]) { "PMI_RANK" } else { "PMI_ID" };
@@ -145,22 +145,22 @@ impl Place {
     }
 }
 
-/// What a launcher's variables say, not yet checked.
+/// A launcher's variables before validation.
 struct Found {
     launcher: Launcher,
     rank: (&'static str, usize),
     world: (&'static str, usize),
     local_rank: (&'static str, usize),
-    /// `None` where the launcher runs ranks on other machines, and does not say how many here.
+    /// `None` where ranks run on other machines and the launcher does not tell the local count.
     local_world: Option<(&'static str, usize)>,
     job: String,
 }
 
 impl Found {
-    fn check(self) -> Result<Option<Place>, PlaceError> {
+    fn check(self) -> Result<Option<LaunchedRank>, LauncherError> {
         let Self { launcher, rank, world, local_rank, local_world, job } = self;
         let below = |(below, value): (&'static str, usize), (above, bound): (&'static str, usize)| {
-            (value < bound).then_some(()).ok_or(PlaceError::Contradiction {
+            (value < bound).then_some(()).ok_or(LauncherError::Contradiction {
                 launcher,
                 below,
                 value,
@@ -173,17 +173,17 @@ impl Found {
             return Ok(None);
         }
         let Some(local_world) = local_world else {
-            return Err(PlaceError::ManyMachines { launcher, world: world.1, here: None });
+            return Err(LauncherError::ManyMachines { launcher, world: world.1, here: None });
         };
         below(local_rank, local_world)?;
         if local_world.1 < world.1 {
-            return Err(PlaceError::ManyMachines { launcher, world: world.1, here: Some(local_world.1) });
+            return Err(LauncherError::ManyMachines { launcher, world: world.1, here: Some(local_world.1) });
         }
         if local_world.1 > world.1 {
             let ((below, value), (above, bound)) = (local_world, world);
-            return Err(PlaceError::Contradiction { launcher, below, value, above, bound });
+            return Err(LauncherError::Contradiction { launcher, below, value, above, bound });
         }
-        Ok(Some(Place {
+        Ok(Some(LaunchedRank {
             rank: rank.1,
             world: world.1,
             local_rank: local_rank.1,
@@ -204,16 +204,16 @@ impl<L: Fn(&str) -> Option<OsString>> Variables<'_, L> {
         (self.lookup)(name).map(|value| value.to_string_lossy().into_owned())
     }
 
-    fn maybe(&self, name: &'static str) -> Result<Option<(&'static str, usize)>, PlaceError> {
+    fn maybe(&self, name: &'static str) -> Result<Option<(&'static str, usize)>, LauncherError> {
         let Some(value) = self.text(name) else { return Ok(None) };
         match value.trim().parse() {
             Ok(number) => Ok(Some((name, number))),
-            Err(_) => Err(PlaceError::NotANumber { launcher: self.launcher, name, value }),
+            Err(_) => Err(LauncherError::NotANumber { launcher: self.launcher, name, value }),
         }
     }
 
     /// The first of some variables that is set.
-    fn first(&self, names: &[&'static str]) -> Result<Option<(&'static str, usize)>, PlaceError> {
+    fn first(&self, names: &[&'static str]) -> Result<Option<(&'static str, usize)>, LauncherError> {
         for name in names {
             if let Some(found) = self.maybe(name)? {
                 return Ok(Some(found));
@@ -226,17 +226,18 @@ impl<L: Fn(&str) -> Option<OsString>> Variables<'_, L> {
         &self,
         names: &[&'static str],
         because: &'static str,
-    ) -> Result<(&'static str, usize), PlaceError> {
-        let missing = || PlaceError::Missing { launcher: self.launcher, name: names.join(" or "), because };
+    ) -> Result<(&'static str, usize), LauncherError> {
+        let missing =
+            || LauncherError::Missing { launcher: self.launcher, name: names.join(" or "), because };
         self.first(names)?.ok_or_else(missing)
     }
 }
 
 /// `torch/distributed/elastic/agent/server/local_elastic_agent.py`; DeepSpeed's `launcher/launch.py` has `LOCAL_SIZE`.
-fn torchrun(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Result<Found, PlaceError> {
+fn torchrun(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Result<Found, LauncherError> {
     let because = if variables.text("RANK").is_some() { "RANK" } else { "TORCHELASTIC_RUN_ID" };
     let (rank, world) = (variables.number(&["RANK"], because)?, variables.number(&["WORLD_SIZE"], because)?);
-    // One rank needs no more than these two, and many notebooks set just them.
+    // A single rank needs no more than these two, which many notebooks set.
     let alone = ("WORLD_SIZE", 1);
     let (local_rank, local_world) = if world.1 == 1 {
         (("RANK", 0), alone)
@@ -246,19 +247,22 @@ fn torchrun(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Res
             variables.number(&["LOCAL_WORLD_SIZE", "LOCAL_SIZE"], because)?,
         )
     };
-    // Workers that are started again must not meet what is left of those before.
+    // Restarted workers must not join the remains of the previous job.
     let parts = ["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"];
     let parts: Vec<String> = parts.iter().filter_map(|name| variables.text(name)).collect();
     let job = format!("torchrun-{}", parts.join("-"));
     Ok(Found { launcher: variables.launcher, rank, world, local_rank, local_world: Some(local_world), job })
 }
 
-/// mpirun(1) of Open MPI, "Environment variables"; the job's number is PMIx's.
-fn open_mpi(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Result<Found, PlaceError> {
+/// mpirun(1) of Open MPI, "Environment variables"; the job id is PMIx's.
+fn open_mpi(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Result<Found, LauncherError> {
     let because = "OMPI_COMM_WORLD_RANK";
     let name = variables.text("PMIX_NAMESPACE").or_else(|| variables.text("OMPI_MCA_ess_base_jobid"));
-    let missing =
-        || PlaceError::Missing { launcher: variables.launcher, name: "PMIX_NAMESPACE".to_owned(), because };
+    let missing = || LauncherError::Missing {
+        launcher: variables.launcher,
+        name: "PMIX_NAMESPACE".to_owned(),
+        because,
+    };
     Ok(Found {
         launcher: variables.launcher,
         rank: variables.number(&[because], because)?,
@@ -269,12 +273,12 @@ fn open_mpi(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Res
     })
 }
 
-/// Hydra's proxy sets these; the job has a name only inside PMI's protocol, so the proxy's process stands for it.
+/// Hydra's proxy sets these. The job id is only known inside the PMI protocol, so the proxy's process id stands for it.
 fn mpich(
     variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
     rank: &'static str,
     starter: impl Fn() -> u32,
-) -> Result<Found, PlaceError> {
+) -> Result<Found, LauncherError> {
     let name = variables.text("PMI_JOBID").unwrap_or_else(|| format!("started-by-{}", starter()));
     Ok(Found {
         launcher: variables.launcher,
@@ -286,12 +290,12 @@ fn mpich(
     })
 }
 
-/// The step of `srun` that this process is a task of.
+/// The `srun` step that this process is a task of.
 ///
-/// slurm.h numbers the steps that are no `srun` from 0xfffffff0 on: the batch script, the shell of `salloc`, and others.
+/// slurm.h numbers steps that are not `srun` from 0xfffffff0: the batch script, the shell of `salloc`, and others.
 fn slurm_step(
     variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
-) -> Result<Option<usize>, PlaceError> {
+) -> Result<Option<usize>, LauncherError> {
     if variables.text("SLURM_PROCID").is_none() {
         return Ok(None);
     }
@@ -299,11 +303,11 @@ fn slurm_step(
     Ok(step.map(|(_, step)| step).filter(|step| *step < 0xffff_fff0))
 }
 
-/// srun(1), "Output environment variables". Those of the step count, where the allocation is larger.
+/// srun(1), "Output environment variables". Those of the step take precedence over the allocation's.
 fn slurm(
     variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
     step: usize,
-) -> Result<Found, PlaceError> {
+) -> Result<Found, LauncherError> {
     let because = "SLURM_PROCID";
     let world = variables.number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"], because)?;
     let nodes = variables.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"], because)?;

@@ -1,53 +1,53 @@
-//! What can go wrong among ranks, with the rank, the step and the op by name.
+//! Errors between ranks, with the rank, the step and the operation by name.
 
 use std::fmt;
 use std::io;
 
-use crate::comm::OpName;
+use crate::op_name::{LastOp, OpName};
 
-/// A collective that did not happen.
+/// A collective that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommError {
-    /// A rank is gone, or not in the same collective. The whole job ends: every rank gets this error.
+    /// A rank is lost or in a different collective. The job ends: every rank gets this error.
     #[error(transparent)]
     RankLost(#[from] Box<RankLost>),
-    /// Ranks hold different values of something that must be equal.
+    /// Ranks have different values of something that must be equal.
     #[error("ranks disagree in {op}: {} rank(s) differ from {common:#018x}: {}; start all ranks from the same program, config and data", differ.len(), listed(differ))]
     Disagree {
         /// The comparison.
         op: OpName,
-        /// The value most ranks have.
+        /// The most common value.
         common: u64,
-        /// The ranks with another value, and that value.
+        /// The ranks that differ, with their values.
         differ: Vec<(usize, u64)>,
     },
-    /// The operands of a call do not fit each other.
+    /// Inconsistent operands.
     #[error("{kind} in {op}: {given} {what} given, its counts ask for {needed}")]
     Operands {
         /// The call.
         op: OpName,
-        /// Which collective.
+        /// The collective.
         kind: &'static str,
         /// The operand.
         what: &'static str,
         /// Its size.
         given: usize,
-        /// The size that would fit.
+        /// The required size.
         needed: usize,
     },
-    /// A root that is no rank.
+    /// A root outside the world.
     #[error("{kind} in {op}: there is no root {root} among {world} rank(s), numbered from 0")]
     Root {
         /// The call.
         op: OpName,
-        /// Which collective.
+        /// The collective.
         kind: &'static str,
-        /// The rank asked for.
+        /// The requested rank.
         root: usize,
         /// The number of ranks.
         world: usize,
     },
-    /// Handles were not waited for in the order of their calls.
+    /// Handles were not waited for in call order.
     #[error(
         "{op} was waited for before a collective that was started earlier; wait in the order of the calls"
     )]
@@ -63,65 +63,45 @@ fn listed(differ: &[(usize, u64)]) -> String {
     parts.join(", ")
 }
 
-/// Why a rank does not take part any more.
+/// Why a rank was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lost {
-    /// Its process is gone.
+pub enum LostReason {
+    /// Its process ended.
     Dead,
-    /// Its process is there, but its heartbeat has not moved.
+    /// Its process is alive, but its heartbeat stopped.
     Stopped {
-        /// For how long a waiting rank has watched it.
+        /// How long a waiting rank observed it.
         seconds: u32,
     },
-    /// It left the job while others still needed it.
+    /// It left the job while others needed it.
     Left,
-    /// It dropped a collective unwaited.
+    /// It dropped a collective without waiting.
     GaveUp,
-    /// It never came.
+    /// It never joined.
     NeverJoined {
-        /// For how long it was waited for.
+        /// How long it was waited for.
         seconds: u32,
     },
-    /// It is in another collective than the rank that waits for it.
+    /// It is in a different collective than the rank that waits for it.
     Differs {
-        /// The rank that saw it.
+        /// The rank that noticed.
         from: usize,
     },
 }
 
-/// The collective that another rank was last in, as it told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OpSeen {
-    /// Its step.
-    pub step: u64,
-    /// Its name, up to 40 bytes of it.
-    pub name: String,
-    /// Its place in the program.
-    pub index: u32,
-    /// Whether the rank was still in it.
-    pub inside: bool,
-}
-
-impl fmt::Display for OpSeen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = if self.inside { "in" } else { "after" };
-        write!(f, "{place} step {}, op {}#{}", self.step, self.name, self.index)
-    }
-}
-
-/// A rank that does not take part any more, and who noticed.
+/// A lost rank, and the rank that noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankLost {
     /// The rank that is lost.
     pub rank: usize,
     /// Its machine.
     pub host: String,
-    /// Its process; 0 where it never came.
+    /// Its process id; 0 if it never joined.
     pub pid: u32,
-    /// What happened to it.
-    pub reason: Lost,
-    /// Where it was last: step and op. `None` before its first collective.
-    pub last: Option<OpSeen>,
+    /// The reason.
+    pub reason: LostReason,
+    /// Its last collective; `None` before its first.
+    pub last: Option<LastOp>,
     /// The rank this error was returned on; `None` in a launcher's report.
     pub by: Option<usize>,
     /// The collective this rank was in.
@@ -142,17 +122,17 @@ impl fmt::Display for RankLost {
             write!(f, " (host {}, pid {})", self.host, self.pid)?;
         }
         match self.reason {
-            Lost::Dead => write!(f, " is dead: its process ended without leaving the job")?,
-            Lost::Stopped { seconds } => write!(
+            LostReason::Dead => write!(f, " is dead: its process ended without leaving the job")?,
+            LostReason::Stopped { seconds } => write!(
                 f,
                 " is stopped: its heartbeat has not moved for {seconds} s (resume a stopped process with \
                  `kill -CONT {}`; give a starved one processor time)",
                 self.pid
             )?,
-            Lost::Left => write!(f, " left the job while other ranks still needed it")?,
-            Lost::GaveUp => write!(f, " gave up a collective it had started")?,
-            Lost::NeverJoined { seconds } => write!(f, " did not join the job within {seconds} s")?,
-            Lost::Differs { from } => write!(f, " is in another collective than rank {from}")?,
+            LostReason::Left => write!(f, " left the job while other ranks still needed it")?,
+            LostReason::GaveUp => write!(f, " gave up a collective it had started")?,
+            LostReason::NeverJoined { seconds } => write!(f, " did not join the job within {seconds} s")?,
+            LostReason::Differs { from } => write!(f, " is in another collective than rank {from}")?,
         }
         match &self.last {
             Some(last) => write!(f, "; it was {last}")?,
@@ -165,28 +145,28 @@ impl fmt::Display for RankLost {
     }
 }
 
-/// A job's segment could not be made or joined.
+/// A job's segment could not be created or joined.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// No job of that size can be made.
+    /// An unsupported job size.
     #[error(
         "a job of {world} rank(s) with {region} bytes each: ranks must be 1 to {most}, and the whole must fit the \
          address space"
     )]
     Size {
-        /// Ranks asked for.
+        /// Requested ranks.
         world: usize,
-        /// Bytes a rank asked for.
+        /// Requested bytes per rank.
         region: usize,
-        /// The most ranks a job on one machine can have.
+        /// The maximum number of ranks on one machine.
         most: usize,
     },
     /// The descriptor is not a job's segment.
@@ -201,20 +181,20 @@ pub enum JoinError {
     /// There is no such rank.
     #[error("rank {rank} does not exist in a job of {world} rank(s), numbered from 0")]
     Rank {
-        /// The rank asked for.
+        /// The requested rank.
         rank: usize,
         /// The number of ranks.
         world: usize,
     },
-    /// Somebody is that rank already.
+    /// The rank is already taken.
     #[error("rank {rank} has been taken by process {pid}; each rank joins once")]
     Taken {
-        /// The rank asked for.
+        /// The requested rank.
         rank: usize,
         /// The process that took it.
         pid: u32,
     },
-    /// The launcher's environment is missing or wrong.
+    /// A launcher variable is missing or invalid.
     #[error("environment variable {name} {problem}; ranks are started by a launcher that sets it")]
     Environment {
         /// The variable.

@@ -1,7 +1,7 @@
-//! Whether a job may still be stopped without a trace: one word of the segment, decided once for all ranks.
+//! Whether a job may still be stopped without leaving a trace: one word of the segment, decided once for all ranks.
 //!
-//! A rank begins the first step, or whoever was told to stop the job does so: the first of them wins. So no rank runs a step
-//! that its launcher believes never began, and no signal is lost between the two.
+//! Either a rank begins the first step or the launcher stops the job, whichever comes first. So no rank runs a step
+//! that its launcher believes never began, and no signal is lost in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,29 +12,29 @@ const OPEN: u32 = 0;
 const BEGUN: u32 = 1;
 const STOPPED: u32 = 2;
 
-/// A rank's hold on that word.
+/// A rank's handle to that word.
 #[derive(Clone)]
 pub struct FirstStep(pub(crate) Arc<Segment>);
 
 impl FirstStep {
-    /// Begins the first step. False where the job was stopped before it: then no step may run.
+    /// Begins the first step. False if the job was stopped before: then no step may run.
     pub fn begin(&self) -> bool {
         decide(&self.0.header().first_step, BEGUN)
     }
 
-    /// Stops the job. False where a rank has begun the first step: then there is something to save.
+    /// Stops the job. False if a rank has begun the first step: then there is something to save.
     pub fn stop(&self) -> bool {
         stop(&self.0)
     }
 }
 
-/// As [`FirstStep::stop`], for whoever holds the segment itself.
+/// As [`FirstStep::stop`], for holders of the segment.
 pub(crate) fn stop(segment: &Segment) -> bool {
     decide(&segment.header().first_step, STOPPED)
 }
 
 fn decide(word: &AtomicU32, wanted: u32) -> bool {
-    // Relaxed: the word carries its own meaning.
+    // Relaxed: no other memory is published through this word.
     match word.compare_exchange(OPEN, wanted, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => true,
         Err(decided) => decided == wanted,

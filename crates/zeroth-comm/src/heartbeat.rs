@@ -1,4 +1,4 @@
-//! A rank's heartbeat beside its work, and telling whether a process is the one it was and still there.
+//! A rank's heartbeat thread, and checks whether a process is still the same and alive.
 
 use std::ffi::CStr;
 use std::io::Write;
@@ -11,14 +11,14 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::JoinError;
 use crate::segment::Segment;
 
-/// A thread that counts up in its rank's slot until it is dropped.
+/// A thread that increments the counter in its rank's slot until it is dropped.
 pub(crate) struct Heartbeat {
     heart: Arc<Heart>,
     // An `Option` because it is joined by value.
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread and its owner tell each other.
+/// State shared by the thread and its owner.
 struct Heart {
     state: Mutex<State>,
     changed: Condvar,
@@ -26,10 +26,10 @@ struct Heart {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The thread has not begun.
+    /// The thread has not started.
     Starting,
     Beating,
-    /// The thread is to end.
+    /// The thread is asked to end.
     Stopping,
 }
 
@@ -41,7 +41,7 @@ impl Heartbeat {
             .name(format!("heartbeat {rank}"))
             .spawn(move || inside.run(&segment, rank, period))
             .map_err(|source| JoinError::System { what: "start the heartbeat", source })?;
-        // A rank has joined when it is heard.
+        // A rank has joined once its heartbeat started.
         let state = heart.lock();
         drop(heart.changed.wait_while(state, |state| *state == State::Starting));
         Ok(Self { heart, thread: Some(thread) })
@@ -52,17 +52,17 @@ impl Heart {
     fn run(&self, segment: &Segment, rank: usize, period: Duration) {
         let mut state = self.lock();
         *state = State::Beating;
-        // Its owner goes on when it has the lock, after the first beat.
+        // The owner continues when it gets the lock, after the first beat.
         self.changed.notify_all();
         while *state == State::Beating {
             segment.slot(rank).beat();
-            // Waiting here allocates nothing, as no part of a step does.
+            // This wait does not allocate, like every part of a step.
             let waited = self.changed.wait_timeout_while(state, period, |state| *state == State::Beating);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Nobody panics while it is locked, and a state is whole at any time.
+    /// No one panics while holding the lock, and the state is always consistent.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,16 +73,16 @@ impl Drop for Heartbeat {
         *self.heart.lock() = State::Stopping;
         self.heart.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic, and if it did, the rank is leaving anyway.
+            // It cannot panic, and the rank is leaving anyway.
             let _ = thread.join();
         }
     }
 }
 
-/// A process by pid and start, as `/proc` tells it: looking at it allocates nothing.
+/// A process identified by pid and start time from `/proc`. Checks do not allocate.
 pub(crate) struct Process {
     started: u64,
-    /// `/proc/PID/stat` and a zero byte: 22 bytes at most.
+    /// `/proc/PID/stat`, NUL-terminated: at most 22 bytes.
     stat: [u8; 32],
 }
 
@@ -93,7 +93,7 @@ impl Process {
         Self { started, stat }
     }
 
-    /// Pid and start of this process.
+    /// Pid and start time of this process.
     pub(crate) fn own() -> Result<(u32, u64), JoinError> {
         let pid = std::process::id();
         let looked = Self::new(pid, 0).look();
@@ -104,7 +104,7 @@ impl Process {
         Ok((pid, started))
     }
 
-    /// Whether the process is there, is the same one, and has not ended. A zombie has ended.
+    /// Whether the process exists, is the same one, and has not ended. A zombie has ended.
     pub(crate) fn alive(&self) -> bool {
         self.look().is_some_and(|(state, started)| started == self.started && !matches!(state, b'Z' | b'X'))
     }
@@ -118,7 +118,7 @@ impl Process {
     }
 }
 
-/// Fields 3 and 22 of a stat file. The second is the program's name in parentheses and may hold anything.
+/// Fields 3 and 22 of a stat file. Field 2 is the program's name in parentheses and may contain anything.
 fn state_and_start(text: &[u8]) -> Option<(u8, u64)> {
     let name_end = text.iter().rposition(|byte| *byte == b')')?;
     let mut fields = text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
@@ -130,11 +130,12 @@ fn state_and_start(text: &[u8]) -> Option<(u8, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::{Layout, Token};
+    use crate::segment::{SegmentLayout, Token};
 
     #[test]
     fn a_heart_beats_until_it_is_dropped() {
-        let (_file, segment) = Segment::create(Layout::new(1, 0).unwrap(), Token::random().unwrap()).unwrap();
+        let (_file, segment) =
+            Segment::create(SegmentLayout::new(1, 0).unwrap(), Token::random().unwrap()).unwrap();
         let segment = Arc::new(segment);
         let heart = Heartbeat::start(Arc::clone(&segment), 0, Duration::from_millis(1)).unwrap();
         while segment.slot(0).heartbeat() < 3 {

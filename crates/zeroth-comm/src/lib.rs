@@ -1,13 +1,14 @@
-//! How ranks talk: one trait whose collectives move bytes and never add, and ranks of one machine over shared memory.
+//! Communication between ranks: a trait whose collectives move bytes and never add, and an implementation for ranks of
+//! one machine over shared memory.
 //!
-//! - [`Comm`] is what a program runs on; [`Transfer`] says exactly what each collective moves.
-//! - [`Windows`] are memory that ranks of one machine read in each other's hands: one pass instead of two.
-//! - [`Crossing`] is where the devices of ranks meet, while their hosts are elsewhere.
-//! - [`local`] joins processes (or threads, for tests) over one shared segment.
-//! - [`launch`] starts the processes of a job and says how each of them ended.
-//! - [`environment`] finds the place of a process that another launcher started, and [`rendezvous`] brings those together.
+//! - [`Comm`] is the communicator that a program runs on; [`Transfer`] defines what each collective moves.
+//! - [`Windows`] are memory that peers on one machine map read-only, so that a collective is a single pass.
+//! - [`Crossing`] is a barrier between the ranks' devices that does not involve their hosts.
+//! - [`local`] connects processes (or threads, in tests) over a shared-memory segment.
+//! - [`launch`] starts the processes of a job and reports how each of them ended.
+//! - [`environment`] detects ranks that another launcher started, and [`rendezvous`] connects them.
 //!
-//! A rank that dies, stops or leaves is named, with its step and op, on every rank that waits: never a silent hang.
+//! A rank that dies, stops or leaves is reported by name, with its step and operation, on every rank that waits for it.
 //!
 //! ```
 //! use zeroth_comm::{Comm, OpName, local::{Job, Options}};
@@ -35,20 +36,22 @@ pub mod environment;
 mod error;
 mod first_step;
 mod heartbeat;
-mod lanes;
 pub mod launch;
 pub mod local;
+mod op_name;
+mod peer_monitor;
+mod rank_slot;
 pub mod rendezvous;
 mod segment;
-mod slot;
+mod shm_channel;
 mod wait;
-mod watch;
 mod windows;
 
-pub use comm::{Comm, Finish, Handle, OpName, Transfer};
+pub use comm::{Comm, Finish, Handle, Transfer};
 pub use crossing::Crossing;
-pub use error::{CommError, JoinError, Lost, OpSeen, RankLost};
+pub use error::{CommError, JoinError, LostReason, RankLost};
 pub use first_step::FirstStep;
+pub use op_name::{LastOp, OpName};
+pub use peer_monitor::{SlowRank, Timing};
 pub use segment::Token;
-pub use watch::{Slow, Timing};
-pub use windows::{Peers, Windows};
+pub use windows::{PeerSlices, Windows};

@@ -1,4 +1,4 @@
-//! Ranks on one machine over one shared segment: processes, or threads that each map it.
+//! Ranks on one machine over a shared-memory segment: processes, or threads that each map it.
 
 mod collectives;
 mod windows;
@@ -11,28 +11,30 @@ use std::sync::Arc;
 
 use rustix::io::FdFlags;
 
-use crate::comm::{Comm, Finish, Handle, OpName, Transfer};
+use crate::comm::{Comm, Finish, Handle, Transfer};
 use crate::crossing::Crossing;
-use crate::error::{CommError, JoinError, Lost, OpSeen, RankLost};
+use crate::error::{CommError, JoinError, LostReason, RankLost};
 use crate::first_step::{self, FirstStep};
 use crate::heartbeat::{Heartbeat, Process};
-use crate::lanes::{Lanes, OnSlow, describe};
-use crate::segment::{Layout, Segment, Token};
-use crate::slot::{FREE, LEFT};
+use crate::op_name::LastOp;
+use crate::op_name::OpName;
+use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
+use crate::rank_slot::{FREE, LEFT};
+use crate::segment::{Segment, SegmentLayout, Token};
+use crate::shm_channel::{OnSlow, ShmChannel, describe};
 use crate::wait;
-use crate::watch::{Slow, Timing, Watch};
-use crate::windows::{Mapped, Windows};
+use crate::windows::{MappedWindow, Windows};
 
-/// The variable with this process's rank.
+/// Environment variable: this process's rank.
 pub const RANK: &str = "ZEROTH_RANK";
-/// The variable with the number of ranks.
+/// Environment variable: the number of ranks.
 pub const WORLD: &str = "ZEROTH_WORLD";
-/// The variable with the number of the descriptor of the job's segment.
+/// Environment variable: the descriptor number of the job's segment.
 pub const JOB_FD: &str = "ZEROTH_JOB_FD";
-/// The variable with the job's token.
+/// Environment variable: the job's token.
 pub const JOB_TOKEN: &str = "ZEROTH_JOB_TOKEN";
 
-/// How a rank takes part.
+/// Options of a rank.
 #[derive(Clone)]
 pub struct Options {
     threads: usize,
@@ -47,40 +49,40 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Threads that each rank computes with. Waits spin a little only where ranks × threads fit the processors.
+    /// Compute threads per rank. Waits spin only where ranks × threads fit the CPUs.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
         self
     }
 
-    /// How long things may take.
+    /// Sets the timeouts.
     #[must_use]
     pub fn timing(mut self, timing: Timing) -> Self {
         self.timing = timing;
         self
     }
 
-    /// Called when a living rank has been waited for long, on the thread that waits.
+    /// Called on the waiting thread when a live rank has been waited for long.
     #[must_use]
-    pub fn on_slow(mut self, warn: impl Fn(&Slow) + Send + Sync + 'static) -> Self {
+    pub fn on_slow(mut self, warn: impl Fn(&SlowRank) + Send + Sync + 'static) -> Self {
         self.on_slow = Some(Arc::new(warn));
         self
     }
 }
 
-/// What a job's segment tells about a rank.
+/// The state of a rank in the job's segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankStatus {
-    /// Its process, once it has joined.
+    /// Its process id, once it has joined.
     pub pid: Option<u32>,
-    /// Whether it has left in order.
+    /// Whether it has left.
     pub left: bool,
-    /// The collective it is in or was last in.
-    pub last: Option<OpSeen>,
+    /// Its current or last collective.
+    pub last: Option<LastOp>,
 }
 
-/// A job on this machine: made by whoever starts the ranks, and held for as long as it starts any.
+/// A job on this machine, created by the launcher and held while it starts ranks.
 pub struct Job {
     file: OwnedFd,
     segment: Segment,
@@ -88,12 +90,12 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job of `world` ranks, each with a region of `region` bytes that peers read.
+    /// Creates a job of `world` ranks, each with a region of `region` bytes that peers read.
     ///
-    /// A larger region moves large messages in fewer rounds; memory is taken only as it is used. Whatever is given,
-    /// there is room for 64 bytes from each rank to each.
+    /// A larger region moves large messages in fewer rounds; memory is only taken as it is used. There is always room
+    /// for 64 bytes from each rank to each other.
     pub fn create(world: usize, region: usize) -> Result<Self, JoinError> {
-        let layout = Layout::new(world, region)?;
+        let layout = SegmentLayout::new(world, region)?;
         let token = Token::random()?;
         let (file, segment) = Segment::create(layout, token)?;
         Ok(Self { file, segment, token })
@@ -109,7 +111,7 @@ impl Job {
         self.token
     }
 
-    /// The segment's descriptor, closed on exec: a launcher opens it to the ranks it starts.
+    /// The segment's descriptor, closed on exec; the launcher passes it to its ranks.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -119,7 +121,7 @@ impl Job {
         join(self.fd(), self.token, rank, options)
     }
 
-    /// What is known of a rank.
+    /// The state of a rank.
     pub fn status(&self, rank: usize) -> Result<RankStatus, JoinError> {
         if rank >= self.world() {
             return Err(JoinError::Rank { rank, world: self.world() });
@@ -127,11 +129,11 @@ impl Job {
         let slot = self.segment.slot(rank);
         let state = slot.state();
         let pid = (state != FREE).then(|| slot.process().0);
-        Ok(RankStatus { pid, left: state == LEFT, last: slot.place() })
+        Ok(RankStatus { pid, left: state == LEFT, last: slot.last_op() })
     }
 
-    /// Ends the job for all ranks: `rank` is lost. Only the first such report counts.
-    pub(crate) fn end(&self, rank: usize, reason: Lost) {
+    /// Ends the job for all ranks because `rank` is lost. Only the first such call counts.
+    pub(crate) fn end(&self, rank: usize, reason: LostReason) {
         self.segment.end(rank, reason);
     }
 
@@ -166,11 +168,11 @@ fn take_part(segment: Segment, rank: usize, options: &Options) -> Result<LocalCo
     let (pid, started) = Process::own()?;
     segment.slot(rank).take(pid, started).map_err(|pid| JoinError::Taken { rank, pid })?;
     let heartbeat = Heartbeat::start(Arc::clone(&segment), rank, options.timing.heartbeat)?;
-    let lanes = Lanes::new(
+    let channel = ShmChannel::new(
         Arc::clone(&segment),
         rank,
         wait::spins(world, options.threads),
-        Watch::new(rank, world, options.timing),
+        PeerMonitor::new(rank, world, options.timing),
         options.on_slow.clone(),
     );
     let layout = segment.layout;
@@ -178,7 +180,7 @@ fn take_part(segment: Segment, rank: usize, options: &Options) -> Result<LocalCo
         segment,
         options: options.clone(),
         windows: OnceCell::new(),
-        lanes,
+        channel,
         layout,
         rank,
         started: Cell::new(0),
@@ -187,7 +189,7 @@ fn take_part(segment: Segment, rank: usize, options: &Options) -> Result<LocalCo
     })
 }
 
-/// Joins the job that a launcher of ours started this process for. `Ok(None)` when it was not started by one.
+/// Joins the job of the launcher that started this process; `Ok(None)` where there is none.
 pub fn join_from_environment(options: &Options) -> Result<Option<LocalComm>, JoinError> {
     if std::env::var_os(JOB_FD).is_none() {
         return Ok(None);
@@ -204,7 +206,7 @@ pub fn join_from_environment(options: &Options) -> Result<Option<LocalComm>, Joi
     // SAFETY: the number is not −1, and the descriptor stays open: it was inherited, and nothing in this process
     // knows it as its own to close. The first use finds out whether it is open at all.
     let file = unsafe { BorrowedFd::borrow_raw(number) };
-    // What this process starts is not a rank: without this it would keep the segment alive.
+    // Children of this process are not ranks and must not keep the segment alive.
     rustix::io::fcntl_setfd(file, FdFlags::CLOEXEC)
         .map_err(|_| closed("names a descriptor that is not open"))?;
     let segment = Segment::open(file, token)?;
@@ -223,15 +225,15 @@ fn variable<T: FromStr>(name: &'static str, problem: &'static str) -> Result<T, 
 
 /// One rank of a local job. Dropping it leaves the job; drop it before the process exits.
 ///
-/// Bytes move on the calling thread: a call publishes its first piece if the region is free, and `wait` does the
-/// rest. After an error the job has ended, and every call returns that error.
+/// Bytes move on the calling thread: a call publishes its first piece if the region is free, and `wait` does the rest.
+/// After an error the job has ended, and every call returns that error.
 pub struct LocalComm {
     segment: Arc<Segment>,
     options: Options,
-    /// The ranks' windows once they are open; none at this rank's own place.
-    windows: OnceCell<Vec<Option<Mapped>>>,
-    lanes: Lanes,
-    layout: Layout,
+    /// The peers' windows once they are open; `None` for this rank.
+    windows: OnceCell<Vec<Option<MappedWindow>>>,
+    channel: ShmChannel,
+    layout: SegmentLayout,
     rank: usize,
     started: Cell<u64>,
     finished: Cell<u64>,
@@ -239,7 +241,7 @@ pub struct LocalComm {
 }
 
 impl LocalComm {
-    /// What decides whether the job's first step has begun. It outlives this rank's part in the job.
+    /// The word that decides whether the first step has begun. It outlives this rank's membership.
     pub fn first_step(&self) -> FirstStep {
         FirstStep(Arc::clone(&self.segment))
     }
@@ -256,12 +258,12 @@ impl Comm for LocalComm {
 
     fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError> {
         transfer.check(op, self.rank, self.layout.world)?;
-        self.lanes.alive(op)?;
+        self.channel.alive(op)?;
         let ticket = self.started.get();
         self.started.set(ticket + 1);
         if ticket == self.finished.get() {
-            self.lanes.slot().enter(op);
-            if self.lanes.may_publish() {
+            self.channel.slot().enter(op);
+            if self.channel.may_publish() {
                 self.publish(op, &transfer, 0)?;
             }
         }
@@ -280,27 +282,27 @@ impl Comm for LocalComm {
 
 impl Finish for LocalComm {
     fn finish(&self, ticket: u64, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError> {
-        self.lanes.alive(op)?;
+        self.channel.alive(op)?;
         if ticket != self.finished.get() {
-            // The handle is used up: this rank can no longer complete it, and the others must not wait for it.
-            let _ = self.lanes.end(self.rank, Lost::GaveUp, op);
+            // The handle is consumed: this rank can no longer complete it, and the others must not wait for it.
+            let _ = self.channel.end(self.rank, LostReason::GaveUp, op);
             return Err(CommError::OutOfOrder { op });
         }
-        self.lanes.slot().enter(op);
+        self.channel.slot().enter(op);
         self.move_all(op, transfer)?;
         self.finished.set(ticket + 1);
-        self.lanes.slot().exit();
+        self.channel.slot().exit();
         Ok(())
     }
 
     fn abandon(&self, op: OpName) {
-        let _ = self.lanes.end(self.rank, Lost::GaveUp, op);
+        let _ = self.channel.end(self.rank, LostReason::GaveUp, op);
     }
 }
 
 impl Drop for LocalComm {
     fn drop(&mut self) {
         self.close_window();
-        self.lanes.leave();
+        self.channel.leave();
     }
 }

@@ -1,40 +1,39 @@
-//! How ranks that another launcher started come together on one machine.
+//! Rendezvous of ranks that another launcher started on one machine.
 //!
-//! Rank 0 opens a Unix socket at once ([`Host::open`]), before its long work of reading data; the others connect
-//! and wait ([`attend`]). When rank 0 knows all that ranks must agree on, it makes the job's segment and hands it to each,
-//! with the token and a message of its own ([`Host::begin`]); or it sends the others home with a reason ([`Host::refuse`]).
-//! Then each joins, and all is as if our own launcher had started them.
+//! Rank 0 opens a Unix socket at once ([`Coordinator::open`]), before it reads the data; the others connect and wait
+//! ([`request_join`]). When rank 0 knows everything that ranks must agree on, it creates the job's segment and sends it to
+//! each, with the token and a message ([`Coordinator::begin`]), or cancels the job with a reason ([`Coordinator::refuse`]).
+//! Then each rank joins as if our own launcher had started it.
 //!
-//! - The socket has the job's name, in a folder that only this user can open: `zeroth` in `$XDG_RUNTIME_DIR`, else
-//!   `zeroth-UID` in the folder for temporary files. Ranks in containers that share neither do not meet, and end by their
-//!   deadline.
-//! - Both sides check that the other is of the same user. Nothing listens on a network.
-//! - Whoever connects and says nothing is let go after some seconds, and never waited for.
-//! - A rank 0 that dies closes the connections of those that wait, and they end at once. One that dies before it opens the
-//!   socket is noticed by the deadline only; its launcher ends the others before that, as mpirun, srun and torchrun do.
+//! - The socket has the job's name, in a folder private to the user: `zeroth` in `$XDG_RUNTIME_DIR`, else `zeroth-UID` in the
+//!   folder for temporary files. Ranks in containers that share neither time out.
+//! - Both sides check that the peer has the same user. Nothing listens on a network.
+//! - Connections without a join request are closed after some seconds.
+//! - A rank 0 that dies closes the connections of waiting ranks, which end at once. If it dies before it opens the socket,
+//!   the others end by their timeout, or earlier by their launcher, as with mpirun, srun and torchrun.
 //!
 //! ```no_run
-//! use zeroth_comm::environment::Place;
+//! use zeroth_comm::environment::LaunchedRank;
 //! use zeroth_comm::local::Options;
-//! use zeroth_comm::rendezvous::{Host, Patience, attend};
+//! use zeroth_comm::rendezvous::{Coordinator, WaitPolicy, request_join};
 //!
-//! let place = Place::of_this_process()?.expect("started by mpirun");
-//! let patience = Patience::default().tell(|waiting| eprintln!("{waiting}"));
-//! let comm = if place.rank == 0 {
-//!     let host = Host::open(&place.job, place.world, patience)?;
+//! let launched = LaunchedRank::of_this_process()?.expect("started by mpirun");
+//! let policy = WaitPolicy::default().tell(|waiting| eprintln!("{waiting}"));
+//! let comm = if launched.rank == 0 {
+//!     let coordinator = Coordinator::open(&launched.job, launched.world, policy)?;
 //!     // … read the data, decide …
-//!     host.begin(8 << 20, b"what rank 0 decided")?.join(0, &Options::default())?
+//!     coordinator.begin(8 << 20, b"what rank 0 decided")?.join(0, &Options::default())?
 //! } else {
-//!     let invitation = attend(&place.job, place.rank, place.world, &patience)?;
-//!     // … follow what invitation.message() says …
-//!     invitation.join(&Options::default())?
+//!     let admission = request_join(&launched.job, launched.rank, launched.world, &policy)?;
+//!     // … follow what admission.message() says …
+//!     admission.join(&Options::default())?
 //! };
 //! # drop(comm);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod guest;
-mod host;
+mod coordinator;
+mod peer;
 mod socket;
 mod wire;
 
@@ -48,26 +47,26 @@ use std::time::Duration;
 
 use crate::error::JoinError;
 
-pub use guest::{Invitation, attend};
-pub use host::Host;
+pub use coordinator::Coordinator;
+pub use peer::{Admission, request_join};
 
-/// How often one looks whether the other side has come.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long the other side may take for a few bytes once it is connected.
+/// Timeout of a small message on an open connection.
 const SPEAK: Duration = Duration::from_secs(5);
 
-/// Ranks that did not come together.
+/// A rendezvous that failed.
 #[derive(Debug, thiserror::Error)]
-pub enum MeetError {
-    /// The system refused something.
+pub enum RendezvousError {
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no folder for the socket that is this user's alone.
+    /// There is no private folder for the socket.
     #[error(
         "cannot use the folder {} for the sockets of jobs: {source}; set XDG_RUNTIME_DIR to a folder of your own",
         path.display()
@@ -75,10 +74,10 @@ pub enum MeetError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: io::Error,
     },
-    /// Somebody is rank 0 of that job already.
+    /// Another process is rank 0 of that job.
     #[error(
         "the socket {name} is taken: a process that was started as rank 0 of the same job runs already; end it, or start \
          this job under another name"
@@ -87,7 +86,7 @@ pub enum MeetError {
         /// The socket's name.
         name: String,
     },
-    /// The process on the other side is another user's.
+    /// The peer process belongs to another user.
     #[error(
         "process {pid} at the socket {name} belongs to user {uid}, not to this one; it is not of this job"
     )]
@@ -99,56 +98,56 @@ pub enum MeetError {
         /// The socket's name.
         name: String,
     },
-    /// Rank 0 did not come.
+    /// Rank 0 did not appear.
     #[error(
-        "rank {rank} has waited {} s for rank 0 of the job at the socket {name}; see what rank 0 said, and start all \
+        "rank {rank} has waited {} s for rank 0 of the job at the socket {name}; see the messages of rank 0, and start all \
          ranks on one machine, with the same XDG_RUNTIME_DIR and folder for temporary files",
         waited.as_secs()
     )]
-    NoHost {
+    NoRank0 {
         /// This rank.
         rank: usize,
-        /// For how long it waited.
+        /// The time waited.
         waited: Duration,
         /// The socket's name.
         name: String,
     },
-    /// Ranks did not come.
-    #[error("{} did not come within {} s{}", ranks(missing), waited.as_secs(), turned_away(refused))]
+    /// Ranks did not join.
+    #[error("{} did not join within {} s{}", ranks(missing), waited.as_secs(), rejected(refused))]
     Missing {
         /// The ranks.
         missing: Vec<usize>,
-        /// For how long rank 0 waited.
+        /// The time rank 0 waited.
         waited: Duration,
-        /// Who came and was sent away.
+        /// Rejected processes.
         refused: Vec<String>,
     },
-    /// Rank 0 was there and is gone.
-    #[error("rank 0 ended before the job began; see what it said")]
-    HostGone,
-    /// Rank 0 has found that the job cannot be, and told all ranks.
-    #[error("rank 0 has refused the job: {reason}")]
+    /// Rank 0 ended.
+    #[error("rank 0 ended before the job began; see its messages")]
+    Rank0Gone,
+    /// Rank 0 has cancelled the job for all ranks.
+    #[error("rank 0 has cancelled the job: {reason}")]
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Rank 0 does not take this rank.
-    #[error("rank {rank} is not let in: {reason}")]
-    NotLetIn {
+    /// Rank 0 rejected this rank.
+    #[error("rank {rank} is rejected: {reason}")]
+    Rejected {
         /// This rank.
         rank: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// What came over the socket is not what ranks of this version say.
-    #[error("the other side of the socket {name} does not speak as ranks of this version do: {why}")]
-    Garbled {
+    /// The socket carried an invalid message.
+    #[error("the peer at the socket {name} sent a message that is not of this version: {why}")]
+    Malformed {
         /// The socket's name.
         name: String,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
-    /// This process was told to stop while it waited.
+    /// This process was asked to stop while it waited.
     #[error("stopped while waiting for {}", ranks(missing))]
     Stopped {
         /// The ranks it waited for.
@@ -159,15 +158,15 @@ pub enum MeetError {
     MessageSize {
         /// Its bytes.
         bytes: usize,
-        /// The most there can be.
+        /// The limit.
         most: usize,
     },
-    /// The job's segment could not be made or joined.
+    /// The job's segment could not be created or joined.
     #[error(transparent)]
     Join(#[from] JoinError),
 }
 
-impl MeetError {
+impl RendezvousError {
     fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }
@@ -178,18 +177,18 @@ fn ranks(missing: &[usize]) -> String {
     format!("{} {}", if missing.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }
 
-fn turned_away(refused: &[String]) -> String {
-    if refused.is_empty() { String::new() } else { format!("; turned away: {}", refused.join("; ")) }
+fn rejected(refused: &[String]) -> String {
+    if refused.is_empty() { String::new() } else { format!("; rejected: {}", refused.join("; ")) }
 }
 
-/// Who is waited for, and for how long already.
+/// The ranks being waited for, and the time waited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// The rank that waits.
     pub rank: usize,
     /// The ranks it waits for.
     pub missing: Vec<usize>,
-    /// For how long.
+    /// The time waited.
     pub seconds: u64,
 }
 
@@ -199,21 +198,21 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// How long ranks wait for each other, and who is told meanwhile.
+/// How long ranks wait for each other, and how they report it.
 #[derive(Clone)]
-pub struct Patience {
-    host: Duration,
-    guests: Duration,
+pub struct WaitPolicy {
+    rank0: Duration,
+    peers: Duration,
     first: Duration,
     tell: Arc<dyn Fn(&Waiting) + Send + Sync>,
     stop: Arc<AtomicBool>,
 }
 
-impl Default for Patience {
+impl Default for WaitPolicy {
     fn default() -> Self {
         Self {
-            host: Duration::from_mins(30),
-            guests: Duration::from_mins(2),
+            rank0: Duration::from_mins(30),
+            peers: Duration::from_mins(2),
             first: Duration::from_secs(10),
             tell: Arc::new(|_| ()),
             stop: Arc::default(),
@@ -221,29 +220,29 @@ impl Default for Patience {
     }
 }
 
-impl Patience {
+impl WaitPolicy {
     /// How long the others wait for rank 0, which reads the data first. Default: 30 minutes.
     #[must_use]
-    pub fn host(mut self, most: Duration) -> Self {
-        self.host = most;
+    pub fn rank0_timeout(mut self, timeout: Duration) -> Self {
+        self.rank0 = timeout;
         self
     }
 
-    /// How long rank 0, once it is ready, waits for the others. Default: 2 minutes.
+    /// How long rank 0 waits for the others once it is ready. Default: 2 minutes.
     #[must_use]
-    pub fn guests(mut self, most: Duration) -> Self {
-        self.guests = most;
+    pub fn peers_timeout(mut self, timeout: Duration) -> Self {
+        self.peers = timeout;
         self
     }
 
-    /// Called after 10 s of waiting, and then after each time twice as long, on the thread that waits.
+    /// Called after 10 s of waiting and at doubling intervals, on the waiting thread.
     #[must_use]
     pub fn tell(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
         self.tell = Arc::new(tell);
         self
     }
 
-    /// Waiting ends, with an error of its own, when this becomes true.
+    /// Waiting fails with [`RendezvousError::Stopped`] when this becomes true.
     #[must_use]
     pub fn stop_when(mut self, stop: Arc<AtomicBool>) -> Self {
         self.stop = stop;
@@ -251,9 +250,9 @@ impl Patience {
     }
 }
 
-/// Refuses a peer of another user, who could be let into the folder by mistake.
-fn same_user(stream: &UnixStream, name: &str) -> Result<(), MeetError> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|errno| MeetError::System {
+/// Rejects a peer of another user, who may have access to the folder by mistake.
+fn same_user(stream: &UnixStream, name: &str) -> Result<(), RendezvousError> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|errno| RendezvousError::System {
         what: "ask who is at the job's socket",
         source: errno.into(),
     })?;
@@ -261,28 +260,28 @@ fn same_user(stream: &UnixStream, name: &str) -> Result<(), MeetError> {
         return Ok(());
     }
     let (pid, uid) = (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
-    Err(MeetError::OtherUser { pid, uid, name: name.to_owned() })
+    Err(RendezvousError::OtherUser { pid, uid, name: name.to_owned() })
 }
 
-/// Waiting, and when to tell of it: after the first time, and then after each twice as long.
-struct Telling<'a> {
-    patience: &'a Patience,
+/// Reports waiting after a first delay, then at doubling intervals.
+struct WaitReporter<'a> {
+    policy: &'a WaitPolicy,
     next: Duration,
 }
 
-impl<'a> Telling<'a> {
-    fn new(patience: &'a Patience) -> Self {
-        Self { patience, next: patience.first }
+impl<'a> WaitReporter<'a> {
+    fn new(policy: &'a WaitPolicy) -> Self {
+        Self { policy, next: policy.first }
     }
 
-    /// A moment more of waiting, unless this process is to stop.
-    fn wait(&mut self, waited: Duration, rank: usize, missing: Vec<usize>) -> Result<(), MeetError> {
-        if self.patience.stop.load(Ordering::Relaxed) {
-            return Err(MeetError::Stopped { missing });
+    /// Sleeps for a moment, unless this process is asked to stop.
+    fn wait(&mut self, waited: Duration, rank: usize, missing: Vec<usize>) -> Result<(), RendezvousError> {
+        if self.policy.stop.load(Ordering::Relaxed) {
+            return Err(RendezvousError::Stopped { missing });
         }
         if waited >= self.next {
             self.next = waited * 2;
-            (self.patience.tell)(&Waiting { rank, missing, seconds: waited.as_secs() });
+            (self.policy.tell)(&Waiting { rank, missing, seconds: waited.as_secs() });
         }
         std::thread::sleep(LOOK);
         Ok(())

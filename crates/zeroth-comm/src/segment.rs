@@ -1,4 +1,4 @@
-//! The shared segment of a job: a memory file that every rank maps, its layout, and the one word that ends a job.
+//! The shared-memory segment of a job: a memory file that every rank maps, its layout, and the word that ends a job.
 //!
 //! ```text
 //! header | slot of rank 0 | slot of rank 1 | … | to a page | turn of rank 0 | turn of rank 1 | … | to a page
@@ -24,31 +24,31 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::copy;
 use crate::crossing::Turn;
-use crate::error::{JoinError, Lost};
-use crate::slot::Slot;
+use crate::error::{JoinError, LostReason};
+use crate::rank_slot::RankSlot;
 use crate::wait;
 
-/// The most ranks of a job on one machine.
+/// The maximum number of ranks on one machine.
 pub(crate) const MOST_RANKS: usize = 1024;
-/// Parts that different ranks write begin on cache lines.
+/// Parts that different ranks write are aligned to cache lines.
 pub(crate) const LINE: usize = 64;
 const PAGE: usize = 4096;
-/// Windows begin on huge pages.
+/// Windows are aligned to huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
-/// Bytes of the file that a rank's window may take.
+/// Bytes of the file reserved for a rank's window.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
 const VERSION: u32 = 4;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// 128 random bits that belong to one job. A rank that has another job's token is refused.
+/// 128 random bits that identify a job. A rank with another job's token is rejected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Token([u64; 2]);
 
 impl Token {
     pub(crate) fn random() -> Result<Self, JoinError> {
         let mut bytes = [0_u8; 16];
-        // 16 bytes come whole: the system interrupts only requests above 256.
+        // 16 bytes are never short: only requests above 256 can be interrupted.
         getrandom(&mut bytes, GetRandomFlags::empty()).map_err(JoinError::system("draw a job token"))?;
         let number = u128::from_le_bytes(bytes);
         Ok(Self([number as u64, (number >> 64) as u64]))
@@ -61,7 +61,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// A token is no secret worth much (same user, same machine), but a log is no place for it.
+/// A token is a weak secret (same user, same machine), but does not belong in logs.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(…)")
@@ -93,9 +93,9 @@ pub(crate) struct Header {
     pub(crate) first_step: AtomicU32,
 }
 
-/// Where things are, from the number of ranks and the size of a half.
+/// Offsets within the segment, from the number of ranks and the region size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct SegmentLayout {
     pub(crate) world: usize,
     /// Bytes of each half of a region: a multiple of a line, and at least a line for each rank.
     pub(crate) half: usize,
@@ -105,7 +105,7 @@ pub(crate) struct Layout {
     len: usize,
 }
 
-impl Layout {
+impl SegmentLayout {
     /// Regions of at least `region` bytes for `world` ranks.
     pub(crate) fn new(world: usize, region: usize) -> Result<Self, JoinError> {
         let half = region.div_ceil(2).max(LINE.saturating_mul(world));
@@ -120,19 +120,19 @@ impl Layout {
         if !(1..=MOST_RANKS).contains(&world) || !half.is_multiple_of(LINE) || half < LINE * world {
             return None;
         }
-        let turns = (size_of::<Header>() + world * size_of::<Slot>()).next_multiple_of(PAGE);
+        let turns = (size_of::<Header>() + world * size_of::<RankSlot>()).next_multiple_of(PAGE);
         let control = (turns + world * size_of::<Turn>()).next_multiple_of(PAGE);
         let len = half.checked_mul(2)?.checked_mul(world)?.checked_add(control)?;
         isize::try_from(len).ok()?;
         Some(Self { world, half, turns, control, len })
     }
 
-    /// Where a rank's window begins in the file.
+    /// The file offset of a rank's window.
     fn window(self, rank: usize) -> u64 {
         (self.len as u64).next_multiple_of(HUGE_PAGE) + rank as u64 * WINDOW
     }
 
-    /// Bytes of the file, with windows behind the regions or without.
+    /// Bytes of the file, with or without windows.
     fn file(self, windows: bool) -> u64 {
         if windows { self.window(self.world) } else { self.len as u64 }
     }
@@ -141,7 +141,7 @@ impl Layout {
 /// A mapping of a job's segment.
 pub(crate) struct Segment {
     base: NonNull<u8>,
-    pub(crate) layout: Layout,
+    pub(crate) layout: SegmentLayout,
     file: OwnedFd,
     has_windows: bool,
 }
@@ -153,22 +153,22 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// A new segment, and the file that others map.
-    pub(crate) fn create(layout: Layout, token: Token) -> Result<(OwnedFd, Self), JoinError> {
+    /// Creates a segment, and the file that others map.
+    pub(crate) fn create(layout: SegmentLayout, token: Token) -> Result<(OwnedFd, Self), JoinError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("zeroth-job", flags | MemfdFlags::NOEXEC_SEAL)
-            // Kernels before 6.3 do not know that flag.
+            // Kernels before 6.3 lack that flag.
             .or_else(|_| rustix::fs::memfd_create("zeroth-job", flags))
             .map_err(JoinError::system("make the shared segment"))?;
-        // A user who may write small files only gets no windows: to ask for them would be a signal that kills.
+        // Without windows where RLIMIT_FSIZE is too small: exceeding it would raise SIGXFSZ.
         let most = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
         let has_windows = layout.file(true) <= most;
         rustix::fs::ftruncate(&file, layout.file(has_windows))
             .map_err(JoinError::system("give the shared segment its size"))?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(JoinError::system("seal the shared segment"))?;
         let segment = Self::map(file.as_fd(), layout, has_windows)?;
-        // Relaxed: the file is handed over by starting a thread or a process, which orders these stores before
-        // everything the new rank does.
+        // Relaxed: starting the thread or process that receives the file orders these stores before everything the new
+        // rank does.
         let header = segment.header();
         header.version.store(VERSION, Ordering::Relaxed);
         header.world.store(layout.world as u32, Ordering::Relaxed);
@@ -179,10 +179,10 @@ impl Segment {
         Ok((file, segment))
     }
 
-    /// Maps a segment that was handed over, after looking at what it is.
+    /// Validates and maps a received segment.
     pub(crate) fn open(file: BorrowedFd<'_>, token: Token) -> Result<Self, JoinError> {
         let not = |why: String| JoinError::NotASegment { why };
-        // Sealed first: a file that could still shrink would take the memory away under the mapping.
+        // Seals first: a file that can shrink could invalidate the mapping.
         let seals = rustix::fs::fcntl_get_seals(file)
             .map_err(|errno| not(format!("it is no memory file ({})", io::Error::from(errno))))?;
         if !seals.contains(SEALS) {
@@ -190,11 +190,11 @@ impl Segment {
         }
         let size = rustix::fs::fstat(file).map_err(JoinError::system("look at the shared segment"))?.st_size;
         let size = u64::try_from(size).unwrap_or(0);
-        let smallest = Layout::new(1, 0)?;
+        let smallest = SegmentLayout::new(1, 0)?;
         if size < smallest.len as u64 {
             return Err(not(format!("it has {size} bytes, the smallest has {}", smallest.len)));
         }
-        // The header alone, through the smallest layout, says how much there is to map.
+        // The header, mapped through the smallest layout, gives the size to map.
         let layout = {
             let start = Self::map(file, smallest, false)?;
             let header = start.header();
@@ -209,15 +209,16 @@ impl Segment {
                 return Err(JoinError::Token);
             }
             let (world, half) = (header.world.load(Ordering::Relaxed), header.half.load(Ordering::Relaxed));
-            let fits = |layout: &Layout| [false, true].map(|windows| layout.file(windows)).contains(&size);
-            Layout::of(world as usize, half as usize).filter(fits).ok_or_else(|| {
+            let fits =
+                |layout: &SegmentLayout| [false, true].map(|windows| layout.file(windows)).contains(&size);
+            SegmentLayout::of(world as usize, half as usize).filter(fits).ok_or_else(|| {
                 not(format!("{size} bytes do not fit {world} rank(s) with 2 × {half} bytes"))
             })?
         };
         Self::map(file, layout, size > layout.len as u64)
     }
 
-    fn map(file: BorrowedFd<'_>, layout: Layout, has_windows: bool) -> Result<Self, JoinError> {
+    fn map(file: BorrowedFd<'_>, layout: SegmentLayout, has_windows: bool) -> Result<Self, JoinError> {
         let own =
             rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(JoinError::system("keep the shared segment"))?;
         // SAFETY: a new mapping at an address of the system's choice touches no memory of ours. Both callers know
@@ -237,17 +238,17 @@ impl Segment {
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
-    /// The file, and where a rank's window begins in it; none where the file is too small for windows.
+    /// The file and the offset of a rank's window; `None` where the file has no windows.
     pub(crate) fn window(&self, rank: usize) -> Option<(BorrowedFd<'_>, u64)> {
         self.has_windows.then(|| (self.file.as_fd(), self.layout.window(rank)))
     }
 
-    /// A rank's slot. Panics where there is no such rank: callers compare with the world first.
-    pub(crate) fn slot(&self, rank: usize) -> &Slot {
+    /// A rank's slot. Panics for an invalid rank, which callers check first.
+    pub(crate) fn slot(&self, rank: usize) -> &RankSlot {
         assert!(rank < self.layout.world, "rank {rank} of {}", self.layout.world);
         // SAFETY: the slots follow the header, inside the control pages; offset and base are multiples of 64, which
         // is the alignment of a slot; any bytes are valid atomics.
-        unsafe { self.base.add(size_of::<Header>()).cast::<Slot>().add(rank).as_ref() }
+        unsafe { self.base.add(size_of::<Header>()).cast::<RankSlot>().add(rank).as_ref() }
     }
 
     /// How far a rank's device is. Panics where there is no such rank.
@@ -264,9 +265,9 @@ impl Segment {
     }
 
     fn region(&self, rank: usize, parity: usize, offset: usize, len: usize) -> NonNull<u8> {
-        let Layout { world, half, control, .. } = self.layout;
+        let SegmentLayout { world, half, control, .. } = self.layout;
         assert!(rank < world && parity < 2 && offset <= half && len <= half - offset, "outside a region");
-        // SAFETY: inside the mapping, by the assertion and the length in `Layout::of`.
+        // SAFETY: inside the mapping, by the assertion and the length in `SegmentLayout::of`.
         unsafe { self.base.add(control + (2 * rank + parity) * half + offset) }
     }
 
@@ -281,7 +282,7 @@ impl Segment {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 
-    /// Copies from a half of a rank's region, past the caches where `past` says so.
+    /// Copies from a half of a rank's region, with non-temporal stores where `past` is set.
     ///
     /// # Safety
     /// It is the caller's turn: no other thread or process writes these bytes meanwhile.
@@ -291,10 +292,10 @@ impl Segment {
         unsafe { copy::copy_from(from.as_ptr(), into, past) }
     }
 
-    /// Ends the job for all ranks: `rank` is lost. Only the first report counts; that one is returned.
+    /// Ends the job for all ranks because `rank` is lost. Only the first report counts; it is returned.
     ///
-    /// One word says it all, so that a rank that dies while reporting leaves nothing half written.
-    pub(crate) fn end(&self, rank: usize, reason: Lost) -> (usize, Lost) {
+    /// The report is one word, so a rank that dies while reporting leaves nothing half-written.
+    pub(crate) fn end(&self, rank: usize, reason: LostReason) -> (usize, LostReason) {
         // Relaxed: the word carries its own meaning; what is read beside it (a place) has its own lock.
         let _ =
             self.header().ended.compare_exchange(0, pack(rank, reason), Ordering::Relaxed, Ordering::Relaxed);
@@ -302,12 +303,12 @@ impl Segment {
         self.ended().unwrap_or((rank, reason))
     }
 
-    /// The rank that ended the job, and why.
-    pub(crate) fn ended(&self) -> Option<(usize, Lost)> {
+    /// The rank that ended the job, and the reason.
+    pub(crate) fn ended(&self) -> Option<(usize, LostReason)> {
         unpack(self.header().ended.load(Ordering::Relaxed)).filter(|(rank, _)| *rank < self.layout.world)
     }
 
-    /// Lets every waiting rank look again.
+    /// Wakes every waiting rank.
     pub(crate) fn wake_all(&self) {
         for rank in 0..self.layout.world {
             wait::wake(&self.slot(rank).published.0.rounds);
@@ -325,27 +326,27 @@ impl Drop for Segment {
 }
 
 /// Kind, rank and detail in 8, 24 and 32 bits; never 0.
-fn pack(rank: usize, reason: Lost) -> u64 {
+fn pack(rank: usize, reason: LostReason) -> u64 {
     let (kind, detail) = match reason {
-        Lost::Dead => (1, 0),
-        Lost::Stopped { seconds } => (2, seconds),
-        Lost::Left => (3, 0),
-        Lost::GaveUp => (4, 0),
-        Lost::NeverJoined { seconds } => (5, seconds),
-        Lost::Differs { from } => (6, from as u32),
+        LostReason::Dead => (1, 0),
+        LostReason::Stopped { seconds } => (2, seconds),
+        LostReason::Left => (3, 0),
+        LostReason::GaveUp => (4, 0),
+        LostReason::NeverJoined { seconds } => (5, seconds),
+        LostReason::Differs { from } => (6, from as u32),
     };
     kind << 56 | (rank as u64) << 32 | u64::from(detail)
 }
 
-fn unpack(word: u64) -> Option<(usize, Lost)> {
+fn unpack(word: u64) -> Option<(usize, LostReason)> {
     let detail = word as u32;
     let reason = match word >> 56 {
-        1 => Lost::Dead,
-        2 => Lost::Stopped { seconds: detail },
-        3 => Lost::Left,
-        4 => Lost::GaveUp,
-        5 => Lost::NeverJoined { seconds: detail },
-        6 => Lost::Differs { from: detail as usize },
+        1 => LostReason::Dead,
+        2 => LostReason::Stopped { seconds: detail },
+        3 => LostReason::Left,
+        4 => LostReason::GaveUp,
+        5 => LostReason::NeverJoined { seconds: detail },
+        6 => LostReason::Differs { from: detail as usize },
         _ => return None,
     };
     Some(((word >> 32 & 0xff_ffff) as usize, reason))
@@ -360,9 +361,9 @@ mod tests {
     #[test]
     fn a_segment_opens_with_its_token_only() {
         let token = Token::random().unwrap();
-        let (file, _first) = Segment::create(Layout::new(3, 1000).unwrap(), token).unwrap();
+        let (file, _first) = Segment::create(SegmentLayout::new(3, 1000).unwrap(), token).unwrap();
         let second = Segment::open(file.as_fd(), token).unwrap();
-        assert_eq!(second.layout, Layout::new(3, 1000).unwrap());
+        assert_eq!(second.layout, SegmentLayout::new(3, 1000).unwrap());
         let other = Token::random().unwrap();
         assert_ne!(other, token);
         assert!(matches!(Segment::open(file.as_fd(), other), Err(JoinError::Token)));
@@ -391,29 +392,29 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_be_are_refused() {
-        assert!(matches!(Layout::new(0, 1), Err(JoinError::Size { .. })));
-        assert!(matches!(Layout::new(MOST_RANKS + 1, 1), Err(JoinError::Size { .. })));
-        assert!(matches!(Layout::new(2, usize::MAX), Err(JoinError::Size { .. })));
-        assert!(matches!(Layout::new(usize::MAX, 1), Err(JoinError::Size { .. })));
-        assert_eq!(Layout::new(5, 0).unwrap().half, 5 * LINE);
+        assert!(matches!(SegmentLayout::new(0, 1), Err(JoinError::Size { .. })));
+        assert!(matches!(SegmentLayout::new(MOST_RANKS + 1, 1), Err(JoinError::Size { .. })));
+        assert!(matches!(SegmentLayout::new(2, usize::MAX), Err(JoinError::Size { .. })));
+        assert!(matches!(SegmentLayout::new(usize::MAX, 1), Err(JoinError::Size { .. })));
+        assert_eq!(SegmentLayout::new(5, 0).unwrap().half, 5 * LINE);
     }
 
     #[test]
     fn the_first_report_ends_the_job_and_every_reason_survives_its_packing() {
         let token = Token::random().unwrap();
-        let (_file, segment) = Segment::create(Layout::new(3, 0).unwrap(), token).unwrap();
+        let (_file, segment) = Segment::create(SegmentLayout::new(3, 0).unwrap(), token).unwrap();
         assert_eq!(segment.ended(), None);
-        let first = (2, Lost::Stopped { seconds: 5 });
+        let first = (2, LostReason::Stopped { seconds: 5 });
         assert_eq!(segment.end(first.0, first.1), first);
-        assert_eq!(segment.end(1, Lost::Dead), first);
+        assert_eq!(segment.end(1, LostReason::Dead), first);
         let (seconds, from) = (7, 1023);
         for reason in [
-            Lost::Dead,
-            Lost::Stopped { seconds },
-            Lost::Left,
-            Lost::GaveUp,
-            Lost::NeverJoined { seconds },
-            Lost::Differs { from },
+            LostReason::Dead,
+            LostReason::Stopped { seconds },
+            LostReason::Left,
+            LostReason::GaveUp,
+            LostReason::NeverJoined { seconds },
+            LostReason::Differs { from },
         ] {
             assert_eq!(unpack(pack(1000, reason)), Some((1000, reason)));
         }

@@ -1,43 +1,41 @@
-//! Waiting for a counter to come far enough: a little spinning where that helps, then sleeping on a futex in slices.
+//! Waiting for a counter: a short spin, then futex sleeps in slices.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex::{self, Flags, Timespec};
 
-/// How long a sleep lasts at most, and so how often a waiting rank looks around.
+/// The longest sleep, and so the interval at which a waiting rank checks its peers.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// The most that one slice counts for. A rank that was itself stopped, or a machine that was, has not watched its
-/// peers meanwhile and must not call them silent.
+/// The most that one slice counts for. A rank that was itself suspended has not observed its peers meanwhile and must
+/// not declare them silent.
 pub(crate) const COUNTED: Duration = Duration::from_millis(500);
 
-/// Looks before the first sleep: some tens of microseconds, about what a sleep and a wake cost.
+/// Spins before the first sleep: tens of microseconds, about the cost of a sleep and a wake.
 const SPINS: u32 = 2_000;
 
-/// Spinning takes a processor from somebody unless ranks × threads fit the processors allowed.
+/// The number of spins: none where ranks × threads exceed the available CPUs.
 pub(crate) fn spins(world: usize, threads: usize) -> u32 {
     let allowed = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     if world > 1 && world.saturating_mul(threads) <= allowed { SPINS } else { 0 }
 }
 
-/// Whether a counter modulo 2³² has come to `target`. Counters are never 2³¹ apart: see `lanes.rs`.
+/// Whether a counter modulo 2³² has reached `target`. Counters are never 2³¹ apart: see `shm_channel.rs`.
 pub(crate) fn reached(value: u32, target: u32) -> bool {
     value.wrapping_sub(target).cast_signed() >= 0
 }
 
-/// Waits until `word` has come to `target`.
+/// Waits until `word` has reached `target`.
 ///
-/// `look` is called before every sleep with the time watched since its last call, and ends the waiting with its
-/// error.
+/// `look` is called before every sleep with the time since its last call, and ends the wait with its error.
 pub(crate) fn until<E>(
     word: &AtomicU32,
     target: u32,
     spins: u32,
     mut look: impl FnMut(Duration) -> Result<(), E>,
 ) -> Result<(), E> {
-    // Acquire, here and below: what the writer of the counter did before (its bytes, or the end of its reading)
-    // is done for whoever sees the counter.
+    // Acquire, here and below: everything the writer did before it advanced the counter is visible.
     let mut seen = word.load(Ordering::Acquire);
     for _ in 0..spins {
         if reached(seen, target) {
@@ -59,15 +57,16 @@ pub(crate) fn until<E>(
     Ok(())
 }
 
-/// Sleeps while `word` is `seen`, for a slice at most. The system compares and goes to sleep as one action, so a
-/// counter that moved after `seen` was read is not slept over.
+/// Sleeps while `word` is `seen`, for at most a slice. The kernel compares and sleeps atomically, so no wake-up is
+/// lost.
 fn sleep(word: &AtomicU32, seen: u32) {
     let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
-    // Moved meanwhile, interrupted, timed out: the caller looks again in any case. Not PRIVATE: other processes wake.
+    // Changed, interrupted or timed out: the caller checks again in any case. Not PRIVATE, since other processes wake
+    // it.
     let _ = futex::wait(word, Flags::empty(), seen, Some(&slice));
 }
 
-/// Wakes everyone who sleeps on `word`.
+/// Wakes all waiters of `word`.
 pub(crate) fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, Flags::empty(), i32::MAX as u32);
 }

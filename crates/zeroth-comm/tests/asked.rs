@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGTERM, SIGUSR1};
-use zeroth_comm::launch::{How, Launch, Line, Output, Report};
+use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
 use zeroth_comm::local::{Options, join_from_environment};
 use zeroth_comm::{Comm, OpName};
 
@@ -66,11 +66,11 @@ fn steps(comm: &dyn Comm, asked: &AtomicBool) {
 }
 
 /// Three ranks; `on_line` gets each line they write, and the flag that asks them.
-fn run(role: &str, on_line: fn(&Line, &AtomicBool)) -> Report {
+fn run(role: &str, on_line: fn(&OutputLine, &AtomicBool)) -> Report {
     let ask = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ask);
     ranks(role, 3)
-        .ask_when(ask)
+        .request_stop_when(ask)
         .output(Output::Lines(Arc::new(move |line| on_line(&line, &flag))))
         .run()
         .unwrap()
@@ -82,22 +82,22 @@ fn ranks(role: &str, world: usize) -> Launch {
         .variable(ROLE, role)
 }
 
-fn pid(line: &Line) -> Option<Pid> {
+fn pid(line: &OutputLine) -> Option<Pid> {
     // The test harness prints too, and its unfinished line comes before the pid.
     line.text.split("pid ").nth(1).and_then(|pid| Pid::from_raw(pid.parse().ok()?))
 }
 
-fn ask_once_started(line: &Line, ask: &AtomicBool) {
+fn ask_once_started(line: &OutputLine, ask: &AtomicBool) {
     ask.fetch_or(pid(line).is_some(), Ordering::Relaxed);
 }
 
 #[test]
 fn ranks_that_are_asked_stop_after_the_same_step_and_none_has_failed() {
     let report = run("steps", ask_once_started);
-    assert!(report.stopped_as_asked() && report.asked && !report.success(), "{report}");
+    assert!(report.stopped_on_request() && report.asked && !report.success(), "{report}");
     assert_eq!((report.first, report.lost.as_ref()), (None, None));
-    let codes: Vec<How> = report.ranks.iter().map(|end| end.how).collect();
-    assert_eq!(codes, [130, 130, 143].map(|code| How::Exited { code }));
+    let codes: Vec<ExitReason> = report.ranks.iter().map(|end| end.how).collect();
+    assert_eq!(codes, [130, 130, 143].map(|code| ExitReason::Exited { code }));
     assert_eq!(report.to_string(), "3 rank(s) stopped as they were asked to");
 }
 
@@ -110,20 +110,20 @@ fn being_asked_and_interrupted_before_there_is_a_handler_ends_nobody_and_is_not_
             ask.store(true, Ordering::Relaxed);
         }
     });
-    assert!(report.stopped_as_asked(), "{report}");
+    assert!(report.stopped_on_request(), "{report}");
 }
 
 #[test]
 fn a_rank_that_fails_after_it_was_asked_has_failed() {
     let report = run("fails", ask_once_started);
-    assert!(report.asked && !report.stopped_as_asked(), "{report}");
+    assert!(report.asked && !report.stopped_on_request(), "{report}");
     assert_eq!(report.first, Some(1), "{report}");
 }
 
 #[test]
 fn exit_code_130_of_a_rank_that_nobody_asked_is_a_failure() {
     let report = Launch::new("/bin/sh", 1, 0).arguments(["-c", "exit 130"]).run().unwrap();
-    assert!(!report.asked && !report.stopped_as_asked());
+    assert!(!report.asked && !report.stopped_on_request());
     assert_eq!(report.first, Some(0));
 }
 
@@ -132,14 +132,14 @@ fn the_launcher_is_told_once_when_it_asks() {
     let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = Arc::clone(&told);
     let report = ranks("late", 2)
-        .ask_when(Arc::new(AtomicBool::new(true)))
-        .on_ask(move || {
+        .request_stop_when(Arc::new(AtomicBool::new(true)))
+        .on_stop_request(move || {
             count.fetch_add(1, Ordering::Relaxed);
         })
         .output(Output::Lines(Arc::new(|_| ())))
         .run()
         .unwrap();
-    assert!(report.stopped_as_asked(), "{report}");
+    assert!(report.stopped_on_request(), "{report}");
     assert_eq!(told.load(Ordering::Relaxed), 1);
 }
 
@@ -147,7 +147,7 @@ fn the_launcher_is_told_once_when_it_asks() {
 fn a_rank_that_takes_sigterm_for_asking_is_ended_by_the_next_one() {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
-    let ready = move |line: Line| {
+    let ready = move |line: OutputLine| {
         if line.text.contains("ready") {
             flag.store(true, Ordering::Relaxed);
         }
@@ -158,8 +158,8 @@ fn a_rank_that_takes_sigterm_for_asking_is_ended_by_the_next_one() {
         .output(Output::Lines(Arc::new(ready)))
         .run()
         .unwrap();
-    assert_eq!(report.ranks[0].how, How::Killed { signal: 15 }, "{report}");
-    assert!(report.ranks[0].by_launcher && !report.stopped_as_asked());
+    assert_eq!(report.ranks[0].how, ExitReason::Killed { signal: 15 }, "{report}");
+    assert!(report.ranks[0].by_launcher && !report.stopped_on_request());
 }
 
 #[test]
@@ -167,28 +167,28 @@ fn ranks_that_are_asked_before_their_first_step_are_killed_at_once() {
     let ask = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ask);
     let report = ranks("late", 2)
-        .ask_when(ask)
-        .on_ask(|| unreachable!("they are not asked"))
+        .request_stop_when(ask)
+        .on_stop_request(|| unreachable!("they are not asked"))
         .ends_before_first_step()
         .output(Output::Lines(Arc::new(move |line| ask_once_started(&line, &flag))))
         .run()
         .unwrap();
-    assert!(report.before_first_step && !report.stopped_as_asked(), "{report}");
-    assert!(report.ranks.iter().all(|end| end.how == How::Killed { signal: 9 }), "{report}");
+    assert!(report.before_first_step && !report.stopped_on_request(), "{report}");
+    assert!(report.ranks.iter().all(|end| end.how == ExitReason::Killed { signal: 9 }), "{report}");
 }
 
 #[test]
 fn ranks_that_have_begun_their_first_step_are_asked() {
     let ask = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ask);
-    let begun = move |line: Line| {
+    let begun = move |line: OutputLine| {
         flag.fetch_or(line.text.contains("begun"), Ordering::Relaxed);
     };
     let report = ranks("begins", 2)
-        .ask_when(ask)
+        .request_stop_when(ask)
         .ends_before_first_step()
         .output(Output::Lines(Arc::new(begun)))
         .run()
         .unwrap();
-    assert!(report.stopped_as_asked() && !report.before_first_step, "{report}");
+    assert!(report.stopped_on_request() && !report.before_first_step, "{report}");
 }

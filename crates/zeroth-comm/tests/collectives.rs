@@ -10,7 +10,7 @@ use std::time::Duration;
 use model::{Case, Kind, cases};
 use proptest::prelude::*;
 use zeroth_comm::local::{Job, LocalComm, Options, join};
-use zeroth_comm::{Comm, CommError, JoinError, Lost, OpName, RankLost, Slow, Timing};
+use zeroth_comm::{Comm, CommError, JoinError, LostReason, OpName, RankLost, SlowRank, Timing};
 
 const OP: OpName = OpName::new(4, "test", 2);
 
@@ -118,7 +118,7 @@ fn ranks_in_different_collectives_are_told_so_by_name() {
     });
     // All end with the same verdict, whoever of the disagreeing ranks saw it first.
     let verdicts: Vec<RankLost> = results.into_iter().map(lost).collect();
-    assert!(matches!(verdicts[0].reason, Lost::Differs { .. }), "{}", verdicts[0]);
+    assert!(matches!(verdicts[0].reason, LostReason::Differs { .. }), "{}", verdicts[0]);
     assert!(verdicts.iter().all(|lost| (lost.rank, lost.reason) == (verdicts[0].rank, verdicts[0].reason)));
     assert!(verdicts[0].to_string().contains("step 9, op"), "{}", verdicts[0]);
 }
@@ -132,7 +132,7 @@ fn a_rank_that_leaves_early_is_named_and_one_that_leaves_in_time_is_not() {
     let mut steps = Vec::new();
     for (rank, result) in results.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
         let lost = lost(result);
-        assert_eq!((lost.rank, lost.reason, lost.by), (1, Lost::Left, Some(rank)));
+        assert_eq!((lost.rank, lost.reason, lost.by), (1, LostReason::Left, Some(rank)));
         steps.push(lost.waiting_in.unwrap().step);
         let place = lost.last.unwrap();
         assert_eq!((place.step, place.name.as_str(), place.index, place.inside), (4, "test", 2, false));
@@ -154,7 +154,7 @@ fn a_handle_dropped_unwaited_gives_the_job_up_for_all() {
     });
     for result in results {
         let lost = lost(result);
-        assert_eq!((lost.rank, lost.reason), (0, Lost::GaveUp), "{lost}");
+        assert_eq!((lost.rank, lost.reason), (0, LostReason::GaveUp), "{lost}");
     }
 }
 
@@ -172,13 +172,13 @@ fn two_collectives_may_be_under_way_and_are_waited_for_in_order() {
         let late = comm.barrier(second).unwrap();
         let message = late.wait().unwrap_err().to_string();
         assert!(message.contains("op second#1 was waited for before"), "{message}");
-        assert_eq!(lost(early.wait()).reason, Lost::GaveUp);
+        assert_eq!(lost(early.wait()).reason, LostReason::GaveUp);
     });
 }
 
 #[test]
 fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
-    let warnings: Arc<Mutex<Vec<Slow>>> = Arc::default();
+    let warnings: Arc<Mutex<Vec<SlowRank>>> = Arc::default();
     let seen = Arc::clone(&warnings);
     let short = Timing { slow: Duration::from_millis(100), ..Timing::default() };
     let options =
@@ -201,7 +201,7 @@ fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
     // Publishing the first round of a barrier needs nobody; its wait does.
     let lost = lost(alone.barrier(OP).unwrap().wait());
     assert_eq!((lost.rank, lost.pid), (1, 0));
-    assert!(matches!(lost.reason, Lost::NeverJoined { .. }), "{lost}");
+    assert!(matches!(lost.reason, LostReason::NeverJoined { .. }), "{lost}");
     assert_eq!(job.lost().unwrap().rank, 1);
 }
 

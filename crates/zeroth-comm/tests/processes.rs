@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, getpid, kill_process};
-use zeroth_comm::launch::{How, Launch, Line, Output, Report};
+use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
 use zeroth_comm::local::{JOB_FD, JOB_TOKEN, Job, Options, RANK, WORLD, join_from_environment};
 use zeroth_comm::{Comm, OpName};
 
@@ -79,8 +79,8 @@ fn launch(role: &str, world: usize) -> Launch {
 }
 
 /// Runs a launch and keeps the lines of its ranks.
-fn run(launch: Launch) -> (Report, Vec<Line>) {
-    let lines: Arc<Mutex<Vec<Line>>> = Arc::default();
+fn run(launch: Launch) -> (Report, Vec<OutputLine>) {
+    let lines: Arc<Mutex<Vec<OutputLine>>> = Arc::default();
     let keep = Arc::clone(&lines);
     let report =
         launch.output(Output::Lines(Arc::new(move |line| keep.lock().unwrap().push(line)))).run().unwrap();
@@ -173,13 +173,13 @@ fn a_rank_stopped_in_an_all_gather_is_named_after_five_seconds() {
 fn the_first_failure_ends_the_job_and_the_report_names_it() {
     let (report, lines) = run(launch("fails", 3));
     assert_eq!(report.first, Some(1), "{report}");
-    assert!(matches!(report.ranks[1].how, How::Exited { code } if code != 0), "{report}");
+    assert!(matches!(report.ranks[1].how, ExitReason::Exited { code } if code != 0), "{report}");
     let lost = report.lost.as_ref().unwrap();
     assert_eq!((lost.rank, lost.last.as_ref().unwrap().name.as_str()), (1, "start"));
     for rank in [0, 2] {
         let told = lines.iter().find(|line| line.rank == rank && line.text.contains("told: rank 1 ("));
         assert!(told.is_some(), "{lines:#?}");
-        assert_eq!(report.ranks[rank].how, How::Exited { code: 0 });
+        assert_eq!(report.ranks[rank].how, ExitReason::Exited { code: 0 });
     }
 }
 
@@ -197,7 +197,7 @@ fn ranks_that_do_not_end_by_themselves_get_sigterm_and_then_sigkill() {
     assert_eq!(report.first, Some(2));
     assert!(report.to_string().starts_with("the job ended with rank 2 ("), "{report}");
     assert!(report.ranks.iter().all(|end| end.out_of_memory.is_none()), "a kill of ours is not the system's");
-    let mut shown: Vec<String> = lines.iter().map(Line::to_string).collect();
+    let mut shown: Vec<String> = lines.iter().map(OutputLine::to_string).collect();
     shown.sort();
     assert_eq!(shown, ["[rank 2] goodbye", "[rank 2] trouble"]);
 }
@@ -206,14 +206,14 @@ fn ranks_that_do_not_end_by_themselves_get_sigterm_and_then_sigkill() {
 fn a_launcher_that_is_told_to_stop_ends_all_ranks_and_blames_none() {
     let stop = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&stop);
-    let output = Output::Lines(Arc::new(move |line: Line| {
+    let output = Output::Lines(Arc::new(move |line: OutputLine| {
         if line.text.contains("pid") {
             set.store(true, Ordering::Relaxed);
         }
     }));
     let report = launch("idle", 2).output(output).stop_when(stop).run().unwrap();
     assert!(
-        report.ranks.iter().all(|end| end.how == How::Killed { signal: 15 } && end.by_launcher),
+        report.ranks.iter().all(|end| end.how == ExitReason::Killed { signal: 15 } && end.by_launcher),
         "{report}"
     );
 }

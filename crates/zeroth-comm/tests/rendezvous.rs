@@ -16,9 +16,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use zeroth_comm::environment::Place;
+use zeroth_comm::environment::LaunchedRank;
 use zeroth_comm::local::Options;
-use zeroth_comm::rendezvous::{Host, MeetError, Patience, attend};
+use zeroth_comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
 use zeroth_comm::{Comm, OpName};
 
 const ROLE: &str = "ZEROTH_COMM_TEST";
@@ -39,7 +39,7 @@ const KNOWN: [&str; 8] = [
 #[ignore = "a rank of the other tests, which start it as a process"]
 fn rank_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let place = Place::of_this_process().unwrap().expect("started by a launcher");
+    let place = LaunchedRank::of_this_process().unwrap().expect("started by a launcher");
     let said = match meet(&role, &place) {
         Ok(sum) => format!("\n{} rank {} sum {sum}\n", place.launcher, place.rank),
         Err(error) => format!("\nrank {} error {error}\n", place.rank),
@@ -49,11 +49,15 @@ fn rank_process() {
 }
 
 /// All ranks send their number and what rank 0 told them; the sum over ranks.
-fn meet(role: &str, place: &Place) -> Result<u64, MeetError> {
+fn meet(role: &str, place: &LaunchedRank) -> Result<u64, RendezvousError> {
     let comm = if place.rank == 0 {
-        let host = Host::open(&place.job, place.world, Patience::default().guests(Duration::from_secs(20)))?;
+        let coordinator = Coordinator::open(
+            &place.job,
+            place.world,
+            WaitPolicy::default().peers_timeout(Duration::from_secs(20)),
+        )?;
         if role == "refuses" {
-            host.refuse("the data has no rows");
+            coordinator.refuse("the data has no rows");
             return Ok(0);
         }
         if role == "dies" {
@@ -64,11 +68,11 @@ fn meet(role: &str, place: &Place) -> Result<u64, MeetError> {
             }
             std::process::abort();
         }
-        host.begin(1000, &100_u64.to_le_bytes())?.join(0, &Options::default())?
+        coordinator.begin(1000, &100_u64.to_le_bytes())?.join(0, &Options::default())?
     } else {
-        let invitation = attend(&place.job, place.rank, place.world, &Patience::default())?;
-        assert_eq!(invitation.message(), 100_u64.to_le_bytes());
-        invitation.join(&Options::default())?
+        let admission = request_join(&place.job, place.rank, place.world, &WaitPolicy::default())?;
+        assert_eq!(admission.message(), 100_u64.to_le_bytes());
+        admission.join(&Options::default())?
     };
     let own = (100 + place.rank as u64).to_le_bytes();
     let mut all = vec![0; 8 * place.world];
@@ -154,28 +158,28 @@ fn three_processes_with_the_variables_of_any_launcher_become_one_job() {
 #[test]
 fn a_refusal_sends_the_other_processes_home() {
     let met = three("refuses", |rank| torchrun("refuse", rank, 3));
-    let refused = |rank| format!("rank {rank} error rank 0 has refused the job: the data has no rows");
+    let refused = |rank| format!("rank {rank} error rank 0 has cancelled the job: the data has no rows");
     assert_eq!(met, [refused(1), refused(2), "torchrun rank 0 sum 0".to_owned()]);
 }
 
 #[test]
 fn a_rank_0_that_dies_ends_the_wait_of_the_others() {
     let met = three("dies", |rank| torchrun("die", rank, 3));
-    let gone = |rank| format!("rank {rank} error rank 0 ended before the job began; see what it said");
+    let gone = |rank| format!("rank {rank} error rank 0 ended before the job began; see its messages");
     assert_eq!(met, [gone(1), gone(2)]);
 }
 
 #[test]
 fn a_process_of_another_world_is_not_let_in_and_the_job_goes_on_without_it() {
-    let host = start("world", 0, 3);
+    let coordinator = start("world", 0, 3);
     let refused = said_by(start("world", 2, 4));
     assert!(refused[0].contains("was started as rank 2 of 4, and rank 0 as one of 3"), "{refused:?}");
-    assert_met([host, start("world", 1, 3), start("world", 2, 3)]);
+    assert_met([coordinator, start("world", 1, 3), start("world", 2, 3)]);
 }
 
 #[test]
 fn of_two_processes_with_one_number_the_second_is_not_let_in() {
-    let host = start("duplicate", 0, 3);
+    let coordinator = start("duplicate", 0, 3);
     let (mut one, mut two) = (start("duplicate", 1, 3), start("duplicate", 1, 3));
     // The one that is let in waits for rank 2, whichever it is.
     while one.try_wait().unwrap().is_none() {
@@ -184,7 +188,7 @@ fn of_two_processes_with_one_number_the_second_is_not_let_in() {
     }
     let refused = said_by(one);
     assert!(refused[0].contains("were both started as rank 1"), "{refused:?}");
-    assert_met([host, two, start("duplicate", 2, 3)]);
+    assert_met([coordinator, two, start("duplicate", 2, 3)]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use zeroth_comm::local::{Job, LocalComm, Options};
-use zeroth_comm::{Comm, CommError, Lost, OpName, Windows};
+use zeroth_comm::{Comm, CommError, LostReason, OpName, Windows};
 
 const BYTES: usize = 3 * 4096 + 100;
 
@@ -115,7 +115,7 @@ fn a_rank_that_leaves_or_meets_elsewhere_is_named() {
         assert_eq!(lost.rank, 1);
         Some(lost.reason)
     });
-    assert_eq!(reasons, [Some(Lost::Left), None]);
+    assert_eq!(reasons, [Some(LostReason::Left), None]);
     let differ = on_ranks(2, &options, |comm| {
         assert!(open(&comm, true));
         let op = OpName::new(1, "meet", 1);
@@ -124,7 +124,7 @@ fn a_rank_that_leaves_or_meets_elsewhere_is_named() {
         } else {
             comm.barrier(op).and_then(zeroth_comm::Handle::wait)
         };
-        matches!(met, Err(CommError::RankLost(lost)) if matches!(lost.reason, Lost::Differs { .. } | Lost::Left))
+        matches!(met, Err(CommError::RankLost(lost)) if matches!(lost.reason, LostReason::Differs { .. } | LostReason::Left))
     });
     assert_eq!(differ, [true, true]);
 }

@@ -1,9 +1,9 @@
-//! Collectives between cards: which way they go, and meetings that are enqueued like kernels, for which no host waits.
+//! Collectives between cards: which way they go, and collectives that are enqueued like kernels, for which no host waits.
 
 use zeroth_comm::{Comm, CommError, Crossing, OpName};
 use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Transport, Words};
 
-use super::meet::Meeting;
+use super::error::CollectiveError;
 use zeroth_program::Collective;
 
 /// Bytes in which a rank tells the others its door, or why it has none.
@@ -22,7 +22,7 @@ impl Cards {
         asked: Option<Transport>,
         device: &mut dyn Device,
         comm: &dyn Comm,
-    ) -> Result<Result<Self, String>, Meeting> {
+    ) -> Result<Result<Self, String>, CollectiveError> {
         let ways: &[Transport] = match asked {
             None => &[Transport::Ipc, Transport::Nccl],
             Some(Transport::Ipc) => &[Transport::Ipc],
@@ -50,7 +50,7 @@ impl Cards {
         }
         let reasons = reasons.join("; ");
         match asked {
-            Some(way) => Err(Meeting::Device(way.refused(&reasons))),
+            Some(way) => Err(CollectiveError::Device(way.refused(&reasons))),
             None => Ok(Err(reasons)),
         }
     }
@@ -71,9 +71,9 @@ impl Cards {
         exchange: &Exchange<'_>,
         device: &mut dyn Device,
         queue: Queue,
-    ) -> Result<(), Meeting> {
-        let points = self.crossing.next(name).map_err(Meeting::Comm)?;
-        device.exchange(queue, exchange, points).map_err(Meeting::Device)
+    ) -> Result<(), CollectiveError> {
+        let points = self.crossing.next(name).map_err(CollectiveError::Comm)?;
+        device.exchange(queue, exchange, points).map_err(CollectiveError::Device)
     }
 
     /// The rank that was lost, if one was: then what the device holds is worth nothing.
@@ -105,7 +105,7 @@ fn reach(
     device: &mut dyn Device,
     comm: &dyn Comm,
     crossing: &Crossing,
-) -> Result<Result<(), String>, Meeting> {
+) -> Result<Result<(), String>, CollectiveError> {
     let door = device.ipc_handle(way, comm.rank()).map_err(|error| error.to_string());
     let doors = match tell(comm, "show doors", &door)? {
         Ok(doors) => doors,
@@ -127,7 +127,7 @@ fn tell(
     comm: &dyn Comm,
     name: &'static str,
     own: &Result<Vec<u8>, String>,
-) -> Result<Result<Vec<Vec<u8>>, String>, Meeting> {
+) -> Result<Result<Vec<Vec<u8>>, String>, CollectiveError> {
     const HEAD: usize = 3;
     let (is_well, bytes) = match own {
         Ok(bytes) => (1, bytes.as_slice()),
@@ -142,7 +142,7 @@ fn tell(
     let mut all = vec![[0; NOTE]; comm.world()];
     let counts = vec![NOTE; comm.world()];
     let met = comm.all_gather(OpName::new(0, name, 0), &note, all.as_flattened_mut(), &counts);
-    met.and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)?;
+    met.and_then(zeroth_comm::Handle::wait).map_err(CollectiveError::Comm)?;
     let said = |note: &[u8; NOTE]| {
         let length = usize::from(u16::from_le_bytes([note[1], note[2]]));
         note[HEAD..HEAD + length].to_vec()
@@ -189,7 +189,8 @@ mod tests {
     fn a_way_that_was_asked_for_and_is_not_there_is_an_error_on_every_rank() {
         for error in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, 4096, 0).unwrap();
-            let Err(Meeting::Device(error)) = Cards::open(Some(Transport::Nccl), &mut device, comm) else {
+            let Err(CollectiveError::Device(error)) = Cards::open(Some(Transport::Nccl), &mut device, comm)
+            else {
                 panic!("no card is here")
             };
             error.to_string()

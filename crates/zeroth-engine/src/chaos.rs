@@ -1,47 +1,46 @@
-//! The chaos executor: runs instructions in any order that queues and waits allow, and makes every mistake of lifetimes
-//! visible. Memory that is not in use holds NaN, and the bytes behind every buffer are watched. Where an update runs on
-//! beside the next step, what the host does not wait for is left until later. A program that is right computes the same
-//! bits as ever.
+//! The chaos executor: runs instructions in any order that queues and waits allow, and makes every lifetime bug
+//! visible. Unused memory holds NaN, and guard bytes after every buffer are checked. Where an update overlaps the next
+//! step, work that the host does not wait for is deferred. A correct program computes the same bits as ever.
 
 use zeroth_base::philox4x32;
 use zeroth_kernel::{Device, Queue, Span, Tier};
 
 use super::{Engine, RunError};
 use zeroth_program::Compiled;
-use zeroth_program::{Placed, Reach};
+use zeroth_program::{LiveRange, PlacedBuffer};
 
-/// NaN in f32 and bf16, -1 as a number.
+/// NaN in f32 and bf16, -1 as an integer.
 const POISON: u8 = 0xff;
 const CANARY: u8 = 0xa7;
 
-/// Chance, reproducible.
+/// The executor's state; its order is a function of the seed.
 #[derive(Debug, Clone)]
 pub struct Chaos {
     seed: u64,
     drawn: u32,
     watching: bool,
-    /// Sections that have begun, the oldest first.
+    /// Sections that have started, oldest first.
     running: Vec<Running>,
 }
 
-/// A section that has begun.
+/// A section that has started.
 #[derive(Debug, Clone)]
 struct Running {
     section: usize,
     size: usize,
     done: Vec<bool>,
-    /// How often each buffer is still touched.
+    /// The remaining accesses of each buffer.
     left: Vec<usize>,
 }
 
-/// How far chaos goes before the host does something else.
+/// How far the executor runs before it returns to the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Until {
-    /// As far as it likes: what comes next is enqueued at once.
+pub(super) enum ChaosUntil {
+    /// Any distance: the host enqueues the next section at once.
     Any,
-    /// Until all that the host may look at is there: compute and collectives.
+    /// Until the compute and communication queues are empty, whose results the host may read.
     Seen,
-    /// To the end.
+    /// Until every started section has finished.
     End,
 }
 
@@ -49,7 +48,7 @@ impl Running {
     fn new(compiled: &Compiled, section: usize, size: usize) -> Self {
         let count = compiled.program.sections[section].instructions.len();
         let buffers = &compiled.memory.sections[section].buffers;
-        let left = buffers.iter().map(|placed| placed.touched_by.len()).collect();
+        let left = buffers.iter().map(|placed| placed.accessed_by.len()).collect();
         Self { section, size, done: vec![false; count], left }
     }
 
@@ -63,7 +62,7 @@ impl Chaos {
         Self { seed, drawn: 0, watching: false, running: Vec::new() }
     }
 
-    /// Whether an instruction of a section that has begun may run.
+    /// Whether an instruction of a started section may run.
     fn is_ready(&self, compiled: &Compiled, place: usize, at: usize) -> bool {
         let running = &self.running[place];
         let memory = &compiled.memory.sections[running.section];
@@ -71,16 +70,16 @@ impl Chaos {
             let newest = self.running[..place].iter().rev().find(|other| other.section == earlier.0);
             newest.is_none_or(|other| other.done[earlier.1])
         };
-        // What was before the update has ended when the next micro-batch begins.
+        // Everything before the update has finished when the next micro-batch starts.
         let is_micro_batch = |running: &Running| compiled.program.sections[running.section].is_micro_batch();
         let ended = !is_micro_batch(running)
             || self.running[..place].iter().all(|other| !is_micro_batch(other) || other.is_done());
         memory.waits[at].iter().all(|earlier| running.done[*earlier])
-            && memory.across.get(at).is_none_or(|across| across.iter().all(of))
+            && memory.cross_step_waits.get(at).is_none_or(|across| across.iter().all(of))
             && ended
     }
 
-    /// The first instruction of each queue that has not run, if it may.
+    /// The first pending instruction of each queue, where it may run.
     fn ready(&self, compiled: &Compiled) -> Vec<(usize, usize)> {
         let head = |queue: Queue| {
             self.running.iter().enumerate().find_map(|(place, running)| {
@@ -94,11 +93,11 @@ impl Chaos {
         heads.filter(|(place, at)| self.is_ready(compiled, *place, *at)).collect()
     }
 
-    fn has_come(&self, compiled: &Compiled, until: Until) -> bool {
+    fn has_come(&self, compiled: &Compiled, until: ChaosUntil) -> bool {
         match until {
-            Until::Any => true,
-            Until::End => self.running.iter().all(Running::is_done),
-            Until::Seen => self.running.iter().all(|running| {
+            ChaosUntil::Any => true,
+            ChaosUntil::End => self.running.iter().all(Running::is_done),
+            ChaosUntil::Seen => self.running.iter().all(|running| {
                 let instructions = &compiled.program.sections[running.section].instructions;
                 let seen = |at: &usize| matches!(instructions[*at].queue, Queue::Compute | Queue::Comm);
                 (0..instructions.len()).filter(seen).all(|at| running.done[at])
@@ -112,25 +111,30 @@ impl Chaos {
         words[0] as usize % count
     }
 
-    /// The bytes behind what is always there.
+    /// Checks the guard bytes of the statically allocated buffers.
     pub(super) fn check_always(
         compiled: &Compiled,
         device: &mut dyn Device,
         step: u64,
     ) -> Result<(), RunError> {
-        let always = &compiled.memory.always;
+        let always = &compiled.memory.static_buffers;
         always.iter().try_for_each(|placed| check(placed, compiled, device, step, "the step", 0))
     }
 }
 
 impl Engine<'_> {
-    /// Begins a section, and runs instructions of all that have begun in any order that is allowed.
-    pub(super) fn run_wildly(&mut self, section: usize, size: usize, until: Until) -> Result<(), RunError> {
+    /// Starts a section, and runs instructions of all started sections in any allowed order.
+    pub(super) fn run_chaotically(
+        &mut self,
+        section: usize,
+        size: usize,
+        until: ChaosUntil,
+    ) -> Result<(), RunError> {
         let compiled = self.compiled;
         let mut chaos = self.chaos.take().expect("only an unleashed engine comes here");
         if !chaos.watching {
             chaos.watching = true;
-            for placed in &compiled.memory.always {
+            for placed in &compiled.memory.static_buffers {
                 fill(self.device.as_mut(), guard_of(placed, compiled), CANARY, self.step)?;
             }
         }
@@ -140,25 +144,25 @@ impl Engine<'_> {
             }
         }
         chaos.running.push(Running::new(compiled, section, size));
-        self.go_wildly(&mut chaos, until)?;
+        self.advance_chaotically(&mut chaos, until)?;
         self.chaos = Some(chaos);
         Ok(())
     }
 
-    /// Runs what has begun to its end.
-    pub(super) fn finish_wildly(&mut self) -> Result<(), RunError> {
+    /// Runs every started section to its end.
+    pub(super) fn finish_chaotically(&mut self) -> Result<(), RunError> {
         let Some(mut chaos) = self.chaos.take() else { return Ok(()) };
-        self.go_wildly(&mut chaos, Until::End)?;
+        self.advance_chaotically(&mut chaos, ChaosUntil::End)?;
         self.chaos = Some(chaos);
         Ok(())
     }
 
-    fn go_wildly(&mut self, chaos: &mut Chaos, until: Until) -> Result<(), RunError> {
+    fn advance_chaotically(&mut self, chaos: &mut Chaos, until: ChaosUntil) -> Result<(), RunError> {
         while !chaos.has_come(self.compiled, until) {
             let ready = chaos.ready(self.compiled);
             assert!(!ready.is_empty(), "waits of a program never form a circle");
             let (place, at) = ready[chaos.below(ready.len())];
-            self.run_one_wildly(&mut chaos.running[place], at)?;
+            self.run_one_chaotically(&mut chaos.running[place], at)?;
             chaos.running[place].done[at] = true;
         }
         let done = chaos.running.iter().take_while(|running| running.is_done()).count();
@@ -166,16 +170,16 @@ impl Engine<'_> {
         Ok(())
     }
 
-    fn run_one_wildly(&mut self, running: &mut Running, at: usize) -> Result<(), RunError> {
+    fn run_one_chaotically(&mut self, running: &mut Running, at: usize) -> Result<(), RunError> {
         let compiled = self.compiled;
         let memory = &compiled.memory.sections[running.section];
         let touched: Vec<usize> = (0..memory.buffers.len())
-            .filter(|place| memory.buffers[*place].touched_by.contains(&at))
+            .filter(|place| memory.buffers[*place].accessed_by.contains(&at))
             .collect();
         for place in &touched {
             let placed = &memory.buffers[*place];
-            let is_new = placed.reach != Reach::FromBefore;
-            if is_new && running.left[*place] == placed.touched_by.len() {
+            let is_new = placed.live_range != LiveRange::FromPrevious;
+            if is_new && running.left[*place] == placed.accessed_by.len() {
                 fill(self.device.as_mut(), guard_of(placed, compiled), CANARY, self.step)?;
             }
         }
@@ -184,7 +188,7 @@ impl Engine<'_> {
             let placed = &memory.buffers[place];
             check(placed, compiled, self.device.as_mut(), self.step, &format!("{:?}", memory.kind), at)?;
             running.left[place] -= 1;
-            if running.left[place] == 0 && placed.reach == Reach::Section {
+            if running.left[place] == 0 && placed.live_range == LiveRange::Section {
                 let whole = Span { tier: placed.buffer.tier, at: placed.at, bytes: placed.buffer.bytes };
                 fill(self.device.as_mut(), whole, POISON, self.step)?;
             }
@@ -193,13 +197,13 @@ impl Engine<'_> {
     }
 }
 
-/// What of the memory that sections share is not in use when a section begins: all but what the one before left it.
+/// The shared memory that is unused when a section starts: all but the buffers it inherits from the section before.
 fn unused(compiled: &Compiled, section: usize) -> Vec<Span> {
     let mut unused = Vec::new();
     for tier in [Tier::Device, Tier::Host] {
         let buffers = compiled.memory.sections[section].buffers.iter();
-        let mut left: Vec<&Placed> = buffers
-            .filter(|placed| placed.reach == Reach::FromBefore && placed.buffer.tier == tier)
+        let mut left: Vec<&PlacedBuffer> = buffers
+            .filter(|placed| placed.live_range == LiveRange::FromPrevious && placed.buffer.tier == tier)
             .collect();
         left.sort_unstable_by_key(|placed| placed.at);
         let (mut at, bytes) = compiled.memory.shared[tier as usize];
@@ -213,7 +217,7 @@ fn unused(compiled: &Compiled, section: usize) -> Vec<Span> {
     unused
 }
 
-fn guard_of(placed: &Placed, compiled: &Compiled) -> Span {
+fn guard_of(placed: &PlacedBuffer, compiled: &Compiled) -> Span {
     let guard = compiled.memory.guard;
     Span { tier: placed.buffer.tier, at: placed.at + placed.buffer.bytes - guard, bytes: guard }
 }
@@ -225,7 +229,7 @@ fn fill(device: &mut dyn Device, span: Span, byte: u8, step: u64) -> Result<(), 
 }
 
 fn check(
-    placed: &Placed,
+    placed: &PlacedBuffer,
     compiled: &Compiled,
     device: &mut dyn Device,
     step: u64,
@@ -237,6 +241,6 @@ fn check(
     if intact {
         return Ok(());
     }
-    let buffer = format!("{:?}", placed.buffer.content);
+    let buffer = format!("{:?}", placed.buffer.id);
     Err(RunError::Canary { step, buffer, section: section.to_owned(), at })
 }

@@ -1,9 +1,9 @@
-//! What goes wrong while a program runs.
+//! Errors of a running program.
 
 use zeroth_comm::CommError;
 use zeroth_kernel::DeviceError;
 
-/// A run that cannot go on.
+/// A run that cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The device failed.
@@ -11,72 +11,72 @@ pub enum RunError {
     Device {
         /// The step.
         step: u64,
-        /// The instruction, in words.
+        /// The instruction.
         op: String,
-        /// What the device said.
+        /// The device's error.
         source: DeviceError,
     },
-    /// Another rank is gone, or ranks do not do the same.
+    /// Another rank is lost, or the ranks' programs differ.
     #[error("step {step}, {op}: {source}")]
     Comm {
         /// The step.
         step: u64,
-        /// The instruction, in words.
+        /// The instruction.
         op: String,
-        /// What was found.
+        /// The cause.
         source: CommError,
     },
-    /// A micro-batch that does not fit the program.
+    /// A micro-batch larger than the program was compiled for.
     #[error("a micro-batch of {rows} tokens was given to a program that was compiled for at most {most}")]
     Rows {
         /// Tokens of the micro-batch.
         rows: usize,
-        /// The most there may be.
+        /// The limit.
         most: u64,
     },
-    /// A micro-batch whose parts do not fit each other.
+    /// A micro-batch whose parts have inconsistent lengths.
     #[error("a micro-batch has {found} {what} for {expected} tokens")]
     Batch {
-        /// Which part.
+        /// The part.
         what: &'static str,
-        /// How many there are.
+        /// Its length.
         found: usize,
-        /// How many there should be.
+        /// The expected length.
         expected: usize,
     },
-    /// A token or a label that the model does not have.
+    /// A token id or label outside the vocabulary.
     #[error(
         "a micro-batch has the {what} {number}, and the model has {vocabulary}, numbered from 0: the data or its token cache is \
          of another model, or damaged"
     )]
     Vocabulary {
-        /// What it is.
+        /// Token or label.
         what: &'static str,
-        /// Its number.
+        /// Its value.
         number: i32,
-        /// How many there are.
+        /// Its length.
         vocabulary: u64,
     },
-    /// Logits were asked of a program that trains.
+    /// Logits were requested from a training program.
     #[error("this program was compiled to train: next-token logits need one that was compiled for inference")]
     NoLogits,
-    /// More sequences than a program gives logits for.
-    #[error("logits of {found} sequences were asked of a program that was compiled for at most {most}")]
+    /// More sequences than the program was compiled for.
+    #[error("logits of {found} sequences were requested from a program compiled for at most {most}")]
     Sequences {
         /// Sequences of the micro-batch.
         found: usize,
-        /// The most there may be.
+        /// The limit.
         most: u64,
     },
-    /// Not as many micro-batches as the program has sections for.
+    /// A step with the wrong number of micro-batches.
     #[error("a step of {expected} micro-batch(es) was given {found}")]
     MicroBatches {
-        /// How many were given.
+        /// The number given.
         found: usize,
-        /// How many a step has.
+        /// The number a step has.
         expected: u64,
     },
-    /// Something wrote behind its buffer, or a buffer was used after its end.
+    /// An instruction wrote past its buffer, or used one after its lifetime.
     #[error("step {step}: the bytes behind {buffer} were written to by instruction {at} of {section}")]
     Canary {
         /// The step.
@@ -85,17 +85,23 @@ pub enum RunError {
         buffer: String,
         /// The section.
         section: String,
-        /// The instruction after which it was seen.
+        /// The instruction after which it was detected.
         at: usize,
     },
-    /// Weights that could not be had.
+    /// Weights could not be read or written.
     #[error("{0}")]
     Weights(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl RunError {
-    /// A device error outside of any instruction.
+    /// A device error outside of an instruction.
     pub(super) fn device(step: u64, op: &str) -> impl FnOnce(DeviceError) -> Self + '_ {
         move |source| Self::Device { step, op: op.to_owned(), source }
     }
+}
+
+/// A collective that failed.
+pub(super) enum CollectiveError {
+    Device(DeviceError),
+    Comm(CommError),
 }

@@ -1,26 +1,26 @@
-//! `run`: carries a compiled program out, on a device, with other ranks.
+//! The engine: runs a compiled program on a device, together with the other ranks.
 //!
-//! [`Compiled`] is a program with a place for every buffer. An [`Engine`] is one rank of a run: it holds a device whose
-//! arena is exactly as large as planned, lowers the program once for every number of rows a micro-batch may have, and
-//! then only walks lists: a step decides nothing and allocates nothing.
+//! A [`Compiled`](zeroth_program::Compiled) program has every buffer placed. An [`Engine`] is one rank of a run: it
+//! owns a device whose arena has exactly the planned size, lowers the program once per row size, and then only walks
+//! instruction lists. A step decides nothing and allocates nothing.
 
+mod batch_staging;
 mod cards;
 mod chaos;
-mod early;
+mod collective_bench;
+mod collectives;
+mod cpu_share;
+mod early_loads;
 mod engine;
 mod error;
-mod feed;
-mod meet;
-mod rehearsal;
-mod replay;
-mod seat;
+mod graph_capture;
 mod states;
 mod trace;
 
+pub use batch_staging::{MicroBatch, MicroBatches};
 pub use chaos::Chaos;
+pub use collective_bench::{BenchedCollective, CollectiveBench};
 pub use engine::{Engine, Rank, StepRecord};
 pub use error::RunError;
-pub use feed::{MicroBatch, MicroBatches};
-pub use rehearsal::{Rehearsal, Rehearsed};
 pub use states::{Sink, Source, State};
-pub use trace::{Timed, Trace};
+pub use trace::{InstructionTime, Trace};

@@ -1,4 +1,4 @@
-//! What a rank holds, addressed by parameter: loading weights, and reading back what it updated.
+//! Access to a rank's states by parameter: loading weights, and reading back what it updated.
 
 use std::ops::Range;
 
@@ -8,43 +8,43 @@ use zeroth_graph::ParamId;
 use zeroth_kernel::{Control, MasterForm, Queue, Span, rest, settled, with_rest};
 
 use super::{Engine, RunError};
-use zeroth_program::Content;
+use zeroth_program::BufferId;
 
-/// Elements that are moved at once.
+/// Elements per transfer.
 const PIECE: u64 = 1 << 20;
 
-/// Elements of 16 bits that are moved at once: a small part of a piece, so that a rank holds no second one for them.
+/// 16-bit elements per transfer: small, so that no second large buffer is needed.
 const HALVES: usize = 1 << 16;
 
-/// A state of the optimizer, or the weights themselves.
+/// A kind of per-parameter state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Weights in f32: master weights where there are any.
+    /// Weights in f32: the master weights where they exist.
     Weights,
     /// First moments.
     First,
     /// Second moments.
     Second,
-    /// The gradient that the last update read, until the next micro-batch or evaluation.
+    /// The gradient of the last update, valid until the next micro-batch or evaluation.
     Gradient,
 }
 
-/// Gives elements of a parameter.
+/// Provides elements of a parameter.
 pub type Source<'a> = &'a mut dyn FnMut(
     ParamId,
     Range<u64>,
     &mut [f32],
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// Takes elements of a parameter.
+/// Receives elements of a parameter.
 pub type Sink<'a> =
     &'a mut dyn FnMut(ParamId, Range<u64>, &[f32]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// Called with an engine, a parameter, a range of its elements, where they begin in their flat, and room for them.
+/// Called with an engine, a parameter, a range of its elements, their offset in the flat, and a buffer for them.
 type Visit<'a, E> = &'a mut dyn FnMut(&mut E, ParamId, Range<u64>, u64, &mut [f32]) -> Result<(), RunError>;
 
 impl Engine<'_> {
-    /// Loads what this rank holds of every parameter, and only that.
+    /// Loads this rank's part of every parameter.
     pub fn load(&mut self, source: Source<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
@@ -52,8 +52,8 @@ impl Engine<'_> {
         for (flat, held) in program.layout.flats.iter().enumerate() {
             let shard = held.shard(self.rank, program.layout.ranks);
             let weights = if program.stays_gathered(flat) { 0..held.padded() } else { shard };
-            let (has_master, updated) = (program.has_master(flat), program.updated(flat, self.rank));
-            // Where both are of the same elements, these are asked for once.
+            let (has_master, updated) = (program.has_master(flat), program.update_range(flat, self.rank));
+            // Where both cover the same elements, the source is read once.
             let are_alike = has_master && updated == weights;
             self.each_piece(flat, &weights, &mut elements, &mut |engine, param, range, at, elements| {
                 source(param, range, elements).map_err(RunError::Weights)?;
@@ -61,8 +61,8 @@ impl Engine<'_> {
                     engine.put_master(flat, at - updated.start, elements)?;
                 }
                 engine.put(
-                    Content::Weights(flat),
-                    engine.compiled.program.types.run,
+                    BufferId::Weights(flat),
+                    engine.compiled.program.types.compute,
                     at - weights.start,
                     elements,
                 )
@@ -78,21 +78,21 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Adagrad's sums begin with a number of the recipe; all other moments with the zeros that the arena has.
+    /// Initialises Adagrad's accumulators from the recipe; all other moments start as the zeros of the arena.
     fn begin_sums(&mut self, flat: usize, elements: &mut [f32]) -> Result<(), RunError> {
         let program = &self.compiled.program;
-        let (first, moments) = (program.optimizer.initial_second(&self.recipe), program.moments);
+        let (first, moments) = (program.optimizer.initial_second(&self.recipe), program.moment_dtype);
         if first == 0.0 || !program.is_trained(flat) {
             return Ok(());
         }
-        let updated = program.updated(flat, self.rank);
+        let updated = program.update_range(flat, self.rank);
         self.each_piece(flat, &updated, elements, &mut |engine, _, _, at, elements| {
             elements.fill(first);
-            engine.put(Content::Second(flat), moments, at - updated.start, elements)
+            engine.put(BufferId::SecondMoment(flat), moments, at - updated.start, elements)
         })
     }
 
-    /// The states that a run keeps from step to step, weights first.
+    /// The states that persist between steps, weights first.
     pub fn states(&self) -> Vec<State> {
         let [has_first, has_second] = self.compiled.program.optimizer.moments();
         let moments = [(State::First, has_first), (State::Second, has_second)];
@@ -100,7 +100,7 @@ impl Engine<'_> {
         std::iter::once(State::Weights).chain(kept).collect()
     }
 
-    /// What this rank owns of a state, in the order of [`Self::read`], and the type it is held in.
+    /// This rank's part of a state in the order of [`Self::read`], and its dtype.
     pub fn owned(&self, state: State) -> Vec<(ParamId, Range<u64>, DType)> {
         let program = &self.compiled.program;
         let mut owned = Vec::new();
@@ -115,18 +115,18 @@ impl Engine<'_> {
         owned
     }
 
-    /// What the device remembers of the steps so far: how many were applied, and the loss scale with its history.
+    /// The step counters on the device: applied steps, and the loss scale with its history.
     pub fn control(&mut self) -> Result<Control, RunError> {
         let (at, step) = (self.control_span(), self.step);
         let mut control = Control::new(1.0);
         let read = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut control));
         let read = read.and_then(|()| self.device.synchronise());
-        self.meetings.seen(step, "download of the control", read)?;
+        self.collectives.checked(step, "download of the control", read)?;
         Ok(control)
     }
 
-    /// Goes on after `steps` steps, with what [`Self::control`] gave then.
-    pub fn go_on(&mut self, steps: u64, control: &Control) -> Result<(), RunError> {
+    /// Resumes after `steps` steps from a saved [`Self::control`].
+    pub fn resume_at(&mut self, steps: u64, control: &Control) -> Result<(), RunError> {
         self.drain()?;
         self.step = steps;
         let at = self.control_span();
@@ -135,10 +135,10 @@ impl Engine<'_> {
     }
 
     fn control_span(&self) -> Span {
-        self.compiled.span(0, Content::Control).part(0, 1, size_of::<Control>() as u64)
+        self.compiled.span(0, BufferId::Control).part(0, 1, size_of::<Control>() as u64)
     }
 
-    /// Gives what this rank owns of a state, parameter by parameter: all ranks together give every element once.
+    /// Reads this rank's part of a state, parameter by parameter: all ranks together read every element once.
     pub fn read(&mut self, state: State, sink: Sink<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
@@ -156,24 +156,24 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Takes a moment back, as [`Self::read`] gave it on any number of ranks. Weights come by [`Self::load`].
+    /// Restores a moment that [`Self::read`] returned on any number of ranks. Weights are restored by [`Self::load`].
     pub fn restore(&mut self, state: State, source: Source<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
         for flat in (0..program.layout.flats.len()).filter(|flat| program.is_trained(*flat)) {
-            let updated = program.updated(flat, self.rank);
-            let (content, dtype, first) = self.place_of(flat, state);
+            let updated = program.update_range(flat, self.rank);
+            let (id, dtype, first) = self.place_of(flat, state);
             self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
                 source(param, range, elements).map_err(RunError::Weights)?;
-                engine.put(content, dtype, at - first, elements)
+                engine.put(id, dtype, at - first, elements)
             })?;
         }
         Ok(())
     }
 
-    /// Brings some elements of a parameter's state together on rank 0, whose `into` receives them; on the others it is
-    /// left alone. All ranks call it with the same parameter and range.
+    /// Gathers a range of a parameter's state to `into` on rank 0; other ranks leave theirs unchanged. All ranks call
+    /// it with the same parameter and range.
     pub fn gather(
         &mut self,
         state: State,
@@ -208,28 +208,28 @@ impl Engine<'_> {
         met.and_then(zeroth_comm::Handle::wait).map_err(|source| RunError::Comm { step, op, source })
     }
 
-    /// The buffer of a state, its type, and the element of the flat that it begins with.
-    fn place_of(&self, flat: usize, state: State) -> (Content, DType, u64) {
+    /// The buffer of a state, its dtype, and the flat element it starts at.
+    fn place_of(&self, flat: usize, state: State) -> (BufferId, DType, u64) {
         let program = &self.compiled.program;
-        let updated = program.updated(flat, self.rank).start;
+        let updated = program.update_range(flat, self.rank).start;
         match state {
             State::Weights if !program.has_master(flat) => self.place_of_weights(flat),
-            State::Weights => (Content::Master(flat), DType::F32, updated),
-            State::First => (Content::First(flat), program.moments, updated),
-            State::Second => (Content::Second(flat), program.moments, updated),
-            State::Gradient => program.complete_gradient(flat, self.rank),
+            State::Weights => (BufferId::Master(flat), DType::F32, updated),
+            State::First => (BufferId::FirstMoment(flat), program.moment_dtype, updated),
+            State::Second => (BufferId::SecondMoment(flat), program.moment_dtype, updated),
+            State::Gradient => program.reduced_gradient(flat, self.rank),
         }
     }
 
-    /// The buffer of the weights that are computed with, as [`Self::place_of`].
-    fn place_of_weights(&self, flat: usize) -> (Content, DType, u64) {
+    /// The buffer of the compute weights, as [`Self::place_of`].
+    fn place_of_weights(&self, flat: usize) -> (BufferId, DType, u64) {
         let program = &self.compiled.program;
         let shard = program.layout.flats[flat].shard(self.rank, program.layout.ranks).start;
         let first = if program.stays_gathered(flat) { 0 } else { shard };
-        (Content::Weights(flat), program.types.run, first)
+        (BufferId::Weights(flat), program.types.compute, first)
     }
 
-    /// Reads a state from element `at` of its flat on.
+    /// Reads a state from element `at` of its flat.
     fn get_state(
         &mut self,
         flat: usize,
@@ -237,34 +237,31 @@ impl Engine<'_> {
         at: u64,
         elements: &mut [f32],
     ) -> Result<(), RunError> {
-        let (content, dtype, first) = self.place_of(flat, state);
+        let (id, dtype, first) = self.place_of(flat, state);
         let program = &self.compiled.program;
-        if !matches!(content, Content::Master(_)) || program.master_form(flat) == MasterForm::Whole {
-            return self.get(content, dtype, at - first, elements);
+        if !matches!(id, BufferId::Master(_)) || program.master_form(flat) == MasterForm::Whole {
+            return self.get(id, dtype, at - first, elements);
         }
         let (weights, run, first_weight) = self.place_of_weights(flat);
         self.get(weights, run, at - first_weight, elements)?;
-        self.get_halves(content, at - first, elements, |weight, rest| {
+        self.get_halves(id, at - first, elements, |weight, rest| {
             with_rest(bf16::from_f32(weight), rest.cast_signed())
         })
     }
 
-    /// Loads master weights, from element `first` of those that this rank updates on. The weights themselves are loaded
-    /// besides.
+    /// Loads master weights from element `first` of this rank's part. The compute weights are loaded separately.
     fn put_master(&mut self, flat: usize, first: u64, elements: &mut [f32]) -> Result<(), RunError> {
         let program = &self.compiled.program;
-        let (run, form, content) = (program.types.run, program.master_form(flat), Content::Master(flat));
+        let (run, form, id) = (program.types.compute, program.master_form(flat), BufferId::Master(flat));
         if run == DType::Bf16 {
             for element in elements.iter_mut() {
                 *element = settled(*element);
             }
         }
         if form == MasterForm::Whole {
-            return self.put(content, DType::F32, first, elements);
+            return self.put(id, DType::F32, first, elements);
         }
-        self.put_halves(content, first, elements, |element| {
-            rest(element, bf16::from_f32(element)).cast_unsigned()
-        })
+        self.put_halves(id, first, elements, |element| rest(element, bf16::from_f32(element)).cast_unsigned())
     }
 
     fn each_piece(
@@ -284,46 +281,38 @@ impl Engine<'_> {
         Ok(())
     }
 
-    fn part(&self, content: Content, dtype: DType, first: u64, count: usize) -> Span {
-        self.compiled.span(0, content).part(first, count as u64, dtype.bytes())
+    fn part(&self, id: BufferId, dtype: DType, first: u64, count: usize) -> Span {
+        self.compiled.span(0, id).part(first, count as u64, dtype.bytes())
     }
 
-    fn put(&mut self, content: Content, dtype: DType, first: u64, elements: &[f32]) -> Result<(), RunError> {
+    fn put(&mut self, id: BufferId, dtype: DType, first: u64, elements: &[f32]) -> Result<(), RunError> {
         match dtype {
             DType::F32 => {
-                let (to, step) = (self.part(content, dtype, first, elements.len()), self.step);
+                let (to, step) = (self.part(id, dtype, first, elements.len()), self.step);
                 let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(elements), to);
                 done.map_err(RunError::device(step, "upload of weights"))
             }
-            DType::Bf16 => self.put_halves(content, first, elements, |e| bf16::from_f32(e).to_bits()),
-            DType::F16 => self.put_halves(content, first, elements, |e| f16::from_f32(e).to_bits()),
+            DType::Bf16 => self.put_halves(id, first, elements, |e| bf16::from_f32(e).to_bits()),
+            DType::F16 => self.put_halves(id, first, elements, |e| f16::from_f32(e).to_bits()),
         }
     }
 
-    fn get(
-        &mut self,
-        content: Content,
-        dtype: DType,
-        first: u64,
-        elements: &mut [f32],
-    ) -> Result<(), RunError> {
+    fn get(&mut self, id: BufferId, dtype: DType, first: u64, elements: &mut [f32]) -> Result<(), RunError> {
         match dtype {
             DType::F32 => {
-                let (from, step) = (self.part(content, dtype, first, elements.len()), self.step);
+                let (from, step) = (self.part(id, dtype, first, elements.len()), self.step);
                 let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(elements));
                 read.map_err(RunError::device(step, "download of weights"))
             }
-            DType::Bf16 => {
-                self.get_halves(content, first, elements, |_, bits| bf16::from_bits(bits).to_f32())
-            }
-            DType::F16 => self.get_halves(content, first, elements, |_, bits| f16::from_bits(bits).to_f32()),
+            DType::Bf16 => self.get_halves(id, first, elements, |_, bits| bf16::from_bits(bits).to_f32()),
+            DType::F16 => self.get_halves(id, first, elements, |_, bits| f16::from_bits(bits).to_f32()),
         }
     }
 
     /// Writes 16 bits for each element.
     fn put_halves(
         &mut self,
-        content: Content,
+        id: BufferId,
         first: u64,
         elements: &[f32],
         half: impl Fn(f32) -> u16,
@@ -332,17 +321,17 @@ impl Engine<'_> {
         for (number, elements) in elements.chunks(HALVES).enumerate() {
             halves.clear();
             halves.extend(elements.iter().map(|element| half(*element)));
-            let to = self.part(content, DType::Bf16, first + (number * HALVES) as u64, halves.len());
+            let to = self.part(id, DType::Bf16, first + (number * HALVES) as u64, halves.len());
             let done = self.device.upload(Queue::Compute, bytemuck::cast_slice(&halves), to);
             done.map_err(RunError::device(self.step, "upload of weights"))?;
         }
         Ok(())
     }
 
-    /// Replaces each element by what it and the 16 bits that are stored for it make.
+    /// Combines each element with the 16 bits stored for it.
     fn get_halves(
         &mut self,
-        content: Content,
+        id: BufferId,
         first: u64,
         elements: &mut [f32],
         whole: impl Fn(f32, u16) -> f32,
@@ -350,7 +339,7 @@ impl Engine<'_> {
         let mut halves = vec![0u16; HALVES.min(elements.len())];
         for (number, elements) in elements.chunks_mut(HALVES).enumerate() {
             let halves = &mut halves[..elements.len()];
-            let from = self.part(content, DType::Bf16, first + (number * HALVES) as u64, halves.len());
+            let from = self.part(id, DType::Bf16, first + (number * HALVES) as u64, halves.len());
             let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(halves));
             read.map_err(RunError::device(self.step, "download of weights"))?;
             for (element, half) in elements.iter_mut().zip(halves) {

@@ -1,17 +1,17 @@
-//! `trace`: when every instruction ran, as a file that Perfetto shows, and as times to add up.
+//! Traces: the times of every instruction, as a Perfetto file and for statistics.
 
 use std::time::Instant;
 
 use serde::Serialize;
 use zeroth_kernel::Queue;
 
-/// What one rank did when.
+/// The timeline of one rank.
 #[derive(Debug)]
 pub struct Trace {
     rank: u64,
     began: Instant,
     events: Vec<Event>,
-    /// Events whose times have been taken.
+    /// Events already returned by `take_times`.
     taken: usize,
     /// Events whose times are final.
     settled: usize,
@@ -27,18 +27,18 @@ struct Event {
     to: f64,
 }
 
-/// How long an instruction took, by the device's clock where it has one.
+/// The duration of an instruction, by the device's clock where it has one.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Timed {
-    /// The section, by its place in the program.
+pub struct InstructionTime {
+    /// The index of the section.
     pub section: usize,
-    /// The instruction, by its place in the section.
+    /// The index of the instruction in its section.
     pub instruction: usize,
     /// Seconds.
     pub seconds: f64,
 }
 
-/// An event as Chrome's trace format has it: Perfetto reads it.
+/// A complete event of the Chrome trace format, which Perfetto reads.
 #[derive(Serialize)]
 struct Complete<'a> {
     name: &'a str,
@@ -59,15 +59,14 @@ impl Trace {
         self.began.elapsed().as_secs_f64() * 1e6
     }
 
-    /// Notes an instruction, by its section and its place there, that ran from `from` to now.
+    /// Records an instruction, given as (section, index), that ran from `from` to now.
     pub(super) fn add(&mut self, place: (usize, usize), queue: Queue, name: String, from: f64) {
         let (section, instruction) = place;
         let to = self.now();
         self.events.push(Event { section, instruction, queue, name, from, to });
     }
 
-    /// Puts the device's times, a beginning and an end for each instruction, in place of the host's; none where it has no
-    /// clock of its own.
+    /// Replaces the host's times by the device's, a start and an end per instruction; empty where it has no clock.
     pub(super) fn settle(&mut self, stamps: &[f64]) {
         for (event, stamps) in self.events[self.settled..].iter_mut().zip(stamps.chunks_exact(2)) {
             (event.from, event.to) = (stamps[0], stamps[1]);
@@ -75,10 +74,10 @@ impl Trace {
         self.settled = self.events.len();
     }
 
-    /// The times since the last call, in the order instructions ran. Without `keep` the events are forgotten, so that
-    /// a long run takes no more memory than a short one; they are then missing from the timeline.
-    pub fn take_times(&mut self, keep: bool) -> Vec<Timed> {
-        let time_of = |event: &Event| Timed {
+    /// Returns the times since the last call, in execution order. Without `keep` the events are dropped, so that a long
+    /// run takes no more memory than a short one; they are then missing from the timeline.
+    pub fn take_times(&mut self, keep: bool) -> Vec<InstructionTime> {
+        let time_of = |event: &Event| InstructionTime {
             section: event.section,
             instruction: event.instruction,
             seconds: (event.to - event.from) / 1e6,
@@ -92,8 +91,8 @@ impl Trace {
         times
     }
 
-    /// The events of one rank as JSON objects, one a line, without the brackets around them: ranks' lines join to a
-    /// file `{"traceEvents": [...]}`.
+    /// The events of one rank as JSON objects, one per line, without the enclosing brackets: the lines of all ranks
+    /// join to a file `{"traceEvents": [...]}`.
     pub fn to_json_lines(&self) -> Result<String, serde_json::Error> {
         let mut lines = Vec::with_capacity(self.events.len() + 1 + Queue::ALL.len());
         let named = |what: &str, tid: usize, name: &str| serde_json::json!({"name": what, "ph": "M", "pid": self.rank, "tid": tid, "args": {"name": name}});

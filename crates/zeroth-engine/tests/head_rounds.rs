@@ -12,9 +12,9 @@ use zeroth_kernel::Tier;
 use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_program::{Action, Content, Givers, SectionKind, Settings, Types};
+use zeroth_program::{Action, BufferId, GradProducers, SectionKind, Settings, Types};
 
-const F16: Types = Types { run: DType::F16, communication: DType::F16 };
+const F16: Types = Types { compute: DType::F16, communication: DType::F16 };
 const CPU: Target = Target::Cpu { threads: 2 };
 const HIDDEN: u64 = 1024;
 const VOCAB: u64 = 151_936;
@@ -34,13 +34,13 @@ fn compile(tied: bool, tokens: u64, ranks: u64, settings: Settings, target: Targ
 }
 
 /// Who gives the gradient of the head's projection, and bytes of it that land in f32 in the first micro-batch.
-fn head_of(compiled: &Compiled) -> (Givers, u64) {
+fn head_of(compiled: &Compiled) -> (GradProducers, u64) {
     let Compiled { graph, program, memory, .. } = compiled;
     let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss).unwrap().params[0];
     let (flat, _) = program.layout.place(head);
-    let all = memory.always.iter().chain(&memory.sections[0].buffers);
-    let wide = all.filter(|placed| placed.buffer.content == Content::Gradient(flat));
-    (program.givers[head.index()], wide.map(|placed| placed.buffer.bytes).sum())
+    let all = memory.static_buffers.iter().chain(&memory.sections[0].buffers);
+    let wide = all.filter(|placed| placed.buffer.id == BufferId::Grad(flat));
+    (program.grad_producers[head.index()], wide.map(|placed| placed.buffer.bytes).sum())
 }
 
 /// Whether an instruction of a micro-batch clears or rounds the gradient of the flat that holds the head's projection.
@@ -49,7 +49,7 @@ fn clears_or_rounds(compiled: &Compiled) -> bool {
     let (flat, _) = compiled.program.layout.place(head);
     let mut instructions = compiled.program.sections[0].instructions.iter();
     instructions
-        .any(|i| [Action::Clear(flat), Action::RoundRest(flat), Action::Keep(flat)].contains(&i.action))
+        .any(|i| [Action::ZeroGrad(flat), Action::CastGrad(flat), Action::KeepGrad(flat)].contains(&i.action))
 }
 
 #[test]
@@ -57,8 +57,8 @@ fn a_tied_table_has_no_gradient_in_f32() {
     let settings = Settings { types: BF16, ..ROOMY };
     let of = |head_rounds| compile(true, 512, 2, Settings { head_rounds, ..settings }, CPU);
     let (before, after) = (of(false), of(true));
-    assert_eq!(head_of(&before), (Givers::ProductFirst, 4 * VOCAB * HIDDEN));
-    assert_eq!(head_of(&after), (Givers::HeadAndRows, 0));
+    assert_eq!(head_of(&before), (GradProducers::MatmulFirst, 4 * VOCAB * HIDDEN));
+    assert_eq!(head_of(&after), (GradProducers::HeadAndEmbedding, 0));
     assert!(clears_or_rounds(&before) && !clears_or_rounds(&after));
     // Rows of tokens wait from the first op of backward to the last.
     let section = &after.program.sections[0];
@@ -71,9 +71,9 @@ fn a_tied_table_has_no_gradient_in_f32() {
             .unwrap()
     });
     let placed = after.memory.sections[0].buffers.iter();
-    let waiting: Vec<_> = placed.filter(|placed| placed.buffer.content == Content::WaitingRows).collect();
+    let waiting: Vec<_> = placed.filter(|placed| placed.buffer.id == BufferId::WaitingRows).collect();
     assert_eq!(waiting.len(), 1);
-    assert_eq!((waiting[0].buffer.bytes, &waiting[0].touched_by[..]), (4 * 512 * HIDDEN, &ends[..]));
+    assert_eq!((waiting[0].buffer.bytes, &waiting[0].accessed_by[..]), (4 * 512 * HIDDEN, &ends[..]));
     // What was 4 bytes a parameter of the table is 2, which were there beside them at the end only; a thread of the head
     // has 512 rows of the gradient in scratch.
     let [before, after] = [&before, &after].map(|compiled| compiled.memory.arena(Tier::Device));
@@ -84,26 +84,26 @@ fn a_tied_table_has_no_gradient_in_f32() {
 #[test]
 fn a_head_of_its_own_is_a_product_like_others() {
     let settings = Settings { types: BF16, ..ROOMY };
-    let (givers, wide) = head_of(&compile(false, SLICE, 2, settings, CPU));
+    let (grad_producers, wide) = head_of(&compile(false, SLICE, 2, settings, CPU));
     // The norm before it, in the same flat.
-    assert!(givers == Givers::Product && wide <= 4 * 2048, "{givers:?}, {wide} bytes");
+    assert!(grad_producers == GradProducers::Matmul && wide <= 4 * 2048, "{grad_producers:?}, {wide} bytes");
 }
 
 #[test]
 fn all_else_adds_up_in_f32() {
     let settings = Settings { types: BF16, ..ROOMY };
-    let (wide, mixed) = (F32, Types { run: DType::Bf16, communication: DType::F32 });
+    let (wide, mixed) = (F32, Types { compute: DType::Bf16, communication: DType::F32 });
     let adds = |tokens, settings, target| head_of(&compile(true, tokens, 2, settings, target)).0;
-    assert_eq!(adds(SLICE, settings, CPU), Givers::HeadAndRows);
-    assert_eq!(adds(SLICE + 1, settings, CPU), Givers::ProductFirst);
-    assert_eq!(adds(SLICE, settings, Target::Cuda), Givers::ProductFirst);
+    assert_eq!(adds(SLICE, settings, CPU), GradProducers::HeadAndEmbedding);
+    assert_eq!(adds(SLICE + 1, settings, CPU), GradProducers::MatmulFirst);
+    assert_eq!(adds(SLICE, settings, Target::Cuda), GradProducers::MatmulFirst);
     for types in [wide, mixed] {
-        assert_eq!(adds(SLICE, Settings { types, ..settings }, CPU), Givers::ProductFirst);
+        assert_eq!(adds(SLICE, Settings { types, ..settings }, CPU), GradProducers::MatmulFirst);
     }
     // Exponentials of fp16 are in f32: half as many rows are a slice.
     let narrow = Settings { types: F16, ..settings };
-    assert_eq!(adds(SLICE / 2, narrow, CPU), Givers::HeadAndRows);
-    assert_eq!(adds(SLICE / 2 + 1, narrow, CPU), Givers::ProductFirst);
+    assert_eq!(adds(SLICE / 2, narrow, CPU), GradProducers::HeadAndEmbedding);
+    assert_eq!(adds(SLICE / 2 + 1, narrow, CPU), GradProducers::MatmulFirst);
     // Over micro-batches gradients of stage 1 add up in f32, whoever gives them.
     let several = Settings { stage: 1, accumulation: 2, ..settings };
     assert_eq!(head_of(&compile(true, SLICE, 2, several, CPU)).1, 4 * VOCAB * HIDDEN);

@@ -74,7 +74,7 @@ const PREFETCH: Key = Key {
     base: r#"{"zero_optimization": {"stage": 3, "overlap_comm": true, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}}"#,
     settings: &["0", "12e6", "25e6"],
     figures: &[AHEAD, MOST_LIVE, GATHERS],
-    timeline: Some("gather"),
+    timeline: Some("all_gather"),
 };
 
 #[test]
@@ -161,7 +161,7 @@ const PIECES: Key = Key {
     base: plain!(r#", "offload_param": {"device": "cpu", "pin_memory": false, "buffer_size": 1e6}"#),
     settings: &["1", "4"],
     figures: &[STAGING, STAGES],
-    timeline: Some("stage"),
+    timeline: Some("stage_shard"),
 };
 
 #[test]
@@ -177,7 +177,7 @@ const PIECE: Key = Key {
     ranks: 2,
     base: plain!(r#", "offload_param": {"device": "cpu", "pin_memory": false, "buffer_count": 2}"#),
     settings: &["1e6", "4e6"],
-    figures: &[BRINGS, STAGES, STAGING],
+    figures: &[UPLOADS, STAGES, STAGING],
     timeline: None,
 };
 
@@ -189,8 +189,8 @@ fn a_copy_moves_as_many_elements_as_a_buffer_holds() {
         // The embedding and the head come once, blocks twice.
         2 * pieces(EMBEDDING) + 2 * BLOCKS * pieces(BLOCK)
     };
-    assert_eq!((small.get(BRINGS), large.get(BRINGS)), (copies(1_000_000), copies(4_000_000)));
-    assert_eq!((small.get(STAGES), large.get(STAGES)), (small.get(BRINGS), large.get(BRINGS)));
+    assert_eq!((small.get(UPLOADS), large.get(UPLOADS)), (copies(1_000_000), copies(4_000_000)));
+    assert_eq!((small.get(STAGES), large.get(STAGES)), (small.get(UPLOADS), large.get(UPLOADS)));
     assert_eq!(
         (small.get(STAGING), large.get(STAGING)),
         (2 * 2 * MILLION, 2 * 2 * (4_000_000 / 2048 * 2048))
@@ -223,7 +223,7 @@ const PIN: Key = Key {
     ranks: 2,
     base: plain!(r#", "offload_param": {"device": "cpu", "buffer_size": 1e6, "buffer_count": 2}"#),
     settings: &["true", "false"],
-    figures: &[BRINGS, STAGES, STAGING],
+    figures: &[UPLOADS, STAGES, STAGING],
     timeline: None,
 };
 
@@ -231,7 +231,7 @@ const PIN: Key = Key {
 fn locked_memory_needs_no_staging() {
     let [locked, pageable] = both(&PIN);
     assert_eq!((locked.get(STAGES), locked.get(STAGING)), (0, 0));
-    assert_eq!((pageable.get(STAGES), pageable.get(STAGING)), (locked.get(BRINGS), 2 * 2 * MILLION));
+    assert_eq!((pageable.get(STAGES), pageable.get(STAGING)), (locked.get(UPLOADS), 2 * 2 * MILLION));
 }
 
 const TILE: Key = Key {
@@ -259,7 +259,7 @@ fn an_update_takes_as_many_elements_as_a_sub_group_has() {
 
 const CHECKPOINTS: Key = Key {
     path: "activation_checkpointing.number_checkpoints",
-    shows: "So many inputs of blocks are kept; what lies between two of them is computed again at once.",
+    shows: "This many inputs of blocks are kept; what lies between two of them is recomputed at once.",
     ranks: 2,
     base: plain!(),
     settings: &["8", "2"],
@@ -283,18 +283,18 @@ const PARKED: Key = Key {
     ranks: 2,
     base: plain!(),
     settings: &["false", "true"],
-    figures: &[ACTIVATIONS, HOST_ACTIVATIONS, PARKS],
+    figures: &[ACTIVATIONS, HOST_ACTIVATIONS, OFFLOADS],
     timeline: None,
 };
 
 #[test]
 fn kept_activations_wait_in_host_memory() {
     let [here, away] = both(&PARKED);
-    assert_eq!((here.get(HOST_ACTIVATIONS), here.get(PARKS)), (0, 0));
+    assert_eq!((here.get(HOST_ACTIVATIONS), here.get(OFFLOADS)), (0, 0));
     // The sum and the branch that enter a block; the first has the sum alone.
     // Rows of 2 KiB are a cache line further apart.
     let value = TOKENS * (2 * 1024 + 64);
-    assert_eq!((away.get(PARKS), away.get(HOST_ACTIVATIONS)), (2 * BLOCKS - 1, (2 * BLOCKS - 1) * value));
+    assert_eq!((away.get(OFFLOADS), away.get(HOST_ACTIVATIONS)), (2 * BLOCKS - 1, (2 * BLOCKS - 1) * value));
     assert!(away.get(ACTIVATIONS) + 8 * value < here.get(ACTIVATIONS));
 }
 
@@ -397,7 +397,7 @@ const OVERLAP: Key = Key {
     base: r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 25e6, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}}"#,
     settings: &["false", "true"],
     figures: &[COLLECTIVES, BESIDE, AHEAD],
-    timeline: Some("gather"),
+    timeline: Some("all_gather"),
 };
 
 #[test]

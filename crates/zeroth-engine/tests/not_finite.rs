@@ -10,7 +10,7 @@ use zeroth_base::DType;
 use zeroth_kernel::Recipe;
 use zeroth_program::{Offload, Settings, Types};
 
-const F16: Types = Types { run: DType::F16, communication: DType::F16 };
+const F16: Types = Types { compute: DType::F16, communication: DType::F16 };
 
 fn model() -> Golden {
     Golden::synthetic(&serde_json::json!({

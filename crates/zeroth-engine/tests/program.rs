@@ -14,8 +14,8 @@ use zeroth_kernel::{Queue, Tier};
 use zeroth_program::BLOCK;
 use zeroth_program::Compiled;
 use zeroth_program::{
-    Action, Content, Gather, Offload, Program, ProgramError, Reach, Recompute, SectionMemory, Settings,
-    Stream, Types, UpdatedBy, compile,
+    Action, BufferId, Gather, LiveRange, Offload, Program, ProgramError, Recompute, SectionMemory, Settings,
+    StateStream, Types, UpdatedBy, compile,
 };
 
 /// Sizes of a small qwen3: (hidden, heads, kv heads, blocks, vocabulary, tied).
@@ -38,61 +38,6 @@ fn graph(sizes: Sizes) -> (Graph, Backward) {
 }
 
 #[test]
-fn a_large_reuse_distance_keeps_what_a_small_one_lets_go() {
-    let (graph, backward) = graph(SIZES);
-    let gathers = |max_reuse| {
-        let settings = Settings { max_reuse, ..ROOMY };
-        let program = compile(&graph, &backward, 2, &settings).unwrap();
-        program.check(u64::MAX).unwrap().gathers
-    };
-    // Four units: the embedding is gathered once (its gradient needs no weights), the head once, blocks twice.
-    assert_eq!(gathers(0), 1 + 2 * 2 + 1);
-    assert_eq!(gathers(u64::MAX), 4);
-}
-
-#[test]
-fn attention_is_computed_again_right_after_the_queries_and_keys_that_it_reads() {
-    let (graph, backward) = graph(SIZES);
-    let settings = Settings { recompute: Recompute::Attention, ..ROOMY };
-    let program = compile(&graph, &backward, 2, &settings).unwrap();
-    let again = program.sections[0].instructions.iter().filter_map(|instruction| match instruction.action {
-        Action::Recompute { node, .. } => Some(graph.nodes[node].op.name()),
-        _ => None,
-    });
-    let again: Vec<&str> = again.collect();
-    let triples =
-        again.windows(3).filter(|triple| *triple == ["head_norm_rope", "head_norm_rope", "attention"]);
-    // Were they apart, q and k would stay until then, and would be computed once more for nothing.
-    assert_eq!(triples.count(), 2, "{again:?}");
-    assert_eq!(again.iter().filter(|name| **name == "head_norm_rope").count(), 4, "{again:?}");
-}
-
-#[test]
-fn a_prefetched_gather_stands_before_the_unit_in_front_of_it_is_done() {
-    let (graph, backward) = graph((8, 2, 1, 4, 11, false));
-    // How many instructions lie between a gather and the first that reads its flat, at most.
-    let ahead = |prefetch| {
-        let settings = Settings { prefetch, overlap: true, ..ROOMY };
-        let program = compile(&graph, &backward, 2, &settings).unwrap();
-        program.check(u64::MAX).unwrap();
-        let instructions = &program.sections[0].instructions;
-        let gathers =
-            instructions.iter().enumerate().filter_map(|(at, instruction)| match instruction.action {
-                Action::Gather(flat) => Some((at, flat)),
-                _ => None,
-            });
-        let distance = |(at, flat): (usize, usize)| {
-            instructions[at..].iter().position(|instruction| instruction.reads.contains(&flat)).unwrap()
-        };
-        gathers.map(distance).max().unwrap()
-    };
-    assert_eq!(ahead(0), 1);
-    // One unit ahead: a block has 14 instructions of forward and 25 of backward.
-    assert!((10..40).contains(&ahead(1)), "{}", ahead(1));
-    assert!(ahead(u64::MAX / 4) > 60, "{}", ahead(u64::MAX / 4));
-}
-
-#[test]
 fn a_stage_that_zero_does_not_have_is_refused() {
     let (graph, backward) = graph(SIZES);
     let settings = Settings { stage: 4, ..ROOMY };
@@ -112,11 +57,11 @@ fn the_check_finds_a_missing_gather_and_a_lost_reduction() {
         broken.check(u64::MAX).unwrap_err()
     };
     assert!(matches!(
-        without(|action| matches!(action, Action::Gather(_))),
+        without(|action| matches!(action, Action::AllGather(_))),
         ProgramError::NotResident { .. }
     ));
     assert!(matches!(
-        without(|action| matches!(action, Action::Add(..))),
+        without(|action| matches!(action, Action::SumRanks(..))),
         ProgramError::Reduced { times: 0, .. }
     ));
 }
@@ -134,27 +79,34 @@ fn only_what_adds_up_lands_in_f32() {
             .filter(|flat| compiled.flat_name(*flat).starts_with("block"))
             .collect::<Vec<_>>();
         assert_eq!(blocks.len(), 2);
-        let size = |content: Content| {
+        let size = |id: BufferId| {
             // What the update reads as well is not a section's own.
             let all = compiled.memory.sections[0].buffers.iter();
-            let passing = all.filter(|placed| placed.reach == Reach::Section);
-            let found = passing.map(|placed| placed.buffer).find(|buffer| buffer.content == content);
+            let passing = all.filter(|placed| placed.live_range == LiveRange::Section);
+            let found = passing.map(|placed| placed.buffer).find(|buffer| buffer.id == id);
             found.map(|buffer| buffer.bytes)
         };
         for flat in blocks {
             // Seven projections; two norms of the width and two of a head.
             assert_eq!(flats[flat].slots.len(), 11);
             let whole = flats[flat].padded();
-            assert_eq!(size(Content::Rounded(flat)), Some(whole * types.communication.bytes()), "{types:?}");
+            assert_eq!(
+                size(BufferId::CommGrad(flat)),
+                Some(whole * types.communication.bytes()),
+                "{types:?}"
+            );
             let wide = if types == BF16 && stage > 0 { Some(4 * 4 * BLOCK) } else { None };
-            assert_eq!(size(Content::Gradient(flat)), wide, "{types:?}, stage {stage}");
+            assert_eq!(size(BufferId::Grad(flat)), wide, "{types:?}, stage {stage}");
         }
         let instructions = &compiled.program.sections[0].instructions;
-        let rests = instructions.iter().filter(|i| matches!(i.action, Action::RoundRest(_))).count();
+        let rests = instructions.iter().filter(|i| matches!(i.action, Action::CastGrad(_))).count();
         // Two blocks, the last norm, and the embedding; what is the head's as well, it rounds with the head.
         assert_eq!(rests, if tied { 3 } else { 4 }, "{types:?}, stage {stage}");
         let none = |action: fn(&Action) -> bool| !instructions.iter().any(|i| action(&i.action));
-        assert!(none(|action| matches!(action, Action::Round(_) | Action::Pack(_) | Action::Keep(_))));
+        assert!(none(|action| matches!(
+            action,
+            Action::CastAndPackGrad(_) | Action::PackGrad(_) | Action::KeepGrad(_)
+        )));
     }
 }
 
@@ -189,7 +141,7 @@ fn assert_apart(compiled: &Compiled) {
         let before = |a: usize, b: usize| clocks[b].get(&instructions[a].queue).is_some_and(|done| *done > a);
         for (index, a) in memory.buffers.iter().enumerate() {
             assert_eq!(a.at % 256, 0);
-            if a.reach == Reach::Seen {
+            if a.live_range == LiveRange::Mapped {
                 // Addresses behind the arena, and of a flat the same ones always.
                 let (views, bytes) = compiled.memory.views;
                 assert!(compiled.memory.arena(Tier::Device) <= views && views <= a.at && a.at % 4096 == 0);
@@ -197,7 +149,7 @@ fn assert_apart(compiled: &Compiled) {
                 continue;
             }
             assert!(a.at + a.buffer.bytes <= compiled.memory.arena(a.buffer.tier));
-            for b in memory.buffers[index + 1..].iter().filter(|b| b.reach != Reach::Seen) {
+            for b in memory.buffers[index + 1..].iter().filter(|b| b.live_range != LiveRange::Mapped) {
                 let shares = a.buffer.tier == b.buffer.tier
                     && a.at < b.at + b.buffer.bytes
                     && b.at < a.at + a.buffer.bytes;
@@ -205,7 +157,7 @@ fn assert_apart(compiled: &Compiled) {
                     first.iter().all(|first| then.iter().all(|then| before(*first, *then)))
                 };
                 assert!(
-                    !shares || all(&a.touched_by, &b.touched_by) || all(&b.touched_by, &a.touched_by),
+                    !shares || all(&a.accessed_by, &b.accessed_by) || all(&b.accessed_by, &a.accessed_by),
                     "{:?}: {a:?} and {b:?}",
                     memory.kind
                 );
@@ -218,7 +170,7 @@ fn assert_apart(compiled: &Compiled) {
 fn assert_live(compiled: &Compiled, max_live: u64) {
     let program = &compiled.program;
     let (limit, persistent) = (program.live_limit(max_live), program.layout.persistent_elements());
-    if !program.cuts_parameters() {
+    if !program.shards_parameters() {
         return;
     }
     // What is read in place takes no memory.
@@ -230,7 +182,7 @@ fn assert_live(compiled: &Compiled, max_live: u64) {
         let clocks = certain(program, section, memory);
         let mut stays: Vec<(usize, usize)> = Vec::new(); // flat, last instruction that read it
         for (at, instruction) in instructions.iter().enumerate() {
-            if let Action::Gather(flat) = instruction.action {
+            if let Action::AllGather(flat) = instruction.action {
                 // Gone is what the list has let go and whose last reader is certainly done.
                 let gone = |(flat, last): &&(usize, usize)| {
                     let released = instructions[*last..at].iter().any(|i| i.action == Action::Release(*flat));
@@ -259,7 +211,7 @@ fn recomputations() -> impl Strategy<Value = Recompute> {
         Just(Recompute::NormSwiGlu),
         Just(Recompute::Attention),
         (prop::option::of(1u64..5), prop::option::of(1u64..5), any::<bool>())
-            .prop_map(|(blocks, kept, parked)| Recompute::Block { blocks, kept, parked }),
+            .prop_map(|(blocks, checkpoints, offloaded)| Recompute::Block { blocks, checkpoints, offloaded }),
     ]
 }
 
@@ -269,20 +221,26 @@ fn travels() -> impl Strategy<Value = Settings> {
     let sizes = (1u64..10_000, 1u64..4, 1u64..10_000, 1u64..4);
     let stream = prop::option::of((0u64..100_000, any::<bool>()).prop_map(|(window, on_host)| {
         let gradients = if on_host { Tier::Host } else { Tier::Device };
-        Stream { window, gradients }
+        StateStream { window, gradients }
     }));
     (shares, sizes, stream, any::<[bool; 5]>(), 0u64..20_000).prop_map(
-        |((optimizer, parameters), (tile, tiles, piece, pieces), stream, on, allgather_bucket)| Settings {
+        |(
+            (optimizer, parameters),
+            (sub_group_size, sub_group_buffers, param_buffer_size, param_buffers),
+            stream,
+            on,
+            allgather_bucket,
+        )| Settings {
             offload: Offload {
                 optimizer,
                 parameters,
-                tile,
-                tiles,
-                piece,
-                pieces,
+                sub_group_size,
+                sub_group_buffers,
+                param_buffer_size,
+                param_buffers,
                 pageable: on[0],
                 updated_by: on[4].then_some(UpdatedBy::Host),
-                window: None,
+                update_window: None,
                 stream,
             },
             reduce_scatter: on[1],
@@ -337,7 +295,7 @@ proptest! {
         assert_live(&compiled, max_live);
         // Every rank compiles the same collectives in the same order: the program does not know its rank.
         let again = golden.compile(&setup);
-        prop_assert_eq!(compiled.program.agreement(), again.program.agreement());
+        prop_assert_eq!(compiled.program.collectives_hash(), again.program.collectives_hash());
         prop_assert_eq!(compiled.program.in_order().count() as u64, accumulation + 1);
         prop_assert!(again.program == compiled.program);
     }

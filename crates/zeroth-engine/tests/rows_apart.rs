@@ -11,7 +11,7 @@ use zeroth_cpu::{Pool, normal, row_stride};
 use zeroth_graph::{Kind, ValueInfo};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_program::{Content, Memory, Offload, Placed, Recompute, Settings, Types, bytes};
+use zeroth_program::{BufferId, Memory, Offload, PlacedBuffer, Recompute, Settings, Types, plan_memory};
 
 const ROWS: u64 = 3;
 
@@ -53,8 +53,8 @@ fn setup(types: Types, ranks: u64) -> Setup {
 
 /// The shape of every activation of a step, and the bytes that a plan has for it.
 fn activations(compiled: &Compiled, memory: &Memory) -> Vec<(ValueInfo, u64)> {
-    let of = |placed: &Placed| match placed.buffer.content {
-        Content::Value(value) => Some((compiled.backward.values[value], placed.buffer.bytes)),
+    let of = |placed: &PlacedBuffer| match placed.buffer.id {
+        BufferId::Value(value) => Some((compiled.backward.values[value], placed.buffer.bytes)),
         _ => None,
     };
     let all = memory.sections[0].buffers.iter().filter_map(of);
@@ -65,10 +65,10 @@ fn activations(compiled: &Compiled, memory: &Memory) -> Vec<(ValueInfo, u64)> {
 fn a_plan_has_a_line_more_for_every_long_row() {
     for (golden, types) in models() {
         let compiled = golden.compile(&setup(types, 1));
-        let size = types.run.bytes();
+        let size = types.compute.bytes();
         let mut apart = 0;
         for (info, bytes) in activations(&compiled, &compiled.memory) {
-            let pitch = row_stride(info.width as usize, types.run) as u64;
+            let pitch = row_stride(info.width as usize, types.compute) as u64;
             // Buffers begin and end on 256 bytes.
             assert_eq!(bytes, (info.rows * pitch * size).next_multiple_of(256), "{info:?}");
             apart += usize::from(pitch * size == info.width * size + 64);
@@ -82,11 +82,11 @@ fn on_a_card_rows_follow_each_other() {
     for (golden, types) in models() {
         let compiled = golden.compile(&setup(types, 1));
         let Compiled { program, graph, backward, row_sizes, .. } = &compiled;
-        let memory = bytes(program, graph, backward, Target::Cuda, row_sizes);
+        let memory = plan_memory(program, graph, backward, Target::Cuda, row_sizes);
         let activations = activations(&compiled, &memory);
         assert!(activations.len() > 30);
         for (info, bytes) in activations {
-            assert_eq!(bytes, (info.elements() * types.run.bytes()).next_multiple_of(256), "{info:?}");
+            assert_eq!(bytes, (info.elements() * types.compute.bytes()).next_multiple_of(256), "{info:?}");
         }
     }
 }
@@ -103,8 +103,8 @@ fn distance(found: &[f32], expected: &[f64]) -> f64 {
 fn long_rows_train_to_what_the_reference_computes() {
     for (golden, types) in models() {
         let outcome = golden.train(&setup(types, 1));
-        let (loss, gradients) = golden.reference(ROWS, types.run);
-        let near = if types.run == DType::F32 { 2e-5 } else { 4e-2 };
+        let (loss, gradients) = golden.reference(ROWS, types.compute);
+        let near = if types.compute == DType::F32 { 2e-5 } else { 4e-2 };
         let found = outcome.records[0].loss;
         assert!((found - loss).abs() < near * loss, "{types:?}: loss {found}, {loss}");
         for ((parameter, found), expected) in golden.table.iter().zip(&outcome.gradients).zip(&gradients) {
@@ -117,7 +117,7 @@ fn long_rows_train_to_what_the_reference_computes() {
 #[test]
 fn long_rows_have_the_same_bits_in_every_program() {
     let away = Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), ..Offload::NOTHING };
-    let parked = Recompute::Block { blocks: None, kept: None, parked: true };
+    let parked = Recompute::Block { blocks: None, checkpoints: None, offloaded: true };
     for (golden, types) in models() {
         let base = setup(types, 2);
         let expected = golden.train(&base);

@@ -8,7 +8,7 @@ mod job;
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
 use zeroth_base::DType;
 use zeroth_kernel::{Optimizer, Recipe, Tier};
-use zeroth_program::{Gather, Offload, Recompute, Settings, Stream, Types, UpdatedBy};
+use zeroth_program::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
 
 const STEPS: usize = 3;
 
@@ -114,7 +114,7 @@ fn sums_in_16_bits_are_the_same_in_every_program_that_keeps_shards_and_near_thos
         setups.extend(beside);
         let wide = golden.train(&setups[0]);
         for setup in &mut setups {
-            setup.settings.sums = DType::Bf16;
+            setup.settings.grad_accum_dtype = DType::Bf16;
         }
         assert_all_same(&golden, &setups);
         let narrow = golden.train(&setups[0]);
@@ -133,12 +133,12 @@ fn sums_in_16_bits_are_the_same_in_every_program_that_keeps_shards_and_near_thos
 const RECOMPUTE: [Recompute; 8] = [
     Recompute::NormSwiGlu,
     Recompute::Attention,
-    Recompute::Block { blocks: None, kept: None, parked: false },
-    Recompute::Block { blocks: None, kept: None, parked: true },
-    Recompute::Block { blocks: None, kept: Some(1), parked: false },
-    Recompute::Block { blocks: None, kept: Some(2), parked: true },
-    Recompute::Block { blocks: Some(1), kept: None, parked: false },
-    Recompute::Block { blocks: Some(2), kept: Some(1), parked: true },
+    Recompute::Block { blocks: None, checkpoints: None, offloaded: false },
+    Recompute::Block { blocks: None, checkpoints: None, offloaded: true },
+    Recompute::Block { blocks: None, checkpoints: Some(1), offloaded: false },
+    Recompute::Block { blocks: None, checkpoints: Some(2), offloaded: true },
+    Recompute::Block { blocks: Some(1), checkpoints: None, offloaded: false },
+    Recompute::Block { blocks: Some(2), checkpoints: Some(1), offloaded: true },
 ];
 
 #[test]
@@ -165,71 +165,77 @@ const OFFLOAD: [Offload; 13] = [
     Offload { optimizer: Some(1.0), ..Offload::NOTHING },
     Offload { parameters: Some(u64::MAX), ..Offload::NOTHING },
     Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), ..Offload::NOTHING },
-    Offload { optimizer: Some(0.5), parameters: Some(9000), tile: 2048, tiles: 3, ..Offload::NOTHING },
+    Offload {
+        optimizer: Some(0.5),
+        parameters: Some(9000),
+        sub_group_size: 2048,
+        sub_group_buffers: 3,
+        ..Offload::NOTHING
+    },
     Offload {
         optimizer: Some(1.0),
         parameters: Some(u64::MAX),
-        tile: 1,
-        tiles: 2,
-        piece: 1,
-        pieces: 2,
+        sub_group_size: 1,
+        sub_group_buffers: 2,
+        param_buffer_size: 1,
+        param_buffers: 2,
         pageable: true,
         updated_by: None,
-        window: None,
+        update_window: None,
         stream: None,
     },
-    Offload { tile: 4096, piece: 1, ..Offload::NOTHING },
+    Offload { sub_group_size: 4096, param_buffer_size: 1, ..Offload::NOTHING },
     // States that pass through the device: gradients here or there, with and without memory of their own.
     Offload { optimizer: Some(1.0), stream: Some(stream(0, Tier::Host)), ..Offload::NOTHING },
     Offload {
         optimizer: Some(1.0),
         stream: Some(stream(40_000, Tier::Device)),
-        tile: 2048,
+        sub_group_size: 2048,
         ..Offload::NOTHING
     },
     Offload {
         optimizer: Some(1.0),
         parameters: Some(u64::MAX),
         stream: Some(stream(0, Tier::Device)),
-        tile: 2048,
-        tiles: 3,
+        sub_group_size: 2048,
+        sub_group_buffers: 3,
         ..Offload::NOTHING
     },
     Offload {
         optimizer: Some(0.5),
         parameters: Some(9000),
         stream: Some(stream(0, Tier::Host)),
-        tile: 4096,
-        tiles: 2,
+        sub_group_size: 4096,
+        sub_group_buffers: 2,
         ..Offload::NOTHING
     },
     Offload {
         optimizer: Some(1.0),
         parameters: Some(u64::MAX),
         stream: Some(stream(1 << 20, Tier::Host)),
-        tile: 2048,
-        piece: 4096,
+        sub_group_size: 2048,
+        param_buffer_size: 4096,
         ..Offload::NOTHING
     },
     // Updated in host memory, beside the next forward.
     Offload {
         optimizer: Some(1.0),
         updated_by: Some(UpdatedBy::Host),
-        tile: 2048,
-        tiles: 3,
+        sub_group_size: 2048,
+        sub_group_buffers: 3,
         ..Offload::NOTHING
     },
     Offload {
         optimizer: Some(1.0),
         parameters: Some(9000),
         updated_by: Some(UpdatedBy::Host),
-        tile: 4096,
+        sub_group_size: 4096,
         ..Offload::NOTHING
     },
 ];
 
-const fn stream(window: u64, gradients: Tier) -> Stream {
-    Stream { window, gradients }
+const fn stream(window: u64, gradients: Tier) -> StateStream {
+    StateStream { window, gradients }
 }
 
 /// Every place of states beside none, at each of `stages`: (model, types, ranks, accumulation, micro batch).
@@ -242,7 +248,7 @@ fn assert_places_agree(cases: &[(&str, Types, u64, u64, u64)], stages: &[u8]) {
             setups.push(setup(base));
             for (offload, overlap) in OFFLOAD.into_iter().zip([false, true].into_iter().cycle()) {
                 let (recompute, prefetch) = if overlap {
-                    (Recompute::Block { blocks: None, kept: None, parked: true }, 1)
+                    (Recompute::Block { blocks: None, checkpoints: None, offloaded: true }, 1)
                 } else {
                     (Recompute::Nothing, 0)
                 };
@@ -329,7 +335,7 @@ fn how_shards_travel_does_not_change_a_bit() {
 #[test]
 fn what_lands_rounded_has_the_bits_of_what_is_rounded_later() {
     // A product rounds to its own type only, so with these all lands in f32 first.
-    let mixed = Types { run: DType::F32, communication: DType::Bf16 };
+    let mixed = Types { compute: DType::F32, communication: DType::Bf16 };
     for (name, types) in [("qwen3-tied", BF16), ("qwen3-biases-yarn", F32), ("llama-biases-tied", mixed)] {
         for (stages, accumulation) in [(&[0u8, 1, 2, 3][..], 1), (&[0, 1], 2), (&[2, 3], 2)] {
             let mut setups = vec![];
@@ -443,7 +449,12 @@ fn twenty_bf16_steps_with_accumulation_have_the_same_bits_in_every_program_of_st
 #[test]
 fn every_optimizer_and_moments_of_16_bits_agree_across_stages_and_places() {
     let golden = Golden::named("llama-one-kv-head");
-    let both = Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), tile: 2048, ..Offload::NOTHING };
+    let both = Offload {
+        optimizer: Some(1.0),
+        parameters: Some(u64::MAX),
+        sub_group_size: 2048,
+        ..Offload::NOTHING
+    };
     let mut losses = Vec::new();
     for optimizer in [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad]
     {
@@ -458,7 +469,7 @@ fn every_optimizer_and_moments_of_16_bits_agree_across_stages_and_places() {
                             offload,
                             types: BF16,
                             optimizer,
-                            moments,
+                            moment_dtype: moments,
                             stochastic_rounding,
                             ..ROOMY
                         };

@@ -10,7 +10,7 @@ use zeroth_comm::Comm;
 use zeroth_comm::local::{Job, Options};
 use zeroth_program::{Gather, Settings};
 
-/// What two ranks of stage 3 say about how they meet.
+/// The transport notes of two ranks at stage 3.
 fn how_they_meet(golden: &Golden, gather: Option<Gather>) -> Vec<Option<String>> {
     let settings = Settings { stage: 3, types: BF16, gather, ..ROOMY };
     let compiled = golden.compile(&Setup { ranks: 2, settings, ..Setup::default() });
@@ -21,7 +21,7 @@ fn how_they_meet(golden: &Golden, gather: Option<Gather>) -> Vec<Option<String>>
             let compiled = &compiled;
             scope.spawn(move || {
                 let engine = golden.engine(compiled, 1, Some(Box::new(comm)));
-                engine.how_ranks_meet().map(str::to_owned)
+                engine.transport_note().map(str::to_owned)
             })
         });
         ranks.map(|rank| rank.join().unwrap()).into()

@@ -1,37 +1,37 @@
-//! What forward keeps for backward, in closed form: bytes a token and block.
+//! Activation memory in closed form: bytes per token and block.
 //!
-//! 16-bit activations, attention that keeps one f32 (the log of its softmax's sum) a head instead of a score matrix,
-//! no dropout. For a llama block whose heads are as wide together as its hidden state this is h(12 + 4g) + 6f + 4a
-//! with g key-value heads a head, f feed-forward width and a heads. LoRA keeps the same: its matrices read what the
-//! frozen ones read, and what is only LoRA's is a few numbers a token.
+//! 16-bit activations, flash attention that keeps one f32 (the log-sum-exp) per head instead of a score matrix, no
+//! dropout. For a llama block whose heads are together as wide as its hidden state this is h(12 + 4g) + 6f + 4a, with g
+//! key-value heads per head, feed-forward width f and a heads. LoRA keeps the same: its matrices read the inputs of the
+//! frozen ones, and its own activations are a few numbers per token.
 
 /// Tokens whose logits exist at the same time: the loss is computed in slices, so no [tokens, vocab] tensor exists.
 pub const HEAD_SLICE_TOKENS: u64 = 1024;
 
-/// Logits in f32, overwritten by their gradient, and that gradient in 16 bits for the matrix product.
+/// Logits in f32, overwritten by their gradient, and that gradient in 16 bits for the matmul.
 const HEAD_BYTES_PER_LOGIT: u64 = 4 + 2;
 
-/// The widths of a model that its activations depend on.
+/// The model dimensions that activations depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActivationShape {
     /// Width of the residual stream.
     pub hidden: u64,
     /// Rows of the head.
     pub vocab: u64,
-    /// Equal blocks in a row; an encoder-decoder model has two stacks, each over as many tokens.
+    /// Stacks of equal blocks; an encoder-decoder model has two, each over as many tokens.
     pub stacks: Vec<Stack>,
 }
 
-/// Equal blocks, one after the other.
+/// A stack of equal blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stack {
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
-    /// What one is.
+    /// The block.
     pub block: Block,
 }
 
-/// A transformer block: attention and feed-forward, each behind a norm and a residual add.
+/// A transformer block: attention and feed-forward, each with a norm and a residual add.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// Attention heads.
@@ -40,28 +40,28 @@ pub struct Block {
     pub kv_heads: u64,
     /// Width of one head.
     pub head_dim: u64,
-    /// Queries and keys are normalised (Qwen3), which keeps what they were before.
+    /// Queries and keys are normalised (Qwen3), so their inputs are kept too.
     pub qk_norm: bool,
     /// A second attention, over an encoder's output (T5's decoder).
     pub cross_attention: bool,
-    /// What follows attention.
+    /// The feed-forward layer.
     pub feed_forward: FeedForward,
 }
 
-/// The second half of a block.
+/// The feed-forward layer of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedForward {
-    /// Gate and up projections multiplied (SwiGLU, GeGLU).
+    /// A gated layer (SwiGLU, GeGLU).
     Gated {
         /// Width of each.
         width: u64,
     },
-    /// One projection and a curve whose input backward needs (GELU).
+    /// One projection and GELU, whose input backward needs.
     Gelu {
         /// Its width.
         width: u64,
     },
-    /// One projection and ReLU, whose output says enough (T5 before 1.1).
+    /// One projection and ReLU, whose output suffices for backward (T5 before 1.1).
     Relu {
         /// Its width.
         width: u64,
@@ -70,23 +70,23 @@ pub enum FeedForward {
     Experts {
         /// Width of one expert.
         width: u64,
-        /// Experts a token goes to.
+        /// Experts per token.
         per_token: u64,
-        /// Experts there are.
+        /// The number of experts.
         experts: u64,
     },
 }
 
 impl FeedForward {
-    /// Bytes kept a token.
+    /// Bytes kept per token.
     pub fn bytes_per_token(self) -> u64 {
         match self {
             Self::Gated { width } => width.saturating_mul(4 + 2),
             Self::Gelu { width } => width.saturating_mul(2 + 2),
             Self::Relu { width } => width.saturating_mul(2),
-            // Rows are gathered again from the norm's output, and a routing weight's gradient comes from the gradient
+            // Rows are gathered again from the norm's output, and a routing weight's gradient follows from the gradient
             // of gate times up: neither an expert's input nor its output is kept. The router keeps its f32
-            // probabilities, and an index and a weight for each expert chosen.
+            // probabilities, and an index and a weight per selected expert.
             Self::Experts { width, per_token, experts } => {
                 let chosen = width.saturating_mul(4 + 2).saturating_add(4 + 4);
                 per_token.saturating_mul(chosen).saturating_add(experts.saturating_mul(4))
@@ -96,11 +96,11 @@ impl FeedForward {
 }
 
 impl Block {
-    /// Bytes kept a token.
+    /// Bytes kept per token.
     pub fn bytes_per_token(self, hidden: u64) -> u64 {
         let attentions = if self.cross_attention { 2 } else { 1 };
         let mut attention = self.attention_bytes(4);
-        // Residual in and norm out, before each attention.
+        // Residual input and norm output, before each attention.
         attention = attention.saturating_add(hidden.saturating_mul(2 + 2));
         if self.qk_norm {
             let normed = self.query_width().saturating_add(self.key_value_width());
@@ -110,14 +110,14 @@ impl Block {
         attention.saturating_mul(attentions).saturating_add(feed_forward)
     }
 
-    /// Bytes a token of the widest set of gradients that backward has at once: those of the residual, of a norm's
-    /// output, and of all that attention or the feed-forward keeps between its two ends.
+    /// Bytes per token of the largest set of gradients live at once in backward: those of the residual, of a norm's
+    /// output, and of everything that attention or the feed-forward keeps.
     fn gradient_bytes_per_token(self, hidden: u64) -> u64 {
         let inside = self.attention_bytes(0).max(self.feed_forward.bytes_per_token());
         inside.saturating_add(hidden.saturating_mul(2 + 2))
     }
 
-    /// Queries, keys, values and attention's output, and so many bytes a head.
+    /// Queries, keys, values and attention output, and `per_head` bytes per head.
     fn attention_bytes(self, per_head: u64) -> u64 {
         let queries_and_output = self.query_width().saturating_mul(2 + 2);
         let keys_and_values = self.key_value_width().saturating_mul(2 + 2);
@@ -134,10 +134,10 @@ impl Block {
 }
 
 impl ActivationShape {
-    /// Bytes all blocks keep for one token.
+    /// Bytes that all blocks keep per token.
     pub fn bytes_per_token(&self, recompute: bool) -> u64 {
         if recompute {
-            // Each block's input, and the one block that is being computed again.
+            // Each block's input, and the one block being recomputed.
             let blocks = self.stacks.iter().map(|stack| stack.blocks).fold(0, u64::saturating_add);
             let widest = self.widest(|block| block.bytes_per_token(self.hidden));
             return blocks.saturating_mul(2).saturating_mul(self.hidden).saturating_add(widest);
@@ -148,10 +148,10 @@ impl ActivationShape {
             .fold(0, u64::saturating_add)
     }
 
-    /// Bytes at the peak of a micro-batch of so many tokens.
+    /// Peak bytes of a micro-batch of `tokens` tokens.
     ///
-    /// All that blocks keep; each stack's last residual and its norm's output; and the larger of the head's slice of
-    /// logits and one block's gradients. These two are never there together: the head is done when blocks go back.
+    /// Everything that blocks keep; each stack's last residual and norm output; and the larger of the head's slice of
+    /// logits and one block's gradients, which never exist together.
     pub fn bytes(&self, tokens: u64, recompute: bool) -> u64 {
         let ends = self.hidden.saturating_mul(2 + 2).saturating_mul(self.stacks.len() as u64);
         let kept = tokens.saturating_mul(self.bytes_per_token(recompute).saturating_add(ends));

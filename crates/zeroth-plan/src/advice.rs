@@ -1,65 +1,65 @@
-//! What people are usually told: by model size, by card, and the ladder of things to try (the ZeRO primer), each held
-//! against the arithmetic.
+//! Common advice (the ZeRO primer) by model size, by GPU, and as an order of presets to try, each checked against the
+//! arithmetic.
 
-use crate::claims::{Split, smallest_count};
-use crate::figures::{gpus, pair};
-use crate::recommend::needs;
-use crate::{Adapters, Ask, Offload, Row, TrainType};
+use crate::format::{gpus, pair};
+use crate::row::{Row, needs};
+use crate::state_bytes::{StateBytes, smallest_count, usual_adapters};
+use crate::{Offload, PlanRequest, TrainType};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
 const SOURCE: &str = "the ZeRO primer";
 
-/// Advice for models of a size.
+/// Advice for a range of model sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SizeAdvice {
-    /// From this many parameters on.
+    /// The smallest number of parameters.
     pub from: u64,
-    /// The range in words.
+    /// A description of the range.
     pub range: &'static str,
-    /// What is advised.
+    /// The advice.
     pub says: &'static str,
-    /// The preset that is.
+    /// The corresponding preset.
     pub preset: &'static str,
     /// Why this preset, where the advice leaves a choice.
     pub why: Option<&'static str>,
 }
 
-/// Advice for a card and a model.
+/// Advice for a GPU size and a model size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuAdvice {
-    /// Bytes of the card.
-    pub card: u64,
+    /// Bytes of GPU memory.
+    pub gpu_memory: u64,
     /// Parameters of the model.
     pub params: u64,
-    /// What is advised.
+    /// The advice.
     pub says: &'static str,
-    /// The stage that is.
+    /// The corresponding stage.
     pub stage: u8,
     /// What is trained.
     pub train_type: TrainType,
 }
 
-/// A piece of advice beside what the numbers say.
+/// A piece of advice and what the arithmetic says about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Advice {
-    /// Where it comes from.
+    /// Its source.
     pub source: &'static str,
-    /// What it says.
+    /// The advice.
     pub says: String,
-    /// What the arithmetic says.
+    /// The result of the arithmetic.
     pub arithmetic: String,
-    /// Whether they agree; none where there is no budget to hold it against.
+    /// Whether they agree; `None` without a budget.
     pub agrees: Option<bool>,
 }
 
-/// The ladder: try the first, go on while it does not fit; after the last, LoRA.
-pub const LADDER: [&str; 3] = ["zero2", "zero3", "zero3_offload"];
+/// The presets to try in order until one fits; after the last, LoRA.
+pub const TRY_ORDER: [&str; 3] = ["zero2", "zero3", "zero3_offload"];
 
 const B: u64 = 1_000_000_000;
 const GB: u64 = 1_000_000_000;
 
-/// What is left when a model is in none of the ranges above it.
+/// The advice below all ranges of [`BY_SIZE`].
 const SMALLEST: SizeAdvice = SizeAdvice {
     from: 0,
     range: "below 7B",
@@ -68,7 +68,7 @@ const SMALLEST: SizeAdvice = SizeAdvice {
     why: Some("it needs no more memory than none and sends the same"),
 };
 
-/// From the largest down: the first whose `from` is reached counts.
+/// In descending order: the first whose `from` is reached applies.
 const BY_SIZE: [SizeAdvice; 4] = [
     SizeAdvice {
         from: 70 * B + 1,
@@ -88,24 +88,42 @@ const BY_SIZE: [SizeAdvice; 4] = [
     SizeAdvice { from: 7 * B, range: "between 7B and 13B", says: "ZeRO-2", preset: "zero2", why: None },
 ];
 
-pub(crate) const BY_CARD: [GpuAdvice; 5] = [
-    GpuAdvice { card: 24 * GB, params: 7 * B, says: "ZeRO-2 + LoRA", stage: 2, train_type: TrainType::Lora },
+pub(crate) const BY_GPU: [GpuAdvice; 5] = [
     GpuAdvice {
-        card: 40 * GB,
+        gpu_memory: 24 * GB,
+        params: 7 * B,
+        says: "ZeRO-2 + LoRA",
+        stage: 2,
+        train_type: TrainType::Lora,
+    },
+    GpuAdvice {
+        gpu_memory: 40 * GB,
         params: 8 * B,
         says: "ZeRO-2, all parameters",
         stage: 2,
         train_type: TrainType::Full,
     },
-    GpuAdvice { card: 40 * GB, params: 30 * B, says: "ZeRO-3 + LoRA", stage: 3, train_type: TrainType::Lora },
     GpuAdvice {
-        card: 80 * GB,
+        gpu_memory: 40 * GB,
+        params: 30 * B,
+        says: "ZeRO-3 + LoRA",
+        stage: 3,
+        train_type: TrainType::Lora,
+    },
+    GpuAdvice {
+        gpu_memory: 80 * GB,
         params: 30 * B,
         says: "ZeRO-2, all parameters",
         stage: 2,
         train_type: TrainType::Full,
     },
-    GpuAdvice { card: 80 * GB, params: 70 * B, says: "ZeRO-3 + LoRA", stage: 3, train_type: TrainType::Lora },
+    GpuAdvice {
+        gpu_memory: 80 * GB,
+        params: 70 * B,
+        says: "ZeRO-3 + LoRA",
+        stage: 3,
+        train_type: TrainType::Lora,
+    },
 ];
 
 /// The advice for a model of this size.
@@ -113,35 +131,33 @@ pub fn advice_by_size(params: u64) -> SizeAdvice {
     BY_SIZE.into_iter().find(|advice| params >= advice.from).unwrap_or(SMALLEST)
 }
 
-/// The advice for a card and a model: the row of the largest card that is no larger, and of the model nearest in size,
+/// The advice for a GPU size and a model: the entry with the largest GPU that is no larger, and the nearest model size,
 /// if that is within a quarter.
-pub fn advice_by_gpu(card: u64, params: u64) -> Option<&'static GpuAdvice> {
+pub fn advice_by_gpu(gpu_memory: u64, params: u64) -> Option<&'static GpuAdvice> {
     let distance = |advice: &GpuAdvice| advice.params.abs_diff(params);
-    let near = BY_CARD.iter().filter(|advice| advice.card <= card && distance(advice) <= advice.params / 4);
-    near.min_by_key(|advice| (u64::MAX - advice.card, distance(advice)))
+    let near = BY_GPU
+        .iter()
+        .filter(|advice| advice.gpu_memory <= gpu_memory && distance(advice) <= advice.params / 4);
+    near.min_by_key(|advice| (u64::MAX - advice.gpu_memory, distance(advice)))
 }
 
-/// LoRA's parameters where only the model's size is known: 0.3%. Rank 8 on all linear layers is 20.2M of
-/// Qwen2.5-7B's 7.6B (0.27%) and a smaller part of larger models.
-pub(crate) fn usual_adapters(params: u64) -> Adapters {
-    Adapters { params: params / 1000 * 3, largest_unit: 0 }
-}
-
-/// The advice for this job, each piece with what the numbers say about it.
-pub(crate) fn beside(ask: &Ask, rows: &[Row]) -> Vec<Advice> {
-    let mut advice = vec![by_size(ask, rows)];
-    if let Some(card) = ask.device_memory {
-        advice.extend(advice_by_gpu(card, ask.params).map(|row| by_card(ask, rows, card, row)));
-        // Only rows that were planned can be tried.
-        if LADDER.iter().all(|rung| rows.iter().any(|row| row.preset == *rung)) {
+/// The advice for a job, each piece checked against the plan.
+pub(crate) fn beside(request: &PlanRequest, rows: &[Row]) -> Vec<Advice> {
+    let mut advice = vec![by_size(request, rows)];
+    if let Some(gpu_memory) = request.device_memory {
+        advice.extend(
+            advice_by_gpu(gpu_memory, request.params).map(|row| by_gpu(request, rows, gpu_memory, row)),
+        );
+        // Only planned presets can be tried.
+        if TRY_ORDER.iter().all(|rung| rows.iter().any(|row| row.preset == *rung)) {
             advice.push(ladder(rows));
         }
     }
     advice
 }
 
-fn by_size(ask: &Ask, rows: &[Row]) -> Advice {
-    let size = advice_by_size(ask.params);
+fn by_size(request: &PlanRequest, rows: &[Row]) -> Advice {
+    let size = advice_by_size(request.params);
     let row = rows.iter().find(|row| row.preset == size.preset);
     let arithmetic = match row {
         Some(row) => {
@@ -150,9 +166,9 @@ fn by_size(ask: &Ask, rows: &[Row]) -> Advice {
                 Some(false) => ", which does not fit",
                 None => "",
             };
-            format!("{}{verdict}", needs(ask, row))
+            format!("{}{verdict}", needs(request, row))
         }
-        None => format!("{} is not among the rows", size.preset),
+        None => format!("{} is not among the planned presets", size.preset),
     };
     Advice {
         source: SOURCE,
@@ -162,28 +178,28 @@ fn by_size(ask: &Ask, rows: &[Row]) -> Advice {
     }
 }
 
-fn by_card(ask: &Ask, rows: &[Row], card: u64, advice: &GpuAdvice) -> Advice {
-    let job = Ask {
+fn by_gpu(request: &PlanRequest, rows: &[Row], gpu_memory: u64, advice: &GpuAdvice) -> Advice {
+    let job = PlanRequest {
         train_type: advice.train_type,
-        adapters: ask.adapters.or_else(|| Some(usual_adapters(ask.params))),
-        ..ask.clone()
+        adapters: request.adapters.or_else(|| Some(usual_adapters(request.params))),
+        ..request.clone()
     };
-    let split = |ranks| Split::of_job(&Ask { ranks, ..job.clone() }, advice.stage);
-    let from = smallest_count(|ranks| split(ranks).is_within(ranks, card));
+    let split = |ranks| StateBytes::of_job(&PlanRequest { ranks, ..job.clone() }, advice.stage);
+    let from = smallest_count(|ranks| split(ranks).is_within(ranks, gpu_memory));
     let by_states = match from {
         Some(count) => {
-            format!("by states alone it holds from {} on ({} here)", gpus(count), gpus(ask.ranks))
+            format!("by states alone it holds from {} on ({} here)", gpus(count), gpus(request.ranks))
         }
-        None => format!("by states alone it never holds: {} stay on every GPU", split(ask.ranks).limit()),
+        None => format!("by states alone it never holds: {} stay on every GPU", split(request.ranks).limit()),
     };
-    // The row says more than the states do, if it is for the same thing.
+    // A planned row counts more than the states, if it describes the same job.
     let row = rows.iter().find(|row| {
         (row.stage, row.offload, row.train_type) == (advice.stage, Offload::None, advice.train_type)
     });
     let row_fits = row.and_then(|row| row.fits);
     let arithmetic = match row {
         Some(row) => {
-            let (need, have) = pair(row.device_needs(), card);
+            let (need, have) = pair(row.device_needs(), gpu_memory);
             format!("{by_states}; with everything counted {} needs {need} of {have}", row.preset)
         }
         None => by_states,
@@ -191,19 +207,20 @@ fn by_card(ask: &Ask, rows: &[Row], card: u64, advice: &GpuAdvice) -> Advice {
     Advice {
         source: SOURCE,
         says: format!(
-            "{} card, {} model: {}",
-            format_bytes(advice.card),
+            "{} GPU, {} model: {}",
+            format_bytes(advice.gpu_memory),
             format_count(advice.params),
             advice.says
         ),
         arithmetic,
-        agrees: Some(row_fits.unwrap_or_else(|| from.is_some_and(|count| count <= ask.ranks))),
+        agrees: Some(row_fits.unwrap_or_else(|| from.is_some_and(|count| count <= request.ranks))),
     }
 }
 
 fn ladder(rows: &[Row]) -> Advice {
-    let fitting =
-        LADDER.iter().find(|preset| rows.iter().any(|row| row.preset == **preset && row.fits == Some(true)));
+    let fitting = TRY_ORDER
+        .iter()
+        .find(|preset| rows.iter().any(|row| row.preset == **preset && row.fits == Some(true)));
     let earlier = rows.iter().any(|row| row.preset == "zero1" && row.fits == Some(true));
     let arithmetic = match fitting {
         Some(preset) if earlier => {
@@ -242,8 +259,10 @@ mod tests {
     }
 
     #[test]
-    fn cards_between_the_rows_get_the_next_smaller_cards_advice() {
-        let says = |card, params| advice_by_gpu(card, params).map(|advice| (advice.card / GB, advice.says));
+    fn gpus_between_the_rows_get_the_next_smaller_gpus_advice() {
+        let says = |gpu_memory, params| {
+            advice_by_gpu(gpu_memory, params).map(|advice| (advice.gpu_memory / GB, advice.says))
+        };
         assert_eq!(says(44 * GB, 8_190_735_360), Some((40, "ZeRO-2, all parameters")));
         assert_eq!(says(44 * GB, 30_532_122_624), Some((40, "ZeRO-3 + LoRA")));
         assert_eq!(says(24 * GB, 7 * B), Some((24, "ZeRO-2 + LoRA")));

@@ -1,23 +1,24 @@
-//! Where nothing fits: the single changes after which something does.
+//! Where nothing fits: single changes after which something does.
 //!
-//! None is guessed. Each is found by planning again with the change made, and is listed only if a row then fits.
+//! Each change is found by planning again with it, and is listed only if a placement then fits.
 
-use crate::figures::exact;
+use crate::format::exact;
 use crate::recommend::precedence;
-use crate::{Ask, Footprint, Placement, Shape, TrainType, footprint};
+use crate::row::{Footprint, footprint};
+use crate::{Placement, PlanRequest, Shape, TrainType};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
-/// The largest job that is tried.
+/// The largest number of ranks tried.
 pub const MOST_RANKS: u64 = 4096;
 
-/// Sequences are not cut below this many tokens.
+/// The shortest sequence length tried.
 pub const SHORTEST_LENGTH: u64 = 256;
 
-/// What a change turns.
+/// The quantity a change modifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lever {
+pub enum ChangeKind {
     /// Train LoRA's parameters instead of all.
     Lora,
     /// Gradient checkpointing on.
@@ -36,14 +37,14 @@ pub enum Lever {
     HostMemory,
 }
 
-/// One change to the ask after which a placement fits.
+/// A single change after which a placement fits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// What is turned.
-    pub change: Lever,
-    /// From this number (parameters trained, sequences, tokens, ranks, hosts, bytes; recomputation 0) …
+    /// The quantity.
+    pub change: ChangeKind,
+    /// The value before (trained parameters, sequences, tokens, ranks, hosts, bytes; 0 for recomputation).
     pub from: u64,
-    /// … to this.
+    /// The value after.
     pub to: u64,
     /// The placement that then fits.
     pub preset: String,
@@ -51,20 +52,20 @@ pub struct Change {
     pub device_bytes: u64,
     /// Bytes it then needs of the fullest host.
     pub host_bytes: u64,
-    /// The same in words.
+    /// A description.
     pub text: String,
 }
 
 impl Change {
-    /// The ask with this change made.
-    pub fn apply(&self, ask: &Ask) -> Ask {
-        turned(ask, self.change, self.to)
+    /// Applies the change to a request.
+    pub fn apply(&self, request: &PlanRequest) -> PlanRequest {
+        with_change(request, self.change, self.to)
     }
 }
 
 /// The single changes after which one of the placements fits, the least invasive first.
-pub fn changes(ask: &Ask, placements: &[Placement]) -> Vec<Change> {
-    let search = Search::new(ask, placements);
+pub fn changes(request: &PlanRequest, placements: &[Placement]) -> Vec<Change> {
+    let search = Search::new(request, placements);
     [
         search.recompute(),
         search.micro_batch(),
@@ -79,67 +80,69 @@ pub fn changes(ask: &Ask, placements: &[Placement]) -> Vec<Change> {
     .collect()
 }
 
-fn turned(ask: &Ask, lever: Lever, to: u64) -> Ask {
-    let mut ask = ask.clone();
-    let mut reshape = |turn: &dyn Fn(&mut Shape)| ask.shape.as_mut().map_or((), turn);
-    match lever {
-        Lever::Lora => ask.train_type = TrainType::Lora,
-        Lever::Recompute => reshape(&|shape| shape.recompute = true),
-        Lever::MicroBatch => reshape(&|shape| shape.micro_batch = to),
-        Lever::MaxLength => reshape(&|shape| shape.max_length = to),
-        // Counted as one host: what fits on one fits when spread over several. Of several, the last is filled.
-        Lever::Ranks => {
-            ask.ranks_per_host = if ask.hosts() > 1 { ask.ranks_on_host() } else { to };
-            ask.ranks = to;
+fn with_change(request: &PlanRequest, kind: ChangeKind, to: u64) -> PlanRequest {
+    let mut request = request.clone();
+    let mut reshape = |turn: &dyn Fn(&mut Shape)| request.shape.as_mut().map_or((), turn);
+    match kind {
+        ChangeKind::Lora => request.train_type = TrainType::Lora,
+        ChangeKind::Recompute => reshape(&|shape| shape.recompute = true),
+        ChangeKind::MicroBatch => reshape(&|shape| shape.micro_batch = to),
+        ChangeKind::MaxLength => reshape(&|shape| shape.max_length = to),
+        // Planned on one host, since what fits on one also fits spread over several. With several hosts, the last one
+        // is filled.
+        ChangeKind::Ranks => {
+            request.ranks_per_host = if request.hosts() > 1 { request.ranks_on_host() } else { to };
+            request.ranks = to;
         }
-        Lever::Hosts => {
-            ask.ranks_per_host = ask.ranks_on_host();
-            ask.ranks = to.saturating_mul(ask.ranks_per_host);
+        ChangeKind::Hosts => {
+            request.ranks_per_host = request.ranks_on_host();
+            request.ranks = to.saturating_mul(request.ranks_per_host);
         }
-        Lever::DeviceMemory => ask.device_memory = Some(to),
-        Lever::HostMemory => ask.host_memory = Some(to),
+        ChangeKind::DeviceMemory => request.device_memory = Some(to),
+        ChangeKind::HostMemory => request.host_memory = Some(to),
     }
-    ask
+    request
 }
 
 struct Search<'a> {
-    ask: &'a Ask,
-    /// In the order in which they are recommended.
+    request: &'a PlanRequest,
+    /// In order of recommendation.
     placements: Vec<&'a Placement>,
 }
 
 impl<'a> Search<'a> {
-    fn new(ask: &'a Ask, placements: &'a [Placement]) -> Self {
+    fn new(request: &'a PlanRequest, placements: &'a [Placement]) -> Self {
         let mut placements: Vec<&Placement> = placements.iter().collect();
         placements.sort_by_key(|placement| precedence(placement));
-        Self { ask, placements }
+        Self { request, placements }
     }
 
-    /// The first placement that fits once the lever stands at `to`.
-    fn try_at(&self, lever: Lever, to: u64) -> Option<(&'a Placement, Footprint)> {
-        let ask = turned(self.ask, lever, to);
+    /// The first placement that fits after the change.
+    fn try_at(&self, kind: ChangeKind, to: u64) -> Option<(&'a Placement, Footprint)> {
+        let request = with_change(self.request, kind, to);
         self.placements.iter().find_map(|placement| {
-            let needs = footprint(&ask, placement);
-            (ask.fits(needs.device_needs(), needs.host.total) == Some(true)).then_some((*placement, needs))
+            let needs = footprint(&request, placement);
+            (request.fits(needs.device_needs(), needs.host.total) == Some(true))
+                .then_some((*placement, needs))
         })
     }
 
-    fn change(&self, lever: Lever, from: u64, to: u64) -> Option<Change> {
-        let (placement, needs) = self.try_at(lever, to)?;
+    fn change(&self, kind: ChangeKind, from: u64, to: u64) -> Option<Change> {
+        let (placement, needs) = self.try_at(kind, to)?;
         let (device, host) = (needs.device_needs(), needs.host.total);
-        let did = match lever {
-            Lever::Lora => {
+        let did = match kind {
+            ChangeKind::Lora => {
                 format!("train LoRA's {} parameters instead of all {}", format_count(to), format_count(from))
             }
-            Lever::Recompute => "turn gradient checkpointing on".to_owned(),
-            Lever::MicroBatch => format!("take micro-batches of {to} instead of {from}"),
-            Lever::MaxLength => format!("cut sequences at {to} tokens instead of {from}"),
-            Lever::Ranks => format!("use {to} ranks instead of {from}"),
-            Lever::Hosts => format!("use {to} hosts like this one instead of {from}"),
-            Lever::DeviceMemory => {
+            ChangeKind::Recompute => "turn gradient checkpointing on".to_owned(),
+            ChangeKind::MicroBatch => format!("take micro-batches of {to} instead of {from}"),
+            ChangeKind::MaxLength => format!("cut sequences at {to} tokens instead of {from}"),
+            ChangeKind::Ranks => format!("use {to} ranks instead of {from}"),
+            ChangeKind::Hosts => format!("use {to} hosts like this one instead of {from}"),
+            ChangeKind::DeviceMemory => {
                 format!("take devices with {}, {} more", exact(to), format_bytes(to.saturating_sub(from)))
             }
-            Lever::HostMemory => {
+            ChangeKind::HostMemory => {
                 format!("take hosts with {}, {} more", exact(to), format_bytes(to.saturating_sub(from)))
             }
         };
@@ -147,33 +150,37 @@ impl<'a> Search<'a> {
             if host > 0 { format!(" and {} of a host", format_bytes(host)) } else { String::new() };
         let text = format!("{did}: {} then needs {}{and_host}", placement.preset, format_bytes(device));
         let preset = placement.preset.clone();
-        Some(Change { change: lever, from, to, preset, device_bytes: device, host_bytes: host, text })
+        Some(Change { change: kind, from, to, preset, device_bytes: device, host_bytes: host, text })
     }
 
     fn recompute(&self) -> Option<Change> {
-        let shape = self.ask.shape.as_ref()?;
-        if shape.recompute { None } else { self.change(Lever::Recompute, 0, 1) }
+        let shape = self.request.shape.as_ref()?;
+        if shape.recompute { None } else { self.change(ChangeKind::Recompute, 0, 1) }
     }
 
-    /// The largest micro-batch that fits: needs grow with it, so halving the interval finds it.
+    /// The largest micro-batch that fits, by bisection.
     fn micro_batch(&self) -> Option<Change> {
-        let now = self.ask.shape.as_ref()?.micro_batch;
+        let now = self.request.shape.as_ref()?.micro_batch;
         let (mut fits, mut too_large) = (1, now);
-        if now <= 1 || self.try_at(Lever::MicroBatch, fits).is_none() {
+        if now <= 1 || self.try_at(ChangeKind::MicroBatch, fits).is_none() {
             return None;
         }
         while too_large - fits > 1 {
             let middle = fits + (too_large - fits) / 2;
-            if self.try_at(Lever::MicroBatch, middle).is_some() { fits = middle } else { too_large = middle }
+            if self.try_at(ChangeKind::MicroBatch, middle).is_some() {
+                fits = middle;
+            } else {
+                too_large = middle;
+            }
         }
-        self.change(Lever::MicroBatch, now, fits)
+        self.change(ChangeKind::MicroBatch, now, fits)
     }
 
     fn max_length(&self) -> Option<Change> {
-        let now = self.ask.shape.as_ref()?.max_length;
+        let now = self.request.shape.as_ref()?.max_length;
         let mut to = now / 2;
         while to >= SHORTEST_LENGTH {
-            if let Some(change) = self.change(Lever::MaxLength, now, to) {
+            if let Some(change) = self.change(ChangeKind::MaxLength, now, to) {
                 return Some(change);
             }
             to /= 2;
@@ -182,45 +189,45 @@ impl<'a> Search<'a> {
     }
 
     fn lora(&self) -> Option<Change> {
-        let adapters = self.ask.adapters?;
-        match self.ask.train_type {
-            TrainType::Full => self.change(Lever::Lora, self.ask.params, adapters.params),
+        let adapters = self.request.adapters?;
+        match self.request.train_type {
+            TrainType::Full => self.change(ChangeKind::Lora, self.request.params, adapters.params),
             TrainType::Lora => None,
         }
     }
 
     fn ranks(&self) -> Option<Change> {
-        // With several hosts ranks come by the host, but for the last, which may have room.
-        let (now, hosts) = (self.ask.ranks, self.ask.hosts());
+        // With several hosts, ranks are added on the last one, which may not be full.
+        let (now, hosts) = (self.request.ranks, self.request.hosts());
         let most = if hosts > 1 {
-            hosts.saturating_mul(self.ask.ranks_on_host()).min(MOST_RANKS)
+            hosts.saturating_mul(self.request.ranks_on_host()).min(MOST_RANKS)
         } else {
             MOST_RANKS
         };
-        (now.saturating_add(1)..=most).find_map(|to| self.change(Lever::Ranks, now, to))
+        (now.saturating_add(1)..=most).find_map(|to| self.change(ChangeKind::Ranks, now, to))
     }
 
     fn hosts(&self) -> Option<Change> {
-        let now = self.ask.hosts();
-        let most = MOST_RANKS / self.ask.ranks_on_host().max(1);
-        (now.saturating_add(1)..=most).find_map(|to| self.change(Lever::Hosts, now, to))
+        let now = self.request.hosts();
+        let most = MOST_RANKS / self.request.ranks_on_host().max(1);
+        (now.saturating_add(1)..=most).find_map(|to| self.change(ChangeKind::Hosts, now, to))
     }
 
     fn device_memory(&self) -> Option<Change> {
-        self.memory(Lever::DeviceMemory, self.ask.device_memory?, |needs| needs.device_needs())
+        self.memory(ChangeKind::DeviceMemory, self.request.device_memory?, |needs| needs.device_needs())
     }
 
     fn host_memory(&self) -> Option<Change> {
-        self.memory(Lever::HostMemory, self.ask.host_memory?, |needs| needs.host.total)
+        self.memory(ChangeKind::HostMemory, self.request.host_memory?, |needs| needs.host.total)
     }
 
-    /// The least that a placement needs of one memory, among those that are within the other's budget.
-    fn memory(&self, lever: Lever, now: u64, total: impl Fn(Footprint) -> u64) -> Option<Change> {
-        let unbounded = turned(self.ask, lever, u64::MAX);
-        let needs = self.placements.iter().map(|placement| footprint(self.ask, placement));
+    /// The smallest need of one memory among placements within the other's budget.
+    fn memory(&self, kind: ChangeKind, now: u64, total: impl Fn(Footprint) -> u64) -> Option<Change> {
+        let unbounded = with_change(self.request, kind, u64::MAX);
+        let needs = self.placements.iter().map(|placement| footprint(self.request, placement));
         let within =
             needs.filter(|needs| unbounded.missing(needs.device_needs(), needs.host.total) == (0, 0));
         let least = within.map(total).min()?;
-        if least > now { self.change(lever, now, least) } else { None }
+        if least > now { self.change(kind, now, least) } else { None }
     }
 }

@@ -1,11 +1,13 @@
-//! Sentences people repeat about ZeRO (in the ZeRO-3 guide, the ZeRO-2 guide and the ZeRO primer), and from how many GPUs on each is true.
+//! Claims about ZeRO (from the ZeRO-3 guide, the ZeRO-2 guide and the ZeRO primer), and the number of GPUs from which
+//! each holds.
 //!
-//! Everything here is computed from the closed form, states only, once with an fp32 master copy and once without.
+//! Everything is computed from the closed form, model states only, with and without fp32 master weights.
 
-use crate::advice::{BY_CARD, usual_adapters};
-use crate::deepspeed::{self, Machines};
-use crate::figures::gpus;
-use crate::{Ask, Offload, States, TrainType, device_states, volume_in_parameters};
+use crate::advice::BY_GPU;
+use crate::deepspeed::{self, Cluster};
+use crate::format::gpus;
+use crate::state_bytes::{StateBytes, smallest_count, usual_adapters};
+use crate::{PlanRequest, States, TrainType, volume_in_parameters};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
@@ -14,28 +16,28 @@ use zeroth_base::{format_bytes, format_count};
 pub struct Claim {
     /// The claim.
     pub claim: String,
-    /// Where it is made.
+    /// Its source.
     pub source: &'static str,
     /// What `holds_from` counts.
     pub counted_in: CountedIn,
-    /// With an fp32 master copy: 16 bytes a trained parameter.
-    pub master: Holding,
+    /// With fp32 master weights: 16 bytes per trained parameter.
+    pub master: ClaimRange,
     /// Without: 12 bytes.
-    pub plain: Holding,
-    /// What else there is to say.
+    pub plain: ClaimRange,
+    /// Further remarks.
     pub note: String,
 }
 
-/// From where on a claim holds.
+/// The count from which a claim holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Holding {
-    /// The smallest count; none: never.
+pub struct ClaimRange {
+    /// The smallest count; `None` if it never holds.
     pub holds_from: Option<u64>,
-    /// What is approached as the count grows.
+    /// The limit for large counts.
     pub limit: String,
 }
 
-/// What a claim's count counts.
+/// The unit of a claim's count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CountedIn {
@@ -50,22 +52,6 @@ const GB: u64 = 1_000_000_000;
 
 /// Qwen3-30B-A3B, counted from its config.
 const QWEN3_30B_A3B: u64 = 30_532_122_624;
-
-/// The largest count that is tried.
-const MOST: u64 = 1 << 20;
-
-/// The smallest count, up to about a million, from which `holds` is true. It must stay true once it is.
-pub(crate) fn smallest_count(holds: impl Fn(u64) -> bool) -> Option<u64> {
-    if !holds(MOST) {
-        return None;
-    }
-    let (mut below, mut at) = (0, MOST);
-    while at - below > 1 {
-        let middle = below + (at - below) / 2;
-        if holds(middle) { at = middle } else { below = middle }
-    }
-    Some(at)
-}
 
 /// All claims, in the order of the documents.
 pub fn claims() -> Vec<Claim> {
@@ -85,73 +71,29 @@ pub fn claims() -> Vec<Claim> {
     for (stage, factor) in [(1, 4), (2, 8), (3, 16)] {
         let mut claim =
             saving("the ZeRO primer", format!("ZeRO-{stage} saves about {factor}x"), stage, factor);
-        let on_3 = |stage| Split::of(States::Plain, 8 * B, stage, TrainType::Full).times(3) as f64;
+        let on_3 = |stage| StateBytes::of(States::Plain, 8 * B, stage, TrainType::Full).times(3) as f64;
         let really = on_3(0) / on_3(stage);
         claim.note =
             format!("on its picture's 3 GPUs (8B, no master copy) it is {really:.2}x; {}", claim.note);
         claims.push(claim);
     }
     claims.extend([(0, 96), (1, 45), (2, 32), (3, 19)].map(|(stage, gb)| table_row(stage, gb)));
-    for row in BY_CARD {
+    for row in BY_GPU {
         let what = format!("{} of {}", row.says, format_count(row.params));
-        claims.push(on_card(&what, row.card, row.params, row.stage, row.train_type));
+        claims.push(on_gpu(&what, row.gpu_memory, row.params, row.stage, row.train_type));
     }
     claims.extend(cases());
     claims.push(communication_grows());
     claims
 }
 
-/// A GPU's bytes of states: what every GPU has whole, and what all have together.
-///
-/// Claims are about round numbers, so a share is a fraction here: 30B over 21 GPUs must not fail by 6 bytes.
-pub(crate) struct Split {
-    whole: u128,
-    cut: u128,
-}
-
-impl Split {
-    fn of(states: States, params: u64, stage: u8, train_type: TrainType) -> Self {
-        let adapters = Some(usual_adapters(params));
-        Self::of_job(&Ask { adapters, train_type, states, ..Ask::new(params, 1) }, stage)
-    }
-
-    pub(crate) fn of_job(ask: &Ask, stage: u8) -> Self {
-        let all = device_states(ask, 0, Offload::None);
-
-        let cut_from = [(3, all.parameters), (2, all.gradients), (1, all.optimizer)];
-        let sum = |cut| {
-            let parts = cut_from.iter().filter(|(from, _)| (stage >= *from) == cut);
-            parts.map(|(_, bytes)| u128::from(*bytes)).sum()
-        };
-        Self { whole: sum(false), cut: sum(true) }
-    }
-
-    /// Bytes of one of so many GPUs, times their number.
-    fn times(&self, ranks: u64) -> u128 {
-        self.whole * u128::from(ranks) + self.cut
-    }
-
-    pub(crate) fn is_within(&self, ranks: u64, bytes: u64) -> bool {
-        self.times(ranks) <= u128::from(bytes) * u128::from(ranks)
-    }
-
-    fn on(&self, ranks: u64) -> String {
-        format_bytes((self.times(ranks) / u128::from(ranks)) as u64)
-    }
-
-    /// What stays on a GPU however many there are.
-    pub(crate) fn limit(&self) -> String {
-        format_bytes(self.whole as u64)
-    }
-}
-
-fn both(holding: impl Fn(States) -> Holding) -> (Holding, Holding) {
+fn both(holding: impl Fn(States) -> ClaimRange) -> (ClaimRange, ClaimRange) {
     (holding(States::Master), holding(States::Plain))
 }
 
 /// Whether a stage's saving is at least `twice / 2`, in integers: the factors are reached exactly or not at all.
 fn saves(ranks: u64, states: States, stage: u8, twice: u64) -> bool {
-    let total = |stage| Split::of(states, 8 * B, stage, TrainType::Full).times(ranks);
+    let total = |stage| StateBytes::of(states, 8 * B, stage, TrainType::Full).times(ranks);
     2 * total(0) >= u128::from(twice) * total(stage)
 }
 
@@ -163,7 +105,7 @@ fn saving(source: &'static str, claim: String, stage: u8, factor: u64) -> Claim 
             2 => format!("{}x", each.total() / each.parameters),
             _ => "none".to_owned(),
         };
-        Holding { holds_from: smallest_count(|ranks| saves(ranks, states, stage, 2 * factor)), limit }
+        ClaimRange { holds_from: smallest_count(|ranks| saves(ranks, states, stage, 2 * factor)), limit }
     });
     let rounds = |states| match smallest_count(|ranks| saves(ranks, states, stage, 2 * factor - 1)) {
         Some(count) => format!("rounds to {factor}x from {} on", gpus(count)),
@@ -177,9 +119,9 @@ fn saving(source: &'static str, claim: String, stage: u8, factor: u64) -> Claim 
 /// The primer's table for 8B on 5 GPUs, in whole GB.
 fn table_row(stage: u8, gb: u64) -> Claim {
     let name = if stage == 0 { "no ZeRO".to_owned() } else { format!("ZeRO-{stage}") };
-    let split = |states| Split::of(states, 8 * B, stage, TrainType::Full);
-    let (master, plain) = both(|states| Holding {
-        // It rounds to what the table says or to less.
+    let split = |states| StateBytes::of(states, 8 * B, stage, TrainType::Full);
+    let (master, plain) = both(|states| ClaimRange {
+        // It rounds to the table's figure or less.
         holds_from: smallest_count(|ranks| split(states).is_within(ranks, gb * GB + GB / 2 - 1)),
         limit: split(states).limit(),
     });
@@ -194,10 +136,13 @@ fn table_row(stage: u8, gb: u64) -> Claim {
     }
 }
 
-fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType) -> Claim {
+fn on_gpu(what: &str, gpu_memory: u64, params: u64, stage: u8, train_type: TrainType) -> Claim {
     let (master, plain) = both(|states| {
-        let split = Split::of(states, params, stage, train_type);
-        Holding { holds_from: smallest_count(|ranks| split.is_within(ranks, card)), limit: split.limit() }
+        let split = StateBytes::of(states, params, stage, train_type);
+        ClaimRange {
+            holds_from: smallest_count(|ranks| split.is_within(ranks, gpu_memory)),
+            limit: split.limit(),
+        }
     });
     let note = match train_type {
         TrainType::Full => "states only: activations and buffers come on top".to_owned(),
@@ -205,16 +150,16 @@ fn on_card(what: &str, card: u64, params: u64, stage: u8, train_type: TrainType)
             format!("states only, LoRA counted as {} parameters", format_count(usual_adapters(params).params))
         }
     };
-    let claim = format!("{what} fits {} cards", format_bytes(card));
+    let claim = format!("{what} fits {} GPUs", format_bytes(gpu_memory));
     Claim { claim, source: "the ZeRO primer", counted_in: CountedIn::Gpus, master, plain, note }
 }
 
-/// The primer's two cases, both on 5 cards of 44 GB.
+/// The primer's two cases, both on 5 GPUs of 44 GB.
 fn cases() -> [Claim; 3] {
-    let card = 44 * GB;
-    let mut zero2 = on_card("ZeRO-2, all parameters of 8B", card, 8 * B, 2, TrainType::Full);
-    let on_5 = |states| Split::of(states, 8 * B, 2, TrainType::Full).on(5);
-    let estimated = deepspeed::zero2(8 * B, Machines { gpus_per_node: 5, nodes: 1 }, false).gpu_bytes;
+    let gpu_memory = 44 * GB;
+    let mut zero2 = on_gpu("ZeRO-2, all parameters of 8B", gpu_memory, 8 * B, 2, TrainType::Full);
+    let on_5 = |states| StateBytes::of(states, 8 * B, 2, TrainType::Full).on(5);
+    let estimated = deepspeed::zero2(8 * B, Cluster { gpus_per_node: 5, nodes: 1 }, false).gpu_bytes;
     zero2.note = format!(
         "its case 1 says that 5 are not enough, its table that they are: {} with a master copy and {} without fit, \
          before activations; {} as DeepSpeed estimates do not",
@@ -222,10 +167,10 @@ fn cases() -> [Claim; 3] {
         on_5(States::Plain),
         format_bytes(estimated)
     );
-    let zero3 = on_card("ZeRO-3, all parameters of 8B", card, 8 * B, 3, TrainType::Full);
-    let mut lora = on_card("ZeRO-2 + LoRA of Qwen3-30B-A3B", card, QWEN3_30B_A3B, 2, TrainType::Lora);
+    let zero3 = on_gpu("ZeRO-3, all parameters of 8B", gpu_memory, 8 * B, 3, TrainType::Full);
+    let mut lora = on_gpu("ZeRO-2 + LoRA of Qwen3-30B-A3B", gpu_memory, QWEN3_30B_A3B, 2, TrainType::Lora);
     lora.note = format!(
-        "its case 2 says that 5 are enough, but ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; ZeRO-3 cuts \
+        "its case 2 says that 5 are enough, but ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; ZeRO-3 shards \
          them",
         format_bytes(2 * QWEN3_30B_A3B)
     );
@@ -234,11 +179,12 @@ fn cases() -> [Claim; 3] {
 
 /// "ZeRO-1 < ZeRO-2 < ZeRO-3" in bytes sent.
 fn communication_grows() -> Claim {
-    let volume =
-        |accumulation, stage| volume_in_parameters(&Ask { accumulation, ..Ask::new(8 * B, 5) }, stage);
+    let volume = |accumulation, stage| {
+        volume_in_parameters(&PlanRequest { accumulation, ..PlanRequest::new(8 * B, 5) }, stage)
+    };
     let grows = |k| volume(k, 1) < volume(k, 2) && volume(k, 2) < volume(k, 3);
     let (master, plain) =
-        both(|_| Holding { holds_from: smallest_count(grows), limit: "2 : k+1 : 3k".to_owned() });
+        both(|_| ClaimRange { holds_from: smallest_count(grows), limit: "2 : k+1 : 3k".to_owned() });
     Claim {
         claim: "communication: ZeRO-1 < ZeRO-2 < ZeRO-3".into(),
         source: "the ZeRO primer",

@@ -1,86 +1,55 @@
-//! Bytes of parameters, gradients and optimizer state on a device and on a host, by stage and offload.
+//! Model-state memory in closed form: bytes per device and host, by stage and offload.
 //!
-//! The ZeRO paper's formulas (arXiv 1910.02054, section 3 and figure 1): stage 1 cuts the optimizer across ranks,
-//! stage 2 gradients too, stage 3 parameters too. All sums saturate: an absurd question gets an absurd number, never
-//! a wrapped one.
+//! The ZeRO paper's formulas (arXiv 1910.02054, section 3 and figure 1): stage 1 shards the optimizer, stage 2
+//! gradients too, stage 3 parameters too. All sums saturate.
 
 use zeroth_program::Bytes;
 
-use crate::{Ask, Offload, States};
-use serde::Serialize;
+use crate::{Offload, PlanRequest};
 
 /// Bytes of a frozen parameter: its 16-bit value.
 const FROZEN_BYTES: u64 = 2;
 
-/// Bytes of one trained parameter, by what they are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct BytesPerParameter {
-    /// The 16-bit parameter that is computed with.
-    pub parameters: u64,
-    /// Its gradient.
-    pub gradients: u64,
-    /// Moments, and the fp32 master copy where there is one.
-    pub optimizer: u64,
-}
-
-impl BytesPerParameter {
-    /// All of a parameter's bytes.
-    pub const fn total(self) -> u64 {
-        self.parameters + self.gradients + self.optimizer
-    }
-}
-
-impl States {
-    /// Bytes of a trained parameter under this accounting.
-    pub const fn bytes_per_parameter(self, ranks: u64, accumulation: u64) -> BytesPerParameter {
-        let (gradients, optimizer) = match self {
-            Self::Master => (2, 12),
-            Self::Plain => (2, 8),
-            // Ranks and micro-batches add in f32. With neither there is nothing to add: the 16-bit gradient is all.
-            // Beside weights in bf16 master weights are the 16 bits that these lack.
-            Self::Run if ranks <= 1 && accumulation <= 1 => (2, 10),
-            Self::Run => (4, 10),
-        };
-        BytesPerParameter { parameters: 2, gradients, optimizer }
-    }
-}
-
-/// What one rank's device holds of the states.
-pub fn device_states(ask: &Ask, stage: u8, offload: Offload) -> Bytes {
-    let each = ask.bytes_per_parameter();
-    let held = |elements, cut_from| if stage >= cut_from { ask.shard(elements) } else { elements };
+/// Model states on a rank's device.
+pub fn device_states(request: &PlanRequest, stage: u8, offload: Offload) -> Bytes {
+    let each = request.bytes_per_parameter();
+    let held = |elements, cut_from| if stage >= cut_from { request.shard(elements) } else { elements };
     let parameters = if offload.parameters() {
         0
     } else {
-        let trained = each.parameters.saturating_mul(held(ask.trainable(), 3));
-        trained.saturating_add(FROZEN_BYTES.saturating_mul(held(ask.frozen(), 3)))
+        let trained = each.parameters.saturating_mul(held(request.trainable(), 3));
+        trained.saturating_add(FROZEN_BYTES.saturating_mul(held(request.frozen(), 3)))
     };
-    // Below stage 2 a rank's gradients are whole until the step: the host reads its shard, the rest stays here.
+    // Below stage 2 gradients are unsharded until the step: the host reads its shard, and the device keeps the flat.
     let gradients = if offload.optimizer() && stage >= 2 {
         0
     } else {
-        each.gradients.saturating_mul(held(ask.trainable(), 2))
+        each.gradients.saturating_mul(held(request.trainable(), 2))
     };
     let optimizer = if offload.optimizer() {
         0
     } else {
-        ask.optimizer_bytes(offload).saturating_mul(held(ask.trainable(), 1))
+        request.optimizer_bytes(offload).saturating_mul(held(request.trainable(), 1))
     };
     Bytes::of_states(parameters, gradients, optimizer)
 }
 
-/// What the fullest host holds of the states, the shards of all its ranks together.
-pub fn host_states(ask: &Ask, offload: Offload) -> Bytes {
-    let each = ask.bytes_per_parameter();
-    let shards =
-        |bytes: u64, elements| bytes.saturating_mul(ask.shard(elements)).saturating_mul(ask.ranks_on_host());
+/// Model states on the fullest host: the shards of all its ranks.
+pub fn host_states(request: &PlanRequest, offload: Offload) -> Bytes {
+    let each = request.bytes_per_parameter();
+    let shards = |bytes: u64, elements| {
+        bytes.saturating_mul(request.shard(elements)).saturating_mul(request.ranks_on_host())
+    };
     let parameters = if offload.parameters() {
-        shards(each.parameters, ask.trainable()).saturating_add(shards(FROZEN_BYTES, ask.frozen()))
+        shards(each.parameters, request.trainable()).saturating_add(shards(FROZEN_BYTES, request.frozen()))
     } else {
         0
     };
     let (gradients, optimizer) = if offload.optimizer() {
-        (shards(each.gradients, ask.trainable()), shards(ask.optimizer_bytes(offload), ask.trainable()))
+        (
+            shards(each.gradients, request.trainable()),
+            shards(request.optimizer_bytes(offload), request.trainable()),
+        )
     } else {
         (0, 0)
     };
@@ -90,23 +59,23 @@ pub fn host_states(ask: &Ask, offload: Offload) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TrainType;
+    use crate::{States, TrainType};
 
     const GB: u64 = 1_000_000_000;
 
     /// Figure 1 of the ZeRO paper prints 120, 31.4, 16.6 and 1.9 GB.
     #[test]
     fn the_papers_figure_for_seven_and_a_half_billion_on_64_ranks() {
-        let ask = Ask::new(7_500_000_000, 64);
-        let totals = [0, 1, 2, 3].map(|stage| device_states(&ask, stage, Offload::None).total);
+        let request = PlanRequest::new(7_500_000_000, 64);
+        let totals = [0, 1, 2, 3].map(|stage| device_states(&request, stage, Offload::None).total);
         assert_eq!(totals, [120 * GB, 31_406_250_000, 16_640_625_000, 1_875_000_000]);
     }
 
     /// The primer's table: 96, 45, 32 and 19 GB.
     #[test]
     fn eight_billion_on_5_ranks_without_a_master_copy() {
-        let ask = Ask { states: States::Plain, ..Ask::new(8 * GB, 5) };
-        let totals = [0, 1, 2, 3].map(|stage| device_states(&ask, stage, Offload::None).total);
+        let request = PlanRequest { states: States::Plain, ..PlanRequest::new(8 * GB, 5) };
+        let totals = [0, 1, 2, 3].map(|stage| device_states(&request, stage, Offload::None).total);
         assert_eq!(totals, [96 * GB, 44_800_000_000, 32 * GB, 19_200_000_000]);
     }
 
@@ -119,54 +88,54 @@ mod tests {
 
     #[test]
     fn a_runs_master_weights_are_whole_where_weights_or_states_are_in_host_memory() {
-        let ask = Ask { states: States::Run, ..Ask::new(8 * GB, 5) };
-        assert_eq!(device_states(&ask, 3, Offload::None).optimizer, 16 * GB);
-        assert_eq!(device_states(&ask, 3, Offload::Parameters).optimizer, 19_200_000_000);
-        assert_eq!(host_states(&ask, Offload::Optimizer).optimizer, 96 * GB);
-        let narrow = Ask { narrow_sums: true, ..ask.clone() };
+        let request = PlanRequest { states: States::Run, ..PlanRequest::new(8 * GB, 5) };
+        assert_eq!(device_states(&request, 3, Offload::None).optimizer, 16 * GB);
+        assert_eq!(device_states(&request, 3, Offload::Parameters).optimizer, 19_200_000_000);
+        assert_eq!(host_states(&request, Offload::Optimizer).optimizer, 96 * GB);
+        let narrow = PlanRequest { accumulates_in_16_bits: true, ..request.clone() };
         assert_eq!(device_states(&narrow, 3, Offload::None).gradients, 3_200_000_000);
-        assert_eq!(device_states(&ask, 3, Offload::None).gradients, 6_400_000_000);
+        assert_eq!(device_states(&request, 3, Offload::None).gradients, 6_400_000_000);
         // In fp16 they are whole everywhere.
-        let ask = Ask { in_bf16: false, ..ask };
-        assert_eq!(ask.bytes_per_parameter().total(), 18);
-        assert_eq!(device_states(&ask, 3, Offload::None).optimizer, 19_200_000_000);
-        assert_eq!(host_states(&ask, Offload::Optimizer).optimizer, 96 * GB);
+        let request = PlanRequest { in_bf16: false, ..request };
+        assert_eq!(request.bytes_per_parameter().total(), 18);
+        assert_eq!(device_states(&request, 3, Offload::None).optimizer, 19_200_000_000);
+        assert_eq!(host_states(&request, Offload::Optimizer).optimizer, 96 * GB);
     }
 
     #[test]
     fn an_offloaded_optimizer_takes_gradient_shards_with_it_from_stage_2_on() {
-        let ask = Ask::new(8 * GB, 5);
-        assert_eq!(device_states(&ask, 1, Offload::Optimizer), Bytes::of_states(16 * GB, 16 * GB, 0));
-        assert_eq!(device_states(&ask, 2, Offload::Optimizer), Bytes::of_states(16 * GB, 0, 0));
-        assert_eq!(device_states(&ask, 3, Offload::Optimizer), Bytes::of_states(3_200_000_000, 0, 0));
-        assert_eq!(host_states(&ask, Offload::Optimizer), Bytes::of_states(0, 16 * GB, 96 * GB));
-        assert_eq!(device_states(&ask, 3, Offload::OptimizerAndParameters).total, 0);
-        assert_eq!(host_states(&ask, Offload::OptimizerAndParameters).total, 128 * GB);
-        assert_eq!(device_states(&ask, 3, Offload::Parameters).total, 22_400_000_000);
-        assert_eq!(host_states(&ask, Offload::Parameters).total, 16 * GB);
+        let request = PlanRequest::new(8 * GB, 5);
+        assert_eq!(device_states(&request, 1, Offload::Optimizer), Bytes::of_states(16 * GB, 16 * GB, 0));
+        assert_eq!(device_states(&request, 2, Offload::Optimizer), Bytes::of_states(16 * GB, 0, 0));
+        assert_eq!(device_states(&request, 3, Offload::Optimizer), Bytes::of_states(3_200_000_000, 0, 0));
+        assert_eq!(host_states(&request, Offload::Optimizer), Bytes::of_states(0, 16 * GB, 96 * GB));
+        assert_eq!(device_states(&request, 3, Offload::OptimizerAndParameters).total, 0);
+        assert_eq!(host_states(&request, Offload::OptimizerAndParameters).total, 128 * GB);
+        assert_eq!(device_states(&request, 3, Offload::Parameters).total, 22_400_000_000);
+        assert_eq!(host_states(&request, Offload::Parameters).total, 16 * GB);
     }
 
     #[test]
     fn a_host_counts_its_own_ranks_only() {
-        let ask = Ask { ranks_per_host: 8, ..Ask::new(8 * GB, 16) };
-        assert_eq!(host_states(&ask, Offload::Optimizer).total, 56 * GB);
-        let fuller_than_the_job = Ask { ranks_per_host: 8, ..Ask::new(8 * GB, 2) };
+        let request = PlanRequest { ranks_per_host: 8, ..PlanRequest::new(8 * GB, 16) };
+        assert_eq!(host_states(&request, Offload::Optimizer).total, 56 * GB);
+        let fuller_than_the_job = PlanRequest { ranks_per_host: 8, ..PlanRequest::new(8 * GB, 2) };
         assert_eq!(host_states(&fuller_than_the_job, Offload::Optimizer).total, 112 * GB);
     }
 
     #[test]
     fn loras_frozen_base_is_cut_at_stage_3_only() {
         let adapters = Some(crate::Adapters { params: 20_000_000, largest_unit: 800_000 });
-        let ask = Ask { train_type: TrainType::Lora, adapters, ..Ask::new(7 * GB, 2) };
-        let parameters = |stage| device_states(&ask, stage, Offload::None).parameters;
+        let request = PlanRequest { train_type: TrainType::Lora, adapters, ..PlanRequest::new(7 * GB, 2) };
+        let parameters = |stage| device_states(&request, stage, Offload::None).parameters;
         assert_eq!([0, 1, 2].map(parameters), [14_040_000_000; 3]);
         assert_eq!(parameters(3), 7_020_000_000);
-        assert_eq!(device_states(&ask, 2, Offload::None).optimizer, 120_000_000);
+        assert_eq!(device_states(&request, 2, Offload::None).optimizer, 120_000_000);
     }
 
     #[test]
     fn a_shard_is_whole_elements() {
-        let ask = Ask::new(7, 5);
-        assert_eq!(device_states(&ask, 3, Offload::None), Bytes::of_states(4, 4, 24));
+        let request = PlanRequest::new(7, 5);
+        assert_eq!(device_states(&request, 3, Offload::None), Bytes::of_states(4, 4, 24));
     }
 }

@@ -48,7 +48,7 @@ fn the_table_for_8b_on_5_gpus_holds_without_a_master_copy() {
 }
 
 #[test]
-fn the_rows_by_card_need_more_gpus_than_one() {
+fn the_rows_by_gpu_need_more_gpus_than_one() {
     assert_eq!(holds("ZeRO-2 + LoRA of 7B fits 24 GB"), (Some(1), Some(1)));
     // 16 + 112/N <= 40; 16 + 80/N <= 40.
     assert_eq!(holds("ZeRO-2, all parameters of 8B fits 40 GB"), (Some(5), Some(4)));

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use zeroth_plan::{Claim, CountedIn, Holding, claims};
+use zeroth_plan::{Claim, ClaimRange, CountedIn, claims};
 
 const HEAD: &str = "\
 # What people say about ZeRO, and where it holds
@@ -19,7 +19,7 @@ Written from `crates/zeroth-plan/src/claims.rs`; a test fails when it is stale
 |---|---|---|---|---|
 ";
 
-fn holding(claim: &Claim, holding: &Holding) -> String {
+fn holding(claim: &Claim, holding: &ClaimRange) -> String {
     let unit = match claim.counted_in {
         CountedIn::Gpus => "GPUs",
         CountedIn::MicroBatches => "micro-batches",

@@ -1,21 +1,21 @@
-//! Bytes of one memory, by what they are for.
+//! Bytes of one memory tier by category.
 
 use serde::Serialize;
 
-/// Bytes in one memory, by what they are for.
+/// Bytes of one memory tier by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Bytes {
     /// Parameters, trained and frozen.
     pub parameters: u64,
-    /// Gradients that are kept.
+    /// Gradients that are kept for the update.
     pub gradients: u64,
-    /// Optimizer state, master copy included.
+    /// Optimizer states, master weights included.
     pub optimizer: u64,
-    /// What forward keeps for backward.
+    /// Activations kept from forward to backward.
     pub activations: u64,
-    /// What is gathered, reduced or on its way.
+    /// Communication and staging buffers, and scratch.
     pub buffers: u64,
-    /// The sum of the others.
+    /// The sum of the other fields.
     pub total: u64,
 }
 

@@ -1,24 +1,24 @@
-//! The rules that every program keeps, whatever the passes did.
+//! Verification: the invariants of every program, whatever the passes did.
 
 use super::{Action, Program, Section, SectionKind};
 
-/// A program that cannot be compiled, or that breaks a rule.
+/// A program that cannot be compiled or violates an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// A stage that ZeRO does not have.
-    #[error("there is no stage {stage}: 0, 1, 2 and 3 are")]
+    #[error("ZeRO has no stage {stage}: the stages are 0, 1, 2 and 3")]
     Stage {
         /// The stage.
         stage: u8,
     },
-    /// An instruction reads parameters that are not there.
+    /// An instruction reads parameters that are not gathered.
     #[error("{section:?}, instruction {index}: {action:?} reads flat {flat}, which is not gathered")]
     NotResident {
         /// The section.
         section: SectionKind,
         /// The instruction.
         index: usize,
-        /// What it does.
+        /// Its action.
         action: Action,
         /// The flat.
         flat: usize,
@@ -32,36 +32,36 @@ pub enum ProgramError {
         index: usize,
         /// Elements gathered, persistent ones included.
         live: u64,
-        /// The most allowed.
+        /// The limit.
         most: u64,
     },
-    /// A gradient landed and was never reduced, or was reduced twice.
+    /// A gradient was never reduced, or more than once.
     #[error(
-        "{section:?}: the gradient of flat {flat} is reduced {times} times over its shard, and should be {expected}"
+        "{section:?}: the gradient of flat {flat} is reduced {times} time(s) over its shard instead of {expected}"
     )]
     Reduced {
         /// The section.
         section: SectionKind,
         /// The flat.
         flat: usize,
-        /// How often each element was.
+        /// How often each element was reduced.
         times: u64,
-        /// How often it should be.
+        /// How often it should be reduced.
         expected: u64,
     },
 }
 
-/// What the rules of residency found in a program.
+/// Gather statistics found by [`Program::check`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Residency {
-    /// The most elements gathered at any time, persistent ones included, padding not.
+pub struct GatherStats {
+    /// The peak number of gathered elements, persistent ones included, without padding.
     pub most_live: u64,
-    /// Gathers of one micro-batch.
+    /// All-gathers per micro-batch.
     pub gathers: usize,
 }
 
 impl Program {
-    /// The most elements that may be gathered at once: `max_live`, raised to what the largest instruction needs.
+    /// The limit on gathered elements: `max_live`, raised to what the largest instruction needs.
     pub fn live_limit(&self, max_live: u64) -> u64 {
         let needs = self.sections.iter().flat_map(|section| &section.instructions).map(|instruction| {
             let cut = instruction.reads.iter().filter(|flat| !self.stays_gathered(**flat));
@@ -70,26 +70,26 @@ impl Program {
         max_live.max(self.persistent_elements() + needs.max().unwrap_or(0))
     }
 
-    /// Elements of memory that a flat takes while it is gathered: none where it is read in place.
+    /// Elements of memory that a gathered flat takes: none with zero-copy gathers.
     pub(super) fn gathered_elements(&self, flat: usize) -> u64 {
         if self.is_viewed(flat) { 0 } else { self.layout.flats[flat].elements() }
     }
 
     pub(super) fn persistent_elements(&self) -> u64 {
-        if self.cuts_parameters() { self.layout.persistent_elements() } else { 0 }
+        if self.shards_parameters() { self.layout.persistent_elements() } else { 0 }
     }
 
-    /// Checks the rules that every program keeps: what is read is resident; no more than `max_live` elements are
-    /// gathered (what one instruction needs always may be); every gradient that landed is reduced once.
-    pub fn check(&self, max_live: u64) -> Result<Residency, ProgramError> {
+    /// Checks the invariants of every program: parameters are gathered when read; no more than `max_live` elements are
+    /// gathered, beyond what one instruction needs; every gradient is reduced exactly once.
+    pub fn check(&self, max_live: u64) -> Result<GatherStats, ProgramError> {
         let (most, persistent) = (self.live_limit(max_live), self.persistent_elements());
-        let mut found = Residency { most_live: persistent, gathers: 0 };
+        let mut found = GatherStats { most_live: persistent, gathers: 0 };
         for section in self.sections.iter().filter(|section| section.kind != SectionKind::Update) {
             let mut resident: Vec<usize> = Vec::new();
             let mut gathers = 0;
             for (index, instruction) in section.instructions.iter().enumerate() {
                 match instruction.action {
-                    Action::Gather(flat) => {
+                    Action::AllGather(flat) => {
                         resident.push(flat);
                         gathers += 1;
                     }
@@ -104,7 +104,7 @@ impl Program {
                 }
                 let live =
                     persistent + resident.iter().map(|flat| self.gathered_elements(*flat)).sum::<u64>();
-                if live > most && self.cuts_parameters() {
+                if live > most && self.shards_parameters() {
                     return Err(ProgramError::TooManyLive { section: section.kind, index, live, most });
                 }
                 found.most_live = found.most_live.max(live);
@@ -120,16 +120,17 @@ impl Program {
     fn check_reductions(&self, section: &Section) -> Result<(), ProgramError> {
         let due = self.reduces() && (self.stage >= 2 || section.kind.is_last());
         for flat in 0..self.layout.flats.len() {
-            let landed = section.instructions.iter().any(|instruction| instruction.lands.contains(&flat));
+            let landed =
+                section.instructions.iter().any(|instruction| instruction.accumulates_into.contains(&flat));
             let capacity = self.layout.flats[flat].shard_capacity(self.layout.ranks);
             let reduced: u64 = section
                 .instructions
                 .iter()
                 .map(|instruction| match &instruction.action {
-                    Action::Add(chunk, _) | Action::Reduce(chunk, _) if chunk.flat == flat => {
+                    Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) if chunk.flat == flat => {
                         chunk.range.end - chunk.range.start
                     }
-                    Action::Keep(kept) if *kept == flat => capacity,
+                    Action::KeepGrad(kept) if *kept == flat => capacity,
                     _ => 0,
                 })
                 .sum();

@@ -1,4 +1,4 @@
-//! A program with its model and a place for every buffer: what ranks share before they differ.
+//! A program with its model and its placed buffers: everything that is equal on all ranks.
 
 use std::collections::BTreeMap;
 
@@ -8,28 +8,28 @@ use zeroth_graph::{Backward, Graph, GraphError, Op};
 use zeroth_kernel::{Span, Tier};
 
 use crate::{
-    Action, Content, Gather, Instruction, Memory, Placed, Program, ProgramError, Settings, bytes, compile,
-    compile_inference, guarded_bytes, in_place,
+    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, compile,
+    compile_inference, in_place, plan_memory, plan_memory_guarded,
 };
 
-/// A program that can be run.
+/// A program ready to run.
 #[derive(Debug, Clone)]
 pub struct Compiled {
-    /// The model over the largest micro-batch.
+    /// The model's graph, sized for the largest micro-batch.
     pub graph: Graph,
     /// Its backward.
     pub backward: Backward,
-    /// What a step does.
+    /// The step program.
     pub program: Program,
-    /// Where every buffer is.
+    /// The placement of every buffer.
     pub memory: Memory,
-    /// The numbers of rows that micro-batches are rounded up to, in rising order; the last is the graph's.
+    /// The row counts that micro-batches are padded to, in ascending order; the last is the graph's.
     pub row_sizes: Vec<u64>,
-    /// The kind of device it was counted for.
+    /// The kind of device it was compiled for.
     pub target: Target,
 }
 
-/// A program that cannot be made.
+/// A program that cannot be compiled.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CompileError {
     /// The model has no backward.
@@ -66,7 +66,7 @@ impl Compiled {
         Self::guarded(graph, ranks, settings, target, row_sizes, 0)
     }
 
-    /// As [`Self::new`], with `guard` bytes behind every buffer for an executor that looks after them.
+    /// As [`Self::new`], with `guard` bytes after every buffer, which the chaos executor checks.
     pub fn guarded(
         graph: Graph,
         ranks: u64,
@@ -80,33 +80,34 @@ impl Compiled {
         if target == Target::Cuda && settings.stage >= 3 && settings.gather == Some(Gather::View) {
             return Err(CompileError::ViewOnGpu);
         }
-        let mut settings = settings.on(target);
+        let mut settings = settings.for_target(target);
         if guard > 0 {
-            // With guards between them shards do not begin with pages, and cannot be mapped.
+            // With guards in between, shards are not page-aligned and cannot be mapped.
             settings.gather = Some(Gather::Copy);
         }
         let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
             let program = in_place(compile(&graph, &backward, ranks, settings)?, target);
-            let memory = guarded_bytes(&program, &graph, &backward, target, &row_sizes, guard);
+            let memory = plan_memory_guarded(&program, &graph, &backward, target, &row_sizes, guard);
             Ok((program, memory))
         };
         let (mut program, mut memory) = made(&settings)?;
-        // As many tiles at a time as fit into their window. More would lie where the next forward wants to be.
-        let (asked, arena) = (settings.offload.tiles, memory.arena(Tier::Device));
-        settings.offload.tiles = memory.room_for_tiles(program.window.unwrap_or(0)).max(asked);
-        while settings.offload.tiles > asked {
+        // Keep as many sub-groups in flight as fit the window. More would overlap the memory of the next forward.
+        let (asked, arena) = (settings.offload.sub_group_buffers, memory.arena(Tier::Device));
+        settings.offload.sub_group_buffers =
+            memory.sub_groups_within(program.update_window.unwrap_or(0)).max(asked);
+        while settings.offload.sub_group_buffers > asked {
             let deeper = made(&settings)?;
             if deeper.1.arena(Tier::Device) <= arena {
                 (program, memory) = deeper;
                 break;
             }
-            settings.offload.tiles -= 1;
+            settings.offload.sub_group_buffers -= 1;
         }
         Ok(Self { graph, backward, program, memory, row_sizes, target })
     }
 
-    /// Compiles a model for inference, its numbers stored in `run`: [`super::Engine::logits`] gives the next-token logits of
-    /// up to `sequences` sequences at once. Nothing is dropped, and there is no room for gradients and optimizer state.
+    /// Compiles a model for inference with compute dtype `run`: the engine then computes the next-token logits of up to
+    /// `sequences` sequences at once. Dropout is off, and nothing is allocated for gradients and optimizer states.
     pub fn inference(
         mut graph: Graph,
         run: DType,
@@ -123,7 +124,7 @@ impl Compiled {
         }
         let backward = graph.backward()?;
         let program = compile_inference(&graph, run, sequences);
-        let memory = bytes(&program, &graph, &backward, target, &row_sizes);
+        let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
         Ok(Self { graph, backward, program, memory, row_sizes, target })
     }
 }
@@ -137,33 +138,33 @@ fn check_rows(graph: &Graph, row_sizes: &[u64]) -> Result<(), CompileError> {
 }
 
 impl Compiled {
-    /// Where every buffer is while a section runs, for those who ask often.
-    pub fn spans(&self, section: usize) -> BTreeMap<Content, Span> {
-        let placed = self.memory.always.iter().chain(&self.memory.sections[section].buffers);
-        placed.map(|placed| (placed.buffer.content, placed.span(self.memory.guard))).collect()
+    /// The spans of all buffers of a section, for repeated lookups.
+    pub fn spans(&self, section: usize) -> BTreeMap<BufferId, Span> {
+        let placed = self.memory.static_buffers.iter().chain(&self.memory.sections[section].buffers);
+        placed.map(|placed| (placed.buffer.id, placed.span(self.memory.guard))).collect()
     }
 
-    /// Where a buffer is while a section runs.
-    pub fn find(&self, section: usize, content: Content) -> Option<Span> {
-        self.placed(section, content).map(|placed| placed.span(self.memory.guard))
+    /// The span of a buffer while a section runs.
+    pub fn find(&self, section: usize, id: BufferId) -> Option<Span> {
+        self.placed(section, id).map(|placed| placed.span(self.memory.guard))
     }
 
-    fn placed(&self, section: usize, content: Content) -> Option<&Placed> {
-        let is = |placed: &&Placed| placed.buffer.content == content;
+    fn placed(&self, section: usize, id: BufferId) -> Option<&PlacedBuffer> {
+        let is = |placed: &&PlacedBuffer| placed.buffer.id == id;
         let passing = self.memory.sections[section].buffers.iter().find(is);
-        passing.or_else(|| self.memory.always.iter().find(is))
+        passing.or_else(|| self.memory.static_buffers.iter().find(is))
     }
 
-    /// The span of a buffer that the section has.
+    /// The span of a buffer that the section uses.
     ///
     /// # Panics
-    /// When it has none: a mistake of the program.
-    pub fn span(&self, section: usize, content: Content) -> Span {
-        self.find(section, content)
-            .unwrap_or_else(|| unreachable!("{content:?} has a place in section {section}"))
+    ///
+    /// If the section has no such buffer, which is a bug in the compiler.
+    pub fn span(&self, section: usize, id: BufferId) -> Span {
+        self.find(section, id).unwrap_or_else(|| unreachable!("{id:?} has a place in section {section}"))
     }
 
-    /// An instruction in words: what, and of which unit.
+    /// Describes an instruction for messages and traces: its operation and unit.
     pub fn describe(&self, instruction: &Instruction) -> String {
         let unit = |unit: zeroth_graph::UnitId| &self.graph.units[unit.index()].name;
         match &instruction.action {
@@ -174,11 +175,11 @@ impl Compiled {
             Action::Logits { node, .. } => format!("logits of {}", unit(self.graph.nodes[*node].unit)),
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
-                format!("gradient of {} of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
+                format!("{} backward of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
             }
             Action::Recompute { node, .. } => {
                 let node = &self.graph.nodes[*node];
-                format!("{} of {} again", node.op.name(), unit(node.unit))
+                format!("recompute {} of {}", node.op.name(), unit(node.unit))
             }
             other => match other.flat() {
                 Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),
@@ -187,7 +188,7 @@ impl Compiled {
         }
     }
 
-    /// The unit a flat belongs to, in words.
+    /// The name of the unit a flat belongs to.
     pub fn flat_name(&self, flat: usize) -> String {
         use crate::FlatKind::{Frozen, Persistent, Trained};
         match self.program.layout.flats[flat].kind {

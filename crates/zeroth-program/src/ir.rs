@@ -1,4 +1,4 @@
-//! The words of the program: instructions over flats and values, in sections.
+//! The intermediate representation: sections of instructions over flats and values.
 
 use std::ops::Range;
 
@@ -6,52 +6,53 @@ use zeroth_base::DType;
 use zeroth_graph::ParamId;
 use zeroth_kernel::{MasterForm, Optimizer, Queue, Tier};
 
-use super::{Content, Givers, Types};
+use super::{BufferId, GradProducers, Types};
 use crate::{FlatKind, Layout};
 
-/// What a rank does in one step. Every rank runs the same program.
+/// A compiled training step. Every rank runs the same program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
-    /// Where every element lives.
+    /// The placement of every parameter element.
     pub layout: Layout,
-    /// The sections, in the order they run; [`SectionKind::Middle`] runs as often as accumulation asks.
+    /// The sections in execution order; [`SectionKind::Middle`] repeats with the accumulation steps.
     pub sections: Vec<Section>,
-    /// Micro-batches of a step.
+    /// Micro-batches per step (`gradient_accumulation_steps`).
     pub accumulation: u64,
-    /// `zero_optimization.stage`: what is cut across ranks.
+    /// `zero_optimization.stage`: what is sharded across ranks.
     pub stage: u8,
-    /// The types numbers are stored in.
+    /// The dtypes of parameters, activations and communicated gradients.
     pub types: Types,
-    /// The type in which shards of gradients add up, over ranks and micro-batches (stages 2 and 3).
-    pub sums: DType,
-    /// How weights are changed.
+    /// The dtype in which gradient shards accumulate over ranks and micro-batches (stages 2 and 3).
+    pub grad_accum_dtype: DType,
+    /// The optimizer.
     pub optimizer: Optimizer,
-    /// The type of its moments.
-    pub moments: DType,
-    /// Whether moments in 16 bits are rounded by chance.
+    /// The dtype of its moments.
+    pub moment_dtype: DType,
+    /// Whether 16-bit moments are rounded stochastically.
     pub stochastic_rounding: bool,
-    /// For each parameter of the graph, who gives its gradient.
-    pub givers: Vec<Givers>,
-    /// Where each flat's parts live.
-    pub held: Vec<Held>,
-    /// Whether an exchange gives each rank its part only.
+    /// For each parameter of the graph, the ops that produce its gradient.
+    pub grad_producers: Vec<GradProducers>,
+    /// The memory tier of each flat's parts.
+    pub residency: Vec<Residency>,
+    /// Whether gradients are reduce-scattered; if not, every rank receives all parts.
     pub reduce_scatter: bool,
-    /// Where states pass through the device: bytes that they have there for themselves, behind what micro-batches use.
-    pub window: Option<u64>,
-    /// Whether ranks read each other's shards of parameters in place instead of gathering copies.
+    /// Device bytes reserved for streamed optimizer states, beyond what activations leave free; `None` where no state
+    /// is streamed.
+    pub update_window: Option<u64>,
+    /// Whether ranks map each other's parameter shards instead of gathering copies.
     pub zero_copy_gather: bool,
 }
 
-/// Where a flat's parts live between steps.
+/// The memory tier of a flat's parts between steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct Residency {
     /// Parameters.
     pub weights: Tier,
-    /// Gradients that wait for the update.
+    /// Reduced gradients that the update reads.
     pub gradients: Tier,
     /// Master weights and moments.
     pub states: Tier,
-    /// Where the update runs: where states live, or on the device, which they then pass through.
+    /// Where the optimizer runs: in the tier of the states, or on the device, through which they are then streamed.
     pub updates: Tier,
 }
 
@@ -60,11 +61,11 @@ pub struct Held {
 pub struct Section {
     /// Which part.
     pub kind: SectionKind,
-    /// What it does, in order.
+    /// Its instructions, in program order.
     pub instructions: Vec<Instruction>,
 }
 
-/// The parts of a step. Micro-batches differ only in how gradients land.
+/// The kinds of sections. Micro-batches differ only in how gradients accumulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SectionKind {
     /// The only micro-batch of a step without accumulation.
@@ -75,102 +76,103 @@ pub enum SectionKind {
     Middle,
     /// The last of several.
     Last,
-    /// The optimizer.
+    /// The optimizer step.
     Update,
-    /// A micro-batch's loss without gradients; no part of a step.
+    /// Evaluation: a micro-batch's loss without gradients; not part of a step.
     Eval,
-    /// Next-token logits: all that a program for inference does.
+    /// Next-token logits: the only section of an inference program.
     Logits,
 }
 
-/// One instruction: what it does, where it runs, and the flats whose parameters it reads or whose gradients it adds to.
+/// An instruction: an action, its queue, and the flats it reads or accumulates into.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instruction {
     /// What it does.
     pub action: Action,
-    /// The line of work it belongs to.
+    /// The queue (stream) it runs on.
     pub queue: Queue,
-    /// Flats whose parameters it reads, by their place in the layout.
+    /// Flats whose parameters it reads, as indices into the layout.
     pub reads: Vec<usize>,
-    /// Flats whose gradients it adds to.
-    pub lands: Vec<usize>,
+    /// Flats whose gradients it accumulates into.
+    pub accumulates_into: Vec<usize>,
 }
 
-/// What an instruction does.
+/// The operation of an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Sets the sum of the losses to zero.
-    ClearLoss,
-    /// A node of forward, by its place in the graph.
+    /// Zeroes this rank's report: loss and gradient statistics.
+    ZeroLoss,
+    /// Runs a forward node, given by its index in the graph.
     Forward(usize),
-    /// The head without its loss: logits of the last token of each of the first so many sequences.
+    /// Computes the logits of the last token of each of the first `sequences` sequences.
     Logits {
-        /// The head_loss it stands for, by its place in the graph.
+        /// The `head_loss` node it replaces.
         node: usize,
-        /// How many sequences have logits.
+        /// The number of sequences.
         sequences: u64,
     },
-    /// A node of backward.
+    /// Runs a backward node.
     Backward(usize),
-    /// A node of forward once more, for what backward reads of it. A residual add whose sum was kept only norms the sum.
+    /// Recomputes a forward node for backward. With `from_sum`, a residual add whose sum was kept only recomputes the
+    /// norm.
     Recompute {
         /// The node.
         node: usize,
-        /// Whether the sum is there.
+        /// Whether the residual sum was kept.
         from_sum: bool,
     },
-    /// Puts a value away in host memory.
-    Park(usize),
-    /// Brings it back.
-    Fetch(usize),
-    /// Brings all shards of a flat's parameters together, in a buffer of its own; where they are read in place, waits until
-    /// every rank's is complete.
-    Gather(usize),
-    /// Lets a gathered flat go.
+    /// Copies an activation to host memory.
+    OffloadActivation(usize),
+    /// Copies an activation back to the device.
+    ReloadActivation(usize),
+    /// All-gathers a flat's parameters into a buffer of its own. With zero-copy gathers it only waits until every
+    /// rank's shard is complete.
+    AllGather(usize),
+    /// Frees a gathered flat.
     Release(usize),
-    /// Sets to zero what of a flat's gradient is added to, and its padding.
-    Clear(usize),
-    /// Rounds what of a flat's gradient landed in f32 to the communication type, beside what landed in it, and keeps it so:
-    /// alone and without accumulation that is all there is to do.
-    Keep(usize),
-    /// Rounds what of a flat's gradient landed in f32 to the communication type, beside what landed in it.
-    RoundRest(usize),
-    /// Puts the ranks' parts of a chunk that is rounded end to end.
-    Pack(Chunk),
-    /// Rounds a chunk of a flat's gradient that landed in f32 to the communication type, a part for each rank end to end.
-    Round(Chunk),
-    /// Sends each rank its part of a chunk.
-    Exchange(Chunk),
-    /// Adds the ranks' parts of a chunk, in rank order, in f32.
-    Add(Chunk, Addition),
-    /// Both at once: adds the ranks' parts of a chunk as it reads them in their memory, in rank order, in f32.
-    Reduce(Chunk, Addition),
-    /// Brings the sums of all shards of a flat's gradient together (stage 0, where every rank updates all).
-    GatherGradient(usize),
-    /// The sum of squares of what this rank reduced of a flat's gradient.
-    Squares(usize),
-    /// Every rank's loss and sums of squares to every rank.
-    Reports,
-    /// The norm of all gradients, the clip factor, and whether the step counts.
+    /// Zeroes the parts of a flat's gradient that ops accumulate into, and its padding.
+    ZeroGrad(usize),
+    /// Casts the f32 parts of a flat's gradient to the communication dtype and keeps the result for the update: the
+    /// whole reduction on one rank without accumulation.
+    KeepGrad(usize),
+    /// Casts the f32 parts of a flat's gradient to the communication dtype, next to the parts produced in it.
+    CastGrad(usize),
+    /// Packs each rank's part of a cast chunk contiguously.
+    PackGrad(Chunk),
+    /// Casts a chunk of a flat's f32 gradient to the communication dtype, packed by rank.
+    CastAndPackGrad(Chunk),
+    /// Sends each rank its part of a chunk (all-to-all).
+    AllToAll(Chunk),
+    /// Sums the received parts of a chunk in rank order, in f32.
+    SumRanks(Chunk, Accumulate),
+    /// Reduce-scatters a chunk in one step: sums the parts in rank order, in f32, straight from the ranks' memory.
+    ReduceScatter(Chunk, Accumulate),
+    /// All-gathers a flat's reduced gradient (stage 0, where every rank updates everything).
+    AllGatherGrad(usize),
+    /// Computes the squared norm of this rank's shard of a flat's gradient.
+    GradSquares(usize),
+    /// All-gathers the ranks' reports: loss and squared norms.
+    AllGatherReports,
+    /// Computes the global gradient norm and the clip factor, and decides whether the step is applied.
     Control,
-    /// Puts the sums of a chunk where the update finds them, in host memory.
-    SaveGradient(Chunk, Addition),
-    /// Copies a piece of this rank's parameters from pageable memory to staging.
-    Stage(Chunk),
-    /// Copies a piece of this rank's parameters from host memory to its place in the flat that is being gathered.
-    Bring(Chunk),
-    /// Brings the states of a tile to the device, with its gradient where that is not there.
-    Load(Chunk),
-    /// The optimizer over a tile of what this rank updates of a flat.
+    /// Copies a chunk's reduced gradient to host memory, where the update reads it.
+    OffloadGrad(Chunk, Accumulate),
+    /// Copies a piece of this rank's parameters from pageable memory to a staging buffer.
+    StageShard(Chunk),
+    /// Copies a piece of this rank's parameters from host memory into the flat being gathered.
+    UploadShard(Chunk),
+    /// Loads the optimizer states of a sub-group to the device, with its gradient where that is in host memory.
+    LoadStates(Chunk),
+    /// Runs the optimizer over a sub-group of this rank's part of a flat.
     Update(Chunk),
-    /// Takes a tile's states back to where they live.
-    Store(Chunk),
-    /// Puts a tile of updated parameters where they live, when that is not where they were updated.
-    PutBack(Chunk),
-    /// Brings a chunk of the updated shards of a flat that stays gathered together, in place.
-    GatherWeights(Chunk),
-    /// Sends one rank's updated shard of such a flat to all.
-    SpreadWeights {
+    /// Stores a sub-group's optimizer states back to host memory.
+    StoreStates(Chunk),
+    /// Writes a sub-group's updated parameters back to their tier, where that differs from the update's.
+    WriteBack(Chunk),
+    /// All-gathers a chunk of the updated shards of a flat that stays gathered, in place.
+    AllGatherWeights(Chunk),
+    /// Broadcasts one rank's updated shard of such a flat.
+    BroadcastWeights {
         /// The flat.
         flat: usize,
         /// The rank.
@@ -178,7 +180,7 @@ pub enum Action {
     },
 }
 
-/// A part of a flat that one collective moves, as a range within every rank's shard.
+/// A part of a flat, as a range within every rank's shard: what one collective moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
     /// The flat.
@@ -187,128 +189,143 @@ pub struct Chunk {
     pub range: Range<u64>,
 }
 
-/// How a sum of ranks meets what is there.
+/// How a reduced gradient is combined with its destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Addition {
-    /// It takes its place: the first micro-batch of a step.
-    Write,
-    /// It is added: the later ones.
+pub enum Accumulate {
+    /// Overwrites it: the first micro-batch of a step.
+    Overwrite,
+    /// Adds to it: later micro-batches.
     Add,
 }
 
-/// Where a step's gradients are when the update reads them.
+/// The form in which the update reads gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GradientHome {
-    /// In the f32 flat in which they landed.
-    Landed,
-    /// Whole, in the communication type: one rank, no accumulation.
-    Rounded,
-    /// In f32 shards.
+pub enum GradientStorage {
+    /// The whole flat in f32, as backward produced it.
+    FlatF32,
+    /// The whole flat in the communication dtype: one rank, no accumulation.
+    FlatComm,
+    /// A shard in the accumulation dtype.
     Shard,
 }
 
 impl Action {
-    /// Its name in messages and traces.
+    /// The opcode, as in dumps, messages and traces.
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::ClearLoss => "clear loss",
+            Self::ZeroLoss => "zero_loss",
             Self::Forward(_) => "forward",
             Self::Logits { .. } => "logits",
             Self::Backward(_) => "backward",
             Self::Recompute { .. } => "recompute",
-            Self::Park(_) => "park",
-            Self::Fetch(_) => "fetch",
-            Self::Gather(_) => "gather",
+            Self::OffloadActivation(_) => "offload_activation",
+            Self::ReloadActivation(_) => "reload_activation",
+            Self::AllGather(_) => "all_gather",
             Self::Release(_) => "release",
-            Self::Clear(_) => "clear gradient",
-            Self::Keep(_) => "keep gradient",
-            Self::RoundRest(_) => "round the rest",
-            Self::Pack(_) => "pack",
-            Self::Round(_) => "round",
-            Self::Exchange(_) => "exchange",
-            Self::Add(..) => "add",
-            Self::Reduce(..) => "reduce",
-            Self::GatherGradient(_) => "gather gradient",
-            Self::Squares(_) => "squares",
-            Self::Reports => "reports",
+            Self::ZeroGrad(_) => "zero_grad",
+            Self::KeepGrad(_) => "keep_grad",
+            Self::CastGrad(_) => "cast_grad",
+            Self::PackGrad(_) => "pack_grad",
+            Self::CastAndPackGrad(_) => "cast_and_pack_grad",
+            Self::AllToAll(_) => "all_to_all",
+            Self::SumRanks(..) => "sum_ranks",
+            Self::ReduceScatter(..) => "reduce_scatter",
+            Self::AllGatherGrad(_) => "all_gather_grad",
+            Self::GradSquares(_) => "grad_squares",
+            Self::AllGatherReports => "all_gather_reports",
             Self::Control => "control",
-            Self::SaveGradient(..) => "save gradient",
-            Self::Stage(_) => "stage",
-            Self::Bring(_) => "bring",
-            Self::Load(_) => "load states",
+            Self::OffloadGrad(..) => "offload_grad",
+            Self::StageShard(_) => "stage_shard",
+            Self::UploadShard(_) => "upload_shard",
+            Self::LoadStates(_) => "load_states",
             Self::Update(_) => "update",
-            Self::Store(_) => "store states",
-            Self::PutBack(_) => "put back",
-            Self::GatherWeights(_) => "gather weights",
-            Self::SpreadWeights { .. } => "spread weights",
+            Self::StoreStates(_) => "store_states",
+            Self::WriteBack(_) => "write_back",
+            Self::AllGatherWeights(_) => "all_gather_weights",
+            Self::BroadcastWeights { .. } => "broadcast_weights",
         }
     }
 
-    /// Whether ranks meet in it.
+    /// Whether it is a collective.
     pub const fn is_collective(&self) -> bool {
         matches!(
             self,
-            Self::Gather(_)
-                | Self::Exchange(_)
-                | Self::Reduce(..)
-                | Self::GatherGradient(_)
-                | Self::Reports
-                | Self::GatherWeights(_)
-                | Self::SpreadWeights { .. }
+            Self::AllGather(_)
+                | Self::AllToAll(_)
+                | Self::ReduceScatter(..)
+                | Self::AllGatherGrad(_)
+                | Self::AllGatherReports
+                | Self::AllGatherWeights(_)
+                | Self::BroadcastWeights { .. }
         )
     }
 
-    /// The flat it is about, for those that are about one.
+    /// The chunk it operates on, if any.
+    pub const fn chunk(&self) -> Option<&Chunk> {
+        match self {
+            Self::PackGrad(chunk)
+            | Self::CastAndPackGrad(chunk)
+            | Self::AllToAll(chunk)
+            | Self::SumRanks(chunk, _)
+            | Self::ReduceScatter(chunk, _)
+            | Self::OffloadGrad(chunk, _)
+            | Self::StageShard(chunk)
+            | Self::UploadShard(chunk)
+            | Self::LoadStates(chunk)
+            | Self::Update(chunk)
+            | Self::StoreStates(chunk)
+            | Self::AllGatherWeights(chunk)
+            | Self::WriteBack(chunk) => Some(chunk),
+            _ => None,
+        }
+    }
+
+    /// The flat it operates on, if any.
     pub const fn flat(&self) -> Option<usize> {
         match self {
-            Self::Gather(flat)
+            Self::AllGather(flat)
             | Self::Release(flat)
-            | Self::Clear(flat)
-            | Self::Keep(flat)
-            | Self::RoundRest(flat)
-            | Self::GatherGradient(flat)
-            | Self::Squares(flat)
-            | Self::SpreadWeights { flat, .. } => Some(*flat),
-            Self::Pack(chunk)
-            | Self::Round(chunk)
-            | Self::Exchange(chunk)
-            | Self::Add(chunk, _)
-            | Self::Reduce(chunk, _)
-            | Self::SaveGradient(chunk, _)
-            | Self::Stage(chunk)
-            | Self::Bring(chunk)
-            | Self::Load(chunk)
-            | Self::Update(chunk)
-            | Self::Store(chunk)
-            | Self::GatherWeights(chunk)
-            | Self::PutBack(chunk) => Some(chunk.flat),
-            Self::ClearLoss
-            | Self::Forward(_)
-            | Self::Logits { .. }
-            | Self::Backward(_)
-            | Self::Recompute { .. }
-            | Self::Park(_)
-            | Self::Fetch(_)
-            | Self::Reports
-            | Self::Control => None,
+            | Self::ZeroGrad(flat)
+            | Self::KeepGrad(flat)
+            | Self::CastGrad(flat)
+            | Self::AllGatherGrad(flat)
+            | Self::GradSquares(flat)
+            | Self::BroadcastWeights { flat, .. } => Some(*flat),
+            _ => match self.chunk() {
+                Some(chunk) => Some(chunk.flat),
+                None => None,
+            },
         }
     }
 }
 
 impl Instruction {
     pub(crate) fn new(action: Action) -> Self {
-        Self { action, queue: Queue::Compute, reads: Vec::new(), lands: Vec::new() }
+        Self { action, queue: Queue::Compute, reads: Vec::new(), accumulates_into: Vec::new() }
     }
 }
 
 impl Section {
-    /// Whether it runs a micro-batch of training.
+    /// Whether it is a training micro-batch.
     pub fn is_micro_batch(&self) -> bool {
         !matches!(self.kind, SectionKind::Update | SectionKind::Eval | SectionKind::Logits)
     }
 }
 
 impl SectionKind {
+    /// Its name in dumps.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Only => "only",
+            Self::First => "first",
+            Self::Middle => "middle",
+            Self::Last => "last",
+            Self::Update => "update",
+            Self::Eval => "eval",
+            Self::Logits => "logits",
+        }
+    }
+
     /// Whether it is a step's first micro-batch.
     pub(super) const fn is_first(self) -> bool {
         matches!(self, Self::Only | Self::First)
@@ -321,7 +338,7 @@ impl SectionKind {
 }
 
 impl Program {
-    /// The flats that parameters lie in, each once, in order.
+    /// The sorted indices of the flats that hold these parameters.
     pub(crate) fn flats_of(layout: &Layout, params: &[ParamId]) -> Vec<usize> {
         let mut flats: Vec<usize> = params.iter().map(|param| layout.place(*param).0).collect();
         flats.sort_unstable();
@@ -329,27 +346,28 @@ impl Program {
         flats
     }
 
-    /// Whether parameters come and go: cut over ranks, or kept in host memory. Then flats that do not stay gathered must be
-    /// gathered before they are read.
-    pub fn cuts_parameters(&self) -> bool {
-        let is_away = self.held.iter().any(|held| held.weights == Tier::Host);
+    /// Whether parameters are sharded across ranks or offloaded. Flats that do not stay gathered must then be gathered
+    /// before they are read.
+    pub fn shards_parameters(&self) -> bool {
+        let is_away = self.residency.iter().any(|residency| residency.weights == Tier::Host);
         self.stage >= 3 && (self.layout.ranks > 1 || is_away)
     }
 
-    /// Whether a rank updates its own shard only.
-    pub const fn cuts_optimizer(&self) -> bool {
+    /// Whether a rank updates only its own shard (stages 1 and above).
+    pub const fn shards_optimizer(&self) -> bool {
         self.stage >= 1
     }
 
-    /// Whether a flat is whole on every rank all the time.
+    /// Whether every rank holds the whole flat at all times.
     pub fn stays_gathered(&self, flat: usize) -> bool {
-        let is_whole_here = self.layout.ranks == 1 && self.held[flat].weights == Tier::Device;
-        !self.cuts_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
+        let is_whole_here = self.layout.ranks == 1 && self.residency[flat].weights == Tier::Device;
+        !self.shards_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
     }
 
-    /// Whether a flat that is cut is read in place: what lives in host memory is copied to the device first.
+    /// Whether a sharded flat is mapped from the other ranks instead of copied. Offloaded parameters are copied to the
+    /// device first.
     pub fn is_viewed(&self, flat: usize) -> bool {
-        self.zero_copy_gather && !self.stays_gathered(flat) && self.held[flat].weights == Tier::Device
+        self.zero_copy_gather && !self.stays_gathered(flat) && self.residency[flat].weights == Tier::Device
     }
 
     /// Whether a flat has gradients.
@@ -357,78 +375,79 @@ impl Program {
         !matches!(self.layout.flats[flat].kind, FlatKind::Frozen(_))
     }
 
-    /// Where gradients are when the update reads them.
-    pub fn gradient_home(&self) -> GradientHome {
+    /// The form in which the update reads gradients.
+    pub fn gradient_storage(&self) -> GradientStorage {
         let alone = self.layout.ranks == 1 && self.accumulation == 1;
         match self.types.communication {
-            DType::F32 if alone => GradientHome::Landed,
-            _ if alone => GradientHome::Rounded,
-            _ if self.stage < 2 => GradientHome::Landed,
-            _ => GradientHome::Shard,
+            DType::F32 if alone => GradientStorage::FlatF32,
+            _ if alone => GradientStorage::FlatComm,
+            _ if self.stage < 2 => GradientStorage::FlatF32,
+            _ => GradientStorage::Shard,
         }
     }
 
-    /// Where a flat's gradient is when it is complete: its buffer, its type, and the element of the flat it begins with.
-    pub fn complete_gradient(&self, flat: usize, rank: u64) -> (Content, DType, u64) {
+    /// A flat's fully reduced gradient: its buffer, its dtype, and the flat element it starts at.
+    pub fn reduced_gradient(&self, flat: usize, rank: u64) -> (BufferId, DType, u64) {
         let shard = self.layout.flats[flat].shard(rank, self.layout.ranks).start;
-        match (self.gradient_home(), self.held[flat].gradients) {
-            (GradientHome::Landed, Tier::Device) => (Content::Gradient(flat), DType::F32, 0),
-            (GradientHome::Rounded, _) => (Content::Kept(flat), self.types.communication, 0),
-            (GradientHome::Landed, Tier::Host) => (Content::Kept(flat), DType::F32, shard),
-            (GradientHome::Shard, _) => (Content::Kept(flat), self.sums, shard),
+        match (self.gradient_storage(), self.residency[flat].gradients) {
+            (GradientStorage::FlatF32, Tier::Device) => (BufferId::Grad(flat), DType::F32, 0),
+            (GradientStorage::FlatComm, _) => (BufferId::ReducedGrad(flat), self.types.communication, 0),
+            (GradientStorage::FlatF32, Tier::Host) => (BufferId::ReducedGrad(flat), DType::F32, shard),
+            (GradientStorage::Shard, _) => (BufferId::ReducedGrad(flat), self.grad_accum_dtype, shard),
         }
     }
 
-    /// The type of a sum over ranks on its way to host memory: what takes the place there is rounded here, so that its
-    /// squares are those of what is kept; what is added to something there is rounded with that.
-    pub(super) const fn summed_type(&self, addition: Addition) -> DType {
+    /// The dtype of a reduced chunk on its way to host memory. A chunk that overwrites is cast here, so that its norm
+    /// is that of the stored value; a chunk that is added is cast after the sum.
+    pub(super) const fn summed_type(&self, addition: Accumulate) -> DType {
         match addition {
-            Addition::Write => self.sums,
-            Addition::Add => DType::F32,
+            Accumulate::Overwrite => self.grad_accum_dtype,
+            Accumulate::Add => DType::F32,
         }
     }
 
-    /// Whether a sum over ranks is a gradient's last: nothing is added to it any more.
-    pub(super) fn completes(&self, kind: SectionKind, flat: usize, addition: Addition) -> bool {
-        kind.is_last() && (self.held[flat].gradients == Tier::Device || addition == Addition::Write)
+    /// Whether a reduction completes a gradient: nothing is added to it afterwards.
+    pub(super) fn completes(&self, kind: SectionKind, flat: usize, addition: Accumulate) -> bool {
+        kind.is_last()
+            && (self.residency[flat].gradients == Tier::Device || addition == Accumulate::Overwrite)
     }
 
-    /// Whether a gradient that landed needs rounding or company: alone in f32 it is complete.
+    /// Whether gradients need a cast or a reduction. On one rank in f32 they need neither.
     pub(super) fn reduces(&self) -> bool {
-        self.gradient_home() != GradientHome::Landed
+        self.gradient_storage() != GradientStorage::FlatF32
             || self.layout.ranks > 1
             || self.types.communication != DType::F32
     }
 
     /// The elements of a flat that a rank updates.
-    pub fn updated(&self, flat: usize, rank: u64) -> Range<u64> {
+    pub fn update_range(&self, flat: usize, rank: u64) -> Range<u64> {
         let flat = &self.layout.flats[flat];
-        if self.cuts_optimizer() { flat.shard(rank, self.layout.ranks) } else { 0..flat.padded() }
+        if self.shards_optimizer() { flat.shard(rank, self.layout.ranks) } else { 0..flat.padded() }
     }
 
-    /// Whether a flat's master weights are apart from the weights computed with.
+    /// Whether a flat has fp32 master weights apart from the parameters.
     pub fn has_master(&self, flat: usize) -> bool {
-        let held = self.held[flat];
-        self.is_trained(flat) && (self.types.run != DType::F32 || held.weights != held.states)
+        let residency = self.residency[flat];
+        self.is_trained(flat) && (self.types.compute != DType::F32 || residency.weights != residency.states)
     }
 
-    /// How a flat's master weights are stored: beside weights in bf16 that are updated in the same place, as what these
-    /// lack. What passes through a device, or lies elsewhere than its weights, is whole.
+    /// How a flat's master weights are stored. Where bf16 weights, states and update are all on the device, only the
+    /// low-order bits are stored; otherwise the whole fp32 value.
     pub fn master_form(&self, flat: usize) -> MasterForm {
-        let held = self.held[flat];
-        let is_together = [held.weights, held.states, held.updates] == [Tier::Device; 3];
-        if self.types.run == DType::Bf16 && is_together { MasterForm::Rest } else { MasterForm::Whole }
+        let residency = self.residency[flat];
+        let is_together = [residency.weights, residency.states, residency.updates] == [Tier::Device; 3];
+        if self.types.compute == DType::Bf16 && is_together { MasterForm::Rest } else { MasterForm::Whole }
     }
 
-    /// Whether a flat's states pass through the device for their update.
-    pub fn streams(&self, flat: usize) -> bool {
-        self.held[flat].states != self.held[flat].updates
+    /// Whether a flat's optimizer states are streamed through the device.
+    pub fn is_streamed(&self, flat: usize) -> bool {
+        self.residency[flat].states != self.residency[flat].updates
     }
 
-    /// Elements that every rank reserves for what it updates of a flat.
-    pub fn updated_capacity(&self, flat: usize) -> u64 {
+    /// Elements that every rank allocates for the states of its part of a flat.
+    pub fn update_capacity(&self, flat: usize) -> u64 {
         let flat = &self.layout.flats[flat];
-        if self.cuts_optimizer() { flat.shard_capacity(self.layout.ranks) } else { flat.padded() }
+        if self.shards_optimizer() { flat.shard_capacity(self.layout.ranks) } else { flat.padded() }
     }
 
     /// The sections of micro-batches.
@@ -436,7 +455,7 @@ impl Program {
         self.sections.iter().filter(|section| section.is_micro_batch())
     }
 
-    /// The sections as they run in one step, by their places, the middle one repeated.
+    /// Section indices in the order of one step, the middle one repeated.
     pub fn in_order(&self) -> impl Iterator<Item = usize> + '_ {
         self.sections.iter().enumerate().flat_map(|(place, section)| {
             let times = match section.kind {
@@ -448,12 +467,12 @@ impl Program {
         })
     }
 
-    /// The section that computes a loss alone.
+    /// The index of the evaluation section.
     pub fn eval(&self) -> Option<usize> {
         self.sections.iter().position(|section| section.kind == SectionKind::Eval)
     }
 
-    /// The section that gives next-token logits, and for how many sequences.
+    /// The index of the logits section and its number of sequences.
     pub fn logits(&self) -> Option<(usize, u64)> {
         self.sections.iter().enumerate().find_map(|(place, section)| {
             section.instructions.iter().find_map(|instruction| match instruction.action {
@@ -463,8 +482,8 @@ impl Program {
         })
     }
 
-    /// A number that ranks with the same collectives in the same order share (FNV-1a over the list).
-    pub fn agreement(&self) -> u64 {
+    /// A hash of the collectives in order (FNV-1a); equal on ranks whose programs match.
+    pub fn collectives_hash(&self) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut add = |text: &str| {
             for byte in text.bytes() {

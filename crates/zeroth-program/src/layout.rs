@@ -1,14 +1,14 @@
-//! Layout: where an element of a model lives. It depends on the model, the number of ranks and the persistence
-//! threshold, and on nothing else: bucket and prefetch keys group whole chunks and never move an element.
+//! Layout: the placement of every parameter element. It depends only on the model, the number of ranks and the
+//! persistence threshold: bucket and prefetch sizes group chunks and never move an element.
 //!
-//! A **flat** is a unit's parameters end to end, each starting on a **block**. A flat is cut over the ranks into
-//! **shards** whose edges fall on blocks. A **chunk** is the slice of a flat that one collective moves.
+//! A **flat** is the concatenation of a unit's parameters, each aligned to a **block**. A flat is partitioned across
+//! ranks into **shards** of whole blocks. A **chunk** is the slice of a flat that one collective moves.
 
 use std::ops::Range;
 
 use zeroth_graph::{Graph, ParamId, UnitId};
 
-/// Elements of a block: parameters start on one, shard edges fall on one, gradient norms are summed by one.
+/// Elements of a block: the alignment of parameters and shards, and the granularity of gradient norms.
 pub const BLOCK: u64 = 2048;
 
 /// Which parameters a flat holds.
@@ -18,36 +18,36 @@ pub enum FlatKind {
     Trained(UnitId),
     /// A unit's frozen parameters.
     Frozen(UnitId),
-    /// Trained parameters of all units that are at most as large as the persistence threshold: they stay gathered.
+    /// Trained parameters of all units up to the persistence threshold: they stay gathered.
     Persistent,
 }
 
-/// A parameter's place in its flat.
+/// A parameter's range in its flat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     /// The parameter.
     pub param: ParamId,
-    /// Its first element in the flat; a multiple of [`BLOCK`].
+    /// Its offset in the flat; a multiple of [`BLOCK`].
     pub start: u64,
-    /// Its elements, padding not counted.
+    /// Its elements, without padding.
     pub elements: u64,
 }
 
-/// Parameters end to end in one buffer.
+/// Parameters concatenated in one buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flat {
     /// Which parameters.
     pub kind: FlatKind,
-    /// Their places, in order.
+    /// Their slots, in order.
     pub slots: Vec<Slot>,
-    /// Blocks of the whole flat.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// Where every element of a model lives, on so many ranks.
+/// The placement of every element of a model on a number of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Ranks that share the model.
+    /// The number of ranks.
     pub ranks: u64,
     /// All flats with at least one parameter, in the order of the units; the persistent one comes last.
     pub flats: Vec<Flat>,
@@ -65,12 +65,12 @@ impl Flat {
         self.blocks += elements.div_ceil(BLOCK);
     }
 
-    /// Elements with padding: what a buffer of it holds.
+    /// Elements including padding.
     pub const fn padded(&self) -> u64 {
         self.blocks * BLOCK
     }
 
-    /// The slots, each with the elements of the flat that it takes, padding included.
+    /// The slots with their element ranges, padding included.
     pub fn padded_slots(&self) -> impl Iterator<Item = (Slot, Range<u64>)> + '_ {
         self.slots.iter().enumerate().map(|(place, slot)| {
             let end = self.slots.get(place + 1).map_or(self.padded(), |next| next.start);
@@ -83,7 +83,7 @@ impl Flat {
         self.slots.iter().map(|slot| slot.elements).sum()
     }
 
-    /// The elements of the flat that a rank owns; empty for the last ranks of a short flat.
+    /// The shard of a rank; empty for the last ranks of a short flat.
     pub fn shard(&self, rank: u64, ranks: u64) -> Range<u64> {
         let share = self.blocks.div_ceil(ranks);
         let edge = |rank: u64| (share * rank).min(self.blocks) * BLOCK;
@@ -118,20 +118,20 @@ impl Flat {
     }
 }
 
-/// A run of one parameter's elements in a flat.
+/// A contiguous range of one parameter's elements in a flat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// The parameter.
     pub param: ParamId,
-    /// Its elements, counted from its own first.
+    /// Its elements, relative to the parameter.
     pub elements: Range<u64>,
-    /// The first of them in the flat.
+    /// Their offset in the flat.
     pub at: u64,
 }
 
 impl Layout {
-    /// Lays a model out. Trained parameters of at most `persistence` elements are kept together, gathered; a threshold
-    /// of 0 keeps none.
+    /// Creates the layout of a model. Trained parameters of at most `persistence` elements stay gathered in a flat of
+    /// their own; 0 keeps none.
     pub fn new(graph: &Graph, ranks: u64, persistence: u64) -> Self {
         let mut flats = Vec::new();
         let mut persistent = Flat::new(FlatKind::Persistent);
@@ -162,13 +162,13 @@ impl Layout {
         Self { ranks, flats, places }
     }
 
-    /// A parameter's flat, by its place in [`Layout::flats`], and its slot there.
+    /// A parameter's flat, as an index into [`Layout::flats`], and its slot there.
     pub fn place(&self, param: ParamId) -> (usize, Slot) {
         let (flat, slot) = self.places[param.index()];
         (flat, self.flats[flat].slots[slot])
     }
 
-    /// Elements that stay gathered whatever happens, without padding.
+    /// Elements of the persistent flat, without padding.
     pub fn persistent_elements(&self) -> u64 {
         let persistent = self.flats.iter().filter(|flat| flat.kind == FlatKind::Persistent);
         persistent.map(Flat::elements).sum()

@@ -1,56 +1,61 @@
-//! The step program: what a rank does in one training step, written down before it runs.
+//! The step program: the instruction list that a rank executes in one training step, compiled before the run starts.
 //!
-//! `lower` writes a micro-batch's forward and backward; the passes after it add what ZeRO adds: parameters that arrive
-//! and leave, gradients that become shards, the update, and what runs beside what. A pass moves work; it does not
-//! change arithmetic. [`Memory`] gives every buffer of a program a place, the engine carries it out.
+//! `lower` emits forward and backward of a micro-batch. The passes after it add what ZeRO adds: all-gathers and
+//! releases of parameters, reduce-scatters of gradients, the optimizer step, and overlap. A pass moves work and never
+//! changes arithmetic. [`Memory`] places every buffer of a program, and the engine runs it.
 
-mod across;
-mod buffers;
-mod bytes;
-mod carried;
+mod accesses;
+mod buffer;
+mod buffer_analysis;
 mod category_bytes;
 mod check;
 mod compiled;
+mod cross_section_buffers;
+mod cross_step_waits;
+mod dump;
+mod grad_destinations;
+mod grad_producers;
 mod ir;
-mod landings;
 mod launches;
 mod layout;
+mod memory;
 mod passes;
-mod place;
+mod placement;
+mod plan_memory;
 mod settings;
+mod sub_group;
 mod target;
-mod tile;
 mod views;
 mod waits;
 
 use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph};
 
-pub use buffers::vocabulary;
-pub use buffers::{Buffer, Category, Content};
-pub use settings::{Gather, Offload, Recompute, Settings, Stream, Types, UpdatedBy};
-
-pub use bytes::guarded_bytes;
-pub use bytes::{Memory, Placed, Reach, SectionMemory, bytes};
-pub use check::{ProgramError, Residency};
-pub use ir::{Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind};
-pub use landings::Givers;
-pub use launches::{Binding, Collective, Lowering, Work};
-pub use passes::in_place;
-
+pub use buffer::{Buffer, BufferId, Category};
+pub use buffer_analysis::vocabulary;
 pub use category_bytes::Bytes;
+pub use check::{GatherStats, ProgramError};
 pub use compiled::{CompileError, Compiled};
+pub use grad_producers::GradProducers;
+pub use ir::{
+    Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Residency, Section, SectionKind,
+};
+pub use launches::{Binding, Collective, Lowering, Work};
 pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot};
+pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
+pub use passes::in_place;
+pub use plan_memory::{plan_memory, plan_memory_guarded};
+pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
 pub use target::Target;
 
-/// Compiles a model for inference on one rank, its numbers stored in `run`: forward, and the next-token logits of up to
-/// `sequences` sequences. The model's parameters are frozen, so that nothing is planned that training would need.
+/// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
+/// `sequences` sequences. All parameters are frozen, so nothing is planned that only training needs.
 pub fn compile_inference(graph: &Graph, run: DType, sequences: u64) -> Program {
     let layout = Layout::new(graph, 1, 0);
     passes::lower_inference(graph, layout, &Settings::inference(run), sequences)
 }
 
-/// Compiles a step on `ranks` ranks: the passes, in their order.
+/// Compiles a training step for `ranks` ranks by running the passes in order.
 pub fn compile(
     graph: &Graph,
     backward: &Backward,
@@ -60,17 +65,17 @@ pub fn compile(
     if settings.stage > 3 {
         return Err(ProgramError::Stage { stage: settings.stage });
     }
-    // Where parameters are whole on every rank, small ones lie with their unit.
+    // Unsharded parameters need no persistent flat: small ones stay in the flat of their unit.
     let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
     let layout = Layout::new(graph, ranks, persistence);
     let program = passes::lower(graph, backward, layout, settings);
-    // What is computed again must be there before parameters are gathered for it.
+    // Recomputed nodes read parameters too, so they must exist before `gather` places all-gathers.
     let program = passes::checkpoint(program, graph, backward, settings);
-    // Gathers before reductions: a gradient's landing must find its parameters' order settled.
+    // `reduce` relies on the final order of parameter reads, so it runs after `gather`.
     let program = passes::gather(program, settings);
     let program = passes::reduce(program, settings);
     let program = passes::update(program, settings);
-    // Overlap moves what the others have put down; offload puts copies beside it.
+    // `overlap` reorders what the earlier passes emitted; `offload` inserts copies next to it.
     let program = passes::overlap(program, settings);
     Ok(passes::offload(program, settings))
 }

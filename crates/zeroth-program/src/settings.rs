@@ -1,104 +1,105 @@
-//! What the passes ask of a config, and where in a config it stands.
+//! The compiler's view of a config, each field with its key.
 
 use crate::Target;
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_kernel::{Optimizer, Tier};
 
-/// The types a run stores numbers in.
+/// The dtypes of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Types {
     /// Parameters and activations.
-    pub run: DType,
-    /// Gradients on their way between ranks.
+    pub compute: DType,
+    /// Gradients in collectives.
     pub communication: DType,
 }
 
-/// What backward computes again instead of finding it kept.
+/// Which activations backward recomputes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recompute {
     /// Nothing.
     Nothing,
-    /// Norms and gated activations: cheap to compute, large to keep.
+    /// Norms and gated activations: cheap to recompute, large to keep.
     NormSwiGlu,
     /// Attention as well.
     Attention,
-    /// All of a block but what enters it.
+    /// Whole blocks from their inputs (activation checkpointing).
     Block {
-        /// How many blocks, from the first on; of the others norms and gated activations. None: all blocks.
+        /// The number of leading blocks, `None` for all; of the others, norms and gated activations.
         blocks: Option<u64>,
-        /// How many inputs of blocks are kept; none: every block's.
-        kept: Option<u64>,
-        /// Whether they wait for backward in host memory.
-        parked: bool,
+        /// The number of block inputs kept, `None` for one per block.
+        checkpoints: Option<u64>,
+        /// Whether they are offloaded to host memory (`cpu_checkpointing`).
+        offloaded: bool,
     },
 }
 
-/// How a rank gets parameters that other ranks hold (`zeroth.gather`).
+/// How a rank accesses other ranks' parameter shards (`zeroth.gather`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gather {
-    /// It reads their shards in place: every rank maps them, read-only. On CPU only.
+    /// Zero-copy: every rank maps the other ranks' shards read-only. CPU only.
     View,
-    /// Shards are gathered in a buffer of their own.
+    /// Shards are gathered into a buffer.
     Copy,
 }
 
-/// What leaves the device, and how it travels.
+/// Which states are offloaded to host memory, and how they are transferred.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Offload {
-    /// `zero_optimization.offload_optimizer.device` is cpu: the share of the optimizer's state that lives in host memory
-    /// (`.ratio`).
+    /// `zero_optimization.offload_optimizer.device` is cpu: the fraction of optimizer states in host memory (`.ratio`).
     pub optimizer: Option<f64>,
-    /// `zero_optimization.offload_param.device` is cpu: the most elements of parameters in host memory (`.max_in_cpu`).
+    /// `zero_optimization.offload_param.device` is cpu: the maximum number of parameters in host memory
+    /// (`.max_in_cpu`).
     pub parameters: Option<u64>,
-    /// `zero_optimization.sub_group_size`: elements that are updated at a time.
-    pub tile: u64,
-    /// `zero_optimization.offload_optimizer.buffer_count`: tiles on their way at the same time.
-    pub tiles: u64,
-    /// `zero_optimization.offload_param.buffer_size`: elements that are copied at a time.
-    pub piece: u64,
-    /// `zero_optimization.offload_param.buffer_count`: pieces in staging at the same time.
-    pub pieces: u64,
-    /// `zero_optimization.offload_param.pin_memory` is false: parameters lie in pageable memory and pass through staging.
+    /// `zero_optimization.sub_group_size`: elements per optimizer call.
+    pub sub_group_size: u64,
+    /// `zero_optimization.offload_optimizer.buffer_count`: sub-groups in flight.
+    pub sub_group_buffers: u64,
+    /// `zero_optimization.offload_param.buffer_size`: elements per copy.
+    pub param_buffer_size: u64,
+    /// `zero_optimization.offload_param.buffer_count`: staging buffers.
+    pub param_buffers: u64,
+    /// `zero_optimization.offload_param.pin_memory` is false: parameters are in pageable memory and go through staging
+    /// buffers.
     pub pageable: bool,
-    /// `zeroth.update`; none: by what a machine can do.
+    /// `zeroth.update`; `None`: chosen by measured rates.
     pub updated_by: Option<UpdatedBy>,
-    /// `zeroth.update_window`; none: what is free.
-    pub window: Option<u64>,
-    /// Where the optimizer's state in host memory passes through the device for its update: how.
-    pub stream: Option<Stream>,
+    /// `zeroth.update_window`; `None`: what is free.
+    pub update_window: Option<u64>,
+    /// How offloaded optimizer states are streamed through the device; `None` where they are not.
+    pub stream: Option<StateStream>,
 }
 
-/// Who computes the update of state in host memory.
+/// Where offloaded optimizer states are updated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpdatedBy {
-    /// The device: state passes through it.
+    /// On the device, through which states are streamed.
     Device,
-    /// The host's processors, beside the device's own work.
+    /// On the CPU, overlapping the device's work.
     Host,
 }
 
-/// How states pass through the device.
+/// Streaming of offloaded optimizer states through the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stream {
-    /// Bytes of device memory that tiles have for themselves, beside what activations leave behind.
+pub struct StateStream {
+    /// Device bytes reserved for sub-groups, beyond what activations leave free.
     pub window: u64,
-    /// Where gradients wait for the update.
+    /// The tier that holds gradients until the update.
     pub gradients: Tier,
 }
 
 impl Offload {
-    /// Nothing leaves the device, and a flat is updated at once.
+    /// No offload; a flat is updated in one call.
     pub const NOTHING: Self = Self {
         optimizer: None,
         parameters: None,
-        tile: u64::MAX,
-        tiles: 1,
-        piece: u64::MAX,
-        pieces: 1,
+        sub_group_size: u64::MAX,
+        sub_group_buffers: 1,
+        param_buffer_size: u64::MAX,
+        param_buffers: 1,
         pageable: false,
         updated_by: None,
-        window: None,
+        update_window: None,
         stream: None,
     };
 
@@ -114,23 +115,23 @@ impl Offload {
         Self {
             optimizer: on_host("offload_optimizer").then(|| ratio.unwrap_or(1.0)),
             parameters: on_host("offload_param").then(|| whole("offload_param.max_in_cpu", u64::MAX)),
-            tile: whole("sub_group_size", u64::MAX).max(1),
-            tiles: whole("offload_optimizer.buffer_count", 1).max(1),
-            piece: whole("offload_param.buffer_size", u64::MAX).max(1),
-            pieces: whole("offload_param.buffer_count", 1).max(1),
+            sub_group_size: whole("sub_group_size", u64::MAX).max(1),
+            sub_group_buffers: whole("offload_optimizer.buffer_count", 1).max(1),
+            param_buffer_size: whole("offload_param.buffer_size", u64::MAX).max(1),
+            param_buffers: whole("offload_param.buffer_count", 1).max(1),
             pageable: pinned == Some(false),
             updated_by: match config.text("zeroth.update") {
                 Some("device") => Some(UpdatedBy::Device),
                 Some("host") => Some(UpdatedBy::Host),
                 _ => None,
             },
-            window: config.whole("zeroth.update_window"),
+            update_window: config.whole("zeroth.update_window"),
             stream: None,
         }
     }
 }
 
-/// What the passes ask of a config.
+/// The settings that the passes read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// `zero_optimization.stage`.
@@ -140,7 +141,7 @@ pub struct Settings {
     /// `bf16`, `fp16` and `communication_data_type`.
     pub types: Types,
     /// `data_types.grad_accum_dtype`.
-    pub sums: DType,
+    pub grad_accum_dtype: DType,
     /// `zero_optimization.stage3_param_persistence_threshold`, in elements.
     pub persistence: u64,
     /// `zero_optimization.reduce_bucket_size`, in elements.
@@ -156,55 +157,57 @@ pub struct Settings {
     /// `optimizer.type`, and `optimizer.params.adam_w_mode`.
     pub optimizer: Optimizer,
     /// `zeroth.moments`.
-    pub moments: DType,
-    /// `zeroth.stochastic_rounding`: moments in 16 bits are rounded by chance.
+    pub moment_dtype: DType,
+    /// `zeroth.stochastic_rounding`: 16-bit moments are rounded stochastically.
     pub stochastic_rounding: bool,
     /// `zeroth.recompute` and `.recompute_blocks`, `activation_checkpointing.number_checkpoints` and `.cpu_checkpointing`.
     pub recompute: Recompute,
     /// `zero_optimization.offload_optimizer`, `.offload_param` and `.sub_group_size`.
     pub offload: Offload,
-    /// `zero_optimization.reduce_scatter`: false sends every rank everything, and each takes its slice.
+    /// `zero_optimization.reduce_scatter`: false sends everything to every rank, which takes its slice.
     pub reduce_scatter: bool,
-    /// `zero_optimization.allgather_bucket_size`, in elements: updated parameters are gathered in such pieces.
+    /// `zero_optimization.allgather_bucket_size`, in elements per all-gather of updated parameters.
     pub allgather_bucket: u64,
-    /// `zero_optimization.allgather_partitions`: false sends updated parameters from one rank after the other.
+    /// `zero_optimization.allgather_partitions`: false broadcasts updated parameters rank by rank.
     pub allgather_partitions: bool,
-    /// `zero_optimization.memory_efficient_linear`: false keeps units with linear maps gathered from forward to backward.
+    /// `zero_optimization.memory_efficient_linear`: false keeps units with linear layers gathered from forward to
+    /// backward.
     pub memory_efficient_linear: bool,
-    /// `zeroth.gather`; none: by the device ([`Settings::on`]), copies where there is none.
+    /// `zeroth.gather`; `None`: views on CPU, copies on GPUs.
     pub gather: Option<Gather>,
-    /// The device's head can round the gradient of its projection as it makes it.
+    /// Whether the head kernel can write its weight gradient in the communication dtype.
     pub head_rounds: bool,
 }
 
 impl Settings {
-    /// As a device of this kind runs them: states in host memory pass through a card, which is faster than the bus is for
-    /// single elements, unless the host's processors update them.
+    /// Applies the defaults of a target. On a GPU, offloaded states are streamed through the device unless the CPU
+    /// updates them.
     #[must_use]
-    pub fn on(mut self, target: Target) -> Self {
+    pub fn for_target(mut self, target: Target) -> Self {
         let is_cpu = matches!(target, Target::Cpu { .. });
         let by_default = if is_cpu { Gather::View } else { Gather::Copy };
         self.gather = self.gather.or(Some(by_default));
         self.head_rounds &= is_cpu;
         let offload = &mut self.offload;
-        // Without master weights there are only the card's own for a processor to change.
-        if self.types.run == DType::F32 || offload.optimizer.is_none() {
+        // Without master weights there is nothing on the host for the CPU to update.
+        if self.types.compute == DType::F32 || offload.optimizer.is_none() {
             offload.updated_by = offload.updated_by.filter(|by| *by == UpdatedBy::Device);
         }
         let by_host = offload.updated_by == Some(UpdatedBy::Host);
         if target == Target::Cuda && offload.optimizer.is_some() && offload.stream.is_none() && !by_host {
-            offload.stream = Some(Stream { window: offload.window.unwrap_or(0), gradients: Tier::Host });
+            offload.stream =
+                Some(StateStream { window: offload.update_window.unwrap_or(0), gradients: Tier::Host });
         }
         self
     }
 
-    /// The settings of a program that trains nothing: everything is whole, on the device, on one rank.
+    /// The settings of an inference program: unsharded, on the device, on one rank.
     pub(super) const fn inference(run: DType) -> Self {
         Self {
             stage: 0,
             accumulation: 1,
-            types: Types { run, communication: run },
-            sums: DType::F32,
+            types: Types { compute: run, communication: run },
+            grad_accum_dtype: DType::F32,
             persistence: 0,
             reduce_bucket: u64::MAX,
             max_live: u64::MAX,
@@ -212,7 +215,7 @@ impl Settings {
             prefetch: 0,
             overlap: false,
             optimizer: Optimizer::Sgd,
-            moments: DType::F32,
+            moment_dtype: DType::F32,
             stochastic_rounding: false,
             recompute: Recompute::Nothing,
             offload: Offload::NOTHING,
@@ -225,7 +228,7 @@ impl Settings {
         }
     }
 
-    /// The settings that a resolved config gives: every value is there, by its file, a flag or its default.
+    /// Reads the settings from a resolved config, in which every value is set.
     pub fn from_config(config: &Resolved) -> Self {
         let zero = |key: &str| config.whole(&format!("zero_optimization.{key}")).unwrap_or(0);
         let is_not_off = |key: &str| {
@@ -242,8 +245,11 @@ impl Settings {
         Self {
             stage: zero("stage") as u8,
             accumulation: config.whole("gradient_accumulation_steps").unwrap_or(1),
-            types: Types { run, communication: communication.unwrap_or(run) },
-            sums: config.text("data_types.grad_accum_dtype").and_then(DType::from_name).unwrap_or(DType::F32),
+            types: Types { compute: run, communication: communication.unwrap_or(run) },
+            grad_accum_dtype: config
+                .text("data_types.grad_accum_dtype")
+                .and_then(DType::from_name)
+                .unwrap_or(DType::F32),
             persistence: zero("stage3_param_persistence_threshold"),
             reduce_bucket: zero("reduce_bucket_size"),
             max_live: zero("stage3_max_live_parameters"),
@@ -254,19 +260,19 @@ impl Settings {
                 Some("SGD") => Optimizer::Sgd,
                 Some("Lion") => Optimizer::Lion,
                 Some("Adagrad") => Optimizer::Adagrad,
-                // DeepSpeed's Adam decays as AdamW does, unless it is told not to.
+                // DeepSpeed's Adam uses decoupled weight decay unless adam_w_mode is false.
                 Some("Adam") if !config.is_on("optimizer.params.adam_w_mode") => Optimizer::Adam,
                 _ => Optimizer::AdamW,
             },
-            moments: config.text("zeroth.moments").and_then(DType::from_name).unwrap_or(DType::F32),
+            moment_dtype: config.text("zeroth.moments").and_then(DType::from_name).unwrap_or(DType::F32),
             stochastic_rounding: config.is_on("zeroth.stochastic_rounding"),
             recompute: match config.text("zeroth.recompute") {
                 Some("norm_swiglu") => Recompute::NormSwiGlu,
                 Some("attention") => Recompute::Attention,
                 Some("block") => Recompute::Block {
                     blocks: config.whole("zeroth.recompute_blocks"),
-                    kept: config.whole("activation_checkpointing.number_checkpoints"),
-                    parked: config.is_on("activation_checkpointing.cpu_checkpointing"),
+                    checkpoints: config.whole("activation_checkpointing.number_checkpoints"),
+                    offloaded: config.is_on("activation_checkpointing.cpu_checkpointing"),
                 },
                 _ => Recompute::Nothing,
             },

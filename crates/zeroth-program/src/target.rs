@@ -3,20 +3,20 @@
 use zeroth_base::DType;
 use zeroth_kernel::Kernel;
 
-/// A kind of device, for questions that need none at hand.
+/// A kind of device, for compilation without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Kernels of the processor with a pool of so many threads.
+    /// The CPU.
     Cpu {
-        /// Threads of a rank.
+        /// Threads per rank.
         threads: usize,
     },
-    /// NVIDIA's cards.
+    /// An NVIDIA GPU.
     Cuda,
 }
 
 impl Target {
-    /// Bytes of scratch that a kernel needs on such a device.
+    /// Bytes of scratch that a kernel needs on this device.
     pub fn scratch(self, kernel: &Kernel, dtype: DType) -> u64 {
         match self {
             Self::Cpu { threads } => zeroth_cpu::scratch_bytes(kernel, threads),
@@ -24,7 +24,7 @@ impl Target {
         }
     }
 
-    /// Elements from one row of activations to the next.
+    /// The row stride of activations, in elements.
     pub fn row_stride(self, width: u64, dtype: DType) -> u64 {
         match self {
             Self::Cpu { .. } => zeroth_cpu::row_stride(width as usize, dtype) as u64,

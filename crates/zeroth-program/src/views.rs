@@ -1,22 +1,22 @@
-//! Parameters that are read where ranks hold them: a flat's shards appear end to end behind the arena of every rank.
+//! Zero-copy gathers: a flat's shards are mapped contiguously after the arena of every rank.
 //!
-//! A shard is whole blocks of 2,048 elements, so that it begins and ends with a page of 4 KiB in every type, and the system
-//! maps the pages of all ranks beside each other. They are addresses and take no memory; a gather is a meeting, in which
-//! nothing moves.
+//! A shard is a whole number of 2,048-element blocks, so it starts and ends on a 4 KiB page in every dtype, and the
+//! shards of all ranks can be mapped next to each other. The mappings are addresses and take no memory; an all-gather
+//! is then only a barrier.
 
 use std::collections::BTreeMap;
 
-use super::buffers::Source;
-use super::carried::Draft;
-use super::{Content, Placed, Program, Reach, Section};
+use super::accesses::SectionAccesses;
+use super::buffer_analysis::BufferAnalysis;
+use super::{BufferId, LiveRange, PlacedBuffer, Program, Section};
 
-/// Where views begin: at a multiple of any system's page.
+/// The alignment of the first view: a multiple of every page size.
 pub(super) const VIEW: u64 = 64 << 10;
 
-/// The flats that are seen, and where.
+/// The mapped flats and their offsets.
 pub(super) struct Views {
     offsets: BTreeMap<usize, u64>,
-    /// Bytes of addresses that they take.
+    /// Bytes of address space.
     pub(super) bytes: u64,
 }
 
@@ -25,34 +25,40 @@ impl Views {
         let mut views = Self { offsets: BTreeMap::new(), bytes: 0 };
         for flat in (0..program.layout.flats.len()).filter(|flat| program.is_viewed(*flat)) {
             views.offsets.insert(flat, views.bytes);
-            views.bytes += program.layout.flats[flat].padded() * program.types.run.bytes();
+            views.bytes += program.layout.flats[flat].padded() * program.types.compute.bytes();
         }
         views
     }
 
-    /// Where a content is seen, from the first view on.
-    pub(super) fn offset(&self, content: Content) -> Option<u64> {
-        match content {
-            Content::Gathered { flat, .. } => self.offsets.get(&flat).copied(),
+    /// The offset of a gathered flat's view, relative to the first view.
+    pub(super) fn offset(&self, id: BufferId) -> Option<u64> {
+        match id {
+            BufferId::Gathered { flat, .. } => self.offsets.get(&flat).copied(),
             _ => None,
         }
     }
 
-    /// What a section sees, its places from `at` on.
-    pub(super) fn seen(&self, source: &Source<'_>, section: &Section, draft: &Draft, at: u64) -> Vec<Placed> {
-        let mut touched_by: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
-        for (at, touched) in draft.touches.iter().enumerate() {
-            for (content, _) in touched.iter().filter(|(content, _)| self.offset(*content).is_some()) {
-                touched_by.entry(*content).or_default().push(at);
+    /// The views that a section reads, the first of which is at `at`.
+    pub(super) fn seen(
+        &self,
+        source: &BufferAnalysis<'_>,
+        section: &Section,
+        accesses: &SectionAccesses,
+        at: u64,
+    ) -> Vec<PlacedBuffer> {
+        let mut accessed_by: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
+        for (at, touched) in accesses.touches.iter().enumerate() {
+            for (id, _) in touched.iter().filter(|(id, _)| self.offset(*id).is_some()) {
+                accessed_by.entry(*id).or_default().push(at);
             }
         }
-        let placed = |(content, touched_by): (Content, Vec<usize>)| Placed {
-            buffer: source.passing(section, content, &draft.scratch),
-            at: at + self.offset(content).unwrap_or(0),
-            life: touched_by[0]..=touched_by[touched_by.len() - 1],
-            touched_by,
-            reach: Reach::Seen,
+        let placed = |(id, accessed_by): (BufferId, Vec<usize>)| PlacedBuffer {
+            buffer: source.passing(section, id, &accesses.scratch),
+            at: at + self.offset(id).unwrap_or(0),
+            lifetime: accessed_by[0]..=accessed_by[accessed_by.len() - 1],
+            accessed_by,
+            live_range: LiveRange::Mapped,
         };
-        touched_by.into_iter().map(placed).collect()
+        accessed_by.into_iter().map(placed).collect()
     }
 }

@@ -1,34 +1,37 @@
-//! Waits: which instructions of other queues an instruction must come after. They are derived from what instructions
-//! touch, never written by hand.
+//! Waits: the instructions of other queues that an instruction must follow. They are derived from buffer accesses,
+//! never written by hand.
 
 use std::collections::BTreeMap;
 
 use zeroth_kernel::{Access, Queue};
 
-use super::{Action, Content, Section};
+use super::{Action, BufferId, Section, SectionKind};
 
-/// For each instruction, the instructions of other queues that it waits for: at most one a queue, since a queue runs in
+/// For each instruction, the instructions of other queues it waits for: at most one per queue, since queues run in
 /// order.
 pub(super) type Waits = Vec<Vec<usize>>;
 
-/// Who touched a buffer since it was last written.
+/// For each instruction, the instructions of earlier sections it waits for, as (section, index).
+pub(super) type CrossStepWaits = Vec<Vec<(usize, usize)>>;
+
+/// The accesses to a buffer since its last write.
 #[derive(Default)]
-struct Touched {
+struct LastAccesses {
     writer: Option<usize>,
     readers: Vec<usize>,
 }
 
-/// The waits that data needs: a read comes after the write before it, a write after all that touched the buffer before.
-/// A gather also comes after the last use of what was released before it, so that no more is gathered than allowed.
-pub(super) fn derive(section: &Section, touches: &[Vec<(Content, Access)>]) -> Waits {
-    let mut buffers: BTreeMap<Content, Touched> = BTreeMap::new();
+/// Derives the waits of data dependences: a read follows the last write, a write follows every access before it. An
+/// all-gather also follows the last use of the flats released before it, which bounds gathered memory.
+pub(super) fn derive(section: &Section, touches: &[Vec<(BufferId, Access)>]) -> Waits {
+    let mut buffers: BTreeMap<BufferId, LastAccesses> = BTreeMap::new();
     let mut last_read: BTreeMap<usize, usize> = BTreeMap::new();
     let mut released: Option<usize> = None;
     let mut waits: Waits = Vec::with_capacity(touches.len());
     for (at, (instruction, touched)) in section.instructions.iter().zip(touches).enumerate() {
         let mut after: Vec<usize> = Vec::new();
-        for (content, access) in touched {
-            let buffer = buffers.entry(*content).or_default();
+        for (id, access) in touched {
+            let buffer = buffers.entry(*id).or_default();
             after.extend(buffer.writer);
             match access {
                 Access::Read => buffer.readers.push(at),
@@ -39,7 +42,7 @@ pub(super) fn derive(section: &Section, touches: &[Vec<(Content, Access)>]) -> W
             }
         }
         match instruction.action {
-            Action::Gather(_) => after.extend(released),
+            Action::AllGather(_) => after.extend(released),
             Action::Release(flat) => released = released.max(last_read.get(&flat).copied()),
             _ => {}
         }
@@ -52,7 +55,7 @@ pub(super) fn derive(section: &Section, touches: &[Vec<(Content, Access)>]) -> W
     waits
 }
 
-/// Adds a wait, if the order of the queues does not imply it already.
+/// Adds a wait unless queue order implies it.
 pub(super) fn add(section: &Section, waits: &mut Waits, at: usize, earlier: usize) {
     let queue = |index: usize| section.instructions[index].queue;
     if earlier == at || queue(earlier) == queue(at) {
@@ -67,4 +70,12 @@ pub(super) fn add(section: &Section, waits: &mut Waits, at: usize, earlier: usiz
 /// Whether a section uses more than one queue.
 pub(super) fn has_company(section: &Section) -> bool {
     section.instructions.iter().any(|instruction| instruction.queue != Queue::Compute)
+}
+
+/// Whether the update overlaps its neighbours: it does where it uses the load or store queue.
+pub(super) fn update_overlaps(sections: &[Section]) -> bool {
+    sections.iter().any(|section| {
+        let lines = |queue| section.instructions.iter().any(|instruction| instruction.queue == queue);
+        section.kind == SectionKind::Update && (lines(Queue::Load) || lines(Queue::Store))
+    })
 }

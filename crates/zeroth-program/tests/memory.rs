@@ -12,10 +12,10 @@ use zeroth_kernel::{Optimizer, Tier};
 use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_program::Target;
 use zeroth_program::{
-    Category, Gather, Memory, Offload, Recompute, Settings, Types, bytes, compile, in_place,
+    Category, Gather, Memory, Offload, Recompute, Settings, Types, compile, in_place, plan_memory,
 };
 
-const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
+const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
 const SETTINGS: Settings = Settings {
     stage: 3,
     accumulation: 1,
@@ -27,9 +27,9 @@ const SETTINGS: Settings = Settings {
     prefetch: 0,
     overlap: false,
     optimizer: Optimizer::AdamW,
-    moments: DType::F32,
+    moment_dtype: DType::F32,
     stochastic_rounding: false,
-    sums: DType::F32,
+    grad_accum_dtype: DType::F32,
     recompute: Recompute::Nothing,
     offload: Offload::NOTHING,
     reduce_scatter: true,
@@ -57,7 +57,7 @@ fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) ->
     let target = Target::Cpu { threads: 2 };
     let program = in_place(compile(graph, backward, ranks, &settings).unwrap(), target);
     let rows = graph.info(graph.inputs[0]).rows;
-    bytes(&program, graph, backward, target, &[rows])
+    plan_memory(&program, graph, backward, target, &[rows])
 }
 
 fn elements(graph: &Graph) -> u64 {
@@ -95,7 +95,7 @@ fn states_take_14_bytes_a_parameter_alone_and_16_in_company() {
 #[test]
 fn fp32_keeps_no_master_copy() {
     let (graph, backward) = model(MIDDLE, 512);
-    let types = Types { run: DType::F32, communication: DType::F32 };
+    let types = Types { compute: DType::F32, communication: DType::F32 };
     let memory = memory(&graph, &backward, 1, Settings { stage: 0, types, ..SETTINGS });
     let found = memory.states(Tier::Device) as f64 / elements(&graph) as f64;
     assert!((found / 16.0 - 1.0).abs() < 0.005, "4 + 4 + 8 bytes: {found}");
@@ -287,20 +287,21 @@ fn recomputing_keeps_less_and_parking_moves_it_to_the_host() {
     assert_eq!(none, 0);
     let [cheap, _] = peaks(Recompute::NormSwiGlu);
     let [attention, _] = peaks(Recompute::Attention);
-    let [block, _] = peaks(Recompute::Block { blocks: None, kept: None, parked: false });
+    let [block, _] = peaks(Recompute::Block { blocks: None, checkpoints: None, offloaded: false });
     assert!(all > cheap && cheap > attention && attention > block, "{all} {cheap} {attention} {block}");
     // Some blocks: between what the finer policy keeps and what is kept of none.
-    let [three, five] =
-        [3, 5].map(|blocks| peaks(Recompute::Block { blocks: Some(blocks), kept: None, parked: false })[0]);
+    let [three, five] = [3, 5].map(|blocks| {
+        peaks(Recompute::Block { blocks: Some(blocks), checkpoints: None, offloaded: false })[0]
+    });
     assert!(cheap > three && three > five && five > block, "{cheap} {three} {five} {block}");
-    // A block keeps its input, the sum and the branch of 2 bytes each, and its own values while it is computed again.
+    // A block keeps its input, the sum and the branch of 2 bytes each, and its own values while it is recomputed.
     let [hidden, _, _, _, _, blocks, _] = MIDDLE;
     let entering = 512 * 2 * 2 * hidden * blocks;
     assert!(block > entering && block < entering + all / blocks * 2, "{block} {entering}");
     // Two checkpoints: runs of four blocks, two inputs kept, four blocks' values at a time.
-    let [runs, _] = peaks(Recompute::Block { blocks: None, kept: Some(2), parked: false });
+    let [runs, _] = peaks(Recompute::Block { blocks: None, checkpoints: Some(2), offloaded: false });
     assert!(runs > block && runs < all * 2 / 3, "{runs} {block} {all}");
-    let [device, host] = peaks(Recompute::Block { blocks: None, kept: None, parked: true });
+    let [device, host] = peaks(Recompute::Block { blocks: None, checkpoints: None, offloaded: true });
     assert!(device < block, "{device} {block}");
     assert!((entering * 3 / 4..=entering).contains(&host), "{host} {entering}");
 }

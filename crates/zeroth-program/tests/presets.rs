@@ -1,5 +1,6 @@
-//! A preset is its bare stage: on CPU `--deepspeed zero3` and `{"zero_optimization": {"stage": 3}}` are one program, with
-//! the same buffers. What a preset sets besides is named here, with the reason why it makes no difference, or which.
+//! A preset equals its bare stage: on CPU `--deepspeed zero3` and `{"zero_optimization": {"stage": 3}}` compile to one
+//! program with the same buffers. Keys that a preset sets besides are listed here, with the reason why they change
+//! nothing, or what they change.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -13,7 +14,7 @@ use zeroth_kernel::Tier;
 use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_program::{Buffer, Gather, Instruction, Placed, Program, Settings};
+use zeroth_program::{Buffer, Gather, Instruction, PlacedBuffer, Program, Settings};
 
 const TOKENS: u64 = 512;
 const HIDDEN: u64 = 1024;
@@ -168,8 +169,8 @@ fn difference(one: &Program, other: &Program) -> Option<String> {
 /// Every buffer with its place, in the order of sections.
 fn buffers(compiled: &Compiled) -> Vec<(Buffer, u64)> {
     let sections = compiled.memory.sections.iter().flat_map(|section| &section.buffers);
-    let placed = |placed: &Placed| (placed.buffer, placed.at);
-    compiled.memory.always.iter().chain(sections).map(placed).collect()
+    let placed = |placed: &PlacedBuffer| (placed.buffer, placed.at);
+    compiled.memory.static_buffers.iter().chain(sections).map(placed).collect()
 }
 
 /// Whether a key decides what a program is; the others print and save, or are always so.
@@ -277,7 +278,7 @@ fn copies_are_gathered_where_the_config_asks_for_them_and_on_gpus() {
     let asked = settings(r#"{"zero_optimization": {"stage": 3}}"#, 2);
     assert_eq!(asked.gather, None);
     assert!(!compiled(&asked, 2, Target::Cuda).program.zero_copy_gather);
-    assert_eq!(asked.on(CPU).gather, Some(Gather::View));
+    assert_eq!(asked.for_target(CPU).gather, Some(Gather::View));
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(crate) fn export(
     folder: &Path,
     source: &ExportSource,
 ) -> Result<(), ExportError> {
-    let dtype = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
+    let dtype = if job.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 };
     let tensors: Vec<NewTensor> = job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect();
     let create = || {
         std::fs::create_dir_all(folder).map_err(failed(folder))?;

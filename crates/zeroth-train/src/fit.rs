@@ -9,7 +9,7 @@ use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_program::{Offload, Recompute, Stream, UpdatedBy};
+use zeroth_program::{Offload, Recompute, StateStream, UpdatedBy};
 
 use crate::{Job, JobError, Overhead, Processes};
 
@@ -18,7 +18,7 @@ const LEFT_FREE: u64 = 8;
 /// And one part in so many of a card's budget, where blocks are kept rather than computed again.
 const SPARE: u64 = 32;
 
-const EVERY_BLOCK: Recompute = Recompute::Block { blocks: None, kept: None, parked: false };
+const EVERY_BLOCK: Recompute = Recompute::Block { blocks: None, checkpoints: None, offloaded: false };
 
 /// Bytes that kernels read and write for a byte that is computed again: what it is made of, itself, and itself once more.
 const AGAIN: u64 = 3;
@@ -201,7 +201,8 @@ impl Job {
         let (mut too_few, mut enough) = (0, compiled.graph.units.len().saturating_sub(2) as u64);
         while enough - too_few > 1 {
             let blocks = too_few.midpoint(enough);
-            self.settings.recompute = Recompute::Block { blocks: Some(blocks), kept: None, parked: false };
+            self.settings.recompute =
+                Recompute::Block { blocks: Some(blocks), checkpoints: None, offloaded: false };
             let candidate = self.compile(target)?;
             if budget.lack(self, &candidate).is_none() {
                 (enough, compiled) = (blocks, candidate);
@@ -211,30 +212,30 @@ impl Job {
         }
         let fewer = enough < compiled.graph.units.len().saturating_sub(2) as u64;
         let blocks = fewer.then_some(enough);
-        self.settings.recompute = Recompute::Block { blocks, kept: None, parked: false };
+        self.settings.recompute = Recompute::Block { blocks, checkpoints: None, offloaded: false };
         Ok(compiled)
     }
 
     /// Ways for states in host memory to pass through the device, the one with the least on the bus first: gradients wait
     /// where they are made.
-    fn streams(&self, target: Target) -> Vec<Option<Stream>> {
-        let asked = self.settings.on(target).offload.stream;
+    fn streams(&self, target: Target) -> Vec<Option<StateStream>> {
+        let asked = self.settings.for_target(target).offload.stream;
         let Some(stream) = asked else { return vec![None] };
-        [Tier::Device, Tier::Host].map(|gradients| Some(Stream { gradients, ..stream })).to_vec()
+        [Tier::Device, Tier::Host].map(|gradients| Some(StateStream { gradients, ..stream })).to_vec()
     }
 
     /// Gives states that pass through the device what is free there, but for a part that libraries may want.
     fn widen(&mut self, compiled: Compiled, target: Target, budget: Budget) -> Result<Compiled, JobError> {
         let offload = self.settings.offload;
-        let (Some(stream), Some(given), None) = (offload.stream, budget.device, offload.window) else {
+        let (Some(stream), Some(given), None) = (offload.stream, budget.device, offload.update_window) else {
             return Ok(compiled);
         };
         let left = given.saturating_sub(compiled.memory.arena(Tier::Device));
         // All of them, and what lies between.
         let all = compiled.memory.states(Tier::Host);
         let window = (left - left / LEFT_FREE).min(all + all / 8 + (64 << 20));
-        self.settings.offload.stream = Some(Stream { window, ..stream });
-        self.settings.offload.window = Some(window);
+        self.settings.offload.stream = Some(StateStream { window, ..stream });
+        self.settings.offload.update_window = Some(window);
         self.compile(target)
     }
 
@@ -256,8 +257,8 @@ impl Job {
         let activations = |compiled: &Compiled| compiled.memory.by_category(Tier::Device).activations;
         let before = self.waiting(&compiled, rates);
         self.settings.recompute = Recompute::NormSwiGlu;
-        let closed = Some(Stream { window: 0, ..stream });
-        self.settings.offload = Offload { window: None, stream: closed, ..asked.offload };
+        let closed = Some(StateStream { window: 0, ..stream });
+        self.settings.offload = Offload { update_window: None, stream: closed, ..asked.offload };
         let candidate = self.compile(target)?;
         let candidate = self.widen(candidate, target, budget)?;
         let again = activations(&compiled).saturating_sub(activations(&candidate));
@@ -302,11 +303,11 @@ impl Job {
         let through = rates.through_device(travelling) / shares + sums(&compiled);
         self.settings.offload.updated_by = Some(UpdatedBy::Device);
         // In fp32 there are no master weights, only the card's own.
-        if through <= rates.by_processors(on_host.optimizer) || asked.types.run == DType::F32 {
+        if through <= rates.by_processors(on_host.optimizer) || asked.types.compute == DType::F32 {
             return Ok(compiled);
         }
         self.settings.offload =
-            Offload { updated_by: Some(UpdatedBy::Host), stream: None, window: None, ..asked.offload };
+            Offload { updated_by: Some(UpdatedBy::Host), stream: None, update_window: None, ..asked.offload };
         let beside = self.compile(target)?;
         let is_slower = through <= rates.by_processors(on_host.optimizer) + sums(&beside);
         if is_slower || budget.lack(self, &beside).is_some() {
@@ -365,7 +366,7 @@ impl Job {
                 value: self.settings.prefetch.into(),
             });
         }
-        if let (Some(window), None) = (self.settings.offload.window, asked.offload.window) {
+        if let (Some(window), None) = (self.settings.offload.update_window, asked.offload.update_window) {
             choices.push(Choice { key: "zeroth.update_window", value: window.into() });
         }
         if let (Some(by), None) = (self.settings.offload.updated_by, asked.offload.updated_by) {
@@ -395,8 +396,8 @@ impl Job {
             let change = move |job: &mut Self| job.settings.recompute = block;
             changes.push(("zeroth.recompute \"block\"".to_owned(), Box::new(change)));
         }
-        if asked.0.offload.window.is_some_and(|window| window > 0) {
-            let change = |job: &mut Self| job.settings.offload.window = Some(0);
+        if asked.0.offload.update_window.is_some_and(|window| window > 0) {
+            let change = |job: &mut Self| job.settings.offload.update_window = Some(0);
             changes.push(("zeroth.update_window 0, or none at all".to_owned(), Box::new(change)));
         }
         if cuts > 0 {

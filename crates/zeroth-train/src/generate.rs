@@ -272,7 +272,7 @@ impl Generator<'_> {
             None => Ok(logits),
             Some(place) => {
                 let position = sequences[place * sequences.len() / logits.len()].len();
-                Err(GenerateError::NotFinite { position, run: self.compiled.program.types.run })
+                Err(GenerateError::NotFinite { position, run: self.compiled.program.types.compute })
             }
         }
     }

@@ -186,7 +186,7 @@ pub(crate) fn restore(
         }
     }
     let started = engine.control()?;
-    engine.go_on(manifest.step, &with(started, &manifest.control))
+    engine.resume_at(manifest.step, &with(started, &manifest.control))
 }
 
 /// The starting control block with the saved fields applied.

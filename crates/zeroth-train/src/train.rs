@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
-use zeroth_engine::{Engine, Rank, RunError, StepRecord, Timed, Trace};
+use zeroth_engine::{Engine, Rank, RunError, StepRecord, InstructionTime, Trace};
 use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
 
@@ -68,7 +68,7 @@ pub enum TrainEvent<'a> {
     /// A completed step.
     Step(&'a StepMetrics),
     /// A completed evaluation, with its instruction times.
-    Eval(&'a EvalMetrics, &'a [Timed]),
+    Eval(&'a EvalMetrics, &'a [InstructionTime]),
     /// A checkpoint of this step is about to be written: metrics up to here must be on disk.
     CheckpointStarting(u64),
     /// A checkpoint was committed.
@@ -109,7 +109,7 @@ pub fn train(
     let decayed = |param| job.decays(compiled, param);
     let rank = Rank { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
     let mut engine = Engine::new(compiled, rank)?;
-    if let Some(how) = engine.how_ranks_meet() {
+    if let Some(how) = engine.transport_note() {
         on_event(TrainEvent::TransportChosen(how))?;
     }
     let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zeroth_config::check::check;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
-use zeroth_engine::Timed;
+use zeroth_engine::InstructionTime;
 use zeroth_model::{Batch, ModelConfig, ParameterTable, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
@@ -164,11 +164,11 @@ fn tiny(config: &Resolved) -> (ModelConfig, ParameterTable, Compiled) {
 }
 
 /// A step in which every instruction takes a millisecond.
-fn times(compiled: &Compiled) -> Vec<Timed> {
+fn times(compiled: &Compiled) -> Vec<InstructionTime> {
     let program = &compiled.program;
     let of = |section: usize| {
         let instructions = 0..program.sections[section].instructions.len();
-        instructions.map(move |instruction| Timed { section, instruction, seconds: 1e-3 })
+        instructions.map(move |instruction| InstructionTime { section, instruction, seconds: 1e-3 })
     };
     program.in_order().flat_map(of).collect()
 }

@@ -41,21 +41,21 @@ fn ample_memory_opens_the_whole_window() {
     let (compiled, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
     let states = compiled.memory.states(Tier::Host);
     assert!(window.unwrap() > states, "{window:?} for {states}");
-    assert_eq!(count(&compiled, |action| matches!(action, Action::SaveGradient(..))), 0);
-    let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
+    assert_eq!(count(&compiled, |action| matches!(action, Action::OffloadGrad(..))), 0);
+    let loads = count(&compiled, |action| matches!(action, Action::LoadStates(_)));
     assert!(loads > 1);
-    assert_eq!(count(&compiled, |action| matches!(action, Action::Store(_))), loads);
+    assert_eq!(count(&compiled, |action| matches!(action, Action::StoreStates(_))), loads);
     // Every load precedes the first update: none waits for another's buffer.
     let update = compiled.program.sections.last().unwrap();
     let first = update.instructions.iter().position(|i| matches!(i.action, Action::Update(_))).unwrap();
-    let ahead = update.instructions[..first].iter().filter(|i| matches!(i.action, Action::Load(_)));
+    let ahead = update.instructions[..first].iter().filter(|i| matches!(i.action, Action::LoadStates(_)));
     assert_eq!(ahead.count(), loads);
 }
 
 #[test]
 fn less_memory_closes_the_window() {
     let folder = tempfile::tempdir().unwrap();
-    let saves = |compiled: &Compiled| count(compiled, |action| matches!(action, Action::SaveGradient(..)));
+    let saves = |compiled: &Compiled| count(compiled, |action| matches!(action, Action::OffloadGrad(..)));
     let (roomy, window) = fitted(&mut cut(folder.path()), 1 << 40).unwrap();
     // Half of the window: the free memory is used, except for a reserve.
     let half = roomy.memory.arena(Tier::Device) - window.unwrap() / 2;
@@ -88,7 +88,7 @@ fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<Updated
     let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
     assert!(compiled.memory.arena(Tier::Device) <= device);
     let by = job.settings.offload.updated_by;
-    let loads = count(&compiled, |action| matches!(action, Action::Load(_)));
+    let loads = count(&compiled, |action| matches!(action, Action::LoadStates(_)));
     assert_eq!(loads > 0, by != Some(UpdatedBy::Host), "{by:?} with {loads} loads");
     // The CPU update is not part of any forward or backward section.
     let update = compiled.program.sections.last().unwrap();
@@ -127,16 +127,16 @@ fn host_accumulation_counts_against_the_cpu() {
 fn a_given_window_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(folder.path());
-    job.settings.offload.window = Some(1 << 16);
+    job.settings.offload.update_window = Some(1 << 16);
     let (compiled, chosen) = fitted(&mut job, 1 << 40).unwrap();
-    assert_eq!((compiled.program.window, chosen), (Some(1 << 16), None));
+    assert_eq!((compiled.program.update_window, chosen), (Some(1 << 16), None));
 }
 
 #[test]
 fn an_oversized_window_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(folder.path());
-    job.settings.offload.window = Some(u64::MAX);
+    job.settings.offload.update_window = Some(u64::MAX);
     let budget = Budget { device: Some(1 << 40), ..Budget::default() };
     let refused = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().unwrap_err();
     assert_eq!((refused.of, refused.given), ("device memory", 1 << 40));
@@ -156,7 +156,7 @@ fn cheap_recomputation_frees_memory_for_the_window() {
         let freedom = Freedom { recompute: true, update: Some(rates), ..Freedom::default() };
         let (compiled, _) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
         assert!(compiled.memory.arena(Tier::Device) <= device);
-        (job.settings.recompute, job.settings.offload.window)
+        (job.settings.recompute, job.settings.offload.update_window)
     };
     // A bus that is slow relative to GPU memory and matmuls, and CPUs that are slower still.
     let slow = Rates { update: 1 << 10, bus: 1 << 20, memory: 1 << 30, products: 1 << 40 };

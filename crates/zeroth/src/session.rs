@@ -12,7 +12,7 @@ use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth_config::unbuilt::unbuilt;
 use zeroth_cpu::CpuDevice;
-use zeroth_engine::{Engine, MicroBatch, Rank, RunError, Timed};
+use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError};
 use zeroth_graph::{Graph, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record, Tier};
 use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
@@ -193,7 +193,7 @@ impl RankSession<'_> {
     }
 
     /// Instruction times since the last call; empty unless enabled.
-    pub fn take_times(&mut self) -> Result<Vec<Timed>, SessionError> {
+    pub fn take_times(&mut self) -> Result<Vec<InstructionTime>, SessionError> {
         Ok(self.engine.take_times(false)?)
     }
 

@@ -8,8 +8,8 @@ use zeroth::machine::known_gpu;
 use zeroth::model::{
     Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate_config, read_config, table,
 };
-use zeroth::plan::deepspeed::{Machines, zero2_lines, zero3_lines};
-use zeroth::plan::{Ask, Placement, Plan, States, TrainType, plan};
+use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
+use zeroth::plan::{Placement, Plan, PlanRequest, States, TrainType, plan};
 use zeroth::planning;
 use zeroth::program::Bytes;
 
@@ -36,8 +36,8 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         .iter()
         .map(|(name, config)| planning::placement(name, config, model.as_ref().map(|model| &model.table)))
         .collect::<Result<Vec<Placement>, _>>()?;
-    let ask = ask(arguments, model.as_ref(), &configs, device_memory)?;
-    let mut plan = plan(&ask, &placements)?;
+    let request = request(arguments, model.as_ref(), &configs, device_memory)?;
+    let mut plan = plan(&request, &placements)?;
     plan.notes.extend(idle_flags(arguments));
     let budgets = [("--device-memory", arguments.device_memory), ("--host-memory", arguments.host_memory)];
     plan.notes.splice(0..0, unit_hints::hints(&budgets));
@@ -45,10 +45,10 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));
         json["estimate"] = json!(model.is_none());
-        json["deepspeed_estimators"] = json!(estimators(&ask));
+        json["deepspeed_estimators"] = json!(estimators(&request));
         output::json(&json)?;
     } else {
-        output::text(&text(&plan, &ask, model.as_ref(), output));
+        output::text(&text(&plan, &request, model.as_ref(), output));
     }
     Ok(if plan.is_possible() { Exit::Done } else { Exit::DoesNotFit })
 }
@@ -126,12 +126,12 @@ fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow
     Ok(Some(gpu.memory))
 }
 
-fn ask(
+fn request(
     arguments: &PlanArgs,
     model: Option<&Model>,
     configs: &[(String, Resolved)],
     device_memory: Option<u64>,
-) -> anyhow::Result<Ask> {
+) -> anyhow::Result<PlanRequest> {
     let settled = |key: &str| configs.first().and_then(|(_, config)| config.whole(key)).unwrap_or(1);
     if configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
         anyhow::bail!(
@@ -150,14 +150,14 @@ fn ask(
         Some(StatesArg::Master) | None => States::Master,
     };
     let params = model.map_or(arguments.params.unwrap_or(0), |model| model.table.total());
-    let ask = Ask {
+    let request = PlanRequest {
         train_type: match arguments.train_type {
             TrainTypeArg::Full => TrainType::Full,
             TrainTypeArg::Lora => TrainType::Lora,
         },
         ranks_per_host: arguments.ranks_per_host.unwrap_or(arguments.ranks),
         states,
-        narrow_sums: configs.iter().all(|(_, config)| has_narrow_sums(config)),
+        accumulates_in_16_bits: configs.iter().all(|(_, config)| has_narrow_sums(config)),
         in_bf16: configs.iter().all(|(_, config)| precision(config) != Precision::Fp16),
         accumulation: settled("gradient_accumulation_steps"),
         largest_layer: model
@@ -165,17 +165,17 @@ fn ask(
             .or(arguments.largest_layer),
         device_memory,
         host_memory: arguments.host_memory,
-        ..Ask::new(params, arguments.ranks)
+        ..PlanRequest::new(params, arguments.ranks)
     };
-    let Some(model) = model else { return Ok(ask) };
+    let Some(model) = model else { return Ok(request) };
     let longest = model.config.max_positions.unwrap_or(LONGEST_ROW).min(LONGEST_ROW);
     let recompute = configs.iter().any(|(_, config)| config.text("zeroth.recompute") == Some("block"));
     let max_length = arguments.max_length.unwrap_or(longest);
     let micro_batch = settled("train_micro_batch_size_per_gpu");
-    Ok(Ask {
+    Ok(PlanRequest {
         adapters: Some(planning::adapters(&model.table, &lora)?),
         shape: Some(planning::shape(&model.config, &model.table, micro_batch, max_length, recompute)),
-        ..ask
+        ..request
     })
 }
 
@@ -197,23 +197,23 @@ fn precision(config: &Resolved) -> Precision {
 }
 
 /// DeepSpeed's own memory estimates for the same job, in its format.
-fn estimators(ask: &Ask) -> Vec<String> {
-    if ask.train_type == TrainType::Lora {
+fn estimators(request: &PlanRequest) -> Vec<String> {
+    if request.train_type == TrainType::Lora {
         return Vec::new();
     }
-    let gpus_per_node = ask.ranks_per_host.min(ask.ranks).max(1);
-    let machines = Machines { gpus_per_node, nodes: ask.ranks.div_ceil(gpus_per_node) };
+    let gpus_per_node = request.ranks_per_host.min(request.ranks).max(1);
+    let cluster = Cluster { gpus_per_node, nodes: request.ranks.div_ceil(gpus_per_node) };
     let mut lines: Vec<String> =
-        zero2_lines(ask.params, machines).iter().map(|line| format!("ZeRO-2 {line}")).collect();
-    if let Some(layer) = ask.largest_layer {
-        lines.extend(zero3_lines(ask.params, layer, machines).iter().map(|line| format!("ZeRO-3 {line}")));
+        zero2_lines(request.params, cluster).iter().map(|line| format!("ZeRO-2 {line}")).collect();
+    if let Some(layer) = request.largest_layer {
+        lines.extend(zero3_lines(request.params, layer, cluster).iter().map(|line| format!("ZeRO-3 {line}")));
     }
     lines
 }
 
-fn text(plan: &Plan, ask: &Ask, model: Option<&Model>, output: &Output) -> String {
-    let mut text = head(plan, ask, model);
-    text.push_str(&rows(plan, ask, output));
+fn text(plan: &Plan, request: &PlanRequest, model: Option<&Model>, output: &Output) -> String {
+    let mut text = head(plan, request, model);
+    text.push_str(&rows(plan, request, output));
     match &plan.recommended {
         Some(preset) => {
             text.push_str(&format!("\nrecommended: {}\n  {}\n", output.bold(preset), plan.reason));
@@ -226,7 +226,7 @@ fn text(plan: &Plan, ask: &Ask, model: Option<&Model>, output: &Output) -> Strin
             text.push_str(&format!("  {}\n", change.text));
         }
     }
-    let estimators = estimators(ask);
+    let estimators = estimators(request);
     if !estimators.is_empty() {
         text.push_str("\nDeepSpeed's own estimators for the same job (states only; its GB are GiB):\n");
         text.push_str("         per CPU  |  per GPU |   options\n");
@@ -251,7 +251,7 @@ fn text(plan: &Plan, ask: &Ask, model: Option<&Model>, output: &Output) -> Strin
     text
 }
 
-fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
+fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
     let each = plan.bytes_per_parameter;
     let mut head = match model {
         Some(model) => {
@@ -282,25 +282,26 @@ fn head(plan: &Plan, ask: &Ask, model: Option<&Model>) -> String {
         each.gradients,
         each.optimizer
     ));
-    if let Some(shape) = &ask.shape {
+    if let Some(shape) = &request.shape {
         head.push_str(&format!(
             "micro-batch {} × {}, accumulation {}{}\n",
             shape.micro_batch,
             counted(shape.max_length, "token"),
-            ask.accumulation,
+            request.accumulation,
             if shape.recompute { ", blocks recomputed in backward" } else { "" }
         ));
     }
-    if ask.train_type == TrainType::Lora {
-        let own = ask.adapters.map_or_else(|| "an unknown number of".to_owned(), |own| grouped(own.params));
+    if request.train_type == TrainType::Lora {
+        let own =
+            request.adapters.map_or_else(|| "an unknown number of".to_owned(), |own| grouped(own.params));
         head.push_str(&format!("LoRA trains {own} parameters; the model's are frozen\n"));
     }
     head.push('\n');
     head
 }
 
-fn rows(plan: &Plan, ask: &Ask, output: &Output) -> String {
-    let budget = ask
+fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
+    let budget = request
         .device_memory
         .map_or_else(|| "fits".to_owned(), |budget| format!("fits {}", format_bytes(budget)));
     let head = [

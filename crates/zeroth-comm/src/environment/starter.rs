@@ -1,9 +1,9 @@
-//! The process that started all ranks of a job, for launchers that give the job no name.
+//! The process that started all ranks of a job, for launchers that do not name the job.
 
-/// How far up to look: a rank may be started through scripts, but not through many.
+/// How many ancestors to inspect: ranks may be started through scripts, but not many.
 const MOST: usize = 16;
 
-/// The nearest process above this one that is a launcher's helper; where none is seen, the parent.
+/// The nearest ancestor that is a launcher's helper, else the parent.
 ///
 /// MPICH and Intel MPI start a machine's ranks from one `hydra_pmi_proxy`, directly or through scripts of the user.
 pub(super) fn starter() -> u32 {

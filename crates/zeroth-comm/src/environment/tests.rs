@@ -3,10 +3,10 @@
 
 use super::*;
 
-fn find(variables: &[(&str, &str)]) -> Result<Option<Place>, PlaceError> {
+fn find(variables: &[(&str, &str)]) -> Result<Option<LaunchedRank>, LauncherError> {
     let lookup =
         |name: &str| variables.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-    Place::find(lookup, || 4242)
+    LaunchedRank::find(lookup, || 4242)
 }
 
 const TORCHRUN: [(&str, &str); 8] = [
@@ -43,8 +43,8 @@ const SLURM: [(&str, &str); 6] = [
     ("SLURM_NNODES", "1"),
 ];
 
-fn place(launcher: Launcher, rank: usize, world: usize, job: &str) -> Place {
-    Place { rank, world, local_rank: rank, local_world: world, job: job.to_owned(), launcher }
+fn place(launcher: Launcher, rank: usize, world: usize, job: &str) -> LaunchedRank {
+    LaunchedRank { rank, world, local_rank: rank, local_world: world, job: job.to_owned(), launcher }
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn many_machines_are_refused_as_not_yet() {
         (&SLURM[..], ("SLURM_STEP_NUM_NODES", "2")),
     ] {
         let error = find(&[variables, &[more]].concat()).unwrap_err();
-        assert!(matches!(error, PlaceError::ManyMachines { .. }), "{more:?}: {error}");
+        assert!(matches!(error, LauncherError::ManyMachines { .. }), "{more:?}: {error}");
         assert!(error.to_string().starts_with("not yet: many machines"), "{error}");
     }
     // A step on one machine of a larger allocation is one machine; PMI without local numbers may be any number.
@@ -128,7 +128,7 @@ fn many_machines_are_refused_as_not_yet() {
     ];
     assert_eq!(find(&[&SLURM[..], &step].concat()), Ok(Some(place(Launcher::Slurm, 3, 4, "slurm-77-0"))));
     let error = find(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]).unwrap_err();
-    assert_eq!(error, PlaceError::ManyMachines { launcher: Launcher::Mpich, world: 2, here: None });
+    assert_eq!(error, LauncherError::ManyMachines { launcher: Launcher::Mpich, world: 2, here: None });
 }
 
 #[test]
@@ -156,6 +156,9 @@ fn variables_that_are_missing_or_wrong_are_named_with_their_values() {
     ] {
         let left: Vec<_> = variables.iter().copied().filter(|(name, _)| *name != gone).collect();
         let error = find(&left).unwrap_err();
-        assert!(matches!(&error, PlaceError::Missing { name, .. } if name.contains(gone)), "{gone}: {error}");
+        assert!(
+            matches!(&error, LauncherError::Missing { name, .. } if name.contains(gone)),
+            "{gone}: {error}"
+        );
     }
 }

@@ -1,12 +1,12 @@
-//! What a launcher hands over to its ranks: bytes of any length, in memory that nobody can change any more. Ranks inherit its
-//! descriptor, and a variable names that; a variable with the bytes themselves could have 128 kB.
+//! Handoff of data to ranks: bytes of any length in a sealed memory file. Ranks inherit its descriptor, whose number is
+//! in an environment variable; a variable itself is limited to 128 kB.
 
 use std::fs::File;
 use std::io;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// A file in memory, filled by `write` and never changed again. It is closed on exec, but for ranks that
+/// Creates a memory file, filled by `write` and then sealed. It is closed on exec, except in ranks that
 /// [inherit](super::Launch::inherit) it.
 pub fn sealed(write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -17,7 +17,7 @@ pub fn sealed(write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<Fil
     Ok(file)
 }
 
-/// A file that this process has inherited under a number, opened anew: it is read from its beginning.
+/// Reopens an inherited file, to read it from the start.
 pub fn inherited(number: u32) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{number}"))
 }

@@ -1,4 +1,4 @@
-//! Signals that a process ignores from its first instruction on.
+//! Ignored signals that survive exec.
 #![allow(unsafe_code, reason = "calls signal(2), for which the system-call crate has no safe function")]
 
 use std::ffi::c_int;
@@ -15,7 +15,7 @@ unsafe extern "C" {
     fn signal(number: c_int, handler: usize) -> usize;
 }
 
-/// Ignores a signal. It may be called between fork and exec: it takes no lock and allocates nothing.
+/// Ignores a signal. Safe between fork and exec: it takes no lock and does not allocate.
 pub(super) fn ignore(number: Signal) -> io::Result<()> {
     // SAFETY: the signature is that of signal(2) with its pointer as an integer of the same size, and ignoring installs no
     // code that could run.

@@ -1,17 +1,17 @@
-//! What control groups tell of memory: how often the system has killed for lack of it, and the limit.
+//! Memory of control groups: the number of OOM kills and the limit.
 //!
-//! A container's limit sits on a group above the launcher's own, and version 1 counts a kill only in the group of the
-//! process that was killed. So the own group is read and every group above it, up to the one that is mounted.
+//! A container's limit is set on an ancestor of the launcher's group, and version 1 counts a kill only in the group of
+//! the killed process. So the own group and all its ancestors up to the mount point are read.
 
 use std::path::{Path, PathBuf};
 
 const MOUNTED: &str = "/sys/fs/cgroup";
 
-/// Kills so far in each group that tells.
+/// OOM kills so far, by group.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Kills(Vec<(PathBuf, u64)>);
+pub(super) struct OomKills(Vec<(PathBuf, u64)>);
 
-impl Kills {
+impl OomKills {
     pub(super) fn count() -> Self {
         Self::count_in(&membership(), Path::new(MOUNTED))
     }
@@ -28,7 +28,7 @@ impl Kills {
         Self(counted.collect())
     }
 
-    /// Whether a group has seen a kill since `before`.
+    /// Whether a group has counted a kill since `before`.
     pub(super) fn more_than(&self, before: &Self) -> bool {
         self.0
             .iter()
@@ -36,14 +36,14 @@ impl Kills {
     }
 }
 
-/// The lowest limit in bytes of the own group and those above it.
+/// The lowest limit in bytes of the own group and its ancestors.
 pub(super) fn limit() -> Option<u64> {
     limit_in(&membership(), Path::new(MOUNTED))
 }
 
 fn limit_in(membership: &str, mounted: &Path) -> Option<u64> {
     let limits = groups(membership, mounted).into_iter().filter_map(|group| {
-        // Version 2 says `max` where there is none, version 1 the largest number of whole pages, whatever their size.
+        // Without a limit, version 2 says `max`, version 1 the largest multiple of the page size.
         let text = ["memory.max", "memory.limit_in_bytes"]
             .iter()
             .find_map(|file| std::fs::read_to_string(group.join(file)).ok())?;
@@ -56,10 +56,10 @@ fn membership() -> String {
     std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
 }
 
-/// The folders of this process's groups that may tell of memory, from the own one upwards.
+/// The folders of this process's memory groups, from its own upwards.
 ///
-/// A line is `number:controllers:path`. Version 2 has no controllers; version 1 names `memory`. A path that a container
-/// does not show has no folder; the mounted root is always there.
+/// A line is `number:controllers:path`. Version 2 has no controllers; version 1 names `memory`. A path that is hidden
+/// in a container has no folder; the mount point always exists.
 fn groups(membership: &str, mounted: &Path) -> Vec<PathBuf> {
     let roots = membership.lines().filter_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -101,8 +101,8 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
 
-        fn kills(&self, membership: &str) -> Kills {
-            Kills::count_in(membership, self.0.path())
+        fn kills(&self, membership: &str) -> OomKills {
+            OomKills::count_in(membership, self.0.path())
         }
 
         fn limit(&self, membership: &str) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! Where the output of ranks goes: on as it is, line by line to a function, or to files.
+//! Output of ranks: inherited, line by line to a function, or to files.
 
 use std::fmt;
 use std::fs::File;
@@ -11,32 +11,32 @@ use std::time::Duration;
 
 use super::LaunchError;
 
-/// A longer line comes in parts.
+/// Longer lines are split.
 const LONGEST: u64 = 1 << 16;
-/// How long the readers may go on after the last rank has ended: something it started may hold the pipe open.
+/// How long readers may continue after the last rank has ended: a grandchild may hold the pipe open.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Which of a rank's two streams.
+/// An output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
-    /// Its standard output.
+pub enum OutputStream {
+    /// Standard output.
     Out,
-    /// Its standard error.
+    /// Standard error.
     Err,
 }
 
-/// A line that a rank wrote. Shown, it carries the rank: `[rank 3] …`.
+/// A line that a rank wrote; displayed as `[rank 3] …`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct OutputLine {
     /// The rank that wrote it.
     pub rank: usize,
-    /// Where to.
-    pub stream: Stream,
-    /// The line without its end; bytes that are no UTF-8 are replaced.
+    /// The stream.
+    pub stream: OutputStream,
+    /// The line without its end; invalid UTF-8 is replaced.
     pub text: String,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for OutputLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[rank {}] {}", self.rank, self.text)
     }
@@ -48,14 +48,14 @@ pub enum Output {
     /// To the launcher's own streams, as it is.
     Inherit,
     /// To a function, line by line, from a thread for each stream.
-    Lines(Arc<dyn Fn(Line) + Send + Sync>),
+    Lines(Arc<dyn Fn(OutputLine) + Send + Sync>),
     /// To `rank-0.out`, `rank-0.err` and so on in this folder, which must exist.
     Files(PathBuf),
 }
 
 impl Output {
     pub(super) fn attach(&self, rank: usize, command: &mut Command) -> Result<(), LaunchError> {
-        // Ranks share a terminal; one that reads from it would be stopped or take what is meant for another.
+        // Ranks share a terminal; one that reads from it would be stopped or take another's input.
         command.stdin(Stdio::null());
         match self {
             Self::Inherit => {}
@@ -74,7 +74,7 @@ impl Output {
     }
 }
 
-/// The threads that read what ranks write.
+/// The threads that read the ranks' output.
 pub(super) struct Readers {
     running: Sender<()>,
     ended: Receiver<()>,
@@ -91,8 +91,8 @@ impl Readers {
     pub(super) fn read(&mut self, rank: usize, child: &mut Child, output: &Output) -> io::Result<()> {
         let Output::Lines(write) = output else { return Ok(()) };
         let streams = [
-            child.stdout.take().map(|pipe| (Stream::Out, Box::new(pipe) as Box<dyn Read + Send>)),
-            child.stderr.take().map(|pipe| (Stream::Err, Box::new(pipe) as Box<dyn Read + Send>)),
+            child.stdout.take().map(|pipe| (OutputStream::Out, Box::new(pipe) as Box<dyn Read + Send>)),
+            child.stderr.take().map(|pipe| (OutputStream::Err, Box::new(pipe) as Box<dyn Read + Send>)),
         ];
         for (stream, pipe) in streams.into_iter().flatten() {
             let (write, running) = (Arc::clone(write), self.running.clone());
@@ -101,7 +101,7 @@ impl Readers {
                 let mut bytes = Vec::new();
                 while matches!(pipe.by_ref().take(LONGEST).read_until(b'\n', &mut bytes), Ok(1..)) {
                     let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-                    write(Line { rank, stream, text: String::from_utf8_lossy(line).into_owned() });
+                    write(OutputLine { rank, stream, text: String::from_utf8_lossy(line).into_owned() });
                     bytes.clear();
                 }
                 drop(running);
@@ -110,10 +110,10 @@ impl Readers {
         Ok(())
     }
 
-    /// Waits until all that ranks wrote has been handed on.
+    /// Waits until all output has been forwarded.
     pub(super) fn finish(self) {
         drop(self.running);
-        // Nothing is ever sent: the channel closes with the last reader.
+        // Nothing is sent: the channel closes with the last reader.
         let _ = self.ended.recv_timeout(LINGER);
     }
 }

@@ -1,4 +1,4 @@
-//! How each rank ended, for people.
+//! Reports of how each rank ended.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
@@ -6,29 +6,30 @@ use std::process::ExitStatus;
 
 use zeroth_base::format_bytes;
 
-use crate::error::{OpSeen, RankLost};
+use crate::error::RankLost;
+use crate::op_name::LastOp;
 
-/// The exit codes of a rank that has stopped in order because it was asked to: 128 and the number of SIGINT or SIGTERM.
+/// Exit codes of a graceful stop: 128 + SIGINT or SIGTERM.
 const STOPPED: [i32; 2] = [130, 143];
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    /// By itself.
+pub enum ExitReason {
+    /// It exited.
     Exited {
         /// Its exit code.
         code: i32,
     },
-    /// By a signal.
+    /// It was killed by a signal.
     Killed {
         /// The signal's number.
         signal: i32,
     },
-    /// The system does not tell.
+    /// Unknown.
     Unknown,
 }
 
-impl How {
+impl ExitReason {
     pub(super) fn of(status: ExitStatus) -> Self {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Exited { code },
@@ -37,7 +38,7 @@ impl How {
         }
     }
 
-    /// Whether it ended by itself, done with its work or with what it was asked for.
+    /// Whether it exited with success, or stopped gracefully after a request.
     pub(super) fn is_well(self, asked: bool) -> bool {
         match self {
             Self::Exited { code: 0 } => true,
@@ -47,7 +48,7 @@ impl How {
     }
 }
 
-impl fmt::Display for How {
+impl fmt::Display for ExitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited { code } => write!(f, "exit code {code}"),
@@ -84,12 +85,12 @@ fn name(signal: i32) -> Option<&'static str> {
     NAMES.iter().find(|(number, _)| *number == signal).map(|(_, name)| *name)
 }
 
-/// What is known of a kill for lack of memory.
+/// Details of an OOM kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// The lowest limit of the control group and those above it; `None` where there is none: the machine was full.
+    /// The lowest limit of the control group and its ancestors; `None` where there is none: the machine was full.
     pub limit: Option<u64>,
-    /// Host memory that the plan gave each rank, where the launcher was told.
+    /// Planned host memory per rank, if known.
     pub planned: Option<u64>,
 }
 
@@ -109,22 +110,22 @@ impl fmt::Display for OutOfMemory {
 
 /// How one rank ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankEnd {
+pub struct RankExit {
     /// The rank.
     pub rank: usize,
     /// Its process.
     pub pid: u32,
     /// How it ended.
-    pub how: How,
-    /// Whether the launcher had sent it a signal, because another rank failed or the job was to stop.
+    pub how: ExitReason,
+    /// Whether the launcher had sent it a signal.
     pub by_launcher: bool,
-    /// Killed by the system for lack of memory.
+    /// Set if it was OOM-killed.
     pub out_of_memory: Option<OutOfMemory>,
-    /// The collective it was last in.
-    pub last: Option<OpSeen>,
+    /// Its last collective.
+    pub last: Option<LastOp>,
 }
 
-impl fmt::Display for RankEnd {
+impl fmt::Display for RankExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} (pid {}): {}", self.rank, self.pid, self.how)?;
         if self.by_launcher {
@@ -134,7 +135,7 @@ impl fmt::Display for RankEnd {
             write!(f, ": {out_of_memory}")?;
         }
         match &self.last {
-            Some(last) if self.how != (How::Exited { code: 0 }) => write!(f, "; it was {last}"),
+            Some(last) if self.how != (ExitReason::Exited { code: 0 }) => write!(f, "; it was {last}"),
             _ => Ok(()),
         }
     }
@@ -144,28 +145,27 @@ impl fmt::Display for RankEnd {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// Every rank, in order.
-    pub ranks: Vec<RankEnd>,
+    pub ranks: Vec<RankExit>,
     /// The rank whose failure ended the job.
     pub first: Option<usize>,
-    /// Whether ranks were asked to end well ([`super::Launch::ask_when`]).
+    /// Whether a graceful stop was requested ([`super::Launch::request_stop_when`]).
     pub asked: bool,
-    /// Whether the launcher killed them because they were to end before their first step
-    /// ([`super::Launch::ends_before_first_step`]).
+    /// Whether the launcher killed the ranks before their first step ([`super::Launch::ends_before_first_step`]).
     pub before_first_step: bool,
-    /// The rank the others were told of.
+    /// The lost rank reported to the others.
     pub lost: Option<RankLost>,
 }
 
 impl Report {
-    /// Whether every rank ended by itself with exit code 0.
+    /// Whether every rank exited with code 0.
     pub fn success(&self) -> bool {
-        self.ranks.iter().all(|end| end.how == How::Exited { code: 0 })
+        self.ranks.iter().all(|end| end.how == ExitReason::Exited { code: 0 })
     }
 
-    /// Whether every rank ended by itself and in order, at least one of them early, because they were asked to.
+    /// Whether every rank stopped gracefully on request, at least one of them early.
     ///
-    /// Ranks that were done when they were asked are a [`Report::success`] instead.
-    pub fn stopped_as_asked(&self) -> bool {
+    /// Ranks that were done anyway are a [`Report::success`] instead.
+    pub fn stopped_on_request(&self) -> bool {
         self.ranks.iter().all(|end| !end.by_launcher && end.how.is_well(self.asked)) && !self.success()
     }
 }
@@ -175,7 +175,7 @@ impl fmt::Display for Report {
         if self.success() {
             return write!(f, "{} rank(s) ended well", self.ranks.len());
         }
-        if self.stopped_as_asked() {
+        if self.stopped_on_request() {
             return write!(f, "{} rank(s) stopped as they were asked to", self.ranks.len());
         }
         if let Some(end) = self.first.and_then(|first| self.ranks.get(first)) {
@@ -195,24 +195,24 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
 
-    fn end(rank: usize, how: How) -> RankEnd {
-        RankEnd { rank, pid: 70, how, by_launcher: false, out_of_memory: None, last: None }
+    fn end(rank: usize, how: ExitReason) -> RankExit {
+        RankExit { rank, pid: 70, how, by_launcher: false, out_of_memory: None, last: None }
     }
 
     #[test]
     fn a_wait_status_becomes_a_code_or_a_signal() {
         // wait(2): the code is in bits 8 to 15, the signal in bits 0 to 6.
-        assert_eq!(How::of(ExitStatus::from_raw(3 << 8)), How::Exited { code: 3 });
-        assert_eq!(How::of(ExitStatus::from_raw(11)).to_string(), "killed by SIGSEGV");
-        assert_eq!(How::of(ExitStatus::from_raw(40)).to_string(), "killed by signal 40");
+        assert_eq!(ExitReason::of(ExitStatus::from_raw(3 << 8)), ExitReason::Exited { code: 3 });
+        assert_eq!(ExitReason::of(ExitStatus::from_raw(11)).to_string(), "killed by SIGSEGV");
+        assert_eq!(ExitReason::of(ExitStatus::from_raw(40)).to_string(), "killed by signal 40");
     }
 
     #[test]
     fn a_report_begins_with_the_rank_that_failed_first() {
         let starved = OutOfMemory { limit: Some(64_000_000), planned: Some(200_000_000) };
         let ranks = vec![
-            RankEnd { by_launcher: true, ..end(0, How::Killed { signal: 15 }) },
-            RankEnd { out_of_memory: Some(starved), ..end(1, How::Killed { signal: 9 }) },
+            RankExit { by_launcher: true, ..end(0, ExitReason::Killed { signal: 15 }) },
+            RankExit { out_of_memory: Some(starved), ..end(1, ExitReason::Killed { signal: 9 }) },
         ];
         let report = Report { ranks, first: Some(1), asked: false, before_first_step: false, lost: None };
         assert!(!report.success());
@@ -229,11 +229,13 @@ mod tests {
     fn codes_130_and_143_end_well_only_where_ranks_were_asked_and_not_ended() {
         let stopped = |codes: [i32; 2], asked: bool, by_launcher: bool| {
             let ranks = codes.iter().enumerate();
-            let ranks =
-                ranks.map(|(rank, code)| RankEnd { by_launcher, ..end(rank, How::Exited { code: *code }) });
+            let ranks = ranks.map(|(rank, code)| RankExit {
+                by_launcher,
+                ..end(rank, ExitReason::Exited { code: *code })
+            });
             let report =
                 Report { ranks: ranks.collect(), first: None, asked, before_first_step: false, lost: None };
-            report.stopped_as_asked()
+            report.stopped_on_request()
         };
         assert!(stopped([130, 130], true, false));
         assert!(stopped([0, 143], true, false));

@@ -1,25 +1,26 @@
-//! The collectives in rounds: which bytes of a transfer this rank publishes, and which it copies out, in each.
+//! Collectives in rounds: the bytes of a transfer that this rank publishes and copies in each round.
 
 use std::ops::Range;
 
 use super::LocalComm;
-use crate::comm::{OpName, Transfer};
+use crate::comm::Transfer;
 use crate::copy::{copy, past_caches};
 use crate::error::CommError;
+use crate::op_name::OpName;
 use crate::segment::LINE;
 
 impl LocalComm {
-    /// Moves all of a transfer.
+    /// Runs a transfer.
     pub(super) fn move_all(&self, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError> {
         let signature = transfer.signature(op);
         for round in 0..self.rounds(transfer) {
-            // The first piece may be there since the call.
-            if !self.lanes.has_published() {
+            // The first piece may have been published by the call.
+            if !self.channel.has_published() {
                 self.publish(op, transfer, round)?;
             }
             self.keep_own(transfer, round);
             self.receive(op, signature, transfer, round)?;
-            self.lanes.consume();
+            self.channel.consume();
         }
         Ok(())
     }
@@ -50,7 +51,7 @@ impl LocalComm {
                 let pieces = parts
                     .filter(|(to, _)| *to != self.rank)
                     .map(|(to, part)| (to * piece, cut(part, round, piece)));
-                self.lanes.publish(op, signature, pieces)
+                self.channel.publish(op, signature, pieces)
             }
             Transfer::Gather { .. } | Transfer::Broadcast { .. } | Transfer::Barrier => {
                 self.publish_one(op, signature, &[])
@@ -59,10 +60,10 @@ impl LocalComm {
     }
 
     fn publish_one(&self, op: OpName, signature: u64, bytes: &[u8]) -> Result<(), CommError> {
-        self.lanes.publish(op, signature, std::iter::once((0, bytes)))
+        self.channel.publish(op, signature, std::iter::once((0, bytes)))
     }
 
-    /// Copies out what this rank gets in one round.
+    /// Copies what this rank receives in one round.
     fn receive(
         &self,
         op: OpName,
@@ -77,37 +78,37 @@ impl LocalComm {
                 for from in self.others() {
                     let part = starts[from]..starts[from] + counts[from];
                     let into = cut_mut(&mut buffer[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into, around)?;
+                    self.channel.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::AllGather { recv, counts, .. } => {
                 let around = past_caches(recv.len());
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into, around)?;
+                    self.channel.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::Gather { root, recv, counts, .. } if *root == self.rank => {
                 let around = past_caches(recv.len());
                 for (from, part) in self.parts(counts) {
                     let into = cut_mut(&mut recv[part], round, piece);
-                    self.lanes.receive(op, signature, from, 0, into, around)?;
+                    self.channel.receive(op, signature, from, 0, into, around)?;
                 }
             }
             Transfer::AllToAll { recv, counts, .. } => {
                 let (count, around) = (counts[self.rank], past_caches(recv.len()));
                 for from in self.others() {
                     let into = cut_mut(&mut recv[from * count..(from + 1) * count], round, piece);
-                    self.lanes.receive(op, signature, from, self.rank * piece, into, around)?;
+                    self.channel.receive(op, signature, from, self.rank * piece, into, around)?;
                 }
             }
             Transfer::Broadcast { root, buffer } if *root != self.rank => {
                 let around = past_caches(buffer.len());
-                self.lanes.receive(op, signature, *root, 0, cut_mut(buffer, round, piece), around)?;
+                self.channel.receive(op, signature, *root, 0, cut_mut(buffer, round, piece), around)?;
             }
             Transfer::Barrier => {
                 for from in self.others() {
-                    self.lanes.receive(op, signature, from, 0, &mut [], false)?;
+                    self.channel.receive(op, signature, from, 0, &mut [], false)?;
                 }
             }
             Transfer::Gather { .. } | Transfer::Broadcast { .. } => {}
@@ -115,8 +116,8 @@ impl LocalComm {
         Ok(())
     }
 
-    /// This rank's own part goes straight from `send` to `recv`, in pieces like the others: one that was just published
-    /// is still in the cache.
+    /// Copies this rank's own part from `send` to `recv`, piece by piece: one that was just published is still in the
+    /// cache.
     fn keep_own(&self, transfer: &mut Transfer<'_>, round: usize) {
         let (rank, piece) = (self.rank, self.piece(transfer));
         let (send, recv, part) = match transfer {
@@ -139,13 +140,13 @@ impl LocalComm {
     /// Bytes of the largest piece: a half, or a rank's share of it where a half holds pieces for all.
     fn piece(&self, transfer: &Transfer<'_>) -> usize {
         match transfer {
-            // At least a line, by the layout.
+            // At least a cache line, by the layout.
             Transfer::AllToAll { .. } => self.layout.half / self.layout.world / LINE * LINE,
             _ => self.layout.half,
         }
     }
 
-    /// The same on all ranks, because counts are; at least one, so that every collective is seen by all it joins.
+    /// Equal on all ranks, because counts are; at least one, so that every rank takes part.
     fn rounds(&self, transfer: &Transfer<'_>) -> usize {
         let longest = match transfer {
             Transfer::AllGather { counts, .. }
@@ -158,13 +159,13 @@ impl LocalComm {
         longest.div_ceil(self.piece(transfer)).max(1)
     }
 
-    /// The other ranks, from the next one on: not all read from rank 0 first.
+    /// The other ranks, starting with the next, so that not all read from rank 0 first.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, world) = (self.rank, self.layout.world);
         (rank + 1..world).chain(0..rank)
     }
 
-    /// The other ranks with their parts of a buffer that holds all parts end to end.
+    /// The other ranks and their parts of a buffer of contiguous parts.
     fn parts(&self, counts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
         let mut start = own_part(counts, self.rank).end;
         self.others().map(move |from| {

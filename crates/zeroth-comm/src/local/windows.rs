@@ -1,4 +1,4 @@
-//! The windows of local ranks: mapped once, and read in rounds that move nothing through the regions.
+//! Windows of local ranks: mapped once, and read in rounds that move nothing through the regions.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -6,10 +6,11 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::FallocateFlags;
 
 use super::LocalComm;
-use crate::comm::{Comm, OpName, Transfer};
-use crate::error::{CommError, Lost};
+use crate::comm::{Comm, Transfer};
+use crate::error::{CommError, LostReason};
+use crate::op_name::OpName;
 use crate::segment::WINDOW;
-use crate::windows::{Mapped, Peers, Windows};
+use crate::windows::{MappedWindow, PeerSlices, Windows};
 
 impl Windows for LocalComm {
     fn own(&self) -> (BorrowedFd<'_>, u64) {
@@ -23,15 +24,15 @@ impl Windows for LocalComm {
     fn open(&self, op: OpName, bytes: usize, ready: bool) -> Result<bool, CommError> {
         let map = |rank: usize| {
             let (file, at) = self.segment.window(rank)?;
-            Mapped::new(file, at, bytes)
+            MappedWindow::new(file, at, bytes)
         };
         let fits = ready && bytes as u64 <= WINDOW && self.windows.get().is_none();
-        let mapped: Option<Vec<Option<Mapped>>> = fits.then_some(()).and_then(|()| {
+        let mapped: Option<Vec<Option<MappedWindow>>> = fits.then_some(()).and_then(|()| {
             (0..self.layout.world)
                 .map(|rank| if rank == self.rank { Some(None) } else { map(rank).map(Some) })
                 .collect()
         });
-        // What one rank cannot see, all do without: they must meet in the same way.
+        // If one rank cannot map them, all do without: all must use the same transport.
         let mut all = vec![0; self.layout.world];
         let counts = vec![1; self.layout.world];
         self.all_gather(op, &[u8::from(mapped.is_some())], &mut all, &counts)?.wait()?;
@@ -47,7 +48,7 @@ impl Windows for LocalComm {
         &self,
         op: OpName,
         from: &[Range<usize>],
-        visit: &mut dyn FnMut(&Peers<'_>),
+        visit: &mut dyn FnMut(&PeerSlices<'_>),
     ) -> Result<(), CommError> {
         let windows = self.windows.get().map_or(&[][..], Vec::as_slice);
         let needs = |what, given, needed| CommError::Operands { op, kind: "read", what, given, needed };
@@ -60,34 +61,33 @@ impl Windows for LocalComm {
                 return Err(needs("bytes to the end of what is read of a window", end, window.len()));
             }
         }
-        self.lanes.alive(op)?;
+        self.channel.alive(op)?;
         if self.started.get() != self.finished.get() {
-            let _ = self.lanes.end(self.rank, Lost::GaveUp, op);
+            let _ = self.channel.end(self.rank, LostReason::GaveUp, op);
             return Err(CommError::OutOfOrder { op });
         }
-        self.lanes.slot().enter(op);
-        // Another collective by the same name is told apart.
+        self.channel.slot().enter(op);
+        // Differs from a transfer with the same name.
         let signature = !Transfer::Barrier.signature(op);
-        self.lanes.publish(op, signature, std::iter::empty())?;
+        self.channel.publish(op, signature, std::iter::empty())?;
         for peer in self.others() {
-            self.lanes.receive(op, signature, peer, 0, &mut [], false)?;
+            self.channel.receive(op, signature, peer, 0, &mut [], false)?;
         }
-        visit(&Peers::new(windows, from));
-        self.lanes.consume();
-        self.lanes.settle(op)?;
-        self.lanes.slot().exit();
+        visit(&PeerSlices::new(windows, from));
+        self.channel.consume();
+        self.channel.settle(op)?;
+        self.channel.slot().exit();
         Ok(())
     }
 }
 
 impl LocalComm {
-    /// Gives back what this rank's window has taken, also where others have it mapped: memory of a rank that has left is
-    /// nobody's.
+    /// Frees this rank's window even where peers have it mapped.
     pub(super) fn close_window(&self) {
         let Some(window) = self.windows.get().and_then(|all| all.iter().flatten().next()) else { return };
         let (file, at) = self.own();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Where the system cannot, the memory goes with the last rank.
+        // Where that fails, the memory is freed with the last rank.
         let _ = rustix::fs::fallocate(file, hole, at, window.len() as u64);
     }
 }

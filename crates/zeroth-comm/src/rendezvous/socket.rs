@@ -1,5 +1,4 @@
-//! Where the socket of a job lies: in a folder that only its user can open. Anybody can take a name without a file, before the
-//! user does; a name in such a folder nobody else can.
+//! The socket of a job, in a folder private to its user: abstract names could be taken by anyone.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -12,12 +11,12 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{LOOK, MeetError};
+use super::{LOOK, RendezvousError};
 
-/// The longest name of a socket: an address has 107 bytes, and the way to the folder takes some.
+/// The longest socket name: an address has 107 bytes, some of which the folder takes.
 const MOST: usize = 80;
 
-/// The name of a job's socket, below a folder that is open and this user's.
+/// The name of a job's socket in its open private folder.
 pub(super) struct JobSocket {
     folder: OwnedFd,
     path: PathBuf,
@@ -25,17 +24,17 @@ pub(super) struct JobSocket {
 }
 
 impl JobSocket {
-    pub(super) fn of(job: &str) -> Result<Self, MeetError> {
+    pub(super) fn of(job: &str) -> Result<Self, RendezvousError> {
         let (folder, path) = private_folder()?;
         Ok(Self { folder, path, name: name(job) })
     }
 
-    /// What messages call it.
+    /// Its path in messages.
     pub(super) fn shown(&self) -> String {
         self.path.join(&self.name).display().to_string()
     }
 
-    /// Its path from the open folder: short however long that of the folder is, and never led elsewhere.
+    /// Its path relative to the open folder: short, and immune to renames.
     fn address(&self) -> String {
         format!("/proc/self/fd/{}/{}", self.folder.as_raw_fd(), self.name)
     }
@@ -44,10 +43,10 @@ impl JobSocket {
         format!("{}.lock", self.name)
     }
 
-    /// Listens, once no other process does. One that was killed leaves its name behind, and a lock that is void.
-    pub(super) fn listen(self, patience: Duration) -> Result<Listening, MeetError> {
+    /// Listens once no other process does. A killed process leaves a stale name and a released lock.
+    pub(super) fn listen(self, policy: Duration) -> Result<Listening, RendezvousError> {
         let open = "open the job's socket";
-        let failed = |errno: Errno| MeetError::System { what: open, source: errno.into() };
+        let failed = |errno: Errno| RendezvousError::System { what: open, source: errno.into() };
         let began = Instant::now();
         let lock = loop {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -55,11 +54,11 @@ impl JobSocket {
             let file = rustix::fs::openat(&self.folder, &name, flags, Mode::RUSR | Mode::WUSR);
             let file = file.map_err(failed)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Its holder may have removed the file between our opening and our locking.
+                // The holder may have removed the file between our open and lock.
                 Ok(()) if is_there(&self.folder, &name, &file) => break file,
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) if began.elapsed() < patience => std::thread::sleep(LOOK),
-                Err(Errno::WOULDBLOCK) => return Err(MeetError::NameTaken { name: self.shown() }),
+                Err(Errno::WOULDBLOCK) if began.elapsed() < policy => std::thread::sleep(LOOK),
+                Err(Errno::WOULDBLOCK) => return Err(RendezvousError::NameTaken { name: self.shown() }),
                 Err(errno) => return Err(failed(errno)),
             }
         };
@@ -67,14 +66,14 @@ impl JobSocket {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(failed(errno)),
         }
-        let address = SocketAddr::from_pathname(self.address()).map_err(MeetError::system(open))?;
-        let listener = UnixListener::bind_addr(&address).map_err(MeetError::system(open))?;
-        listener.set_nonblocking(true).map_err(MeetError::system(open))?;
+        let address = SocketAddr::from_pathname(self.address()).map_err(RendezvousError::system(open))?;
+        let listener = UnixListener::bind_addr(&address).map_err(RendezvousError::system(open))?;
+        listener.set_nonblocking(true).map_err(RendezvousError::system(open))?;
         Ok(Listening { listener, socket: self, _lock: lock })
     }
 
-    /// Connects; `None` while nobody listens, or too many wait to be let in.
-    pub(super) fn connect(&self) -> Result<Option<UnixStream>, MeetError> {
+    /// Connects; `None` while no one listens or the backlog is full.
+    pub(super) fn connect(&self) -> Result<Option<UnixStream>, RendezvousError> {
         let connect = || -> rustix::io::Result<UnixStream> {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -83,26 +82,26 @@ impl JobSocket {
         };
         match connect() {
             Ok(stream) => {
-                stream.set_nonblocking(false).map_err(MeetError::system("connect to rank 0"))?;
+                stream.set_nonblocking(false).map_err(RendezvousError::system("connect to rank 0"))?;
                 Ok(Some(stream))
             }
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(errno) => Err(MeetError::System { what: "connect to rank 0", source: errno.into() }),
+            Err(errno) => Err(RendezvousError::System { what: "connect to rank 0", source: errno.into() }),
         }
     }
 }
 
-/// A socket that listens. Dropped, its name is gone.
+/// A listening socket; its name is removed on drop.
 pub(super) struct Listening {
     pub(super) listener: UnixListener,
     pub(super) socket: JobSocket,
-    /// Held for as long as the name is this process's.
+    /// Held while the name belongs to this process.
     _lock: OwnedFd,
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        // The lock's file last: it is still locked. What cannot be removed is void.
+        // The lock file last, while it is still locked. Leftovers are harmless.
         let JobSocket { folder, name, .. } = &self.socket;
         let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
         let _ = rustix::fs::unlinkat(folder, self.socket.lock_name(), AtFlags::empty());
@@ -117,20 +116,21 @@ fn is_there(folder: &OwnedFd, name: &str, file: &OwnedFd) -> bool {
     there.is_ok_and(same)
 }
 
-/// The folder of this user's sockets: in `$XDG_RUNTIME_DIR` where that is this user's, else in the folder for temporary files.
-fn private_folder() -> Result<(OwnedFd, PathBuf), MeetError> {
+/// The folder of this user's sockets: in `$XDG_RUNTIME_DIR` where that is owned by this user, else in the folder for
+/// temporary files.
+fn private_folder() -> Result<(OwnedFd, PathBuf), RendezvousError> {
     let user = rustix::process::geteuid().as_raw();
     let is_own =
         |path: &PathBuf| path.is_absolute() && rustix::fs::stat(path).is_ok_and(|found| found.st_uid == user);
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(is_own);
-    // A runtime folder of another machine may be named here, or one that cannot be written.
+    // The variable may name another machine's folder, or one that is not writable.
     if let Some(Ok(opened)) = runtime.map(|runtime| open_private(runtime.join("zeroth"))) {
         return Ok(opened);
     }
     open_private(std::env::temp_dir().join(format!("zeroth-{user}")))
 }
 
-fn open_private(path: PathBuf) -> Result<(OwnedFd, PathBuf), MeetError> {
+fn open_private(path: PathBuf) -> Result<(OwnedFd, PathBuf), RendezvousError> {
     let user = rustix::process::geteuid().as_raw();
     let open = || -> rustix::io::Result<(OwnedFd, rustix::fs::Stat)> {
         match rustix::fs::mkdir(&path, Mode::RWXU) {
@@ -145,23 +145,23 @@ fn open_private(path: PathBuf) -> Result<(OwnedFd, PathBuf), MeetError> {
         }
         Ok((folder, found))
     };
-    let failed = |errno: Errno| MeetError::Folder { path: path.clone(), source: errno.into() };
+    let failed = |errno: Errno| RendezvousError::Folder { path: path.clone(), source: errno.into() };
     let (folder, found) = open().map_err(failed)?;
     if found.st_uid != user {
         let why = format!("it belongs to user {}, and user {user} runs this", found.st_uid);
         let source = io::Error::new(io::ErrorKind::PermissionDenied, why);
-        return Err(MeetError::Folder { path, source });
+        return Err(RendezvousError::Folder { path, source });
     }
     Ok((folder, path))
 }
 
-/// The name of a job's socket; of one that is too long, or could lead out of the folder, a hash stands for the end.
+/// The name of a job's socket. A name that is too long or could leave the folder is truncated and hashed.
 fn name(job: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     if job.len() <= MOST && job.chars().all(is_plain) && !job.starts_with('.') {
         return job.to_owned();
     }
-    // The same in every process of one program: its keys are fixed.
+    // Stable across processes: its keys are fixed.
     let mut hasher = DefaultHasher::new();
     job.hash(&mut hasher);
     let plain: String = job.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();

@@ -13,8 +13,8 @@ fn job(test: &str) -> String {
     format!("test-{}-{test}", std::process::id())
 }
 
-fn short() -> Patience {
-    Patience::default().guests(Duration::from_millis(500)).host(Duration::from_millis(500))
+fn short() -> WaitPolicy {
+    WaitPolicy::default().peers_timeout(Duration::from_millis(500)).rank0_timeout(Duration::from_millis(500))
 }
 
 #[test]
@@ -24,15 +24,15 @@ fn ranks_meet_and_hear_what_rank_0_says_whoever_comes_first() {
         for rank in 1..3 {
             let (job, message) = (&job, &message);
             scope.spawn(move || {
-                let invitation = attend(job, rank, 3, &Patience::default()).unwrap();
-                assert!(invitation.message() == message);
-                let comm = invitation.join(&Options::default()).unwrap();
+                let admission = request_join(job, rank, 3, &WaitPolicy::default()).unwrap();
+                assert!(admission.message() == message);
+                let comm = admission.join(&Options::default()).unwrap();
                 comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
             });
         }
         std::thread::sleep(Duration::from_millis(50));
-        let host = Host::open(&job, 3, Patience::default()).unwrap();
-        let comm = host.begin(0, &message).unwrap().join(0, &Options::default()).unwrap();
+        let coordinator = Coordinator::open(&job, 3, WaitPolicy::default()).unwrap();
+        let comm = coordinator.begin(0, &message).unwrap().join(0, &Options::default()).unwrap();
         comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
     });
 }
@@ -41,17 +41,17 @@ fn ranks_meet_and_hear_what_rank_0_says_whoever_comes_first() {
 fn a_refusal_of_rank_0_reaches_all_others() {
     let job = job("refuse");
     std::thread::scope(|scope| {
-        let guests: Vec<_> = (1..3)
+        let peers: Vec<_> = (1..3)
             .map(|rank| {
                 let job = &job;
-                scope.spawn(move || attend(job, rank, 3, &Patience::default()).unwrap_err())
+                scope.spawn(move || request_join(job, rank, 3, &WaitPolicy::default()).unwrap_err())
             })
             .collect();
-        Host::open(&job, 3, Patience::default()).unwrap().refuse("the data has no rows");
-        for guest in guests {
-            let error = guest.join().unwrap();
+        Coordinator::open(&job, 3, WaitPolicy::default()).unwrap().refuse("the data has no rows");
+        for peer in peers {
+            let error = peer.join().unwrap();
             assert!(
-                matches!(&error, MeetError::Refused { reason } if reason == "the data has no rows"),
+                matches!(&error, RendezvousError::Refused { reason } if reason == "the data has no rows"),
                 "{error}"
             );
         }
@@ -61,26 +61,26 @@ fn a_refusal_of_rank_0_reaches_all_others() {
 #[test]
 fn a_host_that_goes_away_ends_the_wait_of_those_who_came() {
     let job = job("gone");
-    let host = Host::open(&job, 2, Patience::default()).unwrap();
+    let coordinator = Coordinator::open(&job, 2, WaitPolicy::default()).unwrap();
     std::thread::scope(|scope| {
-        let guest = scope.spawn(|| attend(&job, 1, 2, &Patience::default()).unwrap_err());
+        let peer = scope.spawn(|| request_join(&job, 1, 2, &WaitPolicy::default()).unwrap_err());
         // The system lists the socket that listens, and one more for each connection.
         while std::fs::read_to_string("/proc/net/unix").unwrap().matches(&job).count() < 2 {
             std::thread::sleep(LOOK);
         }
-        drop(host);
-        let error = guest.join().unwrap();
-        assert!(matches!(error, MeetError::HostGone), "{error}");
+        drop(coordinator);
+        let error = peer.join().unwrap();
+        assert!(matches!(error, RendezvousError::Rank0Gone), "{error}");
     });
 }
 
 #[test]
 fn ranks_of_another_world_and_ranks_that_are_there_twice_are_not_let_in() {
     let job = job("strangers");
-    let host = Host::open(&job, 3, Patience::default()).unwrap();
+    let coordinator = Coordinator::open(&job, 3, WaitPolicy::default()).unwrap();
     std::thread::scope(|scope| {
-        let hosted = scope.spawn(|| host.begin(0, &[]));
-        let first = attend(&job, 1, 3, &Patience::default()).unwrap();
+        let hosted = scope.spawn(|| coordinator.begin(0, &[]));
+        let first = request_join(&job, 1, 3, &WaitPolicy::default()).unwrap();
         let own = std::process::id();
         for (rank, world, reason) in [
             (1, 3, format!("processes {own} and {own} were both started as rank 1")),
@@ -88,12 +88,15 @@ fn ranks_of_another_world_and_ranks_that_are_there_twice_are_not_let_in() {
             (2, 4, format!("process {own} was started as rank 2 of 4, and rank 0 as one of 3")),
             (3, 3, format!("process {own} was started as rank 3, but there are 3, from 0")),
         ] {
-            let error = attend(&job, rank, world, &Patience::default()).unwrap_err();
-            assert!(matches!(&error, MeetError::NotLetIn { reason: said, .. } if *said == reason), "{error}");
+            let error = request_join(&job, rank, world, &WaitPolicy::default()).unwrap_err();
+            assert!(
+                matches!(&error, RendezvousError::Rejected { reason: said, .. } if *said == reason),
+                "{error}"
+            );
         }
-        let last = attend(&job, 2, 3, &Patience::default()).unwrap();
+        let last = request_join(&job, 2, 3, &WaitPolicy::default()).unwrap();
         let _job = hosted.join().unwrap().unwrap();
-        let ranks = [first, last].map(|invitation| invitation.join(&Options::default()).unwrap());
+        let ranks = [first, last].map(|admission| admission.join(&Options::default()).unwrap());
         assert_eq!(ranks.map(|comm| (comm.rank(), comm.world())), [(1, 3), (2, 3)]);
     });
 }
@@ -101,10 +104,10 @@ fn ranks_of_another_world_and_ranks_that_are_there_twice_are_not_let_in() {
 #[test]
 fn ranks_that_did_not_come_are_named_with_those_who_came_instead() {
     let refused = vec!["process 7 was started as rank 2 of 4, and rank 0 as one of 3".to_owned()];
-    let error = MeetError::Missing { missing: vec![1, 2], waited: Duration::from_mins(2), refused };
+    let error = RendezvousError::Missing { missing: vec![1, 2], waited: Duration::from_mins(2), refused };
     assert_eq!(
         error.to_string(),
-        "ranks 1, 2 did not come within 120 s; turned away: process 7 was started as rank 2 of 4, and rank 0 as one of 3"
+        "ranks 1, 2 did not join within 120 s; rejected: process 7 was started as rank 2 of 4, and rank 0 as one of 3"
     );
 }
 
@@ -112,13 +115,13 @@ fn ranks_that_did_not_come_are_named_with_those_who_came_instead() {
 fn waiting_is_told_of_and_ends() {
     let told: Arc<Mutex<Vec<Waiting>>> = Arc::default();
     let keep = Arc::clone(&told);
-    let mut patience = short().tell(move |waiting| keep.lock().unwrap().push(waiting.clone()));
+    let mut policy = short().tell(move |waiting| keep.lock().unwrap().push(waiting.clone()));
     // At the first look: a busy machine may not let this process have a second one in time.
-    patience.first = Duration::ZERO;
-    let error = attend(&job("nobody"), 4, 5, &patience).unwrap_err();
-    assert!(matches!(error, MeetError::NoHost { rank: 4, .. }), "{error}");
-    let error = Host::open(&job("lonely"), 3, patience).unwrap().begin(0, &[]).err().unwrap();
-    assert!(matches!(&error, MeetError::Missing { missing, .. } if *missing == [1, 2]), "{error}");
+    policy.first = Duration::ZERO;
+    let error = request_join(&job("nobody"), 4, 5, &policy).unwrap_err();
+    assert!(matches!(error, RendezvousError::NoRank0 { rank: 4, .. }), "{error}");
+    let error = Coordinator::open(&job("lonely"), 3, policy).unwrap().begin(0, &[]).err().unwrap();
+    assert!(matches!(&error, RendezvousError::Missing { missing, .. } if *missing == [1, 2]), "{error}");
     let told = told.lock().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     for said in ["rank 4 is waiting for rank 0 (", "rank 0 is waiting for ranks 1, 2 ("] {
         assert!(told.contains(said), "{told}");
@@ -129,48 +132,48 @@ fn waiting_is_told_of_and_ends() {
 fn waiting_is_told_of_after_the_first_time_and_then_after_twice_as_long() {
     let told: Arc<Mutex<Vec<u64>>> = Arc::default();
     let keep = Arc::clone(&told);
-    let patience = Patience::default().tell(move |waiting| keep.lock().unwrap().push(waiting.seconds));
-    let mut telling = Telling::new(&patience);
+    let policy = WaitPolicy::default().tell(move |waiting| keep.lock().unwrap().push(waiting.seconds));
+    let mut reporter = WaitReporter::new(&policy);
     for waited in [0, 9, 10, 11, 19, 25, 49, 50, 99, 100] {
-        telling.wait(Duration::from_secs(waited), 1, vec![0]).unwrap();
+        reporter.wait(Duration::from_secs(waited), 1, vec![0]).unwrap();
     }
     assert_eq!(*told.lock().unwrap(), [10, 25, 50, 100]);
 }
 
 #[test]
 fn a_process_that_is_told_to_stop_waits_no_longer() {
-    let patience = Patience::default().stop_when(Arc::new(AtomicBool::new(true)));
-    let error = attend(&job("stopped"), 1, 2, &patience).unwrap_err();
-    assert!(matches!(error, MeetError::Stopped { .. }), "{error}");
-    let error = Host::open(&job("stopped"), 2, patience).unwrap().begin(0, &[]).err().unwrap();
+    let policy = WaitPolicy::default().stop_when(Arc::new(AtomicBool::new(true)));
+    let error = request_join(&job("stopped"), 1, 2, &policy).unwrap_err();
+    assert!(matches!(error, RendezvousError::Stopped { .. }), "{error}");
+    let error = Coordinator::open(&job("stopped"), 2, policy).unwrap().begin(0, &[]).err().unwrap();
     assert_eq!(error.to_string(), "stopped while waiting for rank 1");
 }
 
 #[test]
 fn a_second_rank_0_finds_the_name_taken() {
     let job = job("twice");
-    let _host = Host::open(&job, 2, Patience::default()).unwrap();
-    let error = Host::open(&job, 2, Patience::default()).err().unwrap();
-    assert!(matches!(error, MeetError::NameTaken { .. }), "{error}");
+    let _host = Coordinator::open(&job, 2, WaitPolicy::default()).unwrap();
+    let error = Coordinator::open(&job, 2, WaitPolicy::default()).err().unwrap();
+    assert!(matches!(error, RendezvousError::NameTaken { .. }), "{error}");
 }
 
 #[test]
 fn bytes_that_ranks_do_not_say_are_refused_on_both_sides() {
-    let (of_guest, of_host) = (job("garbled-guest"), job("garbled-host"));
-    let host = Host::open(&of_guest, 2, short()).unwrap();
-    let mut stranger = JobSocket::of(&of_guest).unwrap().connect().unwrap().unwrap();
+    let (of_peer, of_host) = (job("malformed-peer"), job("malformed-host"));
+    let coordinator = Coordinator::open(&of_peer, 2, short()).unwrap();
+    let mut stranger = JobSocket::of(&of_peer).unwrap().connect().unwrap().unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let error = host.begin(0, &[]).err().unwrap().to_string();
-    assert!(error.contains("does not speak as ranks of this version do"), "{error}");
+    let error = coordinator.begin(0, &[]).err().unwrap().to_string();
+    assert!(error.contains("sent a message that is not of this version"), "{error}");
 
     let listening = JobSocket::of(&of_host).unwrap().listen(LOOK).unwrap();
     listening.listener.set_nonblocking(false).unwrap();
     std::thread::scope(|scope| {
-        let guest = scope.spawn(|| attend(&of_host, 1, 2, &Patience::default()).unwrap_err());
+        let peer = scope.spawn(|| request_join(&of_host, 1, 2, &WaitPolicy::default()).unwrap_err());
         let mut stranger = listening.listener.accept().unwrap().0;
         stranger.write_all(&[b'x'; 100]).unwrap();
-        let error = guest.join().unwrap();
-        assert!(matches!(error, MeetError::Garbled { .. }), "{error}");
+        let error = peer.join().unwrap();
+        assert!(matches!(error, RendezvousError::Malformed { .. }), "{error}");
     });
 }
 
@@ -183,8 +186,8 @@ fn the_name_of_a_host_that_was_killed_is_taken_over_and_leaves_nothing() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     assert!(socket.connect().unwrap().is_none());
-    let host = Host::open(&job, 2, Patience::default()).unwrap();
+    let coordinator = Coordinator::open(&job, 2, WaitPolicy::default()).unwrap();
     assert!(socket.connect().unwrap().is_some());
-    drop(host);
+    drop(coordinator);
     assert!(!path.exists() && !path.with_file_name(format!("{job}.lock")).exists());
 }

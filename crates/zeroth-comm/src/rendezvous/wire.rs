@@ -1,4 +1,4 @@
-//! What goes over a job's socket: a greeting of fixed size, and an answer whose head may carry the segment.
+//! Wire format of a job's socket: a join request of fixed size, and an answer that may carry the segment.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -11,21 +11,21 @@ use rustix::net::{
     SendFlags,
 };
 
-/// Changes with the format. Ranks of different versions must not guess at each other's bytes.
+/// Changes with the format, so that ranks of different versions do not misread each other.
 const MAGIC: [u8; 8] = *b"zerothr1";
 /// The longest text of an answer.
 pub(super) const MOST: usize = 64 << 20;
 const TOKEN: usize = 32;
 const HEAD: usize = MAGIC.len() + 1 + TOKEN + 8;
 
-/// What a rank says when it comes.
+/// A rank's request to join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Greeting {
+pub(super) struct JoinRequest {
     pub(super) rank: u32,
     pub(super) world: u32,
 }
 
-impl Greeting {
+impl JoinRequest {
     pub(super) fn send(self, mut stream: &UnixStream) -> io::Result<()> {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -34,7 +34,7 @@ impl Greeting {
         stream.write_all(&bytes)
     }
 
-    /// Whether all of it has arrived: then [`Self::receive`] does not wait.
+    /// Whether all of it has arrived, so that [`Self::receive`] does not block.
     pub(super) fn arrives(stream: &UnixStream) -> io::Result<bool> {
         let mut bytes = [0_u8; 16];
         match rustix::net::recv(stream, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -49,34 +49,36 @@ impl Greeting {
         let mut bytes = [0; 16];
         stream.read_exact(&mut bytes)?;
         check_magic(&bytes)?;
-        let [_, numbers] = bytes.as_chunks::<8>().0 else { return Err(wrong("a greeting of another size")) };
+        let [_, numbers] = bytes.as_chunks::<8>().0 else {
+            return Err(wrong("a join request of another size"));
+        };
         let [rank, world] = [&numbers[..4], &numbers[4..]]
             .map(|number| u32::from_le_bytes(number.try_into().expect("half of eight bytes")));
         Ok(Self { rank, world })
     }
 }
 
-/// What an answer is.
+/// The kind of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// The job begins; the segment comes along.
-    Invitation = 1,
-    /// There will be no job.
+    /// Accepted; the segment is attached.
+    Admission = 1,
+    /// The job is cancelled.
     Refusal = 2,
-    /// There may be a job, without the rank that asked.
-    NotLetIn = 3,
+    /// This rank is rejected.
+    Rejected = 3,
 }
 
-/// What rank 0 answers.
+/// Rank 0's answer.
 pub(super) struct Answer {
     pub(super) kind: Kind,
     pub(super) text: Vec<u8>,
-    /// With an invitation: the segment and its token as text.
+    /// If accepted: the segment, and its token as text.
     pub(super) segment: Option<(OwnedFd, String)>,
 }
 
-/// Sends an answer; `segment` with an invitation, and only then.
+/// Sends an answer; `segment` only if accepted.
 pub(super) fn send(
     mut stream: &UnixStream,
     kind: Kind,
@@ -97,7 +99,7 @@ pub(super) fn send(
     {
         return Err(wrong("no room for one descriptor"));
     }
-    // The descriptor goes with the first byte; what the system did not take at once follows as plain bytes.
+    // The descriptor travels with the first byte; the rest of a short write follows as plain bytes.
     let sent = retry_on_intr(|| {
         rustix::net::sendmsg(stream, &[IoSlice::new(&head)], &mut along, SendFlags::NOSIGNAL)
     })?;
@@ -105,7 +107,7 @@ pub(super) fn send(
     stream.write_all(text)
 }
 
-/// Whether an answer has begun to arrive, or the other side has gone: then [`receive`] does not wait for it.
+/// Whether an answer has begun to arrive or the peer has closed, so that [`receive`] does not block long.
 pub(super) fn arrives(stream: &UnixStream) -> io::Result<bool> {
     let mut byte = [0_u8];
     match rustix::net::recv(stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -134,28 +136,28 @@ pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Answer> {
     stream.read_exact(&mut head[got.bytes..])?;
     check_magic(&head)?;
     let kind = match head[MAGIC.len()] {
-        1 => Kind::Invitation,
+        1 => Kind::Admission,
         2 => Kind::Refusal,
-        3 => Kind::NotLetIn,
-        _ => return Err(wrong("an answer of no known kind")),
+        3 => Kind::Rejected,
+        _ => return Err(wrong("an answer of unknown kind")),
     };
     let token = String::from_utf8_lossy(&head[MAGIC.len() + 1..][..TOKEN]).into_owned();
     let len = head.last_chunk().map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes));
     if len > MOST as u64 {
-        return Err(wrong("an answer of no sensible length"));
+        return Err(wrong("an answer that is too long"));
     }
     let mut text = vec![0; len as usize];
     stream.read_exact(&mut text)?;
     let segment = match (kind, file) {
-        (Kind::Invitation, Some(file)) => Some((file, token)),
-        (Kind::Invitation, None) => return Err(wrong("an invitation without a segment")),
+        (Kind::Admission, Some(file)) => Some((file, token)),
+        (Kind::Admission, None) => return Err(wrong("an admission without a segment")),
         _ => None,
     };
     Ok(Answer { kind, text, segment })
 }
 
 fn check_magic(bytes: &[u8]) -> io::Result<()> {
-    if bytes.starts_with(&MAGIC) { Ok(()) } else { Err(wrong("it begins with other bytes")) }
+    if bytes.starts_with(&MAGIC) { Ok(()) } else { Err(wrong("a wrong magic number")) }
 }
 
 fn wrong(why: &'static str) -> io::Error {

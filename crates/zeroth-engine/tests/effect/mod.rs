@@ -13,7 +13,7 @@ use zeroth_kernel::{Queue, Tier};
 use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_program::Target;
 use zeroth_program::{
-    Action, Category, Chunk, Content, Gather, Memory, Program, Residency, Settings, bytes, compile,
+    Action, BufferId, Category, Chunk, Gather, GatherStats, Memory, Program, Settings, compile, plan_memory,
 };
 
 pub(crate) use page::{keys_page, memory_table, offloaded};
@@ -63,7 +63,7 @@ pub(crate) const MOST_LIVE: Figure = count("most elements gathered", |c| c.resid
 pub(crate) const GATHERS: Figure = count("gathers a micro-batch", |c| c.residency.gathers as u64);
 pub(crate) const GATHERED: Figure = count("elements gathered in a step", |c| {
     c.sum(|action| match action {
-        Action::Gather(flat) => c.program.layout.flats[*flat].elements(),
+        Action::AllGather(flat) => c.program.layout.flats[*flat].elements(),
         _ => 0,
     })
 });
@@ -76,26 +76,28 @@ pub(crate) const BESIDE: Figure = count("collectives on a queue of their own", |
 });
 pub(crate) const COLLECTIVES: Figure =
     count("collectives a step", |c| c.step().filter(|i| i.action.is_collective()).count() as u64);
-pub(crate) const EXCHANGES: Figure = count("exchanges a step", |c| c.named("exchange"));
+pub(crate) const EXCHANGES: Figure = count("all-to-alls per step", |c| c.named("all_to_all"));
 pub(crate) const LARGEST_EXCHANGE: Figure =
     count("elements of the largest exchange", Compiled::largest_exchange);
 pub(crate) const SENT: Figure =
     size("largest message a rank sends", |c| c.largest_exchange() * c.program.types.communication.bytes());
 pub(crate) const RECEIVED: Figure =
-    size("largest message a rank receives", |c| c.widest(|content| matches!(content, Content::Received(_))));
-pub(crate) const WEIGHT_GATHERS: Figure = count("gathers after the update", |c| c.named("gather weights"));
+    size("largest message a rank receives", |c| c.widest(|id| matches!(id, BufferId::RecvChunk(_))));
+pub(crate) const WEIGHT_GATHERS: Figure =
+    count("all-gathers after the update", |c| c.named("all_gather_weights"));
 pub(crate) const LARGEST_WEIGHT_GATHER: Figure = count("elements of the largest of them", |c| {
     c.largest(|action| match action {
-        Action::GatherWeights(chunk) => Some(chunk),
+        Action::AllGatherWeights(chunk) => Some(chunk),
         _ => None,
     })
 });
-pub(crate) const BROADCASTS: Figure = count("broadcasts after the update", |c| c.named("spread weights"));
+pub(crate) const BROADCASTS: Figure = count("broadcasts after the update", |c| c.named("broadcast_weights"));
 pub(crate) const UPDATES: Figure = count("updates a step", |c| c.named("update"));
-pub(crate) const BRINGS: Figure = count("copies to the device a step", |c| c.named("bring"));
-pub(crate) const STAGES: Figure = count("copies to staging a step", |c| c.named("stage"));
-pub(crate) const RECOMPUTES: Figure = count("operations computed again", |c| c.named("recompute"));
-pub(crate) const PARKS: Figure = count("values parked a step", |c| c.named("park"));
+pub(crate) const UPLOADS: Figure = count("copies to the device a step", |c| c.named("upload_shard"));
+pub(crate) const STAGES: Figure = count("copies to staging a step", |c| c.named("stage_shard"));
+pub(crate) const RECOMPUTES: Figure = count("operations recomputed", |c| c.named("recompute"));
+pub(crate) const OFFLOADS: Figure =
+    count("activations offloaded per step", |c| c.named("offload_activation"));
 pub(crate) const STAGING: Figure = size("host: staging", |c| c.memory.peak(Tier::Host, Category::Buffers));
 pub(crate) const PARAMETERS: Figure =
     size("device: parameters", |c| c.memory.peak(Tier::Device, Category::Parameters));
@@ -119,7 +121,7 @@ pub(crate) const DEVICE: Figure = size("device: in all", |c| c.memory.arena(Tier
 pub(crate) struct Compiled {
     pub(crate) program: Program,
     pub(crate) memory: Memory,
-    pub(crate) residency: Residency,
+    pub(crate) residency: GatherStats,
 }
 
 fn model() -> (Graph, Backward) {
@@ -159,7 +161,7 @@ impl Compiled {
         let settings = Settings { gather: Some(Gather::Copy), head_rounds: false, ..asked };
         let (graph, backward) = model();
         let program = compile(&graph, &backward, ranks, &settings).unwrap();
-        let memory = bytes(&program, &graph, &backward, Target::Cpu { threads: 2 }, &[TOKENS]);
+        let memory = plan_memory(&program, &graph, &backward, Target::Cpu { threads: 2 }, &[TOKENS]);
         let residency = program.check(settings.max_live).unwrap();
         Self { program, memory, residency }
     }
@@ -190,15 +192,15 @@ impl Compiled {
 
     fn largest_exchange(&self) -> u64 {
         self.largest(|action| match action {
-            Action::Exchange(chunk) => Some(chunk),
+            Action::AllToAll(chunk) => Some(chunk),
             _ => None,
         })
     }
 
     /// Bytes of the largest buffer of a kind.
-    fn widest(&self, is: impl Fn(&Content) -> bool) -> u64 {
+    fn widest(&self, is: impl Fn(&BufferId) -> bool) -> u64 {
         let buffers = self.memory.sections.iter().flat_map(|section| &section.buffers);
-        let of_kind = buffers.filter(|placed| is(&placed.buffer.content));
+        let of_kind = buffers.filter(|placed| is(&placed.buffer.id));
         of_kind.map(|placed| placed.buffer.bytes).max().unwrap_or(0)
     }
 
@@ -206,7 +208,9 @@ impl Compiled {
     fn ahead(&self) -> u64 {
         let instructions = &self.program.micro_batches().next().unwrap().instructions;
         let distance = |(at, instruction): (usize, &zeroth_program::Instruction)| match instruction.action {
-            Action::Gather(flat) => instructions[at..].iter().position(|reader| reader.reads.contains(&flat)),
+            Action::AllGather(flat) => {
+                instructions[at..].iter().position(|reader| reader.reads.contains(&flat))
+            }
             _ => None,
         };
         instructions.iter().enumerate().filter_map(distance).max().unwrap_or(0) as u64

@@ -100,19 +100,19 @@ fn timeline(compiled: &Compiled, from: &str) -> String {
 fn in_words(action: &Action) -> String {
     let chunk = |chunk: &Chunk| format!("{} {}", chunk.flat, grouped(chunk.range.start));
     let about = match action {
-        Action::Pack(of)
-        | Action::Round(of)
-        | Action::Exchange(of)
-        | Action::Add(of, _)
-        | Action::Reduce(of, _)
-        | Action::SaveGradient(of, _)
-        | Action::Stage(of)
-        | Action::Bring(of)
+        Action::PackGrad(of)
+        | Action::CastAndPackGrad(of)
+        | Action::AllToAll(of)
+        | Action::SumRanks(of, _)
+        | Action::ReduceScatter(of, _)
+        | Action::OffloadGrad(of, _)
+        | Action::StageShard(of)
+        | Action::UploadShard(of)
         | Action::Update(of)
-        | Action::PutBack(of)
-        | Action::GatherWeights(of) => chunk(of),
-        Action::SpreadWeights { flat, root } => format!("{flat} of rank {root}"),
-        Action::Park(value) | Action::Fetch(value) => format!("value {value}"),
+        | Action::WriteBack(of)
+        | Action::AllGatherWeights(of) => chunk(of),
+        Action::BroadcastWeights { flat, root } => format!("{flat} of rank {root}"),
+        Action::OffloadActivation(value) | Action::ReloadActivation(value) => format!("value {value}"),
         other => other.flat().map(|flat| flat.to_string()).unwrap_or_default(),
     };
     format!("{} {about}", action.name()).trim_end().to_owned()

@@ -17,10 +17,10 @@ use zeroth_kernel::{Optimizer, Recipe, Record, Tier};
 use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_program::{Offload, Recompute, Settings, Types, bytes, compile};
+use zeroth_program::{Offload, Recompute, Settings, Types, compile, plan_memory};
 
-pub(crate) const F32: Types = Types { run: DType::F32, communication: DType::F32 };
-pub(crate) const BF16: Types = Types { run: DType::Bf16, communication: DType::Bf16 };
+pub(crate) const F32: Types = Types { compute: DType::F32, communication: DType::F32 };
+pub(crate) const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
 pub(crate) const ROOMY: Settings = Settings {
     stage: 3,
     accumulation: 1,
@@ -32,9 +32,9 @@ pub(crate) const ROOMY: Settings = Settings {
     prefetch: 0,
     overlap: false,
     optimizer: Optimizer::AdamW,
-    moments: DType::F32,
+    moment_dtype: DType::F32,
     stochastic_rounding: false,
-    sums: DType::F32,
+    grad_accum_dtype: DType::F32,
     recompute: Recompute::Nothing,
     offload: Offload::NOTHING,
     reduce_scatter: true,
@@ -80,13 +80,13 @@ pub(crate) struct Setup {
     pub(crate) threads: usize,
     pub(crate) settings: Settings,
     pub(crate) steps: usize,
-    /// Any order that waits allow, drawn with this seed.
+    /// The seed of the chaos executor.
     pub(crate) chaos: Option<u64>,
-    /// Micro-batches are rounded up to this many sizes.
+    /// The number of row sizes that micro-batches are padded to.
     pub(crate) sizes: u64,
-    /// The loss scale of fp16, and how many steps may be skipped.
+    /// The recipe of fp16: loss scale, and steps that may be skipped.
     pub(crate) scaling: Option<Recipe>,
-    /// Ranks exchange what they have rounded, as cards do, instead of reading it in each other's memory.
+    /// Ranks reduce by all-to-all and sum, as GPUs do, instead of reading each other's memory.
     pub(crate) exchanges: bool,
 }
 
@@ -108,7 +108,7 @@ impl Default for Setup {
     }
 }
 
-/// What a training came to: records by step, gradients of step 1 and final weights, each in the order of the table.
+/// The outcome of a training: records by step, gradients of step 1 and final weights, each in table order.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) records: Vec<Record>,
@@ -131,7 +131,7 @@ pub(crate) fn goldens() -> Vec<Golden> {
     folders.iter().map(|folder| Golden::read(folder)).collect()
 }
 
-/// Numbers around 0 that follow from their place.
+/// Deterministic numbers around 0.
 fn numbers(count: u64, salt: usize) -> Vec<f32> {
     (0..count).map(|i| ((i as f64 * 29.0 + salt as f64 * 71.0 + 5.0) * 0.811).sin() as f32 * 0.5).collect()
 }
@@ -157,7 +157,7 @@ impl Golden {
         Self { name, folder, weights, rows: (0..30).map(row).collect(), steps, config, table }
     }
 
-    /// Rows at these places begin with a token whose embedding is not a number; no other row has it.
+    /// Makes these rows start with a token whose embedding is NaN; no other row has it.
     pub(crate) fn poison(&mut self, places: &[usize]) {
         let (width, last) = (self.config.hidden as usize, self.config.vocab as usize - 1);
         for row in &mut self.rows {
@@ -198,7 +198,7 @@ impl Golden {
         }
     }
 
-    /// The run of so many samples a step, with the cosine schedule.
+    /// The golden run with `batch` samples per step and the cosine schedule.
     pub(crate) fn run(&self, batch: u64) -> &Value {
         let runs = self.steps["runs"].as_array().unwrap();
         let is = |run: &&Value| run["batch"] == batch && run["name"].as_str().unwrap().ends_with("cosine");
@@ -275,7 +275,7 @@ impl Golden {
         if setup.exchanges {
             let backward = graph.backward().unwrap();
             let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
-            let memory = bytes(&program, &graph, &backward, target, &sizes);
+            let memory = plan_memory(&program, &graph, &backward, target, &sizes);
             return Compiled { graph, backward, program, memory, row_sizes: sizes, target };
         }
         Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
@@ -360,7 +360,7 @@ impl Golden {
     ) {
         let mut engine = self.engine_with(compiled, setup.threads, comm, setup.scaling);
         if let Some(seed) = setup.chaos {
-            engine.unleash(seed + engine.rank());
+            engine.enable_chaos(seed + engine.rank());
         }
         let batch = setup.ranks * setup.settings.accumulation * setup.micro_batch;
         let rates: Vec<f64> = match self.steps["runs"].as_array() {

@@ -1,34 +1,34 @@
-//! From instructions to what a device does: kernels over places in the arena, and collectives.
+//! Lowering of instructions to kernel launches over arena spans, and to collectives.
 //!
-//! Everything a kernel needs is known here: its sizes from the model's shapes, its operands from the places of their
-//! buffers. Only the number of rows differs from one micro-batch to the next, so a section is lowered once for each size.
+//! Kernel sizes follow from the model's shapes, operands from the placement of their buffers. Only the number of rows
+//! differs between micro-batches, so a section is lowered once per row size.
 
 mod flats;
 mod ops;
-mod tiles;
+mod sub_groups;
 
 use crate::Target;
 use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
 use zeroth_kernel::{Access, Kernel, Launch, Report, Span};
 
-use super::buffers::{Source, report_bytes};
-use super::landings::Part;
-use super::place::ALIGNMENT;
-use super::{Action, Content, Program, Section};
+use super::buffer::ALIGNMENT;
+use super::buffer_analysis::{BufferAnalysis, report_bytes};
+use super::grad_destinations::GradSlice;
+use super::{Action, BufferId, Program, Section};
 
-/// What an instruction makes a device or the ranks do.
+/// The work of an instruction on one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
-    /// Nothing: it only ends a life.
+    /// Nothing: it only ends a lifetime.
     Nothing,
     /// Kernels, in order.
     Launches(Vec<Launch>),
-    /// A meeting of all ranks.
+    /// A collective.
     Collective(Collective),
 }
 
-/// A collective over places in the arena. Counts are bytes, one entry a rank.
+/// A collective over arena spans. Counts are bytes, one entry per rank.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Collective {
     /// Every rank's `send` arrives in every rank's `recv`, in rank order.
@@ -40,7 +40,7 @@ pub enum Collective {
         /// Bytes of each rank's part.
         counts: Vec<usize>,
     },
-    /// An all-gather whose parts lie in the result already.
+    /// An all-gather whose parts are already in the result.
     InPlace {
         /// The result.
         buffer: Span,
@@ -56,7 +56,7 @@ pub enum Collective {
         /// The bytes.
         buffer: Span,
     },
-    /// Part `r` of every rank's `send` arrives at rank `r`.
+    /// GradSlice `r` of every rank's `send` arrives at rank `r`.
     AllToAll {
         /// Parts for all ranks.
         send: Span,
@@ -86,53 +86,53 @@ pub enum Collective {
     },
 }
 
-/// What a lowered program depends on beside the program itself.
+/// What lowering depends on besides the program.
 #[derive(Clone, Copy)]
 pub struct Binding<'a> {
-    /// The rank that will run it.
+    /// The rank.
     pub rank: u64,
     /// The run's seed, for dropout.
     pub seed: u64,
-    /// Whether a parameter is decayed.
+    /// Whether weight decay applies to a parameter.
     pub decayed: &'a dyn Fn(ParamId) -> bool,
 }
 
 /// Lowers the instructions of a program.
 pub struct Lowering<'a> {
-    source: Source<'a>,
+    source: BufferAnalysis<'a>,
 }
 
-/// One instruction with all that its operands follow from.
+/// An instruction being lowered, with everything its operands follow from.
 struct At<'a> {
-    source: Source<'a>,
+    source: BufferAnalysis<'a>,
     section: &'a Section,
-    touched: &'a [(Content, Access)],
-    span: &'a dyn Fn(Content) -> Span,
+    touched: &'a [(BufferId, Access)],
+    span: &'a dyn Fn(BufferId) -> Span,
     binding: Binding<'a>,
     rows: u64,
-    /// Bytes at the beginning of its scratch that take results nobody asked for.
+    /// Scratch bytes reserved at the start for outputs that no one reads.
     sinks: std::cell::Cell<u64>,
     index: usize,
 }
 
 impl<'a> Lowering<'a> {
-    /// A lowering of one program for one kind of device.
+    /// Creates a lowering of a program for a target.
     pub fn new(program: &'a Program, graph: &'a Graph, backward: &'a Backward, target: Target) -> Self {
-        Self { source: Source { program, graph, backward, target } }
+        Self { source: BufferAnalysis { program, graph, backward, target } }
     }
 
-    /// Bytes of scratch of every instruction of a section: the most over all sizes.
+    /// Scratch bytes of every instruction of a section: the maximum over all row sizes.
     pub fn scratch(&self, section: &Section, row_sizes: &[u64]) -> Vec<u64> {
         let count = section.instructions.len();
         let touches = self.source.touches(section, &vec![0; count]);
-        // Sizes do not depend on places: every buffer is as large as need be.
-        let span = |_: Content| Span::device(0, u64::MAX / 4);
+        // Sizes do not depend on placement: every buffer counts as large enough.
+        let span = |_: BufferId| Span::device(0, u64::MAX / 4);
         let binding = Binding { rank: 0, seed: 0, decayed: &|_| true };
         let of = |index: usize| {
             let sizes = row_sizes.iter().map(|rows| {
                 let at = self.at(section, index, &touches[index], &span, binding, *rows);
                 let kernels = at.kernels();
-                let (target, dtype) = (self.source.target, self.source.program.types.run);
+                let (target, dtype) = (self.source.target, self.source.program.types.compute);
                 let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
                 at.sinks.get() + most.max().unwrap_or(0)
             });
@@ -141,11 +141,11 @@ impl<'a> Lowering<'a> {
         (0..count).map(of).collect()
     }
 
-    /// What every instruction of a section does on a rank, over `rows` rows.
+    /// Lowers a section for one rank and row count.
     pub fn lower(
         &self,
         section: &Section,
-        span: &dyn Fn(Content) -> Span,
+        span: &dyn Fn(BufferId) -> Span,
         scratch: &dyn Fn(usize) -> Option<Span>,
         binding: Binding<'_>,
         rows: u64,
@@ -155,7 +155,7 @@ impl<'a> Lowering<'a> {
         let touches = self.source.touches(section, &sizes);
         let work = |index: usize| {
             let at = self.at(section, index, &touches[index], span, binding, rows);
-            // A rank that is alone meets nobody: its parameters are brought, not gathered.
+            // On one rank there are no collectives: its parameters are uploaded, not gathered.
             let alone = self.source.program.layout.ranks == 1;
             if section.instructions[index].action.is_collective() && !alone {
                 return Work::Collective(at.collective());
@@ -166,7 +166,7 @@ impl<'a> Lowering<'a> {
             }
             let all = scratch(index).unwrap_or(Span::device(0, 0));
             let rest = all.part(at.sinks.get(), all.bytes - at.sinks.get(), 1);
-            let dtype = self.source.program.types.run;
+            let dtype = self.source.program.types.compute;
             Work::Launches(
                 kernels.into_iter().map(|kernel| Launch { kernel, dtype, scratch: rest }).collect(),
             )
@@ -178,8 +178,8 @@ impl<'a> Lowering<'a> {
         &'b self,
         section: &'b Section,
         index: usize,
-        touched: &'b [(Content, Access)],
-        span: &'b dyn Fn(Content) -> Span,
+        touched: &'b [(BufferId, Access)],
+        span: &'b dyn Fn(BufferId) -> Span,
         binding: Binding<'b>,
         rows: u64,
     ) -> At<'b> {
@@ -202,26 +202,26 @@ impl At<'_> {
     }
 
     fn run_bytes(&self) -> u64 {
-        self.program().types.run.bytes()
+        self.program().types.compute.bytes()
     }
 
-    /// Elements from `first` on of a buffer.
-    fn part(&self, content: Content, first: u64, count: u64, size: u64) -> Span {
-        (self.span)(content).part(first, count, size)
+    /// The span of `count` elements of a buffer from `first` on.
+    fn part(&self, id: BufferId, first: u64, count: u64, size: u64) -> Span {
+        (self.span)(id).part(first, count, size)
     }
 
-    /// A value, as many rows of it as this micro-batch has.
+    /// The span of a value, limited to the rows of this micro-batch.
     fn value(&self, value: Value) -> Span {
-        // Forward's, or what stands for it in backward.
-        let stands = |content: &Content| match content {
-            Content::Value(other) | Content::Recomputed(other) | Content::Fetched(other) => {
+        // The forward value, or its recomputed or reloaded copy.
+        let stands = |id: &BufferId| match id {
+            BufferId::Value(other) | BufferId::Recomputed(other) | BufferId::Reloaded(other) => {
                 *other == value.index()
             }
             _ => false,
         };
-        let found = self.touched.iter().map(|(content, _)| content).find(|content| stands(content));
-        let content = found.copied().unwrap_or(Content::Value(value.index()));
-        self.part(content, 0, self.rows, self.source.row_bytes(value.index()))
+        let found = self.touched.iter().map(|(id, _)| id).find(|id| stands(id));
+        let id = found.copied().unwrap_or(BufferId::Value(value.index()));
+        self.part(id, 0, self.rows, self.source.row_bytes(value.index()))
     }
 
     fn width(&self, value: Value) -> usize {
@@ -233,44 +233,43 @@ impl At<'_> {
         std::array::from_fn(|place| shape[place] as usize)
     }
 
-    /// A parameter where this instruction reads it.
+    /// The span this instruction reads a parameter from.
     fn param(&self, param: ParamId) -> Span {
         let (flat, slot) = self.program().layout.place(param);
-        let gathers = |content: &Content| match content {
-            Content::Weights(other) | Content::Gathered { flat: other, .. } => *other == flat,
+        let gathers = |id: &BufferId| match id {
+            BufferId::Weights(other) | BufferId::Gathered { flat: other, .. } => *other == flat,
             _ => false,
         };
-        let (content, _) =
-            self.touched.iter().find(|(content, _)| gathers(content)).expect("its flat is read");
-        self.part(*content, slot.start, slot.elements, self.run_bytes())
+        let (id, _) = self.touched.iter().find(|(id, _)| gathers(id)).expect("its flat is read");
+        self.part(*id, slot.start, slot.elements, self.run_bytes())
     }
 
-    /// Elements of a buffer of gradients.
-    fn of_gradients(&self, part: &Part) -> Span {
-        let Part { content, dtype, elements } = part;
-        self.part(*content, elements.start, elements.end - elements.start, dtype.bytes())
+    /// The span of a gradient slice.
+    fn of_gradients(&self, part: &GradSlice) -> Span {
+        let GradSlice { id, dtype, elements } = part;
+        self.part(*id, elements.start, elements.end - elements.start, dtype.bytes())
     }
 
-    /// A parameter's gradient where it lands.
+    /// The span of a parameter's gradient.
     fn gradient(&self, param: ParamId) -> Span {
-        self.of_gradients(&self.program().landing(self.section.kind, param))
+        self.of_gradients(&self.program().grad_destination(self.section.kind, param))
     }
 
-    /// Whether what this node gives of a parameter's gradient is added to what is there.
+    /// Whether this node accumulates into a parameter's gradient instead of overwriting it.
     fn adds(&self, node: &GradNode, param: ParamId) -> bool {
         let first = self.source.backward.nodes.iter().find(|node| node.lands.contains(&param));
         let is_first = first.is_some_and(|first| std::ptr::eq(first, node));
         !(is_first && self.program().begins_gradients(self.section.kind))
     }
 
-    /// A place for a result that nobody asked for.
+    /// Scratch for an output that no one reads.
     fn sink(&self, bytes: u64) -> Span {
         let at = self.sinks.get();
         self.sinks.set(at + bytes.next_multiple_of(ALIGNMENT));
-        self.part(Content::Scratch(self.index), at, bytes, 1)
+        self.part(BufferId::Scratch(self.index), at, bytes, 1)
     }
 
-    fn landing(&self, node: &GradNode, param: ParamId) -> Span {
+    fn grad_destination(&self, node: &GradNode, param: ParamId) -> Span {
         if node.lands.contains(&param) {
             self.gradient(param)
         } else {
@@ -278,28 +277,26 @@ impl At<'_> {
         }
     }
 
-    /// The loss, at the head of this rank's report.
+    /// The span of the loss in this rank's report.
     fn loss(&self) -> Span {
-        self.part(Content::Report, 0, 1, size_of::<Report>() as u64)
+        self.part(BufferId::Report, 0, 1, size_of::<Report>() as u64)
     }
 
-    fn whole(&self, content: Content, bytes: u64) -> Span {
-        self.part(content, 0, bytes, 1)
+    fn whole(&self, id: BufferId, bytes: u64) -> Span {
+        self.part(id, 0, bytes, 1)
     }
 
-    /// The one of these buffers that this instruction writes.
-    fn written(&self, candidates: &[Content]) -> Content {
-        let found = self
-            .touched
-            .iter()
-            .find(|(content, access)| *access == Access::Write && candidates.contains(content));
-        found.map_or(candidates[0], |(content, _)| *content)
+    /// The first of these buffers that this instruction writes.
+    fn written(&self, candidates: &[BufferId]) -> BufferId {
+        let found =
+            self.touched.iter().find(|(id, access)| *access == Access::Write && candidates.contains(id));
+        found.map_or(candidates[0], |(id, _)| *id)
     }
 
-    /// A value as it is, from one place to another.
-    fn moved(&self, value: usize, from: Content, to: Content) -> Kernel {
+    /// A copy of a value.
+    fn moved(&self, value: usize, from: BufferId, to: BufferId) -> Kernel {
         let dtype = match self.source.backward.values[value].kind {
-            Kind::Activation => self.program().types.run,
+            Kind::Activation => self.program().types.compute,
             Kind::Statistic | Kind::Index => DType::F32,
         };
         let row_bytes = self.source.row_bytes(value);
@@ -315,9 +312,9 @@ impl At<'_> {
     fn kernels(&self) -> Vec<Kernel> {
         let program = self.program();
         match &self.section.instructions[self.index].action {
-            Action::ClearLoss => {
+            Action::ZeroLoss => {
                 let bytes = report_bytes(program.layout.flats.len());
-                vec![Kernel::Zero { to: self.whole(Content::Report, bytes) }]
+                vec![Kernel::Zero { to: self.whole(BufferId::Report, bytes) }]
             }
             Action::Forward(node) => vec![self.forward(&self.source.graph.nodes[*node])],
             Action::Logits { node, sequences } => {
@@ -328,27 +325,29 @@ impl At<'_> {
                 let node = &self.source.graph.nodes[*node];
                 vec![if *from_sum { self.norm_of_sum(node) } else { self.forward(node) }]
             }
-            Action::Park(value) => vec![self.moved(*value, Content::Value(*value), Content::Parked(*value))],
-            Action::Fetch(value) => {
-                vec![self.moved(*value, Content::Parked(*value), Content::Fetched(*value))]
+            Action::OffloadActivation(value) => {
+                vec![self.moved(*value, BufferId::Value(*value), BufferId::Offloaded(*value))]
             }
-            Action::Clear(flat) => {
-                let parts = program.cleared(self.section.kind, *flat);
+            Action::ReloadActivation(value) => {
+                vec![self.moved(*value, BufferId::Offloaded(*value), BufferId::Reloaded(*value))]
+            }
+            Action::ZeroGrad(flat) => {
+                let parts = program.zeroed(self.section.kind, *flat);
                 parts.iter().map(|part| Kernel::Zero { to: self.of_gradients(part) }).collect()
             }
-            Action::Keep(flat) | Action::RoundRest(flat) => self.round_rest(*flat),
-            Action::Pack(chunk) => self.pack(chunk),
-            Action::Round(chunk) => self.round(chunk),
-            Action::Add(chunk, addition) => self.add(chunk, *addition),
-            Action::Squares(flat) => self.squares(*flat),
+            Action::KeepGrad(flat) | Action::CastGrad(flat) => self.round_rest(*flat),
+            Action::PackGrad(chunk) => self.pack(chunk),
+            Action::CastAndPackGrad(chunk) => self.round(chunk),
+            Action::SumRanks(chunk, addition) => self.add(chunk, *addition),
+            Action::GradSquares(flat) => self.squares(*flat),
             Action::Control => vec![self.control()],
-            Action::SaveGradient(chunk, addition) => self.save_gradient(chunk, *addition),
-            Action::Stage(chunk) => self.stage(chunk),
-            Action::Bring(chunk) => self.bring(chunk),
-            Action::Load(chunk) => self.load(chunk),
+            Action::OffloadGrad(chunk, addition) => self.save_gradient(chunk, *addition),
+            Action::StageShard(chunk) => self.stage(chunk),
+            Action::UploadShard(chunk) => self.bring(chunk),
+            Action::LoadStates(chunk) => self.load(chunk),
             Action::Update(chunk) => self.update(chunk),
-            Action::Store(chunk) => self.store(chunk),
-            Action::PutBack(chunk) => self.put_back(chunk),
+            Action::StoreStates(chunk) => self.store(chunk),
+            Action::WriteBack(chunk) => self.put_back(chunk),
             _ => Vec::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! Kernels of the model's ops and of their gradients.
+//! Lowering of the model's ops and their gradients.
 
 use zeroth_graph::{GradNode, GradOp, GradWrite, Node, Op, ParamId, Value};
 use zeroth_kernel::{
@@ -7,7 +7,7 @@ use zeroth_kernel::{
 };
 use zeroth_kernel::{Kernel, OwnTokens, WaitingRows};
 
-use super::super::Content;
+use super::super::BufferId;
 use super::{At, Span};
 
 impl At<'_> {
@@ -39,7 +39,7 @@ impl At<'_> {
     }
 
     fn starts(&self) -> Span {
-        self.part(Content::Starts, 0, self.source.graph.info(self.source.graph.inputs[0]).rows + 2, 4)
+        self.part(BufferId::Starts, 0, self.source.graph.info(self.source.graph.inputs[0]).rows + 2, 4)
     }
 
     fn rope_dims(&self, heads: u64, x: Value) -> RopeDims {
@@ -48,10 +48,10 @@ impl At<'_> {
         RopeDims { rows: self.rows as usize, heads: heads as usize, head_dim, rotated }
     }
 
-    /// Cosines and sines of the model's angles.
+    /// Cosines and sines of the rotary embedding.
     fn angles(&self) -> [Span; 2] {
         let pairs = self.source.graph.rotary.frequencies.len() as u64;
-        [Content::Cosines, Content::Sines].map(|content| self.part(content, 0, self.rows * pairs, 4))
+        [BufferId::Cosines, BufferId::Sines].map(|id| self.part(id, 0, self.rows * pairs, 4))
     }
 
     fn rope(&self, op: Op, x: Value, y: Value, back: bool) -> Kernel {
@@ -72,7 +72,7 @@ impl At<'_> {
             seed: self.binding.seed,
             op: salt,
             width: self.width(x),
-            keys: self.part(Content::Keys, 0, self.rows, 16),
+            keys: self.part(BufferId::Keys, 0, self.rows, 16),
             x: self.value(x),
             y: self.value(y),
         }
@@ -154,7 +154,7 @@ impl At<'_> {
         }
     }
 
-    /// The head over the last token of each sequence.
+    /// The head on the last token of each sequence.
     pub(super) fn logits(&self, head: &Node, sequences: u64) -> Kernel {
         let [vocab, hidden] = self.shape(head.params[0]);
         let dims = LogitsDims { rows: self.rows as usize, sequences: sequences as usize, hidden, vocab };
@@ -163,11 +163,11 @@ impl At<'_> {
             starts: self.starts(),
             x: self.value(head.inputs[0]),
             w: self.param(head.params[0]),
-            logits: self.part(Content::Logits, 0, sequences * vocab as u64, 4),
+            logits: self.part(BufferId::Logits, 0, sequences * vocab as u64, 4),
         }
     }
 
-    /// The norm of a residual sum that is there already.
+    /// The norm of a residual sum that was kept.
     pub(super) fn norm_of_sum(&self, node: &Node) -> Kernel {
         let output = |place: usize| self.value(node.outputs[place]);
         Kernel::RmsNorm {
@@ -179,20 +179,20 @@ impl At<'_> {
         }
     }
 
-    /// How the product that is a weight's gradient, or the next part of it, meets what is there.
+    /// How a matmul writes a weight's gradient: overwriting, accumulating, or casting.
     fn product_lands(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::GradStore {
         let program = self.program();
-        if program.givers_round(self.section.kind, weight) {
+        if program.producers_cast(self.section.kind, weight) {
             let broken = self.broken(program.layout.place(weight).0);
             return zeroth_kernel::GradStore::Round { to: program.types.communication, broken };
         }
         if self.adds(node, weight) { zeroth_kernel::GradStore::Add } else { zeroth_kernel::GradStore::Write }
     }
 
-    /// Rows of a gradient that the head leaves to an embedding, and their tokens.
+    /// The rows of a gradient that the head leaves to an embedding, and their token ids.
     fn waiting(&self, node: &GradNode, width: usize) -> Option<OwnTokens> {
-        let tokens = self.source.tokens_of_waiting(self.section.kind, node)?;
-        let rows = self.part(Content::WaitingRows, 0, self.rows * width as u64, 4);
+        let tokens = self.source.waiting_tokens(self.section.kind, node)?;
+        let rows = self.part(BufferId::WaitingRows, 0, self.rows * width as u64, 4);
         Some(OwnTokens { ids: self.value(tokens), rows })
     }
 
@@ -212,10 +212,10 @@ impl At<'_> {
                     w: self.param(weight),
                     labels: input(1),
                     loss: self.loss(),
-                    input: self.whole(Content::Input, size_of::<zeroth_kernel::StepInput>() as u64),
-                    control: self.whole(Content::Control, size_of::<zeroth_kernel::Control>() as u64),
+                    input: self.whole(BufferId::Input, size_of::<zeroth_kernel::StepInput>() as u64),
+                    control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
                     dx: dx.unwrap_or_else(|| self.sink(input(0).bytes)),
-                    dw: self.landing(node, weight),
+                    dw: self.grad_destination(node, weight),
                     landing: if lands { self.product_lands(node, weight) } else { unasked },
                     own: self.waiting(node, dims.hidden),
                 }
@@ -256,7 +256,7 @@ impl At<'_> {
                     cos,
                     sin,
                     dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
-                    dw: self.landing(node, node.params[0]),
+                    dw: self.grad_destination(node, node.params[0]),
                 }
             }
             GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) => {
@@ -269,7 +269,7 @@ impl At<'_> {
                     residual: node.inputs.get(3).map(|residual| self.value(*residual)),
                     w: self.param(node.params[0]),
                     dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
-                    dw: self.landing(node, node.params[0]),
+                    dw: self.grad_destination(node, node.params[0]),
                 }
             }
             GradOp::Rope(op) => self.rope(op, node.inputs[0], node.outputs[0].0, true),

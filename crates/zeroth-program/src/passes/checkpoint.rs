@@ -1,12 +1,12 @@
-//! `checkpoint`: which values are kept from forward to backward, which are computed again, and which wait in host memory.
+//! `checkpoint`: which activations are kept from forward to backward, recomputed, or offloaded to host memory.
 //!
 //! Keys: `zeroth.recompute`, `zeroth.recompute_blocks`, `activation_checkpointing.number_checkpoints`,
 //! `activation_checkpointing.cpu_checkpointing`.
 //!
-//! A value that is dropped is computed again, by the same kernel from the same operands, right before backward first
-//! reads it: the same bits, later. With `block`, blocks are taken in runs of k so that as many inputs are kept as asked
-//! for; all that a run computes and no other unit reads is dropped, and computed again before the run's backward. Where only
-//! some blocks are computed again, they are the first: backward comes to them when what the others kept is free again.
+//! A dropped value is recomputed by the same kernel from the same operands right before backward first reads it: the
+//! same bits, later. With `block`, blocks are grouped into runs so that the requested number of inputs is kept;
+//! everything a run computes that no other unit reads is dropped and recomputed before the run's backward. Where only
+//! some blocks are recomputed, they are the first: backward reaches them when the memory of the others is free again.
 
 use std::ops::Range;
 
@@ -27,14 +27,14 @@ pub(in super::super) fn checkpoint(
         Recompute::Nothing => return program,
         Recompute::NormSwiGlu => (Vec::new(), model.single(all, |op| !matches!(op, Op::Attention { .. }))),
         Recompute::Attention => (Vec::new(), model.single(all, |_| true)),
-        Recompute::Block { blocks, kept, .. } => {
+        Recompute::Block { blocks, checkpoints: kept, .. } => {
             let there = graph.units.len().saturating_sub(2);
             let first = blocks.map_or(there, |blocks| there.min(blocks as usize));
             let others = first + 1..there + 1;
             (model.runs(first, kept), model.single(others, |op| !matches!(op, Op::Attention { .. })))
         }
     };
-    let parked = matches!(settings.recompute, Recompute::Block { parked: true, .. });
+    let parked = matches!(settings.recompute, Recompute::Block { offloaded: true, .. });
     let entering = if parked { model.entering(&runs) } else { Vec::new() };
     let groups: Vec<Group> = runs.into_iter().chain(single).collect();
     let sections = std::mem::take(&mut program.sections);
@@ -51,7 +51,7 @@ pub(in super::super) fn checkpoint(
     program
 }
 
-/// What is computed again together: the values dropped, and the nodes that compute those that backward reads.
+/// Values that are recomputed together: the dropped values, and the nodes that recompute those that backward reads.
 struct Group {
     dropped: Vec<bool>,
     nodes: Vec<usize>,
@@ -68,13 +68,13 @@ impl Model<'_> {
         self.backward.nodes.iter().any(|node| node.inputs.contains(&value))
     }
 
-    /// A group for each norm, gated activation and attention of these units whose op is wanted: only what it gives is
+    /// A group for each norm, gated activation and attention of these units whose op is wanted; only its own output is
     /// dropped.
     fn single(&self, units: Range<usize>, wanted: impl Fn(Op) -> bool) -> Vec<Group> {
         let mut groups = Vec::new();
         let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
         for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside(node)) {
-            // What is large and only an op's result; a residual sum flows on and stays.
+            // Large outputs that only this op's consumers read; the residual sum flows on and stays.
             let given: &[Value] = match node.op {
                 Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::SwiGlu => &node.outputs[..1],
                 Op::AddRmsNorm { .. } => &node.outputs[1..2],
@@ -88,7 +88,7 @@ impl Model<'_> {
             for value in given {
                 dropped[value.index()] = true;
             }
-            // What attention reads may be dropped as well: it is computed again in one group with it, just before it.
+            // Attention's inputs may be dropped too: they are recomputed in one group with it, right before it.
             let mut nodes = Vec::new();
             groups.retain(|earlier: &Group| {
                 let feeds = node.inputs.iter().any(|value| earlier.dropped[value.index()]);
@@ -104,8 +104,7 @@ impl Model<'_> {
         groups
     }
 
-    /// A group for each run of the first so many blocks, which are the units behind the first one; in runs so that `kept`
-    /// inputs stay.
+    /// A group for each run of the first `blocks` blocks (the units after the embedding), so that `kept` inputs stay.
     fn runs(&self, blocks: usize, kept: Option<u64>) -> Vec<Group> {
         let kept = kept.map_or(blocks, |kept| kept as usize).clamp(1, blocks.max(1));
         let length = blocks.div_ceil(kept).max(1);
@@ -124,7 +123,7 @@ impl Model<'_> {
         for node in self.graph.nodes.iter().filter(|node| !inside(node)) {
             node.inputs.iter().for_each(|value| dropped[value.index()] = false);
         }
-        // From the last node to the first: one is needed if backward reads what it gives, or a needed one does.
+        // Backwards over the nodes: one is needed if backward or a needed node reads its output.
         let mut needed: Vec<bool> = (0..self.graph.values.len())
             .map(|value| {
                 dropped[value]
@@ -168,11 +167,11 @@ impl Model<'_> {
             action: Action::Recompute { node: index, from_sum },
             queue: Queue::Compute,
             reads: Program::flats_of(&program.layout, &node.params),
-            lands: Vec::new(),
+            accumulates_into: Vec::new(),
         }
     }
 
-    /// These values go to host memory after forward's last use and come back before backward's first.
+    /// Offloads these values after forward's last use and reloads them before backward's first.
     fn parked(&self, section: Section, values: &[usize]) -> Section {
         let forward_reads = |action: &Action, value: usize| match action {
             Action::Forward(node) => self.graph.nodes[*node].inputs.iter().any(|v| v.index() == value),
@@ -193,13 +192,13 @@ impl Model<'_> {
             ) else {
                 continue;
             };
-            instructions.insert(first, Instruction::new(Action::Fetch(value)));
-            instructions.insert(last + 1, Instruction::new(Action::Park(value)));
+            instructions.insert(first, Instruction::new(Action::ReloadActivation(value)));
+            instructions.insert(last + 1, Instruction::new(Action::OffloadActivation(value)));
         }
         Section { kind: section.kind, instructions }
     }
 
-    /// Values that runs of blocks are computed from and that are no data.
+    /// The inputs of the runs, model inputs excluded.
     fn entering(&self, groups: &[Group]) -> Vec<usize> {
         let mut values: Vec<usize> = groups
             .iter()

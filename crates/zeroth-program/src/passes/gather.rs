@@ -1,19 +1,19 @@
-//! `gather`: when a unit's parameters arrive and leave (stage 3).
+//! `gather`: when a unit's parameters are gathered and released (stage 3).
 //!
 //! Keys: `zeroth.gather`, `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`,
 //! `zero_optimization.memory_efficient_linear`.
 //!
-//! A flat arrives before the first instruction that reads it and leaves after the last, or earlier: when its next use is
-//! farther than max_reuse elements of other flats away, or when room is needed within max_live; then the one whose next
-//! use is farthest leaves first. max_live below the largest flat is raised to it.
+//! A flat is gathered before the first instruction that reads it and released after the last. It is released earlier if
+//! its next use is more than max_reuse elements of other flats away, or to stay within max_live; then the flat with the
+//! farthest next use goes first. A max_live below the largest flat is raised to it.
 //!
-//! What is read in place takes no memory, so none of the bounds applies to it: it is there from the beginning of a section,
-//! where ranks wait for each other once and not unit by unit, to its last use.
+//! Zero-copy gathers take no memory, so none of these bounds applies: such flats are gathered at the start of a
+//! section, where ranks synchronise once instead of per unit, and released after their last use.
 
 use super::super::{Action, Instruction, Program, Settings};
 
 pub(in super::super) fn gather(mut program: Program, settings: &Settings) -> Program {
-    if !program.cuts_parameters() {
+    if !program.shards_parameters() {
         return program;
     }
     let sections = std::mem::take(&mut program.sections);
@@ -47,7 +47,7 @@ impl<'a> Gatherer<'a> {
                 viewed.push(flat);
             }
         }
-        self.out.extend(viewed.iter().map(|flat| Instruction::new(Action::Gather(*flat))));
+        self.out.extend(viewed.iter().map(|flat| Instruction::new(Action::AllGather(*flat))));
         self.resident = viewed;
         for (index, instruction) in self.instructions.iter().enumerate() {
             let needs: Vec<usize> = instruction
@@ -60,7 +60,7 @@ impl<'a> Gatherer<'a> {
                 if !self.resident.contains(flat) {
                     self.make_room(index, *flat, &needs);
                     self.resident.push(*flat);
-                    self.out.push(Instruction::new(Action::Gather(*flat)));
+                    self.out.push(Instruction::new(Action::AllGather(*flat)));
                 }
             }
             self.out.push(instruction.clone());
@@ -73,7 +73,6 @@ impl<'a> Gatherer<'a> {
         self.out
     }
 
-    /// Elements of memory that a gathered flat takes.
     fn elements(&self, flat: usize) -> u64 {
         self.program.gathered_elements(flat)
     }
@@ -83,7 +82,7 @@ impl<'a> Gatherer<'a> {
         self.program.layout.persistent_elements() + gathered
     }
 
-    /// Lets go of what this instruction does not need, farthest next use first, until the newcomer fits.
+    /// Releases flats that this instruction does not need, farthest next use first, until the new one fits.
     fn make_room(&mut self, index: usize, newcomer: usize, needs: &[usize]) {
         while self.live() + self.elements(newcomer) > self.settings.max_live {
             let copies = self.resident.iter().copied().filter(|flat| !self.program.is_viewed(*flat));
@@ -113,17 +112,17 @@ impl<'a> Gatherer<'a> {
         if self.program.is_viewed(flat) {
             return false;
         }
-        // A linear map that keeps its weight for backward, as PyTorch's own does.
+        // Without memory_efficient_linear a linear layer keeps its weight for backward, as PyTorch's does.
         if !self.settings.memory_efficient_linear && self.program.layout.flats[flat].slots.len() > 1 {
             return false;
         }
         let mut between: Vec<usize> = self.instructions[index + 1..next]
             .iter()
             .flat_map(|instruction| instruction.reads.iter().copied())
-            // What stays gathered takes no room of its own between two uses.
+            // Flats that stay gathered do not count.
             .filter(|other| *other != flat && !self.program.stays_gathered(*other))
             .collect();
-        // A flat that several instructions in a row read counts once.
+        // A flat read by several instructions in a row counts once.
         between.dedup();
         between.iter().map(|other| self.elements(*other)).sum::<u64>() > self.settings.max_reuse
     }

@@ -1,17 +1,17 @@
-//! `lower`: the forward and backward of a micro-batch, and the sections of a step; or forward alone, for inference.
+//! `lower`: forward and backward of a micro-batch, split into the sections of a step; or forward alone, for inference.
 //!
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::Queue;
 
-use super::super::landings::givers;
-use super::super::place::ALIGNMENT;
-use super::super::{Action, Gather, Givers, Instruction, Program, Section, SectionKind, Settings};
+use super::super::buffer::ALIGNMENT;
+use super::super::grad_producers::grad_producers;
+use super::super::{Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings};
 use super::hold;
 use crate::Layout;
 
-/// No device has so much: a window that was typed larger is counted as this, and refused by any budget.
+/// Larger than any device: a larger window counts as this and exceeds every budget.
 const MOST_WINDOW: u64 = 1 << 60;
 
 pub(in super::super) fn lower(
@@ -31,10 +31,10 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
-    program(layout, sections, givers(graph, backward, settings), settings)
+    program(layout, sections, grad_producers(graph, backward, settings), settings)
 }
 
-/// Forward whose head gives next-token logits instead of a loss.
+/// Forward with a head that computes next-token logits instead of a loss.
 pub(in super::super) fn lower_inference(
     graph: &Graph,
     layout: Layout,
@@ -51,22 +51,30 @@ pub(in super::super) fn lower_inference(
     program(layout, vec![section], Vec::new(), settings)
 }
 
-fn program(layout: Layout, sections: Vec<Section>, givers: Vec<Givers>, settings: &Settings) -> Program {
-    let held = hold(&layout, settings);
+fn program(
+    layout: Layout,
+    sections: Vec<Section>,
+    grad_producers: Vec<GradProducers>,
+    settings: &Settings,
+) -> Program {
+    let residency = hold(&layout, settings);
     Program {
         sections,
         layout,
-        givers,
-        held,
+        grad_producers,
+        residency,
         reduce_scatter: settings.reduce_scatter,
-        window: settings.offload.stream.map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
+        update_window: settings
+            .offload
+            .stream
+            .map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
         zero_copy_gather: settings.gather == Some(Gather::View),
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,
-        sums: settings.sums,
+        grad_accum_dtype: settings.grad_accum_dtype,
         optimizer: settings.optimizer,
-        moments: settings.moments,
+        moment_dtype: settings.moment_dtype,
         stochastic_rounding: settings.stochastic_rounding,
     }
 }
@@ -76,29 +84,29 @@ fn forward(graph: &Graph, layout: &Layout, nodes: usize) -> Vec<Instruction> {
         action: Action::Forward(index),
         queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
-        lands: Vec::new(),
+        accumulates_into: Vec::new(),
     };
     graph.nodes[..nodes].iter().enumerate().map(node).collect()
 }
 
-/// Forward without its head, whose loss and gradient are one op of backward, and then backward.
+/// Forward without its head, whose loss and gradient are one backward op, then backward.
 fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bool) -> Vec<Instruction> {
     let mut instructions = Vec::new();
     if is_first {
-        instructions.push(Instruction::new(Action::ClearLoss));
+        instructions.push(Instruction::new(Action::ZeroLoss));
     }
     instructions.extend(forward(graph, layout, graph.nodes.len() - 1));
     instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
         action: Action::Backward(index),
         queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
-        lands: Program::flats_of(layout, &node.lands),
+        accumulates_into: Program::flats_of(layout, &node.lands),
     }));
     instructions
 }
 
 fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
-    let mut instructions = vec![Instruction::new(Action::ClearLoss)];
+    let mut instructions = vec![Instruction::new(Action::ZeroLoss)];
     instructions.extend(forward(graph, layout, graph.nodes.len()));
     instructions
 }

@@ -1,4 +1,4 @@
-//! The passes, in the order they run. Each is one file and one function from a program to a program.
+//! The passes, one file each: functions from a program to a program.
 
 mod checkpoint;
 mod gather;

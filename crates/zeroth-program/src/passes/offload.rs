@@ -1,36 +1,36 @@
-//! `offload`: which parts of a flat live in host memory, and the copies that this needs.
+//! `offload`: which parts of a flat live in host memory, and the copies that this requires.
 //!
 //! Keys: `zero_optimization.offload_optimizer.{device, ratio, buffer_count}`, `zero_optimization.offload_param.{device,
 //! max_in_cpu, buffer_count, buffer_size, pin_memory}`, `zero_optimization.sub_group_size`, `zeroth.update`,
 //! `zeroth.update_window`.
 //!
-//! With the optimizer in host memory, gradients go there as soon as ranks have added them, and are updated there tile by
-//! tile; updated parameters come back through as many staging tiles as buffers are allowed. With parameters in host
-//! memory, a rank's shard is copied straight to its place in the flat that is being gathered, piece by piece; from
-//! pageable memory the pieces pass through staging. The same arithmetic on the same numbers, elsewhere.
+//! With an offloaded optimizer, gradients are copied to host memory once they are reduced and updated there sub-group
+//! by sub-group; updated parameters come back through as many staging buffers as allowed. With offloaded parameters, a
+//! rank's shard is copied piece by piece into the flat being gathered; from pageable memory the pieces go through
+//! staging buffers. The arithmetic does not change.
 //!
-//! On a card, `zeroth.update` says who updates: with "host" the host's processors do, in a line of their own, while the card
-//! goes on with the next forward, whose units wait for their own tiles; with "device" states pass through the card.
+//! On a GPU, `zeroth.update` decides where the update runs: "host" updates on the CPU, on a queue of its own, while the
+//! GPU runs the next forward, whose units wait for their own sub-groups; "device" streams the states through the GPU.
 
 use zeroth_kernel::{Queue, Tier};
 
 use super::super::{
-    Action, Addition, Chunk, GradientHome, Held, Instruction, Program, Section, SectionKind, Settings,
-    UpdatedBy,
+    Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Residency, Section, SectionKind,
+    Settings, UpdatedBy,
 };
 use crate::BLOCK;
 use crate::{FlatKind, Layout};
 
-/// Elements of a tile that passes through the device, at least and at most: large enough for the bus and for a line that
-/// holds about a thousand commands, small enough that several fit.
+/// Minimum and maximum elements of a streamed sub-group: large enough for the bus and for a queue of about a thousand
+/// commands, small enough that several fit.
 const PASSING_TILE: [u64; 2] = [32 << 20, 64 << 20];
-/// Tiles that a window is cut into, if they are not too small then.
+/// Sub-groups per window, unless they become too small.
 const TILES_OF_WINDOW: u64 = 64;
-/// Bytes of an element's states, about.
+/// Approximate bytes of an element's states.
 const STATE_BYTES: u64 = 14;
 
-/// Where each flat's parts live: whole flats in the order of the layout, as far as `ratio` and `max_in_cpu` reach.
-pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> {
+/// The residency of each flat: whole flats in layout order, as far as `ratio` and `max_in_cpu` reach.
+pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Residency> {
     let offload = &settings.offload;
     let trained: u64 = layout
         .flats
@@ -47,7 +47,7 @@ pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> 
         .iter()
         .map(|flat| {
             let shard = flat.shard_capacity(layout.ranks);
-            let mut held = Held {
+            let mut residency = Residency {
                 weights: Tier::Device,
                 gradients: Tier::Device,
                 states: Tier::Device,
@@ -56,16 +56,16 @@ pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Held> 
             let is_trained = !matches!(flat.kind, FlatKind::Frozen(_));
             if is_trained && (states as f64) < most_states {
                 states += shard;
-                held.states = Tier::Host;
-                (held.gradients, held.updates) = offload
+                residency.states = Tier::Host;
+                (residency.gradients, residency.updates) = offload
                     .stream
                     .map_or((Tier::Host, Tier::Host), |stream| (stream.gradients, Tier::Device));
             }
             if flat.kind != FlatKind::Persistent && shard <= most_weights.saturating_sub(weights) {
                 weights += shard;
-                held.weights = Tier::Host;
+                residency.weights = Tier::Host;
             }
-            held
+            residency
         })
         .collect()
 }
@@ -83,19 +83,19 @@ pub(in super::super) fn offload(mut program: Program, settings: &Settings) -> Pr
     program
 }
 
-/// A transfer's instruction: beside compute where transfers may overlap.
+/// An instruction of a transfer queue, or of the compute queue without overlap_comm.
 fn transfer(action: Action, queue: Queue, settings: &Settings) -> Instruction {
     Instruction { queue: if settings.overlap { queue } else { Queue::Compute }, ..Instruction::new(action) }
 }
 
-/// Pieces of whole blocks, of at most `most` elements (a block at least).
+/// Splits a shard into pieces of whole blocks, at most `most` elements each (one block at least).
 fn pieces(flat: usize, capacity: u64, most: u64) -> Vec<Chunk> {
     let step = (most / BLOCK).max(1) * BLOCK;
     let piece = |first: u64| Chunk { flat, range: first..first.saturating_add(step).min(capacity) };
     (0..capacity).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(piece).collect()
 }
 
-/// As few pieces as there must be, all of about the same size: every one has a place of the largest one's size.
+/// As [`pieces`], of about equal size: every sub-group buffer has the size of the largest.
 fn even_pieces(flat: usize, capacity: u64, most: u64) -> Vec<Chunk> {
     let most = (most / BLOCK).max(1) * BLOCK;
     pieces(flat, capacity, capacity.div_ceil(capacity.div_ceil(most).max(1)).next_multiple_of(BLOCK))
@@ -108,65 +108,72 @@ fn copies(
     settings: &Settings,
 ) -> Vec<Instruction> {
     let ranks = program.layout.ranks;
-    let on_host = |flat: usize| program.held[flat].gradients == Tier::Host;
-    let last_landing =
-        |flat: usize| instructions.iter().rposition(|instruction| instruction.lands.contains(&flat));
-    // Where nothing is added or rounded, a gradient is complete with its last landing.
+    let on_host = |flat: usize| program.residency[flat].gradients == Tier::Host;
+    let last_landing = |flat: usize| {
+        instructions.iter().rposition(|instruction| instruction.accumulates_into.contains(&flat))
+    };
+    // Without a cast or a reduction, a gradient is complete with its last accumulation.
     let complete_as_landed: Vec<(usize, usize)> = (0..program.layout.flats.len())
         .filter(|flat| section.kind.is_last() && on_host(*flat) && !program.reduces())
         .filter_map(|flat| last_landing(flat).map(|at| (at, flat)))
         .collect();
     let mut out = Vec::with_capacity(instructions.len());
     for (at, instruction) in instructions.iter().enumerate() {
-        if let Action::Gather(flat) = instruction.action
-            && program.held[flat].weights == Tier::Host
+        if let Action::AllGather(flat) = instruction.action
+            && program.residency[flat].weights == Tier::Host
         {
             bring(program, flat, settings, &mut out);
         }
         out.push(instruction.clone());
         match &instruction.action {
-            Action::Add(chunk, addition) if on_host(chunk.flat) => {
-                let save = Action::SaveGradient(chunk.clone(), *addition);
+            Action::SumRanks(chunk, addition) if on_host(chunk.flat) => {
+                let save = Action::OffloadGrad(chunk.clone(), *addition);
                 out.push(transfer(save, Queue::Download, settings));
             }
-            Action::Keep(flat) if on_host(*flat) => {
+            Action::KeepGrad(flat) if on_host(*flat) => {
                 let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].padded() };
-                // Its part of the norm while it is still here.
-                out.push(Instruction::new(Action::Squares(*flat)));
-                out.push(transfer(Action::SaveGradient(whole, Addition::Write), Queue::Download, settings));
+                // Its squared norm, while it is still on the device.
+                out.push(Instruction::new(Action::GradSquares(*flat)));
+                out.push(transfer(
+                    Action::OffloadGrad(whole, Accumulate::Overwrite),
+                    Queue::Download,
+                    settings,
+                ));
             }
             _ => {}
         }
         for (_, flat) in complete_as_landed.iter().filter(|(last, _)| *last == at) {
             let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].shard_capacity(ranks) };
-            out.push(transfer(Action::SaveGradient(whole, Addition::Write), Queue::Download, settings));
+            out.push(transfer(Action::OffloadGrad(whole, Accumulate::Overwrite), Queue::Download, settings));
         }
     }
     debug_assert!(
-        complete_as_landed.is_empty() || program.gradient_home() == GradientHome::Landed,
+        complete_as_landed.is_empty() || program.gradient_storage() == GradientStorage::FlatF32,
         "only what landed is complete without a sum"
     );
     out
 }
 
-/// A shard on its way into the flat that is gathered next.
+/// Uploads a shard into the flat that is gathered next.
 fn bring(program: &Program, flat: usize, settings: &Settings, out: &mut Vec<Instruction>) {
     let capacity = program.layout.flats[flat].shard_capacity(program.layout.ranks);
-    let pieces = pieces(flat, capacity, settings.offload.piece);
+    let pieces = pieces(flat, capacity, settings.offload.param_buffer_size);
     if settings.offload.pageable {
         pipeline(
             &pieces,
-            settings.offload.pieces,
+            settings.offload.param_buffers,
             out,
-            |chunk| Instruction::new(Action::Stage(chunk)),
-            |chunk| transfer(Action::Bring(chunk), Queue::Upload, settings),
+            |chunk| Instruction::new(Action::StageShard(chunk)),
+            |chunk| transfer(Action::UploadShard(chunk), Queue::Upload, settings),
         );
     } else {
-        out.extend(pieces.into_iter().map(|chunk| transfer(Action::Bring(chunk), Queue::Upload, settings)));
+        out.extend(
+            pieces.into_iter().map(|chunk| transfer(Action::UploadShard(chunk), Queue::Upload, settings)),
+        );
     }
 }
 
-/// `make` and `take` of each chunk, with at most `depth` made and not taken.
+/// Emits `make` and `take` of each chunk with at most `depth` chunks in flight.
 fn pipeline(
     chunks: &[Chunk],
     depth: u64,
@@ -184,32 +191,34 @@ fn pipeline(
     out.extend(chunks[chunks.len().saturating_sub(behind)..].iter().cloned().map(take));
 }
 
-/// The update, tile by tile.
+/// Splits the update into sub-groups.
 fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Settings) -> Vec<Instruction> {
     let mut out = Vec::with_capacity(instructions.len());
     let counted = |flat: usize| {
-        program.gradient_home() == GradientHome::Rounded && program.held[flat].gradients == Tier::Host
+        program.gradient_storage() == GradientStorage::FlatComm
+            && program.residency[flat].gradients == Tier::Host
     };
-    let window = program.window.unwrap_or(0) / TILES_OF_WINDOW;
+    let window = program.update_window.unwrap_or(0) / TILES_OF_WINDOW;
     let passing_tile = (window / STATE_BYTES).clamp(PASSING_TILE[0], PASSING_TILE[1]);
-    // Tiles of one flat after the other's: the first of a flat is on its way while the last one's is updated.
+    // Sub-groups of consecutive flats are pipelined: the first of a flat is loaded while the last of the previous one
+    // is updated.
     let (mut passing, mut beside, mut spread) = (Vec::new(), Vec::new(), Vec::new());
     let runs_beside = |flat: usize| {
-        settings.offload.updated_by == Some(UpdatedBy::Host) && program.held[flat].updates == Tier::Host
+        settings.offload.updated_by == Some(UpdatedBy::Host) && program.residency[flat].updates == Tier::Host
     };
-    // Small parameters of all units come first: every unit of the next forward waits for them.
+    // Persistent parameters come first: every unit of the next forward waits for them.
     let add = |tiles: &mut Vec<Chunk>, whole: &Chunk, most: u64| {
         let is_shared = program.layout.flats[whole.flat].kind == FlatKind::Persistent;
         let at = if is_shared { 0 } else { tiles.len() };
-        let most = settings.offload.tile.min(most);
+        let most = settings.offload.sub_group_size.min(most);
         tiles.splice(at..at, even_pieces(whole.flat, whole.range.end, most));
     };
     for instruction in instructions {
         let whole = match &instruction.action {
             Action::Update(whole) => whole,
-            Action::Squares(flat) if counted(*flat) => continue,
-            Action::GatherWeights(Chunk { flat, .. }) | Action::SpreadWeights { flat, .. }
-                if program.streams(*flat) || runs_beside(*flat) =>
+            Action::GradSquares(flat) if counted(*flat) => continue,
+            Action::AllGatherWeights(Chunk { flat, .. }) | Action::BroadcastWeights { flat, .. }
+                if program.is_streamed(*flat) || runs_beside(*flat) =>
             {
                 spread.push(instruction);
                 continue;
@@ -219,8 +228,8 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
                 continue;
             }
         };
-        let held = program.held[whole.flat];
-        if program.streams(whole.flat) {
+        let residency = program.residency[whole.flat];
+        if program.is_streamed(whole.flat) {
             add(&mut passing, whole, passing_tile);
             continue;
         }
@@ -228,15 +237,15 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
             add(&mut beside, whole, PASSING_TILE[1]);
             continue;
         }
-        let tiles = pieces(whole.flat, whole.range.end, settings.offload.tile);
+        let tiles = pieces(whole.flat, whole.range.end, settings.offload.sub_group_size);
         let update = |chunk: Chunk| Instruction::new(Action::Update(chunk));
-        if held.weights == held.updates {
+        if residency.weights == residency.updates {
             out.extend(tiles.into_iter().map(update));
             continue;
         }
-        let queue = if held.weights == Tier::Device { Queue::Upload } else { Queue::Download };
-        pipeline(&tiles, settings.offload.tiles, &mut out, update, |chunk| {
-            transfer(Action::PutBack(chunk), queue, settings)
+        let queue = if residency.weights == Tier::Device { Queue::Upload } else { Queue::Download };
+        pipeline(&tiles, settings.offload.sub_group_buffers, &mut out, update, |chunk| {
+            transfer(Action::WriteBack(chunk), queue, settings)
         });
     }
     let (mut all, through) = pass_through(program, &passing, settings);
@@ -247,52 +256,52 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
     all
 }
 
-/// The update by the host's processors, in the line that states would pass in: forward and backward do not see it. Updated
-/// parameters that live on the device follow tile by tile.
+/// The update on the CPU, on the queue that loads would use: forward and backward do not wait for it. Updated
+/// parameters that live on the device follow sub-group by sub-group.
 fn updates_beside(program: &Program, tiles: &[Chunk], settings: &Settings) -> Vec<Instruction> {
     let mut out = Vec::new();
     let update = |chunk: Chunk| Instruction { queue: Queue::Load, ..Instruction::new(Action::Update(chunk)) };
-    let goes_up = |chunk: &&Chunk| program.held[chunk.flat].weights == Tier::Device;
+    let goes_up = |chunk: &&Chunk| program.residency[chunk.flat].weights == Tier::Device;
     let put_back =
-        |chunk: Chunk| Instruction { queue: Queue::Upload, ..Instruction::new(Action::PutBack(chunk)) };
+        |chunk: Chunk| Instruction { queue: Queue::Upload, ..Instruction::new(Action::WriteBack(chunk)) };
     let (going, staying): (Vec<&Chunk>, Vec<&Chunk>) = tiles.iter().partition(goes_up);
     let going: Vec<Chunk> = going.into_iter().cloned().collect();
-    pipeline(&going, settings.offload.tiles, &mut out, update, put_back);
+    pipeline(&going, settings.offload.sub_group_buffers, &mut out, update, put_back);
     out.extend(staying.into_iter().cloned().map(update));
     out
 }
 
-/// States on their way through the device: as many tiles at a time as there is room for, half of them coming and half
-/// going, so that both ways of the bus are used. The update runs in their line, not in that of forward and backward: what
-/// does not wait for it does not see it. The first loads stand before everything else of the update, so that they share no
-/// memory with it and need not wait for it.
+/// Streams states through the device: as many sub-groups in flight as there is room for, half of them loading and half
+/// storing, so that both directions of the bus are busy. The update runs on their queue, not on the compute queue, so
+/// only what depends on it waits. The first loads precede everything else of the update, so that they share no memory
+/// with it and need not wait for it.
 fn pass_through(
     program: &Program,
     tiles: &[Chunk],
     settings: &Settings,
 ) -> (Vec<Instruction>, Vec<Instruction>) {
     let on = |queue, action| Instruction { queue, ..Instruction::new(action) };
-    let room = (settings.offload.tiles as usize).clamp(1, tiles.len().max(1));
-    // Where all are there at once, none waits for another's place.
+    let room = (settings.offload.sub_group_buffers as usize).clamp(1, tiles.len().max(1));
+    // Where all fit at once, none waits for another's buffer.
     let going = if room == tiles.len() { room } else { room / 2 };
-    let load = |chunk: &Chunk| on(Queue::Load, Action::Load(chunk.clone()));
+    let load = |chunk: &Chunk| on(Queue::Load, Action::LoadStates(chunk.clone()));
     let first = tiles.iter().take(room).map(load).collect();
     let mut out = Vec::new();
     for at in 0..tiles.len() + going {
-        // One that was updated some tiles ago: it goes while the next one comes, whatever the update in between waits for.
-        // Where there is room for one alone, it goes behind its own update.
+        // Stores a sub-group that was updated earlier while the next one loads, whatever the update in between waits
+        // for. With room for only one, it is stored right after its own update.
         let done = at.checked_sub(going);
-        let mut store = done.map(|done| on(Queue::Store, Action::Store(tiles[done].clone())));
+        let mut store = done.map(|done| on(Queue::Store, Action::StoreStates(tiles[done].clone())));
         out.extend(store.take_if(|_| going > 0));
         if let Some(chunk) = tiles.get(at) {
             out.push(on(Queue::Load, Action::Update(chunk.clone())));
-            // Before the states of those ahead of it: the next forward waits for parameters, and for nothing else.
-            if program.has_master(chunk.flat) && program.held[chunk.flat].weights == Tier::Host {
-                out.push(on(Queue::Store, Action::PutBack(chunk.clone())));
+            // Before the states of earlier sub-groups: the next forward waits only for parameters.
+            if program.has_master(chunk.flat) && program.residency[chunk.flat].weights == Tier::Host {
+                out.push(on(Queue::Store, Action::WriteBack(chunk.clone())));
             }
         }
         out.extend(store);
-        // Where the one that has gone was.
+        // Into the buffer of the stored one.
         out.extend(done.and_then(|done| tiles.get(done + room)).map(load));
     }
     (first, out)

@@ -1,12 +1,12 @@
-//! `overlap`: which queue an instruction runs on, and how early or late it stands, so that transfers run beside compute.
+//! `overlap`: queues and prefetch, so that transfers overlap compute.
 //!
 //! Keys: `zero_optimization.overlap_comm`, `zero_optimization.stage3_prefetch_bucket_size`,
 //! `zero_optimization.stage3_max_live_parameters`.
 //!
-//! With overlap_comm, collectives have a queue of their own; a gather is hoisted as long as what is fetched ahead stays
-//! within the prefetch bucket (a unit is fetched whole, so a bucket above 0 always allows the next one) and all that is
-//! gathered stays within max_live; the sum of an exchanged chunk is put off until the next chunk is on its way. Only
-//! order and queues change: the same instructions with the same operands.
+//! With overlap_comm, collectives run on a queue of their own. An all-gather is hoisted as long as prefetched elements
+//! stay within the prefetch bucket (a unit is fetched whole, so a bucket above 0 always allows the next one) and all
+//! gathered elements within max_live. The sum of a received chunk is delayed until the next chunk is in transfer. Only
+//! order and queues change, not instructions or operands.
 
 use zeroth_kernel::Queue;
 
@@ -25,8 +25,8 @@ pub(in super::super) fn overlap(mut program: Program, settings: &Settings) -> Pr
         put_off_sums(section);
         for instruction in &mut section.instructions {
             instruction.queue = match instruction.action {
-                Action::Park(_) => Queue::Download,
-                Action::Fetch(_) => Queue::Upload,
+                Action::OffloadActivation(_) => Queue::Download,
+                Action::ReloadActivation(_) => Queue::Upload,
                 ref action if action.is_collective() => Queue::Comm,
                 _ => Queue::Compute,
             };
@@ -36,18 +36,18 @@ pub(in super::super) fn overlap(mut program: Program, settings: &Settings) -> Pr
     program
 }
 
-/// A flat that is gathered: where its stay was first used, counted in the section's list.
+/// A gathered copy of a flat and the index of its first read.
 struct Stay {
     flat: usize,
     first_read: Option<usize>,
 }
 
-/// Moves each gather up, in order.
+/// Hoists each all-gather, in order.
 fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: u64) {
     let elements = |flat: usize| program.gathered_elements(flat);
     for at in 0..section.instructions.len() {
-        let Action::Gather(flat) = section.instructions[at].action else { continue };
-        // What is read in place waits at the beginning of the section already.
+        let Action::AllGather(flat) = section.instructions[at].action else { continue };
+        // Zero-copy gathers are already at the start of the section.
         if program.is_viewed(flat) {
             continue;
         }
@@ -56,8 +56,8 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
         while place > 0 {
             let crossed = &section.instructions[place - 1];
             match crossed.action {
-                // Gathers keep their order, and a flat does not arrive before its last stay has ended.
-                Action::Gather(_) => break,
+                // All-gathers keep their order, and a flat is not gathered before its previous copy is released.
+                Action::AllGather(_) => break,
                 Action::Release(other) if other == flat => break,
                 Action::Release(other) => {
                     resident.push(stay_before(&section.instructions[..place - 1], other));
@@ -67,7 +67,7 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
             let live: u64 = resident.iter().map(|stay| elements(stay.flat)).sum();
             let unread = |stay: &&Stay| stay.first_read.is_none_or(|read| read >= place - 1);
             let ahead: u64 = resident.iter().filter(unread).map(|stay| elements(stay.flat)).sum();
-            // A unit arrives whole: where nothing is ahead, the next one may be, whatever the bucket says.
+            // A unit is fetched whole: with nothing prefetched, the next one always may be.
             let has_room = ahead == 0 || ahead + elements(flat) <= prefetch;
             if !has_room || program.persistent_elements() + live + elements(flat) > most {
                 break;
@@ -78,15 +78,15 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
     }
 }
 
-/// The stay of a flat that ends with the list given.
+/// The gathered copy of a flat that ends with this list.
 fn stay_before(instructions: &[Instruction], flat: usize) -> Stay {
-    let gathered = instructions.iter().rposition(|instruction| instruction.action == Action::Gather(flat));
+    let gathered = instructions.iter().rposition(|instruction| instruction.action == Action::AllGather(flat));
     let from = gathered.unwrap_or(0);
     let read = instructions[from..].iter().position(|instruction| instruction.reads.contains(&flat));
     Stay { flat, first_read: read.map(|read| from + read) }
 }
 
-/// What is gathered right before an instruction.
+/// The flats that are gathered right before an instruction.
 fn stays(instructions: &[Instruction], at: usize) -> Vec<Stay> {
     let mut resident: Vec<Stay> = Vec::new();
     for (index, instruction) in instructions.iter().enumerate() {
@@ -94,7 +94,7 @@ fn stays(instructions: &[Instruction], at: usize) -> Vec<Stay> {
             break;
         }
         match instruction.action {
-            Action::Gather(flat) if index < at => resident.push(Stay { flat, first_read: None }),
+            Action::AllGather(flat) if index < at => resident.push(Stay { flat, first_read: None }),
             Action::Release(flat) if index < at => resident.retain(|stay| stay.flat != flat),
             _ => {}
         }
@@ -107,16 +107,16 @@ fn stays(instructions: &[Instruction], at: usize) -> Vec<Stay> {
     resident
 }
 
-/// Moves the sum of each chunk behind the next exchange, or to the end.
+/// Moves the sum of each chunk after the next all-to-all, or to the end.
 fn put_off_sums(section: &mut Section) {
     let mut out: Vec<Instruction> = Vec::with_capacity(section.instructions.len());
     let mut waiting: Option<Instruction> = None;
     for instruction in section.instructions.drain(..) {
         match instruction.action {
-            Action::Add(..) => {
+            Action::SumRanks(..) => {
                 out.extend(waiting.replace(instruction));
             }
-            Action::Exchange(_) => {
+            Action::AllToAll(_) => {
                 out.push(instruction);
                 out.extend(waiting.take());
             }

@@ -1,15 +1,15 @@
-//! `reduce`: how gradients become what the update reads.
+//! `reduce`: from accumulated gradients to what the update reads.
 //!
 //! Keys: `zero_optimization.reduce_bucket_size`, `gradient_accumulation_steps`, `zero_optimization.stage`,
 //! `communication_data_type`; `zero_optimization.reduce_scatter` decides what an exchange moves, and not where it stands.
 //!
-//! Stages 2 and 3 reduce every micro-batch: what of a flat's gradient is added to is cleared before the first landing and,
-//! after the last, what did not land in the communication type is rounded, and all is exchanged and added, chunk by chunk.
-//! Stages 0 and 1 let micro-batches add in the flat's own gradient and reduce in the last one. Alone, without accumulation,
-//! a gradient is only rounded.
+//! Stages 2 and 3 reduce every micro-batch: accumulated parts of a flat's gradient are zeroed before backward writes
+//! them; after the last write, f32 parts are cast, and the flat is exchanged and summed chunk by chunk. Stages 0 and 1
+//! accumulate micro-batches in the flat's own gradient and reduce in the last one. One rank without accumulation only
+//! casts.
 
 use super::super::{
-    Action, Addition, Chunk, GradientHome, Instruction, Program, Section, SectionKind, Settings,
+    Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Section, SectionKind, Settings,
 };
 
 pub(in super::super) fn reduce(mut program: Program, settings: &Settings) -> Program {
@@ -22,16 +22,17 @@ fn reduced(program: &Program, section: &Section, settings: &Settings) -> Section
     let mut out = Vec::with_capacity(section.instructions.len());
     for (index, instruction) in section.instructions.iter().enumerate() {
         let lands_before =
-            |flat: &usize| section.instructions[..index].iter().any(|i| i.lands.contains(flat));
-        let lands_after =
-            |flat: &usize| section.instructions[index + 1..].iter().any(|i| i.lands.contains(flat));
-        for flat in instruction.lands.iter().filter(|flat| !lands_before(flat)) {
-            if !program.cleared(section.kind, *flat).is_empty() {
-                out.push(Instruction::new(Action::Clear(*flat)));
+            |flat: &usize| section.instructions[..index].iter().any(|i| i.accumulates_into.contains(flat));
+        let lands_after = |flat: &usize| {
+            section.instructions[index + 1..].iter().any(|i| i.accumulates_into.contains(flat))
+        };
+        for flat in instruction.accumulates_into.iter().filter(|flat| !lands_before(flat)) {
+            if !program.zeroed(section.kind, *flat).is_empty() {
+                out.push(Instruction::new(Action::ZeroGrad(*flat)));
             }
         }
         out.push(instruction.clone());
-        for flat in instruction.lands.iter().filter(|flat| !lands_after(flat)) {
+        for flat in instruction.accumulates_into.iter().filter(|flat| !lands_after(flat)) {
             if program.reduces_in(section.kind) {
                 reduce_flat(program, section.kind, *flat, settings, &mut out);
             }
@@ -47,30 +48,30 @@ fn reduce_flat(
     settings: &Settings,
     out: &mut Vec<Instruction>,
 ) {
-    if program.gradient_home() == GradientHome::Rounded {
-        out.push(Instruction::new(Action::Keep(flat)));
+    if program.gradient_storage() == GradientStorage::FlatComm {
+        out.push(Instruction::new(Action::KeepGrad(flat)));
         return;
     }
     let is_first = program.stage < 2 || kind.is_first();
-    let addition = if is_first { Addition::Write } else { Addition::Add };
+    let addition = if is_first { Accumulate::Overwrite } else { Accumulate::Add };
     let ranks = program.layout.ranks;
-    let has_rest = !program.unrounded(kind, flat).is_empty() || !program.unseen(kind, flat).is_empty();
+    let has_rest = !program.uncast(kind, flat).is_empty() || !program.unchecked(kind, flat).is_empty();
     let chunks: Vec<_> = program.layout.flats[flat].chunks(ranks, settings.reduce_bucket).collect();
-    if program.rounds_landings(kind) && has_rest {
-        out.push(Instruction::new(Action::RoundRest(flat)));
+    if program.casts_in_producers(kind) && has_rest {
+        out.push(Instruction::new(Action::CastGrad(flat)));
     }
-    // The only chunk of a flat is the flat.
+    // A single chunk is the flat itself and needs no packing.
     let in_parts = ranks > 1 && chunks.len() > 1;
     for range in chunks {
         let chunk = Chunk { flat, range };
-        if !program.rounds_landings(kind) {
-            out.push(Instruction::new(Action::Round(chunk.clone())));
+        if !program.casts_in_producers(kind) {
+            out.push(Instruction::new(Action::CastAndPackGrad(chunk.clone())));
         } else if in_parts {
-            out.push(Instruction::new(Action::Pack(chunk.clone())));
+            out.push(Instruction::new(Action::PackGrad(chunk.clone())));
         }
         if ranks > 1 {
-            out.push(Instruction::new(Action::Exchange(chunk.clone())));
+            out.push(Instruction::new(Action::AllToAll(chunk.clone())));
         }
-        out.push(Instruction::new(Action::Add(chunk, addition)));
+        out.push(Instruction::new(Action::SumRanks(chunk, addition)));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use zeroth_engine::Timed;
+use zeroth_engine::InstructionTime;
 use zeroth_program::{Action, Program, SectionKind};
 
 /// A phase of training.
@@ -71,32 +71,32 @@ impl Phase {
             return Self::Evaluate;
         }
         match action {
-            Action::ClearLoss | Action::Forward(_) | Action::Logits { .. } => Self::Forward,
-            Action::Backward(_) | Action::Clear(_) => Self::Backward,
+            Action::ZeroLoss | Action::Forward(_) | Action::Logits { .. } => Self::Forward,
+            Action::Backward(_) | Action::ZeroGrad(_) => Self::Backward,
             Action::Recompute { .. } => Self::Recompute,
-            Action::Gather(_) | Action::Release(_) => Self::Gather,
-            Action::Keep(_)
-            | Action::RoundRest(_)
-            | Action::Pack(_)
-            | Action::Round(_)
-            | Action::Exchange(_)
-            | Action::Add(..)
-            | Action::Reduce(..)
-            | Action::GatherGradient(_) => Self::Reduce,
-            Action::Squares(_)
-            | Action::Reports
+            Action::AllGather(_) | Action::Release(_) => Self::Gather,
+            Action::KeepGrad(_)
+            | Action::CastGrad(_)
+            | Action::PackGrad(_)
+            | Action::CastAndPackGrad(_)
+            | Action::AllToAll(_)
+            | Action::SumRanks(..)
+            | Action::ReduceScatter(..)
+            | Action::AllGatherGrad(_) => Self::Reduce,
+            Action::GradSquares(_)
+            | Action::AllGatherReports
             | Action::Control
             | Action::Update(_)
-            | Action::GatherWeights(_)
-            | Action::SpreadWeights { .. } => Self::Update,
-            Action::Park(_)
-            | Action::Fetch(_)
-            | Action::SaveGradient(..)
-            | Action::Stage(_)
-            | Action::Bring(_)
-            | Action::Load(_)
-            | Action::Store(_)
-            | Action::PutBack(_) => Self::Copies,
+            | Action::AllGatherWeights(_)
+            | Action::BroadcastWeights { .. } => Self::Update,
+            Action::OffloadActivation(_)
+            | Action::ReloadActivation(_)
+            | Action::OffloadGrad(..)
+            | Action::StageShard(_)
+            | Action::UploadShard(_)
+            | Action::LoadStates(_)
+            | Action::StoreStates(_)
+            | Action::WriteBack(_) => Self::Copies,
         }
     }
 }
@@ -111,7 +111,7 @@ pub struct Breakdown {
 
 impl Breakdown {
     /// Adds the times of instructions.
-    pub fn add(&mut self, program: &Program, times: &[Timed]) {
+    pub fn add(&mut self, program: &Program, times: &[InstructionTime]) {
         for timed in times {
             let section = &program.sections[timed.section];
             let part = Phase::of(section.kind, &section.instructions[timed.instruction].action);
@@ -194,9 +194,9 @@ mod tests {
 
     #[test]
     fn evaluation_sections_count_as_evaluation() {
-        let gather = Action::Gather(0);
+        let gather = Action::AllGather(0);
         assert_eq!(Phase::of(SectionKind::Eval, &gather), Phase::Evaluate);
         assert_eq!(Phase::of(SectionKind::Only, &gather), Phase::Gather);
-        assert_eq!(Phase::of(SectionKind::Update, &Action::Reports), Phase::Update);
+        assert_eq!(Phase::of(SectionKind::Update, &Action::AllGatherReports), Phase::Update);
     }
 }

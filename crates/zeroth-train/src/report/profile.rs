@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use zeroth_base::{counted, format_count, grouped};
 use zeroth_config::resolve::Resolved;
-use zeroth_engine::Timed;
+use zeroth_engine::InstructionTime;
 use zeroth_graph::{Graph, Op, Param};
 use zeroth_program::Action;
 use zeroth_program::Compiled;
@@ -78,7 +78,7 @@ impl Row {
 pub fn profile(
     compiled: &Compiled,
     settings: &ProfileSettings,
-    times: &[Timed],
+    times: &[InstructionTime],
     lengths: &[u64],
     step_ms: f64,
 ) -> String {
@@ -133,7 +133,7 @@ pub fn profile(
 }
 
 /// The ops of each unit, in execution order.
-fn ops(compiled: &Compiled, times: &[Timed], lengths: &[u64]) -> Vec<Vec<Row>> {
+fn ops(compiled: &Compiled, times: &[InstructionTime], lengths: &[u64]) -> Vec<Vec<Row>> {
     let graph = &compiled.graph;
     let mut nodes: Vec<Row> = (0..graph.nodes.len()).map(|node| row(graph, node, lengths)).collect();
     for timed in times {

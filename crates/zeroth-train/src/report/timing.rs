@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zeroth_base::publish;
 use zeroth_config::resolve::Resolved;
-use zeroth_engine::Timed;
+use zeroth_engine::InstructionTime;
 use zeroth_program::Compiled;
 
 use super::breakdown::{Breakdown, Phase};
@@ -21,7 +21,7 @@ pub struct StepProfile<'a> {
     /// Lengths of this rank's sequences.
     pub lengths: &'a [u64],
     /// Times of its instructions.
-    pub times: &'a [Timed],
+    pub times: &'a [InstructionTime],
 }
 
 /// Accumulates times and produces the configured reports.
@@ -67,7 +67,7 @@ impl StepTiming {
     }
 
     /// Adds the times of an evaluation.
-    pub fn evaluation(&mut self, compiled: &Compiled, times: &[Timed]) {
+    pub fn evaluation(&mut self, compiled: &Compiled, times: &[InstructionTime]) {
         if let Some(breakdown) = &mut self.breakdown {
             breakdown.add(&compiled.program, times);
         }

@@ -1,7 +1,7 @@
 //! Benchmarks the collectives of a step against a plain copy of the same bytes.
 //!
 //! Ranks are threads of this process, joined as processes are. They exchange data as CPU ranks do in a step
-//! ([`Rehearsal`]): each reads what it needs from the others' memory in one pass. Bandwidth counts the bytes that a
+//! ([`CollectiveBench`]): each reads what it needs from the others' memory in one pass. Bandwidth counts the bytes that a
 //! rank receives or, in a reduce-scatter, adds; a copy of n bytes counts n. The slowest rank's time counts, and the
 //! limit is a non-temporal copy by all ranks at once.
 
@@ -12,7 +12,7 @@ use half::bf16;
 use zeroth_comm::local::{Job, LocalComm, Options};
 use zeroth_comm::{CommError, JoinError, OpName};
 use zeroth_cpu::{Arena, Pool};
-use zeroth_engine::{Rehearsal, Rehearsed, RunError};
+use zeroth_engine::{BenchedCollective, CollectiveBench, RunError};
 use zeroth_kernel::{DeviceError, Span};
 use zeroth_machine::bench::{COPY, Measured, Rate, Unit, copy, fill_random};
 
@@ -43,23 +43,23 @@ pub enum CollectivesError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Copy,
-    Met(Rehearsed),
+    Met(BenchedCollective),
 }
 
 impl Kind {
     const ALL: [Self; 4] = [
         Self::Copy,
-        Self::Met(Rehearsed::Gather),
-        Self::Met(Rehearsed::GatherInPlace),
-        Self::Met(Rehearsed::Reduce),
+        Self::Met(BenchedCollective::Gather),
+        Self::Met(BenchedCollective::GatherInPlace),
+        Self::Met(BenchedCollective::Reduce),
     ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Copy => COPY,
-            Self::Met(Rehearsed::Gather) => "all_gather",
-            Self::Met(Rehearsed::GatherInPlace) => "all_gather in place",
-            Self::Met(Rehearsed::Reduce) => "reduce-scatter, bf16 to f32",
+            Self::Met(BenchedCollective::Gather) => "all_gather",
+            Self::Met(BenchedCollective::GatherInPlace) => "all_gather in place",
+            Self::Met(BenchedCollective::Reduce) => "reduce-scatter, bf16 to f32",
         }
     }
 
@@ -67,15 +67,15 @@ impl Kind {
     const fn parts(self, ranks: usize) -> usize {
         match self {
             Self::Copy => 1,
-            Self::Met(Rehearsed::GatherInPlace) => ranks - 1,
-            Self::Met(Rehearsed::Gather | Rehearsed::Reduce) => ranks,
+            Self::Met(BenchedCollective::GatherInPlace) => ranks - 1,
+            Self::Met(BenchedCollective::Gather | BenchedCollective::Reduce) => ranks,
         }
     }
 }
 
 /// One rank with its copy buffers and its part in the collectives of one size.
 struct Member {
-    rehearsal: Rehearsal,
+    bench: CollectiveBench,
     pool: Pool,
     from: Arena,
     to: Arena,
@@ -87,26 +87,26 @@ impl Member {
     fn new(comm: LocalComm, bytes: usize) -> Result<Self, CollectivesError> {
         let arena = || Arena::new("device", bytes as u64);
         let (mut from, to) = (arena()?, arena()?);
-        let mut rehearsal = Rehearsal::new(Box::new(comm), bytes as u64, 1)?;
-        let name = 4 * rehearsal.comm().rank() as u64;
+        let mut bench = CollectiveBench::new(Box::new(comm), bytes as u64, 1)?;
+        let name = 4 * bench.comm().rank() as u64;
         fill_random(name, cast_slice_mut::<u8, bf16>(whole(&mut from, bytes)?));
-        fill_random(name + 1, cast_slice_mut::<u8, bf16>(rehearsal.shard()?));
-        fill_random(name + 2, cast_slice_mut::<u8, bf16>(rehearsal.gathered()?));
-        fill_random(name + 3, cast_slice_mut::<u8, bf16>(rehearsal.rounded()?));
-        Ok(Self { rehearsal, pool: Pool::new(1), from, to, bytes, index: 0 })
+        fill_random(name + 1, cast_slice_mut::<u8, bf16>(bench.shard()?));
+        fill_random(name + 2, cast_slice_mut::<u8, bf16>(bench.gathered()?));
+        fill_random(name + 3, cast_slice_mut::<u8, bf16>(bench.gradients()?));
+        Ok(Self { bench, pool: Pool::new(1), from, to, bytes, index: 0 })
     }
 
     /// Runs one burst after a barrier; returns this rank's seconds.
     fn burst(&mut self, kind: Kind) -> Result<f64, CollectivesError> {
-        let Self { rehearsal, pool, from, to, bytes, index } = self;
+        let Self { bench, pool, from, to, bytes, index } = self;
         *index += 1;
-        rehearsal.comm().barrier(OpName::new(1, "begin", *index))?.wait()?;
+        bench.comm().barrier(OpName::new(1, "begin", *index))?.wait()?;
         let start = Instant::now();
         match kind {
             Kind::Copy => {
                 copy(pool, cast_slice(whole(from, *bytes)?), cast_slice_mut(whole(to, *bytes)?));
             }
-            Kind::Met(what) => rehearsal.meet(what)?,
+            Kind::Met(what) => bench.run(what)?,
         }
         Ok(start.elapsed().as_secs_f64())
     }
@@ -196,13 +196,13 @@ mod tests {
                 let comm = job.join(rank, &Options::default()).unwrap();
                 scope.spawn(move || {
                     let mut member = Member::new(comm, bytes).unwrap();
-                    let own = member.rehearsal.shard().unwrap().to_vec();
-                    let rounded = cast_slice::<u8, bf16>(member.rehearsal.rounded().unwrap()).to_vec();
+                    let own = member.bench.shard().unwrap().to_vec();
+                    let rounded = cast_slice::<u8, bf16>(member.bench.gradients().unwrap()).to_vec();
                     for kind in Kind::ALL {
                         member.burst(kind).unwrap();
                     }
-                    let gathered = member.rehearsal.gathered().unwrap().to_vec();
-                    let sums = cast_slice::<u8, f32>(member.rehearsal.sums().unwrap()).to_vec();
+                    let gathered = member.bench.gathered().unwrap().to_vec();
+                    let sums = cast_slice::<u8, f32>(member.bench.sums().unwrap()).to_vec();
                     (own, gathered, rounded, sums)
                 })
             });

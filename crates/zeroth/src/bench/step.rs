@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use zeroth_base::{DType, format_bytes, philox4x32};
 use zeroth_cpu::{Isa, Pool};
-use zeroth_engine::Timed;
+use zeroth_engine::InstructionTime;
 use zeroth_graph::Op;
 use zeroth_kernel::DeviceError;
 use zeroth_machine::bench::{Measured, Rate, Unit, matrix_limit, processor_flop};
@@ -181,7 +181,7 @@ struct Found {
     seconds: Vec<f64>,
     limit: Vec<f64>,
     loss: f64,
-    timed: (f64, Vec<Timed>),
+    timed: (f64, Vec<InstructionTime>),
 }
 
 /// Trains a new model on random tokens for some steps. `progress` is called every step.
@@ -298,7 +298,7 @@ fn random_row(sample: u64, length: usize, vocab: u64) -> Vec<i32> {
 }
 
 /// Aggregates the instruction times of one step by phase.
-fn shares(compiled: &Compiled, seconds: f64, times: &[Timed]) -> StepShares {
+fn shares(compiled: &Compiled, seconds: f64, times: &[InstructionTime]) -> StepShares {
     let graph = &compiled.graph;
     let mut shares = StepShares::default();
     let mut timed_seconds = 0.0;

@@ -114,11 +114,11 @@ impl DiskNeeds {
     fn new(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Self {
         let job = &resolved_job.job;
         let [has_first, has_second] = job.settings.optimizer.moments();
-        let moments = job.settings.moments;
+        let moments = job.settings.moment_dtype;
         let mut states = vec![(State::Weights, DType::F32)];
         states.extend(has_first.then_some((State::First, moments)));
         states.extend(has_second.then_some((State::Second, moments)));
-        let run = if job.settings.types.run == DType::F32 { DType::F32 } else { DType::Bf16 };
+        let run = if job.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 };
         let model = [(State::Weights, run)];
         Self {
             checkpoint: needed_bytes(&job.table, &states, &job.folder),

@@ -1,9 +1,9 @@
 //! Ranks started by an external launcher on this machine: torchrun, srun, mpirun. Rank 0 does the work of zeroth's
 //! launcher, the others wait for its handoff, and then all of them train.
 
-use zeroth::comm::environment::Place;
+use zeroth::comm::environment::LaunchedRank;
 use zeroth::comm::local::Options;
-use zeroth::comm::rendezvous::{Host, MeetError, Patience, attend};
+use zeroth::comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
 use zeroth::program::Compiled;
 
 use super::agreement::Refusal;
@@ -16,11 +16,11 @@ use crate::output::{self, Output};
 use crate::signals::{Role, Signals};
 
 /// This process's rank under an external launcher; `None` without one.
-pub(super) fn place() -> anyhow::Result<Option<Place>> {
-    Ok(Place::of_this_process()?)
+pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
+    Ok(LaunchedRank::of_this_process()?)
 }
 
-pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyhow::Result<Exit> {
+pub(super) fn run(arguments: &TrainArgs, place: &LaunchedRank, output: &Output) -> anyhow::Result<Exit> {
     let ranks = place.world as u64;
     if let Some(typed) = arguments.ranks.filter(|typed| *typed != ranks) {
         anyhow::bail!(
@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyh
         );
     }
     let signals = Signals::install(if place.rank == 0 { Role::Primary } else { Role::Secondary })?;
-    let patience = Patience::default().tell(|waiting| output::note(&waiting.to_string()));
+    let patience = WaitPolicy::default().tell(|waiting| output::note(&waiting.to_string()));
     if place.rank == 0 {
         run_rank_0(arguments, place, output, &signals, patience)
     } else {
@@ -39,12 +39,12 @@ pub(super) fn run(arguments: &TrainArgs, place: &Place, output: &Output) -> anyh
 
 fn run_rank_0(
     arguments: &TrainArgs,
-    place: &Place,
+    place: &LaunchedRank,
     output: &Output,
     signals: &Signals,
-    patience: Patience,
+    patience: WaitPolicy,
 ) -> anyhow::Result<Exit> {
-    let host = Host::open(&place.job, place.world, patience)?;
+    let host = Coordinator::open(&place.job, place.world, patience)?;
     let run = match prepare_run(arguments, Some(place.world as u64), output, signals) {
         Ok(Ok(run)) => run,
         Ok(Err(exit)) => {
@@ -67,14 +67,14 @@ fn run_rank_0(
 
 fn run_peer(
     arguments: &TrainArgs,
-    place: &Place,
+    place: &LaunchedRank,
     signals: &Signals,
-    patience: &Patience,
+    patience: &WaitPolicy,
 ) -> anyhow::Result<Exit> {
-    let invitation = match attend(&place.job, place.rank, place.world, patience) {
+    let invitation = match request_join(&place.job, place.rank, place.world, patience) {
         Ok(invitation) => invitation,
         // Rank 0 prints the reason and shares its exit code.
-        Err(MeetError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
+        Err(RendezvousError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
         Err(error) => return Err(error.into()),
     };
     // The others wait for this rank, so it joins even to report an error.
@@ -97,7 +97,7 @@ fn run_peer(
 /// Resolves this rank's own command line, which must agree with rank 0's.
 fn resolve(
     arguments: &TrainArgs,
-    place: &Place,
+    place: &LaunchedRank,
     handoff: LauncherHandoff,
 ) -> Result<(ResolvedJob, Compiled), Refusal> {
     let mut resolved_job = resolve_job::resolve_job(arguments, Some(place.world as u64), Some(handoff))

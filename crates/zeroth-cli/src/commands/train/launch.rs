@@ -5,8 +5,10 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
-use zeroth::comm::Lost;
-use zeroth::comm::launch::{How, Launch, Line, Output as RankOutput, Report, Stream, sealed};
+use zeroth::comm::LostReason;
+use zeroth::comm::launch::{
+    ExitReason, Launch, Output as RankOutput, OutputLine, OutputStream, Report, sealed,
+};
 use zeroth::kernel::Tier;
 
 use super::handoff::{HANDOFF_VARIABLE, LauncherHandoff};
@@ -35,25 +37,26 @@ pub(super) fn many(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) 
         {
             before.stop(signal);
         }
-        if report.success() || report.stopped_as_asked() {
+        if report.success() || report.stopped_on_request() {
             if let (Some(path), true) = (&arguments.trace, report.success()) {
                 summary::join_traces(path, run.folder.root(), run.resolved_job.ranks as usize)?;
             }
             return Ok(exit_of(&report, signals));
         }
         // If all ranks exited with the same code, rank 0 has printed why.
-        let agreed = |code: Exit| report.ranks.iter().all(|end| end.how == How::Exited { code: code as i32 });
+        let agreed =
+            |code: Exit| report.ranks.iter().all(|end| end.how == ExitReason::Exited { code: code as i32 });
         // A rank received SIGTERM, and all of them have saved and exited.
         if agreed(Exit::Terminated) {
             return Ok(Exit::Terminated);
         }
-        let left = report.lost.as_ref().is_none_or(|lost| lost.reason == Lost::Left);
+        let left = report.lost.as_ref().is_none_or(|lost| lost.reason == LostReason::Left);
         let is_explained = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
         if !is_explained {
             output::error(report.to_string().trim_end());
         }
         // An error would recur; a rank that was killed may survive the next time.
-        let died = report.ranks.iter().any(|end| matches!(end.how, How::Killed { .. }));
+        let died = report.ranks.iter().any(|end| matches!(end.how, ExitReason::Killed { .. }));
         if signals.stop_requested().is_some() || !died || restarts >= arguments.max_restarts {
             return Ok(if agreed(Exit::Wrong) { Exit::Wrong } else { Exit::Failed });
         }
@@ -83,7 +86,7 @@ pub(super) fn many(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) 
 
 /// The exit code of a run that did not fail.
 fn exit_of(report: &Report, signals: &Signals) -> Exit {
-    let stopped = report.ranks.iter().any(|end| end.how != How::Exited { code: 0 });
+    let stopped = report.ranks.iter().any(|end| end.how != ExitReason::Exited { code: 0 });
     match signals.stop_requested() {
         Some(signal) if stopped => Exit::after(signal),
         _ => Exit::Done,
@@ -100,7 +103,7 @@ fn once(run: &PreparedRun, handoff: &LauncherHandoff, signals: &Signals) -> anyh
         })
         .collect::<anyhow::Result<_>>()?;
     let on_terminal = std::io::stderr().is_terminal();
-    let lines = move |line: Line| {
+    let lines = move |line: OutputLine| {
         // Progress bars are not logged.
         if show_passed(&line.text) {
             return;
@@ -108,7 +111,7 @@ fn once(run: &PreparedRun, handoff: &LauncherHandoff, signals: &Signals) -> anyh
         let _ = writeln!(&logs[line.rank], "{}", line.text);
         // Rank 0 prints for all; output of the others is an error, prefixed with their rank.
         match (line.rank, line.stream) {
-            (0, Stream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
+            (0, OutputStream::Err) if !line.text.starts_with("error:") => output::note(&line.text),
             _ => output::problem(&line.to_string()),
         }
     };
@@ -124,8 +127,8 @@ fn once(run: &PreparedRun, handoff: &LauncherHandoff, signals: &Signals) -> anyh
         .inherit(files)
         .variable(TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
-        .ask_when(signals.flag())
-        .on_ask(|| output::note(STOP_ACKNOWLEDGEMENT))
+        .request_stop_when(signals.flag())
+        .on_stop_request(|| output::note(STOP_ACKNOWLEDGEMENT))
         .ends_before_first_step()
         .planned(arenas + resolved_job.overhead(compiled).total)
         .run()?;

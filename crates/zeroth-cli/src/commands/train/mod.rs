@@ -128,6 +128,10 @@ fn prepare_run(
         startup_summary::first_batch(&resolved_job, output)?;
         return Ok(Err(Exit::Done));
     }
+    if let Some(file) = &arguments.dump_program {
+        dump_program(file, &compiled)?;
+        return Ok(Err(Exit::Done));
+    }
     let (folder, earlier) = write_folder(arguments, &resolved_job, &compiled, signals)?;
     print_removed(&folder);
     if let Some(checkpoint) = &resolved_job.checkpoint {
@@ -139,6 +143,15 @@ fn prepare_run(
         ));
     }
     Ok(Ok(PreparedRun { resolved_job, compiled, folder, earlier }))
+}
+
+/// Writes the compiled program as text: to standard output for `-`, else to a file.
+fn dump_program(file: &std::path::Path, compiled: &Compiled) -> anyhow::Result<()> {
+    if file.as_os_str() == "-" {
+        output::text(&compiled.to_string());
+        return Ok(());
+    }
+    Ok(publish(file, compiled.to_string().as_bytes())?)
 }
 
 /// Prints hints about budgets that lack their unit.

@@ -194,7 +194,7 @@ impl<'a> ProgressReporter<'a> {
 
 /// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run.
 fn peak(resolved_job: &ResolvedJob, target: Target) -> Option<f64> {
-    let dtype = resolved_job.job.settings.types.run;
+    let dtype = resolved_job.job.settings.types.compute;
     if let Target::Cpu { threads } = target {
         if !profile::is_any_kept() {
             return None;

@@ -302,7 +302,7 @@ fn rates(
         return None;
     }
     let [device_bytes, host_bytes] = Rates::ARENAS;
-    let Settings { moments, stochastic_rounding, .. } = Settings::from_config(resolved);
+    let Settings { moment_dtype: moments, stochastic_rounding, .. } = Settings::from_config(resolved);
     let measured = CudaDevice::open(0, device_bytes, host_bytes)
         .and_then(|mut gpu| Rates::measure(&mut gpu, moments, stochastic_rounding));
     match measured {

@@ -1,35 +1,35 @@
-//! A rank's slot in the control pages: who it is, whether it lives, where it is, how far its rounds are.
+//! A rank's slot in the control pages: its process, heartbeat, current collective and round counters.
 //!
-//! All of it is atomics, so that any rank may look at any time, and all-zero bytes are a valid empty slot. Only the
+//! Everything is atomic, so that any rank may read it at any time, and zeroed bytes are a valid empty slot. Only the
 //! rank that took the slot writes to it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::comm::OpName;
-use crate::error::OpSeen;
+use crate::op_name::LastOp;
+use crate::op_name::OpName;
 
-/// Nobody has come yet.
+/// Not taken.
 pub(crate) const FREE: u32 = 0;
-/// Taken, and not yet filled in.
+/// Taken, but not yet initialised.
 const JOINING: u32 = 1;
-/// At work.
+/// Joined.
 pub(crate) const JOINED: u32 = 2;
-/// Left in order.
+/// Left the job.
 pub(crate) const LEFT: u32 = 3;
 
 const NAME_WORDS: usize = 5;
 const NAME_BYTES: usize = 8 * NAME_WORDS;
 
-/// One cache line, so that a waiting rank does not slow the writer of the neighbouring field.
+/// Aligned to a cache line, to avoid false sharing.
 #[repr(C, align(64))]
-pub(crate) struct Line<T>(pub(crate) T);
+pub(crate) struct CacheLine<T>(pub(crate) T);
 
-/// What a rank has published: see `lanes.rs`.
+/// Published rounds: see `shm_channel.rs`.
 #[repr(C)]
 pub(crate) struct Published {
     /// Rounds published, modulo 2³². A futex.
     pub(crate) rounds: AtomicU32,
-    /// The collective of the round in each half, written before `rounds`.
+    /// The signature of the collective in each half, written before `rounds`.
     pub(crate) signatures: [AtomicU64; 2],
 }
 
@@ -37,15 +37,15 @@ pub(crate) struct Published {
 pub(crate) struct Life {
     state: AtomicU32,
     pid: AtomicU32,
-    /// Clock ticks since boot at which the process started: a pid used again is not the same process.
+    /// The process's start time in clock ticks since boot, which distinguishes reused pids.
     started: AtomicU64,
     heartbeat: AtomicU64,
 }
 
-/// Where a rank is: a sequence lock with one writer.
+/// A rank's current collective: a seqlock with one writer.
 #[repr(C)]
-struct Place {
-    /// Odd while being written; 0 before the first op.
+struct CurrentOp {
+    /// Odd while being written; 0 before the first collective.
     sequence: AtomicU32,
     inside: AtomicU32,
     step: AtomicU64,
@@ -55,30 +55,30 @@ struct Place {
 
 /// A rank's part of the control pages.
 #[repr(C)]
-pub(crate) struct Slot {
-    pub(crate) published: Line<Published>,
-    /// Rounds this rank has finished reading, modulo 2³². A futex.
-    pub(crate) consumed: Line<AtomicU32>,
-    life: Line<Life>,
-    place: Line<Place>,
+pub(crate) struct RankSlot {
+    pub(crate) published: CacheLine<Published>,
+    /// Rounds that this rank has consumed, modulo 2³². A futex.
+    pub(crate) consumed: CacheLine<AtomicU32>,
+    life: CacheLine<Life>,
+    place: CacheLine<CurrentOp>,
 }
 
-impl Slot {
-    /// Takes the slot for a process. `Err` is the pid of whoever has it.
+impl RankSlot {
+    /// Takes the slot for a process. `Err` holds the pid of its owner.
     pub(crate) fn take(&self, pid: u32, started: u64) -> Result<(), u32> {
         let life = &self.life.0;
-        // Relaxed: the exchange alone decides who has the slot; nothing is read through it.
+        // Relaxed: the exchange alone decides the owner; nothing is read through it.
         if life.state.compare_exchange(FREE, JOINING, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Err(life.pid.load(Ordering::Relaxed));
         }
         life.pid.store(pid, Ordering::Relaxed);
         life.started.store(started, Ordering::Relaxed);
-        // Release: whoever sees JOINED (acquire) sees pid and start.
+        // Release: a reader that sees JOINED (acquire) sees pid and start time.
         life.state.store(JOINED, Ordering::Release);
         Ok(())
     }
 
-    /// Leaves in order. Release: whoever sees LEFT sees every round this rank has published and consumed.
+    /// Leaves the job. Release: a reader of LEFT sees every round this rank has published and consumed.
     pub(crate) fn leave(&self) {
         self.life.0.state.store(LEFT, Ordering::Release);
     }
@@ -91,23 +91,23 @@ impl Slot {
         }
     }
 
-    /// Pid and start of the process; meaningful once `state` is not FREE.
+    /// Pid and start time of the process; valid once `state` is not FREE.
     pub(crate) fn process(&self) -> (u32, u64) {
         let life = &self.life.0;
         (life.pid.load(Ordering::Relaxed), life.started.load(Ordering::Relaxed))
     }
 
-    /// One beat. Relaxed: only that the number moves has a meaning.
+    /// Beats once. Relaxed: only the change of the counter matters.
     pub(crate) fn beat(&self) {
         self.life.0.heartbeat.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Beats so far.
+    /// The heartbeat counter.
     pub(crate) fn heartbeat(&self) -> u64 {
         self.life.0.heartbeat.load(Ordering::Relaxed)
     }
 
-    /// Tells the others which collective this rank is in.
+    /// Publishes the collective that this rank enters.
     pub(crate) fn enter(&self, op: OpName) {
         let place = &self.place.0;
         let before = place.sequence.load(Ordering::Relaxed);
@@ -127,14 +127,14 @@ impl Slot {
         place.sequence.store(before.wrapping_add(2), Ordering::Release);
     }
 
-    /// The collective is done. Relaxed: for messages only, and on its own.
+    /// Marks the collective as done. Relaxed: used in messages only.
     pub(crate) fn exit(&self) {
         self.place.0.inside.store(0, Ordering::Relaxed);
     }
 
-    /// Where the rank is, or was last.
-    pub(crate) fn place(&self) -> Option<OpSeen> {
-        // A rank that died while writing leaves an odd number for ever: after some looks, take what is there.
+    /// The rank's current or last collective.
+    pub(crate) fn last_op(&self) -> Option<LastOp> {
+        // A rank that died while writing leaves an odd number forever: after some attempts, return what is there.
         for _ in 0..100 {
             let (seen, whole) = self.look()?;
             if whole {
@@ -145,8 +145,8 @@ impl Slot {
         self.look().map(|(seen, _)| seen)
     }
 
-    /// One look, and whether nothing was written meanwhile.
-    fn look(&self) -> Option<(OpSeen, bool)> {
+    /// One read attempt, and whether it was consistent.
+    fn look(&self) -> Option<(LastOp, bool)> {
         let place = &self.place.0;
         // Acquire: with an even number the fields below are at least those it was written for.
         let before = place.sequence.load(Ordering::Acquire);
@@ -158,7 +158,7 @@ impl Slot {
             *bytes = word.load(Ordering::Relaxed).to_le_bytes();
         }
         let used = bytes.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-        let seen = OpSeen {
+        let seen = LastOp {
             step: place.step.load(Ordering::Relaxed),
             name: String::from_utf8_lossy(&bytes[..used]).into_owned(),
             index: place.index.load(Ordering::Relaxed),
@@ -174,20 +174,20 @@ impl Slot {
 mod tests {
     use super::*;
 
-    fn empty() -> Slot {
-        Slot {
-            published: Line(Published {
+    fn empty() -> RankSlot {
+        RankSlot {
+            published: CacheLine(Published {
                 rounds: AtomicU32::new(0),
                 signatures: [const { AtomicU64::new(0) }; 2],
             }),
-            consumed: Line(AtomicU32::new(0)),
-            life: Line(Life {
+            consumed: CacheLine(AtomicU32::new(0)),
+            life: CacheLine(Life {
                 state: AtomicU32::new(0),
                 pid: AtomicU32::new(0),
                 started: AtomicU64::new(0),
                 heartbeat: AtomicU64::new(0),
             }),
-            place: Line(Place {
+            place: CacheLine(CurrentOp {
                 sequence: AtomicU32::new(0),
                 inside: AtomicU32::new(0),
                 step: AtomicU64::new(0),
@@ -211,15 +211,15 @@ mod tests {
     #[test]
     fn a_place_is_what_was_entered_last_with_its_name_cut_at_a_character() {
         let slot = empty();
-        assert_eq!(slot.place(), None);
+        assert_eq!(slot.last_op(), None);
         slot.enter(OpName::new(3, "gather", 9));
-        let seen = OpSeen { step: 3, name: "gather".to_owned(), index: 9, inside: true };
-        assert_eq!(slot.place(), Some(seen.clone()));
+        let seen = LastOp { step: 3, name: "gather".to_owned(), index: 9, inside: true };
+        assert_eq!(slot.last_op(), Some(seen.clone()));
         slot.exit();
-        assert_eq!(slot.place(), Some(OpSeen { inside: false, ..seen }));
+        assert_eq!(slot.last_op(), Some(LastOp { inside: false, ..seen }));
         // 39 bytes, then a character of two: 40 would cut it in half.
         slot.enter(OpName::new(4, "abcdefghijklmnopqrstuvwxyzabcdefghijklmé", 1));
-        assert_eq!(slot.place().unwrap().name, "abcdefghijklmnopqrstuvwxyzabcdefghijklm");
+        assert_eq!(slot.last_op().unwrap().name, "abcdefghijklmnopqrstuvwxyzabcdefghijklm");
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
         let slot = empty();
         slot.enter(OpName::new(3, "gather", 9));
         slot.place.0.sequence.store(3, Ordering::Relaxed);
-        assert_eq!(slot.place().unwrap().step, 3);
+        assert_eq!(slot.last_op().unwrap().step, 3);
     }
 
     #[test]

@@ -1,24 +1,25 @@
-//! Judging peers while waiting for one of them: dead, stopped, never come, or only slow.
+//! Monitoring of peers during a wait: dead, stopped, never joined, or only slow.
 
 use std::time::Duration;
 
-use crate::comm::OpName;
-use crate::error::{Lost, OpSeen};
+use crate::error::LostReason;
 use crate::heartbeat::Process;
+use crate::op_name::LastOp;
+use crate::op_name::OpName;
+use crate::rank_slot::{FREE, JOINED};
 use crate::segment::Segment;
-use crate::slot::{FREE, JOINED};
 use crate::wait::SLICE;
 
-/// How long things may take. The defaults are the product's; tests shorten them.
+/// Timeouts. Tests shorten the defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// From one heartbeat to the next.
+    /// The heartbeat interval.
     pub heartbeat: Duration,
-    /// A heartbeat that has not moved for this long is a stopped rank.
+    /// A rank whose heartbeat has not moved for this long is stopped.
     pub lost: Duration,
-    /// A wait of this length is a warning, and again after each such time.
+    /// The interval of warnings during a long wait.
     pub slow: Duration,
-    /// A rank that has not joined after this long never will.
+    /// The time for a rank to join.
     pub join: Duration,
 }
 
@@ -33,20 +34,20 @@ impl Default for Timing {
     }
 }
 
-/// A warning: a rank with a living heartbeat is waited for, and has been for long.
+/// A warning: a live rank has been waited for long.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slow {
-    /// The rank that is waited for.
+pub struct SlowRank {
+    /// The rank being waited for.
     pub rank: usize,
-    /// The collective it is in or was last in; `None` before its first.
-    pub last: Option<OpSeen>,
-    /// The collective that waits.
+    /// Its current or last collective; `None` before its first.
+    pub last: Option<LastOp>,
+    /// The waiting collective.
     pub waiting_in: OpName,
-    /// For how long.
+    /// The time waited.
     pub seconds: u64,
 }
 
-impl std::fmt::Display for Slow {
+impl std::fmt::Display for SlowRank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} has waited {} s for rank {}", self.waiting_in, self.seconds, self.rank)?;
         match &self.last {
@@ -59,22 +60,22 @@ impl std::fmt::Display for Slow {
 struct Peer {
     heartbeat: u64,
     silent: Duration,
-    /// Known once it has joined.
+    /// Set once it has joined.
     process: Option<Process>,
 }
 
-/// What one rank knows of the others.
-pub(crate) struct Watch {
+/// One rank's observations of its peers.
+pub(crate) struct PeerMonitor {
     rank: usize,
     timing: Timing,
     peers: Vec<Peer>,
     waited: Duration,
-    /// Watched since the last look, and since the last look at processes other than the one waited for.
+    /// Time since the last check, and since the last check of processes other than the awaited one.
     unlooked: Duration,
     unlooked_all: Duration,
 }
 
-impl Watch {
+impl PeerMonitor {
     pub(crate) fn new(rank: usize, world: usize, timing: Timing) -> Self {
         let peers =
             (0..world).map(|_| Peer { heartbeat: 0, silent: Duration::ZERO, process: None }).collect();
@@ -82,7 +83,7 @@ impl Watch {
         Self { rank, timing, peers, waited: zero, unlooked: zero, unlooked_all: zero }
     }
 
-    /// A wait begins: silence is counted from here, because nobody was watched before.
+    /// Starts a wait: silence is counted from here, since peers were not observed before.
     pub(crate) fn begin(&mut self, segment: &Segment) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             peer.heartbeat = segment.slot(rank).heartbeat();
@@ -93,20 +94,20 @@ impl Watch {
         self.unlooked_all = Duration::ZERO;
     }
 
-    /// `watched` more of waiting for `awaited` has passed. The rank that is lost, or whether it is time to warn.
+    /// Accounts for `watched` more of waiting for `awaited`. Returns the lost rank, or whether a warning is due.
     pub(crate) fn look(
         &mut self,
         segment: &Segment,
         awaited: usize,
         watched: Duration,
-    ) -> Result<bool, (usize, Lost)> {
+    ) -> Result<bool, (usize, LostReason)> {
         self.unlooked += watched;
         if self.unlooked < SLICE {
             return Ok(false);
         }
         let time = std::mem::take(&mut self.unlooked);
         self.unlooked_all += time;
-        // Processes are read from /proc: with many ranks the others are asked as often as their hearts beat.
+        // Processes are read from /proc: with many ranks, those not awaited are checked at the heartbeat interval.
         let all = self.unlooked_all >= self.timing.heartbeat;
         if all {
             self.unlooked_all = Duration::ZERO;
@@ -128,7 +129,7 @@ impl Watch {
         self.waited.as_secs()
     }
 
-    fn judge(&mut self, segment: &Segment, rank: usize, time: Duration, ask: bool) -> Option<Lost> {
+    fn judge(&mut self, segment: &Segment, rank: usize, time: Duration, ask: bool) -> Option<LostReason> {
         let (slot, peer, timing) = (segment.slot(rank), &mut self.peers[rank], &self.timing);
         let heartbeat = slot.heartbeat();
         if heartbeat == peer.heartbeat {
@@ -139,7 +140,7 @@ impl Watch {
         }
         let seconds = peer.silent.as_secs() as u32;
         match slot.state() {
-            FREE => (peer.silent >= timing.join).then_some(Lost::NeverJoined { seconds }),
+            FREE => (peer.silent >= timing.join).then_some(LostReason::NeverJoined { seconds }),
             JOINED => {
                 let process = peer.process.get_or_insert_with(|| {
                     let (pid, started) = slot.process();
@@ -147,11 +148,11 @@ impl Watch {
                 });
                 if ask && !process.alive() {
                     // It may have left and ended since its state was read.
-                    return (slot.state() == JOINED).then_some(Lost::Dead);
+                    return (slot.state() == JOINED).then_some(LostReason::Dead);
                 }
-                (peer.silent >= timing.lost).then_some(Lost::Stopped { seconds })
+                (peer.silent >= timing.lost).then_some(LostReason::Stopped { seconds })
             }
-            // Whoever left in order owes nothing, except to a rank that waits for it: see `lanes.rs`.
+            // A rank that left is only missed by one that waits for it: see `shm_channel.rs`.
             _ => None,
         }
     }
@@ -160,14 +161,14 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::{Layout, Token};
+    use crate::segment::{SegmentLayout, Token};
 
     fn segment() -> Segment {
-        Segment::create(Layout::new(3, 0).unwrap(), Token::random().unwrap()).unwrap().1
+        Segment::create(SegmentLayout::new(3, 0).unwrap(), Token::random().unwrap()).unwrap().1
     }
 
-    fn watch(segment: &Segment) -> Watch {
-        let mut watch = Watch::new(0, 3, Timing::default());
+    fn watch(segment: &Segment) -> PeerMonitor {
+        let mut watch = PeerMonitor::new(0, 3, Timing::default());
         watch.begin(segment);
         watch
     }
@@ -179,11 +180,11 @@ mod tests {
 
     /// Seconds until a verdict, in slices, while `each` runs before every look.
     fn verdict(
-        watch: &mut Watch,
+        watch: &mut PeerMonitor,
         segment: &Segment,
         limit: u64,
         mut each: impl FnMut(),
-    ) -> Option<(f64, (usize, Lost))> {
+    ) -> Option<(f64, (usize, LostReason))> {
         for slices in 1..=limit * 20 {
             each();
             if let Err(lost) = watch.look(segment, 1, SLICE) {
@@ -202,7 +203,7 @@ mod tests {
         assert_eq!(verdict(&mut watch, &segment, 100, beats), None);
         // Rank 2 falls silent; rank 1, which is waited for, does not.
         let found = verdict(&mut watch, &segment, 100, || segment.slot(1).beat());
-        assert_eq!(found, Some((5.0, (2, Lost::Stopped { seconds: 5 }))));
+        assert_eq!(found, Some((5.0, (2, LostReason::Stopped { seconds: 5 }))));
     }
 
     #[test]
@@ -212,7 +213,11 @@ mod tests {
         let (pid, started) = Process::own().unwrap();
         segment.slot(2).take(pid, started + 1).unwrap();
         let found = verdict(&mut watch(&segment), &segment, 10, || segment.slot(1).beat());
-        assert_eq!(found, Some((0.25, (2, Lost::Dead))), "not waited for: asked with the heartbeat's period");
+        assert_eq!(
+            found,
+            Some((0.25, (2, LostReason::Dead))),
+            "not waited for: asked with the heartbeat's period"
+        );
         segment.slot(2).leave();
         assert_eq!(verdict(&mut watch(&segment), &segment, 10, || segment.slot(1).beat()), None);
     }
@@ -222,7 +227,7 @@ mod tests {
         let segment = segment();
         join(&segment, 1);
         let found = verdict(&mut watch(&segment), &segment, 100, || segment.slot(1).beat());
-        assert_eq!(found, Some((60.0, (2, Lost::NeverJoined { seconds: 60 }))));
+        assert_eq!(found, Some((60.0, (2, LostReason::NeverJoined { seconds: 60 }))));
     }
 
     #[test]

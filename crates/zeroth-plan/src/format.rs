@@ -1,4 +1,4 @@
-//! Numbers of bytes in sentences: short where that says enough, exact where it does not.
+//! Byte counts in messages: rounded, or exact where rounding would hide a difference.
 
 use zeroth_base::{format_bytes, grouped};
 
@@ -7,7 +7,7 @@ pub(crate) fn exact(bytes: u64) -> String {
     format!("{} bytes ({})", grouped(bytes), format_bytes(bytes))
 }
 
-/// Two sizes to be compared by a reader: when three digits do not tell them apart, all digits.
+/// Formats two sizes for comparison: with all digits where three do not tell them apart.
 pub(crate) fn pair(a: u64, b: u64) -> (String, String) {
     let (short_a, short_b) = (format_bytes(a), format_bytes(b));
     if a != b && short_a == short_b {

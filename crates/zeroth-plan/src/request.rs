@@ -1,60 +1,60 @@
-//! What is asked: the job (model, ranks, budgets) and where a preset puts its states.
+//! The planner's input: a job (model, ranks, budgets), and the placements of its states.
 
-use crate::{ActivationShape, BytesPerParameter};
+use crate::ActivationShape;
 use serde::Serialize;
 
-/// A question to the planner: one job, to be placed in several ways.
+/// A job to plan.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ask {
+pub struct PlanRequest {
     /// The model's parameters, without LoRA's own.
     pub params: u64,
-    /// What LoRA adds or would add to this model; `None` where that is not known.
+    /// The LoRA parameters of this model; `None` where unknown.
     pub adapters: Option<Adapters>,
     /// What is trained.
     pub train_type: TrainType,
-    /// Ranks of the job, one device each.
+    /// Ranks, one device each.
     pub ranks: u64,
-    /// Ranks of the fullest host.
+    /// Ranks on the fullest host.
     pub ranks_per_host: u64,
-    /// How the bytes of a trained parameter are counted.
+    /// How bytes per trained parameter are counted.
     pub states: States,
-    /// Whether weights are in bf16, and not in fp16: what a run of ours stores of master weights depends on it.
+    /// Whether weights are bf16 rather than fp16; it decides how a run stores master weights.
     pub in_bf16: bool,
-    /// Whether shards of gradients add up in 16 bits (`data_types.grad_accum_dtype`, stages 2 and 3).
-    pub narrow_sums: bool,
-    /// Micro-batches of one optimizer step.
+    /// Whether gradient shards accumulate in 16 bits (`data_types.grad_accum_dtype`, stages 2 and 3).
+    pub accumulates_in_16_bits: bool,
+    /// Micro-batches per optimizer step.
     pub accumulation: u64,
-    /// The model's shape. Without it activations and buffers are 0.
+    /// The model's shape; without it activations and buffers count as 0.
     pub shape: Option<Shape>,
-    /// Parameters of the largest layer as DeepSpeed's estimator means it: one module's own, not its children's.
+    /// Parameters of the largest layer as DeepSpeed's estimator counts them: one module's own, without its children's.
     pub largest_layer: Option<u64>,
-    /// Bytes a device has.
+    /// Memory of a device, in bytes.
     pub device_memory: Option<u64>,
-    /// Bytes a host has.
+    /// Memory of a host, in bytes.
     pub host_memory: Option<u64>,
 }
 
-/// LoRA's own parameters.
+/// The parameters of LoRA adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Adapters {
-    /// All of them.
+    /// In total.
     pub params: u64,
-    /// Those of the unit that has the most.
+    /// In the unit with the most.
     pub largest_unit: u64,
 }
 
-/// What a model's shape adds to the question: units, activations, tokens of a micro-batch.
+/// The shape of a model and its micro-batches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
     /// Elements of the largest unit.
     pub largest_unit: u64,
-    /// The widths that activations depend on.
+    /// The dimensions that activations depend on.
     pub activations: ActivationShape,
     /// Sequences of a micro-batch.
     pub micro_batch: u64,
     /// Tokens of the longest sequence.
     pub max_length: u64,
-    /// Gradient checkpointing: blocks keep their input and are computed again in backward.
+    /// Gradient checkpointing: blocks keep their input and are recomputed in backward.
     pub recompute: bool,
 }
 
@@ -64,11 +64,11 @@ pub struct Shape {
 pub enum TrainType {
     /// All parameters.
     Full,
-    /// LoRA's own parameters; the model's stay frozen.
+    /// LoRA adapters; the model's parameters are frozen.
     Lora,
 }
 
-/// How the bytes of a trained parameter are counted: parameters + gradients + optimizer.
+/// How bytes per trained parameter are counted: parameters + gradients + optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum States {
@@ -76,11 +76,44 @@ pub enum States {
     Master,
     /// 2 + 2 + 8: fp32 moments, no master copy.
     Plain,
-    /// What a run of ours holds: 2 + 2 + 10 with one rank and no accumulation, else 2 + 4 + 10.
+    /// What a run holds: 2 + 2 + 10 on one rank without accumulation, else 2 + 4 + 10.
     Run,
 }
 
-/// What lives in host memory.
+/// Bytes per trained parameter by category.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BytesPerParameter {
+    /// The 16-bit parameter.
+    pub parameters: u64,
+    /// Its gradient.
+    pub gradients: u64,
+    /// Moments, and fp32 master weights where they exist.
+    pub optimizer: u64,
+}
+
+impl BytesPerParameter {
+    /// The total.
+    pub const fn total(self) -> u64 {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+impl States {
+    /// Bytes per trained parameter under this accounting.
+    pub const fn bytes_per_parameter(self, ranks: u64, accumulation: u64) -> BytesPerParameter {
+        let (gradients, optimizer) = match self {
+            Self::Master => (2, 12),
+            Self::Plain => (2, 8),
+            // Ranks and micro-batches accumulate in f32; with neither, the 16-bit gradient suffices. Next to bf16
+            // weights, only the low-order 16 bits of master weights are stored.
+            Self::Run if ranks <= 1 && accumulation <= 1 => (2, 10),
+            Self::Run => (4, 10),
+        };
+        BytesPerParameter { parameters: 2, gradients, optimizer }
+    }
+}
+
+/// What is offloaded to host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Offload {
     /// Nothing.
@@ -97,40 +130,40 @@ pub enum Offload {
     OptimizerAndParameters,
 }
 
-/// Where a preset or a config file puts the states.
+/// The placement of states by a preset or a config file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// The preset's name, or what a file is called.
+    /// The preset's or the file's name.
     pub preset: String,
     /// ZeRO's stage, 0 to 3.
     pub stage: u8,
-    /// What lives in host memory.
+    /// What is offloaded to host memory.
     pub offload: Offload,
     /// `reduce_bucket_size`, in elements.
     pub reduce_bucket: u64,
-    /// `stage3_prefetch_bucket_size`, in elements. 0: a unit is gathered when it is needed.
+    /// `stage3_prefetch_bucket_size`, in elements; 0 disables prefetch.
     pub prefetch: u64,
     /// `stage3_max_live_parameters`, in elements.
     pub max_live: u64,
-    /// `offload_param.max_in_cpu`: a rank's parameters in host memory, in elements; the rest of its shard stays on the
-    /// device. `None`: all of them go.
+    /// `offload_param.max_in_cpu`: the maximum number of a rank's parameters in host memory; the rest of its shard
+    /// stays on the device. `None`: no limit.
     pub max_in_cpu: Option<u64>,
-    /// Elements of this model that stay gathered because they are below `stage3_param_persistence_threshold`.
+    /// Elements that stay gathered because they are below `stage3_param_persistence_threshold`.
     pub persistent: u64,
     /// `overlap_comm`.
     pub overlap: bool,
 }
 
-/// A question that has no answer.
+/// A request that cannot be planned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
+pub enum PlanError {
     /// A count that must be at least 1 is 0.
-    #[error("0 {what} were asked for: give at least 1")]
+    #[error("0 {what} requested: give at least 1")]
     Zero {
         /// What is counted.
         what: &'static str,
     },
-    /// There is no such stage.
+    /// An unknown stage.
     #[error("{preset} asks for ZeRO stage {stage}: the stages are 0, 1, 2 and 3")]
     Stage {
         /// The placement's name.
@@ -138,9 +171,9 @@ pub enum AskError {
         /// Its stage.
         stage: u8,
     },
-    /// Offload of something this stage does not cut into shards.
+    /// Offload of states that this stage does not shard.
     #[error(
-        "{preset} offloads {what} at stage {stage}, where they are not cut into shards: set stage {least} or higher, \
+        "{preset} offloads {what} at stage {stage}, where they are not sharded: set stage {least} or higher, \
          or offload nothing"
     )]
     OffloadStage {
@@ -150,13 +183,13 @@ pub enum AskError {
         stage: u8,
         /// What it offloads.
         what: &'static str,
-        /// The lowest stage that can.
+        /// The lowest stage that supports it.
         least: u8,
     },
 }
 
-impl Ask {
-    /// All parameters trained with a master copy, on one host, without accumulation, shape or budgets.
+impl PlanRequest {
+    /// A full fine-tune with fp32 master weights on one host, without accumulation, shape or budgets.
     pub fn new(params: u64, ranks: u64) -> Self {
         Self {
             params,
@@ -166,7 +199,7 @@ impl Ask {
             ranks_per_host: ranks,
             states: States::Master,
             in_bf16: true,
-            narrow_sums: false,
+            accumulates_in_16_bits: false,
             accumulation: 1,
             shape: None,
             largest_layer: None,
@@ -183,7 +216,7 @@ impl Ask {
         }
     }
 
-    /// Parameters that are only read.
+    /// Frozen parameters.
     pub fn frozen(&self) -> u64 {
         match self.train_type {
             TrainType::Full => 0,
@@ -191,51 +224,51 @@ impl Ask {
         }
     }
 
-    /// Bytes of a trained parameter, by what they are for, where all of it is on the device.
+    /// Bytes per trained parameter by category, where everything is on the device.
     pub fn bytes_per_parameter(&self) -> BytesPerParameter {
         let each = self.states.bytes_per_parameter(self.ranks, self.accumulation);
-        let more = if self.in_bf16 { 0 } else { self.more_whole() };
-        let narrow = self.narrow_sums && self.states == States::Run;
+        let more = if self.in_bf16 { 0 } else { self.whole_master_extra_bytes() };
+        let narrow = self.accumulates_in_16_bits && self.states == States::Run;
         let gradients = if narrow { each.gradients.min(2) } else { each.gradients };
         BytesPerParameter { gradients, optimizer: each.optimizer + more, ..each }
     }
 
-    /// Bytes that whole master weights of a run of ours take more than what weights in bf16 lack of them.
-    const fn more_whole(&self) -> u64 {
+    /// Additional bytes of whole fp32 master weights over their low-order bits.
+    const fn whole_master_extra_bytes(&self) -> u64 {
         match self.states {
             States::Master | States::Plain => 0,
             States::Run => 2,
         }
     }
 
-    /// Bytes that the optimizer has more of where it or the parameters are in host memory: master weights that lie
-    /// elsewhere than weights, or pass through a device, are whole.
-    pub(crate) const fn more_apart(&self) -> u64 {
-        if self.in_bf16 { self.more_whole() } else { 0 }
+    /// Additional optimizer bytes with offload: master weights that are apart from the weights, or streamed through a
+    /// device, are whole.
+    pub(crate) const fn offload_extra_bytes(&self) -> u64 {
+        if self.in_bf16 { self.whole_master_extra_bytes() } else { 0 }
     }
 
-    /// Bytes of the optimizer's state for a trained parameter, with what lives in host memory.
+    /// Optimizer bytes per trained parameter under an offload mode.
     pub(crate) fn optimizer_bytes(&self, offload: Offload) -> u64 {
-        let more = if offload == Offload::None { 0 } else { self.more_apart() };
+        let more = if offload == Offload::None { 0 } else { self.offload_extra_bytes() };
         self.bytes_per_parameter().optimizer + more
     }
 
-    /// The largest rank's part of `elements`. Ranks hold whole elements, so the division rounds up.
+    /// The largest shard of `elements`; shards are whole elements, so the division rounds up.
     pub(crate) fn shard(&self, elements: u64) -> u64 {
         elements.div_ceil(self.ranks.max(1))
     }
 
-    /// Ranks on the fullest host: a host is never fuller than the job.
+    /// Ranks on the fullest host, at most all of them.
     pub(crate) fn ranks_on_host(&self) -> u64 {
         self.ranks_per_host.min(self.ranks)
     }
 
-    /// Hosts of the job.
+    /// The number of hosts.
     pub(crate) fn hosts(&self) -> u64 {
         self.ranks.div_ceil(self.ranks_on_host().max(1))
     }
 
-    /// Whether these totals are within the budgets; `None` where there is no budget.
+    /// Whether these totals are within the budgets; `None` without a budget.
     pub(crate) fn fits(&self, device: u64, host: u64) -> Option<bool> {
         if self.device_memory.is_none() && self.host_memory.is_none() {
             return None;
@@ -243,13 +276,13 @@ impl Ask {
         Some(self.missing(device, host) == (0, 0))
     }
 
-    /// Bytes of device and host memory that these totals need beyond the budgets.
+    /// Bytes of device and host memory by which these totals exceed the budgets.
     pub(crate) fn missing(&self, device: u64, host: u64) -> (u64, u64) {
         let beyond = |need: u64, budget: Option<u64>| budget.map_or(0, |budget| need.saturating_sub(budget));
         (beyond(device, self.device_memory), beyond(host, self.host_memory))
     }
 
-    pub(crate) fn check(&self) -> Result<(), AskError> {
+    pub(crate) fn check(&self) -> Result<(), PlanError> {
         let mut counts = vec![
             (self.ranks, "ranks"),
             (self.ranks_per_host, "ranks on a host"),
@@ -260,7 +293,7 @@ impl Ask {
             counts.push((shape.max_length, "tokens in a sequence"));
         }
         match counts.into_iter().find(|(count, _)| *count == 0) {
-            Some((_, what)) => Err(AskError::Zero { what }),
+            Some((_, what)) => Err(PlanError::Zero { what }),
             None => Ok(()),
         }
     }
@@ -279,8 +312,8 @@ impl Offload {
 }
 
 impl Placement {
-    /// A placement with the buckets of ms-swift's presets where they have numbers, DeepSpeed's defaults elsewhere, and
-    /// communication overlapped.
+    /// A placement with overlapped communication and the bucket sizes of ms-swift's presets, or DeepSpeed's defaults
+    /// where those have none.
     pub fn new(preset: impl Into<String>, stage: u8, offload: Offload) -> Self {
         Self {
             preset: preset.into(),
@@ -295,12 +328,12 @@ impl Placement {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), AskError> {
+    pub(crate) fn check(&self) -> Result<(), PlanError> {
         let refuse = |what, least| {
-            Err(AskError::OffloadStage { preset: self.preset.clone(), stage: self.stage, what, least })
+            Err(PlanError::OffloadStage { preset: self.preset.clone(), stage: self.stage, what, least })
         };
         if self.stage > 3 {
-            Err(AskError::Stage { preset: self.preset.clone(), stage: self.stage })
+            Err(PlanError::Stage { preset: self.preset.clone(), stage: self.stage })
         } else if self.offload.parameters() && self.stage < 3 {
             refuse("parameters", 3)
         } else if self.offload.optimizer() && self.stage == 0 {

@@ -1,14 +1,14 @@
-//! Copies of states that pass through the device for their update, a tile at a time.
+//! Lowering of sub-group loads and stores: optimizer states streamed through the device.
 
 use zeroth_base::DType;
 use zeroth_kernel::Kernel;
 
-use super::super::tile::TileParts;
-use super::super::{Chunk, Content};
+use super::super::sub_group::SubGroupLayout;
+use super::super::{BufferId, Chunk};
 use super::flats::copy;
 use super::{At, Span};
 
-/// One part of a tile: where it is on the device, where it lives, and its type.
+/// A part of a sub-group: its spans on the device and in host memory, and its dtype.
 struct Part {
     here: Span,
     there: Span,
@@ -16,17 +16,17 @@ struct Part {
 }
 
 impl At<'_> {
-    /// The tile that this instruction touches, and where its parts are.
-    pub(super) fn tile(&self, chunk: &Chunk) -> Option<(Content, TileParts)> {
-        let found = self.touched.iter().find(|(content, _)| matches!(content, Content::Tile(_)));
-        let parts = TileParts::of(self.program(), chunk.flat, chunk.range.end - chunk.range.start);
-        found.map(|(content, _)| (*content, parts))
+    /// The sub-group buffer that this instruction accesses, and its layout.
+    pub(super) fn tile(&self, chunk: &Chunk) -> Option<(BufferId, SubGroupLayout)> {
+        let found = self.touched.iter().find(|(id, _)| matches!(id, BufferId::SubGroup(_)));
+        let parts = SubGroupLayout::of(self.program(), chunk.flat, chunk.range.end - chunk.range.start);
+        found.map(|(id, _)| (*id, parts))
     }
 
-    /// The gradient of a tile, where it is not on the device anyway, and its states.
+    /// A sub-group's gradient, where it is in host memory, and its states.
     fn parts_of_tile(&self, chunk: &Chunk) -> (Option<Part>, Vec<Part>) {
         let (program, flat) = (self.program(), chunk.flat);
-        let updated = program.updated(flat, self.binding.rank);
+        let updated = program.update_range(flat, self.binding.rank);
         let within = |place: u64| (updated.start + place).min(updated.end);
         let range = within(chunk.range.start)..within(chunk.range.end);
         let count = range.end - range.start;
@@ -35,20 +35,20 @@ impl At<'_> {
         }
         let (tile, parts) = self.tile(chunk).expect("states that pass through have a tile");
         let here = |at: u64, dtype: DType| self.part(tile, at, count * dtype.bytes(), 1);
-        let state = |at: u64, content: Content, dtype: DType| Part {
+        let state = |at: u64, id: BufferId, dtype: DType| Part {
             here: here(at, dtype),
-            there: self.part(content, range.start - updated.start, count, dtype.bytes()),
+            there: self.part(id, range.start - updated.start, count, dtype.bytes()),
             dtype,
         };
         let gradient = parts.gradient.map(|at| {
             let (there, dtype) = self.summed(flat, &range);
             Part { here: here(at, dtype), there, dtype }
         });
-        // Parameters that are their own master weights live where these would.
-        let master = if program.has_master(flat) { Content::Master(flat) } else { Content::Weights(flat) };
+        // Without master weights, the parameters take their place.
+        let master = if program.has_master(flat) { BufferId::Master(flat) } else { BufferId::Weights(flat) };
         let mut states = vec![state(parts.master, master, DType::F32)];
-        states.extend(parts.first.map(|at| state(at, Content::First(flat), program.moments)));
-        states.extend(parts.second.map(|at| state(at, Content::Second(flat), program.moments)));
+        states.extend(parts.first.map(|at| state(at, BufferId::FirstMoment(flat), program.moment_dtype)));
+        states.extend(parts.second.map(|at| state(at, BufferId::SecondMoment(flat), program.moment_dtype)));
         (gradient, states)
     }
 

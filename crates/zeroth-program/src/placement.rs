@@ -1,42 +1,41 @@
-//! `place`: an offset for every buffer, and the waits that reuse of memory needs.
+//! Buffer placement: an offset for every transient buffer, and the waits that memory reuse needs.
 //!
-//! A buffer lives from the first instruction of the list that touches it to the last. Two buffers whose lives do not
-//! meet may share memory; where they do and run on different queues, the later one's first instruction waits for all
-//! that touched the earlier one: then what is apart in the list is apart in time.
+//! A buffer lives from the first instruction that accesses it to the last. Buffers with disjoint lifetimes may share
+//! memory. Where they run on different queues, the later one's first instruction waits for every access to the earlier
+//! one, so that order in the list is order in time.
 
 use std::ops::RangeInclusive;
 
 use super::waits::{self, Waits};
-use super::{Buffer, Content, Section};
+use super::{Buffer, BufferId, Section};
 
-/// Offsets are multiples of this: a cache line of any device, and a vector of any instruction set.
-pub(super) const ALIGNMENT: u64 = 256;
-
-/// A buffer that comes and goes: its life in the list, and who touches it.
+/// A transient buffer: its lifetime in the list and the instructions that access it.
 #[derive(Debug, Clone)]
-pub(super) struct Passing {
+pub(super) struct TransientBuffer {
     pub(super) buffer: Buffer,
-    pub(super) life: RangeInclusive<usize>,
-    pub(super) touched_by: Vec<usize>,
+    pub(super) lifetime: RangeInclusive<usize>,
+    pub(super) accessed_by: Vec<usize>,
 }
 
-/// Offsets so that no two buffers that live at the same time overlap, and the largest end. The largest are placed first,
-/// each as low as it fits: small ones fill what is left between them.
-pub(super) fn place(buffers: &[Passing]) -> (Vec<u64>, u64) {
+/// First-fit placement, largest buffers first: returns the offsets and the end of the last buffer. Buffers that are
+/// live at the same time do not overlap.
+pub(super) fn place(buffers: &[TransientBuffer]) -> (Vec<u64>, u64) {
     let slot = slot_of_tiles(buffers);
-    let room = |passing: &Passing| {
+    let room = |passing: &TransientBuffer| {
         if is_tile(passing) { slot.max(passing.buffer.bytes) } else { passing.buffer.bytes }
     };
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_key(|index| {
-        (std::cmp::Reverse(room(&buffers[*index])), *buffers[*index].life.start(), *index)
+        (std::cmp::Reverse(room(&buffers[*index])), *buffers[*index].lifetime.start(), *index)
     });
     let mut offsets = vec![0; buffers.len()];
     let mut placed: Vec<usize> = Vec::with_capacity(buffers.len()); // by offset
     let mut end = 0;
     for index in order {
-        let (life, bytes) = (&buffers[index].life, room(&buffers[index]));
-        let meets = |other: &Passing| other.life.start() <= life.end() && life.start() <= other.life.end();
+        let (lifetime, bytes) = (&buffers[index].lifetime, room(&buffers[index]));
+        let meets = |other: &TransientBuffer| {
+            other.lifetime.start() <= lifetime.end() && lifetime.start() <= other.lifetime.end()
+        };
         let mut offset = 0;
         for other in placed.iter().filter(|other| meets(&buffers[**other])) {
             if offset + bytes <= offsets[*other] {
@@ -52,22 +51,27 @@ pub(super) fn place(buffers: &[Passing]) -> (Vec<u64>, u64) {
     (offsets, end)
 }
 
-fn is_tile(passing: &Passing) -> bool {
-    matches!(passing.buffer.content, Content::Tile(_))
+fn is_tile(passing: &TransientBuffer) -> bool {
+    matches!(passing.buffer.id, BufferId::SubGroup(_))
 }
 
-/// The room that each tile of states takes: where they come one after the other, that of the largest, so that each finds
-/// the place of one that has gone, whatever flat that was of. Tiles of one flat do not fill the places of another's, and
-/// what sticks out would lie where the next forward begins. 0 where all are there at the same time.
-fn slot_of_tiles(buffers: &[Passing]) -> u64 {
+/// The bytes that every sub-group buffer takes. Sub-groups that follow each other all take the size of the largest, so
+/// that each reuses the memory of an earlier one, of whichever flat; otherwise what sticks out would overlap the next
+/// forward. 0 where all are live at once.
+fn slot_of_tiles(buffers: &[TransientBuffer]) -> u64 {
     let tiles = || buffers.iter().filter(|passing| is_tile(passing));
-    let last_begin = tiles().map(|tile| *tile.life.start()).max();
-    let first_end = tiles().map(|tile| *tile.life.end()).min();
+    let last_begin = tiles().map(|tile| *tile.lifetime.start()).max();
+    let first_end = tiles().map(|tile| *tile.lifetime.end()).min();
     if first_end >= last_begin { 0 } else { tiles().map(|tile| tile.buffer.bytes).max().unwrap_or(0) }
 }
 
-/// Adds the waits that sharing of memory needs.
-pub(super) fn guard_reuse(section: &Section, buffers: &[Passing], offsets: &[u64], waits: &mut Waits) {
+/// Adds the waits that memory reuse needs.
+pub(super) fn guard_reuse(
+    section: &Section,
+    buffers: &[TransientBuffer],
+    offsets: &[u64],
+    waits: &mut Waits,
+) {
     if !waits::has_company(section) {
         return;
     }
@@ -77,9 +81,9 @@ pub(super) fn guard_reuse(section: &Section, buffers: &[Passing], offsets: &[u64
         let end = offsets[*a] + buffers[*a].buffer.bytes;
         for b in order[place + 1..].iter().take_while(|b| offsets[**b] < end) {
             let (a, b) = (&buffers[*a], &buffers[*b]);
-            let (earlier, later) = if a.life.end() < b.life.start() { (a, b) } else { (b, a) };
-            for touch in &earlier.touched_by {
-                waits::add(section, waits, *later.life.start(), *touch);
+            let (earlier, later) = if a.lifetime.end() < b.lifetime.start() { (a, b) } else { (b, a) };
+            for touch in &earlier.accessed_by {
+                waits::add(section, waits, *later.lifetime.start(), *touch);
             }
         }
     }
@@ -92,17 +96,17 @@ mod tests {
     use super::super::Category;
     use super::*;
 
-    /// Tiles that come one after the other, `room` at a time.
-    fn tiles(sizes: &[u64], room: usize) -> Vec<Passing> {
-        let tile = |(at, bytes): (usize, &u64)| Passing {
+    /// Sub-groups that follow each other, `room` at a time.
+    fn tiles(sizes: &[u64], room: usize) -> Vec<TransientBuffer> {
+        let tile = |(at, bytes): (usize, &u64)| TransientBuffer {
             buffer: Buffer {
-                content: Content::Tile(at),
+                id: BufferId::SubGroup(at),
                 category: Category::Buffers,
                 tier: Tier::Device,
                 bytes: *bytes,
             },
-            life: at..=at + room - 1,
-            touched_by: vec![at, at + room - 1],
+            lifetime: at..=at + room - 1,
+            accessed_by: vec![at, at + room - 1],
         };
         sizes.iter().enumerate().map(tile).collect()
     }

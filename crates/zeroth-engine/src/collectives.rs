@@ -1,55 +1,49 @@
-//! Collectives over places in an arena.
+//! Collectives over arena spans.
 //!
-//! Ranks whose arenas the host sees read each other's in place where they can ([`Windows`]): what is gathered and what is
-//! summed comes straight from where it lies, on all threads of a rank. Without windows bytes go through the ranks' regions.
-//! Cards take from each other without their hosts where they can ([`Cards`]), and else go through host memory.
+//! CPU ranks read each other's arenas through shared windows where they can ([`Windows`]): gathers and reductions copy
+//! or add straight from the peers' memory, on all threads of a rank. Without windows, bytes go through the ranks'
+//! shared-memory regions.
 
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_comm::{Comm, CommError, OpName, Peers, Transfer, Windows};
+use zeroth_comm::{Comm, OpName, PeerSlices, Transfer, Windows};
 use zeroth_kernel::{
     Device, DeviceError, Kernel, Launch, PeerMapping, Queue, RankSum, Shared, Span, Tier, Transport,
 };
 
 use super::RunError;
 use super::cards::{Cards, exchange};
+use super::error::CollectiveError;
 use zeroth_program::{Collective, Work};
 
-/// Bytes of a rank's largest part from which on it is read in place. Smaller ones are sooner sent: that takes one meeting
-/// instead of two.
+/// Parts smaller than this are sent through the shared-memory regions: that takes one synchronisation instead of two.
 const IN_PLACE: usize = 4096;
 
-/// Why a collective failed.
-pub(super) enum Meeting {
-    Device(DeviceError),
-    Comm(CommError),
-}
-
-/// How collectives are carried out.
-pub(super) struct Meetings {
+/// The transport of a rank's collectives.
+pub(super) struct Collectives {
     /// Whether the ranks' windows are open.
     in_place: bool,
-    /// The ranks' cards where they reach each other, and what is worth saying about how ranks meet, in words.
+    /// The GPU collectives, where the ranks' GPUs reach each other, and a note on the transport.
     cards: Option<Cards>,
     how: Option<String>,
-    /// Where in the arena's places parameters of all ranks are seen; nothing where they are gathered.
+    /// Offsets at which all ranks' parameters are mapped; empty where they are gathered by copy.
     seen: Range<u64>,
-    /// Where the part of each rank lies in its window; written for each meeting.
+    /// The range of each rank's window that the current collective reads.
     from: Vec<Range<usize>>,
-    /// Host memory that the largest collective goes through, where it must go through any.
+    /// Host staging buffers for the largest collective, where one is needed.
     send: Vec<u8>,
     receive: Vec<u8>,
 }
 
-impl Meetings {
-    /// Opens the windows where there are any, and the `views` into them. The arena holds nothing yet.
+impl Collectives {
+    /// Opens the windows where the ranks have them, and maps the `views` into them. The arena is still empty.
     pub(super) fn new<'w>(
         all: impl Iterator<Item = &'w Work> + Clone,
         device: &mut dyn Device,
         comm: Option<&dyn Comm>,
         views: (u64, u64),
-    ) -> Result<Self, Meeting> {
+    ) -> Result<Self, CollectiveError> {
         let (from, send, receive) = (Vec::new(), Vec::new(), Vec::new());
         let none = Self { in_place: false, cards: None, how: None, seen: 0..0, from, send, receive };
         let Some(comm) = comm else { return Ok(none) };
@@ -62,14 +56,14 @@ impl Meetings {
         if let Some(windows) = comm.windows().filter(|_| seen) {
             let spans = joined(collectives.clone().filter_map(|collective| shown(collective, comm.rank())));
             let (file, at) = windows.own();
-            let ready = device.share(&Shared { file, at, spans: &spans }).map_err(Meeting::Device)?;
+            let ready = device.share(&Shared { file, at, spans: &spans }).map_err(CollectiveError::Device)?;
             let op = OpName::new(0, "open windows", 0);
             let bytes = device.capacity(Tier::Device) as usize;
-            in_place = windows.open(op, bytes, ready).map_err(Meeting::Comm)?;
+            in_place = windows.open(op, bytes, ready).map_err(CollectiveError::Comm)?;
         }
         let (mut cards, mut how) = (None, None);
         if !seen {
-            let asked = Transport::asked().map_err(Meeting::Device)?;
+            let asked = Transport::asked().map_err(CollectiveError::Device)?;
             match Cards::open(asked, device, comm)? {
                 Ok(open) => {
                     how = Some(open.describe());
@@ -84,7 +78,7 @@ impl Meetings {
                 Some(windows) => peer_mappings(windows, collectives.clone(), views.0),
                 None => Vec::new(),
             };
-            if device.map_peers(views.0, views.1, &peer_mappings).map_err(Meeting::Device)? {
+            if device.map_peers(views.0, views.1, &peer_mappings).map_err(CollectiveError::Device)? {
                 in_view = views.0..views.0 + views.1;
             } else {
                 how = Some(format!(
@@ -120,23 +114,24 @@ impl Meetings {
         Ok(Self { in_place, cards, how, seen: in_view, from: vec![0..0; comm.world()], send, receive })
     }
 
-    /// Whether ranks read each other's parameters between meetings.
-    pub(super) fn sees(&self) -> bool {
+    /// Whether ranks read each other's parameters outside of collectives.
+    pub(super) fn maps_peers(&self) -> bool {
         !self.seen.is_empty()
     }
 
-    /// How ranks on cards meet, in words, or why ranks on processors that should read in place do not; else none.
+    /// A note on the transport between GPUs, or on why CPU ranks cannot map each other's memory; `None` in the usual
+    /// case.
     pub(super) fn how(&self) -> Option<&str> {
         self.how.as_deref()
     }
 
-    /// Whether collectives run on after they were enqueued.
-    pub(super) fn run_on(&self) -> bool {
+    /// Whether collectives are asynchronous: still running after they were enqueued.
+    pub(super) fn is_asynchronous(&self) -> bool {
         self.cards.is_some()
     }
 
-    /// What the host has waited for of a device; an error where a rank was lost meanwhile, whatever the device says.
-    pub(super) fn seen<T>(
+    /// Checks the result of a host wait. A lost rank takes precedence over the device's own error.
+    pub(super) fn checked<T>(
         &self,
         step: u64,
         op: &'static str,
@@ -149,15 +144,15 @@ impl Meetings {
         found.map_err(RunError::device(step, op))
     }
 
-    /// Carries a collective out, or enqueues it where cards do so.
-    pub(super) fn meet(
+    /// Runs a collective, or enqueues it where the GPUs run it.
+    pub(super) fn run(
         &mut self,
         comm: &dyn Comm,
         name: OpName,
         collective: &Collective,
         device: &mut dyn Device,
         queue: Queue,
-    ) -> Result<(), Meeting> {
+    ) -> Result<(), CollectiveError> {
         if let Some(windows) = comm.windows().filter(|_| self.in_place && is_read(collective)) {
             return self.read(windows, comm.rank(), name, collective, device, queue);
         }
@@ -167,9 +162,9 @@ impl Meetings {
             return cards.meet(name, &exchange, device, queue);
         }
         let go = |transfer: Transfer<'_>| {
-            comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)
+            comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(CollectiveError::Comm)
         };
-        let on_device = Meeting::Device;
+        let on_device = CollectiveError::Device;
         match collective {
             Collective::AllGather { send, recv, counts } | Collective::AllToAll { send, recv, counts } => {
                 let all_gather = matches!(collective, Collective::AllGather { .. });
@@ -218,7 +213,7 @@ impl Meetings {
         }
     }
 
-    /// Carries a collective out in the windows.
+    /// Runs a collective through the windows.
     fn read(
         &mut self,
         windows: &dyn Windows,
@@ -227,19 +222,19 @@ impl Meetings {
         collective: &Collective,
         device: &mut dyn Device,
         queue: Queue,
-    ) -> Result<(), Meeting> {
+    ) -> Result<(), CollectiveError> {
         let from = &mut self.from;
         match collective {
-            // Everybody has come, so what they hold is complete: it is seen where it lies.
+            // All ranks have arrived, so their shards are complete and mapped already.
             Collective::AllGather { recv, .. } if self.seen.contains(&recv.at) => {
                 from.fill(0..0);
-                return windows.read(name, from, &mut |_| ()).map_err(Meeting::Comm);
+                return windows.read(name, from, &mut |_| ()).map_err(CollectiveError::Comm);
             }
             Collective::AllGather { send, recv, counts } => {
                 from.iter_mut().zip(counts).for_each(|(from, count)| *from = part(*send, 0, *count));
                 let start = counts[..rank].iter().sum::<usize>();
                 let to = recv.part(start as u64, send.bytes, 1);
-                device.enqueue(queue, &copy(*send, to)).map_err(Meeting::Device)?;
+                device.enqueue(queue, &copy(*send, to)).map_err(CollectiveError::Device)?;
             }
             Collective::InPlace { buffer, starts, counts } => {
                 let parts = starts.iter().zip(counts);
@@ -254,7 +249,7 @@ impl Meetings {
                 let own = own_part(*send, counts, rank);
                 from.fill(part(own, 0, own.bytes as usize));
                 let to = recv.part(rank as u64 * own.bytes, own.bytes, 1);
-                device.enqueue(queue, &copy(own, to)).map_err(Meeting::Device)?;
+                device.enqueue(queue, &copy(own, to)).map_err(CollectiveError::Device)?;
             }
             Collective::Reduce { send, starts, counts, .. } => {
                 let own = send.part(starts[rank] as u64, counts[rank] as u64, 1);
@@ -264,12 +259,12 @@ impl Meetings {
         let mut outcome = Ok(());
         let met =
             windows.read(name, from, &mut |peers| outcome = take(peers, rank, collective, device, queue));
-        met.map_err(Meeting::Comm)?;
-        outcome.map_err(Meeting::Device)
+        met.map_err(CollectiveError::Comm)?;
+        outcome.map_err(CollectiveError::Device)
     }
 }
 
-/// The parts of all ranks' windows that gathers into views ask for, each once.
+/// The mappings of all ranks' windows that zero-copy gathers need, each once.
 fn peer_mappings<'w>(
     windows: &'w dyn Windows,
     collectives: impl Iterator<Item = &'w Collective>,
@@ -295,9 +290,9 @@ fn peer_mappings<'w>(
     peer_mappings
 }
 
-/// Takes what a collective gives this rank from the others' windows.
+/// Copies or sums this rank's part of a collective from the peers' windows.
 fn take(
-    peers: &Peers<'_>,
+    peers: &PeerSlices<'_>,
     rank: usize,
     collective: &Collective,
     device: &mut dyn Device,
@@ -333,7 +328,7 @@ fn take(
     }
 }
 
-/// What a reduction adds up.
+/// The operands of a reduction.
 fn sum<'a>(
     collective: &Collective,
     rank: usize,
@@ -347,7 +342,7 @@ fn sum<'a>(
     RankSum { ranks: counts.len(), rank, own, other, from_type, to: *to, to_type, add, squares: *squares }
 }
 
-/// Whether a collective is read in place where windows are open: the same on all ranks.
+/// Whether a collective goes through open windows; equal on all ranks.
 fn is_read(collective: &Collective) -> bool {
     let most = |counts: &[usize]| counts.iter().copied().max().unwrap_or(0) >= IN_PLACE;
     match collective {
@@ -362,7 +357,7 @@ fn is_read(collective: &Collective) -> bool {
     }
 }
 
-/// What others read of this rank's arena in a collective.
+/// The span of this rank's arena that peers read in a collective.
 fn shown(collective: &Collective, rank: usize) -> Option<Span> {
     if !is_read(collective) {
         return None;
@@ -378,7 +373,7 @@ fn shown(collective: &Collective, rank: usize) -> Option<Span> {
     }
 }
 
-/// Places in their order, those that touch or overlap as one.
+/// Sorts spans and merges those that touch or overlap.
 fn joined(spans: impl Iterator<Item = Span>) -> Vec<Span> {
     let mut spans: Vec<Span> = spans.filter(|span| span.bytes > 0).collect();
     spans.sort_unstable_by_key(|span| span.at);
@@ -396,7 +391,7 @@ fn own_part(send: Span, counts: &[usize], rank: usize) -> Span {
     send.part(counts[..rank].iter().sum::<usize>() as u64, counts[rank] as u64, 1)
 }
 
-/// A part of a place, as a range of the arena and so of the window.
+/// A part of a span, as a range of the arena and so of the window.
 fn part(span: Span, start: usize, count: usize) -> Range<usize> {
     let first = span.at as usize + start;
     first..first + count

@@ -1,7 +1,7 @@
-//! Moving pieces through the regions in rounds, and why nobody reads what is being written.
+//! The shared-memory channel: pieces move through the ranks' regions in rounds, without data races.
 //!
-//! All ranks count the same rounds, from 0 and across collectives. In round `n` a rank may **publish** into half
-//! `n mod 2` of its own region, **receive** from that half of its peers' regions, and then **consume** the round:
+//! All ranks count the same rounds, from 0 and across collectives. In round `n` a rank may **publish** into half `n mod
+//! 2` of its own region, **receive** from that half of its peers' regions, and then **consume** the round:
 //!
 //! - `published[r]` is the number of rounds that r has published. r stores `n + 1` with release after the bytes of
 //!   round n are in its half. A peer reads them only after it has seen `published[r] ≥ n + 1` with acquire. So the
@@ -13,51 +13,51 @@
 //!   two rounds apart, and 32 bits are enough to compare them.
 //!
 //! Each word has one writer and only grows; there is no lock that a dead rank could hold. A rank that stops at any
-//! point stops the others at a wait, and every wait watches.
+//! point stops the others at a wait, and every wait monitors its peers.
 #![allow(unsafe_code, reason = "calls the copies of `segment.rs` when it is this rank's turn")]
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::comm::OpName;
-use crate::error::{CommError, Lost, RankLost};
+use crate::error::{CommError, LostReason, RankLost};
+use crate::op_name::OpName;
+use crate::peer_monitor::{PeerMonitor, SlowRank};
+use crate::rank_slot::{LEFT, RankSlot};
 use crate::segment::Segment;
-use crate::slot::{LEFT, Slot};
 use crate::wait;
-use crate::watch::{Slow, Watch};
 
-/// Called with a warning, on the thread that waits.
-pub(crate) type OnSlow = dyn Fn(&Slow) + Send + Sync;
+/// Called with a warning on the waiting thread.
+pub(crate) type OnSlow = dyn Fn(&SlowRank) + Send + Sync;
 
-/// One rank's way through the rounds. There is one for each slot, because a slot is taken once.
-pub(crate) struct Lanes {
+/// One rank's end of the channel. There is one per slot, because a slot is taken once.
+pub(crate) struct ShmChannel {
     segment: Arc<Segment>,
     rank: usize,
     spins: u32,
     published: Cell<u64>,
     consumed: Cell<u64>,
-    watch: RefCell<Watch>,
+    watch: RefCell<PeerMonitor>,
     on_slow: Option<Arc<OnSlow>>,
 }
 
-impl Lanes {
+impl ShmChannel {
     pub(crate) fn new(
         segment: Arc<Segment>,
         rank: usize,
         spins: u32,
-        watch: Watch,
+        watch: PeerMonitor,
         on_slow: Option<Arc<OnSlow>>,
     ) -> Self {
         let (published, consumed) = (Cell::new(0), Cell::new(0));
         Self { segment, rank, spins, published, consumed, watch: RefCell::new(watch), on_slow }
     }
 
-    pub(crate) fn slot(&self) -> &Slot {
+    pub(crate) fn slot(&self) -> &RankSlot {
         self.segment.slot(self.rank)
     }
 
-    /// Whether the current round has been published already.
+    /// Whether the current round is published.
     pub(crate) fn has_published(&self) -> bool {
         self.published.get() > self.consumed.get()
     }
@@ -67,7 +67,7 @@ impl Lanes {
         let free = self.needed_of_peers();
         !self.has_published()
             && self.peers().all(|peer| {
-                // Acquire is taken again in `publish`; here the answer is all that counts.
+                // Relaxed: `publish` repeats the load with acquire.
                 wait::reached(self.segment.slot(peer).consumed.0.load(Ordering::Relaxed), free)
             })
     }
@@ -95,13 +95,13 @@ impl Lanes {
         // Relaxed: ordered by the release store that follows.
         words.signatures[parity].store(signature, Ordering::Relaxed);
         self.published.set(round + 1);
-        // Release: whoever sees the round sees its bytes and its signature.
+        // Release: a reader that sees the round sees its bytes and its signature.
         words.rounds.store((round + 1) as u32, Ordering::Release);
         wait::wake(&words.rounds);
         Ok(())
     }
 
-    /// Waits for the current round of `from` and copies a piece of it, past the caches where `past` says so.
+    /// Waits for the current round of `from` and copies a piece of it, with non-temporal stores where `past` is set.
     pub(crate) fn receive(
         &self,
         op: OpName,
@@ -117,7 +117,7 @@ impl Lanes {
         let parity = (round % 2) as usize;
         // Relaxed: written before the release store that the wait above has seen.
         if words.signatures[parity].load(Ordering::Relaxed) != signature {
-            return Err(self.end(from, Lost::Differs { from: self.rank }, op));
+            return Err(self.end(from, LostReason::Differs { from: self.rank }, op));
         }
         // SAFETY: the wait has seen that round n of `from` is written. It writes this half again for round n + 2
         // only after our `consumed` is n + 1, which it becomes in `consume`, after this copy.
@@ -125,18 +125,18 @@ impl Lanes {
         Ok(())
     }
 
-    /// The current round is done: nothing more will be read of it.
+    /// Ends the current round: nothing more will be read of it.
     pub(crate) fn consume(&self) {
         assert!(self.has_published(), "a round is published before it is consumed");
         let done = self.consumed.get() + 1;
         self.consumed.set(done);
         let word = &self.slot().consumed.0;
-        // Release: whoever sees the round consumed may overwrite it; our reads are before.
+        // Release: a peer that sees the round consumed may overwrite it; our reads come before.
         word.store(done as u32, Ordering::Release);
         wait::wake(word);
     }
 
-    /// Waits until every peer has consumed all that this rank has published.
+    /// Waits until every peer has consumed everything that this rank has published.
     pub(crate) fn settle(&self, op: OpName) -> Result<(), CommError> {
         let all = self.published.get() as u32;
         self.peers().try_for_each(|peer| self.wait(&self.segment.slot(peer).consumed.0, all, peer, op))
@@ -151,12 +151,12 @@ impl Lanes {
     }
 
     /// Ends the job for all ranks.
-    pub(crate) fn end(&self, rank: usize, reason: Lost, op: OpName) -> CommError {
+    pub(crate) fn end(&self, rank: usize, reason: LostReason, op: OpName) -> CommError {
         let (rank, reason) = self.segment.end(rank, reason);
         self.lost(rank, reason, op)
     }
 
-    /// Leaves in order: what this rank has published stays readable.
+    /// Leaves the job: what this rank has published stays readable.
     pub(crate) fn leave(&self) {
         self.slot().leave();
         self.segment.wake_all();
@@ -166,7 +166,7 @@ impl Lanes {
         (0..self.segment.layout.world).filter(|peer| *peer != self.rank)
     }
 
-    /// Rounds that every peer must have consumed before the next publication.
+    /// Rounds that every peer must have consumed before the next publish.
     fn needed_of_peers(&self) -> u32 {
         self.published.get().saturating_sub(1) as u32
     }
@@ -178,7 +178,7 @@ impl Lanes {
             let slot = self.segment.slot(awaited);
             // Acquire in `state`: a rank that is seen to have left is seen with its last counters.
             if slot.state() == LEFT && !wait::reached(word.load(Ordering::Acquire), target) {
-                return Err(self.end(awaited, Lost::Left, op));
+                return Err(self.end(awaited, LostReason::Left, op));
             }
             let mut watch = self.watch.borrow_mut();
             if !begun {
@@ -190,7 +190,7 @@ impl Lanes {
                 Ok(true) => {
                     if let Some(on_slow) = &self.on_slow {
                         let seconds = watch.seconds();
-                        on_slow(&Slow { rank: awaited, last: slot.place(), waiting_in: op, seconds });
+                        on_slow(&SlowRank { rank: awaited, last: slot.last_op(), waiting_in: op, seconds });
                     }
                 }
                 Ok(false) => {}
@@ -199,16 +199,16 @@ impl Lanes {
         })
     }
 
-    fn lost(&self, rank: usize, reason: Lost, op: OpName) -> CommError {
+    fn lost(&self, rank: usize, reason: LostReason, op: OpName) -> CommError {
         let lost = describe(&self.segment, rank, reason);
         Box::new(RankLost { by: Some(self.rank), waiting_in: Some(op), ..lost }).into()
     }
 }
 
-/// All that the segment tells about a lost rank.
-pub(crate) fn describe(segment: &Segment, rank: usize, reason: Lost) -> RankLost {
+/// The segment's information about a lost rank.
+pub(crate) fn describe(segment: &Segment, rank: usize, reason: LostReason) -> RankLost {
     let slot = segment.slot(rank);
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
     let host = host.map_or_else(|_| "this machine".to_owned(), |name| name.trim().to_owned());
-    RankLost { rank, host, pid: slot.process().0, reason, last: slot.place(), by: None, waiting_in: None }
+    RankLost { rank, host, pid: slot.process().0, reason, last: slot.last_op(), by: None, waiting_in: None }
 }

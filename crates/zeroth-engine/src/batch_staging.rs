@@ -1,4 +1,4 @@
-//! The data of a micro-batch on its way to the device: rounded up to a number of rows that a program was lowered for.
+//! Host staging of micro-batches: data padded to a row count that the program was lowered for.
 
 use zeroth_cpu::{Pool, RopeTable, rope_angles};
 use zeroth_graph::{Graph, Op, Rotary};
@@ -7,35 +7,35 @@ use zeroth_kernel::RowKey;
 use super::RunError;
 use zeroth_program::vocabulary;
 
-/// A micro-batch: its sequences end to end.
+/// A micro-batch of concatenated sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MicroBatch<'a> {
-    /// Tokens.
+    /// Token ids.
     pub ids: &'a [i32],
-    /// What each should predict, already shifted; negative: it is not trained.
+    /// The label of each token, already shifted; negative labels are not trained.
     pub labels: &'a [i32],
-    /// Their places in their sequences.
+    /// Their positions in their sequences.
     pub positions: &'a [i32],
-    /// Where each sequence begins and, last, where the last one ends.
+    /// The start of each sequence, then the end of the last.
     pub starts: &'a [u32],
-    /// The sample and place of every token; may be empty where the model has no dropout.
+    /// The sample and position of every token; may be empty in a model without dropout.
     pub keys: &'a [RowKey],
 }
 
-/// Where the micro-batches of a step come from. An engine asks for one at a time, in order, and holds none of them longer
-/// than it takes to feed it: memory does not grow with their number.
+/// A source of a step's micro-batches. The engine takes one at a time, in order, and drops it once it is uploaded, so
+/// that memory does not grow with accumulation.
 pub trait MicroBatches {
-    /// What may go wrong: a run, or reading data.
+    /// The error of the run or of reading data.
     type Error: From<RunError>;
 
     /// The next micro-batch.
     fn next(&mut self) -> Result<MicroBatch<'_>, Self::Error>;
 }
 
-/// Micro-batches that are all there.
-pub(super) struct Listed<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a>>);
+/// Micro-batches in a slice.
+pub(super) struct SliceBatches<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a>>);
 
-impl MicroBatches for Listed<'_> {
+impl MicroBatches for SliceBatches<'_> {
     type Error = RunError;
 
     fn next(&mut self) -> Result<MicroBatch<'_>, RunError> {
@@ -43,8 +43,8 @@ impl MicroBatches for Listed<'_> {
     }
 }
 
-/// What is uploaded for a micro-batch, made once and filled anew.
-pub(super) struct Feed {
+/// The upload buffers of a micro-batch, allocated once and refilled.
+pub(super) struct BatchStaging {
     pub(super) ids: Vec<i32>,
     pub(super) labels: Vec<i32>,
     pub(super) positions: Vec<i32>,
@@ -54,26 +54,26 @@ pub(super) struct Feed {
     /// [rows, pairs].
     pub(super) cosines: Vec<f32>,
     pub(super) sines: Vec<f32>,
-    /// The length of all sequences, where it is one and they fill the rows.
+    /// The common length of all sequences, where they fill the rows.
     pub(super) length: Option<usize>,
-    /// Rows of the smallest table that ids are looked up in.
+    /// Rows of the smallest embedding table.
     known_ids: u64,
     /// Rows of the head's projection.
     known_labels: u64,
     rotary: Rotary,
     table: Angles,
-    /// The frequencies of a sequence that is stretched, made anew for each.
+    /// The frequencies of a sequence beyond the trained context, computed per sequence.
     stretched: RopeTable,
     pool: Pool,
 }
 
-/// Cosines and sines of every position, for sequences that are not stretched.
+/// Cosines and sines of every position, for sequences within the trained context.
 struct Angles {
     cosines: Vec<f32>,
     sines: Vec<f32>,
 }
 
-impl Feed {
+impl BatchStaging {
     pub(super) fn new(graph: &Graph, most_rows: u64) -> Self {
         let rows = most_rows as usize;
         let (rotary, pool) = (graph.rotary.clone(), Pool::new(1));
@@ -101,7 +101,7 @@ impl Feed {
         }
     }
 
-    /// Takes a micro-batch, rounded up to `rows`.
+    /// Copies a micro-batch, padded to `rows`.
     pub(super) fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
         let tokens = batch.ids.len();
         let check = |what, found: usize, expected: usize| {
@@ -155,14 +155,14 @@ impl Feed {
     }
 }
 
-/// Rows of the smallest table that the ids of a batch are looked up in.
+/// Rows of the smallest embedding table that a batch's ids index.
 fn embedded(graph: &Graph) -> u64 {
     let ids = graph.inputs.first();
     let tables = graph.nodes.iter().filter(|node| node.op == Op::Embedding && node.inputs.first() == ids);
     tables.map(|node| graph.param(node.params[0]).spec.shape[0]).min().unwrap_or(u64::MAX)
 }
 
-/// Kernels read tables by these numbers, so none may lie outside: they come from files.
+/// Kernels index tables with these numbers, which come from files: none may be out of range.
 fn within<'a>(
     what: &'static str,
     numbers: impl IntoIterator<Item = &'a i32>,

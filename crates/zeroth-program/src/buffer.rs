@@ -1,0 +1,114 @@
+//! Buffers: their ids, categories and sizes.
+
+use zeroth_kernel::Tier;
+
+/// Offsets are multiples of this: enough for cache lines and vector registers of every device.
+pub(super) const ALIGNMENT: u64 = 256;
+
+/// The purpose of a buffer, as memory reports group it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Category {
+    /// Parameters held at all times.
+    Parameters,
+    /// Gradients kept until the update.
+    Gradients,
+    /// Master weights and moments.
+    Optimizer,
+    /// Values of forward and backward, and the input data.
+    Activations,
+    /// Gathered flats, gradients of one unit, chunks in transfer, scratch.
+    Buffers,
+}
+
+/// Identifies a buffer by its contents. Numbers are indices of values, flats, or instructions of a section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BufferId {
+    /// A flat's parameters as this rank holds them: the whole flat or its shard.
+    Weights(usize),
+    /// A flat's gradient in f32. Where it does not persist, only the parameters that accumulate in f32, packed.
+    Grad(usize),
+    /// A flat's gradient in the communication dtype, in flat order.
+    CommGrad(usize),
+    /// Rows of a tied head's gradient, in f32, one per token of the micro-batch, to which the embedding's gradient is
+    /// added.
+    WaitingRows,
+    /// A flat's reduced gradient as the update reads it, where that is not the f32 flat.
+    ReducedGrad(usize),
+    /// Master weights of this rank's part of a flat, or their low-order bits.
+    Master(usize),
+    /// First moments.
+    FirstMoment(usize),
+    /// Second moments.
+    SecondMoment(usize),
+    /// A value of forward or backward.
+    Value(usize),
+    /// A recomputed value of forward.
+    Recomputed(usize),
+    /// An activation offloaded to host memory.
+    Offloaded(usize),
+    /// A reloaded activation.
+    Reloaded(usize),
+    /// Sequence start offsets.
+    Starts,
+    /// The sample and position of every token, for dropout.
+    Keys,
+    /// Cosines of the rotary embedding.
+    Cosines,
+    /// Sines of the rotary embedding.
+    Sines,
+    /// Hyperparameters that are constant over the run.
+    Recipe,
+    /// Per-step input from the host: learning rates, loss weight.
+    Input,
+    /// This rank's loss and squared gradient norms.
+    Report,
+    /// All ranks' reports.
+    Reports,
+    /// The step's decision: loss scale, clip factor, whether to apply.
+    Control,
+    /// The step record that the host reads.
+    Record,
+    /// Next-token logits that the host reads.
+    Logits,
+    /// A gathered copy of a flat.
+    Gathered {
+        /// The flat.
+        flat: usize,
+        /// The n-th gathered copy in this section.
+        copy: usize,
+    },
+    /// A chunk reduced by an instruction, on its way to host memory.
+    ReducedChunk(usize),
+    /// A piece of parameters in a staging buffer.
+    StagedShard(usize),
+    /// The updated parameters of a sub-group.
+    UpdatedWeights(usize),
+    /// The optimizer states of a sub-group on the device.
+    SubGroup(usize),
+    /// A token for a sub-group's states in host memory: it has no memory and only orders loads and stores.
+    HostStateToken {
+        /// The flat.
+        flat: usize,
+        /// The sub-group's first element within this rank's part.
+        first: u64,
+    },
+    /// A chunk cast and packed by an instruction, ready to send.
+    SendChunk(usize),
+    /// The parts of a chunk received by an all-to-all.
+    RecvChunk(usize),
+    /// An instruction's scratch.
+    Scratch(usize),
+}
+
+/// A buffer: its id, category, tier and size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffer {
+    /// What it holds.
+    pub id: BufferId,
+    /// What it is for.
+    pub category: Category,
+    /// Its memory tier.
+    pub tier: Tier,
+    /// Its size in bytes, rounded up to the alignment.
+    pub bytes: u64,
+}

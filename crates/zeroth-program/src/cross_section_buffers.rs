@@ -1,0 +1,125 @@
+//! Buffers that live across two sections: written by a step's only micro-batch and read by its update.
+//!
+//! With one micro-batch per step, gradients appear unit by unit during backward, while activations are freed, and die
+//! with the update. They need no memory during forward, so the two sections are placed as one instruction list, on
+//! which a gradient lives from its first write to the end. With accumulation, gradients are live in every forward but
+//! the first and are allocated statically; so are they where the update overlaps the next micro-batch.
+
+use std::ops::RangeInclusive;
+
+use zeroth_kernel::{Access, Tier};
+
+use super::accesses::SectionAccesses;
+use super::placement::{TransientBuffer, place};
+use super::waits;
+use super::{Buffer, BufferId, Category, LiveRange, Program, SectionKind};
+
+/// Buffers that a step's only micro-batch writes and its update reads.
+pub(super) struct CrossSectionBuffers {
+    /// The indices of the two sections.
+    sections: [usize; 2],
+    buffers: Vec<Buffer>,
+}
+
+impl CrossSectionBuffers {
+    /// Moves the cross-section buffers out of the statically allocated ones.
+    pub(super) fn find(
+        program: &Program,
+        accesses: &[SectionAccesses],
+        static_buffers: &mut Vec<Buffer>,
+    ) -> Self {
+        let place = |kind| program.sections.iter().position(|section| section.kind == kind);
+        let overlaps = program.update_window.is_some() || waits::update_overlaps(&program.sections);
+        let (Some(only), Some(update), false) =
+            (place(SectionKind::Only), place(SectionKind::Update), overlaps)
+        else {
+            return Self { sections: [0, 0], buffers: Vec::new() };
+        };
+        let first = |section: usize, id: BufferId| {
+            accesses[section].touches.iter().flatten().find(|(touched, _)| *touched == id)
+        };
+        let is_carried = |buffer: &Buffer| {
+            buffer.category == Category::Gradients
+                && matches!(first(only, buffer.id), Some((_, Access::Write)))
+                && first(update, buffer.id).is_some()
+        };
+        let (buffers, rest) = static_buffers.drain(..).partition(is_carried);
+        *static_buffers = rest;
+        Self { sections: [only, update], buffers }
+    }
+
+    /// The cross-section buffer with this id.
+    pub(super) fn buffer(&self, id: BufferId) -> Option<Buffer> {
+        self.buffers.iter().find(|buffer| buffer.id == id).copied()
+    }
+
+    /// The sections in which a buffer is live.
+    pub(super) fn live_range(&self, section: usize, id: BufferId) -> LiveRange {
+        match self.buffer(id) {
+            None => LiveRange::Section,
+            Some(_) if section == self.sections[0] => LiveRange::IntoNext,
+            Some(_) => LiveRange::FromPrevious,
+        }
+    }
+
+    /// The lifetime of a buffer within a section that accesses it in `touched`.
+    pub(super) fn lifetime(
+        &self,
+        program: &Program,
+        section: usize,
+        id: BufferId,
+        touched: RangeInclusive<usize>,
+    ) -> RangeInclusive<usize> {
+        let last = program.sections[section].instructions.len() - 1;
+        match self.live_range(section, id) {
+            LiveRange::IntoNext => *touched.start()..=last,
+            // To the end of the section rather than the last use: gradients are readable after the update.
+            LiveRange::FromPrevious => 0..=last,
+            LiveRange::Always | LiveRange::Section | LiveRange::Mapped => touched,
+        }
+    }
+
+    /// Groups of sections that are placed together, of `count` sections.
+    pub(super) fn groups(&self, count: usize) -> Vec<Vec<usize>> {
+        if self.buffers.is_empty() {
+            return (0..count).map(|section| vec![section]).collect();
+        }
+        let alone = (0..count).filter(|section| !self.sections.contains(section));
+        std::iter::once(self.sections.to_vec()).chain(alone.map(|section| vec![section])).collect()
+    }
+
+    /// The end of the largest buffer, and the offset of every buffer of a group in a tier, section by section.
+    pub(super) fn place(
+        &self,
+        program: &Program,
+        group: &[usize],
+        passing: &[Vec<TransientBuffer>],
+        tier: Tier,
+    ) -> (u64, Vec<Vec<u64>>) {
+        // Concatenate the instruction lists of the group.
+        let mut all: Vec<TransientBuffer> = Vec::new();
+        let mut places: Vec<Vec<usize>> = Vec::new();
+        let mut begin = 0;
+        for section in group {
+            let mut of_section = Vec::new();
+            for passing in passing[*section].iter().filter(|passing| passing.buffer.tier == tier) {
+                let lifetime = begin + passing.lifetime.start()..=begin + passing.lifetime.end();
+                let id = passing.buffer.id;
+                let before = match self.live_range(*section, id) {
+                    LiveRange::FromPrevious => all.iter().position(|other| other.buffer.id == id),
+                    _ => None,
+                };
+                of_section.push(before.unwrap_or(all.len()));
+                match before {
+                    Some(before) => all[before].lifetime = *all[before].lifetime.start()..=*lifetime.end(),
+                    None => all.push(TransientBuffer { lifetime, ..passing.clone() }),
+                }
+            }
+            places.push(of_section);
+            begin += program.sections[*section].instructions.len();
+        }
+        let (offsets, end) = place(&all);
+        let of = |places: Vec<usize>| places.into_iter().map(|place| offsets[place]).collect();
+        (end, places.into_iter().map(of).collect())
+    }
+}

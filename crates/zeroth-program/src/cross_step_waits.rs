@@ -1,0 +1,133 @@
+//! Cross-step waits. Where the update overlaps the neighbouring micro-batches, an instruction waits for earlier
+//! sections' accesses to its data or its memory, and for nothing else.
+//!
+//! Sections run in a fixed order: the last micro-batch, the update, the first micro-batch of the next step. All queues
+//! join between micro-batches, and around evaluation and state access.
+
+use std::collections::BTreeMap;
+
+use zeroth_kernel::{Access, Queue, Tier};
+
+use super::accesses::{Accesses, SectionAccesses};
+use super::waits::CrossStepWaits;
+use super::{BufferId, Section, SectionKind, SectionMemory};
+
+/// The last access on each queue.
+type Last = BTreeMap<Queue, usize>;
+
+/// The sections that may still be running when a section starts.
+fn before(sections: &[Section], kind: SectionKind) -> Vec<usize> {
+    let is = |wanted: &[SectionKind]| {
+        (0..sections.len()).filter(|at| wanted.contains(&sections[*at].kind)).collect::<Vec<_>>()
+    };
+    match kind {
+        // With one micro-batch per step, this includes the update of the previous step.
+        SectionKind::Update => is(&[SectionKind::Only, SectionKind::Last, SectionKind::Update]),
+        SectionKind::Only | SectionKind::First => is(&[SectionKind::Update]),
+        _ => Vec::new(),
+    }
+}
+
+/// Derives the cross-step waits of every section.
+pub(super) fn derive(
+    sections: &[Section],
+    accesses: &[SectionAccesses],
+    memory: &[SectionMemory],
+) -> Vec<CrossStepWaits> {
+    let uses: Vec<Uses> =
+        (0..sections.len()).map(|at| Uses::of(&sections[at], &accesses[at].touches, &memory[at])).collect();
+    let of = |at: usize| {
+        let mut found = vec![Found::new(); sections[at].instructions.len()];
+        for earlier in before(sections, sections[at].kind) {
+            let follows = Follows { section: &sections[at], is_again: earlier == at, earlier };
+            follows.data(&accesses[at].touches, &memory[at], &uses[earlier], &mut found);
+            follows.memory(&memory[at], &uses[earlier], &mut found);
+        }
+        let waits = |found: Found| found.into_iter().map(|((section, _), place)| (section, place)).collect();
+        found.into_iter().map(waits).collect()
+    };
+    (0..sections.len()).map(of).collect()
+}
+
+/// The last instruction waited for, by (section, queue).
+type Found = BTreeMap<(usize, Queue), usize>;
+
+/// The last accesses of a section.
+struct Uses {
+    written: BTreeMap<BufferId, Last>,
+    used: BTreeMap<BufferId, Last>,
+    /// Transient memory: its tier, its bytes, and the last accesses to it.
+    memory: Vec<(Tier, std::ops::Range<u64>, Last)>,
+}
+
+impl Uses {
+    fn of(section: &Section, touches: &Accesses, memory: &SectionMemory) -> Self {
+        let (mut written, mut used) = (BTreeMap::<_, Last>::new(), BTreeMap::<_, Last>::new());
+        for (at, ids) in touches.iter().enumerate() {
+            let queue = section.instructions[at].queue;
+            for (id, access) in ids {
+                used.entry(*id).or_default().insert(queue, at);
+                if *access == Access::Write {
+                    written.entry(*id).or_default().insert(queue, at);
+                }
+            }
+        }
+        let memory = memory.buffers.iter().map(|placed| {
+            let last = used.get(&placed.buffer.id).cloned().unwrap_or_default();
+            (placed.buffer.tier, placed.at..placed.at + placed.buffer.bytes, last)
+        });
+        let memory = memory.collect();
+        Self { written, used, memory }
+    }
+}
+
+/// A section and an earlier one that may still be running.
+struct Follows<'a> {
+    section: &'a Section,
+    /// Whether the earlier one is the same section of the previous step.
+    is_again: bool,
+    earlier: usize,
+}
+
+impl Follows<'_> {
+    fn wait(&self, at: usize, last: &Last, found: &mut [Found]) {
+        for (queue, place) in last {
+            // Earlier instructions of the same list are covered by the waits within the section.
+            let is_implied = self.is_again && *place < at;
+            if *queue != self.section.instructions[at].queue && !is_implied {
+                let known = found[at].entry((self.earlier, *queue)).or_default();
+                *known = (*known).max(*place);
+            }
+        }
+    }
+
+    /// Statically allocated buffers: a read follows the last write, a write follows every access.
+    fn data(&self, touches: &Accesses, memory: &SectionMemory, uses: &Uses, found: &mut [Found]) {
+        let passing = |id: &BufferId| {
+            memory.buffers.iter().any(|placed| placed.buffer.id == *id && placed.buffer.bytes > 0)
+        };
+        for (at, ids) in touches.iter().enumerate() {
+            for (id, access) in ids {
+                let last = match access {
+                    Access::Read => uses.written.get(id),
+                    Access::Write => uses.used.get(id),
+                };
+                if let Some(last) = last.filter(|_| !passing(id)) {
+                    self.wait(at, last, found);
+                }
+            }
+        }
+    }
+
+    /// Transient buffers: the first access follows every earlier access to the same memory.
+    fn memory(&self, memory: &SectionMemory, uses: &Uses, found: &mut [Found]) {
+        for placed in &memory.buffers {
+            let range = placed.at..placed.at + placed.buffer.bytes;
+            for (tier, other, last) in &uses.memory {
+                if *tier == placed.buffer.tier && other.start < range.end && range.start < other.end {
+                    self.wait(*placed.lifetime.start(), last, found);
+                }
+            }
+        }
+    }
+}

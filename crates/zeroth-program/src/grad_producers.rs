@@ -1,0 +1,66 @@
+//! Producers of parameter gradients: which backward ops write each gradient, and whether they can cast it.
+
+use zeroth_base::DType;
+use zeroth_graph::{Backward, GradNode, GradOp, Graph, Op};
+use zeroth_kernel::HeadLossDims;
+
+use super::{Settings, Types};
+
+/// The ops that produce a parameter's gradient in a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GradProducers {
+    /// One matmul, all of it at once.
+    Matmul,
+    /// The head, except for the rows of the micro-batch's own tokens, which the embedding completes.
+    HeadAndEmbedding,
+    /// A matmul writes first; other ops, or later slices of the same matmul, accumulate.
+    MatmulFirst,
+    /// Ops that accumulate; or none.
+    Accumulating,
+}
+
+impl GradProducers {
+    /// Whether they can write the communication dtype: each element is complete when it is written.
+    pub(super) const fn can_cast(self) -> bool {
+        matches!(self, Self::Matmul | Self::HeadAndEmbedding)
+    }
+}
+
+/// The producers of each parameter's gradient.
+pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Settings) -> Vec<GradProducers> {
+    let mut all: Vec<Vec<&GradNode>> = vec![Vec::new(); graph.params.len()];
+    for node in &backward.nodes {
+        node.lands.iter().for_each(|param| all[param.index()].push(node));
+    }
+    let head_rounds = head_rounds(graph, settings);
+    let of = |(place, nodes): (usize, &Vec<&GradNode>)| {
+        let is_matmul = |node: &GradNode| {
+            let weight = graph.nodes[node.of].params.first().map(|weight| weight.index());
+            node.op == GradOp::LinearParams && weight == Some(place)
+        };
+        match nodes[..] {
+            [node] if is_matmul(node) => GradProducers::Matmul,
+            [node] if node.op == GradOp::HeadLoss && head_rounds => GradProducers::Matmul,
+            [head, rows] if head.op == GradOp::HeadLoss && rows.op == GradOp::Embedding && head_rounds => {
+                GradProducers::HeadAndEmbedding
+            }
+            // The head may process its rows in slices.
+            [first, ..] if is_matmul(first) || first.op == GradOp::HeadLoss => GradProducers::MatmulFirst,
+            _ => GradProducers::Accumulating,
+        }
+    };
+    all.iter().enumerate().map(of).collect()
+}
+
+/// Whether the head can write its weight gradient in the communication dtype: that must be the dtype of its operands,
+/// and the largest micro-batch, and so every other, must be one slice.
+fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
+    let Types { compute, communication } = settings.types;
+    let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss);
+    head.is_some_and(|head| {
+        let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
+        let rows = graph.info(head.inputs[0]).rows as usize;
+        let is_narrow = compute == communication && compute != DType::F32;
+        settings.head_rounds && is_narrow && HeadLossDims { rows, hidden, vocab }.is_one_slice(compute)
+    })
+}

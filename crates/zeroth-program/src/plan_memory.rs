@@ -1,0 +1,157 @@
+//! Memory planning: exact sizes and offsets of all buffers, computed before a program runs.
+//!
+//! Sizes, categories and lifetimes follow from the instructions. Statically allocated buffers come first; the sections
+//! share the memory after them, since they run one after the other. The largest end is the arena size.
+//!
+//! With one micro-batch per step, gradients reuse the memory of activations ([`super::cross_section_buffers`]).
+
+use std::collections::BTreeMap;
+
+use crate::Target;
+use zeroth_graph::{Backward, Graph};
+use zeroth_kernel::Tier;
+
+use super::accesses::SectionAccesses;
+use super::buffer::ALIGNMENT;
+use super::buffer_analysis::BufferAnalysis;
+use super::cross_section_buffers::CrossSectionBuffers;
+use super::cross_step_waits;
+use super::launches::Lowering;
+use super::placement::{TransientBuffer, guard_reuse};
+use super::views::{VIEW, Views};
+use super::waits::{self, CrossStepWaits, Waits};
+use super::{Buffer, BufferId, LiveRange, Memory, PlacedBuffer, Program, SectionKind, SectionMemory};
+
+/// Places the buffers of a program. Scratch sizes are the maximum over all `row_sizes` for the kernels of `target`.
+pub fn plan_memory(
+    program: &Program,
+    graph: &Graph,
+    backward: &Backward,
+    target: Target,
+    row_sizes: &[u64],
+) -> Memory {
+    plan_memory_guarded(program, graph, backward, target, row_sizes, 0)
+}
+
+/// As [`plan_memory()`], with `guard` bytes after every buffer.
+pub fn plan_memory_guarded(
+    program: &Program,
+    graph: &Graph,
+    backward: &Backward,
+    target: Target,
+    row_sizes: &[u64],
+    guard: u64,
+) -> Memory {
+    let source = BufferAnalysis { program, graph, backward, target };
+    let guarded =
+        |buffer: Buffer| Buffer { bytes: (buffer.bytes + guard).next_multiple_of(ALIGNMENT), ..buffer };
+    let lowering = Lowering::new(program, graph, backward, target);
+    let accesses: Vec<SectionAccesses> = program
+        .sections
+        .iter()
+        .map(|section| {
+            let scratch = lowering.scratch(section, row_sizes);
+            SectionAccesses { touches: source.touches(section, &scratch), scratch }
+        })
+        .collect();
+    let mut static_buffers = source.static_buffers();
+    let cross_section_buffers = CrossSectionBuffers::find(program, &accesses, &mut static_buffers);
+    let mut shared = [(0, 0); 2];
+    let static_buffers = static_buffers.into_iter().map(|buffer| {
+        let buffer = guarded(buffer);
+        let at = shared[buffer.tier as usize].0;
+        shared[buffer.tier as usize].0 += buffer.bytes;
+        PlacedBuffer {
+            buffer,
+            at,
+            lifetime: 0..=usize::MAX,
+            accessed_by: Vec::new(),
+            live_range: LiveRange::Always,
+        }
+    });
+    let static_buffers: Vec<PlacedBuffer> = static_buffers.collect();
+    let views = Views::new(program);
+    let passing = |at: usize| {
+        let (section, accesses) = (&program.sections[at], &accesses[at]);
+        let mut lives: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
+        for (at, touched) in accesses.touches.iter().enumerate() {
+            for (id, _) in touched {
+                lives.entry(*id).or_default().push(at);
+            }
+        }
+        lives.retain(|id, _| views.offset(*id).is_none());
+        lives.retain(|id, _| static_buffers.iter().all(|placed| placed.buffer.id != *id));
+        let buffer = |id| {
+            cross_section_buffers.buffer(id).unwrap_or_else(|| source.passing(section, id, &accesses.scratch))
+        };
+        let passing = lives.into_iter().map(|(id, accessed_by)| TransientBuffer {
+            buffer: guarded(buffer(id)),
+            lifetime: cross_section_buffers.lifetime(
+                program,
+                at,
+                id,
+                accessed_by[0]..=accessed_by[accessed_by.len() - 1],
+            ),
+            accessed_by,
+        });
+        passing.collect::<Vec<_>>()
+    };
+    let passing: Vec<Vec<TransientBuffer>> = (0..accesses.len()).map(passing).collect();
+    let mut waits: Vec<Waits> = program
+        .sections
+        .iter()
+        .zip(&accesses)
+        .map(|(section, accesses)| waits::derive(section, &accesses.touches))
+        .collect();
+    let mut offsets: Vec<Vec<u64>> = passing.iter().map(|passing| vec![0; passing.len()]).collect();
+    for group in cross_section_buffers.groups(accesses.len()) {
+        for tier in [Tier::Device, Tier::Host] {
+            let (mut end, placed) = cross_section_buffers.place(program, &group, &passing, tier);
+            for (at, mut placed) in group.iter().copied().zip(placed) {
+                let section = &program.sections[at];
+                let of_tier = |passing: &&TransientBuffer| passing.buffer.tier == tier;
+                let ours: Vec<TransientBuffer> = passing[at].iter().filter(of_tier).cloned().collect();
+                // Streamed states fill the arena from its far end, which activations leave first: they are loaded
+                // during backward.
+                if section.kind == SectionKind::Update
+                    && program.update_window.is_some()
+                    && tier == Tier::Device
+                {
+                    end = end.max(shared[tier as usize].1 + program.update_window.unwrap_or(0));
+                    let flipped =
+                        placed.iter().zip(&ours).map(|(at, passing)| end - at - passing.buffer.bytes);
+                    placed = flipped.collect();
+                }
+                guard_reuse(section, &ours, &placed, &mut waits[at]);
+                let ours = (0..passing[at].len()).filter(|place| of_tier(&&passing[at][*place]));
+                ours.zip(placed).for_each(|(place, offset)| offsets[at][place] = offset);
+            }
+            let most = &mut shared[tier as usize].1;
+            *most = end.max(*most);
+        }
+    }
+    let views_at = (shared[0].0 + shared[0].1).next_multiple_of(VIEW);
+    let mut sections: Vec<SectionMemory> = Vec::with_capacity(accesses.len());
+    for (at, ((passing, offsets), waits)) in passing.into_iter().zip(&offsets).zip(waits).enumerate() {
+        let placed = |(passing, offset): (TransientBuffer, &u64)| PlacedBuffer {
+            at: shared[passing.buffer.tier as usize].0 + offset,
+            live_range: cross_section_buffers.live_range(at, passing.buffer.id),
+            buffer: passing.buffer,
+            lifetime: passing.lifetime,
+            accessed_by: passing.accessed_by,
+        };
+        let mut buffers: Vec<PlacedBuffer> = passing.into_iter().zip(offsets).map(placed).collect();
+        buffers.extend(views.seen(&source, &program.sections[at], &accesses[at], views_at));
+        sections.push(SectionMemory {
+            kind: program.sections[at].kind,
+            buffers,
+            waits,
+            cross_step_waits: CrossStepWaits::new(),
+        });
+    }
+    if waits::update_overlaps(&program.sections) {
+        let found = cross_step_waits::derive(&program.sections, &accesses, &sections);
+        sections.iter_mut().zip(found).for_each(|(section, waits)| section.cross_step_waits = waits);
+    }
+    Memory { static_buffers, shared, views: (views_at, views.bytes), sections, guard }
+}
