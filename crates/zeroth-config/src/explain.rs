@@ -23,7 +23,7 @@ pub fn find(name: &str) -> Result<Vec<&'static Key>, UnknownKey> {
         return Ok(by_path);
     }
     let by_name: Vec<&Key> =
-        schema::keys().filter(|key| key.name() == name || key.names.contains(&name)).collect();
+        schema::keys().filter(|key| key.name() == name || key.other_names.contains(&name)).collect();
     if !by_name.is_empty() {
         return Ok(by_name);
     }

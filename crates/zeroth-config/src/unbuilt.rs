@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::check::{Status, effect, unbuilt_switch};
-use crate::facts::Facts;
-use crate::read::Place;
+use crate::read::Location;
 use crate::resolve::{Origin, Resolved, Setting};
 use crate::schema::{Built, DefaultValue, Effect};
+use crate::view::ConfigView;
 
 /// The keys of a config that are "not yet", by what a run has to make of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub struct Lack {
 
 impl Lack {
     /// Where the file has it.
-    pub const fn place(&self) -> Option<Place> {
+    pub const fn location(&self) -> Option<Location> {
         match self.origin {
-            Origin::File(place) => Some(place),
+            Origin::File(location) => Some(location),
             _ => None,
         }
     }
@@ -48,12 +48,12 @@ impl fmt::Display for Lack {
 
 /// What of a settled config no run does yet, each list in the order of the table.
 pub fn unbuilt(config: &Resolved) -> Unbuilt {
-    let facts = Facts::settled(config);
+    let view = ConfigView::settled(config);
     let mut found = Unbuilt { refused: Vec::new(), noted: Vec::new() };
     for setting in &config.settings {
-        let (status, message) = effect(setting.key, &setting.value, facts);
+        let (status, message) = effect(setting.key, &setting.value, view);
         // What follows a switch that is not built: the switch itself is named.
-        if status != Status::NotYet || unbuilt_switch(setting.key, facts).is_some() {
+        if status != Status::NotYet || unbuilt_switch(setting.key, view).is_some() {
             continue;
         }
         let list = match weight(setting) {

@@ -5,8 +5,8 @@
 //! `trainer_config_finalize`) and DeepSpeed's `_set_batch_related_parameters`.
 
 use serde_json::{Value as Json, json};
-use zeroth_config::asked::Asked;
 use zeroth_config::check::check;
+use zeroth_config::file_values::FileValues;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{
     BatchError, Flags, ModelFacts, Precision, Request, ResolveError, Resolved, resolve,
@@ -15,9 +15,9 @@ use zeroth_config::resolve::{
 #[path = "auto/contract.rs"]
 mod contract;
 
-fn asked(text: &str) -> Asked {
+fn file_values(text: &str) -> FileValues {
     match parse(Source::from_text("ds.json", text)) {
-        Ok(document) => check(&document).asked,
+        Ok(document) => check(&document).values,
         Err(error) => panic!("{text}\n{error}"),
     }
 }
@@ -48,7 +48,7 @@ impl Run {
     fn resolve(&self, text: &str) -> Result<Resolved, ResolveError> {
         let model = Some(ModelFacts { hidden_size: self.hidden_size, blocks: Some(32) });
         let Self { flags, ranks, steps, .. } = self;
-        resolve(&Request { asked: &asked(text), flags, ranks: *ranks, model, steps: *steps })
+        resolve(&Request { file: &file_values(text), flags, ranks: *ranks, model, steps: *steps })
     }
 
     fn resolved(&self, text: &str) -> Resolved {
@@ -394,8 +394,8 @@ fn a_missing_hidden_size_names_every_key_that_needs_it() {
         assert!(error.contains(&format!("zero_optimization.{key}")), "{key} is not in: {error}");
     }
     assert!(!error.contains("--model"), "a model is named: {error}");
-    let file = asked(text);
-    let request = Request { asked: &file, flags: &Flags::default(), ranks: 1, model: None, steps: None };
+    let file = file_values(text);
+    let request = Request { file: &file, flags: &Flags::default(), ranks: 1, model: None, steps: None };
     assert!(resolve(&request).unwrap_err().to_string().contains("--model"));
     // Where nothing asks for it, nothing is missing.
     assert!(without_size.resolve(r#"{"zero_optimization": {"stage": 3}}"#).is_ok());

@@ -22,9 +22,9 @@ fn lacking(text: &str, flags: &Flags) -> Unbuilt {
 }
 
 fn resolved(text: &str, flags: &Flags) -> Resolved {
-    let asked = check(&read(text)).asked;
+    let file = check(&read(text)).values;
     let model = Some(ModelFacts { hidden_size: Some(64), blocks: Some(4) });
-    let request = Request { asked: &asked, flags, ranks: 2, model, steps: Some(100) };
+    let request = Request { file: &file, flags, ranks: 2, model, steps: Some(100) };
     resolve(&request).unwrap_or_else(|error| panic!("{text}\n{error}"))
 }
 
@@ -240,7 +240,7 @@ fn what_no_run_does_is_not_yet_and_would_change_the_run() {
         let refused = refused(text);
         assert_eq!(paths(&refused), [path], "{text}");
         assert_eq!(refused[0].value, value, "{text}");
-        assert!(refused[0].place().is_some() && !refused[0].instead.is_empty(), "{text}");
+        assert!(refused[0].location().is_some() && !refused[0].instead.is_empty(), "{text}");
     }
 }
 
@@ -285,7 +285,7 @@ fn one_cycle_moves_momentum_unless_it_is_told_not_to() {
     assert_eq!(momentum(&open), [Status::NotYet; 3]);
     let lack = &refused(&open)[0];
     assert_eq!((lack.path, lack.value.as_str()), ("scheduler.params.cycle_momentum", "true"));
-    assert_eq!((&lack.origin, lack.place()), (&Origin::Default, None));
+    assert_eq!((&lack.origin, lack.location()), (&Origin::Default, None));
     assert!(lack.instead.contains("cycle_momentum: false"), "{lack}");
     let off = cycle(r#", "cycle_momentum": false"#);
     let [rest @ .., switch] = &momentum(&off)[..] else { panic!("{off}") };

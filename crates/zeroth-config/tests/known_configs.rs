@@ -144,7 +144,7 @@ fn honoured_is_only_what_is_read_today() {
         for verdict in report.verdicts.iter().filter(|verdict| verdict.status == Status::Honoured) {
             let key = verdict.key.unwrap();
             let off = matches!(key.effect, Effect::Lacking(_));
-            let value = report.asked.get(key.path).map_or(&Json::Null, |asked| &asked.value);
+            let value = report.values.get(key.path).map_or(&Json::Null, |found| &found.value);
             let read = key.reader != Reader::Nobody && key.is_built_for(value);
             assert!(off || read, "{name}: {}", verdict.path);
         }

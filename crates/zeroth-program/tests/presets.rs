@@ -131,7 +131,7 @@ fn resolved(text: &str, ranks: u64) -> Resolved {
     assert!(report.is_ok(false), "{text}: {:?}", report.verdicts);
     let model = Some(ModelFacts { hidden_size: Some(HIDDEN), blocks: Some(BLOCKS) });
     let flags = Flags::default();
-    resolve(&Request { asked: &report.asked, flags: &flags, ranks, model, steps: Some(100) }).unwrap()
+    resolve(&Request { file: &report.values, flags: &flags, ranks, model, steps: Some(100) }).unwrap()
 }
 
 fn settings(text: &str, ranks: u64) -> Settings {

@@ -96,7 +96,7 @@ impl Session {
         }
         let widest = graph.values.iter().map(|value| value.width).max();
         let request = Request {
-            asked: &report.asked,
+            file: &report.values,
             flags: &Flags::default(),
             ranks,
             model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.units.len() as u64) }),

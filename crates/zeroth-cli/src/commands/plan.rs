@@ -108,8 +108,8 @@ fn configs(
         .into_iter()
         .map(|name| {
             let checked = config_file::load(name)?;
-            let asked = &checked.report.asked;
-            let request = Request { asked, flags, ranks: arguments.ranks, model: Some(facts), steps: None };
+            let file = &checked.report.values;
+            let request = Request { file, flags, ranks: arguments.ranks, model: Some(facts), steps: None };
             Ok((name.to_owned(), resolve(&request)?))
         })
         .collect()

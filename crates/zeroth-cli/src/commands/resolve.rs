@@ -15,7 +15,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora)?;
     let model = arguments.model.as_deref().map(model_facts).transpose()?;
     let request =
-        Request { asked: &checked.report.asked, flags: &flags, ranks: arguments.ranks, model, steps: None };
+        Request { file: &checked.report.values, flags: &flags, ranks: arguments.ranks, model, steps: None };
     let resolved = resolve(&request)?;
     let name = checked.document.source.name();
     if output.is_json() {
@@ -52,9 +52,9 @@ fn origin(setting: &Setting) -> Value {
         "origin": setting.origin.word(),
         "detail": setting.origin.to_string(),
     });
-    if let Origin::File(place) = setting.origin {
-        entry["line"] = place.line.into();
-        entry["column"] = place.column.into();
+    if let Origin::File(location) = setting.origin {
+        entry["line"] = location.line.into();
+        entry["column"] = location.column.into();
     }
     entry
 }

@@ -9,10 +9,10 @@ mod unknown;
 mod verdict;
 mod walk;
 
-use crate::asked::Asked;
-use crate::facts::Facts;
+use crate::file_values::FileValues;
 use crate::read::Document;
 use crate::schema::Kind;
+use crate::view::ConfigView;
 
 pub use verdict::{Severity, Status, Verdict};
 pub(crate) use verdict::{effect, unbuilt_switch};
@@ -23,7 +23,7 @@ pub struct Report {
     /// One for every key, in the order of the file.
     pub verdicts: Vec<Verdict>,
     /// The values of the keys that are well formed.
-    pub asked: Asked,
+    pub values: FileValues,
 }
 
 impl Report {
@@ -50,10 +50,10 @@ impl Report {
 
 /// Checks every key of a file.
 pub fn check(document: &Document) -> Report {
-    let (findings, asked) = walk::walk(document);
-    let facts = Facts::new(&asked);
+    let (findings, values) = walk::walk(document);
+    let view = ConfigView::new(&values);
     let mut verdicts: Vec<Verdict> =
-        findings.into_iter().map(|finding| verdict::decide(finding, facts)).collect();
-    rules::apply(facts, &mut verdicts);
-    Report { verdicts, asked }
+        findings.into_iter().map(|finding| verdict::decide(finding, view)).collect();
+    rules::apply(view, &mut verdicts);
+    Report { verdicts, values }
 }

@@ -3,9 +3,9 @@
 use serde_json::Value as Json;
 
 use super::walk::{Finding, Outcome};
-use crate::facts::{Facts, Switch};
-use crate::read::{Place, Span};
+use crate::read::{Location, Span};
 use crate::schema::{self, Built, Effect, Key, Kind};
+use crate::view::{ConfigView, Switch};
 
 /// What becomes of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,7 +90,7 @@ pub struct Verdict {
     /// What to point at: the key, or the value where that is what is wrong.
     pub span: Span,
     /// Where its key stands.
-    pub place: Place,
+    pub location: Location,
     /// Why, and what to write.
     pub message: String,
     /// Whether an unknown key is near a known one: then it is an error.
@@ -115,15 +115,15 @@ impl Verdict {
     }
 }
 
-pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
-    let Finding { spelled, span, place, value, outcome } = finding;
+pub(super) fn decide(finding: Finding, view: ConfigView<'_>) -> Verdict {
+    let Finding { spelled, span, location, value, outcome } = finding;
     let mut verdict = Verdict {
         path: spelled,
         key: None,
         status: Status::Honoured,
         value,
         span,
-        place,
+        location,
         message: String::new(),
         near: false,
     };
@@ -131,8 +131,8 @@ pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
         Outcome::Known { key, notes } => {
             verdict.key = Some(key);
             // As the key's kind reads it: "False" is false.
-            let value = facts.value(key.path).unwrap_or(&verdict.value);
-            let (status, message) = effect(key, value, facts);
+            let value = view.value(key.path).unwrap_or(&verdict.value);
+            let (status, message) = effect(key, value, view);
             verdict.status = status;
             verdict.message = message;
             for note in notes {
@@ -163,30 +163,30 @@ pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
 }
 
 /// What a value does here, given the others, and why.
-pub(crate) fn effect(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
+pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
     if let Some(decided) = foreign_type(key, value) {
         return decided;
     }
-    if let Some(because) = key.idle.and_then(|idle| idle(facts)) {
+    if let Some(because) = key.idle.and_then(|idle| idle(view)) {
         return (Status::NoEffect, because);
     }
     match key.effect {
-        Effect::Works => works(key, value, facts),
-        Effect::WhileEnabled => match facts.switch(&format!("{}.enabled", key.parent())) {
+        Effect::Works => works(key, value, view),
+        Effect::WhileEnabled => match view.switch(&format!("{}.enabled", key.parent())) {
             Switch::Off => (Status::NoEffect, format!("{}.enabled is false", key.parent())),
-            Switch::On | Switch::Open => works(key, value, facts),
+            Switch::On | Switch::Open => works(key, value, view),
         },
         Effect::BuiltIn(why) => match key.built {
             Built::Not => (Status::NotYet, format!("not built yet, and always so once it is: {why}")),
-            Built::Whole | Built::Only { .. } => match works(key, value, facts) {
+            Built::Whole | Built::Only { .. } => match works(key, value, view) {
                 (Status::Honoured, _) => (Status::BuiltIn, format!("always so here: {why}")),
                 lacking => lacking,
             },
         },
         Effect::Nothing(because) => (Status::NoEffect, because.to_owned()),
         Effect::AsSection => match schema::find(key.parent()).next() {
-            Some(section) => effect(section, value, facts),
-            None => works(key, value, facts),
+            Some(section) => effect(section, value, view),
+            None => works(key, value, view),
         },
         Effect::Lacking(_) if is_off(key, value) => (Status::Honoured, "off, as asked".to_owned()),
         Effect::Lacking(what) => (Status::NotYet, what.to_owned()),
@@ -199,17 +199,17 @@ fn is_off(key: &Key, value: &Json) -> bool {
     value.is_null() || value.as_str() == Some("auto") || key.is_default(value)
 }
 
-fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
+fn works(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
     // A section does what its switch does.
     if let Some(switch) = schema::switch_of(key).filter(|_| key.kind == Kind::Section) {
-        return effect(switch, facts.value(switch.path).unwrap_or(&Json::Null), facts);
+        return effect(switch, view.value(switch.path).unwrap_or(&Json::Null), view);
     }
-    if let Some(switch) = unbuilt_switch(key, facts) {
+    if let Some(switch) = unbuilt_switch(key, view) {
         return (Status::NotYet, format!("it follows {switch}, which is not built yet"));
     }
     match key.built {
         _ if key.is_built_for(value) => {
-            (Status::Honoured, key.note.and_then(|note| note(facts)).unwrap_or_default())
+            (Status::Honoured, key.note.and_then(|note| note(view)).unwrap_or_default())
         }
         Built::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
         Built::Not | Built::Whole => {
@@ -220,10 +220,10 @@ fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
 
 /// The switch of the key's section with its value, where a run does not do what it asks for and would read the key if
 /// it did.
-pub(crate) fn unbuilt_switch(key: &Key, facts: Facts<'_>) -> Option<String> {
+pub(crate) fn unbuilt_switch(key: &Key, view: ConfigView<'_>) -> Option<String> {
     let section = schema::find(key.parent()).next().filter(|_| key.built == Built::Whole)?;
     let switch = schema::switch_of(section).filter(|switch| switch.path != key.path)?;
-    let value = facts.value(switch.path).filter(|value| !switch.is_built_for(value))?;
+    let value = view.value(switch.path).filter(|value| !switch.is_built_for(value))?;
     Some(format!("{} {value}", switch.path))
 }
 

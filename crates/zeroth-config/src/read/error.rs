@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::Deref;
 
-use super::source::{Place, Source, Span};
+use super::source::{Location, Source, Span};
 
-/// A config that cannot be read. The parts are fields: `error.place`, `error.message`, `error.help`, …
+/// A config that cannot be read. The parts are fields: `error.location`, `error.message`, `error.help`, …
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct ReadError(Box<ReadProblem>); // boxed: a `Result` that carries it stays small
@@ -18,14 +18,14 @@ pub struct ReadProblem {
     /// The file's path, or `<base64>`, `<argument>`, ….
     pub source_name: String,
     /// Where it is; absent where the file as a whole is the problem.
-    pub place: Option<Place>,
+    pub location: Option<Location>,
     /// The bytes of the text it is about; never absent where there is a place.
     pub span: Option<Span>,
     /// What is wrong, without the place.
     pub message: String,
     /// What to write or do.
     pub help: Option<String>,
-    /// The line of `place`, whole and without its end.
+    /// The line of `location`, whole and without its end.
     pub line_text: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl ReadError {
         Self(Box::new(ReadProblem {
             kind,
             source_name,
-            place: None,
+            location: None,
             span: None,
             message,
             help,
@@ -95,8 +95,8 @@ impl fmt::Display for ReadProblem {
     /// `NAME: line L, column C: message`, or `NAME: message`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.source_name)?;
-        if let Some(place) = self.place {
-            write!(f, "{place}: ")?;
+        if let Some(location) = self.location {
+            write!(f, "{location}: ")?;
         }
         f.write_str(&self.message)
     }
@@ -123,15 +123,15 @@ impl Fault {
 
     /// The error as the caller sees it.
     pub(super) fn in_source(self, source: &Source) -> ReadError {
-        let place = source.place(self.span.start);
+        let location = source.location(self.span.start);
         ReadError(Box::new(ReadProblem {
             kind: self.kind,
             source_name: source.name().to_owned(),
-            place: Some(place),
+            location: Some(location),
             span: Some(self.span),
             message: self.message,
             help: self.help,
-            line_text: Some(source.line(place.line).to_owned()),
+            line_text: Some(source.line(location.line).to_owned()),
         }))
     }
 }

@@ -23,19 +23,19 @@
 //! before the next line's key; numbers beyond the range of an f64; lone surrogates; control and invisible
 //! characters and typographic quotes outside of quoted text; an empty file; nesting deeper than [`MAX_DEPTH`].
 
+mod bare_word;
 mod cursor;
 mod error;
 mod number;
 mod parse;
+mod quoted;
 mod source;
-mod text;
 mod value;
-mod word;
 
 pub use error::{ReadError, ReadErrorKind, ReadProblem};
 pub use number::Number;
 pub use parse::MAX_DEPTH;
-pub use source::{MAX_BYTES, Place, Source, Span};
+pub use source::{Location, MAX_BYTES, Source, Span};
 pub use value::{Entry, Node, Value};
 
 /// A config that was read: its text and what the text says.

@@ -24,14 +24,14 @@ pub struct Source {
 
 /// A place in a text: both numbers begin at 1, columns count characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Location {
     /// The line.
     pub line: usize,
     /// The character in the line.
     pub column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}, column {}", self.line, self.column)
     }
@@ -142,11 +142,11 @@ impl Source {
     }
 
     /// The place of a byte of the text; beyond the end it is the end's.
-    pub fn place(&self, offset: usize) -> Place {
+    pub fn location(&self, offset: usize) -> Location {
         let offset = self.text.floor_char_boundary(offset);
         let line = self.line_starts.partition_point(|&start| start <= offset);
         let column = self.text[self.line_starts[line - 1]..offset].chars().count() + 1;
-        Place { line, column }
+        Location { line, column }
     }
 
     /// A line of the text without its end, counted from 1; empty where there is no such line.
@@ -258,9 +258,9 @@ mod tests {
             (12, 4, 5),
             (99, 4, 5),
         ] {
-            assert_eq!(source.place(offset), Place { line, column }, "offset {offset}");
+            assert_eq!(source.location(offset), Location { line, column }, "offset {offset}");
         }
-        assert_eq!(source.place(5), Place { line: 2, column: 2 }, "inside of é is é");
+        assert_eq!(source.location(5), Location { line: 2, column: 2 }, "inside of é is é");
         assert_eq!([1, 2, 3, 4, 5, 0].map(|line| source.line(line)), ["a", "bé", "", "last", "", ""]);
     }
 

@@ -12,8 +12,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::asked::Asked;
-use crate::read::Place;
+use crate::file_values::FileValues;
+use crate::read::Location;
 use crate::schema::Key;
 
 pub use batch::{Batch, BatchError, triangulate};
@@ -24,7 +24,7 @@ pub use mismatch::Mismatch;
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// The checked file.
-    pub asked: &'a Asked,
+    pub file: &'a FileValues,
     /// What was typed.
     pub flags: &'a Flags,
     /// Ranks of the run.
@@ -48,7 +48,7 @@ pub struct ModelFacts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The file, at this place.
-    File(Place),
+    File(Location),
     /// This flag.
     Flag(&'static str),
     /// A rule; the text says which.
@@ -72,7 +72,7 @@ impl Origin {
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(place) => write!(f, "file, {place}"),
+            Self::File(location) => write!(f, "file, {location}"),
             Self::Flag(flag) => write!(f, "command line, {flag}"),
             Self::Auto(rule) => write!(f, "auto, {rule}"),
             Self::Default => f.write_str("default"),

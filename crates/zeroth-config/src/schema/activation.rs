@@ -1,7 +1,7 @@
 //! `activation_checkpointing`, and the block `zeroth` for what DeepSpeed's keys cannot say.
 
+use super::conditions;
 use super::key::{AutoRule, Key, Kind, Reader};
-use super::when;
 
 /// Hugging Face's schedules, by --lr-scheduler-type or `zeroth.lr_scheduler_type`.
 pub const HF_SCHEDULES: &[&str] =
@@ -12,7 +12,7 @@ pub(super) const KEYS: &[Key] = &[
         .does("Keeps few activations from forward to backward and computes the rest again; here the section works by itself.")
         .set("{} turns it on for every block; zeroth.recompute chooses finer")
         .read_by(Reader::Checkpoint)
-        .unless(when::blocks_are_recomputed),
+        .unless(conditions::blocks_are_recomputed),
     Key::bool("activation_checkpointing.partition_activations", false)
         .does("Cuts kept activations across model-parallel ranks.")
         .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to cut, and nothing is saved"),
@@ -20,7 +20,7 @@ pub(super) const KEYS: &[Key] = &[
         .does("Parks the inputs of blocks that are kept in host memory, from forward's last use to backward's first.")
         .set("true when recomputing alone does not fit")
         .read_by(Reader::Checkpoint)
-        .unless(when::blocks_are_recomputed),
+        .unless(conditions::blocks_are_recomputed),
     Key::bool("activation_checkpointing.contiguous_memory_optimization", false)
         .does("Puts kept activations end to end.")
         .built_in("every buffer has a planned place in one arena; there is no fragmentation"),
@@ -31,7 +31,7 @@ pub(super) const KEYS: &[Key] = &[
         .set("leave it out (one a block)")
         .read_by(Reader::Checkpoint)
         .auto(AutoRule::Blocks)
-        .unless(when::blocks_are_recomputed),
+        .unless(conditions::blocks_are_recomputed),
     Key::bool("activation_checkpointing.synchronize_checkpoint_boundary", false)
         .does("Waits for the device at each checkpoint.")
         .nothing("operations wait for exactly what they need"),
@@ -50,17 +50,17 @@ pub(super) const KEYS: &[Key] = &[
         .does("How many blocks, from the first on, backward computes again as a whole; of the others norms and swiglu.")
         .set("leave both out: where memory is short, as few blocks are chosen as fit")
         .read_by(Reader::Checkpoint)
-        .unless(when::blocks_are_recomputed),
+        .unless(conditions::blocks_are_recomputed),
     Key::new("zeroth.gather", Kind::OneOf(&["view", "copy"]))
         .or_rule("view on CPU, copy on GPUs")
         .does(
-            "How a rank gets parameters that other ranks hold. view (CPU only): it reads their shards in place, and nothing \
+            "How a rank gets parameters that other ranks hold. view (CPU only): it reads their shards in location, and nothing \
              is gathered; copy: units are gathered by all-gather, within the bounds of the stage3_* keys.",
         )
         .set("leave it out")
         .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units)
-        .noting(when::views_need_a_cpu),
+        .unless(conditions::stage_gathers_units)
+        .noting(conditions::views_need_a_cpu),
     Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
         .or_text("exact")
         .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")
@@ -76,7 +76,7 @@ pub(super) const KEYS: &[Key] = &[
         .does("Rounds bf16 moments up or down by chance, so that small changes are not lost.")
         .set("true")
         .read_by(Reader::Update)
-        .unless(when::moments_are_16_bit),
+        .unless(conditions::moments_are_16_bit),
     Key::new("zeroth.update", Kind::OneOf(&["device", "host"]))
         .or_rule("the faster one on this machine, by measurement")
         .does(
@@ -85,7 +85,7 @@ pub(super) const KEYS: &[Key] = &[
         )
         .set("leave it out")
         .read_by(Reader::Offload)
-        .unless(when::host_can_update),
+        .unless(conditions::host_can_update),
     Key::int("zeroth.update_window", 0)
         .or_rule("what the device has free")
         .in_("bytes")
@@ -96,7 +96,7 @@ pub(super) const KEYS: &[Key] = &[
         )
         .set("leave it out")
         .read_by(Reader::Offload)
-        .unless(when::optimizer_offloaded),
+        .unless(conditions::optimizer_offloaded),
     Key::new("zeroth.decay", Kind::OneOf(&["matrices", "all"]))
         .or_text("matrices")
         .does("Which parameters decay: matrices only, as Hugging Face does, or all, as DeepSpeed does.")
@@ -107,12 +107,12 @@ pub(super) const KEYS: &[Key] = &[
         .does("Hugging Face's schedule, where the file has no scheduler section; --lr-scheduler-type says the same.")
         .set("cosine")
         .read_by(Reader::Schedule)
-        .unless(when::schedule_is_ours),
+        .unless(conditions::schedule_is_ours),
     Key::float("zeroth.warmup_steps", 0.0)
         .or_float(0.0)
         .in_("steps, or a share of all below 1")
         .does("Warm-up of that schedule; --warmup-steps says the same.")
         .set("0.03 of the run, or some hundred steps")
         .read_by(Reader::Schedule)
-        .unless(when::schedule_is_ours),
+        .unless(conditions::schedule_is_ours),
 ];

@@ -1,7 +1,7 @@
 //! What the table holds for one key of the config.
 
 use super::built::Built;
-use crate::facts::Facts;
+use crate::view::ConfigView;
 
 /// One key: how it is written, what it may hold, what it does here, and who reads it.
 ///
@@ -11,9 +11,9 @@ pub struct Key {
     /// The canonical path, `zero_optimization.stage3_prefetch_bucket_size`.
     pub path: &'static str,
     /// Other names of the last part that DeepSpeed takes as well, such as `prefetch_bucket_size`.
-    pub names: &'static [&'static str],
+    pub other_names: &'static [&'static str],
     /// Other full paths at which the key is accepted.
-    pub places: &'static [&'static str],
+    pub other_paths: &'static [&'static str],
     /// What it may hold.
     pub kind: Kind,
     /// The numbers it may hold.
@@ -160,7 +160,7 @@ impl Reader {
 }
 
 /// A sentence from the other values: why a key has no effect, or what is worth saying about it; `None` where there is none.
-pub type Condition = fn(Facts<'_>) -> Option<String>;
+pub type Condition = fn(ConfigView<'_>) -> Option<String>;
 
 /// What a key does here.
 #[derive(Debug, Clone, Copy)]
@@ -239,8 +239,8 @@ impl Key {
     pub(super) const fn new(path: &'static str, kind: Kind) -> Self {
         Self {
             path,
-            names: &[],
-            places: &[],
+            other_names: &[],
+            other_paths: &[],
             kind,
             bounds: NO_BOUNDS,
             default: DefaultValue::Absent,
@@ -282,7 +282,7 @@ impl Key {
     }
 
     /// A part of DeepSpeed without counterpart here; `because` says why nothing is missed.
-    pub(super) const fn elsewhere(path: &'static str, does: &'static str, because: &'static str) -> Self {
+    pub(super) const fn unsupported(path: &'static str, does: &'static str, because: &'static str) -> Self {
         let mut key = Self::new(path, Kind::Opaque).does(does);
         key.effect = Effect::Nothing(because);
         key
@@ -301,12 +301,12 @@ impl Key {
     }
 
     pub(super) const fn named(mut self, names: &'static [&'static str]) -> Self {
-        self.names = names;
+        self.other_names = names;
         self
     }
 
     pub(super) const fn also_at(mut self, places: &'static [&'static str]) -> Self {
-        self.places = places;
+        self.other_paths = places;
         self
     }
 

@@ -7,14 +7,14 @@
 mod activation;
 mod batch;
 mod built;
-mod elsewhere;
+mod conditions;
 mod key;
 mod offload;
 mod optimizer;
 mod precision;
 mod reporting;
 mod scheduler;
-mod when;
+mod unsupported;
 mod zero;
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ const SECTIONS: [&[Key]; 9] = [
     scheduler::KEYS,
     activation::KEYS,
     reporting::KEYS,
-    elsewhere::KEYS,
+    unsupported::KEYS,
 ];
 
 /// Every key, in the order of the page.
@@ -59,8 +59,8 @@ pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
     let (parent, path) = (key.parent(), key.path);
     let join = move |name: &str| if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };
     std::iter::once(path.to_owned())
-        .chain(key.names.iter().map(move |name| join(name)))
-        .chain(key.places.iter().map(|place| (*place).to_owned()))
+        .chain(key.other_names.iter().map(move |name| join(name)))
+        .chain(key.other_paths.iter().map(|location| (*location).to_owned()))
 }
 
 /// The names that may be suggested inside a section (`""` is the top level): of all its keys, other names included,
@@ -68,9 +68,9 @@ pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
 pub fn names_in(section: &str) -> impl Iterator<Item = &'static str> {
     keys()
         .filter(move |key| key.parent() == section && !matches!(key.effect, Effect::Refused(_)))
-        .flat_map(|key| std::iter::once(key.name()).chain(key.names.iter().copied()))
-        .chain(keys().flat_map(|key| key.places.iter().copied()).filter_map(move |place| {
-            let (parent, name) = place.rsplit_once('.').unwrap_or(("", place));
+        .flat_map(|key| std::iter::once(key.name()).chain(key.other_names.iter().copied()))
+        .chain(keys().flat_map(|key| key.other_paths.iter().copied()).filter_map(move |location| {
+            let (parent, name) = location.rsplit_once('.').unwrap_or(("", location));
             (parent == section).then_some(name)
         }))
 }

@@ -68,7 +68,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("comet.experiment_key", Kind::Text).does("The experiment to continue.").as_section(),
     Key::bool("comet.online", true).does("Sends at once or later.").as_section(),
     Key::new("comet.mode", Kind::Text).does("How an experiment is begun.").as_section(),
-    Key::elsewhere("monitor_config", "Settings of a cluster's monitoring.", NO_SERVICE),
+    Key::unsupported("monitor_config", "Settings of a cluster's monitoring.", NO_SERVICE),
     Key::section("flops_profiler")
         .does("Prints the floating-point work and the time of one step, unit by unit and op by op.")
         .set("{\"enabled\": true}")
@@ -157,6 +157,6 @@ pub(super) const KEYS: &[Key] = &[
         .set("true where the disk is slow")
         .read_by(Reader::Save),
     Key::int("checkpoint.writer.io_multiplier", 1).or_int(1).does("Writers a rank.").nothing(OWN_WRITER),
-    Key::elsewhere("nebula", "Azure's asynchronous checkpoints.", OWN_WRITER),
-    Key::elsewhere("datastates_ckpt", "DataStates' asynchronous checkpoints.", OWN_WRITER),
+    Key::unsupported("nebula", "Azure's asynchronous checkpoints.", OWN_WRITER),
+    Key::unsupported("datastates_ckpt", "DataStates' asynchronous checkpoints.", OWN_WRITER),
 ];

@@ -1,7 +1,7 @@
 //! `scheduler`: its types and the parameters of each.
 
+use super::conditions;
 use super::key::{AutoRule, Key, Kind, Reader};
-use super::when;
 
 /// DeepSpeed's schedules, all of them ours too.
 pub const SCHEDULERS: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"];
@@ -45,7 +45,7 @@ pub(super) const KEYS: &[Key] = &[
         .does("WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest.")
         .set("WarmupDecayLR or WarmupCosineLR; WarmupLR never comes down again")
         .read_by(Reader::Schedule)
-        .noting(when::decay_without_its_end),
+        .noting(conditions::decay_without_its_end),
     Key::section("scheduler.params").does("The parameters of the schedule.").read_by(Reader::Schedule),
     param(Key::float("scheduler.params.warmup_min_lr", 0.0).in_fp32(), WARMUPS_TO_LR)
         .or_float(0.0)
@@ -130,20 +130,20 @@ pub(super) const KEYS: &[Key] = &[
         .does("Least first beta.")
         .set("0.8")
         .not_yet()
-        .unless(when::momentum_cycles),
+        .unless(conditions::momentum_cycles),
     param(Key::float("scheduler.params.cycle_max_mom", 0.0), CYCLE)
         .at_most(1.0)
         .or_float(0.9)
         .does("Greatest first beta.")
         .set("0.9")
         .not_yet()
-        .unless(when::momentum_cycles),
+        .unless(conditions::momentum_cycles),
     param(Key::float("scheduler.params.decay_mom_rate", 0.0), CYCLE)
         .or_float(0.0)
         .does("How fast the first beta rises after the cycle.")
         .set("0")
         .not_yet()
-        .unless(when::momentum_cycles),
+        .unless(conditions::momentum_cycles),
     param(Key::float("scheduler.params.lr_range_test_min_lr", 0.0).in_fp32(), RANGE).or_float(1e-3).does("The learning rate to start from.").set("1e-6"),
     param(Key::int("scheduler.params.lr_range_test_step_size", 1), RANGE)
         .or_int(2000)

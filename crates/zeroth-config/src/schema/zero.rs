@@ -1,7 +1,7 @@
 //! `zero_optimization`: stages, buckets and the fine-grained keys of stage 3.
 
+use super::conditions;
 use super::key::{AutoRule, Key, Kind, Reader};
-use super::when;
 
 pub(super) const KEYS: &[Key] = &[
     Key::section("zero_optimization")
@@ -36,12 +36,12 @@ pub(super) const KEYS: &[Key] = &[
         .does("The most parameter elements of a unit that one gather after the update moves, in whole blocks of 2,048, at least one a rank: all units at stages 1 and 2, persistent parameters at stage 3.")
         .set("2e8")
         .read_by(Reader::Update)
-        .unless(when::shards_gather_in_buckets),
+        .unless(conditions::shards_gather_in_buckets),
     Key::bool("zero_optimization.allgather_partitions", true)
         .does("Gathers updated parameters that stay whole with all-gather; false broadcasts one rank's shard after the other.")
         .set("true")
         .read_by(Reader::Update)
-        .unless(when::stage_gathers_after_update),
+        .unless(conditions::stage_gathers_after_update),
     Key::bool("zero_optimization.contiguous_gradients", true)
         .does("Gradients lie end to end in one buffer.")
         .built_in("gradients land in the unit's flat gradient buffer as they are computed"),
@@ -53,8 +53,8 @@ pub(super) const KEYS: &[Key] = &[
         .does("Lets stage3_max_reuse_distance decide what stays gathered; false keeps every unit with linear maps gathered from forward to backward, as far as stage3_max_live_parameters allows. Where shards are read in place (zeroth.gather), none is gathered.")
         .set("true")
         .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units)
-        .noting(when::gathers_copy),
+        .unless(conditions::stage_gathers_units)
+        .noting(conditions::gathers_copy),
     Key::int("zero_optimization.sub_group_size", 0)
         .or_int(1_000_000_000)
         .in_("elements")
@@ -69,8 +69,8 @@ pub(super) const KEYS: &[Key] = &[
         .set("\"auto\" (0.9 · hidden_size²)")
         .read_by(Reader::Overlap)
         .auto(AutoRule::NineTenthsHiddenSquared)
-        .unless(when::gathers_are_hoisted)
-        .noting(when::gathers_copy),
+        .unless(conditions::gathers_are_hoisted)
+        .noting(conditions::gathers_copy),
     Key::int("zero_optimization.stage3_param_persistence_threshold", 0)
         .named(&["param_persistence_threshold"])
         .or_int(100_000)
@@ -79,7 +79,7 @@ pub(super) const KEYS: &[Key] = &[
         .set("\"auto\" (10 · hidden_size): norms and biases stay")
         .read_by(Reader::Gather)
         .auto(AutoRule::TenHidden)
-        .unless(when::stage_gathers_units),
+        .unless(conditions::stage_gathers_units),
     Key::int("zero_optimization.stage3_model_persistence_threshold", 0)
         .named(&["model_persistence_threshold"])
         .or_int(i64::MAX)
@@ -88,7 +88,7 @@ pub(super) const KEYS: &[Key] = &[
         .set("leave it out; stage3_param_persistence_threshold bounds them")
         .read_by(Reader::Gather)
         .only(&["9223372036854775807"], "leave it out, and lower stage3_param_persistence_threshold")
-        .unless(when::stage_gathers_units),
+        .unless(conditions::stage_gathers_units),
     Key::int("zero_optimization.stage3_max_live_parameters", 0)
         .named(&["max_live_parameters"])
         .or_int(1_000_000_000)
@@ -96,8 +96,8 @@ pub(super) const KEYS: &[Key] = &[
         .does("The most elements gathered at any time, without padding, persistent ones included; raised to what one instruction needs if below. Where shards are read in place (zeroth.gather), none is gathered.")
         .set("1e9, or lower to bound memory: unlike DeepSpeed's, this bound holds")
         .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units)
-        .noting(when::gathers_copy),
+        .unless(conditions::stage_gathers_units)
+        .noting(conditions::gathers_copy),
     Key::int("zero_optimization.stage3_max_reuse_distance", 0)
         .named(&["max_reuse_distance"])
         .or_int(1_000_000_000)
@@ -105,14 +105,14 @@ pub(super) const KEYS: &[Key] = &[
         .does("A unit read again within this many elements of other units stays gathered; 0 releases it after its last read in forward and gathers it again for backward. Where shards are read in place (zeroth.gather), none is gathered.")
         .set("1e9 keeps what max_live allows; 0 holds the fewest")
         .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units)
-        .noting(when::gathers_copy),
+        .unless(conditions::stage_gathers_units)
+        .noting(conditions::gathers_copy),
     Key::bool("zero_optimization.stage3_gather_16bit_weights_on_model_save", true)
         .named(&["gather_16bit_weights_on_model_save"])
         .does("Writes the trained model as a Hugging Face folder at the end; false writes none and prints the export command.")
         .set("true")
         .read_by(Reader::Save)
-        .unless(when::weights_are_cut),
+        .unless(conditions::weights_are_cut),
     Key::bool("zero_optimization.stage3_gather_fp16_weights_on_model_save", false)
         .does("The name of stage3_gather_16bit_weights_on_model_save before bf16.")
         .deprecated("zero_optimization.stage3_gather_16bit_weights_on_model_save"),
@@ -142,12 +142,12 @@ pub(super) const KEYS: &[Key] = &[
         .does("Keeps parameter shards in host memory or on disk (stage 3).")
         .set("{\"device\": \"cpu\"} when stage 3 alone does not fit")
         .read_by(Reader::Offload)
-        .unless(when::offload_param_possible),
+        .unless(conditions::offload_param_possible),
     Key::section("zero_optimization.offload_optimizer")
         .does("Keeps optimizer state in host memory or on disk.")
         .set("{\"device\": \"cpu\"} when the state does not fit the device")
         .read_by(Reader::Offload)
-        .unless(when::stage_cuts_state),
+        .unless(conditions::stage_cuts_state),
     Key::bool("zero_optimization.cpu_offload", false)
         .does("The old way to ask for offload_optimizer to host memory.")
         .deprecated("zero_optimization.offload_optimizer: {\"device\": \"cpu\"}"),
@@ -202,7 +202,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("zero_optimization.zero_quantized_gradients", false)
         .does("ZeRO++: reduces gradients in int4.")
         .lacking("quantised reductions are not built"),
-    Key::elsewhere(
+    Key::unsupported(
         "zero_optimization.zeropp_loco_param",
         "ZeRO++: error feedback for quantised gradients.",
         "gradients are not quantised here, so there is no error to feed back",
@@ -215,7 +215,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("zero_optimization.mics_hierarchical_params_gather", false)
         .does("MiCS: gathers in two levels.")
         .lacking("cutting within groups of ranks is not built"),
-    Key::elsewhere(
+    Key::unsupported(
         "zero_optimization.leaf_module",
         "Names modules to gather as a whole.",
         "blocks are always gathered as a whole, experts included; no collective depends on routing",

@@ -17,8 +17,8 @@ mod words;
 
 use serde_json::{Value, json};
 
-use crate::asked::Asked;
-use crate::read::Place;
+use crate::file_values::FileValues;
+use crate::read::Location;
 
 pub use crate::check::Severity;
 pub use command::{Launcher, World};
@@ -48,7 +48,7 @@ pub struct Finding {
     /// The key of the file, by its canonical path.
     pub key: Option<&'static str>,
     /// Where the file says it.
-    pub place: Option<Place>,
+    pub location: Option<Location>,
     /// What the file says and what the command says.
     pub message: String,
     /// What to change.
@@ -57,9 +57,9 @@ pub struct Finding {
 
 /// Holds a training command against a checked file. The command may begin with environment assignments, and may be
 /// one text as a shell would read it.
-pub fn verify(asked: &Asked, file_name: &str, command: &[String]) -> Verification {
+pub fn verify(file: &FileValues, file_name: &str, command: &[String]) -> Verification {
     let command = command::Command::read(command);
-    let (compared, findings) = compare::Comparison::new(asked, file_name, &command).run();
+    let (compared, findings) = compare::Comparison::new(file, file_name, &command).run();
     Verification {
         file: file_name.to_owned(),
         launcher: command.launcher,
@@ -100,8 +100,8 @@ impl Finding {
         json!({
             "severity": if self.severity == Severity::Error { "error" } else { "warning" },
             "key": self.key,
-            "line": self.place.map(|place| place.line),
-            "column": self.place.map(|place| place.column),
+            "line": self.location.map(|location| location.line),
+            "column": self.location.map(|location| location.column),
             "message": self.message,
             "fix": self.fix,
         })

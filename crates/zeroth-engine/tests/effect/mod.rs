@@ -139,7 +139,7 @@ pub(crate) fn resolved(text: &str, ranks: u64) -> Resolved {
     let report = check(&document);
     assert!(report.is_ok(false), "{text}: {:?}", report.verdicts);
     let request = Request {
-        asked: &report.asked,
+        file: &report.values,
         flags: &Flags::default(),
         ranks,
         model: Some(ModelFacts { hidden_size: Some(1024), blocks: Some(BLOCKS) }),

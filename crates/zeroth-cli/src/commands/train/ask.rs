@@ -144,7 +144,7 @@ pub(super) fn ask(
         blocks: Some(model.blocks + model.encoder_blocks),
     };
     let settle = |flags: &Flags, steps: Option<u64>| {
-        resolve(&Request { asked: &checked.report.asked, flags, ranks, model: Some(facts()), steps })
+        resolve(&Request { file: &checked.report.values, flags, ranks, model: Some(facts()), steps })
     };
     // Batch sizes first: how many steps the data gives depends on them, and "auto" schedules on the steps.
     let mut resolved = settle(&flags, None)?;

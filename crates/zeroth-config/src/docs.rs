@@ -59,7 +59,7 @@ fn first_use(section: &str) -> usize {
 
 fn row(key: &Key) -> String {
     let names: Vec<String> = std::iter::once(key.name())
-        .chain(key.names.iter().copied())
+        .chain(key.other_names.iter().copied())
         .map(|name| format!("`{name}`"))
         .collect();
     let types = if key.types.is_empty() { String::new() } else { format!(" ({})", key.types.join(", ")) };

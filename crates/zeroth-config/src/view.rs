@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::asked::Asked;
+use crate::file_values::FileValues;
 use crate::resolve::Resolved;
 use crate::schema;
 
@@ -19,20 +19,20 @@ pub enum Switch {
 
 /// The values of a file, or of the config it became, seen together.
 #[derive(Debug, Clone, Copy)]
-pub struct Facts<'a> {
+pub struct ConfigView<'a> {
     values: Values<'a>,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Values<'a> {
-    Asked(&'a Asked),
+    File(&'a FileValues),
     Resolved(&'a Resolved),
 }
 
-impl<'a> Facts<'a> {
+impl<'a> ConfigView<'a> {
     /// The view of a file.
-    pub fn new(asked: &'a Asked) -> Self {
-        Self { values: Values::Asked(asked) }
+    pub fn new(values: &'a FileValues) -> Self {
+        Self { values: Values::File(values) }
     }
 
     /// The view of a config with every value settled.
@@ -43,7 +43,7 @@ impl<'a> Facts<'a> {
     /// The value, `"auto"` included.
     pub fn value(&self, path: &str) -> Option<&'a Value> {
         match self.values {
-            Values::Asked(asked) => asked.get(path).map(|asked| &asked.value),
+            Values::File(values) => values.get(path).map(|found| &found.value),
             Values::Resolved(resolved) => resolved.get(path).map(|setting| &setting.value),
         }
     }
@@ -61,7 +61,7 @@ impl<'a> Facts<'a> {
     /// Whether there is such a section: in a file empty or not, in a settled config with a value.
     pub fn has_section(&self, section: &str) -> bool {
         match self.values {
-            Values::Asked(asked) => asked.has_section(section),
+            Values::File(values) => values.has_section(section),
             Values::Resolved(resolved) => resolved.settings.iter().any(|setting| {
                 setting.key.path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))
             }),

@@ -4,34 +4,34 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::read::Place;
+use crate::read::Location;
 
 /// One value of a file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AskedValue {
+pub struct FileValue {
     /// The value in its key's type; `"auto"` stays that word.
     pub value: Value,
     /// The path as the file spells it.
     pub spelled: String,
     /// Where its key stands.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// All values of a file, by canonical path.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Asked {
-    values: BTreeMap<&'static str, AskedValue>,
+pub struct FileValues {
+    values: BTreeMap<&'static str, FileValue>,
     sections: BTreeSet<&'static str>,
 }
 
-impl Asked {
+impl FileValues {
     /// The value at a canonical path.
-    pub fn get(&self, path: &str) -> Option<&AskedValue> {
+    pub fn get(&self, path: &str) -> Option<&FileValue> {
         self.values.get(path)
     }
 
     /// All values in the order of their paths.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &AskedValue)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &FileValue)> {
         self.values.iter().map(|(path, value)| (*path, value))
     }
 
@@ -44,7 +44,7 @@ impl Asked {
         self.sections.insert(section);
     }
 
-    pub(crate) fn insert(&mut self, path: &'static str, value: AskedValue) -> Option<AskedValue> {
+    pub(crate) fn insert(&mut self, path: &'static str, value: FileValue) -> Option<FileValue> {
         self.values.insert(path, value)
     }
 
