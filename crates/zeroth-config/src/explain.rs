@@ -83,7 +83,7 @@ pub fn default(key: &Key) -> String {
         DefaultValue::Float(value) => format!("{value:?}"),
         DefaultValue::Text(value) => format!("\"{value}\""),
         DefaultValue::Floats(values) => format!("{values:?}"),
-        DefaultValue::Rule(rule) => rule.to_owned(),
+        DefaultValue::Derived(_, rule) | DefaultValue::Rule(rule) => rule.to_owned(),
     }
 }
 

@@ -1,10 +1,12 @@
-//! What a file asks for: canonical paths with their values, each with its place in the file.
+//! The values of a config file by canonical path, each with its location.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use crate::read::Location;
+use crate::schema;
+use crate::view::{Lookup, Switch};
 
 /// One value of a file.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,7 +15,7 @@ pub struct FileValue {
     pub value: Value,
     /// The path as the file spells it.
     pub spelled: String,
-    /// Where its key stands.
+    /// The location of its key.
     pub location: Location,
 }
 
@@ -40,7 +42,7 @@ impl FileValues {
         self.sections.contains(section)
     }
 
-    pub(crate) fn enter(&mut self, section: &'static str) {
+    pub(crate) fn insert_section(&mut self, section: &'static str) {
         self.sections.insert(section);
     }
 
@@ -50,5 +52,20 @@ impl FileValues {
 
     pub(crate) fn remove(&mut self, path: &str) {
         self.values.remove(path);
+    }
+}
+
+impl Lookup for FileValues {
+    fn value(&self, path: &str) -> Option<&Value> {
+        debug_assert!(schema::has(path), "no key of the schema is called {path}");
+        self.get(path).map(|found| &found.value)
+    }
+
+    fn has_section(&self, section: &str) -> bool {
+        self.has_section(section)
+    }
+
+    fn absent_switch(&self, path: &str) -> Switch {
+        schema::absent_switch(path)
     }
 }

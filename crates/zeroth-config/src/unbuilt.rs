@@ -48,9 +48,9 @@ impl fmt::Display for Lack {
 
 /// What of a settled config no run does yet, each list in the order of the table.
 pub fn unbuilt(config: &Resolved) -> Unbuilt {
-    let view = ConfigView::settled(config);
+    let view = ConfigView::new(config);
     let mut found = Unbuilt { refused: Vec::new(), noted: Vec::new() };
-    for setting in &config.settings {
+    for setting in config.settings() {
         let (status, message) = effect(setting.key, &setting.value, view);
         // What follows a switch that is not built: the switch itself is named.
         if status != Status::NotYet || unbuilt_switch(setting.key, view).is_some() {
@@ -89,7 +89,9 @@ fn weight(setting: &Setting) -> Weight {
         Built::Not if is_default => Weight::Nothing,
         Built::Not => Weight::Note,
         // It follows another key, and that one is named.
-        _ if is_default && matches!(key.default, DefaultValue::Rule(_)) => Weight::Nothing,
+        _ if is_default && matches!(key.default, DefaultValue::Rule(_) | DefaultValue::Derived(..)) => {
+            Weight::Nothing
+        }
         _ if key.reader.decides_training() => Weight::Refusal,
         _ => Weight::Note,
     }

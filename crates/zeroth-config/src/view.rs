@@ -1,12 +1,10 @@
-//! What the values of a file say together: the view that conditions and rules ask.
+//! The values of a config seen together: what conditions of the schema and rules of the check read.
+
+use std::fmt;
 
 use serde_json::Value;
 
-use crate::file_values::FileValues;
-use crate::resolve::Resolved;
-use crate::schema;
-
-/// A switch of a file: on, off, or left to the command line.
+/// A boolean key: on, off, or left to the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Switch {
     /// true.
@@ -17,35 +15,31 @@ pub enum Switch {
     Open,
 }
 
-/// The values of a file, or of the config it became, seen together.
-#[derive(Debug, Clone, Copy)]
-pub struct ConfigView<'a> {
-    values: Values<'a>,
+/// Values by canonical path: those of a file, or those of the resolved config.
+pub trait Lookup: fmt::Debug {
+    /// The value at a path, the word `"auto"` included.
+    fn value(&self, path: &str) -> Option<&Value>;
+
+    /// Whether there is such a section.
+    fn has_section(&self, section: &str) -> bool;
+
+    /// The state of a boolean key that is absent.
+    fn absent_switch(&self, path: &str) -> Switch;
 }
 
+/// A view of a file's values, or of a resolved config's, with typed access.
 #[derive(Debug, Clone, Copy)]
-enum Values<'a> {
-    File(&'a FileValues),
-    Resolved(&'a Resolved),
-}
+pub struct ConfigView<'a>(&'a dyn Lookup);
 
 impl<'a> ConfigView<'a> {
-    /// The view of a file.
-    pub fn new(values: &'a FileValues) -> Self {
-        Self { values: Values::File(values) }
-    }
-
-    /// The view of a config with every value settled.
-    pub fn settled(resolved: &'a Resolved) -> Self {
-        Self { values: Values::Resolved(resolved) }
+    /// The view of these values.
+    pub fn new(values: &'a dyn Lookup) -> Self {
+        Self(values)
     }
 
     /// The value, `"auto"` included.
     pub fn value(&self, path: &str) -> Option<&'a Value> {
-        match self.values {
-            Values::File(values) => values.get(path).map(|found| &found.value),
-            Values::Resolved(resolved) => resolved.get(path).map(|setting| &setting.value),
-        }
+        self.0.value(path)
     }
 
     /// The value given; `None` where it is absent or `"auto"`.
@@ -54,21 +48,16 @@ impl<'a> ConfigView<'a> {
     }
 
     /// Whether the key has a value at all, `"auto"` included.
-    pub fn names(&self, path: &str) -> bool {
+    pub fn contains(&self, path: &str) -> bool {
         self.value(path).is_some()
     }
 
-    /// Whether there is such a section: in a file empty or not, in a settled config with a value.
+    /// Whether there is such a section: in a file empty or not, in a resolved config with a value.
     pub fn has_section(&self, section: &str) -> bool {
-        match self.values {
-            Values::File(values) => values.has_section(section),
-            Values::Resolved(resolved) => resolved.settings.iter().any(|setting| {
-                setting.key.path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))
-            }),
-        }
+        self.0.has_section(section)
     }
 
-    /// The stage; 0 where it is absent or unreadable.
+    /// The ZeRO stage; 0 where it is absent or unreadable.
     pub fn stage(&self) -> i64 {
         self.given("zero_optimization.stage").and_then(Value::as_i64).unwrap_or(0)
     }
@@ -83,8 +72,8 @@ impl<'a> ConfigView<'a> {
         self.given(path).and_then(Value::as_f64)
     }
 
-    /// A whole number given.
-    pub fn whole(&self, path: &str) -> Option<i64> {
+    /// An integer given.
+    pub fn integer(&self, path: &str) -> Option<i64> {
         self.given(path).and_then(Value::as_i64)
     }
 
@@ -93,20 +82,13 @@ impl<'a> ConfigView<'a> {
         self.given(path).and_then(Value::as_str)
     }
 
-    /// A switch, absent ones by their default.
+    /// A boolean key, absent ones by their default.
     pub fn switch(&self, path: &str) -> Switch {
         match self.value(path) {
             Some(Value::Bool(true)) => Switch::On,
             Some(Value::Bool(false)) => Switch::Off,
             Some(_) => Switch::Open,
-            None => {
-                let key = schema::find(path).next();
-                match key.map(|key| (key.auto, key.default)) {
-                    Some((None, schema::DefaultValue::Bool(true))) => Switch::On,
-                    Some((None, schema::DefaultValue::Bool(false))) => Switch::Off,
-                    _ => Switch::Open,
-                }
-            }
+            None => self.0.absent_switch(path),
         }
     }
 }

@@ -11,6 +11,7 @@ use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{
     BatchError, Flags, ModelFacts, Precision, Request, ResolveError, Resolved, resolve,
 };
+use zeroth_config::schema::TopLevel;
 
 #[path = "auto/contract.rs"]
 mod contract;
@@ -426,15 +427,16 @@ const BATCHES: [BatchRow; 14] = [
 ];
 
 fn assert_batch(run: &Run, text: &str, expected: Option<[u64; 3]>) {
-    let paths = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
     match (run.resolve(text), expected) {
         (Ok(resolved), Some(expected)) => {
-            assert_eq!(
-                paths.map(|path| resolved.whole(path)),
-                expected.map(Some),
-                "{text} on {} ranks",
-                run.ranks
-            );
+            let TopLevel {
+                train_batch_size,
+                train_micro_batch_size_per_gpu,
+                gradient_accumulation_steps,
+                ..
+            } = resolved.values.top_level;
+            let found = [train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps];
+            assert_eq!(found, expected, "{text} on {} ranks", run.ranks);
         }
         (Err(ResolveError::Batch(BatchError::Mismatch { ranks, .. })), None) => assert_eq!(ranks, run.ranks),
         (found, expected) => panic!("{text} on {} ranks: {found:?}, expected {expected:?}", run.ranks),
@@ -510,13 +512,10 @@ fn the_precision_is_what_was_typed_else_what_the_file_turns_on_else_bf16() {
     for (text, precision, enabled, communication) in cases {
         let run = Run::typed(Flags { precision, ..Flags::default() });
         let resolved = run.resolved(text);
-        let found = (resolved.is_on("fp16.enabled"), resolved.is_on("bf16.enabled"));
+        let found = (resolved.values.fp16.enabled, resolved.values.bf16.enabled);
         assert_eq!(found, enabled, "{text} with {precision:?}");
-        assert_eq!(
-            resolved.text("communication_data_type"),
-            Some(communication),
-            "{text} with {precision:?}"
-        );
+        let found = resolved.values.top_level.communication_data_type.to_string();
+        assert_eq!(found, communication, "{text} with {precision:?}");
     }
 }
 

@@ -5,6 +5,7 @@ use zeroth_config::explain;
 use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{Document, Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Origin, Precision, Request, Resolved, resolve};
+use zeroth_config::schema::{OptimizerType, SchedulerType};
 use zeroth_config::unbuilt::{Lack, Unbuilt, unbuilt};
 
 fn read(text: &str) -> Document {
@@ -173,8 +174,8 @@ fn types_are_resolved_as_the_table_spells_them() {
         "scheduler": {"type": "warmuplr", "params": {"warmup_num_steps": 9}}}"#;
     let config = resolved(text, &Flags::default());
     assert_eq!(
-        (config.text("optimizer.type"), config.text("scheduler.type")),
-        (Some("SGD"), Some("WarmupLR"))
+        (config.values.optimizer.name, config.values.scheduler.name),
+        (OptimizerType::Sgd, Some(SchedulerType::WarmupLr))
     );
 }
 

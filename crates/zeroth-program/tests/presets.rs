@@ -183,7 +183,7 @@ fn a_preset_sets_the_keys_that_are_named_here_and_no_other() {
         let (preset, bare) = (resolved(pair.preset(), 2), resolved(&pair.bare(), 2));
         let differs =
             |path: &str| preset.get(path).map(|set| &set.value) != bare.get(path).map(|set| &set.value);
-        let paths = preset.settings.iter().chain(&bare.settings).filter(|setting| decides(setting.key));
+        let paths = preset.settings().iter().chain(bare.settings()).filter(|setting| decides(setting.key));
         let mut found: Vec<&str> = paths.map(|set| set.key.path).filter(|path| differs(path)).collect();
         let mut named: Vec<&str> = pair.same.iter().chain(pair.moves).map(|(path, _)| *path).collect();
         found.sort_unstable();

@@ -1,9 +1,10 @@
 //! `plan`: bytes by tier and category for every preset, what fits, and what to change where nothing does.
 
 use serde_json::json;
-use zeroth::base::{DType, counted, format_bytes, format_count, grouped};
+use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
+use zeroth::config::schema::RecomputePolicy;
 use zeroth::machine::known_gpu;
 use zeroth::model::{
     Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate_config, read_config, table,
@@ -119,7 +120,7 @@ fn configs(
 fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow::Result<Option<u64>> {
     let Some(name) = &arguments.card else { return Ok(arguments.device_memory) };
     let card = known_gpu(name)?;
-    let bf16 = configs.iter().any(|(_, config)| config.is_on("bf16.enabled"));
+    let bf16 = configs.iter().any(|(_, config)| config.values.bf16.enabled);
     if bf16 && !card.supports_bf16() {
         anyhow::bail!("{} has no bf16, and the run is in bf16: use --fp16", card.name);
     }
@@ -132,7 +133,7 @@ fn ask(
     configs: &[(String, Resolved)],
     device_memory: Option<u64>,
 ) -> anyhow::Result<Ask> {
-    let settled = |key: &str| configs.first().and_then(|(_, config)| config.whole(key)).unwrap_or(1);
+    let top_level = configs.first().map(|(_, config)| &config.values.top_level);
     if configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
         anyhow::bail!(
             "planning of fp32 runs is not yet built: the plan counts 16-bit parameters; use bf16 or fp16"
@@ -159,7 +160,7 @@ fn ask(
         states,
         narrow_sums: configs.iter().all(|(_, config)| has_narrow_sums(config)),
         in_bf16: configs.iter().all(|(_, config)| precision(config) != Precision::Fp16),
-        accumulation: settled("gradient_accumulation_steps"),
+        accumulation: top_level.map_or(1, |top_level| top_level.gradient_accumulation_steps),
         largest_layer: model
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
             .or(arguments.largest_layer),
@@ -169,9 +170,10 @@ fn ask(
     };
     let Some(model) = model else { return Ok(ask) };
     let longest = model.config.max_positions.unwrap_or(LONGEST_ROW).min(LONGEST_ROW);
-    let recompute = configs.iter().any(|(_, config)| config.text("zeroth.recompute") == Some("block"));
+    let recompute =
+        configs.iter().any(|(_, config)| config.values.zeroth.recompute == RecomputePolicy::Block);
     let max_length = arguments.max_length.unwrap_or(longest);
-    let micro_batch = settled("train_micro_batch_size_per_gpu");
+    let micro_batch = top_level.map_or(1, |top_level| top_level.train_micro_batch_size_per_gpu);
     Ok(Ask {
         adapters: Some(planning::adapters(&model.table, &lora)?),
         shape: Some(planning::shape(&model.config, &model.table, micro_batch, max_length, recompute)),
@@ -181,15 +183,13 @@ fn ask(
 
 /// Whether shards of gradients add up in 16 bits: only stages 2 and 3 keep shards.
 fn has_narrow_sums(config: &Resolved) -> bool {
-    let sums = config.text("data_types.grad_accum_dtype").and_then(DType::from_name);
-    let stage = config.whole("zero_optimization.stage").unwrap_or(0);
-    stage >= 2 && sums.is_some_and(|sums| sums.bytes() == 2)
+    config.values.zero.stage >= 2 && config.values.data_types.grad_accum_dtype.bytes() == 2
 }
 
 fn precision(config: &Resolved) -> Precision {
-    if config.is_on("bf16.enabled") {
+    if config.values.bf16.enabled {
         Precision::Bf16
-    } else if config.is_on("fp16.enabled") {
+    } else if config.values.fp16.enabled {
         Precision::Fp16
     } else {
         Precision::Fp32

@@ -19,7 +19,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     let resolved = resolve(&request)?;
     let name = checked.document.source.name();
     if output.is_json() {
-        let origins: Vec<Value> = resolved.settings.iter().map(origin).collect();
+        let origins: Vec<Value> = resolved.settings().iter().map(origin).collect();
         output::json(&json!({
             "file": name,
             "ranks": arguments.ranks,
@@ -31,11 +31,11 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     }
     let mut table = Table::new(&["key", "value", "origin"], &[]);
     let shown = |setting: &&Setting| arguments.all || setting.origin != Origin::Default;
-    for setting in resolved.settings.iter().filter(shown) {
+    for setting in resolved.settings().iter().filter(shown) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
     }
     output::text(&table.lines().concat());
-    let hidden = resolved.settings.iter().filter(|setting| !shown(setting)).count();
+    let hidden = resolved.settings().iter().filter(|setting| !shown(setting)).count();
     if hidden > 0 {
         output::text(&format!("\n{hidden} more keys have their defaults; --all shows them\n"));
     }

@@ -61,9 +61,9 @@ fn disk_without_path(view: ConfigView<'_>) -> Vec<Conflict> {
 
 /// Whatever the number of ranks, the global batch is a multiple of micro-batch × accumulation.
 fn batch_fits_no_world(view: ConfigView<'_>) -> Vec<Conflict> {
-    let micro = view.whole("train_micro_batch_size_per_gpu");
-    let accumulation = view.whole("gradient_accumulation_steps");
-    let Some(train) = view.whole("train_batch_size") else { return Vec::new() };
+    let micro = view.integer("train_micro_batch_size_per_gpu");
+    let accumulation = view.integer("gradient_accumulation_steps");
+    let Some(train) = view.integer("train_batch_size") else { return Vec::new() };
     let (Some(share), true) = (
         micro.unwrap_or(1).checked_mul(accumulation.unwrap_or(1)).filter(|share| *share > 0),
         micro.is_some() || accumulation.is_some(),
@@ -114,7 +114,7 @@ fn moving_scale_needs_room(view: ConfigView<'_>) -> Vec<Conflict> {
 
 fn schedule_incomplete(view: ConfigView<'_>) -> Vec<Conflict> {
     let Some(name) = view.text("scheduler.type") else {
-        if view.names("scheduler.type") || !view.has_section("scheduler") {
+        if view.contains("scheduler.type") || !view.has_section("scheduler") {
             return Vec::new();
         }
         return vec![Conflict {
@@ -130,7 +130,7 @@ fn schedule_incomplete(view: ConfigView<'_>) -> Vec<Conflict> {
     }
     let missing: Vec<&str> = ["scheduler.params.cycle_min_lr", "scheduler.params.cycle_max_lr"]
         .into_iter()
-        .filter(|path| !view.names(path))
+        .filter(|path| !view.contains(path))
         .collect();
     if missing.is_empty() {
         return Vec::new();

@@ -96,7 +96,7 @@ impl Walker<'_> {
             }
             (Kind::Section, Value::Object(entries)) => {
                 self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
-                self.values.enter(key.path);
+                self.values.insert_section(key.path);
                 self.section(key.path, &join(spelled, &entry.key), entries);
             }
             // DeepSpeed's first form of the section: a switch for stage 1.

@@ -328,7 +328,7 @@ const DEEPSPEED: &[Variable] = &[
         "DS_REUSE_BUFFERS",
         "Nothing: DeepSpeed never had it.",
         Unknown,
-        "DeepSpeed never had such a variable; here buffers whose lifetimes do not meet share their location, always",
+        "DeepSpeed never had such a variable; here buffers whose lifetimes do not meet share their place, always",
     ),
     of(
         "DS_USE_CUDA_TILING",

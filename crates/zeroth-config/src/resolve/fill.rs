@@ -5,9 +5,10 @@ use serde_json::{Value, json};
 use super::batch::{self, Batch};
 use super::flags::{self, Precision};
 use super::mismatch::Mismatch;
-use super::{Origin, Request, ResolveError, Resolved, Setting};
+use super::request::{Request, ResolveError};
+use super::resolved::{Origin, Resolved, Setting};
 use crate::file_values::FileValue;
-use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind};
+use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, Kind};
 use crate::view::{ConfigView, Switch};
 
 pub(super) struct Filler<'a> {
@@ -55,13 +56,13 @@ impl<'a> Filler<'a> {
             let no_model = self.request.model.is_none();
             return Err(ResolveError::HiddenSize { keys: self.missing_hidden, no_model });
         }
-        Ok(Resolved { settings: self.settings, notes: self.notes })
+        Ok(Resolved::new(self.settings, self.notes))
     }
 
     /// The batch sizes from the file, where it names them, and from typed flags; what is left is computed.
     fn batch(&mut self) -> Result<Batch, ResolveError> {
         let flags = self.request.flags;
-        let given = |path: &str| self.view.whole(path).and_then(|value| u64::try_from(value).ok());
+        let given = |path: &str| self.view.integer(path).and_then(|value| u64::try_from(value).ok());
         let train = given("train_batch_size");
         let micro = given("train_micro_batch_size_per_gpu").or(flags.per_device_train_batch_size);
         let accumulation = given("gradient_accumulation_steps").or(flags.gradient_accumulation_steps);
@@ -299,23 +300,20 @@ impl<'a> Filler<'a> {
     }
 
     fn default(&self, key: &'static Key) -> Option<Value> {
-        let DefaultValue::Rule(_) = key.default else { return key.default.to_json() };
+        let DefaultValue::Derived(derivation, _) = key.default else { return key.default.to_json() };
         let follows = |path: &str| {
             self.view
                 .given(path)
                 .cloned()
                 .or_else(|| schema::find(path).next().and_then(|key| key.default.to_json()))
         };
-        match key.path {
-            "zero_optimization.overlap_comm" => Some((self.view.stage() == 3).into()),
-            "communication_data_type" => Some(self.precision.name().into()),
-            "zeroth.recompute" => Some(if self.recomputes() { "block" } else { "none" }.into()),
-            "scheduler.params.warmup_max_lr" => Some(self.base_learning_rate().into()),
-            "scheduler.params.cycle_second_step_size" => follows("scheduler.params.cycle_first_step_size"),
-            "scheduler.params.cycle_second_stair_count" => {
-                follows("scheduler.params.cycle_first_stair_count")
-            }
-            _ => None,
+        match derivation {
+            Derivation::OverlapAtStage3 => Some((self.view.stage() == 3).into()),
+            Derivation::RunPrecision => Some(self.precision.name().into()),
+            Derivation::Checkpointing => Some(if self.recomputes() { "block" } else { "none" }.into()),
+            Derivation::LearningRate => Some(self.base_learning_rate().into()),
+            Derivation::FirstStepSize => follows("scheduler.params.cycle_first_step_size"),
+            Derivation::FirstStairCount => follows("scheduler.params.cycle_first_stair_count"),
         }
     }
 

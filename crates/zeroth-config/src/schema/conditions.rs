@@ -24,7 +24,7 @@ pub(super) fn gradients_add_in_shards(view: ConfigView<'_>) -> Option<String> {
 pub(super) fn stage_gathers_after_update(view: ConfigView<'_>) -> Option<String> {
     match view.stage() {
         0 => Some("stage 0 gathers nothing: every rank updates all parameters itself".to_owned()),
-        3 if view.whole("zero_optimization.stage3_param_persistence_threshold") == Some(0) => Some(
+        3 if view.integer("zero_optimization.stage3_param_persistence_threshold") == Some(0) => Some(
             "stage 3 gathers after the update only what stays gathered, and stage3_param_persistence_threshold 0 keeps \
              nothing so"
                 .to_owned(),
@@ -71,7 +71,7 @@ pub(super) fn views_need_a_cpu(view: ConfigView<'_>) -> Option<String> {
 pub(super) fn decay_without_its_end(view: ConfigView<'_>) -> Option<String> {
     let name = view.text("scheduler.type")?;
     let decays = ["WarmupDecayLR", "WarmupCosineLR"].iter().any(|known| known.eq_ignore_ascii_case(name));
-    (decays && !view.names("scheduler.params.total_num_steps")).then(|| {
+    (decays && !view.contains("scheduler.params.total_num_steps")).then(|| {
         "scheduler.params.total_num_steps is absent: here it is the number of steps of the run; DeepSpeed fails without it, \
          so write it (\"auto\" with Hugging Face) where DeepSpeed reads this file too"
             .to_owned()

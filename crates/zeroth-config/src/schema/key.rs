@@ -95,8 +95,27 @@ pub enum DefaultValue {
     Text(&'static str),
     /// These numbers.
     Floats(&'static [f64]),
-    /// What a rule gives; the text says it.
+    /// A value that resolving derives from others; the text says how.
+    Derived(Derivation, &'static str),
+    /// Decided after resolving, by the model, the data or the machine; the text says how.
     Rule(&'static str),
+}
+
+/// How resolving derives the default of a key from other values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Derivation {
+    /// true at stage 3.
+    OverlapAtStage3,
+    /// The precision of the run.
+    RunPrecision,
+    /// `block` where activation checkpointing is on, else `none`.
+    Checkpointing,
+    /// The optimizer's learning rate.
+    LearningRate,
+    /// `cycle_first_step_size`.
+    FirstStepSize,
+    /// `cycle_first_stair_count`.
+    FirstStairCount,
 }
 
 /// The pass of the step program, or the part of the trainer, that reads a key.
@@ -351,6 +370,10 @@ impl Key {
         self.or(DefaultValue::Rule(rule))
     }
 
+    pub(super) const fn or_derived(self, derivation: Derivation, rule: &'static str) -> Self {
+        self.or(DefaultValue::Derived(derivation, rule))
+    }
+
     pub(super) const fn in_(mut self, unit: &'static str) -> Self {
         self.unit = unit;
         self
@@ -447,7 +470,7 @@ impl Key {
     /// Whether the value is the key's default.
     pub fn is_default(&self, value: &serde_json::Value) -> bool {
         match self.default {
-            DefaultValue::Absent | DefaultValue::Rule(_) => value.is_null(),
+            DefaultValue::Absent | DefaultValue::Rule(_) | DefaultValue::Derived(..) => value.is_null(),
             DefaultValue::Bool(default) => value.as_bool() == Some(default),
             DefaultValue::Int(default) => value.as_i64() == Some(default),
             DefaultValue::Float(default) => value.as_f64() == Some(default),
@@ -465,7 +488,7 @@ impl DefaultValue {
     /// The value as JSON; `None` where there is none, or a rule gives it.
     pub fn to_json(self) -> Option<serde_json::Value> {
         match self {
-            Self::Absent | Self::Rule(_) => None,
+            Self::Absent | Self::Rule(_) | Self::Derived(..) => None,
             Self::Bool(value) => Some(value.into()),
             Self::Int(value) => Some(value.into()),
             Self::Float(value) => Some(value.into()),

@@ -4,6 +4,9 @@
 //! Compatible with DeepSpeed 0.19.6. A section's keys are one file; [`keys`] is all of them in the order in which
 //! the page shows them.
 
+#[macro_use]
+mod field;
+
 mod activation;
 mod batch;
 mod built;
@@ -20,23 +23,85 @@ mod zero;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-pub use activation::HF_SCHEDULES;
-pub use built::Built;
-pub use key::{AutoRule, Bounds, Condition, DefaultValue, Effect, Key, Kind, Reader};
-pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS};
-pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS};
+use serde_json::Value;
 
-const SECTIONS: [&[Key]; 9] = [
+use crate::view::Switch;
+
+pub use activation::{
+    ActivationCheckpointing, DecayedParameters, GatherMode, HF_SCHEDULES, RecomputePolicy, UpdateDevice,
+    Zeroth,
+};
+pub use batch::TopLevel;
+pub use built::Built;
+pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
+pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
+pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS, Optimizer, OptimizerType};
+pub use precision::{Bf16, DataTypes, Fp16};
+pub use reporting::{Checkpoint, CsvMonitor, FlopsProfiler, Tensorboard};
+pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS, Scheduler, SchedulerType, WarmupType};
+pub use zero::Zero;
+
+const SECTIONS: &[&[Key]] = &[
     batch::KEYS,
     zero::KEYS,
-    offload::KEYS,
-    precision::KEYS,
+    offload::PARAM_KEYS,
+    offload::OPTIMIZER_KEYS,
+    offload::AIO_KEYS,
+    precision::FP16_KEYS,
+    precision::BF16_KEYS,
+    precision::DATA_TYPES_KEYS,
+    precision::AUTOCAST_KEYS,
     optimizer::KEYS,
     scheduler::KEYS,
     activation::KEYS,
-    reporting::KEYS,
+    activation::ZEROTH_KEYS,
+    reporting::TENSORBOARD_KEYS,
+    reporting::CSV_MONITOR_KEYS,
+    reporting::SERVICE_KEYS,
+    reporting::FLOPS_PROFILER_KEYS,
+    reporting::COMMS_LOGGER_KEYS,
+    reporting::CHECKPOINT_KEYS,
     unsupported::KEYS,
 ];
+
+/// Declares the struct that holds the typed values of all sections.
+macro_rules! values {
+    ($( $section:ident: $type:ty ),* $(,)?) => {
+        /// The values that passes and the trainer read, typed, by section: `values.zero.stage`.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Values {
+            $(
+                #[doc = concat!("The section `", stringify!($section), "`.")]
+                pub $section: $type,
+            )*
+        }
+
+        impl Values {
+            /// Reads all sections; `value` finds the resolved value of a path.
+            pub(crate) fn read<'a>(value: &impl Fn(&str) -> Option<&'a Value>) -> Self {
+                Self { $( $section: <$type>::read(value) ),* }
+            }
+        }
+    };
+}
+
+values! {
+    top_level: TopLevel,
+    zero: Zero,
+    offload_param: OffloadParam,
+    offload_optimizer: OffloadOptimizer,
+    fp16: Fp16,
+    bf16: Bf16,
+    data_types: DataTypes,
+    optimizer: Optimizer,
+    scheduler: Scheduler,
+    activation_checkpointing: ActivationCheckpointing,
+    zeroth: Zeroth,
+    tensorboard: Tensorboard,
+    csv_monitor: CsvMonitor,
+    flops_profiler: FlopsProfiler,
+    checkpoint: Checkpoint,
+}
 
 /// Every key, in the order of the page.
 pub fn keys() -> impl Iterator<Item = &'static Key> {
@@ -47,6 +112,20 @@ pub fn keys() -> impl Iterator<Item = &'static Key> {
 /// scheduler types have a parameter of the same name.
 pub fn find(path: &str) -> impl Iterator<Item = &'static Key> {
     index().get(path).into_iter().flatten().copied()
+}
+
+/// Whether a file may spell a key so.
+pub(crate) fn has(path: &str) -> bool {
+    index().contains_key(path)
+}
+
+/// The state of a boolean key that a file leaves out: its default, or open where the command line decides.
+pub(crate) fn absent_switch(path: &str) -> Switch {
+    match find(path).next().map(|key| (key.auto, key.default)) {
+        Some((None, DefaultValue::Bool(true))) => Switch::On,
+        Some((None, DefaultValue::Bool(false))) => Switch::Off,
+        _ => Switch::Open,
+    }
 }
 
 /// The key that turns a section on: its `enabled` or its `device`.

@@ -39,7 +39,7 @@ pub(super) struct Outcome {
 impl<'a> Sizes<'a> {
     pub(super) fn new(file: &'a FileValues, command: &'a Command) -> Self {
         let view = ConfigView::new(file);
-        let given = |path: &str| view.whole(path).and_then(|value| u64::try_from(value).ok());
+        let given = |path: &str| view.integer(path).and_then(|value| u64::try_from(value).ok());
         Self {
             file,
             command,

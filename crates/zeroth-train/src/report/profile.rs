@@ -34,17 +34,14 @@ pub struct ProfileSettings {
 impl ProfileSettings {
     /// What a config asks for, where it asks for a profile.
     pub fn from_config(resolved: &Resolved) -> Option<Self> {
-        let whole = |name: &str| resolved.whole(&format!("flops_profiler.{name}"));
-        resolved.is_on("flops_profiler.enabled").then(|| Self {
-            step: whole("profile_step").unwrap_or(1),
-            // -1 is no u64: all of it.
-            depth: whole("module_depth").unwrap_or(2),
-            top: whole("top_modules").unwrap_or(1),
-            detailed: resolved.is_on("flops_profiler.detailed"),
-            file: resolved
-                .text("flops_profiler.output_file")
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from),
+        let profiler = &resolved.values.flops_profiler;
+        profiler.enabled.then(|| Self {
+            step: profiler.profile_step,
+            // -1 is all of it.
+            depth: profiler.module_depth.try_into().unwrap_or(2),
+            top: profiler.top_modules,
+            detailed: profiler.detailed,
+            file: profiler.output_file.as_ref().filter(|path| !path.is_empty()).map(PathBuf::from),
         })
     }
 }

@@ -6,6 +6,7 @@ use anyhow::Context;
 use serde_json::Map;
 use zeroth::base::format_bytes;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
+use zeroth::config::schema::OffloadDevice;
 use zeroth::config::unbuilt::unbuilt;
 use zeroth::cuda::CudaDevice;
 use zeroth::machine::{Gpus, Machine, Rates, probe, probe_processor};
@@ -68,7 +69,7 @@ impl Asked {
         };
         let freedom = Freedom {
             recompute: is_open(&self.resolved, "zeroth.recompute")
-                && !self.resolved.settings.iter().any(checkpoints),
+                && !self.resolved.settings().iter().any(checkpoints),
             prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
             micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
                 && is_open(&self.resolved, "gradient_accumulation_steps"),
@@ -91,11 +92,7 @@ impl Asked {
                 _ => "chosen to fit the memory".to_owned(),
             };
             self.notes.push(format!("{} is {}: {why}", choice.key, choice.value));
-            let setting = self.resolved.settings.iter_mut().find(|setting| setting.key.path == choice.key);
-            if let Some(setting) = setting {
-                setting.value = choice.value;
-                setting.origin = Origin::Auto(why);
-            }
+            self.resolved.set(choice.key, choice.value, Origin::Auto(why));
         }
         Ok(Ok(compiled))
     }
@@ -157,10 +154,9 @@ pub(super) fn ask(
             resolved = settle(&flags, None)?;
         }
     }
-    let size = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
     let shape = BatchShape {
-        micro_batch: size("train_micro_batch_size_per_gpu"),
-        accumulation: size("gradient_accumulation_steps"),
+        micro_batch: resolved.values.top_level.train_micro_batch_size_per_gpu,
+        accumulation: resolved.values.top_level.gradient_accumulation_steps,
         ranks,
     };
     let reading = Reading::new(&arguments.reading, &model, &folder)?;
@@ -224,7 +220,6 @@ pub(super) fn ask(
         DeviceArg::Cuda => Target::Cuda,
         DeviceArg::Cpu => Target::Cpu { threads: threads(arguments, ranks) },
     };
-    let saves = resolved.get("zero_optimization.stage3_gather_16bit_weights_on_model_save");
     let told = told.unwrap_or_else(|| Told {
         budget: budget(arguments, device, ranks, &machine),
         rates: rates(&resolved, device, ranks, &machine, &mut notes),
@@ -235,9 +230,10 @@ pub(super) fn ask(
         agreement: Map::new(),
     });
     Ok(Asked {
-        writes_model: job.settings.stage < 3 || saves.is_none_or(|setting| setting.value != false),
+        writes_model: job.settings.stage < 3
+            || resolved.values.zero.stage3_gather_16bit_weights_on_model_save,
         logging_steps: arguments.logging_steps.unwrap_or(5),
-        steps_per_print: resolved.whole("steps_per_print"),
+        steps_per_print: resolved.values.top_level.steps_per_print,
         name: arguments.model.clone(),
         job,
         resolved,
@@ -290,10 +286,10 @@ fn rates(
     machine: &Machine,
     notes: &mut Vec<String>,
 ) -> Option<Rates> {
-    let is_away = resolved.text("zero_optimization.offload_optimizer.device") == Some("cpu");
+    let is_away = resolved.values.offload_optimizer.device == OffloadDevice::Cpu;
     let is_free = is_open(resolved, "zeroth.update") && is_open(resolved, "zeroth.update_window");
     // In fp32 there is nothing to choose: the processors have no master weights.
-    let is_narrow = resolved.is_on("bf16.enabled") || resolved.is_on("fp16.enabled");
+    let is_narrow = resolved.values.bf16.enabled || resolved.values.fp16.enabled;
     if device != DeviceArg::Cuda || !is_away || !is_free || !is_narrow {
         return None;
     }

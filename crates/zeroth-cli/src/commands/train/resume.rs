@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use zeroth::config::resolve::{Flags, Origin, Resolved};
+use zeroth::config::schema::TopLevel;
 use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_good};
 use zeroth::train::{changes, cut_again};
 
@@ -77,19 +78,24 @@ pub(super) fn keep_batch(
     let typed = |key: &str| {
         let setting = resolved.get(key)?;
         let is_typed = matches!(setting.origin, Origin::File(_) | Origin::Flag(_));
-        is_typed.then(|| resolved.whole(key)).flatten()
+        is_typed.then(|| setting.value.as_u64()).flatten()
     };
     let keys = CUT;
-    let whole = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
+    let TopLevel { train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, .. } =
+        resolved.values.top_level;
     let batch = manifest.batch.train_batch_size;
-    if whole(keys[0]).checked_mul(whole(keys[1])).and_then(|own| own.checked_mul(ranks)) == Some(batch) {
+    if train_micro_batch_size_per_gpu
+        .checked_mul(gradient_accumulation_steps)
+        .and_then(|own| own.checked_mul(ranks))
+        == Some(batch)
+    {
         return Ok(false);
     }
     anyhow::ensure!(
         typed("train_batch_size").is_none_or(|typed| typed == batch),
         "train_batch_size is {}, and the checkpoint was trained with {batch} samples a step; going on keeps that: set it to \
          {batch}, or leave it out",
-        whole("train_batch_size")
+        train_batch_size
     );
     let (micro, times) =
         cut_again(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
@@ -100,8 +106,10 @@ pub(super) fn keep_batch(
 
 /// Says of what [`keep_batch`] set where it came from.
 pub(super) fn name_origin(resolved: &mut Resolved) {
-    for setting in resolved.settings.iter_mut().filter(|setting| CUT.contains(&setting.key.path)) {
-        setting.origin = Origin::Auto("the checkpoint's samples a step".to_owned());
+    for path in CUT {
+        if let Some(value) = resolved.get(path).map(|setting| setting.value.clone()) {
+            resolved.set(path, value, Origin::Auto("the checkpoint's samples a step".to_owned()));
+        }
     }
 }
 

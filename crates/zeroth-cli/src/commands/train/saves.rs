@@ -20,7 +20,7 @@ pub(super) fn saves(arguments: &TrainArgs, asked: &Asked) -> Saves {
         folder: arguments.output.join("checkpoints"),
         every: arguments.save_steps.unwrap_or(DEFAULT_STEPS),
         limit: arguments.save_total_limit,
-        decoupled: asked.resolved.is_on("checkpoint.writer.decoupled"),
+        decoupled: asked.resolved.values.checkpoint.writer_decoupled,
         about: asked.job.about(asked.resolved.to_json()),
         model: asked.job.files.clone(),
     }

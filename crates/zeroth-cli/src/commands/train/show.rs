@@ -45,7 +45,7 @@ pub(super) fn model(asked: &Asked) {
 /// Only what differs from the defaults and is not part of a section that is off.
 pub(super) fn origins(asked: &Asked) {
     let mut table = Table::new(&["key", "value", "origin"], &[]);
-    let settings = asked.resolved.settings.iter();
+    let settings = asked.resolved.settings().iter();
     let shown = settings.filter(|setting| setting.origin != Origin::Default);
     for setting in shown.filter(|setting| !is_off(&asked.resolved, setting.key.path)) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
@@ -59,12 +59,12 @@ fn is_off(resolved: &Resolved, key: &str) -> bool {
     sections.into_iter().any(|section| {
         let enabled = resolved.get(&format!("{section}.enabled"));
         enabled.is_some_and(|setting| setting.value == false)
-            || resolved.text(&format!("{section}.device")) == Some("none")
+            || resolved.get(&format!("{section}.device")).is_some_and(|setting| setting.value == "none")
     })
 }
 
 pub(super) fn origin_json(asked: &Asked) -> Value {
-    let entries = asked.resolved.settings.iter().map(|setting| {
+    let entries = asked.resolved.settings().iter().map(|setting| {
         let entry = json!({
             "value": setting.value, "origin": setting.origin.word(), "detail": setting.origin.to_string(),
         });
