@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use zeroth_base::{grouped, nearest};
 
-use crate::schema::{self, AutoRule, Built, DefaultValue, Effect, Key, Kind};
+use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind, Support};
 
 /// No key has that name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -90,7 +90,7 @@ pub fn default(key: &Key) -> String {
 /// What becomes of the key here, in words.
 pub fn here(key: &Key) -> String {
     match key.effect {
-        Effect::Works | Effect::WhileEnabled if key.built == Built::Not => "not yet".to_owned(),
+        Effect::Works | Effect::WhileEnabled if key.support == Support::None => "not yet".to_owned(),
         Effect::Works | Effect::WhileEnabled => {
             let when = match (key.effect, key.idle) {
                 (Effect::WhileEnabled, _) => ", while its section is enabled",
@@ -99,7 +99,7 @@ pub fn here(key: &Key) -> String {
             };
             format!("{}{when}", built(key, "honoured"))
         }
-        Effect::BuiltIn(why) if key.built == Built::Not => format!("not yet; then built in: {why}"),
+        Effect::BuiltIn(why) if key.support == Support::None => format!("not yet; then built in: {why}"),
         Effect::BuiltIn(why) => format!("{}: {why}", built(key, "built in")),
         Effect::Nothing(because) => format!("no effect: {because}"),
         Effect::AsSection => schema::find(key.parent()).next().map(here).unwrap_or_default(),
@@ -112,12 +112,14 @@ pub fn here(key: &Key) -> String {
 /// Which values are what `word` says, and which are not yet.
 fn built(key: &Key, word: &str) -> String {
     let section_switch = schema::switch_of(key).filter(|_| key.kind == Kind::Section);
-    if let Some((switch, Built::Only { values, .. })) = section_switch.map(|switch| (switch, switch.built)) {
+    if let Some((switch, Support::Only { values, .. })) =
+        section_switch.map(|switch| (switch, switch.support))
+    {
         return format!("not yet, but for `{}`: {}", switch.name(), written(switch, values));
     }
-    match key.built {
-        Built::Not => "not yet".to_owned(),
-        Built::Only { values, .. } => {
+    match key.support {
+        Support::None => "not yet".to_owned(),
+        Support::Only { values, .. } => {
             let rest: Vec<&str> = match key.kind {
                 Kind::Bool => ["true", "false"].into_iter().filter(|value| !values.contains(value)).collect(),
                 Kind::OneOf(words) => words.iter().copied().filter(|word| !values.contains(word)).collect(),
@@ -126,7 +128,7 @@ fn built(key: &Key, word: &str) -> String {
             let rest = if rest.is_empty() { "another".to_owned() } else { written(key, &rest) };
             format!("{word} for {}, not yet for {rest}", written(key, values))
         }
-        Built::Whole => word.to_owned(),
+        Support::Full => word.to_owned(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::check::{Status, effect, unbuilt_switch};
 use crate::read::Location;
 use crate::resolve::{Origin, Resolved, Setting};
-use crate::schema::{Built, DefaultValue, Effect};
+use crate::schema::{DefaultValue, Effect, Support};
 use crate::view::ConfigView;
 
 /// The keys of a config that are "not yet", by what a run has to make of them.
@@ -84,10 +84,10 @@ enum Weight {
 fn weight(setting: &Setting) -> Weight {
     let key = setting.key;
     let is_default = setting.origin == Origin::Default;
-    match key.built {
+    match key.support {
         // Nobody asked for it, and nothing trained depends on it.
-        Built::Not if is_default => Weight::Nothing,
-        Built::Not => Weight::Note,
+        Support::None if is_default => Weight::Nothing,
+        Support::None => Weight::Note,
         // It follows another key, and that one is named.
         _ if is_default && matches!(key.default, DefaultValue::Rule(_) | DefaultValue::Derived(..)) => {
             Weight::Nothing

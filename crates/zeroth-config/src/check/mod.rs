@@ -4,6 +4,7 @@
 //! each does here, given the others; [`rules`] finds values that contradict each other.
 
 mod coerce;
+mod finding;
 mod rules;
 mod unknown;
 mod verdict;

@@ -2,7 +2,7 @@
 
 use zeroth_base::nearest;
 
-use super::walk::Outcome;
+use super::finding::Outcome;
 use crate::schema::{self, Effect, Key};
 
 pub(super) fn explain(section: &str, name: &str, type_name: Option<&str>) -> Outcome {

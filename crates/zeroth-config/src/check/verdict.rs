@@ -2,9 +2,9 @@
 
 use serde_json::Value as Json;
 
-use super::walk::{Finding, Outcome};
+use super::finding::{Finding, Outcome};
 use crate::read::{Location, Span};
-use crate::schema::{self, Built, Effect, Key, Kind};
+use crate::schema::{self, Effect, Key, Kind, Support};
 use crate::view::{ConfigView, Switch};
 
 /// What becomes of a key.
@@ -176,9 +176,9 @@ pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, 
             Switch::Off => (Status::NoEffect, format!("{}.enabled is false", key.parent())),
             Switch::On | Switch::Open => works(key, value, view),
         },
-        Effect::BuiltIn(why) => match key.built {
-            Built::Not => (Status::NotYet, format!("not built yet, and always so once it is: {why}")),
-            Built::Whole | Built::Only { .. } => match works(key, value, view) {
+        Effect::BuiltIn(why) => match key.support {
+            Support::None => (Status::NotYet, format!("not built yet, and always so once it is: {why}")),
+            Support::Full | Support::Only { .. } => match works(key, value, view) {
                 (Status::Honoured, _) => (Status::BuiltIn, format!("always so here: {why}")),
                 lacking => lacking,
             },
@@ -207,12 +207,12 @@ fn works(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
     if let Some(switch) = unbuilt_switch(key, view) {
         return (Status::NotYet, format!("it follows {switch}, which is not built yet"));
     }
-    match key.built {
-        _ if key.is_built_for(value) => {
+    match key.support {
+        _ if key.supports(value) => {
             (Status::Honoured, key.note.and_then(|note| note(view)).unwrap_or_default())
         }
-        Built::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
-        Built::Not | Built::Whole => {
+        Support::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
+        Support::None | Support::Full => {
             (Status::NotYet, format!("not built yet; it will be read by {}", key.reader.name()))
         }
     }
@@ -221,9 +221,9 @@ fn works(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
 /// The switch of the key's section with its value, where a run does not do what it asks for and would read the key if
 /// it did.
 pub(crate) fn unbuilt_switch(key: &Key, view: ConfigView<'_>) -> Option<String> {
-    let section = schema::find(key.parent()).next().filter(|_| key.built == Built::Whole)?;
+    let section = schema::find(key.parent()).next().filter(|_| key.support == Support::Full)?;
     let switch = schema::switch_of(section).filter(|switch| switch.path != key.path)?;
-    let value = view.value(switch.path).filter(|value| !switch.is_built_for(value))?;
+    let value = view.value(switch.path).filter(|value| !switch.supports(value))?;
     Some(format!("{} {value}", switch.path))
 }
 

@@ -3,32 +3,11 @@
 use serde_json::Value as Json;
 
 use super::coerce::{self, Coerced};
+use super::finding::{Finding, Outcome};
 use super::unknown;
 use crate::file_values::{FileValue, FileValues};
-use crate::read::{Document, Entry, Location, Node, Source, Span, Value};
+use crate::read::{Document, Entry, Node, Source, Span, Value};
 use crate::schema::{self, Effect, Key, Kind};
-
-/// What was found for one key of the file, before its effect is decided.
-#[derive(Debug)]
-pub(super) struct Finding {
-    pub(super) spelled: String,
-    pub(super) span: Span,
-    pub(super) location: Location,
-    pub(super) value: Json,
-    pub(super) outcome: Outcome,
-}
-
-#[derive(Debug, Clone)]
-pub(super) enum Outcome {
-    /// A key of the table with a readable value.
-    Known { key: &'static Key, notes: Vec<String> },
-    /// Wrong, with what to write; the place is the value's when that is what is wrong.
-    Wrong { key: Option<&'static Key>, message: String, at: Option<Span> },
-    /// Not in the table. `near` is what was likely meant.
-    Unknown { message: String, near: bool },
-    /// A parameter of an optimizer or scheduler that zeroth does not have.
-    OfForeignType { message: String },
-}
 
 pub(super) fn walk(document: &Document) -> (Vec<Finding>, FileValues) {
     let mut walker = Walker { source: &document.source, findings: Vec::new(), values: FileValues::default() };

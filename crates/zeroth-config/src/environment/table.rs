@@ -3,8 +3,8 @@
 //! Sources: DeepSpeed 0.19.6's own code for `DS_*` and `DEEPSPEED_*` (the four names that never existed were looked for
 //! in its whole history), the CUDA programming guide's appendix, PyTorch's and NCCL's pages of variables.
 
-use super::EnvVerdict::{Honoured, NoEffect, NotYet, Unknown};
-use super::{EnvVerdict, Variable};
+use super::variable::EnvVerdict::{self, Honoured, NoEffect, NotYet, Unknown};
+use super::variable::Variable;
 
 const fn of(name: &'static str, does: &'static str, verdict: EnvVerdict, message: &'static str) -> Variable {
     Variable { name, does, verdict, message }

@@ -3,8 +3,8 @@
 
 use super::cursor::{Cursor, ends_word};
 use super::error::{Fault, Parsed, shown};
+use super::location::Span;
 use super::number::{JsonNumber, Number};
-use super::source::Span;
 use super::value::{Node, Value};
 
 /// What a word says.

@@ -1,7 +1,8 @@
 //! The reader's place in the text, and the white space and comments between tokens.
 
 use super::error::{Fault, Parsed};
-use super::source::{Source, Span};
+use super::location::Span;
+use super::source::Source;
 
 /// A place in a source that moves forward.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use super::source::{Location, Source, Span};
+use super::location::{Location, Span};
 
 /// A config that cannot be read. The parts are fields: `error.location`, `error.message`, `error.help`, …
 #[derive(Debug, Clone, thiserror::Error)]
@@ -70,6 +70,19 @@ impl ReadError {
         }))
     }
 
+    /// The error of a fault at a location of the named text; `line_text` is its line.
+    pub(super) fn at(fault: Fault, source_name: String, location: Location, line_text: String) -> Self {
+        Self(Box::new(ReadProblem {
+            kind: fault.kind,
+            source_name,
+            location: Some(location),
+            span: Some(fault.span),
+            message: fault.message,
+            help: fault.help,
+            line_text: Some(line_text),
+        }))
+    }
+
     /// The same error about a text that goes by another name.
     pub(super) fn renamed(mut self, source_name: String) -> Self {
         self.0.source_name = source_name;
@@ -119,20 +132,6 @@ impl Fault {
     pub(super) fn syntax(span: Span, message: impl Into<String>, help: impl Into<String>) -> Self {
         let (message, help) = (message.into(), Some(help.into()));
         Self { kind: ReadErrorKind::Syntax, span, message, help }
-    }
-
-    /// The error as the caller sees it.
-    pub(super) fn in_source(self, source: &Source) -> ReadError {
-        let location = source.location(self.span.start);
-        ReadError(Box::new(ReadProblem {
-            kind: self.kind,
-            source_name: source.name().to_owned(),
-            location: Some(location),
-            span: Some(self.span),
-            message: self.message,
-            help: self.help,
-            line_text: Some(source.line(location.line).to_owned()),
-        }))
     }
 }
 

@@ -26,6 +26,8 @@
 mod bare_word;
 mod cursor;
 mod error;
+mod load;
+mod location;
 mod number;
 mod parse;
 mod quoted;
@@ -33,9 +35,11 @@ mod source;
 mod value;
 
 pub use error::{ReadError, ReadErrorKind, ReadProblem};
+pub use load::MAX_BYTES;
+pub use location::{Location, Span};
 pub use number::Number;
 pub use parse::MAX_DEPTH;
-pub use source::{Location, MAX_BYTES, Source, Span};
+pub use source::Source;
 pub use value::{Entry, Node, Value};
 
 /// A config that was read: its text and what the text says.
@@ -51,6 +55,6 @@ pub struct Document {
 pub fn parse(source: Source) -> Result<Document, ReadError> {
     match parse::root(&source) {
         Ok(root) => Ok(Document { source, root }),
-        Err(fault) => Err(fault.in_source(&source)),
+        Err(fault) => Err(source.error(fault)),
     }
 }

@@ -2,7 +2,8 @@
 
 use super::cursor::Cursor;
 use super::error::{Fault, Parsed, ReadErrorKind, shown};
-use super::source::{Source, Span};
+use super::location::Span;
+use super::source::Source;
 use super::value::{Entry, Node, Value};
 
 /// How deep lists and objects may nest, the root included. A config has four levels; the stack has its limit.

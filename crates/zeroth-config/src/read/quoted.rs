@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::error::{Fault, Parsed, shown};
-use super::source::Span;
+use super::location::Span;
 
 impl Cursor<'_> {
     /// The text in the quotes that begin here, `"` or `'`.

@@ -1,7 +1,7 @@
 //! What a config says, with the place of every part.
 
+use super::location::Span;
 use super::number::Number;
-use super::source::Span;
 
 /// A value and where it stands.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,6 +1,6 @@
 //! What the table holds for one key of the config.
 
-use super::built::Built;
+use super::support::Support;
 use crate::view::ConfigView;
 
 /// One key: how it is written, what it may hold, what it does here, and who reads it.
@@ -30,8 +30,8 @@ pub struct Key {
     pub reader: Reader,
     /// What it does here.
     pub effect: Effect,
-    /// How much of that is built.
-    pub built: Built,
+    /// Which values a run implements.
+    pub support: Support,
     /// Why it has no effect, from the other values; `None` where it has.
     pub idle: Option<Condition>,
     /// What `check` adds where the key is honoured, from the other values; `None` where there is nothing to add.
@@ -268,7 +268,7 @@ impl Key {
             set: "",
             reader: Reader::Nobody,
             effect: Effect::Works,
-            built: Built::Whole,
+            support: Support::Full,
             idle: None,
             note: None,
             auto: None,
@@ -451,6 +451,29 @@ impl Key {
         self
     }
 
+    /// No part reads it yet, and nothing trained depends on it.
+    pub(super) const fn not_yet(mut self) -> Self {
+        self.support = Support::None;
+        self
+    }
+
+    /// Only these values are built; `instead` says what to write for another.
+    pub(super) const fn only(mut self, values: &'static [&'static str], instead: &'static str) -> Self {
+        self.support = Support::Only { values, instead };
+        self
+    }
+
+    /// Whether a run does what this value asks for. What is left open counts as the default.
+    pub fn supports(&self, value: &serde_json::Value) -> bool {
+        let Support::Only { values, .. } = self.support else { return self.support == Support::Full };
+        let is_open = value.is_null() || value.as_str() == Some("auto");
+        let counts = if is_open { self.default.to_json() } else { Some(value.clone()) };
+        counts.is_none_or(|value| {
+            let written = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            values.iter().any(|built| built.eq_ignore_ascii_case(&written))
+        })
+    }
+
     /// The path of the section it lies in; empty at the top level.
     pub fn parent(&self) -> &'static str {
         self.path.rsplit_once('.').map_or("", |(parent, _)| parent)
@@ -527,6 +550,51 @@ impl Bounds {
         match (low, high) {
             (Some(low), Some(high)) => Some(format!("{low} and {high}")),
             (low, high) => low.or(high),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::schema;
+
+    fn key(path: &str) -> &'static Key {
+        schema::find(path).next().unwrap_or_else(|| panic!("no key {path}"))
+    }
+
+    #[test]
+    fn what_is_left_open_counts_as_its_default() {
+        for open in [json!("auto"), serde_json::Value::Null] {
+            assert!(key("zero_optimization.offload_param.device").supports(&open), "its default is none");
+            assert!(!key("scheduler.params.cycle_momentum").supports(&open), "DeepSpeed's default is true");
+        }
+    }
+
+    #[test]
+    fn words_are_built_in_any_case_and_numbers_by_value() {
+        let device = key("zero_optimization.offload_optimizer.device");
+        assert!(device.supports(&json!("None")) && !device.supports(&json!("nvme")));
+        let start = key("scheduler.params.last_batch_iteration");
+        assert!(start.supports(&json!(-1)) && !start.supports(&json!(10)));
+    }
+
+    #[test]
+    fn only_names_values_that_the_key_may_hold() {
+        for key in schema::keys() {
+            let Support::Only { values, instead } = key.support else { continue };
+            assert!(!values.is_empty() && !instead.is_empty(), "{}", key.path);
+            for value in values {
+                let holds = match key.kind {
+                    Kind::Bool => ["true", "false"].contains(value),
+                    Kind::OneOf(words) => words.contains(value),
+                    Kind::Int | Kind::Float => value.parse().is_ok_and(|number| key.bounds.allow(number)),
+                    _ => false,
+                };
+                assert!(holds, "{} cannot hold {value}", key.path);
+            }
         }
     }
 }

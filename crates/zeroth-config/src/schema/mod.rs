@@ -9,7 +9,6 @@ mod field;
 
 mod activation;
 mod batch;
-mod built;
 mod conditions;
 mod key;
 mod offload;
@@ -17,6 +16,7 @@ mod optimizer;
 mod precision;
 mod reporting;
 mod scheduler;
+mod support;
 mod unsupported;
 mod zero;
 
@@ -32,13 +32,13 @@ pub use activation::{
     Zeroth,
 };
 pub use batch::TopLevel;
-pub use built::Built;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
 pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS, Optimizer, OptimizerType};
 pub use precision::{Bf16, DataTypes, Fp16};
 pub use reporting::{Checkpoint, CsvMonitor, FlopsProfiler, Tensorboard};
 pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS, Scheduler, SchedulerType, WarmupType};
+pub use support::Support;
 pub use zero::Zero;
 
 const SECTIONS: &[&[Key]] = &[

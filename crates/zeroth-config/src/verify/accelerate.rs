@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::Severity;
 use super::command::Accelerate;
 use super::compare::{Comparison, shown};
+use crate::check::Severity;
 use crate::read::Number;
 use crate::resolve::Precision;
 use crate::view::Switch;

@@ -1,7 +1,8 @@
 //! Batch sizes: the file's three keys and the command's numbers, multiplied once.
 
 use super::command::Command;
-use super::{Finding, Severity};
+use super::finding::Finding;
+use crate::check::Severity;
 use crate::file_values::FileValues;
 use crate::resolve::{Batch, BatchError, triangulate};
 use crate::view::ConfigView;

@@ -4,8 +4,9 @@ use serde_json::Value;
 
 use super::batch::{Outcome, Sizes};
 use super::command::Command;
+use super::finding::Finding;
 use super::script::Trainer;
-use super::{Finding, Severity};
+use crate::check::Severity;
 use crate::file_values::FileValues;
 use crate::read::Location;
 use crate::resolve::{Batch, Flags, Mismatch, Precision, Request, ResolveError, resolve};

@@ -9,6 +9,7 @@ mod batch;
 mod command;
 mod compare;
 mod config_name;
+mod finding;
 mod launcher;
 mod script;
 #[cfg(test)]
@@ -18,10 +19,10 @@ mod words;
 use serde_json::{Value, json};
 
 use crate::file_values::FileValues;
-use crate::read::Location;
 
 pub use crate::check::Severity;
 pub use command::{Launcher, World};
+pub use finding::Finding;
 
 /// What a command and a file are to each other.
 #[derive(Debug, Clone)]
@@ -38,21 +39,6 @@ pub struct Verification {
     pub findings: Vec<Finding>,
     /// Whether there is nothing to say.
     pub agrees: bool,
-}
-
-/// One thing that does not go together.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Finding {
-    /// An error: the run stops or trains something else. A warning: it may.
-    pub severity: Severity,
-    /// The key of the file, by its canonical path.
-    pub key: Option<&'static str>,
-    /// Where the file says it.
-    pub location: Option<Location>,
-    /// What the file says and what the command says.
-    pub message: String,
-    /// What to change.
-    pub fix: String,
 }
 
 /// Holds a training command against a checked file. The command may begin with environment assignments, and may be
@@ -91,19 +77,6 @@ impl Verification {
             "world_size": self.world.size,
             "compared": self.compared,
             "findings": findings,
-        })
-    }
-}
-
-impl Finding {
-    fn to_json(&self) -> Value {
-        json!({
-            "severity": if self.severity == Severity::Error { "error" } else { "warning" },
-            "key": self.key,
-            "line": self.location.map(|location| location.line),
-            "column": self.location.map(|location| location.column),
-            "message": self.message,
-            "fix": self.fix,
         })
     }
 }

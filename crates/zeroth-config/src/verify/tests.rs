@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::check::check;
 use crate::preset::PRESETS;
-use crate::read::{Source, parse};
+use crate::read::{Location, Source, parse};
 
 /// The file of the course's generator: ZeroConfig(micro_batch_size=1, gradient_accumulation=16). Its
 /// train_batch_size leaves out the ranks.
