@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Family;
-
 /// A model that cannot be described.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -98,12 +96,14 @@ pub enum ModelError {
         found: &'static str,
     },
     /// An architecture that is not one of ours.
-    #[error("{origin}: {found} is not a model family known here ({}){}", Family::known(), did_you_mean(*near))]
+    #[error("{origin}: {found} is not a model family known here ({known}){}", did_you_mean(*near))]
     UnknownFamily {
         /// The file.
         origin: String,
         /// `model_type` and `architectures` as found.
         found: String,
+        /// The `model_type`s of all families.
+        known: String,
         /// A family of nearly that name.
         near: Option<&'static str>,
     },
@@ -112,8 +112,8 @@ pub enum ModelError {
     UnknownArchitecture {
         /// The file.
         origin: String,
-        /// The family of `model_type`.
-        family: Family,
+        /// The `model_type` of the family.
+        family: &'static str,
         /// The classes named.
         found: String,
         /// The class that would do.

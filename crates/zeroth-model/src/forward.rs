@@ -19,7 +19,7 @@ pub struct Batch {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ForwardError {
     /// A family or a part of one whose ops are not built.
-    #[error("{} models with {what} cannot be trained yet: llama, mistral, qwen2 and qwen3 can", family.model_type())]
+    #[error("{} models with {what} cannot be trained yet: {} can", family.model_type(), Family::trainable())]
     NotYet {
         /// The family.
         family: Family,

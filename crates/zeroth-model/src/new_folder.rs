@@ -58,11 +58,11 @@ impl ModelConfig {
 const ORIGIN: &str = "the sizes given";
 
 fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
-    if !sizes.family.is_written() {
+    if !sizes.family.is_trainable() {
         return Err(FieldError::Unsupported {
             field: "model_type".to_owned(),
             found: sizes.family.to_string(),
-            why: "new models are of the families llama, mistral, qwen2 and qwen3".to_owned(),
+            why: format!("new models are of the families {}", Family::trainable()),
         });
     }
     // JSON would say null, which means the default.

@@ -2,13 +2,6 @@
 
 use std::fmt;
 
-use crate::{ModelConfig, decoder, t5};
-
-/// The parameter table of a model.
-pub fn table(config: &ModelConfig) -> ParameterTable {
-    if config.family.is_encoder_decoder() { t5::table(config) } else { decoder::table(config) }
-}
-
 /// All parameters of a model, unit by unit, in the order a forward pass first needs the units.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterTable {
