@@ -194,8 +194,8 @@ impl Settings {
         self
     }
 
-    /// The settings of a program that trains nothing: everything is whole, on the device, on one rank.
-    pub(super) const fn inference(run: DType) -> Self {
+    /// The settings of a program that only evaluates: everything unsharded on one device.
+    pub const fn inference(run: DType) -> Self {
         Self {
             stage: 0,
             accumulation: 1,
