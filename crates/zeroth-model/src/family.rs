@@ -39,6 +39,8 @@ families! {
     Llama = llama,
     /// Mistral 7B and its relatives: llama with an attention window.
     Mistral = mistral,
+    /// Ministral 8B: mistral with an attention window in some layers.
+    Ministral = ministral,
     /// Qwen2 and Qwen2.5: llama with biases on q, k and v.
     Qwen2 = qwen2,
     /// Qwen3, dense: llama with norms on q and k.
