@@ -75,7 +75,7 @@ fn what_a_run_reads_is_honoured() {
             "zeroth": {"update": "host", "update_window": 1000000}}"#,
         r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5e7, "stage3_max_live_parameters": 1e9,
             "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 1e5,
-            "stage3_gather_16bit_weights_on_model_save": false}}"#,
+            "stage3_model_persistence_threshold": 1e6, "stage3_gather_16bit_weights_on_model_save": false}}"#,
         r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "none"},
             "offload_optimizer": {"device": "None"}}}"#,
         r#"{"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8,
@@ -216,11 +216,6 @@ fn what_no_run_does_is_not_yet_and_would_change_the_run() {
             r#"{"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "fp16"}}"#,
             "data_types.grad_accum_dtype",
             "\"fp16\"",
-        ),
-        (
-            r#"{"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 1000}}"#,
-            "zero_optimization.stage3_model_persistence_threshold",
-            "1000",
         ),
         (
             r#"{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}"#,

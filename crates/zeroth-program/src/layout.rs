@@ -130,9 +130,9 @@ pub struct Piece {
 }
 
 impl Layout {
-    /// Lays a model out. Trained parameters of at most `persistence` elements are kept together, gathered; a threshold
-    /// of 0 keeps none.
-    pub fn new(graph: &Graph, ranks: u64, persistence: u64) -> Self {
+    /// Lays a model out. Trained parameters of at most `persistence` elements are kept together, gathered, each
+    /// that fits into `model_persistence` elements in all; a threshold of 0 keeps none.
+    pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64) -> Self {
         let mut flats = Vec::new();
         let mut persistent = Flat::new(FlatKind::Persistent);
         for (index, unit) in graph.units.iter().enumerate() {
@@ -143,7 +143,11 @@ impl Layout {
                 let (elements, is_trained) =
                     (graph.param(*param).elements(), graph.param(*param).spec.trainable);
                 let flat = match is_trained {
-                    true if elements <= persistence => &mut persistent,
+                    true if elements <= persistence
+                        && persistent.elements() + elements <= model_persistence =>
+                    {
+                        &mut persistent
+                    }
                     true => &mut trained,
                     false => &mut frozen,
                 };

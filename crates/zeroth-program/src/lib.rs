@@ -46,7 +46,7 @@ pub use target::Target;
 /// Compiles a model for inference on one rank, its numbers stored in `run`: forward, and the next-token logits of up to
 /// `sequences` sequences. The model's parameters are frozen, so that nothing is planned that training would need.
 pub fn compile_inference(graph: &Graph, run: DType, sequences: u64) -> Program {
-    let layout = Layout::new(graph, 1, 0);
+    let layout = Layout::new(graph, 1, 0, 0);
     passes::lower_inference(graph, layout, &Settings::inference(run), sequences)
 }
 
@@ -62,7 +62,7 @@ pub fn compile(
     }
     // Where parameters are whole on every rank, small ones lie with their unit.
     let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
-    let layout = Layout::new(graph, ranks, persistence);
+    let layout = Layout::new(graph, ranks, persistence, settings.model_persistence);
     let program = passes::lower(graph, backward, layout, settings);
     // What is computed again must be there before parameters are gathered for it.
     let program = passes::checkpoint(program, graph, backward, settings);

@@ -139,6 +139,8 @@ pub struct Settings {
     pub sums: DType,
     /// `zero_optimization.stage3_param_persistence_threshold`, in elements.
     pub persistence: u64,
+    /// `zero_optimization.stage3_model_persistence_threshold`, in elements.
+    pub model_persistence: u64,
     /// `zero_optimization.reduce_bucket_size`, in elements.
     pub reduce_bucket: u64,
     /// `zero_optimization.stage3_max_live_parameters`, in elements.
@@ -202,6 +204,7 @@ impl Settings {
             types: Types { run, communication: run },
             sums: DType::F32,
             persistence: 0,
+            model_persistence: u64::MAX,
             reduce_bucket: u64::MAX,
             max_live: u64::MAX,
             max_reuse: u64::MAX,
@@ -235,6 +238,7 @@ impl Settings {
             types: Types { run, communication: top_level.communication_data_type },
             sums: config.values.data_types.grad_accum_dtype,
             persistence: zero.stage3_param_persistence_threshold,
+            model_persistence: zero.stage3_model_persistence_threshold,
             reduce_bucket: zero.reduce_bucket_size,
             max_live: zero.stage3_max_live_parameters,
             max_reuse: zero.stage3_max_reuse_distance,

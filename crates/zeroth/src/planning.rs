@@ -37,7 +37,9 @@ pub fn placement(name: &str, config: &Resolved, table: Option<&ParameterTable>) 
     let threshold = zero.stage3_param_persistence_threshold;
     let persistent = table.map_or(0, |table| {
         let elements = table.iter().map(zeroth_model::Parameter::elements);
-        elements.filter(|elements| *elements <= threshold).sum()
+        elements.filter(|elements| *elements <= threshold).fold(0, |kept: u64, elements| {
+            if kept + elements <= zero.stage3_model_persistence_threshold { kept + elements } else { kept }
+        })
     });
     Ok(Placement {
         reduce_bucket: zero.reduce_bucket_size,

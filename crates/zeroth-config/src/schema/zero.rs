@@ -96,11 +96,11 @@ section! {
             .named(&["model_persistence_threshold"])
             .or_int(i64::MAX)
             .in_("elements")
-            .does("The most elements that may stay gathered in all.")
+            .does("The most elements that stay gathered in all: parameters up to stage3_param_persistence_threshold stay in forward order, each that still fits.")
             .set("leave it out; stage3_param_persistence_threshold bounds them")
             .read_by(Reader::Gather)
-            .only(&["9223372036854775807"], "leave it out, and lower stage3_param_persistence_threshold")
-            .unless(conditions::stage_gathers_units),
+            .unless(conditions::stage_gathers_units)
+            => stage3_model_persistence_threshold: u64,
         Key::int("zero_optimization.stage3_max_live_parameters", 0)
             .named(&["max_live_parameters"])
             .or_int(1_000_000_000)
