@@ -10,7 +10,7 @@ use crate::limits::MAX_WIDTH;
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// What goes before a field's name in messages: empty, or `rope_scaling.`.
+    /// The prefix of field names in messages: empty, or `rope_scaling.`.
     within: &'static str,
 }
 
@@ -172,7 +172,7 @@ impl<'a> Fields<'a> {
         Ok(self.typed(field, expected, |value| value.as_array()?.iter().map(&read).collect())?.value())
     }
 
-    /// One of the known words, as what it stands for.
+    /// One of the known words, as its meaning.
     pub(crate) fn word<T: Copy>(
         &self,
         field: &str,

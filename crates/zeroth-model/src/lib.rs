@@ -43,7 +43,7 @@ pub use lora::{Lora, LoraError, LoraTargets, lora_table};
 pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{
-    DEFAULT_SHARD_BYTES, HeaderError, NewTensor, TensorPlace, WeightFiles, WeightProblem, WeightWarning,
+    DEFAULT_SHARD_BYTES, HeaderError, NewTensor, TensorEntry, WeightFiles, WeightProblem, WeightWarning,
     WeightWriter, WeightsError, WrittenWeights, f32_to_stored, has_weights, is_weight_file, read_header,
     stored_to_f32, write_header,
 };

@@ -57,7 +57,7 @@ pub struct Parameter {
     pub name: String,
     /// Its shape on disk; a linear's is [out, in].
     pub shape: Vec<u64>,
-    /// What it is.
+    /// The value found.
     pub kind: ParameterKind,
     /// Other names under which a file may hold the same tensor, because modules share it.
     pub aliases: &'static [&'static str],

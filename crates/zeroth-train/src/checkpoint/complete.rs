@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use zeroth_engine::State;
-use zeroth_model::TensorPlace;
+use zeroth_model::TensorEntry;
 
 use super::error::CheckpointError;
 use super::manifest::{Manifest, ParameterEntry};
@@ -62,7 +62,7 @@ impl<'a> Tensors<'a> {
         &mut self,
         file: usize,
         path: &Path,
-        tensors: Vec<TensorPlace>,
+        tensors: Vec<TensorEntry>,
     ) -> Result<(), CheckpointError> {
         for tensor in tensors {
             self.add_one(file, &tensor).map_err(|problem| CheckpointError::Tensor {
@@ -74,7 +74,7 @@ impl<'a> Tensors<'a> {
         Ok(())
     }
 
-    fn add_one(&mut self, file: usize, tensor: &TensorPlace) -> Result<(), String> {
+    fn add_one(&mut self, file: usize, tensor: &TensorEntry) -> Result<(), String> {
         let (state, parameter, first) =
             parse_tensor_name(&tensor.name).ok_or_else(|| "is not named STATE/PARAMETER@FIRST".to_owned())?;
         let places = state_name(state).and_then(|state| self.places.get_mut(state));
