@@ -238,11 +238,11 @@ fn text(plan: &Plan, ask: &Ask, model: Option<&Model>, output: &Output) -> Strin
         text.push_str("\nusual advice, beside the arithmetic:\n");
         for advice in &plan.advice {
             let verdict = match advice.agrees {
-                Some(true) => "holds",
-                Some(false) => "does not hold",
-                None => "not held against a budget",
+                Some(true) => "confirmed",
+                Some(false) => "refuted",
+                None => "not compared with a budget",
             };
-            text.push_str(&format!("  {}: {verdict}; {}\n", advice.says, advice.arithmetic));
+            text.push_str(&format!("  {}: {verdict}: {}\n", advice.says, advice.arithmetic));
         }
     }
     for note in &plan.notes {
