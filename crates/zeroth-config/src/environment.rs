@@ -1,4 +1,4 @@
-//! Environment variables: what each does for DeepSpeed, PyTorch and CUDA, and what becomes of it here.
+//! Environment variables of DeepSpeed, PyTorch, CUDA and zeroth, and the effect of each.
 //!
 //! One table, like the keys of a config. A variable that no part reads by now is "not yet", never "honoured".
 
@@ -13,16 +13,16 @@ use zeroth_base::nearest;
 
 pub use variable::{EnvVerdict, Variable};
 
-/// What becomes of a variable that is set.
+/// The verdict on a variable that is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {
     /// Its name.
     pub name: String,
     /// Its value; `(hidden)` where the name says that it is a secret.
     pub value: String,
-    /// What becomes of it.
+    /// Its effect.
     pub verdict: EnvVerdict,
-    /// Why, and what to do instead.
+    /// The reason, and what to do instead.
     pub message: String,
 }
 

@@ -1,4 +1,4 @@
-//! `config explain`: what a key does here, from its entry in the table.
+//! `config explain`: the documentation of a key, from its row of the schema.
 
 use std::fmt::Write;
 
@@ -10,13 +10,13 @@ use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind, Support};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no key is called `{name}`{}", near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default())]
 pub struct UnknownKey {
-    /// What was asked for.
+    /// The name given.
     pub name: String,
-    /// What was likely meant.
+    /// The key likely meant.
     pub near: Option<&'static str>,
 }
 
-/// The keys that a name or a path may mean: all of that last part where no path is that whole.
+/// The keys of a path, or else all keys of a name.
 pub fn find(name: &str) -> Result<Vec<&'static Key>, UnknownKey> {
     let by_path: Vec<&Key> = schema::find(name).collect();
     if !by_path.is_empty() {
@@ -35,7 +35,7 @@ pub fn find(name: &str) -> Result<Vec<&'static Key>, UnknownKey> {
     Err(UnknownKey { name: name.to_owned(), near })
 }
 
-/// The explanation of one key, for people.
+/// The human-readable explanation of one key.
 pub fn text(key: &Key) -> String {
     let mut text = format!("{}\n  {}\n", key.path, key.does);
     let mut row = |title: &str, value: &str| {
@@ -56,7 +56,7 @@ pub fn text(key: &Key) -> String {
     text
 }
 
-/// What a key may hold, in words.
+/// The values of a key, in words.
 pub fn holds(key: &Key) -> String {
     let bounds = key.bounds.in_words().map(|words| format!(", {words}")).unwrap_or_default();
     match key.kind {
@@ -87,7 +87,7 @@ pub fn default(key: &Key) -> String {
     }
 }
 
-/// What becomes of the key here, in words.
+/// The effect of the key, in words.
 pub fn here(key: &Key) -> String {
     match key.effect {
         Effect::Works | Effect::WhileEnabled if key.support == Support::None => "not yet".to_owned(),

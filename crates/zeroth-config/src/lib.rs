@@ -13,6 +13,6 @@ pub mod read;
 pub mod resolve;
 pub mod schema;
 pub mod snippet;
-pub mod unbuilt;
+pub mod unimplemented;
 pub mod verify;
 pub mod view;

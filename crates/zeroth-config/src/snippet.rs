@@ -1,4 +1,4 @@
-//! Messages in the manner of a good compiler: the line of the file, a caret under what is wrong, what to write.
+//! Compiler-style messages: the line of the file, carets under the error, a remedy.
 
 use crate::check::Verdict;
 use crate::read::{ReadError, Source, Span};

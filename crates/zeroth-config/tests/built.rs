@@ -6,7 +6,7 @@ use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{Document, Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Origin, Precision, Request, Resolved, resolve};
 use zeroth_config::schema::{OptimizerType, SchedulerType};
-use zeroth_config::unbuilt::{Lack, Unbuilt, unbuilt};
+use zeroth_config::unimplemented::{MissingFeature, Unimplemented, unimplemented};
 
 fn read(text: &str) -> Document {
     parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"))
@@ -18,8 +18,8 @@ fn statuses(text: &str) -> Vec<(String, Status)> {
 }
 
 /// What a run of this file and these flags lacks: 2 ranks, a model of width 64 with 4 blocks, 100 steps.
-fn lacking(text: &str, flags: &Flags) -> Unbuilt {
-    unbuilt(&resolved(text, flags))
+fn lacking(text: &str, flags: &Flags) -> Unimplemented {
+    unimplemented(&resolved(text, flags))
 }
 
 fn resolved(text: &str, flags: &Flags) -> Resolved {
@@ -29,11 +29,11 @@ fn resolved(text: &str, flags: &Flags) -> Resolved {
     resolve(&request).unwrap_or_else(|error| panic!("{text}\n{error}"))
 }
 
-fn refused(text: &str) -> Vec<Lack> {
+fn refused(text: &str) -> Vec<MissingFeature> {
     lacking(text, &Flags::default()).refused
 }
 
-fn paths(lacks: &[Lack]) -> Vec<&'static str> {
+fn paths(lacks: &[MissingFeature]) -> Vec<&'static str> {
     lacks.iter().map(|lack| lack.path).collect()
 }
 
@@ -106,7 +106,7 @@ fn what_a_run_reads_is_honoured() {
     ] {
         assert_all(Status::Honoured, text);
         let run = format!("{:?}", lacking(text, &Flags::default()));
-        assert_eq!(run, "Unbuilt { refused: [], noted: [] }", "{text}");
+        assert_eq!(run, "Unimplemented { refused: [], noted: [] }", "{text}");
     }
 }
 
@@ -344,7 +344,7 @@ fn flags_turn_on_what_the_file_leaves_open() {
         let config = resolved(text, &flags);
         let setting = config.get("zeroth.recompute").unwrap();
         assert_eq!((setting.value.as_str(), &setting.origin), (Some(recompute), &origin), "{text}");
-        assert!(unbuilt(&config).refused.is_empty());
+        assert!(unimplemented(&config).refused.is_empty());
     }
 }
 

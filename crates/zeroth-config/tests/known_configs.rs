@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 use zeroth_config::check::{Report, Severity, Status, check};
+use zeroth_config::docs::wrap;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::schema::{self, Effect, Reader};
 
@@ -444,7 +445,8 @@ fn verdicts_page() -> String {
     page += &row("**all**", sums);
     page += "\nErrors in these files, and why they stay in:\n\n";
     let listed = |(file, path, status, reason): (&str, &str, Status, &str)| {
-        format!("- {file}, `{path}` ({}): {reason}.\n", status.title())
+        let line = format!("- {file}, `{path}` ({}): {reason}.", status.title());
+        wrap(&line, "  ") + "\n"
     };
     page + &WRONG_ON_PURPOSE.map(listed).concat()
 }

@@ -10,7 +10,7 @@ use zeroth_comm::{Comm, JoinError};
 use zeroth_config::check::check;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
-use zeroth_config::unbuilt::unbuilt;
+use zeroth_config::unimplemented::unimplemented;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, MicroBatch, Rank, RunError, Timed};
 use zeroth_graph::{Graph, ParamId};
@@ -103,7 +103,7 @@ impl Session {
             steps: Some(steps.get()),
         };
         let config = resolve(&request).map_err(|error| wrong(&error))?;
-        if let Some(lack) = unbuilt(&config).refused.first() {
+        if let Some(lack) = unimplemented(&config).refused.first() {
             return Err(wrong(lack));
         }
         let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use crate::read::{Location, Span};
 use crate::schema::Key;
 
-/// What was found for one key of the file, before its effect is decided.
+/// The match of one key of the file against the schema, before its effect is decided.
 #[derive(Debug)]
 pub(super) struct Finding {
     pub(super) spelled: String,
@@ -17,11 +17,11 @@ pub(super) struct Finding {
 
 #[derive(Debug, Clone)]
 pub(super) enum Outcome {
-    /// A key of the table with a readable value.
+    /// A key of the schema with a readable value.
     Known { key: &'static Key, notes: Vec<String> },
-    /// Wrong, with what to write; the place is the value's when that is what is wrong.
+    /// Wrong, with a remedy; `at` is the value where that is what is wrong.
     Wrong { key: Option<&'static Key>, message: String, at: Option<Span> },
-    /// Not in the table. `near` is what was likely meant.
+    /// Not in the schema; `near`: another key has nearly that name.
     Unknown { message: String, near: bool },
     /// A parameter of an optimizer or scheduler that zeroth does not have.
     OfForeignType { message: String },

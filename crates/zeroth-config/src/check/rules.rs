@@ -3,7 +3,7 @@
 use super::verdict::{Status, Verdict};
 use crate::view::{ConfigView, Switch};
 
-/// A contradiction: the keys it is pinned to, the first that the file names wins, and the sentence.
+/// A contradiction: the keys to report it at (the first that the file has), and the message.
 struct Conflict {
     at: Vec<&'static str>,
     message: String,
@@ -34,7 +34,7 @@ fn both_precisions(view: ConfigView<'_>) -> Vec<Conflict> {
         at: vec!["fp16.enabled"],
         message:
             "fp16.enabled and bf16.enabled are both true, and a run has one precision; keep bf16 where the \
-                  card has it"
+                  GPU has it"
                 .to_owned(),
     }]
 }

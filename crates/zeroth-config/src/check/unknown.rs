@@ -1,4 +1,4 @@
-//! What to say of a key that is not in the table: what was likely meant, or where it belongs.
+//! Messages for keys that are not in the schema: the key likely meant, or the section it belongs to.
 
 use zeroth_base::nearest;
 

@@ -1,4 +1,4 @@
-//! The second step of a check: what a key does here, given the other values.
+//! The second step of a check: the effect of a key, given the other values.
 
 use serde_json::Value as Json;
 
@@ -7,16 +7,16 @@ use crate::read::{Location, Span};
 use crate::schema::{self, Effect, Key, Kind, Support};
 use crate::view::{ConfigView, Switch};
 
-/// What becomes of a key.
+/// The effect of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     /// It does what it says.
     Honoured,
     /// It is always so here.
     BuiltIn,
-    /// A part that will honour it is not built yet.
+    /// Not implemented yet.
     NotYet,
-    /// It does nothing here, and the message says why.
+    /// It does nothing; the message says why.
     NoEffect,
     /// An old name; the message says the new one.
     Deprecated,
@@ -51,7 +51,7 @@ impl Status {
         }
     }
 
-    /// The words for people.
+    /// The words of the human-readable output.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Honoured => "honoured",
@@ -65,7 +65,7 @@ impl Status {
     }
 }
 
-/// How bad a verdict is.
+/// The severity of a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Nothing to do.
@@ -83,22 +83,22 @@ pub struct Verdict {
     pub path: String,
     /// The key of the table.
     pub key: Option<&'static Key>,
-    /// What becomes of it.
+    /// Its effect.
     pub status: Status,
     /// The value as the file has it.
     pub value: Json,
-    /// What to point at: the key, or the value where that is what is wrong.
+    /// The span to underline: the key, or the value where that is wrong.
     pub span: Span,
-    /// Where its key stands.
+    /// The location of its key.
     pub location: Location,
-    /// Why, and what to write.
+    /// The reason, and a remedy.
     pub message: String,
     /// Whether an unknown key is near a known one: then it is an error.
     near: bool,
 }
 
 impl Verdict {
-    /// How bad it is.
+    /// Its severity.
     pub fn severity(&self) -> Severity {
         match self.status {
             Status::Honoured | Status::BuiltIn => Severity::Fine,
@@ -162,7 +162,7 @@ pub(super) fn decide(finding: Finding, view: ConfigView<'_>) -> Verdict {
     verdict
 }
 
-/// What a value does here, given the others, and why.
+/// The effect of a value, given the others, and the reason.
 pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
     if let Some(decided) = foreign_type(key, value) {
         return decided;

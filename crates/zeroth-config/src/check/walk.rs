@@ -1,4 +1,4 @@
-//! The first step of a check: the file's keys matched against the table, their values read.
+//! The first step of a check: matches the file's keys against the schema and reads their values.
 
 use serde_json::Value as Json;
 
@@ -136,7 +136,7 @@ impl Walker<'_> {
         self.push(spelled, entry, Outcome::Known { key, notes });
     }
 
-    /// The keys inside a value that is not looked into share one outcome; what stands twice is wrong there too.
+    /// Keys inside an opaque value share one outcome; a duplicate is an error there too.
     fn inside(&mut self, spelled: &str, node: &Node, outcome: &Outcome) {
         let Value::Object(entries) = &node.value else { return };
         for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| !is_comment(entry)) {
@@ -146,7 +146,7 @@ impl Walker<'_> {
         }
     }
 
-    /// The keys inside a key that is itself wrong: the fault is told once, at that key.
+    /// Keys inside a key that is itself wrong: the error is reported once, at that key.
     fn unseen(&mut self, section: &str, entry: &Entry) {
         let path = join(section, &entry.key);
         let message = format!("it lies in `{path}`, which is wrong itself, so it is not looked at");
@@ -177,7 +177,7 @@ impl Walker<'_> {
         });
     }
 
-    /// Carries the values of old keys over to the new ones; giving both is an error, as in DeepSpeed.
+    /// Moves the values of deprecated keys to their replacements; giving both is an error, as in DeepSpeed.
     fn move_deprecated(&mut self) {
         for finding in &mut self.findings {
             let Outcome::Known { key, .. } = finding.outcome else { continue };

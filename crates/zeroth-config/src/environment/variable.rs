@@ -1,26 +1,26 @@
 //! One row of the table of environment variables.
 
-/// One variable, or all that begin alike.
+/// One variable, or all that share a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variable {
     /// Its name; `DS_BUILD_*` stands for all that begin so.
     pub name: &'static str,
     /// What it does where it comes from.
     pub does: &'static str,
-    /// What becomes of it here.
+    /// Its effect here.
     pub verdict: EnvVerdict,
-    /// Why, and what to do instead.
+    /// The reason, and what to do instead.
     pub message: &'static str,
 }
 
-/// What becomes of a variable.
+/// The effect of a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EnvVerdict {
     /// It does what it says.
     Honoured,
-    /// The part that reads it is not built yet.
+    /// Not implemented yet.
     NotYet,
-    /// It does nothing here, and the message says why.
+    /// It does nothing; the message says why.
     NoEffect,
     /// No such variable: not here, and as far as is known not elsewhere.
     Unknown,
@@ -37,7 +37,7 @@ impl EnvVerdict {
         }
     }
 
-    /// The words for people.
+    /// The words of the human-readable output.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Honoured => "honoured",

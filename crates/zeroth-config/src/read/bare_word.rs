@@ -1,5 +1,4 @@
-//! Values without quotes: numbers, `true`, `false`, `null`, Hjson's quoteless text, and what a wrong word was meant
-//! to be.
+//! Values without quotes: numbers, `true`, `false`, `null` and Hjson's quoteless text; suggestions for wrong words.
 
 use super::cursor::{Cursor, ends_word};
 use super::error::{Fault, Parsed, shown};

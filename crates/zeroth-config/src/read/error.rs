@@ -1,4 +1,4 @@
-//! What can be wrong with a config's text, with the place and what to write instead.
+//! Errors of reading a config, each with its location and a remedy.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,23 +13,23 @@ pub struct ReadError(Box<ReadProblem>); // boxed: a `Result` that carries it sta
 /// The parts of a [`ReadError`].
 #[derive(Debug, Clone)]
 pub struct ReadProblem {
-    /// Which sort of problem it is.
+    /// The kind of problem.
     pub kind: ReadErrorKind,
     /// The file's path, or `<base64>`, `<argument>`, ….
     pub source_name: String,
-    /// Where it is; absent where the file as a whole is the problem.
+    /// Its location; absent where the whole file is the problem.
     pub location: Option<Location>,
     /// The bytes of the text it is about; never absent where there is a place.
     pub span: Option<Span>,
-    /// What is wrong, without the place.
+    /// The problem, without its location.
     pub message: String,
-    /// What to write or do.
+    /// The remedy.
     pub help: Option<String>,
     /// The line of `location`, whole and without its end.
     pub line_text: Option<String>,
 }
 
-/// The sort of a [`ReadError`].
+/// The kind of a [`ReadError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadErrorKind {
     /// There is no such file.
@@ -115,7 +115,7 @@ impl fmt::Display for ReadProblem {
     }
 }
 
-/// A problem at a place of a text whose name and lines are known one level up.
+/// A problem at a span of a text, without the text's name and lines.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) kind: ReadErrorKind,
@@ -124,7 +124,7 @@ pub(super) struct Fault {
     pub(super) help: Option<String>,
 }
 
-/// What a part of the reader gives back.
+/// The result of a part of the reader.
 pub(super) type Parsed<T> = Result<T, Fault>;
 
 impl Fault {

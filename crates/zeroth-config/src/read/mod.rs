@@ -1,4 +1,4 @@
-//! Reading a config: text with its place in the file, as DeepSpeed's reader accepts it, and errors that point.
+//! Reads a config as DeepSpeed's reader does, with the location of every value.
 //!
 //! DeepSpeed reads configs with the Python package `hjson`. Accepted here is what that package accepts: JSON; JSON
 //! with `//`, `/* */` and `#` comments and trailing commas; Hjson, where the outer braces, quotes and the commas at

@@ -1,4 +1,4 @@
-//! The filling of every key: file, typed flag, rule, default, in that order of reading.
+//! Fills every key: from the file, a typed flag, an `"auto"` rule, or its default.
 
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ impl<'a> Filler<'a> {
                 self.settings.push(setting);
             }
         }
-        self.meet_schedule_flags();
+        self.compare_schedule_flags();
         self.note_idle_flags();
         // Contradictions first: they explain a batch that does not fit.
         if !self.mismatches.is_empty() {
@@ -118,7 +118,7 @@ impl<'a> Filler<'a> {
         key.is_of(self.view.text("scheduler.type"))
     }
 
-    /// Two keys that Hugging Face overwrites, whatever the file says.
+    /// Two keys that Hugging Face's Trainer always overwrites.
     fn forced(&mut self, key: &'static Key, given: Option<&FileValue>) -> Option<Setting> {
         let origin = match key.auto? {
             AutoRule::NodeLocal if self.request.flags.save_on_each_node == Some(true) => {
@@ -138,10 +138,11 @@ impl<'a> Filler<'a> {
     /// A typed flag against the file's value.
     fn compare(&mut self, key: &'static Key, given: &FileValue) {
         let Some(rule) = key.auto else { return };
-        let Some(meeting) = flags::meeting(rule, self.request.flags).filter(|meeting| meeting.typed) else {
+        let Some(rule_flag) = flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.typed)
+        else {
             return;
         };
-        let (Some(hf), Some((typed_value, _))) = (meeting.hf, self.by_rule(rule)) else { return };
+        let (Some(hf), Some((typed_value, _))) = (rule_flag.hf, self.by_rule(rule)) else { return };
         if !equal(&given.value, &typed_value) {
             self.mismatches.push(Mismatch {
                 path: key.path.to_owned(),
@@ -149,7 +150,7 @@ impl<'a> Filler<'a> {
                 location: Some(given.location),
                 hf,
                 typed_value,
-                flag: meeting.flag,
+                flag: rule_flag.flag,
             });
         }
     }
@@ -157,16 +158,16 @@ impl<'a> Filler<'a> {
     /// A key that the file leaves open: `explicit` where it says `"auto"`, else it is absent.
     fn open(&mut self, key: &'static Key, explicit: bool) -> Option<Setting> {
         if let Some(rule) = key.auto {
-            let meeting = flags::meeting(rule, self.request.flags);
-            let typed = meeting.is_some_and(|meeting| meeting.typed);
+            let rule_flag = flags::rule_flag(rule, self.request.flags);
+            let typed = rule_flag.is_some_and(|rule_flag| rule_flag.typed);
             if typed || explicit || self.fills_absent(key, rule) {
                 if is_hidden_rule(rule) && self.stage_uses(key) && self.hidden().is_none() {
                     self.missing_hidden.push(key.path);
                     return None;
                 }
                 if let Some((value, said)) = self.by_rule(rule).filter(|_| self.stage_uses(key)) {
-                    let origin = match meeting {
-                        Some(meeting) if meeting.typed => Origin::Flag(meeting.flag),
+                    let origin = match rule_flag {
+                        Some(rule_flag) if rule_flag.typed => Origin::Flag(rule_flag.flag),
                         _ => Origin::Auto(said),
                     };
                     return Some(Setting { key, value, origin });
@@ -237,7 +238,7 @@ impl<'a> Filler<'a> {
         Origin::Auto("the file has the section activation_checkpointing".to_owned())
     }
 
-    /// What a rule gives, and the rule in words; `None` where something it needs is not known.
+    /// The value of a rule, and the rule in words; `None` where an input is unknown.
     fn by_rule(&self, rule: AutoRule) -> Option<(Value, String)> {
         let flags = self.request.flags;
         let said = |text: &str| text.to_owned();
@@ -318,7 +319,7 @@ impl<'a> Filler<'a> {
     }
 
     /// --lr-scheduler-type and --gradient-checkpointing meet keys that no "auto" fills.
-    fn meet_schedule_flags(&mut self) {
+    fn compare_schedule_flags(&mut self) {
         let flags = self.request.flags;
         if let (Some(typed), Some(given)) =
             (&flags.lr_scheduler_type, self.request.file.get("scheduler.type"))
@@ -355,7 +356,7 @@ impl<'a> Filler<'a> {
         self.fill_own_schedule();
     }
 
-    /// A flag that was typed and has no key to set here is said to do nothing.
+    /// Notes flags that were typed and set no key.
     fn note_idle_flags(&mut self) {
         let rules = [
             AutoRule::Betas,
@@ -365,7 +366,8 @@ impl<'a> Filler<'a> {
             AutoRule::LearningRate,
         ];
         for rule in rules {
-            let Some(meeting) = flags::meeting(rule, self.request.flags).filter(|meeting| meeting.typed)
+            let Some(rule_flag) =
+                flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.typed)
             else {
                 continue;
             };
@@ -375,7 +377,8 @@ impl<'a> Filler<'a> {
             if !is_set && !by_own_schedule {
                 let owner = if rule == AutoRule::WarmupSteps { "scheduler.type" } else { "optimizer.type" };
                 let name = self.view.text(owner).unwrap_or("AdamW");
-                self.notes.push(format!("{} sets nothing here: {name} has no such parameter", meeting.flag));
+                self.notes
+                    .push(format!("{} sets nothing here: {name} has no such parameter", rule_flag.flag));
             }
         }
     }

@@ -57,15 +57,15 @@ section! {
     /// Values of `activation_checkpointing`.
     KEYS: ActivationCheckpointing {
         Key::section("activation_checkpointing")
-            .does("Keeps few activations from forward to backward and computes the rest again; here the section works by itself.")
+            .does("Keeps few activations from forward to backward and recomputes the others; the section alone turns it on.")
             .set("{} turns it on for every block; zeroth.recompute chooses finer")
             .read_by(Reader::Checkpoint)
             .unless(conditions::blocks_are_recomputed),
         Key::bool("activation_checkpointing.partition_activations", false)
-            .does("Cuts kept activations across model-parallel ranks.")
-            .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to cut, and nothing is saved"),
+            .does("Shards kept activations across model-parallel ranks.")
+            .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to shard, and nothing is saved"),
         Key::bool("activation_checkpointing.cpu_checkpointing", false)
-            .does("Parks the inputs of blocks that are kept in host memory, from forward's last use to backward's first.")
+            .does("Offloads the kept inputs of blocks to host memory, from forward's last use to backward's first.")
             .set("true when recomputing alone does not fit")
             .read_by(Reader::Checkpoint)
             .unless(conditions::blocks_are_recomputed)
@@ -76,7 +76,7 @@ section! {
         Key::int("activation_checkpointing.number_checkpoints", 1)
             .or_rule("the number of blocks")
             .in_("checkpoints")
-            .does("How many inputs of blocks are kept, at most: blocks are computed again in runs of (blocks / this, rounded up), from the input of each run.")
+            .does("How many inputs of blocks are kept, at most: blocks are recomputed in runs of (blocks / this, rounded up), from the input of each run.")
             .set("leave it out (one a block)")
             .read_by(Reader::Checkpoint)
             .auto(AutoRule::Blocks)
@@ -97,14 +97,14 @@ section! {
         Key::section("zeroth").does("What DeepSpeed's keys cannot say; DeepSpeed ignores the block.").read_by(Reader::Lower),
         Key::new("zeroth.recompute", Kind::OneOf(RecomputePolicy::WORDS))
             .or_derived(Derivation::Checkpointing, "block with activation_checkpointing or --gradient-checkpointing, else none")
-            .does("What backward computes again: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
+            .does("What backward recomputes: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
             .set("norm_swiglu first: it saves a part for almost no time; block saves most")
             .read_by(Reader::Checkpoint)
             => recompute: RecomputePolicy,
         Key::int("zeroth.recompute_blocks", 1)
             .or_rule("all blocks")
             .in_("blocks")
-            .does("How many blocks, from the first on, backward computes again as a whole; of the others norms and swiglu.")
+            .does("How many blocks, from the first on, backward recomputes as a whole; of the others norms and swiglu.")
             .set("leave both out: where memory is short, as few blocks are chosen as fit")
             .read_by(Reader::Checkpoint)
             .unless(conditions::blocks_are_recomputed)
@@ -133,7 +133,7 @@ section! {
             .read_by(Reader::Update)
             => moments: DType,
         Key::bool("zeroth.stochastic_rounding", true)
-            .does("Rounds bf16 moments up or down by chance, so that small changes are not lost.")
+            .does("Rounds bf16 moments stochastically, so that small changes are not lost.")
             .set("true")
             .read_by(Reader::Update)
             .unless(conditions::moments_are_16_bit)
@@ -142,7 +142,7 @@ section! {
             .or_rule("the faster one on this machine, by measurement")
             .does(
                 "With the optimizer in host memory and a GPU: who computes the update. device: state passes through the GPU; \
-                 host: the processors update it where it lies, while the GPU goes on with the next forward.",
+                 host: the CPU updates it in place, while the GPU runs the next forward.",
             )
             .set("leave it out")
             .read_by(Reader::Offload)

@@ -67,7 +67,7 @@ section! {
             ),
         Key::bool("sparse_gradients", false)
             .does("Sends embedding gradients as lists of rows.")
-            .nothing("DeepSpeed does so without ZeRO only; here embedding gradients are cut like all others"),
+            .nothing("DeepSpeed does so without ZeRO only; here embedding gradients are sharded like all others"),
         Key::bool("disable_allgather", false)
             .does("Nothing; DeepSpeed reads it nowhere either.")
             .nothing("DeepSpeed reads it nowhere either"),
@@ -118,12 +118,12 @@ section! {
             .nothing("there is no Python here"),
         Key::bool("use_data_before_expert_parallelism", false)
             .does("The order of data and expert parallelism.")
-            .nothing("experts are cut like all parameters; there is no expert parallelism"),
+            .nothing("experts are sharded like all parameters; there is no expert parallelism"),
         // Canonical at the top level, where DeepSpeed ignores it; inside zero_optimization DeepSpeed refuses it.
         Key::bool("use_dynamic_tiling", true)
             .also_at(&["zero_optimization.use_dynamic_tiling"])
-            .does("Cuts large products into tiles.")
-            .built_in("kernels cut products into tiles by their shapes; DeepSpeed has no such key"),
+            .does("Splits large matmuls into tiles.")
+            .built_in("kernels tile matmuls by their shapes; DeepSpeed has no such key"),
         Key::section("timers")
             .does("DeepSpeed's timers.")
             .nothing("rates are measured without stopping the device"),

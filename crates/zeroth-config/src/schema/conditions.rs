@@ -1,7 +1,6 @@
-//! The reasons why a key has no effect, and what is worth saying about one that has, from the other values of the same
-//! file.
+//! Conditions of keys: the reason a key has no effect beside the other values of the file, or a note on one that has.
 //!
-//! Each function is the condition or the note of some keys of the table: `None` where there is nothing to say.
+//! `None` means that the key works, or that there is nothing to note.
 
 use crate::view::{ConfigView, Switch};
 
@@ -9,7 +8,7 @@ const PARAM: &str = "zero_optimization.offload_param";
 const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
 
 pub(super) fn stage_cuts_state(view: ConfigView<'_>) -> Option<String> {
-    (view.stage() == 0).then(|| "stage 0 cuts nothing: every rank holds and updates all of it".to_owned())
+    (view.stage() == 0).then(|| "stage 0 shards nothing: every rank holds and updates all of it".to_owned())
 }
 
 pub(super) fn gradients_add_in_shards(view: ConfigView<'_>) -> Option<String> {
@@ -43,7 +42,7 @@ pub(super) fn shards_gather_in_buckets(view: ConfigView<'_>) -> Option<String> {
 pub(super) fn stage_gathers_units(view: ConfigView<'_>) -> Option<String> {
     let stage = view.stage();
     (stage < 3).then(|| {
-        format!("only stage 3 cuts parameters and gathers them; at stage {stage} they are always whole")
+        format!("only stage 3 shards parameters and gathers them; at stage {stage} they are replicated")
     })
 }
 
@@ -81,8 +80,8 @@ pub(super) fn decay_without_its_end(view: ConfigView<'_>) -> Option<String> {
 pub(super) fn blocks_are_recomputed(view: ConfigView<'_>) -> Option<String> {
     match view.text("zeroth.recompute")? {
         "block" => None,
-        "none" => Some("zeroth.recompute is \"none\", so nothing is computed again".to_owned()),
-        finer => Some(format!("zeroth.recompute is \"{finer}\", so no block is computed again as a whole")),
+        "none" => Some("zeroth.recompute is \"none\", so nothing is recomputed".to_owned()),
+        finer => Some(format!("zeroth.recompute is \"{finer}\", so no block is recomputed as a whole")),
     }
 }
 
@@ -94,7 +93,7 @@ pub(super) fn momentum_cycles(view: ConfigView<'_>) -> Option<String> {
 pub(super) fn offload_param_possible(view: ConfigView<'_>) -> Option<String> {
     let stage = view.stage();
     (stage < 3).then(|| {
-        format!("only stage 3 cuts parameters, so only stage 3 can move them; the stage here is {stage}")
+        format!("only stage 3 shards parameters, so only stage 3 can move them; the stage here is {stage}")
     })
 }
 

@@ -1,11 +1,11 @@
-//! What the table holds for one key of the config.
+//! One row of the schema.
 
 use super::support::Support;
 use crate::view::ConfigView;
 
-/// One key: how it is written, what it may hold, what it does here, and who reads it.
+/// One key of the config: its names, its values, its effect, and the part that reads it.
 ///
-/// Entries are built by the `const fn`s below, so that the table reads as one sentence a key.
+/// Rows are built by the `const fn`s below.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
     /// The canonical path, `zero_optimization.stage3_prefetch_bucket_size`.
@@ -14,27 +14,27 @@ pub struct Key {
     pub other_names: &'static [&'static str],
     /// Other full paths at which the key is accepted.
     pub other_paths: &'static [&'static str],
-    /// What it may hold.
+    /// The kind of its values.
     pub kind: Kind,
-    /// The numbers it may hold.
+    /// The range of its numbers.
     pub bounds: Bounds,
-    /// What counts when it is absent.
+    /// The value of an absent key.
     pub default: DefaultValue,
-    /// What a number counts: elements, bytes, steps.
+    /// The unit of a number: elements, bytes, steps.
     pub unit: &'static str,
-    /// One sentence: what it does here.
+    /// What it does, in one sentence.
     pub does: &'static str,
-    /// What to set it to.
+    /// Advice on the value.
     pub set: &'static str,
     /// The pass or part that reads it.
     pub reader: Reader,
-    /// What it does here.
+    /// Its effect in zeroth.
     pub effect: Effect,
     /// Which values a run implements.
     pub support: Support,
-    /// Why it has no effect, from the other values; `None` where it has.
+    /// The reason it has no effect beside the other values, if any.
     pub idle: Option<Condition>,
-    /// What `check` adds where the key is honoured, from the other values; `None` where there is nothing to add.
+    /// A remark that `check` adds where the key is honoured.
     pub note: Option<Condition>,
     /// The rule by which `"auto"` (or its absence) is filled.
     pub auto: Option<AutoRule>,
@@ -42,7 +42,7 @@ pub struct Key {
     pub types: &'static [&'static str],
 }
 
-/// What a key may hold.
+/// The kind of a key's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     /// true or false.
@@ -67,20 +67,20 @@ pub enum Kind {
     Opaque,
 }
 
-/// The numbers a key may hold.
+/// The range of a key's numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Least number, itself allowed.
+    /// Inclusive minimum.
     pub least: Option<f64>,
-    /// Least number, itself not allowed.
+    /// Exclusive minimum.
     pub above: Option<f64>,
-    /// Greatest number, itself allowed.
+    /// Inclusive maximum.
     pub most: Option<f64>,
-    /// Greatest number, itself not allowed.
+    /// Exclusive maximum.
     pub below: Option<f64>,
 }
 
-/// What counts when a key is absent.
+/// The value of an absent key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DefaultValue {
     /// Nothing.
@@ -123,17 +123,17 @@ pub enum Derivation {
 pub enum Reader {
     /// Resolving of batch sizes and "auto".
     Resolve,
-    /// The pass that writes down a micro-batch's operations.
+    /// The pass that lowers a micro-batch's operations.
     Lower,
-    /// The pass that decides which activations are kept.
+    /// The pass of activation checkpointing.
     Checkpoint,
-    /// The pass that brings parameters together and lets them go.
+    /// The pass that gathers and releases parameters.
     Gather,
-    /// The pass that turns gradients into shards.
+    /// The pass that reduces gradients to shards.
     Reduce,
-    /// The pass that chooses tiers and staging.
+    /// The pass that places state in host memory and stages it.
     Offload,
-    /// The pass of norm, clipping, loss scale and optimizer.
+    /// The pass of gradient norm, clipping, loss scale and optimizer.
     Update,
     /// The pass that hoists transfers.
     Overlap,
@@ -181,20 +181,20 @@ impl Reader {
 /// A sentence from the other values: why a key has no effect, or what is worth saying about it; `None` where there is none.
 pub type Condition = fn(ConfigView<'_>) -> Option<String>;
 
-/// What a key does here.
+/// The effect of a key.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
-    /// What it says.
+    /// The documented one.
     Works,
-    /// It is always so here, whatever the value; the text says why.
+    /// Always on, whatever the value; the text says why.
     BuiltIn(&'static str),
     /// Nothing; the text says why.
     Nothing(&'static str),
-    /// It belongs to a section with an `enabled` switch, and has one while that is on.
+    /// The documented one while its section's `enabled` is true.
     WhileEnabled,
-    /// It shares the fate of the section it lies in.
+    /// That of its section.
     AsSection,
-    /// zeroth has no such feature: its off value (the default) is honoured, any other is "not yet".
+    /// Not implemented: the default (off) is honoured, any other value is "not yet".
     Lacking(&'static str),
     /// An old name. The text says what to write.
     Deprecated(&'static str),
@@ -247,7 +247,7 @@ pub enum AutoRule {
     UntestedOptimizer,
 }
 
-/// Bounds of numbers that are computed with in fp32, where they are neither 0 nor infinite.
+/// Bounds of numbers that stay positive and finite in fp32.
 const FP32_LEAST: f64 = 1e-37;
 const FP32_MOST: f64 = 1e38;
 

@@ -1,5 +1,5 @@
-//! The schema: one table holds every key. Parsing, `check`, `explain`, the JSON Schema and the page
-//! `docs/config.md` all come from it.
+//! The schema: one table with every key. `check`, `explain`, the JSON Schema, `docs/config.md` and the typed values that
+//! passes read ([`Values`]) all come from it.
 //!
 //! Compatible with DeepSpeed 0.19.6. A section's keys are one file; [`keys`] is all of them in the order in which
 //! the page shows them.
@@ -103,7 +103,7 @@ values! {
     checkpoint: Checkpoint,
 }
 
-/// Every key, in the order of the page.
+/// Every key, in the order of `docs/config.md`.
 pub fn keys() -> impl Iterator<Item = &'static Key> {
     SECTIONS.iter().flat_map(|section| section.iter())
 }
@@ -133,7 +133,7 @@ pub fn switch_of(section: &Key) -> Option<&'static Key> {
     ["enabled", "device"].iter().find_map(|name| find(&format!("{}.{name}", section.path)).next())
 }
 
-/// Every spelling of a key: its own path, its other names, its other places.
+/// Every spelling of a key: its canonical path, its other names, its other paths.
 pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
     let (parent, path) = (key.parent(), key.path);
     let join = move |name: &str| if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };

@@ -10,10 +10,10 @@ const TYPES: Kind = Kind::OneOf(&["fp32", "bf16", "fp16", "float32", "bfloat16",
 section! {
     /// Values of `fp16`.
     FP16_KEYS: Fp16 {
-        Key::section("fp16").does("Trains in fp16 with a loss scale.").set("bf16 instead, where the card has it").read_by(Reader::Update),
+        Key::section("fp16").does("Trains in fp16 with a loss scale.").set("bf16 instead, where the GPU has it").read_by(Reader::Update),
         Key::bool("fp16.enabled", false)
             .does("Stores weights and activations in fp16, with fp32 master weights and a loss scale.")
-            .set("\"auto\"; bf16 needs no loss scale, so prefer it on cards that have it (compute capability 8.0)")
+            .set("\"auto\"; bf16 needs no loss scale, so prefer it on GPUs that have it (compute capability 8.0)")
             .read_by(Reader::Update)
             .auto(AutoRule::Fp16)
             => enabled: bool,
@@ -78,7 +78,7 @@ section! {
         Key::section("bf16").named(&["bfloat16"]).does("Trains in bf16.").set("{\"enabled\": \"auto\"}").read_by(Reader::Update),
         Key::bool("bf16.enabled", false)
             .does("Stores weights and activations in bf16, with fp32 master weights.")
-            .set("\"auto\", or true; refused on a card without bf16, where fp16 is the advice")
+            .set("\"auto\", or true; refused on a GPU without bf16, where fp16 is the advice")
             .read_by(Reader::Update)
             .auto(AutoRule::Bf16)
             => enabled: bool,

@@ -1,4 +1,4 @@
-//! Parts of DeepSpeed around ZeRO: elasticity, compilation, and the systems that have no counterpart here.
+//! Parts of DeepSpeed beside ZeRO that zeroth does not have: elasticity, compilation, other parallelism.
 
 use super::key::{Key, Kind};
 
@@ -71,7 +71,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::unsupported(
         "expert_parallel",
         "Gives ranks different experts.",
-        "experts are cut like all parameters; there is no expert parallelism",
+        "experts are sharded like all parameters; there is no expert parallelism",
     ),
     Key::unsupported(
         "pipeline",

@@ -7,13 +7,13 @@ section! {
     /// Values of `zero_optimization`, without its sections.
     KEYS: Zero {
         Key::section("zero_optimization")
-            .does("Which parts of the training state are cut across ranks, and where they live.")
+            .does("Which parts of the training state are sharded across ranks, and where they live.")
             .set("an object with at least `stage`; `true` is DeepSpeed's old way to write stage 1")
             .read_by(Reader::Lower),
         Key::int("zero_optimization.stage", 0)
             .at_most(3.0)
             .or_int(0)
-            .does("0 cuts nothing, 1 cuts optimizer state, 2 gradients as well, 3 parameters as well.")
+            .does("0 shards nothing, 1 optimizer state, 2 gradients as well, 3 parameters as well.")
             .set("2 where it fits, else 3; `zeroth plan` says which")
             .read_by(Reader::Lower)
             => stage: u8,
@@ -55,7 +55,7 @@ section! {
             .built_in("gradients land in the unit's flat gradient buffer as they are computed"),
         Key::bool("zero_optimization.round_robin_gradients", false)
             .does("Spreads the work on gradients evenly over ranks.")
-            .built_in("every unit is cut evenly over all ranks, so no rank waits for another's share"),
+            .built_in("every unit is sharded evenly over all ranks, so no rank waits for another's share"),
         Key::bool("zero_optimization.memory_efficient_linear", true)
             .also_at(&["memory_efficient_linear"])
             .does("Lets stage3_max_reuse_distance decide what stays gathered; false keeps every unit with linear maps gathered from forward to backward, as far as stage3_max_live_parameters allows. Where shards are read in place (zeroth.gather), none is gathered.")
@@ -206,7 +206,7 @@ section! {
         Key::int("zero_optimization.zero_hpz_partition_size", 0)
             .or_int(1)
             .in_("ranks")
-            .does("ZeRO++: a second copy of the parameters cut within each node.")
+            .does("ZeRO++: a second copy of the parameters sharded within each node.")
             .lacking("ZeRO++'s second partition is not built"),
         Key::bool("zero_optimization.zero_quantized_weights", false)
             .does("ZeRO++: gathers parameters in int8.")
@@ -225,11 +225,11 @@ section! {
         Key::int("zero_optimization.mics_shard_size", -1)
             .or_int(-1)
             .in_("ranks")
-            .does("MiCS: cuts within groups of this many ranks and copies across groups.")
-            .lacking("cutting within groups of ranks is not built"),
+            .does("MiCS: shards within groups of this many ranks and copies across groups.")
+            .lacking("sharding within groups of ranks is not built"),
         Key::bool("zero_optimization.mics_hierarchical_params_gather", false)
             .does("MiCS: gathers in two levels.")
-            .lacking("cutting within groups of ranks is not built"),
+            .lacking("sharding within groups of ranks is not built"),
         Key::unsupported(
             "zero_optimization.leaf_module",
             "Names modules to gather as a whole.",

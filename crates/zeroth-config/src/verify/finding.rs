@@ -5,18 +5,18 @@ use serde_json::{Value, json};
 use crate::check::Severity;
 use crate::read::Location;
 
-/// One thing that does not go together.
+/// One disagreement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
     /// An error: the run stops or trains something else. A warning: it may.
     pub severity: Severity,
     /// The key of the file, by its canonical path.
     pub key: Option<&'static str>,
-    /// Where the file says it.
+    /// Its location in the file.
     pub location: Option<Location>,
     /// What the file says and what the command says.
     pub message: String,
-    /// What to change.
+    /// The remedy.
     pub fix: String,
 }
 

@@ -1,4 +1,4 @@
-//! `config verify`: does a training command agree with a file?
+//! `config verify`: compares a training command with a config file.
 //!
 //! [`words`] and [`launcher`] take a command line apart, [`command`] and [`script`] say what it asks for, [`compare`],
 //! [`batch`], [`config_name`] and [`accelerate`] hold that against the file. Contradictions of flags come from [`resolve`](crate::resolve), so that `verify` and
@@ -24,24 +24,24 @@ pub use crate::check::Severity;
 pub use command::{Launcher, World};
 pub use finding::Finding;
 
-/// What a command and a file are to each other.
+/// The result of comparing a command with a file.
 #[derive(Debug, Clone)]
 pub struct Verification {
     /// The file's name as given.
     pub file: String,
-    /// What starts the ranks.
+    /// The program that starts the ranks.
     pub launcher: Launcher,
     /// How many ranks there are, and what says so.
     pub world: World,
-    /// What was compared and agrees: `batch 64 = 2 × 8 × 4 ranks`.
+    /// Values that were compared and agree: `batch 64 = 2 × 8 × 4 ranks`.
     pub compared: Vec<String>,
-    /// What there is to say, errors first.
+    /// Disagreements, errors first.
     pub findings: Vec<Finding>,
-    /// Whether there is nothing to say.
+    /// Whether there are no findings.
     pub agrees: bool,
 }
 
-/// Holds a training command against a checked file. The command may begin with environment assignments, and may be
+/// Compares a training command with a checked file. The command may begin with environment assignments, and may be
 /// one text as a shell would read it.
 pub fn verify(file: &FileValues, file_name: &str, command: &[String]) -> Verification {
     let command = command::Command::read(command);
@@ -57,7 +57,7 @@ pub fn verify(file: &FileValues, file_name: &str, command: &[String]) -> Verific
 }
 
 impl Verification {
-    /// What was compared and agrees, in one line.
+    /// The values that agree, in one line.
     pub fn summary(&self) -> String {
         if self.compared.is_empty() { "nothing to compare".to_owned() } else { self.compared.join("; ") }
     }

@@ -7,7 +7,7 @@ use serde_json::Map;
 use zeroth::base::format_bytes;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::schema::OffloadDevice;
-use zeroth::config::unbuilt::unbuilt;
+use zeroth::config::unimplemented::unimplemented;
 use zeroth::cuda::CudaDevice;
 use zeroth::machine::{Gpus, Machine, Rates, probe, probe_processor};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
@@ -263,7 +263,7 @@ fn threads(arguments: &TrainArgs, ranks: u64) -> usize {
 
 /// Keys that ask for what is not built: those that decide what is trained are refused, all at once.
 fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Result<()> {
-    let lacking = unbuilt(resolved);
+    let lacking = unimplemented(resolved);
     notes.extend(lacking.noted.iter().map(|lack| format!("not yet built: {lack}")));
     if lacking.refused.is_empty() {
         return Ok(());

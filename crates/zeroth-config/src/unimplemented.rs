@@ -1,4 +1,4 @@
-//! What a config asks for that no run does yet: what `zeroth train` refuses, and what it names and goes on without.
+//! Keys of a config that no run implements yet: those that `zeroth train` refuses, and those that it notes and ignores.
 
 use std::fmt;
 
@@ -8,30 +8,30 @@ use crate::resolve::{Origin, Resolved, Setting};
 use crate::schema::{DefaultValue, Effect, Support};
 use crate::view::ConfigView;
 
-/// The keys of a config that are "not yet", by what a run has to make of them.
+/// The keys of a config that are "not yet", by how a run treats them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unbuilt {
-    /// They would change what is trained or how memory is used: a run without them is another run.
-    pub refused: Vec<Lack>,
-    /// They print, report, save, refine something or group transfers: a run without them trains the same.
-    pub noted: Vec<Lack>,
+pub struct Unimplemented {
+    /// They would change what is trained or how memory is used, so a run refuses them.
+    pub refused: Vec<MissingFeature>,
+    /// They tune, report or save: a run without them trains the same, and notes them.
+    pub noted: Vec<MissingFeature>,
 }
 
-/// One key whose value asks for something that is not built.
+/// A key whose value is not implemented.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lack {
+pub struct MissingFeature {
     /// Its canonical path.
     pub path: &'static str,
     /// The value as JSON writes it.
     pub value: String,
-    /// Where the value comes from: the file, a flag, a rule or the default.
+    /// The origin of the value.
     pub origin: Origin,
     /// What is missing, and what to write instead.
     pub instead: String,
 }
 
-impl Lack {
-    /// Where the file has it.
+impl MissingFeature {
+    /// Its location in the file.
     pub const fn location(&self) -> Option<Location> {
         match self.origin {
             Origin::File(location) => Some(location),
@@ -40,19 +40,19 @@ impl Lack {
     }
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for MissingFeature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} ({}): {}", self.path, self.value, self.origin, self.instead)
     }
 }
 
-/// What of a settled config no run does yet, each list in the order of the table.
-pub fn unbuilt(config: &Resolved) -> Unbuilt {
+/// The keys of a resolved config that no run implements yet, in schema order.
+pub fn unimplemented(config: &Resolved) -> Unimplemented {
     let view = ConfigView::new(config);
-    let mut found = Unbuilt { refused: Vec::new(), noted: Vec::new() };
+    let mut found = Unimplemented { refused: Vec::new(), noted: Vec::new() };
     for setting in config.settings() {
         let (status, message) = effect(setting.key, &setting.value, view);
-        // What follows a switch that is not built: the switch itself is named.
+        // Keys below a switch that is not implemented: the switch itself is named.
         if status != Status::NotYet || unbuilt_switch(setting.key, view).is_some() {
             continue;
         }
@@ -65,7 +65,7 @@ pub fn unbuilt(config: &Resolved) -> Unbuilt {
             Effect::Lacking(_) => format!("not yet: {message}; leave it out"),
             _ => message,
         };
-        list.push(Lack {
+        list.push(MissingFeature {
             path: setting.key.path,
             value: setting.value.to_string(),
             origin: setting.origin.clone(),
@@ -85,10 +85,10 @@ fn weight(setting: &Setting) -> Weight {
     let key = setting.key;
     let is_default = setting.origin == Origin::Default;
     match key.support {
-        // Nobody asked for it, and nothing trained depends on it.
+        // At its default, and nothing trained depends on it.
         Support::None if is_default => Weight::Nothing,
         Support::None => Weight::Note,
-        // It follows another key, and that one is named.
+        // Derived from another key, which is named.
         _ if is_default && matches!(key.default, DefaultValue::Rule(_) | DefaultValue::Derived(..)) => {
             Weight::Nothing
         }
