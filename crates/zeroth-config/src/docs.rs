@@ -59,7 +59,7 @@ pub fn wrap(paragraph: &str, indent: &str) -> String {
     for word in paragraph.split(' ') {
         match lines.last_mut() {
             Some(line) if line.chars().count() + 1 + word.chars().count() <= WIDTH => {
-                line.extend([" ", word])
+                line.extend([" ", word]);
             }
             Some(_) => lines.push(format!("{indent}{word}")),
             None => lines.push(word.to_owned()),
