@@ -1,7 +1,7 @@
 //! `config check`: a verdict on every key of a file.
 //!
-//! Three steps: [`walk`] matches the file's keys against the schema and reads their values; [`verdict`] decides the
-//! effect of each, given the others; [`rules`] finds values that contradict each other.
+//! Three steps: `walk` matches the file's keys against the schema and reads their values; `verdict` decides the
+//! effect of each, given the others; `rules` finds values that contradict each other.
 
 mod coerce;
 mod finding;

@@ -1,7 +1,7 @@
 //! `config verify`: compares a training command with a config file.
 //!
-//! [`words`] and [`launcher`] take a command line apart, [`command`] and [`script`] say what it asks for, [`compare`],
-//! [`batch`], [`config_name`] and [`accelerate`] hold that against the file. Contradictions of flags come from [`resolve`](crate::resolve), so that `verify` and
+//! `words` and `launcher` take a command line apart, `command` and `script` say what it asks for, `compare`,
+//! `batch`, `config_name` and `accelerate` hold that against the file. Contradictions of flags come from [`resolve`](crate::resolve), so that `verify` and
 //! `train` cannot disagree about them.
 
 mod accelerate;
