@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     let flags = Flags::default();
     let model = Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) });
     for ranks in [1, 5, 1024] {
-        let request = Request { asked: &report.asked, flags: &flags, ranks, model, steps: Some(100) };
+        let request = Request { file: &report.values, flags: &flags, ranks, model, steps: Some(100) };
         let Ok(resolved) = resolve(&request) else { continue };
         // What was resolved is a config without errors itself.
         let text = resolved.to_json().to_string();

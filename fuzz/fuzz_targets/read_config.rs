@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(read_again(&printed), printed);
         }
         Err(error) => {
-            let Some(place) = error.place else {
+            let Some(location) = error.location else {
                 assert_eq!(error.kind, ReadErrorKind::Encoding, "only UTF-16 as a whole has no place");
                 return;
             };
@@ -25,8 +25,8 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(text.get(span.start..span.end).is_some(), "{span:?} is no piece of the text");
             let before = &text[..span.start];
             let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-            assert_eq!(place.line, before.matches('\n').count() + 1);
-            assert_eq!(place.column, before[line_start..].chars().count() + 1);
+            assert_eq!(location.line, before.matches('\n').count() + 1);
+            assert_eq!(location.column, before[line_start..].chars().count() + 1);
             assert!(error.line_text.is_some() && error.help.is_some());
         }
     }

@@ -1,8 +1,9 @@
-"""Golden training runs: tiny models of four families, 20 AdamW steps each, by PyTorch and transformers in fp32.
+"""Golden training runs: tiny models of five families, 20 AdamW steps each, by PyTorch and transformers in fp32.
 
     python tests/golden/make_golden.py           # writes every folder beside this file, then checks what it wrote
     python tests/golden/make_golden.py --check   # reads the committed files and computes step 1 of every run again
     python tests/golden/make_golden.py --final   # trains the committed models again and writes final.safetensors alone
+    python tests/golden/make_golden.py NAME...   # the same for these folders alone
 
 Needs Python 3.11 with torch, transformers and safetensors in an environment of its own, outside the repository; the
 README says which versions made the committed files and what is in them.
@@ -110,6 +111,10 @@ MODELS = {
         attention_bias=True,
         rope_parameters=rope("yarn", 1000.0, factor=3.0, original_max_position_embeddings=40, beta_fast=4.0,
                              beta_slow=1.0, truncate=False, mscale=1.0, mscale_all_dim=0.5))),
+    "ministral-layer-types": ("ministral", sizes(
+        57, 32, 28, 3, heads=4, kv_heads=2, head_dim=6, max_position_embeddings=64, tie_word_embeddings=True,
+        sliding_window=5, layer_types=["sliding_attention", "full_attention", "full_attention"],
+        rms_norm_eps=1e-5, rope_parameters=rope("default", 10000.0))),
 }
 
 
@@ -557,13 +562,16 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
-    if sys.argv[1:] not in ([], ["--check"], ["--final"]):
+    flags = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    names = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    if flags not in ([], ["--check"], ["--final"]) or not MODELS.keys() >= set(names):
         sys.exit(__doc__)
-    if sys.argv[1:] == ["--final"]:
-        for model in MODELS:
+    if flags == ["--final"]:
+        for model in names or MODELS:
             make_final(model)
-    if not sys.argv[1:]:
+    if not flags:
         for seed, model in enumerate(MODELS):
-            make(model, seed)
-    for model in MODELS:
+            if not names or model in names:
+                make(model, seed)
+    for model in names or MODELS:
         check(model)

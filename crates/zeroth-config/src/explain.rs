@@ -1,29 +1,29 @@
-//! `config explain`: what a key does here, from its entry in the table.
+//! `config explain`: the documentation of a key, from its row of the schema.
 
 use std::fmt::Write;
 
 use zeroth_base::{grouped, nearest};
 
-use crate::schema::{self, AutoRule, Built, DefaultValue, Effect, Key, Kind};
+use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind, Support};
 
 /// No key has that name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no key is called `{name}`{}", near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default())]
 pub struct UnknownKey {
-    /// What was asked for.
+    /// The name given.
     pub name: String,
-    /// What was likely meant.
+    /// The key likely meant.
     pub near: Option<&'static str>,
 }
 
-/// The keys that a name or a path may mean: all of that last part where no path is that whole.
+/// The keys of a path, or else all keys of a name.
 pub fn find(name: &str) -> Result<Vec<&'static Key>, UnknownKey> {
     let by_path: Vec<&Key> = schema::find(name).collect();
     if !by_path.is_empty() {
         return Ok(by_path);
     }
     let by_name: Vec<&Key> =
-        schema::keys().filter(|key| key.name() == name || key.names.contains(&name)).collect();
+        schema::keys().filter(|key| key.name() == name || key.other_names.contains(&name)).collect();
     if !by_name.is_empty() {
         return Ok(by_name);
     }
@@ -35,7 +35,7 @@ pub fn find(name: &str) -> Result<Vec<&'static Key>, UnknownKey> {
     Err(UnknownKey { name: name.to_owned(), near })
 }
 
-/// The explanation of one key, for people.
+/// The human-readable explanation of one key.
 pub fn text(key: &Key) -> String {
     let mut text = format!("{}\n  {}\n", key.path, key.does);
     let mut row = |title: &str, value: &str| {
@@ -56,7 +56,7 @@ pub fn text(key: &Key) -> String {
     text
 }
 
-/// What a key may hold, in words.
+/// The values of a key, in words.
 pub fn holds(key: &Key) -> String {
     let bounds = key.bounds.in_words().map(|words| format!(", {words}")).unwrap_or_default();
     match key.kind {
@@ -83,14 +83,14 @@ pub fn default(key: &Key) -> String {
         DefaultValue::Float(value) => format!("{value:?}"),
         DefaultValue::Text(value) => format!("\"{value}\""),
         DefaultValue::Floats(values) => format!("{values:?}"),
-        DefaultValue::Rule(rule) => rule.to_owned(),
+        DefaultValue::Derived(_, rule) | DefaultValue::Rule(rule) => rule.to_owned(),
     }
 }
 
-/// What becomes of the key here, in words.
+/// The effect of the key, in words.
 pub fn here(key: &Key) -> String {
     match key.effect {
-        Effect::Works | Effect::WhileEnabled if key.built == Built::Not => "not yet".to_owned(),
+        Effect::Works | Effect::WhileEnabled if key.support == Support::None => "not yet".to_owned(),
         Effect::Works | Effect::WhileEnabled => {
             let when = match (key.effect, key.idle) {
                 (Effect::WhileEnabled, _) => ", while its section is enabled",
@@ -99,7 +99,7 @@ pub fn here(key: &Key) -> String {
             };
             format!("{}{when}", built(key, "honoured"))
         }
-        Effect::BuiltIn(why) if key.built == Built::Not => format!("not yet; then built in: {why}"),
+        Effect::BuiltIn(why) if key.support == Support::None => format!("not yet; then built in: {why}"),
         Effect::BuiltIn(why) => format!("{}: {why}", built(key, "built in")),
         Effect::Nothing(because) => format!("no effect: {because}"),
         Effect::AsSection => schema::find(key.parent()).next().map(here).unwrap_or_default(),
@@ -112,12 +112,14 @@ pub fn here(key: &Key) -> String {
 /// Which values are what `word` says, and which are not yet.
 fn built(key: &Key, word: &str) -> String {
     let section_switch = schema::switch_of(key).filter(|_| key.kind == Kind::Section);
-    if let Some((switch, Built::Only { values, .. })) = section_switch.map(|switch| (switch, switch.built)) {
+    if let Some((switch, Support::Only { values, .. })) =
+        section_switch.map(|switch| (switch, switch.support))
+    {
         return format!("not yet, but for `{}`: {}", switch.name(), written(switch, values));
     }
-    match key.built {
-        Built::Not => "not yet".to_owned(),
-        Built::Only { values, .. } => {
+    match key.support {
+        Support::None => "not yet".to_owned(),
+        Support::Only { values, .. } => {
             let rest: Vec<&str> = match key.kind {
                 Kind::Bool => ["true", "false"].into_iter().filter(|value| !values.contains(value)).collect(),
                 Kind::OneOf(words) => words.iter().copied().filter(|word| !values.contains(word)).collect(),
@@ -126,7 +128,7 @@ fn built(key: &Key, word: &str) -> String {
             let rest = if rest.is_empty() { "another".to_owned() } else { written(key, &rest) };
             format!("{word} for {}, not yet for {rest}", written(key, values))
         }
-        Built::Whole => word.to_owned(),
+        Support::Full => word.to_owned(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The generator: a ZeRO config from a micro-batch and an accumulation, with safe defaults for the rest.
+//! `config new`: generates a ZeRO config from a micro-batch and an accumulation, with safe defaults for the rest.
 //!
 //! Also a library function:
 //!
@@ -14,7 +14,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use zeroth_base::{PublishError, format_bytes, publish};
 
-/// What a generated config is made from.
+/// The inputs of a generated config.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ZeroConfig {
     /// Samples one rank computes at a time.
@@ -29,7 +29,7 @@ pub struct ZeroConfig {
     pub precision: GeneratedPrecision,
     /// Ranks; they multiply `train_batch_size`.
     pub world_size: u64,
-    /// Whether blocks are computed again in backward.
+    /// Whether backward recomputes blocks.
     pub checkpointing: bool,
     /// Fine-grained keys of `zero_optimization`, each as it is to be written.
     pub fine_grained: Vec<(&'static str, Value)>,
@@ -124,7 +124,7 @@ pub struct MemoryFound {
     pub is_gpu: bool,
 }
 
-/// What the memory allows.
+/// Batch sizes and offload that fit the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// Samples one rank computes at a time.
@@ -137,13 +137,13 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// Below this much free device memory a config is for a small card: 24 GB cards report up to 25.8e9 bytes.
+/// Below this much free device memory a config is for a small GPU: those of 24 GB report up to 25.8e9 bytes.
 const SMALL_DEVICE: u64 = 32_000_000_000;
 /// What activations of one sample of a usual length may take at the least.
 const SAMPLE: u64 = 8_000_000_000;
 
 /// Chooses micro-batch, accumulation and offload for the memory found. With a parameter count by the 16 bytes a
-/// parameter that stage 3 cuts across ranks; without, by the size of the device alone.
+/// parameter that stage 3 shards across ranks; without, by the size of the device alone.
 pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Choice {
     let free = memory.device;
     let found = format_bytes(free);
@@ -203,20 +203,20 @@ pub struct Tier {
     pub config: ZeroConfig,
 }
 
-/// The three tiers: a small card, several large ones, and long rows on these.
+/// The three tiers: a small GPU, several large ones, and long rows on these.
 pub fn tiers(precision: GeneratedPrecision, world_size: u64) -> [Tier; 3] {
     let of =
         |micro, accumulation| ZeroConfig { precision, world_size, ..ZeroConfig::new(micro, accumulation) };
     [
         Tier {
             name: "small",
-            about: "one small card: one sample at a time, parameters in host memory",
+            about: "one small GPU: one sample at a time, parameters in host memory",
             config: ZeroConfig { offload: true, ..of(1, 32) },
         },
-        Tier { name: "medium", about: "several large cards: everything on the device", config: of(2, 8) },
+        Tier { name: "medium", about: "several large GPUs: everything on the device", config: of(2, 8) },
         Tier {
             name: "large",
-            about: "long rows on large cards: more accumulation, blocks computed again in backward",
+            about: "long rows on large GPUs: more accumulation, blocks recomputed in backward",
             config: ZeroConfig { checkpointing: true, ..of(2, 16) },
         },
     ]

@@ -1,18 +1,18 @@
-//! What was asked for: DeepSpeed's JSON, read with the place of every value, checked key by key, explained, resolved
-//! against the command line, and generated.
+//! DeepSpeed's JSON config: reads it with the location of every value, checks it key by key, explains it, resolves it
+//! against the command line, and generates new ones.
 
-pub mod asked;
 pub mod check;
+pub mod docs;
 pub mod environment;
 pub mod explain;
-pub mod facts;
+pub mod file_values;
 pub mod generate;
 pub mod json_schema;
-pub mod page;
 pub mod preset;
 pub mod read;
 pub mod resolve;
 pub mod schema;
 pub mod snippet;
-pub mod unbuilt;
+pub mod unimplemented;
 pub mod verify;
+pub mod view;

@@ -11,27 +11,27 @@ use crate::read::Source;
 pub struct Preset {
     /// The name for --deepspeed.
     pub name: &'static str,
-    /// One sentence: what it cuts and where state lives.
+    /// What it shards and where state lives, in one sentence.
     pub about: &'static str,
     /// The file.
     pub text: &'static str,
 }
 
-/// All presets, from the least cut to the most.
+/// All presets, from the least sharded to the most.
 pub const PRESETS: [Preset; 6] = [
     Preset {
         name: "zero0",
-        about: "nothing is cut: plain data parallelism",
+        about: "nothing is sharded: plain data parallelism",
         text: include_str!("../presets/zero0.json"),
     },
     Preset {
         name: "zero1",
-        about: "optimizer state is cut across ranks",
+        about: "optimizer state is sharded across ranks",
         text: include_str!("../presets/zero1.json"),
     },
     Preset {
         name: "zero2",
-        about: "optimizer state and gradients are cut",
+        about: "optimizer state and gradients are sharded",
         text: include_str!("../presets/zero2.json"),
     },
     Preset {
@@ -41,7 +41,7 @@ pub const PRESETS: [Preset; 6] = [
     },
     Preset {
         name: "zero3",
-        about: "optimizer state, gradients and parameters are cut",
+        about: "optimizer state, gradients and parameters are sharded",
         text: include_str!("../presets/zero3.json"),
     },
     Preset {
@@ -58,9 +58,9 @@ pub const PRESETS: [Preset; 6] = [
     None => "there are zero0, zero1, zero2, zero2_offload, zero3 and zero3_offload".to_owned(),
 })]
 pub struct UnknownPreset {
-    /// What was asked for.
+    /// The name given.
     pub name: String,
-    /// What was likely meant.
+    /// The preset likely meant.
     pub near: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! Messages in the manner of a good compiler: the line of the file, a caret under what is wrong, what to write.
+//! Compiler-style messages: the line of the file, carets under the error, a remedy.
 
 use crate::check::Verdict;
 use crate::read::{ReadError, Source, Span};
@@ -16,13 +16,13 @@ const WIDTH: usize = 100;
 ///     |   ^^^^^^^^^^^^^^^^^^ the top level has no key …; did you mean `gradient_clipping`?
 /// ```
 pub fn snippet(title: &str, source: &Source, span: Span, label: &str) -> String {
-    let place = source.place(span.start);
-    let line = source.line(place.line);
+    let location = source.location(span.start);
+    let line = source.line(location.line);
     let underlined = source.text().get(span.start..span.end).map_or(1, |text| {
         // A span over several lines is underlined to the end of its first.
         text.lines().next().unwrap_or("").chars().count().max(1)
     });
-    frame(title, source.name(), place.line, place.column, line, underlined, label)
+    frame(title, source.name(), location.line, location.column, line, underlined, label)
 }
 
 /// The message for a verdict on a key.
@@ -33,17 +33,17 @@ pub fn of_verdict(level: &str, source: &Source, verdict: &Verdict) -> String {
 
 /// The message for a file that cannot be read.
 pub fn of_read_error(error: &ReadError) -> String {
-    let (Some(place), Some(line)) = (&error.place, &error.line_text) else {
+    let (Some(location), Some(line)) = (&error.location, &error.line_text) else {
         let help = error.help.as_ref().map(|help| format!("\n  {help}")).unwrap_or_default();
         return format!("error: {error}{help}\n");
     };
     // The span counts bytes, carets count characters, and both end with the line.
     let bytes = error.span.map_or(1, |span| span.end.saturating_sub(span.start));
-    let after = line.char_indices().nth(place.column - 1).map_or("", |(at, _)| &line[at..]);
+    let after = line.char_indices().nth(location.column - 1).map_or("", |(at, _)| &line[at..]);
     let underlined = after.char_indices().take_while(|(at, _)| *at < bytes).count().max(1);
     let label = error.help.as_deref().unwrap_or("here");
     let title = format!("error: {}", error.message);
-    frame(&title, &error.source_name, place.line, place.column, line, underlined, label)
+    frame(&title, &error.source_name, location.line, location.column, line, underlined, label)
 }
 
 fn frame(

@@ -5,19 +5,20 @@
 //! `trainer_config_finalize`) and DeepSpeed's `_set_batch_related_parameters`.
 
 use serde_json::{Value as Json, json};
-use zeroth_config::asked::Asked;
 use zeroth_config::check::check;
+use zeroth_config::file_values::FileValues;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{
     BatchError, Flags, ModelFacts, Precision, Request, ResolveError, Resolved, resolve,
 };
+use zeroth_config::schema::TopLevel;
 
 #[path = "auto/contract.rs"]
 mod contract;
 
-fn asked(text: &str) -> Asked {
+fn file_values(text: &str) -> FileValues {
     match parse(Source::from_text("ds.json", text)) {
-        Ok(document) => check(&document).asked,
+        Ok(document) => check(&document).values,
         Err(error) => panic!("{text}\n{error}"),
     }
 }
@@ -48,7 +49,7 @@ impl Run {
     fn resolve(&self, text: &str) -> Result<Resolved, ResolveError> {
         let model = Some(ModelFacts { hidden_size: self.hidden_size, blocks: Some(32) });
         let Self { flags, ranks, steps, .. } = self;
-        resolve(&Request { asked: &asked(text), flags, ranks: *ranks, model, steps: *steps })
+        resolve(&Request { file: &file_values(text), flags, ranks: *ranks, model, steps: *steps })
     }
 
     fn resolved(&self, text: &str) -> Resolved {
@@ -394,8 +395,8 @@ fn a_missing_hidden_size_names_every_key_that_needs_it() {
         assert!(error.contains(&format!("zero_optimization.{key}")), "{key} is not in: {error}");
     }
     assert!(!error.contains("--model"), "a model is named: {error}");
-    let file = asked(text);
-    let request = Request { asked: &file, flags: &Flags::default(), ranks: 1, model: None, steps: None };
+    let file = file_values(text);
+    let request = Request { file: &file, flags: &Flags::default(), ranks: 1, model: None, steps: None };
     assert!(resolve(&request).unwrap_err().to_string().contains("--model"));
     // Where nothing asks for it, nothing is missing.
     assert!(without_size.resolve(r#"{"zero_optimization": {"stage": 3}}"#).is_ok());
@@ -426,15 +427,16 @@ const BATCHES: [BatchRow; 14] = [
 ];
 
 fn assert_batch(run: &Run, text: &str, expected: Option<[u64; 3]>) {
-    let paths = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
     match (run.resolve(text), expected) {
         (Ok(resolved), Some(expected)) => {
-            assert_eq!(
-                paths.map(|path| resolved.whole(path)),
-                expected.map(Some),
-                "{text} on {} ranks",
-                run.ranks
-            );
+            let TopLevel {
+                train_batch_size,
+                train_micro_batch_size_per_gpu,
+                gradient_accumulation_steps,
+                ..
+            } = resolved.values.top_level;
+            let found = [train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps];
+            assert_eq!(found, expected, "{text} on {} ranks", run.ranks);
         }
         (Err(ResolveError::Batch(BatchError::Mismatch { ranks, .. })), None) => assert_eq!(ranks, run.ranks),
         (found, expected) => panic!("{text} on {} ranks: {found:?}, expected {expected:?}", run.ranks),
@@ -510,13 +512,10 @@ fn the_precision_is_what_was_typed_else_what_the_file_turns_on_else_bf16() {
     for (text, precision, enabled, communication) in cases {
         let run = Run::typed(Flags { precision, ..Flags::default() });
         let resolved = run.resolved(text);
-        let found = (resolved.is_on("fp16.enabled"), resolved.is_on("bf16.enabled"));
+        let found = (resolved.values.fp16.enabled, resolved.values.bf16.enabled);
         assert_eq!(found, enabled, "{text} with {precision:?}");
-        assert_eq!(
-            resolved.text("communication_data_type"),
-            Some(communication),
-            "{text} with {precision:?}"
-        );
+        let found = resolved.values.top_level.communication_data_type.to_string();
+        assert_eq!(found, communication, "{text} with {precision:?}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 use zeroth_config::check::{Report, Severity, Status, check};
+use zeroth_config::docs::wrap;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::schema::{self, Effect, Reader};
 
@@ -144,8 +145,8 @@ fn honoured_is_only_what_is_read_today() {
         for verdict in report.verdicts.iter().filter(|verdict| verdict.status == Status::Honoured) {
             let key = verdict.key.unwrap();
             let off = matches!(key.effect, Effect::Lacking(_));
-            let value = report.asked.get(key.path).map_or(&Json::Null, |asked| &asked.value);
-            let read = key.reader != Reader::Nobody && key.is_built_for(value);
+            let value = report.values.get(key.path).map_or(&Json::Null, |found| &found.value);
+            let read = key.reader != Reader::Nobody && key.supports(value);
             assert!(off || read, "{name}: {}", verdict.path);
         }
     }
@@ -444,7 +445,8 @@ fn verdicts_page() -> String {
     page += &row("**all**", sums);
     page += "\nErrors in these files, and why they stay in:\n\n";
     let listed = |(file, path, status, reason): (&str, &str, Status, &str)| {
-        format!("- {file}, `{path}` ({}): {reason}.\n", status.title())
+        let line = format!("- {file}, `{path}` ({}): {reason}.", status.title());
+        wrap(&line, "  ") + "\n"
     };
     page + &WRONG_ON_PURPOSE.map(listed).concat()
 }

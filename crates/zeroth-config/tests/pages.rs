@@ -6,12 +6,12 @@ use serde_json::json;
 use zeroth_config::check::check;
 use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{Source, parse};
-use zeroth_config::{json_schema, page};
+use zeroth_config::{docs, json_schema};
 
 #[test]
 fn docs_config_md_is_written_from_the_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
-    let page = page::config_page();
+    let page = docs::config_page();
     if std::env::var_os("ZEROTH_BLESS").is_some() {
         std::fs::write(&path, &page).unwrap();
     }

@@ -63,7 +63,7 @@ fn texts_read_as_the_python_package_reads_them() {
 fn what_the_python_package_refuses_is_refused() {
     for (about, text, _) in golden("both_refuse") {
         let error = read(&text).expect_err(&about);
-        assert!(error.place.is_some() && error.help.is_some(), "{about}: {error}");
+        assert!(error.location.is_some() && error.help.is_some(), "{about}: {error}");
     }
 }
 
@@ -71,7 +71,7 @@ fn what_the_python_package_refuses_is_refused() {
 fn slips_that_the_python_package_swallows_are_refused() {
     for (about, text, _) in golden("stricter") {
         let error = read(&text).expect_err(&about);
-        assert!(error.place.is_some() && error.help.is_some(), "{about}: {error}");
+        assert!(error.location.is_some() && error.help.is_some(), "{about}: {error}");
     }
 }
 
@@ -157,8 +157,8 @@ fn wrong_texts_get_a_place_a_reason_and_advice() {
         ("a: x\u{1}y", 1, 5, "invisible character U+0001", "remove it"),
     ] {
         let error = read(text).expect_err(text);
-        let place = error.place.expect(text);
-        assert_eq!((place.line, place.column), (line, column), "{text}\n{error}");
+        let location = error.location.expect(text);
+        assert_eq!((location.line, location.column), (line, column), "{text}\n{error}");
         assert_eq!(error.kind, ReadErrorKind::Syntax, "{text}");
         assert!(error.message.contains(message), "{text}\n{error}");
         let advice = error.help.as_deref().expect(text);
@@ -197,9 +197,9 @@ fn a_root_that_is_no_object_is_named() {
         ("true", 1, 1, "a boolean"),
     ] {
         let error = read(text).expect_err(text);
-        let place = error.place.unwrap();
+        let location = error.location.unwrap();
         assert_eq!(
-            (error.kind, place.line, place.column),
+            (error.kind, location.line, location.column),
             (ReadErrorKind::NotAnObject, line, column),
             "{text}"
         );
@@ -215,10 +215,10 @@ fn nesting_ends_at_the_limit_with_a_place() {
     let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
     assert!(read(&nested(MAX_DEPTH)).is_ok());
     let error = read(&nested(MAX_DEPTH + 1)).unwrap_err();
-    assert_eq!((error.kind, error.place.unwrap().column), (ReadErrorKind::TooDeep, 5 + MAX_DEPTH));
+    assert_eq!((error.kind, error.location.unwrap().column), (ReadErrorKind::TooDeep, 5 + MAX_DEPTH));
     let objects = "{\"a\":".repeat(100_000);
     assert_eq!(read(&objects).unwrap_err().kind, ReadErrorKind::TooDeep, "and the stack holds");
-    assert_eq!(read(&objects[1..]).unwrap_err().place.unwrap().column, 4 + 5 * (MAX_DEPTH - 1) + 1);
+    assert_eq!(read(&objects[1..]).unwrap_err().location.unwrap().column, 4 + 5 * (MAX_DEPTH - 1) + 1);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn a_byte_order_mark_is_no_part_of_the_text() {
         "\u{feff}{}",
         "one mark"
     );
-    assert_eq!(parse(source).unwrap_err().place.unwrap().column, 7);
+    assert_eq!(parse(source).unwrap_err().location.unwrap().column, 7);
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn other_encodings_are_named() {
     assert_eq!(error.line_text.as_deref(), Some(" \"caf\u{fffd}\": 1}"));
     for mark in [b"\xff\xfe", b"\xfe\xff"] {
         let error = Source::from_bytes("x", mark.to_vec()).unwrap_err();
-        assert_eq!((error.kind, error.place), (ReadErrorKind::Encoding, None));
+        assert_eq!((error.kind, error.location), (ReadErrorKind::Encoding, None));
         assert!(error.message.contains("UTF-16"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 //! In the tables `▸` stands before the key that is at fault; it is no part of the text.
 
 use zeroth_config::check::{Report, Severity, Status, Verdict, check};
-use zeroth_config::read::{Document, Place, Source, parse};
+use zeroth_config::read::{Document, Location, Source, parse};
 use zeroth_config::schema::{self, Effect};
 use zeroth_config::snippet;
 
@@ -45,7 +45,7 @@ fn fault(status: Status, (marked, path, phrase): &Row) -> Option<String> {
     let Ok(report) = std::panic::catch_unwind(|| check(&document)) else {
         return Some(format!("{text}\n  the check panics"));
     };
-    let at = |verdict: &&Verdict| verdict.path == *path && verdict.place == (Place { line, column });
+    let at = |verdict: &&Verdict| verdict.path == *path && verdict.location == (Location { line, column });
     let Some(verdict) = report.verdicts.iter().find(at) else {
         return Some(format!("{text}\n  no verdict on {path} at line {line}, column {column}"));
     };
@@ -165,7 +165,8 @@ fn a_word_left_out_of_a_name_is_told_the_name() {
 #[test]
 fn a_key_in_the_wrong_place_is_told_its_place() {
     let zero = |name| format!("`zero_optimization.{name}`");
-    for key in schema::keys().filter(|key| key.parent() == "zero_optimization" && key.places.is_empty()) {
+    for key in schema::keys().filter(|key| key.parent() == "zero_optimization" && key.other_paths.is_empty())
+    {
         if matches!(key.effect, Effect::Refused(_) | Effect::Deprecated(_)) {
             continue;
         }
@@ -240,6 +241,6 @@ fn a_suggestion_is_never_itself_refused() {
 fn places_count_lines_and_characters_of_the_file_as_it_is() {
     let text = "{\n  // 学习率\n\t\"zero_optimization\": {\"stage\": 2, /* 第二 */ \"stge\": 3},\n  # é\n  optimzer: {}\n}\n";
     let report = checked(text);
-    assert_eq!(verdict(&report, "zero_optimization.stge").place, Place { line: 3, column: 45 });
-    assert_eq!(verdict(&report, "optimzer").place, Place { line: 5, column: 3 });
+    assert_eq!(verdict(&report, "zero_optimization.stge").location, Location { line: 3, column: 45 });
+    assert_eq!(verdict(&report, "optimzer").location, Location { line: 5, column: 3 });
 }

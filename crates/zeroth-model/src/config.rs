@@ -1,24 +1,9 @@
-//! A model's `config.json`, read: what its shapes, its parameter table and its forward pass depend on.
+//! A model as its `config.json` describes it: what its shapes, its parameter table and its forward pass depend on.
 
-use std::path::Path;
-
-use serde_json::{Map, Value};
 use zeroth_base::DType;
 
-use crate::fields::Fields;
-use crate::folder::{model_folder, parse, read_config};
-use crate::safetensors::weights_include;
-use crate::{Family, FieldError, ModelError, Rope, decoder, t5};
-
-// Limits far beyond any model: within them no count overflows 64 bits and no table is larger than a few hundred MB.
-pub(crate) const MAX_WIDTH: u64 = 1 << 20;
-pub(crate) const MAX_VOCAB: u64 = 1 << 28;
-pub(crate) const MAX_BLOCKS: u64 = 1 << 12;
-pub(crate) const MAX_EXPERTS: u64 = 1 << 12;
-pub(crate) const MAX_EXPERTS_OF_ALL_BLOCKS: u64 = 1 << 18;
-pub(crate) const MAX_POSITIONS: u64 = 1 << 40;
-/// Parameters of a model: their bytes in every type, on all ranks together, are counted in 64 bits.
-pub const MAX_PARAMETERS: u64 = 1 << 46;
+use crate::family::Family;
+use crate::rope::Rope;
 
 /// A model as its `config.json` describes it, written by transformers 4 or 5. Where a field is absent it has the
 /// value that transformers gives it.
@@ -132,31 +117,6 @@ pub struct Experts {
 }
 
 impl ModelConfig {
-    /// Reads the `config.json` in a model folder, or at that very path. See [`crate::locate`] for names.
-    pub fn from_folder(path: &Path) -> Result<Self, ModelError> {
-        let (map, origin) = read_config(path)?;
-        let mut config = Self::from_map(&map, &origin)?;
-        if config.family.is_encoder_decoder() && config.tied_head {
-            config.tied_head = weights_include(&model_folder(path)?, "lm_head.weight") != Some(true);
-        }
-        Ok(config)
-    }
-
-    /// Reads the text of a `config.json`; `origin` is what messages call it.
-    pub fn from_json(text: &str, origin: &str) -> Result<Self, ModelError> {
-        Self::from_map(&parse(text.as_bytes(), origin)?, origin)
-    }
-
-    /// Reads a `config.json` that is parsed already, as [`read_config`] returns it.
-    pub fn from_map(map: &Map<String, Value>, origin: &str) -> Result<Self, ModelError> {
-        let fields = Fields::new(map);
-        let family = Family::of(&fields, origin)?;
-        let read = if family.is_encoder_decoder() { t5::read } else { decoder::read };
-        read(family, &fields)
-            .and_then(check_parameters)
-            .map_err(|source| ModelError::Field { origin: origin.to_owned(), source })
-    }
-
     /// Width of all heads together: rows of q.
     pub const fn attention_width(&self) -> u64 {
         self.heads * self.head_dim
@@ -172,53 +132,4 @@ impl ModelConfig {
         let in_block = |experts: &Experts| experts.in_block.get(block as usize) == Some(&true);
         self.experts.as_ref().is_some_and(in_block)
     }
-}
-
-/// The type the weights were saved in: `dtype` since transformers 4.56, `torch_dtype` before.
-pub(crate) fn read_dtype(fields: &Fields<'_>) -> Result<Option<DType>, FieldError> {
-    let mut field = "dtype";
-    let mut name = fields.text(field)?;
-    if name.is_none() {
-        field = "torch_dtype";
-        name = fields.text(field)?;
-    }
-    let Some(name) = name else { return Ok(None) };
-    match DType::from_name(name) {
-        Some(dtype) => Ok(Some(dtype)),
-        None => Err(fields.unknown_name(field, name, ["float32", "bfloat16", "float16"].into_iter())),
-    }
-}
-
-/// Refuses sizes that are each within limits and together give more parameters than any model has.
-fn check_parameters(config: ModelConfig) -> Result<ModelConfig, FieldError> {
-    let [hidden, vocab, ffn] = [config.hidden, config.vocab, config.ffn].map(u128::from);
-    let attention = 2 * u128::from(config.attention_width() + config.kv_width()) * hidden;
-    // A decoder's block beside an encoder has two attentions; biases and norms are less than one width of each.
-    let block = 2 * (attention + 4 * hidden) + 3 * ffn * (hidden + 1);
-    let blocks = u128::from(config.blocks + config.encoder_blocks) * block;
-    let experts = config.experts.as_ref().map_or(0, |experts| {
-        let of_block = u128::from(experts.count) * u128::from(3 * experts.width + 1) * hidden;
-        u128::from(config.blocks) * of_block
-    });
-    let total = 2 * vocab * hidden + blocks + experts;
-    if total <= u128::from(MAX_PARAMETERS) {
-        return Ok(config);
-    }
-    let (field, value) = ("number of parameters".to_owned(), format!("about {total}"));
-    Err(FieldError::OutOfRange { field, value, least: 1, most: MAX_PARAMETERS })
-}
-
-/// Refuses heads that are wider together than any model.
-pub(crate) fn check_attention_width(
-    fields: &Fields<'_>,
-    (heads_field, heads): (&str, u64),
-    (width_field, width): (&str, u64),
-) -> Result<(), FieldError> {
-    // Both are at most 2^20.
-    let both = heads * width;
-    if both <= MAX_WIDTH {
-        return Ok(());
-    }
-    let field = format!("{} × {}", fields.path(heads_field), width_field);
-    Err(FieldError::OutOfRange { field, value: both.to_string(), least: 1, most: MAX_WIDTH })
 }

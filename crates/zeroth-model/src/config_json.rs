@@ -7,16 +7,16 @@
 use serde_json::{Map, Value, json};
 use zeroth_base::DType;
 
-use crate::config::Activation;
-use crate::{Family, ModelConfig, Positions, Rope, RopeScaling};
+use crate::architecture::{Bias, Decoder, Stack, Windows};
+use crate::config::{Activation, ModelConfig, Positions};
+use crate::family::Family;
+use crate::rope::{Rope, RopeScaling};
 
 /// A model that no `config.json` written here describes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnwritableConfig {
     /// A family whose configs are read and not written.
-    #[error(
-        "a config.json is written for llama, mistral, qwen2 and qwen3, and this model is of the family {family}"
-    )]
+    #[error("a config.json is written for {}, and this model is of the family {family}", Family::trainable())]
     Family {
         /// The model's.
         family: Family,
@@ -33,32 +33,25 @@ pub enum UnwritableConfig {
     },
 }
 
-impl Family {
-    /// Whether its configs are written and not only read.
-    pub(crate) const fn is_written(self) -> bool {
-        matches!(self, Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3)
-    }
-}
-
 impl ModelConfig {
     /// The model's `config.json`.
     pub fn to_json(&self) -> Result<Map<String, Value>, UnwritableConfig> {
         let family = self.family;
-        if !family.is_written() {
+        let Stack::Decoder(decoder @ Decoder { experts: false, .. }) = &family.architecture().stack else {
             return Err(UnwritableConfig::Family { family });
-        }
-        let map = self.fields();
+        };
+        let map = self.fields(decoder);
         let refused = |fields: String| UnwritableConfig::Fields { family, fields };
         let again = Self::from_map(&map, "config.json").map_err(|error| refused(error.to_string()))?;
         if again == *self { Ok(map) } else { Err(refused(differences(self, &again).join(", "))) }
     }
 
-    fn fields(&self) -> Map<String, Value> {
+    fn fields(&self, decoder: &Decoder) -> Map<String, Value> {
         let mut map = Map::new();
         let mut set = |field: &str, value: Value| {
             map.insert(field.to_owned(), value);
         };
-        set("architectures", json!([self.family.architecture()]));
+        set("architectures", json!([self.family.class()]));
         set("model_type", json!(self.family.model_type()));
         set("vocab_size", json!(self.vocab));
         set("hidden_size", json!(self.hidden));
@@ -71,16 +64,15 @@ impl ModelConfig {
         set("max_position_embeddings", json!(self.max_positions));
         set("rms_norm_eps", json!(self.norm_eps));
         set("tie_word_embeddings", json!(self.tied_head));
-        if matches!(self.family, Family::Llama | Family::Qwen3) {
-            set("attention_bias", json!(self.qkv_bias));
-        }
-        if self.family == Family::Llama {
-            set("mlp_bias", json!(self.mlp_bias));
+        for (bias, value) in [(decoder.qkv_bias, self.qkv_bias), (decoder.mlp_bias, self.mlp_bias)] {
+            if let Bias::Field(field) = bias {
+                set(field, json!(value));
+            }
         }
         set("attention_dropout", json!(self.attention_dropout));
         set("initializer_range", json!(self.initializer_range));
         set("use_cache", json!(true));
-        self.window_fields(&mut set);
+        self.window_fields(decoder.windows, &mut set);
         if let Positions::Rope(rope) = &self.positions {
             let scaling = rope_scaling(rope);
             let mut parameters = Map::from_iter([("rope_theta".to_owned(), json!(rope.theta))]);
@@ -97,23 +89,30 @@ impl ModelConfig {
         map
     }
 
-    fn window_fields(&self, set: &mut impl FnMut(&str, Value)) {
+    fn window_fields(&self, windows: Windows, set: &mut impl FnMut(&str, Value)) {
         let window = self.windows.iter().copied().find_map(|window| window);
-        match self.family {
-            Family::Mistral => set("sliding_window", json!(window)),
-            Family::Qwen2 | Family::Qwen3 => {
+        let types = || {
+            let name = |window: &Option<u64>| match window {
+                Some(_) => "sliding_attention",
+                None => "full_attention",
+            };
+            json!(self.windows.iter().map(name).collect::<Vec<_>>())
+        };
+        match windows {
+            Windows::None => {}
+            Windows::All => set("sliding_window", json!(window)),
+            Windows::LayerTypes => {
+                set("sliding_window", json!(window));
+                set("layer_types", types());
+            }
+            Windows::Switched | Windows::SwitchedLayerTypes => {
                 let first = self.windows.iter().position(Option::is_some).unwrap_or(self.windows.len());
-                let kind = |window: &Option<u64>| match window {
-                    Some(_) => "sliding_attention",
-                    None => "full_attention",
-                };
                 set("use_sliding_window", json!(window.is_some()));
                 set("sliding_window", json!(window));
                 // What transformers before 4.53 reads instead of the list.
                 set("max_window_layers", json!(first));
-                set("layer_types", json!(self.windows.iter().map(kind).collect::<Vec<_>>()));
+                set("layer_types", types());
             }
-            _ => {}
         }
     }
 }

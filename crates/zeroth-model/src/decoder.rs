@@ -1,52 +1,40 @@
-//! The decoder-only families (llama, mistral, qwen2, qwen3, qwen3_moe): one stack of blocks with rotary positions,
-//! grouped heads and a gated feed-forward part. They differ in defaults, biases, norms on q and k, and experts.
+//! Decoder-only families: one stack of blocks with rotary positions, grouped-query attention and a gated MLP. How they
+//! differ is data: [`Decoder`].
 
 use serde_json::Value;
 
-use crate::config::{
-    Activation, Experts, MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB,
-    MAX_WIDTH, ModelConfig, Positions, check_attention_width, read_dtype,
-};
-use crate::fields::{Fields, Given};
+use crate::architecture::{Bias, Decoder, Windows};
+use crate::config::{Activation, Experts, ModelConfig, Positions};
+use crate::error::FieldError;
+use crate::family::Family;
+use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
+use crate::limits::{
+    MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH,
+};
+use crate::rope;
 use crate::table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
-use crate::{Family, FieldError, rope};
 
-/// What transformers takes where a config says nothing.
-struct Defaults {
-    /// `None`: as many as heads.
-    kv_heads: Option<u64>,
-    /// `None`: the model's width divided by its heads.
-    head_dim: Option<u64>,
-    max_positions: u64,
-    window: Option<u64>,
-}
+/// `sliding_window` where a config of a family with windows has none.
+const DEFAULT_WINDOW: u64 = 4096;
 
-const fn defaults(family: Family) -> Defaults {
-    let (kv_heads, head_dim, max_positions, window) = match family {
-        Family::Mistral => (Some(8), None, 131_072, Some(4096)),
-        Family::Qwen2 => (Some(32), None, 32_768, Some(4096)),
-        Family::Qwen3 => (Some(32), Some(128), 32_768, Some(4096)),
-        Family::Qwen3Moe => (Some(4), None, 32_768, Some(4096)),
-        Family::Llama | Family::T5 | Family::Mt5 => (None, None, 2048, None),
-    };
-    Defaults { kv_heads, head_dim, max_positions, window }
-}
-
-pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, FieldError> {
-    let defaults = defaults(family);
+pub(crate) fn read(
+    family: Family,
+    decoder: &Decoder,
+    fields: &Fields<'_>,
+) -> Result<ModelConfig, FieldError> {
     let hidden = fields.size("hidden_size", MAX_WIDTH)?;
     let blocks = fields.size("num_hidden_layers", MAX_BLOCKS)?;
     let heads = fields.size("num_attention_heads", MAX_WIDTH)?;
     let (kv_heads, defaulted) = match fields.size_in("num_key_value_heads", 1, MAX_WIDTH)? {
         Given::Value(kv_heads) => (kv_heads, false),
         Given::Null => (heads, false),
-        Given::Absent => (defaults.kv_heads.unwrap_or(heads), true),
+        Given::Absent => (decoder.kv_heads.unwrap_or(heads), true),
     };
     if !heads.is_multiple_of(kv_heads) {
         return Err(FieldError::KvHeads { heads, kv_heads, defaulted });
     }
-    let head_dim = match fields.size_in("head_dim", 1, MAX_WIDTH)?.value().or(defaults.head_dim) {
+    let head_dim = match fields.size_in("head_dim", 1, MAX_WIDTH)?.value().or(decoder.head_dim) {
         Some(head_dim) => head_dim,
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => return Err(FieldError::HeadDim { hidden, heads }),
@@ -60,11 +48,11 @@ pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, F
             why,
         });
     }
-    let max_positions = fields.size_or("max_position_embeddings", MAX_POSITIONS, defaults.max_positions)?;
-    // Qwen2 has biases on q, k and v always; mistral never; the others on all four where the file says so.
-    let attention_bias = match family {
-        Family::Mistral | Family::Qwen2 => false,
-        _ => fields.flag("attention_bias")?.unwrap_or(false),
+    let max_positions = fields.size_or("max_position_embeddings", MAX_POSITIONS, decoder.max_positions)?;
+    let bias = |bias: Bias| match bias {
+        Bias::Never => Ok(false),
+        Bias::Always => Ok(true),
+        Bias::Field(field) => Ok(fields.flag(field)?.unwrap_or(false)),
     };
     Ok(ModelConfig {
         family,
@@ -81,14 +69,14 @@ pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, F
         tied_head: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         scaled_head: false,
         norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
-        qkv_bias: attention_bias || family == Family::Qwen2,
-        output_bias: attention_bias,
-        mlp_bias: family == Family::Llama && fields.flag("mlp_bias")?.unwrap_or(false),
-        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
-        windows: windows(family, fields, blocks, defaults.window)?,
+        qkv_bias: bias(decoder.qkv_bias)?,
+        output_bias: bias(decoder.output_bias)?,
+        mlp_bias: bias(decoder.mlp_bias)?,
+        qk_norm: decoder.qk_norm,
+        windows: windows(decoder.windows, fields, blocks)?,
         positions: Positions::Rope(rope::read(fields, max_positions)?),
         max_positions: Some(max_positions),
-        experts: if family == Family::Qwen3Moe { experts(fields, blocks)? } else { None },
+        experts: if decoder.experts { experts(fields, blocks)? } else { None },
         initializer_range: fields.not_negative("initializer_range")?.unwrap_or(INITIALIZER_RANGE),
         attention_dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
         dtype: read_dtype(fields)?,
@@ -96,30 +84,25 @@ pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, F
 }
 
 /// The attention window of each block.
-fn windows(
-    family: Family,
-    fields: &Fields<'_>,
-    blocks: u64,
-    default: Option<u64>,
-) -> Result<Vec<Option<u64>>, FieldError> {
+fn windows(windows: Windows, fields: &Fields<'_>, blocks: u64) -> Result<Vec<Option<u64>>, FieldError> {
     let everywhere = |window| vec![window; blocks as usize];
-    if family == Family::Llama {
+    if windows == Windows::None {
         return Ok(everywhere(None));
     }
-    let window = match fields.size_in("sliding_window", 1, MAX_POSITIONS)? {
+    let mut window = match fields.size_in("sliding_window", 1, MAX_POSITIONS)? {
         Given::Value(window) => Some(window),
         Given::Null => None,
-        Given::Absent => default,
+        Given::Absent => Some(DEFAULT_WINDOW),
     };
-    if family == Family::Mistral {
-        return Ok(everywhere(window));
+    if matches!(windows, Windows::Switched | Windows::SwitchedLayerTypes) {
+        let is_used = fields.flag("use_sliding_window")?.unwrap_or(false);
+        window = window.filter(|_| is_used);
     }
-    let used = fields.flag("use_sliding_window")?.unwrap_or(false);
-    let window = window.filter(|_| used);
-    if family == Family::Qwen3Moe {
+    if matches!(windows, Windows::All | Windows::Switched) {
         return Ok(everywhere(window));
     }
     match fields.list("layer_types", "a list of texts", Value::as_str)? {
+        None if windows == Windows::LayerTypes => Ok(everywhere(window)),
         None => {
             let first = fields.size_in("max_window_layers", 0, u64::MAX)?.value().unwrap_or(28);
             Ok((0..blocks).map(|block| window.filter(|_| block >= first)).collect())

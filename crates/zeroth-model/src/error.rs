@@ -1,8 +1,6 @@
-//! What can be wrong with a model folder, each with its own sentence.
+//! Errors of a model folder.
 
 use std::path::{Path, PathBuf};
-
-use crate::Family;
 
 /// A model that cannot be described.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +54,7 @@ pub enum ModelError {
         cache: PathBuf,
         /// A model of nearly that name that is there.
         near: Option<String>,
-        /// What it is needed for.
+        /// The purpose it is needed for.
         needs: Needs,
     },
     /// The cache knows the model, but holds no snapshot that can be used.
@@ -66,7 +64,7 @@ pub enum ModelError {
         name: String,
         /// The model's folder in the cache.
         place: PathBuf,
-        /// What is wrong there.
+        /// The problem.
         problem: &'static str,
     },
     /// The system refused to read a file.
@@ -74,7 +72,7 @@ pub enum ModelError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The file is not JSON.
@@ -86,7 +84,7 @@ pub enum ModelError {
         line: usize,
         /// Where the parser stopped in that line.
         column: usize,
-        /// What it expected.
+        /// The problem found.
         problem: String,
     },
     /// JSON, but not an object.
@@ -98,12 +96,14 @@ pub enum ModelError {
         found: &'static str,
     },
     /// An architecture that is not one of ours.
-    #[error("{origin}: {found} is not a model family known here ({}){}", Family::known(), did_you_mean(*near))]
+    #[error("{origin}: {found} is not a model family known here ({known}){}", did_you_mean(*near))]
     UnknownFamily {
         /// The file.
         origin: String,
         /// `model_type` and `architectures` as found.
         found: String,
+        /// The `model_type`s of all families.
+        known: String,
         /// A family of nearly that name.
         near: Option<&'static str>,
     },
@@ -112,8 +112,8 @@ pub enum ModelError {
     UnknownArchitecture {
         /// The file.
         origin: String,
-        /// The family of `model_type`.
-        family: Family,
+        /// The `model_type` of the family.
+        family: &'static str,
         /// The classes named.
         found: String,
         /// The class that would do.
@@ -145,12 +145,12 @@ pub enum FieldError {
     WrongType {
         /// The field.
         field: String,
-        /// What it is.
+        /// The value found.
         found: String,
-        /// What it must be.
+        /// The type expected.
         expected: &'static str,
     },
-    /// A number outside of what a model can have.
+    /// A number out of range.
     #[error("`{field}` is {value}: it must be from {least} to {most}")]
     OutOfRange {
         /// The field.
@@ -211,7 +211,7 @@ pub enum FieldError {
     },
 }
 
-/// How much of a model is needed.
+/// The part of a model that is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// All of its folder.
@@ -221,7 +221,7 @@ pub enum Needs {
 }
 
 impl Needs {
-    /// How to get it.
+    /// Advice on getting it.
     fn advice(self, name: &str) -> String {
         match self {
             Self::Folder => format!("fetch it with `hf download {name}`, or give a folder"),
@@ -238,7 +238,7 @@ pub(crate) fn did_you_mean(near: Option<&str>) -> String {
     near.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }
 
-/// Where the model of a run is, or how to get it.
+/// The location of the model of a run, or advice on exporting it.
 fn model_of_run(run: &Path, model: Option<&Path>) -> String {
     match model {
         Some(model) => format!("the model it has trained is {}", model.display()),

@@ -1,4 +1,4 @@
-//! Which of the known families a `config.json` belongs to.
+//! The families of models, and which of them a `config.json` belongs to.
 
 use std::fmt;
 
@@ -6,66 +6,89 @@ use serde_json::Value;
 use zeroth_base::nearest;
 
 use crate::ModelError;
+use crate::architecture::{Architecture, Decoder, Stack};
 use crate::fields::Fields;
 
-/// A family of models: configs that are read alike and have the same parameter names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Family {
+/// Declares the families: each is a variant of [`Family`] and a file of `family/` with its `ARCHITECTURE`.
+macro_rules! families {
+    ($( $(#[$doc:meta])* $family:ident = $file:ident ),* $(,)?) => {
+        $( mod $file; )*
+
+        /// A family of models: configs that are read alike and have the same parameter names.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Family {
+            $( $(#[$doc])* $family ),*
+        }
+
+        impl Family {
+            /// All families.
+            pub const ALL: &'static [Self] = &[$( Self::$family ),*];
+
+            /// What sets the family apart.
+            pub(crate) const fn architecture(self) -> &'static Architecture {
+                match self {
+                    $( Self::$family => &$file::ARCHITECTURE ),*
+                }
+            }
+        }
+    };
+}
+
+families! {
     /// Llama 1 to 3.
-    Llama,
+    Llama = llama,
     /// Mistral 7B and its relatives: llama with an attention window.
-    Mistral,
+    Mistral = mistral,
+    /// Ministral 8B: mistral with an attention window in some layers.
+    Ministral = ministral,
     /// Qwen2 and Qwen2.5: llama with biases on q, k and v.
-    Qwen2,
+    Qwen2 = qwen2,
     /// Qwen3, dense: llama with norms on q and k.
-    Qwen3,
+    Qwen3 = qwen3,
     /// Qwen3 with a mixture of experts.
-    Qwen3Moe,
+    Qwen3Moe = qwen3_moe,
     /// T5, T5 v1.1 and Flan-T5: encoder and decoder.
-    T5,
+    T5 = t5,
     /// mT5: T5 v1.1 with a large vocabulary and other defaults.
-    Mt5,
+    Mt5 = mt5,
 }
 
 impl Family {
-    /// All families.
-    pub const ALL: [Self; 7] =
-        [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe, Self::T5, Self::Mt5];
-
     /// The `model_type` of its configs.
     pub const fn model_type(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Qwen3Moe => "qwen3_moe",
-            Self::T5 => "t5",
-            Self::Mt5 => "mt5",
-        }
+        self.architecture().model_type
     }
 
     /// The class of its language models, as `architectures` names it.
-    pub const fn architecture(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Mistral => "MistralForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
-            Self::T5 => "T5ForConditionalGeneration",
-            Self::Mt5 => "MT5ForConditionalGeneration",
-        }
+    pub const fn class(self) -> &'static str {
+        self.architecture().classes[0]
     }
 
     /// Whether an encoder reads what a decoder continues.
     pub const fn is_encoder_decoder(self) -> bool {
-        matches!(self, Self::T5 | Self::Mt5)
+        matches!(self.architecture().stack, Stack::EncoderDecoder(_))
     }
 
-    /// The `model_type`s of all families, for messages.
-    pub(crate) fn known() -> String {
-        Self::ALL.map(Self::model_type).join(", ")
+    /// Whether its models can be trained and its configs written: dense decoder-only families.
+    pub(crate) const fn is_trainable(self) -> bool {
+        matches!(self.architecture().stack, Stack::Decoder(Decoder { experts: false, .. }))
+    }
+
+    /// The trainable families, for messages: `llama, mistral, qwen2 and qwen3`.
+    pub(crate) fn trainable() -> String {
+        let names: Vec<&str> = Self::ALL
+            .iter()
+            .filter(|family| family.is_trainable())
+            .map(|family| family.model_type())
+            .collect();
+        match names.split_last() {
+            Some((last, others)) => format!("{} and {last}", others.join(", ")),
+            None => String::new(),
+        }
+    }
+
+    fn model_types() -> impl Iterator<Item = &'static str> + Clone {
+        Self::ALL.iter().map(|family| family.model_type())
     }
 
     /// The family that `model_type` names, or `architectures` where an old file has no `model_type`.
@@ -75,19 +98,19 @@ impl Family {
         let classes =
             fields.list("architectures", "a list of class names", Value::as_str).map_err(in_field)?;
         let classes = classes.unwrap_or_default();
-        let family = match model_type {
-            Some(name) => Self::ALL.into_iter().find(|family| family.model_type() == name),
-            None => Self::ALL.into_iter().find(|family| family.makes(&classes)),
+        let is_of = |family: &&Self| match model_type {
+            Some(name) => family.model_type() == name,
+            None => family.makes(&classes),
         };
-        let Some(family) = family else {
+        let Some(family) = Self::ALL.iter().find(is_of).copied() else {
             return Err(Self::unknown(model_type, &classes, origin));
         };
         if !classes.is_empty() && !family.makes(&classes) {
             return Err(ModelError::UnknownArchitecture {
                 origin: origin.to_owned(),
-                family,
+                family: family.model_type(),
                 found: classes.join(", "),
-                known: family.architecture(),
+                known: family.class(),
             });
         }
         Ok(family)
@@ -95,18 +118,16 @@ impl Family {
 
     /// Whether one of the classes is this family's language model.
     fn makes(self, classes: &[&str]) -> bool {
-        classes.contains(&self.architecture())
-            // The name T5's class had when the first checkpoints were published.
-            || (self == Self::T5 && classes.contains(&"T5WithLMHeadModel"))
+        classes.iter().any(|class| self.architecture().classes.contains(class))
     }
 
     fn unknown(model_type: Option<&str>, classes: &[&str], origin: &str) -> ModelError {
         let near = match (model_type, classes) {
-            (Some(name), _) => nearest(name, Self::ALL.map(Self::model_type)),
+            (Some(name), _) => nearest(name, Self::model_types()),
             // Only the stem tells families apart: most classes end alike.
             (None, [class, ..]) => {
                 let stem = class.split_once("For").map_or(*class, |(stem, _)| stem);
-                nearest(stem, Self::ALL.map(Self::model_type))
+                nearest(stem, Self::model_types())
             }
             (None, []) => None,
         };
@@ -116,7 +137,8 @@ impl Family {
             (None, []) => "a config without `model_type` and `architectures`".to_owned(),
             (None, _) => format!("`{}` in `architectures`", classes.join(", ")),
         };
-        ModelError::UnknownFamily { origin: origin.to_owned(), found, near }
+        let known = Self::model_types().collect::<Vec<_>>().join(", ");
+        ModelError::UnknownFamily { origin: origin.to_owned(), found, known, near }
     }
 }
 

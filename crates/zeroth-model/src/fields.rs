@@ -1,15 +1,16 @@
 //! Typed reading of a config's fields, with the field's name in every complaint.
 
 use serde_json::{Map, Value};
-use zeroth_base::nearest;
+use zeroth_base::{DType, nearest};
 
-use crate::FieldError;
+use crate::error::FieldError;
+use crate::limits::MAX_WIDTH;
 
 /// The fields of a JSON object.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// What goes before a field's name in messages: empty, or `rope_scaling.`.
+    /// The prefix of field names in messages: empty, or `rope_scaling.`.
     within: &'static str,
 }
 
@@ -171,7 +172,7 @@ impl<'a> Fields<'a> {
         Ok(self.typed(field, expected, |value| value.as_array()?.iter().map(&read).collect())?.value())
     }
 
-    /// One of the known words, as what it stands for.
+    /// One of the known words, as its meaning.
     pub(crate) fn word<T: Copy>(
         &self,
         field: &str,
@@ -225,4 +226,34 @@ fn described(value: &Value) -> String {
         Value::String(_) => format!("the text {value}"),
         _ => value.to_string(),
     }
+}
+
+/// The type the weights were saved in: `dtype` since transformers 4.56, `torch_dtype` before.
+pub(crate) fn read_dtype(fields: &Fields<'_>) -> Result<Option<DType>, FieldError> {
+    let mut field = "dtype";
+    let mut name = fields.text(field)?;
+    if name.is_none() {
+        field = "torch_dtype";
+        name = fields.text(field)?;
+    }
+    let Some(name) = name else { return Ok(None) };
+    match DType::from_name(name) {
+        Some(dtype) => Ok(Some(dtype)),
+        None => Err(fields.unknown_name(field, name, ["float32", "bfloat16", "float16"].into_iter())),
+    }
+}
+
+/// Refuses heads that are wider together than any model.
+pub(crate) fn check_attention_width(
+    fields: &Fields<'_>,
+    (heads_field, heads): (&str, u64),
+    (width_field, width): (&str, u64),
+) -> Result<(), FieldError> {
+    // Both are at most 2^20.
+    let both = heads * width;
+    if both <= MAX_WIDTH {
+        return Ok(());
+    }
+    let field = format!("{} × {}", fields.path(heads_field), width_field);
+    Err(FieldError::OutOfRange { field, value: both.to_string(), least: 1, most: MAX_WIDTH })
 }

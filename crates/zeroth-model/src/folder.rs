@@ -1,4 +1,4 @@
-//! Where a model lies: a folder, the `config.json` in it, or a name of the Hugging Face Hub that is in the local
+//! Locates a model: a folder, the `config.json` in it, or a name of the Hugging Face Hub that is in the local
 //! cache. Nothing is fetched from a network.
 
 use std::ffi::OsString;
@@ -191,7 +191,7 @@ fn not_a_model(folder: &Path, has_config: bool) -> Option<ModelError> {
     Some(ModelError::IsARun { folder, run, model: model.join(CONFIG).is_file().then_some(model) })
 }
 
-/// What is at a path; `None` if nothing is.
+/// The kind of file at a path; `None` if there is none.
 fn metadata(path: &Path) -> Result<Option<fs::Metadata>, ModelError> {
     match fs::metadata(path) {
         Ok(found) => Ok(Some(found)),

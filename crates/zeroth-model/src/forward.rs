@@ -1,4 +1,4 @@
-//! The forward of the decoder-only families, written once over shapes: what is computed, not how or where.
+//! Builds the forward graph of decoder-only families.
 //!
 //! Block: norm, attention, residual add and norm, feed-forward. The residual add of one part and the norm of the next
 //! are one op, so a block ends with its branch and the sum so far, and the next begins with both.
@@ -15,15 +15,15 @@ pub struct Batch {
     pub tokens: u64,
 }
 
-/// A forward that cannot be written.
+/// A model whose forward cannot be built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ForwardError {
-    /// A family or a part of one whose ops are not built.
-    #[error("{} models with {what} cannot be trained yet: llama, mistral, qwen2 and qwen3 can", family.model_type())]
+    /// A family, or a feature of one, that is not implemented.
+    #[error("{} models with {what} cannot be trained yet: {} can", family.model_type(), Family::trainable())]
     NotYet {
         /// The family.
         family: Family,
-        /// What of it is missing.
+        /// The feature that is missing.
         what: &'static str,
     },
     /// The table does not fit the config.
@@ -43,7 +43,7 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
     }
     let mut b = Builder::new(batch.tokens);
     b.rotary(rotary(rope, config.head_dim, config.max_positions));
-    let mut flow = None;
+    let mut residual = None;
     for unit in &table.units {
         let params = unit.parameters.iter().map(|parameter| ParamSpec {
             name: parameter.name.clone(),
@@ -51,16 +51,16 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
             trainable: true,
         });
         b.unit(unit.name.to_string(), params.collect())?;
-        flow = match (unit.name, flow) {
+        residual = match (unit.name, residual) {
             (UnitName::Embedding | UnitName::Tied, _) => {
                 let embed = b.param("model.embed_tokens.weight")?;
                 let ids = b.ids();
-                Some(Flow { sum: None, branch: b.embedding(ids, embed)? })
+                Some(Residual { sum: None, branch: b.embedding(ids, embed)? })
             }
-            (UnitName::Block(index), Some(flow)) => Some(block(&mut b, config, index, flow)?),
-            (UnitName::Head, Some(flow)) => {
+            (UnitName::Block(index), Some(residual)) => Some(block(&mut b, config, index, residual)?),
+            (UnitName::Head, Some(residual)) => {
                 let norm = b.param("model.norm.weight")?;
-                let (_, normed) = flow.norm(&mut b, norm, config.norm_eps)?;
+                let (_, normed) = residual.norm(&mut b, norm, config.norm_eps)?;
                 let head = if config.tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
                 let head = b.param(head)?;
                 b.head_loss(normed, head)?;
@@ -72,15 +72,15 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
     Ok(b.finish()?)
 }
 
-/// What runs through the model: the sum of all parts so far, and the newest part, which is yet to be added.
+/// The residual stream: the sum of all branches so far, and the newest branch, which is not added yet.
 #[derive(Clone, Copy)]
-struct Flow {
+struct Residual {
     sum: Option<Value>,
     branch: Value,
 }
 
-impl Flow {
-    /// Adds the newest part and norms the sum: gives both.
+impl Residual {
+    /// Adds the newest branch and normalizes the sum; returns both.
     fn norm(
         &self,
         b: &mut Builder,
@@ -94,7 +94,12 @@ impl Flow {
     }
 }
 
-fn block(b: &mut Builder, config: &ModelConfig, index: u64, flow: Flow) -> Result<Flow, GraphError> {
+fn block(
+    b: &mut Builder,
+    config: &ModelConfig,
+    index: u64,
+    residual: Residual,
+) -> Result<Residual, GraphError> {
     let ModelConfig { heads, kv_heads, head_dim, norm_eps, .. } = *config;
     let at = |part: &str| format!("model.layers.{index}.{part}");
     let linear = |b: &mut Builder, x: Value, part: &str, has_bias: bool| {
@@ -102,7 +107,7 @@ fn block(b: &mut Builder, config: &ModelConfig, index: u64, flow: Flow) -> Resul
         let bias = if has_bias { Some(b.param(&at(&format!("{part}.bias")))?) } else { None };
         b.linear(x, weight, bias)
     };
-    let turned = |b: &mut Builder, x: Value, norm: &str, heads: u64| {
+    let rotated = |b: &mut Builder, x: Value, norm: &str, heads: u64| {
         if !config.qk_norm {
             return b.rope(x, heads);
         }
@@ -111,12 +116,12 @@ fn block(b: &mut Builder, config: &ModelConfig, index: u64, flow: Flow) -> Resul
     };
 
     let norm = b.param(&at("input_layernorm.weight"))?;
-    let (sum, normed) = flow.norm(b, norm, norm_eps)?;
+    let (sum, normed) = residual.norm(b, norm, norm_eps)?;
     let q = linear(b, normed, "self_attn.q_proj", config.qkv_bias)?; // [T, heads · D]
     let k = linear(b, normed, "self_attn.k_proj", config.qkv_bias)?; // [T, kv_heads · D]
     let v = linear(b, normed, "self_attn.v_proj", config.qkv_bias)?; // [T, kv_heads · D]
-    let q = turned(b, q, "q_norm", heads)?;
-    let k = turned(b, k, "k_norm", kv_heads)?;
+    let q = rotated(b, q, "q_norm", heads)?;
+    let k = rotated(b, k, "k_norm", kv_heads)?;
     let window = config.windows.get(index as usize).copied().flatten();
     let attended = b.attention([q, k, v], heads, kv_heads, window, (head_dim as f64).powf(-0.5))?;
     let branch = linear(b, attended, "self_attn.o_proj", config.output_bias)?; // [T, H]
@@ -127,5 +132,5 @@ fn block(b: &mut Builder, config: &ModelConfig, index: u64, flow: Flow) -> Resul
     let up = linear(b, normed, "mlp.up_proj", config.mlp_bias)?; // [T, F]
     let activated = b.swiglu(gate, up)?;
     let branch = linear(b, activated, "mlp.down_proj", config.mlp_bias)?; // [T, H]
-    Ok(Flow { sum: Some(sum), branch })
+    Ok(Residual { sum: Some(sum), branch })
 }

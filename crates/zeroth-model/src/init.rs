@@ -1,5 +1,5 @@
 //! New weights: every element is a function of (seed, name, element), so any rank makes any range alone, and the bits
-//! do not depend on how a tensor is cut.
+//! do not depend on how a tensor is sharded.
 //!
 //! Normal numbers come from Philox by Box and Muller's method. Logarithm, sine and cosine of a platform's library
 //! differ in their last bits from one platform to the next, so they are written out here in f32 with the operations

@@ -8,6 +8,7 @@
 //! Weights are touched in two places: [`WeightFiles`] and [`WeightWriter`] read and write them by ranges, and
 //! [`fill_new`] makes new ones. None of them holds a model in memory, and none knows what a rank is.
 
+mod architecture;
 mod auto;
 mod config;
 mod config_json;
@@ -18,6 +19,8 @@ mod fields;
 mod folder;
 mod forward;
 mod init;
+mod limits;
+mod load;
 mod lora;
 mod new_folder;
 mod rope;
@@ -27,19 +30,21 @@ mod t5;
 mod table;
 
 pub use auto::hidden_size_for_auto;
-pub use config::{Activation, Experts, MAX_PARAMETERS, ModelConfig, Positions};
+pub use config::{Activation, Experts, ModelConfig, Positions};
 pub use config_json::UnwritableConfig;
 pub use error::{FieldError, ModelError, Needs};
 pub use family::Family;
 pub use folder::{HubCache, locate, locate_config, read_config};
 pub use forward::{Batch, ForwardError, forward};
 pub use init::{INITIALIZER_RANGE, fill_new};
+pub use limits::MAX_PARAMETERS;
+pub use load::table;
 pub use lora::{Lora, LoraError, LoraTargets, lora_table};
 pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{
-    DEFAULT_SHARD_BYTES, HeaderError, NewTensor, TensorPlace, WeightFiles, WeightProblem, WeightWarning,
+    DEFAULT_SHARD_BYTES, HeaderError, NewTensor, TensorEntry, WeightFiles, WeightProblem, WeightWarning,
     WeightWriter, WeightsError, WrittenWeights, f32_to_stored, has_weights, is_weight_file, read_header,
     stored_to_f32, write_header,
 };
-pub use table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName, table};
+pub use table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};

@@ -54,15 +54,15 @@ impl ModelConfig {
     }
 }
 
-/// What messages call sizes that were typed.
+/// The origin of sizes from the command line, in messages.
 const ORIGIN: &str = "the sizes given";
 
 fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
-    if !sizes.family.is_written() {
+    if !sizes.family.is_trainable() {
         return Err(FieldError::Unsupported {
             field: "model_type".to_owned(),
             found: sizes.family.to_string(),
-            why: "new models are of the families llama, mistral, qwen2 and qwen3".to_owned(),
+            why: format!("new models are of the families {}", Family::trainable()),
         });
     }
     // JSON would say null, which means the default.
@@ -97,14 +97,14 @@ fn in_sizes(source: FieldError) -> ModelError {
     ModelError::Field { origin: ORIGIN.to_owned(), source }
 }
 
-/// How a new folder is made.
+/// Options of a new model folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewFolder {
     /// Where all random numbers come from.
     pub seed: u64,
     /// The type the weights are stored in.
     pub dtype: DType,
-    /// The size above which weights are cut into several files.
+    /// The size above which weights are split into several files.
     pub shard_bytes: u64,
     /// Whether a folder with something in it is written to: its config and weights are replaced, other files stay.
     pub overwrite: bool,
@@ -130,7 +130,7 @@ pub enum NewFolderError {
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The model has no `config.json`.

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::FieldError;
-use crate::config::MAX_POSITIONS;
+use crate::error::FieldError;
 use crate::fields::Fields;
+use crate::limits::MAX_POSITIONS;
 
 /// How fast queries and keys turn with their position.
 #[derive(Debug, Clone, PartialEq)]

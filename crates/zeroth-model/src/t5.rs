@@ -1,14 +1,14 @@
 //! T5 and mT5: an encoder and a decoder over one embedding, with learned biases for relative positions. v1.1 and mT5
 //! have a gated feed-forward part and a head of their own.
 
-use crate::config::{
-    Activation, MAX_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, ModelConfig, Positions,
-    check_attention_width, read_dtype,
-};
-use crate::fields::Fields;
+use crate::architecture::EncoderDecoder;
+use crate::config::{Activation, ModelConfig, Positions};
+use crate::error::FieldError;
+use crate::family::Family;
+use crate::fields::{Fields, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
+use crate::limits::{MAX_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH};
 use crate::table::{Parameter, ParameterKind, ParameterTable, Unit, UnitName};
-use crate::{Family, FieldError};
 
 /// How `feed_forward_proj` is written, whether it has a gate, and its function. `gated-gelu` has always meant the
 /// tanh approximation.
@@ -23,14 +23,17 @@ const FEED_FORWARDS: [(&str, (bool, Activation)); 8] = [
     ("gated-silu", (true, Activation::Silu)),
 ];
 
-pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, FieldError> {
+pub(crate) fn read(
+    family: Family,
+    stacks: &EncoderDecoder,
+    fields: &Fields<'_>,
+) -> Result<ModelConfig, FieldError> {
     let heads = fields.size("num_heads", MAX_WIDTH)?;
     let head_dim = fields.size("d_kv", MAX_WIDTH)?;
     check_attention_width(fields, ("num_heads", heads), ("d_kv", head_dim))?;
     let encoder_blocks = fields.size("num_layers", MAX_BLOCKS)?;
     let blocks = fields.size_or("num_decoder_layers", MAX_BLOCKS, encoder_blocks)?;
-    let usual = if family == Family::Mt5 { "gated-gelu" } else { "relu" };
-    let (gated, activation) = fields.word("feed_forward_proj", &FEED_FORWARDS, usual)?;
+    let (gated, activation) = fields.word("feed_forward_proj", &FEED_FORWARDS, stacks.feed_forward)?;
     let tied_head = fields.flag("tie_word_embeddings")?.unwrap_or(true);
     Ok(ModelConfig {
         family,
@@ -46,7 +49,7 @@ pub(crate) fn read(family: Family, fields: &Fields<'_>) -> Result<ModelConfig, F
         vocab: fields.size("vocab_size", MAX_VOCAB)?,
         tied_head,
         // transformers 4 scaled where the head is tied; 5 writes down whether it does, and never scales mT5.
-        scaled_head: family == Family::T5 && fields.flag("scale_decoder_outputs")?.unwrap_or(tied_head),
+        scaled_head: stacks.scales_head && fields.flag("scale_decoder_outputs")?.unwrap_or(tied_head),
         norm_eps: fields.positive("layer_norm_epsilon")?.unwrap_or(1e-6),
         qkv_bias: false,
         output_bias: false,

@@ -2,13 +2,6 @@
 
 use std::fmt;
 
-use crate::{ModelConfig, decoder, t5};
-
-/// The parameter table of a model.
-pub fn table(config: &ModelConfig) -> ParameterTable {
-    if config.family.is_encoder_decoder() { t5::table(config) } else { decoder::table(config) }
-}
-
 /// All parameters of a model, unit by unit, in the order a forward pass first needs the units.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterTable {
@@ -64,7 +57,7 @@ pub struct Parameter {
     pub name: String,
     /// Its shape on disk; a linear's is [out, in].
     pub shape: Vec<u64>,
-    /// What it is.
+    /// The value found.
     pub kind: ParameterKind,
     /// Other names under which a file may hold the same tensor, because modules share it.
     pub aliases: &'static [&'static str],

@@ -7,7 +7,8 @@ mod refusals {
 
     use serde_json::{Value, json};
     use zeroth_model::{
-        HubCache, Lora, LoraTargets, ModelConfig, ModelError, Positions, RopeScaling, lora_table, table,
+        Family, HubCache, Lora, LoraTargets, ModelConfig, ModelError, Positions, RopeScaling, lora_table,
+        table,
     };
 
     fn llama() -> Value {
@@ -170,26 +171,25 @@ mod refusals {
 
     #[test]
     fn other_architectures_are_refused_by_name() {
+        let known = Family::ALL.iter().map(|family| family.model_type()).collect::<Vec<_>>().join(", ");
         for (changes, message) in [
             (
                 json!({"model_type": "qwen3moe", "architectures": null}),
-                "m/config.json: model_type `qwen3moe` is not a model family known here (llama, mistral, qwen2, qwen3, \
-                 qwen3_moe, t5, mt5); did you mean `qwen3_moe`?",
+                "m/config.json: model_type `qwen3moe` is not a model family known here (KNOWN); did you mean `qwen3_moe`?",
             ),
             (
                 json!({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}),
                 "m/config.json: model_type `mamba2` (architectures: Mamba2ForCausalLM) is not a model family known \
-                 here (llama, mistral, qwen2, qwen3, qwen3_moe, t5, mt5)",
+                 here (KNOWN)",
             ),
             (
                 json!({"model_type": null, "architectures": ["LLaMAForCausalLM2"]}),
-                "m/config.json: `LLaMAForCausalLM2` in `architectures` is not a model family known here (llama, \
-                 mistral, qwen2, qwen3, qwen3_moe, t5, mt5); did you mean `llama`?",
+                "m/config.json: `LLaMAForCausalLM2` in `architectures` is not a model family known here (KNOWN); did you mean `llama`?",
             ),
             (
                 json!({"model_type": null, "architectures": null}),
                 "m/config.json: a config without `model_type` and `architectures` is not a model family known here \
-                 (llama, mistral, qwen2, qwen3, qwen3_moe, t5, mt5)",
+                 (KNOWN)",
             ),
             (
                 json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -198,7 +198,7 @@ mod refusals {
             ),
             (json!({"model_type": 7}), "m/config.json: `model_type` is 7: it must be a text"),
         ] {
-            assert_eq!(refusal(&changes), message);
+            assert_eq!(refusal(&changes), message.replace("KNOWN", &known));
         }
     }
 

@@ -130,9 +130,9 @@ pub struct Piece {
 }
 
 impl Layout {
-    /// Creates the layout of a model. Trained parameters of at most `persistence` elements stay gathered in a flat of
-    /// their own; 0 keeps none.
-    pub fn new(graph: &Graph, ranks: u64, persistence: u64) -> Self {
+    /// Creates the layout of a model. Trained parameters of at most `persistence` elements stay gathered, in a flat of
+    /// their own, up to `model_persistence` elements in all; a threshold of 0 keeps none.
+    pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64) -> Self {
         let mut flats = Vec::new();
         let mut persistent = Flat::new(FlatKind::Persistent);
         for (index, unit) in graph.units.iter().enumerate() {
@@ -143,7 +143,11 @@ impl Layout {
                 let (elements, is_trained) =
                     (graph.param(*param).elements(), graph.param(*param).spec.trainable);
                 let flat = match is_trained {
-                    true if elements <= persistence => &mut persistent,
+                    true if elements <= persistence
+                        && persistent.elements() + elements <= model_persistence =>
+                    {
+                        &mut persistent
+                    }
                     true => &mut trained,
                     false => &mut frozen,
                 };

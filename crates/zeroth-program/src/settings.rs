@@ -3,6 +3,9 @@
 use crate::Target;
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
+use zeroth_config::schema::{
+    GatherMode, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
+};
 use zeroth_kernel::{Optimizer, Tier};
 
 /// The dtypes of a run.
@@ -103,29 +106,22 @@ impl Offload {
         stream: None,
     };
 
-    fn from_config(config: &Resolved) -> Self {
-        let on_host =
-            |section: &str| config.text(&format!("zero_optimization.{section}.device")) == Some("cpu");
-        let whole =
-            |key: &str, default: u64| config.whole(&format!("zero_optimization.{key}")).unwrap_or(default);
-        let ratio =
-            config.get("zero_optimization.offload_optimizer.ratio").and_then(|ratio| ratio.value.as_f64());
-        let pinned =
-            config.get("zero_optimization.offload_param.pin_memory").and_then(|pin| pin.value.as_bool());
+    fn from_config(values: &Values) -> Self {
+        let Values { zero, offload_param, offload_optimizer, zeroth, .. } = values;
         Self {
-            optimizer: on_host("offload_optimizer").then(|| ratio.unwrap_or(1.0)),
-            parameters: on_host("offload_param").then(|| whole("offload_param.max_in_cpu", u64::MAX)),
-            sub_group_size: whole("sub_group_size", u64::MAX).max(1),
-            sub_group_buffers: whole("offload_optimizer.buffer_count", 1).max(1),
-            param_buffer_size: whole("offload_param.buffer_size", u64::MAX).max(1),
-            param_buffers: whole("offload_param.buffer_count", 1).max(1),
-            pageable: pinned == Some(false),
-            updated_by: match config.text("zeroth.update") {
-                Some("device") => Some(UpdatedBy::Device),
-                Some("host") => Some(UpdatedBy::Host),
-                _ => None,
-            },
-            update_window: config.whole("zeroth.update_window"),
+            optimizer: (offload_optimizer.device == OffloadDevice::Cpu).then_some(offload_optimizer.ratio),
+            parameters: (offload_param.device == OffloadDevice::Cpu)
+                .then(|| offload_param.max_in_cpu.unwrap_or(u64::MAX)),
+            sub_group_size: zero.sub_group_size.max(1),
+            sub_group_buffers: offload_optimizer.buffer_count.max(1),
+            param_buffer_size: offload_param.buffer_size.max(1),
+            param_buffers: offload_param.buffer_count.max(1),
+            pageable: !offload_param.pin_memory,
+            updated_by: zeroth.update.map(|device| match device {
+                UpdateDevice::Device => UpdatedBy::Device,
+                UpdateDevice::Host => UpdatedBy::Host,
+            }),
+            update_window: zeroth.update_window,
             stream: None,
         }
     }
@@ -144,6 +140,8 @@ pub struct Settings {
     pub grad_accum_dtype: DType,
     /// `zero_optimization.stage3_param_persistence_threshold`, in elements.
     pub persistence: u64,
+    /// `zero_optimization.stage3_model_persistence_threshold`, in elements.
+    pub model_persistence: u64,
     /// `zero_optimization.reduce_bucket_size`, in elements.
     pub reduce_bucket: u64,
     /// `zero_optimization.stage3_max_live_parameters`, in elements.
@@ -201,14 +199,15 @@ impl Settings {
         self
     }
 
-    /// The settings of an inference program: unsharded, on the device, on one rank.
-    pub(super) const fn inference(run: DType) -> Self {
+    /// The settings of an inference program: unsharded, on the device, on one device.
+    pub const fn inference(run: DType) -> Self {
         Self {
             stage: 0,
             accumulation: 1,
             types: Types { compute: run, communication: run },
             grad_accum_dtype: DType::F32,
             persistence: 0,
+            model_persistence: u64::MAX,
             reduce_bucket: u64::MAX,
             max_live: u64::MAX,
             max_reuse: u64::MAX,
@@ -228,64 +227,56 @@ impl Settings {
         }
     }
 
-    /// Reads the settings from a resolved config, in which every value is set.
+    /// Reads the settings from a resolved config.
     pub fn from_config(config: &Resolved) -> Self {
-        let zero = |key: &str| config.whole(&format!("zero_optimization.{key}")).unwrap_or(0);
-        let is_not_off = |key: &str| {
-            let found =
-                config.get(&format!("zero_optimization.{key}")).and_then(|setting| setting.value.as_bool());
-            found != Some(false)
-        };
-        let run = match (config.is_on("fp16.enabled"), config.is_on("bf16.enabled")) {
+        let Values { top_level, zero, activation_checkpointing, zeroth, .. } = &config.values;
+        let run = match (config.values.fp16.enabled, config.values.bf16.enabled) {
             (true, _) => DType::F16,
             (false, true) => DType::Bf16,
             (false, false) => DType::F32,
         };
-        let communication = config.text("communication_data_type").and_then(DType::from_name);
         Self {
-            stage: zero("stage") as u8,
-            accumulation: config.whole("gradient_accumulation_steps").unwrap_or(1),
-            types: Types { compute: run, communication: communication.unwrap_or(run) },
+            stage: zero.stage,
+            accumulation: top_level.gradient_accumulation_steps,
+            types: Types { compute: run, communication: top_level.communication_data_type },
             grad_accum_dtype: config
-                .text("data_types.grad_accum_dtype")
-                .and_then(DType::from_name)
-                .unwrap_or(DType::F32),
-            persistence: zero("stage3_param_persistence_threshold"),
-            reduce_bucket: zero("reduce_bucket_size"),
-            max_live: zero("stage3_max_live_parameters"),
-            max_reuse: zero("stage3_max_reuse_distance"),
-            prefetch: zero("stage3_prefetch_bucket_size"),
-            overlap: config.is_on("zero_optimization.overlap_comm"),
-            optimizer: match config.text("optimizer.type") {
-                Some("SGD") => Optimizer::Sgd,
-                Some("Lion") => Optimizer::Lion,
-                Some("Adagrad") => Optimizer::Adagrad,
+                .values.data_types.grad_accum_dtype,
+            persistence: zero.stage3_param_persistence_threshold,
+            model_persistence: zero.stage3_model_persistence_threshold,
+            reduce_bucket: zero.reduce_bucket_size,
+            max_live: zero.stage3_max_live_parameters,
+            max_reuse: zero.stage3_max_reuse_distance,
+            prefetch: zero.stage3_prefetch_bucket_size,
+            overlap: zero.overlap_comm,
+            optimizer: match config.values.optimizer.name {
+                OptimizerType::Sgd => Optimizer::Sgd,
+                OptimizerType::Lion => Optimizer::Lion,
+                OptimizerType::Adagrad => Optimizer::Adagrad,
                 // DeepSpeed's Adam uses decoupled weight decay unless adam_w_mode is false.
-                Some("Adam") if !config.is_on("optimizer.params.adam_w_mode") => Optimizer::Adam,
-                _ => Optimizer::AdamW,
+                OptimizerType::Adam if !config.values.optimizer.adam_w_mode => Optimizer::Adam,
+                OptimizerType::Adam | OptimizerType::AdamW => Optimizer::AdamW,
             },
-            moment_dtype: config.text("zeroth.moments").and_then(DType::from_name).unwrap_or(DType::F32),
-            stochastic_rounding: config.is_on("zeroth.stochastic_rounding"),
-            recompute: match config.text("zeroth.recompute") {
-                Some("norm_swiglu") => Recompute::NormSwiGlu,
-                Some("attention") => Recompute::Attention,
-                Some("block") => Recompute::Block {
-                    blocks: config.whole("zeroth.recompute_blocks"),
-                    checkpoints: config.whole("activation_checkpointing.number_checkpoints"),
-                    offloaded: config.is_on("activation_checkpointing.cpu_checkpointing"),
+            moment_dtype: zeroth.moments,
+            stochastic_rounding: zeroth.stochastic_rounding,
+            recompute: match zeroth.recompute {
+                RecomputePolicy::None => Recompute::Nothing,
+                RecomputePolicy::NormSwiglu => Recompute::NormSwiGlu,
+                RecomputePolicy::Attention => Recompute::Attention,
+                RecomputePolicy::Block => Recompute::Block {
+                    blocks: zeroth.recompute_blocks,
+                    checkpoints: activation_checkpointing.number_checkpoints,
+                    offloaded: activation_checkpointing.cpu_checkpointing,
                 },
-                _ => Recompute::Nothing,
             },
-            offload: Offload::from_config(config),
-            reduce_scatter: is_not_off("reduce_scatter"),
-            allgather_bucket: zero("allgather_bucket_size"),
-            allgather_partitions: is_not_off("allgather_partitions"),
-            memory_efficient_linear: is_not_off("memory_efficient_linear"),
-            gather: match config.text("zeroth.gather") {
-                Some("view") => Some(Gather::View),
-                Some("copy") => Some(Gather::Copy),
-                _ => None,
-            },
+            offload: Offload::from_config(&config.values),
+            reduce_scatter: zero.reduce_scatter,
+            allgather_bucket: zero.allgather_bucket_size,
+            allgather_partitions: zero.allgather_partitions,
+            memory_efficient_linear: zero.memory_efficient_linear,
+            gather: zeroth.gather.map(|mode| match mode {
+                GatherMode::View => Gather::View,
+                GatherMode::Copy => Gather::Copy,
+            }),
             head_rounds: true,
         }
     }

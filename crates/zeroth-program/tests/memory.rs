@@ -35,9 +35,9 @@ const SETTINGS: Settings = Settings {
     reduce_scatter: true,
     allgather_bucket: u64::MAX / 4,
     allgather_partitions: true,
-    memory_efficient_linear: true,
     gather: Some(Gather::Copy),
     head_rounds: false,
+    ..Settings::inference(DType::Bf16)
 };
 
 /// A llama of these sizes: (hidden, feed-forward, heads, kv heads, head_dim, blocks, vocabulary).

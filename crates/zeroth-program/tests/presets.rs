@@ -132,7 +132,7 @@ fn resolved(text: &str, ranks: u64) -> Resolved {
     assert!(report.is_ok(false), "{text}: {:?}", report.verdicts);
     let model = Some(ModelFacts { hidden_size: Some(HIDDEN), blocks: Some(BLOCKS) });
     let flags = Flags::default();
-    resolve(&Request { asked: &report.asked, flags: &flags, ranks, model, steps: Some(100) }).unwrap()
+    resolve(&Request { file: &report.values, flags: &flags, ranks, model, steps: Some(100) }).unwrap()
 }
 
 fn settings(text: &str, ranks: u64) -> Settings {
@@ -184,7 +184,7 @@ fn a_preset_sets_the_keys_that_are_named_here_and_no_other() {
         let (preset, bare) = (resolved(pair.preset(), 2), resolved(&pair.bare(), 2));
         let differs =
             |path: &str| preset.get(path).map(|set| &set.value) != bare.get(path).map(|set| &set.value);
-        let paths = preset.settings.iter().chain(&bare.settings).filter(|setting| decides(setting.key));
+        let paths = preset.settings().iter().chain(bare.settings()).filter(|setting| decides(setting.key));
         let mut found: Vec<&str> = paths.map(|set| set.key.path).filter(|path| differs(path)).collect();
         let mut named: Vec<&str> = pair.same.iter().chain(pair.moves).map(|(path, _)| *path).collect();
         found.sort_unstable();

@@ -1,6 +1,7 @@
-//! What a resolved config says to the trainer: the optimizer's numbers and the schedule.
+//! The trainer's part of a resolved config: the optimizer's hyperparameters and the schedule.
 
 use zeroth_config::resolve::Resolved;
+use zeroth_config::schema::{DecayedParameters, SchedulerType, Values, WarmupType};
 use zeroth_kernel::Recipe;
 
 use crate::{
@@ -8,116 +9,96 @@ use crate::{
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
 };
 
-fn number(config: &Resolved, path: &str) -> Option<f64> {
-    config.get(path).and_then(|setting| setting.value.as_f64())
-}
-
-/// The optimizer's numbers and the loss scale. `tolerated` steps may be skipped for gradients that are not finite.
+/// The optimizer's hyperparameters and the loss scale. `tolerated` steps may be skipped for non-finite gradients.
 pub fn recipe(config: &Resolved, tolerated: u64) -> Recipe {
-    let betas = config.get("optimizer.params.betas").and_then(|setting| setting.value.as_array().cloned());
-    let beta = |place: usize, default: f64| {
-        betas.as_ref().and_then(|betas| betas.get(place)?.as_f64()).unwrap_or(default)
-    };
-    let param =
-        |name: &str, default: f64| number(config, &format!("optimizer.params.{name}")).unwrap_or(default);
-    let is_on = |path: &str| u32::from(config.is_on(path));
-    let uncorrected =
-        config.get("optimizer.params.bias_correction").is_some_and(|setting| setting.value == false);
-    let defaults = Recipe::default();
+    let Values { top_level, optimizer, fp16, .. } = &config.values;
+    let [beta1, beta2] = optimizer.betas;
     let mut recipe = Recipe {
-        beta1: beta(0, 0.9),
-        beta2: beta(1, 0.95),
-        eps: param("eps", 1e-8),
-        weight_decay: [param("weight_decay", 0.0), 0.0],
-        max_norm: number(config, "gradient_clipping").unwrap_or(0.0),
-        momentum: param("momentum", 0.0),
-        dampening: param("dampening", 0.0),
-        nesterov: is_on("optimizer.params.nesterov"),
-        lr_decay: param("lr_decay", 0.0),
-        initial_accumulator: param("initial_accumulator_value", 0.0),
-        bias_correction: u32::from(!uncorrected),
+        beta1,
+        beta2,
+        eps: optimizer.eps,
+        weight_decay: [optimizer.weight_decay, 0.0],
+        max_norm: top_level.gradient_clipping,
+        momentum: optimizer.momentum,
+        dampening: optimizer.dampening,
+        nesterov: optimizer.nesterov.into(),
+        lr_decay: optimizer.lr_decay,
+        initial_accumulator: optimizer.initial_accumulator_value,
+        bias_correction: optimizer.bias_correction.into(),
         tolerated,
-        ..defaults
+        ..Recipe::default()
     };
-    if config.is_on("fp16.enabled") {
-        let fixed = number(config, "fp16.loss_scale").unwrap_or(0.0);
-        let power = number(config, "fp16.initial_scale_power").unwrap_or(16.0);
-        (recipe.dynamic, recipe.loss_scale) = if fixed > 0.0 { (0, fixed) } else { (1, power.exp2()) };
-        recipe.scale_window = config.whole("fp16.loss_scale_window").unwrap_or(defaults.scale_window);
-        recipe.hysteresis = config.whole("fp16.hysteresis").unwrap_or(defaults.hysteresis);
-        recipe.consecutive_hysteresis = is_on("fp16.consecutive_hysteresis");
-        recipe.min_scale = number(config, "fp16.min_loss_scale").unwrap_or(defaults.min_scale);
+    if fp16.enabled {
+        let power = fp16.initial_scale_power as f64;
+        let is_fixed = fp16.loss_scale > 0.0;
+        (recipe.dynamic, recipe.loss_scale) = if is_fixed { (0, fp16.loss_scale) } else { (1, power.exp2()) };
+        recipe.scale_window = fp16.loss_scale_window;
+        recipe.hysteresis = fp16.hysteresis;
+        recipe.consecutive_hysteresis = fp16.consecutive_hysteresis.into();
+        recipe.min_scale = fp16.min_loss_scale;
     }
     recipe
 }
 
-/// Whether norms and biases are decayed too: DeepSpeed's way.
+/// Whether weight decay applies to norms and biases too, as in DeepSpeed.
 pub fn decays_all(config: &Resolved) -> bool {
-    config.text("zeroth.decay") == Some("all")
+    config.values.zeroth.decay == DecayedParameters::All
 }
 
-/// The schedule of a run of so many steps: the file's, or Hugging Face's by its flags.
+/// The learning-rate schedule of a run of `total_steps`: the file's, or Hugging Face's from the flags.
 pub fn schedule(config: &Resolved, total_steps: u64) -> Result<Schedule, ScheduleError> {
-    let learning_rate = number(config, "optimizer.params.lr").unwrap_or(0.0);
-    let param = |name: &str| number(config, &format!("scheduler.params.{name}"));
-    let whole = |name: &str| param(name).map(|value| value as u64);
-    let is_on = |name: &str| config.is_on(&format!("scheduler.params.{name}"));
-    let warmup = || Warmup {
-        steps: whole("warmup_num_steps").unwrap_or(1000),
-        shape: match config.text("scheduler.params.warmup_type") {
-            Some("linear") => WarmupShape::Linear,
-            _ => WarmupShape::Log,
+    let Values { scheduler, zeroth, .. } = &config.values;
+    let learning_rate = config.values.optimizer.lr;
+    let warmup = Warmup {
+        steps: scheduler.warmup_num_steps,
+        shape: match scheduler.warmup_type {
+            WarmupType::Linear => WarmupShape::Linear,
+            WarmupType::Log => WarmupShape::Log,
         },
     };
-    let rise = || WarmupLr {
-        min: param("warmup_min_lr").unwrap_or(0.0),
-        max: param("warmup_max_lr").unwrap_or(learning_rate),
-        warmup: warmup(),
+    let rise = WarmupLr {
+        min: scheduler.warmup_min_lr,
+        max: scheduler.warmup_max_lr.unwrap_or(learning_rate),
+        warmup,
     };
-    let total = || whole("total_num_steps").unwrap_or(total_steps);
-    let schedule = match config.text("scheduler.type") {
-        Some("WarmupLR") => Schedule::WarmupLr(rise()),
-        Some("WarmupDecayLR") => {
-            Schedule::WarmupDecayLr(WarmupDecayLr { rise: rise(), total_steps: total() })
+    let decay_steps = scheduler.total_num_steps.unwrap_or(total_steps);
+    let schedule = match scheduler.name {
+        Some(SchedulerType::WarmupLr) => Schedule::WarmupLr(rise),
+        Some(SchedulerType::WarmupDecayLr) => {
+            Schedule::WarmupDecayLr(WarmupDecayLr { rise, total_steps: decay_steps })
         }
-        Some("WarmupCosineLR") => Schedule::WarmupCosineLr(WarmupCosineLr {
+        Some(SchedulerType::WarmupCosineLr) => Schedule::WarmupCosineLr(WarmupCosineLr {
             learning_rate,
-            warmup_min_ratio: param("warmup_min_ratio").unwrap_or(0.0),
-            cos_min_ratio: param("cos_min_ratio").unwrap_or(0.0001),
-            warmup: warmup(),
-            total_steps: total(),
+            warmup_min_ratio: scheduler.warmup_min_ratio,
+            cos_min_ratio: scheduler.cos_min_ratio,
+            warmup,
+            total_steps: decay_steps,
         }),
-        Some("OneCycle") => {
-            let rising_steps = whole("cycle_first_step_size").unwrap_or(2000);
-            Schedule::OneCycle(OneCycle {
-                min: param("cycle_min_lr").unwrap_or(0.0),
-                max: param("cycle_max_lr").unwrap_or(learning_rate),
-                decay_rate: param("decay_lr_rate").unwrap_or(0.0),
-                rising_steps,
-                falling_steps: whole("cycle_second_step_size").unwrap_or(rising_steps),
-                rising_stairs: whole("cycle_first_stair_count").unwrap_or(0),
-                falling_stairs: whole("cycle_second_stair_count")
-                    .or_else(|| whole("cycle_first_stair_count"))
-                    .unwrap_or(0),
-                decay_steps: whole("decay_step_size").unwrap_or(0),
-                momentum: is_on("cycle_momentum").then(|| Momentum {
-                    min: param("cycle_min_mom").unwrap_or(0.8),
-                    max: param("cycle_max_mom").unwrap_or(0.9),
-                    decay_rate: param("decay_mom_rate").unwrap_or(0.0),
-                }),
-            })
-        }
-        Some("LRRangeTest") => Schedule::LrRangeTest(LrRangeTest {
-            min: param("lr_range_test_min_lr").unwrap_or(1e-3),
-            step_size: whole("lr_range_test_step_size").unwrap_or(2000),
-            step_rate: param("lr_range_test_step_rate").unwrap_or(1.0),
-            staircase: is_on("lr_range_test_staircase"),
+        Some(SchedulerType::OneCycle) => Schedule::OneCycle(OneCycle {
+            min: scheduler.cycle_min_lr.unwrap_or(0.0),
+            max: scheduler.cycle_max_lr.unwrap_or(learning_rate),
+            decay_rate: scheduler.decay_lr_rate,
+            rising_steps: scheduler.cycle_first_step_size,
+            falling_steps: scheduler.cycle_second_step_size.unwrap_or(scheduler.cycle_first_step_size),
+            rising_stairs: scheduler.cycle_first_stair_count,
+            falling_stairs: scheduler.cycle_second_stair_count.unwrap_or(scheduler.cycle_first_stair_count),
+            decay_steps: scheduler.decay_step_size,
+            momentum: scheduler.cycle_momentum.then_some(Momentum {
+                min: scheduler.cycle_min_mom,
+                max: scheduler.cycle_max_mom,
+                decay_rate: scheduler.decay_mom_rate,
+            }),
         }),
-        _ => Schedule::HuggingFace(HuggingFace {
-            shape: HuggingFaceShape::named(config.text("zeroth.lr_scheduler_type").unwrap_or("cosine"))
-                .unwrap_or(HuggingFaceShape::Cosine),
+        Some(SchedulerType::LrRangeTest) => Schedule::LrRangeTest(LrRangeTest {
+            min: scheduler.lr_range_test_min_lr,
+            step_size: scheduler.lr_range_test_step_size,
+            step_rate: scheduler.lr_range_test_step_rate,
+            staircase: scheduler.lr_range_test_staircase,
+        }),
+        None => Schedule::HuggingFace(HuggingFace {
+            shape: HuggingFaceShape::named(&zeroth.lr_scheduler_type).unwrap_or(HuggingFaceShape::Cosine),
             learning_rate,
-            warmup_steps: warmup_steps(number(config, "zeroth.warmup_steps").unwrap_or(0.0), total_steps),
+            warmup_steps: warmup_steps(zeroth.warmup_steps, total_steps),
             total_steps,
         }),
     };

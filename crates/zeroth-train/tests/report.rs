@@ -20,9 +20,10 @@ use zeroth_train::{EvalMetrics, Report, ReportPlan, Reporters, StepMetrics};
 
 fn resolved(text: &str) -> Resolved {
     let asked =
-        check(&parse(Source::from_text("ds.json", text)).expect("what this test made itself is right")).asked;
+        check(&parse(Source::from_text("ds.json", text)).expect("what this test made itself is right"))
+            .values;
     let model = Some(ModelFacts { hidden_size: Some(64), blocks: Some(2) });
-    resolve(&Request { asked: &asked, flags: &Flags::default(), ranks: 1, model, steps: Some(10) })
+    resolve(&Request { file: &asked, flags: &Flags::default(), ranks: 1, model, steps: Some(10) })
         .expect("what this test made itself is right")
 }
 

@@ -1,6 +1,7 @@
 //! Translates a config and a model into a request for the planner, which depends on neither.
 
 use zeroth_config::resolve::Resolved;
+use zeroth_config::schema::{OffloadDevice, Values};
 use zeroth_model::{Activation, Lora, LoraError, ModelConfig, ParameterTable, lora_table};
 use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Offload, Placement, Shape, Stack};
 
@@ -18,36 +19,38 @@ pub fn placement(
     config: &Resolved,
     table: Option<&ParameterTable>,
 ) -> Result<Placement, NvmeOffload> {
-    let stage = config.whole("zero_optimization.stage").unwrap_or(0) as u8;
-    let on_host = |section: &'static str, least: u8| -> Result<bool, NvmeOffload> {
-        match config.text(&format!("{section}.device")) {
+    let Values { zero, offload_param, offload_optimizer, .. } = &config.values;
+    let stage = zero.stage;
+    let on_host = |section: &'static str, device: OffloadDevice, least: u8| -> Result<bool, NvmeOffload> {
+        match device {
             // Below its stage nothing is partitioned, so nothing is offloaded; `config check` says so too.
             _ if stage < least => Ok(false),
-            Some("nvme") => Err(NvmeOffload { section }),
-            device => Ok(device == Some("cpu")),
+            OffloadDevice::Nvme => Err(NvmeOffload { section }),
+            device => Ok(device == OffloadDevice::Cpu),
         }
     };
-    let optimizer = on_host("zero_optimization.offload_optimizer", 1)?;
-    let parameters = on_host("zero_optimization.offload_param", 3)?;
+    let optimizer = on_host("zero_optimization.offload_optimizer", offload_optimizer.device, 1)?;
+    let parameters = on_host("zero_optimization.offload_param", offload_param.device, 3)?;
     let offload = match (optimizer, parameters) {
         (false, false) => Offload::None,
         (true, false) => Offload::Optimizer,
         (false, true) => Offload::Parameters,
         (true, true) => Offload::OptimizerAndParameters,
     };
-    let size = |key: &str| config.whole(&format!("zero_optimization.{key}")).unwrap_or(0);
-    let threshold = size("stage3_param_persistence_threshold");
+    let threshold = zero.stage3_param_persistence_threshold;
     let persistent = table.map_or(0, |table| {
         let elements = table.iter().map(zeroth_model::Parameter::elements);
-        elements.filter(|elements| *elements <= threshold).sum()
+        elements.filter(|elements| *elements <= threshold).fold(0, |kept: u64, elements| {
+            if kept + elements <= zero.stage3_model_persistence_threshold { kept + elements } else { kept }
+        })
     });
     Ok(Placement {
-        reduce_bucket: size("reduce_bucket_size"),
-        prefetch: size("stage3_prefetch_bucket_size"),
-        max_live: size("stage3_max_live_parameters"),
-        max_in_cpu: config.whole("zero_optimization.offload_param.max_in_cpu"),
+        reduce_bucket: zero.reduce_bucket_size,
+        prefetch: zero.stage3_prefetch_bucket_size,
+        max_live: zero.stage3_max_live_parameters,
+        max_in_cpu: offload_param.max_in_cpu,
         persistent,
-        overlap: config.is_on("zero_optimization.overlap_comm"),
+        overlap: zero.overlap_comm,
         ..Placement::new(name, stage, offload)
     })
 }

@@ -10,7 +10,7 @@ use zeroth_comm::{Comm, JoinError};
 use zeroth_config::check::check;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
-use zeroth_config::unbuilt::unbuilt;
+use zeroth_config::unimplemented::unimplemented;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError};
 use zeroth_graph::{Graph, ParamId};
@@ -96,14 +96,14 @@ impl Session {
         }
         let widest = graph.values.iter().map(|value| value.width).max();
         let request = Request {
-            asked: &report.asked,
+            file: &report.values,
             flags: &Flags::default(),
             ranks,
             model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.units.len() as u64) }),
             steps: Some(steps.get()),
         };
         let config = resolve(&request).map_err(|error| wrong(&error))?;
-        if let Some(lack) = unbuilt(&config).refused.first() {
+        if let Some(lack) = unimplemented(&config).refused.first() {
             return Err(wrong(lack));
         }
         let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);

@@ -498,7 +498,7 @@ pub(super) fn deepspeed_json() -> Format {
         let (flags, model) =
             (Flags::default(), Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) }));
         for ranks in [1, 5, 1024] {
-            let request = Request { asked: &report.asked, flags: &flags, ranks, model, steps: Some(100) };
+            let request = Request { file: &report.values, flags: &flags, ranks, model, steps: Some(100) };
             let _ = black_box(resolve(&request));
         }
         true

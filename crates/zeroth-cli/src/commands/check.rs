@@ -30,7 +30,8 @@ pub(super) fn run(arguments: &CheckArgs, output: &Output) -> anyhow::Result<Exit
 /// A missing file is an invalid argument (exit code 2); an unparsable one is a problem found (exit code 4).
 fn unreadable(argument: &str, error: &ReadError, output: &Output) -> anyhow::Result<Exit> {
     if output.is_json() {
-        let (line, column) = (error.place.map(|place| place.line), error.place.map(|place| place.column));
+        let (line, column) =
+            (error.location.map(|location| location.line), error.location.map(|location| location.column));
         let problem = json!({"message": error.message, "help": error.help, "line": line, "column": column});
         output::json(&json!({"file": error.source_name, "ok": false, "keys": [], "error": problem}))?;
     } else {
@@ -45,8 +46,8 @@ fn row(verdict: &Verdict) -> Value {
         "canonical": verdict.key.map(|key| key.path),
         "status": verdict.status.word(),
         "value": verdict.value,
-        "line": verdict.place.line,
-        "column": verdict.place.column,
+        "line": verdict.location.line,
+        "column": verdict.location.column,
         "message": verdict.message,
     })
 }
@@ -71,7 +72,7 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
         table.row([
             verdict.path.clone(),
             verdict.status.title().to_owned(),
-            verdict.place.line.to_string(),
+            verdict.location.line.to_string(),
             verdict.message.clone(),
         ]);
     }

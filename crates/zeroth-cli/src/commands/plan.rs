@@ -1,9 +1,10 @@
 //! `plan`: bytes by tier and category for every preset, what fits, and what to change if nothing does.
 
 use serde_json::json;
-use zeroth::base::{DType, counted, format_bytes, format_count, grouped};
+use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
+use zeroth::config::schema::RecomputePolicy;
 use zeroth::machine::known_gpu;
 use zeroth::model::{
     Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate_config, read_config, table,
@@ -108,8 +109,8 @@ fn configs(
         .into_iter()
         .map(|name| {
             let checked = config_file::load(name)?;
-            let asked = &checked.report.asked;
-            let request = Request { asked, flags, ranks: arguments.ranks, model: Some(facts), steps: None };
+            let file = &checked.report.values;
+            let request = Request { file, flags, ranks: arguments.ranks, model: Some(facts), steps: None };
             Ok((name.to_owned(), resolve(&request)?))
         })
         .collect()
@@ -119,7 +120,7 @@ fn configs(
 fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow::Result<Option<u64>> {
     let Some(name) = &arguments.card else { return Ok(arguments.device_memory) };
     let gpu = known_gpu(name)?;
-    let bf16 = configs.iter().any(|(_, config)| config.is_on("bf16.enabled"));
+    let bf16 = configs.iter().any(|(_, config)| config.values.bf16.enabled);
     if bf16 && !gpu.supports_bf16() {
         anyhow::bail!("{} does not support bf16, which the run uses: use --fp16", gpu.name);
     }
@@ -132,7 +133,7 @@ fn request(
     configs: &[(String, Resolved)],
     device_memory: Option<u64>,
 ) -> anyhow::Result<PlanRequest> {
-    let settled = |key: &str| configs.first().and_then(|(_, config)| config.whole(key)).unwrap_or(1);
+    let top_level = configs.first().map(|(_, config)| &config.values.top_level);
     if configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
         anyhow::bail!(
             "planning of fp32 runs is not yet built: the plan assumes 16-bit parameters; use bf16 or fp16"
@@ -159,7 +160,7 @@ fn request(
         states,
         accumulates_in_16_bits: configs.iter().all(|(_, config)| has_narrow_sums(config)),
         in_bf16: configs.iter().all(|(_, config)| precision(config) != Precision::Fp16),
-        accumulation: settled("gradient_accumulation_steps"),
+        accumulation: top_level.map_or(1, |top_level| top_level.gradient_accumulation_steps),
         largest_layer: model
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
             .or(arguments.largest_layer),
@@ -169,9 +170,10 @@ fn request(
     };
     let Some(model) = model else { return Ok(request) };
     let longest = model.config.max_positions.unwrap_or(LONGEST_ROW).min(LONGEST_ROW);
-    let recompute = configs.iter().any(|(_, config)| config.text("zeroth.recompute") == Some("block"));
+    let recompute =
+        configs.iter().any(|(_, config)| config.values.zeroth.recompute == RecomputePolicy::Block);
     let max_length = arguments.max_length.unwrap_or(longest);
-    let micro_batch = settled("train_micro_batch_size_per_gpu");
+    let micro_batch = top_level.map_or(1, |top_level| top_level.train_micro_batch_size_per_gpu);
     Ok(PlanRequest {
         adapters: Some(planning::adapters(&model.table, &lora)?),
         shape: Some(planning::shape(&model.config, &model.table, micro_batch, max_length, recompute)),
@@ -181,15 +183,13 @@ fn request(
 
 /// Whether gradient shards accumulate in 16 bits; only stages 2 and 3 keep shards.
 fn has_narrow_sums(config: &Resolved) -> bool {
-    let sums = config.text("data_types.grad_accum_dtype").and_then(DType::from_name);
-    let stage = config.whole("zero_optimization.stage").unwrap_or(0);
-    stage >= 2 && sums.is_some_and(|sums| sums.bytes() == 2)
+    config.values.zero.stage >= 2 && config.values.data_types.grad_accum_dtype.bytes() == 2
 }
 
 fn precision(config: &Resolved) -> Precision {
-    if config.is_on("bf16.enabled") {
+    if config.values.bf16.enabled {
         Precision::Bf16
-    } else if config.is_on("fp16.enabled") {
+    } else if config.values.fp16.enabled {
         Precision::Fp16
     } else {
         Precision::Fp32
@@ -239,10 +239,10 @@ fn text(plan: &Plan, request: &PlanRequest, model: Option<&Model>, output: &Outp
         for advice in &plan.advice {
             let verdict = match advice.agrees {
                 Some(true) => "confirmed",
-                Some(false) => "not confirmed",
-                None => "not checked against a budget",
+                Some(false) => "refuted",
+                None => "not compared with a budget",
             };
-            text.push_str(&format!("  {}: {verdict}; {}\n", advice.says, advice.arithmetic));
+            text.push_str(&format!("  {}: {verdict}: {}\n", advice.says, advice.arithmetic));
         }
     }
     for note in &plan.notes {

@@ -16,11 +16,11 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora)?;
     let model = arguments.model.as_deref().map(model_facts).transpose()?;
     let request =
-        Request { asked: &checked.report.asked, flags: &flags, ranks: arguments.ranks, model, steps: None };
+        Request { file: &checked.report.values, flags: &flags, ranks: arguments.ranks, model, steps: None };
     let resolved = resolve(&request)?;
     let name = checked.document.source.name();
     if output.is_json() {
-        let origins: Vec<Value> = resolved.settings.iter().map(origin).collect();
+        let origins: Vec<Value> = resolved.settings().iter().map(origin).collect();
         output::json(&json!({
             "file": name,
             "ranks": arguments.ranks,
@@ -32,11 +32,11 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     }
     let mut table = Table::new(&["key", "value", "origin"], &[]);
     let shown = |setting: &&Setting| arguments.all || setting.origin != Origin::Default;
-    for setting in resolved.settings.iter().filter(shown) {
+    for setting in resolved.settings().iter().filter(shown) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
     }
     output::text(&table.lines().concat());
-    let hidden = resolved.settings.iter().filter(|setting| !shown(setting)).count();
+    let hidden = resolved.settings().iter().filter(|setting| !shown(setting)).count();
     if hidden > 0 {
         output::text(&format!("\n{hidden} more keys have their defaults; --all shows them\n"));
     }
@@ -53,9 +53,9 @@ fn origin(setting: &Setting) -> Value {
         "origin": setting.origin.word(),
         "detail": setting.origin.to_string(),
     });
-    if let Origin::File(place) = setting.origin {
-        entry["line"] = place.line.into();
-        entry["column"] = place.column.into();
+    if let Origin::File(location) = setting.origin {
+        entry["line"] = location.line.into();
+        entry["column"] = location.column.into();
     }
     entry
 }

@@ -10,7 +10,7 @@ use crate::output::{self, Colour, Output};
 pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exit> {
     let checked = config_file::load(&arguments.file)?;
     let name = checked.document.source.name();
-    let verification = verify(&checked.report.asked, name, &arguments.command);
+    let verification = verify(&checked.report.values, name, &arguments.command);
     // Warnings do not affect the exit code.
     let exit = if verification.has_errors() { Exit::Problems } else { Exit::Done };
     if output.is_json() {
@@ -20,9 +20,9 @@ pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exi
     for finding in &verification.findings {
         let error = finding.severity == Severity::Error;
         let (level, colour) = if error { ("error", Colour::Red) } else { ("warning", Colour::Yellow) };
-        let place = finding.place.map(|place| format!("  {name}: {place}\n")).unwrap_or_default();
+        let location = finding.location.map(|location| format!("  {name}: {location}\n")).unwrap_or_default();
         let title = output.coloured(colour, level);
-        output::text(&format!("{title}: {}\n{place}  {}\n\n", finding.message, finding.fix));
+        output::text(&format!("{title}: {}\n{location}  {}\n\n", finding.message, finding.fix));
     }
     let compared = verification.compared.join("; ");
     output::text(&if exit == Exit::Done {

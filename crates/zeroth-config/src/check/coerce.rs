@@ -1,4 +1,4 @@
-//! A value of the file read as its key's kind, as leniently as DeepSpeed and no more.
+//! Reads a value of the file as its key's kind, exactly as leniently as DeepSpeed.
 
 use serde_json::Value as Json;
 use zeroth_base::nearest;
@@ -6,14 +6,14 @@ use zeroth_base::nearest;
 use crate::read::{Number, Value};
 use crate::schema::{self, Key, Kind};
 
-/// A value in its key's kind, and what is worth saying about how it was written.
+/// A value in its key's kind, and notes on its spelling.
 #[derive(Debug, PartialEq)]
 pub(super) struct Coerced {
     pub(super) value: Json,
     pub(super) notes: Vec<String>,
 }
 
-/// Reads a value, or says in one sentence what is wrong with it and what to write.
+/// Reads a value; the error is one sentence with a remedy.
 pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
     if let Value::Null = value {
         return Ok(Coerced { value: Json::Null, notes: Vec::new() });
@@ -152,10 +152,10 @@ fn one_of(words: &[&'static str], value: &Value) -> Result<&'static str, String>
         return Ok(word);
     }
     // One letter from "cpu", and the opposite of it.
-    let on_the_card =
-        words.contains(&"nvme") && ["gpu", "cuda"].iter().any(|card| text.eq_ignore_ascii_case(card));
+    let on_the_gpu =
+        words.contains(&"nvme") && ["gpu", "cuda"].iter().any(|gpu| text.eq_ignore_ascii_case(gpu));
     let hint = match nearest(text, words.iter().copied()) {
-        _ if on_the_card => "; \"none\" leaves it on the device".to_owned(),
+        _ if on_the_gpu => "; \"none\" leaves it on the device".to_owned(),
         Some(near) => format!("; did you mean \"{near}\"?"),
         None => String::new(),
     };

@@ -1,29 +1,30 @@
-//! `config check`: every key of a file gets a verdict.
+//! `config check`: a verdict on every key of a file.
 //!
-//! Three steps: [`walk`] matches the file's keys against the table and reads their values; [`verdict`] asks what
-//! each does here, given the others; [`rules`] finds values that contradict each other.
+//! Three steps: `walk` matches the file's keys against the schema and reads their values; `verdict` decides the
+//! effect of each, given the others; `rules` finds values that contradict each other.
 
 mod coerce;
+mod finding;
 mod rules;
 mod unknown;
 mod verdict;
 mod walk;
 
-use crate::asked::Asked;
-use crate::facts::Facts;
+use crate::file_values::FileValues;
 use crate::read::Document;
 use crate::schema::Kind;
+use crate::view::ConfigView;
 
 pub use verdict::{Severity, Status, Verdict};
 pub(crate) use verdict::{effect, unbuilt_switch};
 
-/// The verdicts on a file and the values it asks for.
+/// The verdicts on a file, and its values.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// One for every key, in the order of the file.
+    /// One verdict for every key, in file order.
     pub verdicts: Vec<Verdict>,
-    /// The values of the keys that are well formed.
-    pub asked: Asked,
+    /// The values of well-formed keys.
+    pub values: FileValues,
 }
 
 impl Report {
@@ -32,12 +33,12 @@ impl Report {
         self.verdicts.iter().filter(move |verdict| verdict.severity() >= severity)
     }
 
-    /// Whether nothing in the file is wrong. With `strict`, warnings count as wrong.
+    /// Whether the file has no errors; with `strict`, no warnings either.
     pub fn is_ok(&self, strict: bool) -> bool {
         self.at_least(if strict { Severity::Warning } else { Severity::Error }).next().is_none()
     }
 
-    /// The verdicts that people count: sections, whose verdict is that of their keys, are left out.
+    /// The verdicts on keys proper, without those on sections.
     pub fn of_keys(&self) -> impl Iterator<Item = &Verdict> {
         self.verdicts.iter().filter(|verdict| verdict.key.is_none_or(|key| key.kind != Kind::Section))
     }
@@ -50,10 +51,10 @@ impl Report {
 
 /// Checks every key of a file.
 pub fn check(document: &Document) -> Report {
-    let (findings, asked) = walk::walk(document);
-    let facts = Facts::new(&asked);
+    let (findings, values) = walk::walk(document);
+    let view = ConfigView::new(&values);
     let mut verdicts: Vec<Verdict> =
-        findings.into_iter().map(|finding| verdict::decide(finding, facts)).collect();
-    rules::apply(facts, &mut verdicts);
-    Report { verdicts, asked }
+        findings.into_iter().map(|finding| verdict::decide(finding, view)).collect();
+    rules::apply(view, &mut verdicts);
+    Report { verdicts, values }
 }

@@ -1,21 +1,21 @@
 //! The third step of a check: values that are fine alone and contradict each other.
 
 use super::verdict::{Status, Verdict};
-use crate::facts::{Facts, Switch};
+use crate::view::{ConfigView, Switch};
 
-/// A contradiction: the keys it is pinned to, the first that the file names wins, and the sentence.
+/// A contradiction: the keys to report it at (the first that the file has), and the message.
 struct Conflict {
     at: Vec<&'static str>,
     message: String,
 }
 
-type Rule = fn(Facts<'_>) -> Vec<Conflict>;
+type Rule = fn(ConfigView<'_>) -> Vec<Conflict>;
 
 const RULES: [Rule; 5] =
     [both_precisions, disk_without_path, batch_fits_no_world, moving_scale_needs_room, schedule_incomplete];
 
-pub(super) fn apply(facts: Facts<'_>, verdicts: &mut [Verdict]) {
-    for conflict in RULES.iter().flat_map(|rule| rule(facts)) {
+pub(super) fn apply(view: ConfigView<'_>, verdicts: &mut [Verdict]) {
+    for conflict in RULES.iter().flat_map(|rule| rule(view)) {
         let pinned = conflict.at.iter().find_map(|path| {
             verdicts.iter().position(|verdict| verdict.key.is_some_and(|key| key.path == *path))
         });
@@ -26,20 +26,20 @@ pub(super) fn apply(facts: Facts<'_>, verdicts: &mut [Verdict]) {
     }
 }
 
-fn both_precisions(facts: Facts<'_>) -> Vec<Conflict> {
-    if facts.switch("fp16.enabled") != Switch::On || facts.switch("bf16.enabled") != Switch::On {
+fn both_precisions(view: ConfigView<'_>) -> Vec<Conflict> {
+    if view.switch("fp16.enabled") != Switch::On || view.switch("bf16.enabled") != Switch::On {
         return Vec::new();
     }
     vec![Conflict {
         at: vec!["fp16.enabled"],
         message:
             "fp16.enabled and bf16.enabled are both true, and a run has one precision; keep bf16 where the \
-                  card has it"
+                  GPU has it"
                 .to_owned(),
     }]
 }
 
-fn disk_without_path(facts: Facts<'_>) -> Vec<Conflict> {
+fn disk_without_path(view: ConfigView<'_>) -> Vec<Conflict> {
     let sections = [
         ("zero_optimization.offload_param", "zero_optimization.offload_param.device"),
         ("zero_optimization.offload_optimizer", "zero_optimization.offload_optimizer.device"),
@@ -47,8 +47,8 @@ fn disk_without_path(facts: Facts<'_>) -> Vec<Conflict> {
     sections
         .into_iter()
         .filter(|(section, _)| {
-            facts.device(section) == "nvme"
-                && facts.text(&format!("{section}.nvme_path")).is_none_or(|path| path.trim().is_empty())
+            view.device(section) == "nvme"
+                && view.text(&format!("{section}.nvme_path")).is_none_or(|path| path.trim().is_empty())
         })
         .map(|(section, device)| Conflict {
             at: vec![device],
@@ -60,10 +60,10 @@ fn disk_without_path(facts: Facts<'_>) -> Vec<Conflict> {
 }
 
 /// Whatever the number of ranks, the global batch is a multiple of micro-batch × accumulation.
-fn batch_fits_no_world(facts: Facts<'_>) -> Vec<Conflict> {
-    let micro = facts.whole("train_micro_batch_size_per_gpu");
-    let accumulation = facts.whole("gradient_accumulation_steps");
-    let Some(train) = facts.whole("train_batch_size") else { return Vec::new() };
+fn batch_fits_no_world(view: ConfigView<'_>) -> Vec<Conflict> {
+    let micro = view.integer("train_micro_batch_size_per_gpu");
+    let accumulation = view.integer("gradient_accumulation_steps");
+    let Some(train) = view.integer("train_batch_size") else { return Vec::new() };
     let (Some(share), true) = (
         micro.unwrap_or(1).checked_mul(accumulation.unwrap_or(1)).filter(|share| *share > 0),
         micro.is_some() || accumulation.is_some(),
@@ -96,13 +96,13 @@ fn batch_fits_no_world(facts: Facts<'_>) -> Vec<Conflict> {
 }
 
 /// DeepSpeed asks for a window and a floor above 0 only where the loss scale moves.
-fn moving_scale_needs_room(facts: Facts<'_>) -> Vec<Conflict> {
-    if facts.number("fp16.loss_scale").is_some_and(|scale| scale > 0.0) {
+fn moving_scale_needs_room(view: ConfigView<'_>) -> Vec<Conflict> {
+    if view.number("fp16.loss_scale").is_some_and(|scale| scale > 0.0) {
         return Vec::new();
     }
     [("fp16.loss_scale_window", "at least 1"), ("fp16.min_loss_scale", "above 0")]
         .into_iter()
-        .filter(|(path, _)| facts.number(path) == Some(0.0))
+        .filter(|(path, _)| view.number(path) == Some(0.0))
         .map(|(path, bound)| Conflict {
             at: vec![path],
             message: format!(
@@ -112,9 +112,9 @@ fn moving_scale_needs_room(facts: Facts<'_>) -> Vec<Conflict> {
         .collect()
 }
 
-fn schedule_incomplete(facts: Facts<'_>) -> Vec<Conflict> {
-    let Some(name) = facts.text("scheduler.type") else {
-        if facts.names("scheduler.type") || !facts.has_section("scheduler") {
+fn schedule_incomplete(view: ConfigView<'_>) -> Vec<Conflict> {
+    let Some(name) = view.text("scheduler.type") else {
+        if view.contains("scheduler.type") || !view.has_section("scheduler") {
             return Vec::new();
         }
         return vec![Conflict {
@@ -130,7 +130,7 @@ fn schedule_incomplete(facts: Facts<'_>) -> Vec<Conflict> {
     }
     let missing: Vec<&str> = ["scheduler.params.cycle_min_lr", "scheduler.params.cycle_max_lr"]
         .into_iter()
-        .filter(|path| !facts.names(path))
+        .filter(|path| !view.contains(path))
         .collect();
     if missing.is_empty() {
         return Vec::new();

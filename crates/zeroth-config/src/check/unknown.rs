@@ -1,14 +1,14 @@
-//! What to say of a key that is not in the table: what was likely meant, or where it belongs.
+//! Messages for keys that are not in the schema: the key likely meant, or the section it belongs to.
 
 use zeroth_base::nearest;
 
-use super::walk::Outcome;
+use super::finding::Outcome;
 use crate::schema::{self, Effect, Key};
 
 pub(super) fn explain(section: &str, name: &str, type_name: Option<&str>) -> Outcome {
-    let place = if section.is_empty() { "the top level".to_owned() } else { format!("`{section}`") };
+    let location = if section.is_empty() { "the top level".to_owned() } else { format!("`{section}`") };
     let near_miss = |hint: String| Outcome::Unknown {
-        message: format!("{place} has no key `{name}`; {hint}"),
+        message: format!("{location} has no key `{name}`; {hint}"),
         near: true,
     };
     if name.contains('.') && keys_at(section, name).next().is_some() {
@@ -33,7 +33,7 @@ pub(super) fn explain(section: &str, name: &str, type_name: Option<&str>) -> Out
         return near_miss(hint);
     }
     let message = format!(
-        "neither DeepSpeed nor zeroth has a key `{name}` in {place}, so it does nothing; a name that begins with \
+        "neither DeepSpeed nor zeroth has a key `{name}` in {location}, so it does nothing; a name that begins with \
          `_` is a comment"
     );
     Outcome::Unknown { message, near: false }
@@ -79,7 +79,7 @@ fn by_words<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option
 fn homes(name: &str) -> Option<String> {
     let mut paths: Vec<&str> = schema::keys()
         .filter(|key| !matches!(key.effect, Effect::Refused(_) | Effect::Deprecated(_)))
-        .filter(|key| key.name() == name || key.names.contains(&name))
+        .filter(|key| key.name() == name || key.other_names.contains(&name))
         .map(|key| key.path)
         .collect();
     paths.dedup();

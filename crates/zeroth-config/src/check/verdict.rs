@@ -1,22 +1,22 @@
-//! The second step of a check: what a key does here, given the other values.
+//! The second step of a check: the effect of a key, given the other values.
 
 use serde_json::Value as Json;
 
-use super::walk::{Finding, Outcome};
-use crate::facts::{Facts, Switch};
-use crate::read::{Place, Span};
-use crate::schema::{self, Built, Effect, Key, Kind};
+use super::finding::{Finding, Outcome};
+use crate::read::{Location, Span};
+use crate::schema::{self, Effect, Key, Kind, Support};
+use crate::view::{ConfigView, Switch};
 
-/// What becomes of a key.
+/// The effect of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     /// It does what it says.
     Honoured,
     /// It is always so here.
     BuiltIn,
-    /// A part that will honour it is not built yet.
+    /// Not implemented yet.
     NotYet,
-    /// It does nothing here, and the message says why.
+    /// It does nothing; the message says why.
     NoEffect,
     /// An old name; the message says the new one.
     Deprecated,
@@ -51,7 +51,7 @@ impl Status {
         }
     }
 
-    /// The words for people.
+    /// The words of the human-readable output.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Honoured => "honoured",
@@ -65,7 +65,7 @@ impl Status {
     }
 }
 
-/// How bad a verdict is.
+/// The severity of a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Nothing to do.
@@ -83,22 +83,22 @@ pub struct Verdict {
     pub path: String,
     /// The key of the table.
     pub key: Option<&'static Key>,
-    /// What becomes of it.
+    /// Its effect.
     pub status: Status,
     /// The value as the file has it.
     pub value: Json,
-    /// What to point at: the key, or the value where that is what is wrong.
+    /// The span to underline: the key, or the value where that is wrong.
     pub span: Span,
-    /// Where its key stands.
-    pub place: Place,
-    /// Why, and what to write.
+    /// The location of its key.
+    pub location: Location,
+    /// The reason, and a remedy.
     pub message: String,
     /// Whether an unknown key is near a known one: then it is an error.
     near: bool,
 }
 
 impl Verdict {
-    /// How bad it is.
+    /// Its severity.
     pub fn severity(&self) -> Severity {
         match self.status {
             Status::Honoured | Status::BuiltIn => Severity::Fine,
@@ -115,15 +115,15 @@ impl Verdict {
     }
 }
 
-pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
-    let Finding { spelled, span, place, value, outcome } = finding;
+pub(super) fn decide(finding: Finding, view: ConfigView<'_>) -> Verdict {
+    let Finding { spelled, span, location, value, outcome } = finding;
     let mut verdict = Verdict {
         path: spelled,
         key: None,
         status: Status::Honoured,
         value,
         span,
-        place,
+        location,
         message: String::new(),
         near: false,
     };
@@ -131,8 +131,8 @@ pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
         Outcome::Known { key, notes } => {
             verdict.key = Some(key);
             // As the key's kind reads it: "False" is false.
-            let value = facts.value(key.path).unwrap_or(&verdict.value);
-            let (status, message) = effect(key, value, facts);
+            let value = view.value(key.path).unwrap_or(&verdict.value);
+            let (status, message) = effect(key, value, view);
             verdict.status = status;
             verdict.message = message;
             for note in notes {
@@ -162,31 +162,31 @@ pub(super) fn decide(finding: Finding, facts: Facts<'_>) -> Verdict {
     verdict
 }
 
-/// What a value does here, given the others, and why.
-pub(crate) fn effect(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
+/// The effect of a value, given the others, and the reason.
+pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
     if let Some(decided) = foreign_type(key, value) {
         return decided;
     }
-    if let Some(because) = key.idle.and_then(|idle| idle(facts)) {
+    if let Some(because) = key.idle.and_then(|idle| idle(view)) {
         return (Status::NoEffect, because);
     }
     match key.effect {
-        Effect::Works => works(key, value, facts),
-        Effect::WhileEnabled => match facts.switch(&format!("{}.enabled", key.parent())) {
+        Effect::Works => works(key, value, view),
+        Effect::WhileEnabled => match view.switch(&format!("{}.enabled", key.parent())) {
             Switch::Off => (Status::NoEffect, format!("{}.enabled is false", key.parent())),
-            Switch::On | Switch::Open => works(key, value, facts),
+            Switch::On | Switch::Open => works(key, value, view),
         },
-        Effect::BuiltIn(why) => match key.built {
-            Built::Not => (Status::NotYet, format!("not built yet, and always so once it is: {why}")),
-            Built::Whole | Built::Only { .. } => match works(key, value, facts) {
+        Effect::BuiltIn(why) => match key.support {
+            Support::None => (Status::NotYet, format!("not built yet, and always so once it is: {why}")),
+            Support::Full | Support::Only { .. } => match works(key, value, view) {
                 (Status::Honoured, _) => (Status::BuiltIn, format!("always so here: {why}")),
                 lacking => lacking,
             },
         },
         Effect::Nothing(because) => (Status::NoEffect, because.to_owned()),
         Effect::AsSection => match schema::find(key.parent()).next() {
-            Some(section) => effect(section, value, facts),
-            None => works(key, value, facts),
+            Some(section) => effect(section, value, view),
+            None => works(key, value, view),
         },
         Effect::Lacking(_) if is_off(key, value) => (Status::Honoured, "off, as asked".to_owned()),
         Effect::Lacking(what) => (Status::NotYet, what.to_owned()),
@@ -199,20 +199,20 @@ fn is_off(key: &Key, value: &Json) -> bool {
     value.is_null() || value.as_str() == Some("auto") || key.is_default(value)
 }
 
-fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
+fn works(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
     // A section does what its switch does.
     if let Some(switch) = schema::switch_of(key).filter(|_| key.kind == Kind::Section) {
-        return effect(switch, facts.value(switch.path).unwrap_or(&Json::Null), facts);
+        return effect(switch, view.value(switch.path).unwrap_or(&Json::Null), view);
     }
-    if let Some(switch) = unbuilt_switch(key, facts) {
+    if let Some(switch) = unbuilt_switch(key, view) {
         return (Status::NotYet, format!("it follows {switch}, which is not built yet"));
     }
-    match key.built {
-        _ if key.is_built_for(value) => {
-            (Status::Honoured, key.note.and_then(|note| note(facts)).unwrap_or_default())
+    match key.support {
+        _ if key.supports(value) => {
+            (Status::Honoured, key.note.and_then(|note| note(view)).unwrap_or_default())
         }
-        Built::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
-        Built::Not | Built::Whole => {
+        Support::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
+        Support::None | Support::Full => {
             (Status::NotYet, format!("not built yet; it will be read by {}", key.reader.name()))
         }
     }
@@ -220,10 +220,10 @@ fn works(key: &Key, value: &Json, facts: Facts<'_>) -> (Status, String) {
 
 /// The switch of the key's section with its value, where a run does not do what it asks for and would read the key if
 /// it did.
-pub(crate) fn unbuilt_switch(key: &Key, facts: Facts<'_>) -> Option<String> {
-    let section = schema::find(key.parent()).next().filter(|_| key.built == Built::Whole)?;
+pub(crate) fn unbuilt_switch(key: &Key, view: ConfigView<'_>) -> Option<String> {
+    let section = schema::find(key.parent()).next().filter(|_| key.support == Support::Full)?;
     let switch = schema::switch_of(section).filter(|switch| switch.path != key.path)?;
-    let value = facts.value(switch.path).filter(|value| !switch.is_built_for(value))?;
+    let value = view.value(switch.path).filter(|value| !switch.supports(value))?;
     Some(format!("{} {value}", switch.path))
 }
 

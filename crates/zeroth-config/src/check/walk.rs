@@ -1,57 +1,36 @@
-//! The first step of a check: the file's keys matched against the table, their values read.
+//! The first step of a check: matches the file's keys against the schema and reads their values.
 
 use serde_json::Value as Json;
 
 use super::coerce::{self, Coerced};
+use super::finding::{Finding, Outcome};
 use super::unknown;
-use crate::asked::{Asked, AskedValue};
-use crate::read::{Document, Entry, Node, Place, Source, Span, Value};
+use crate::file_values::{FileValue, FileValues};
+use crate::read::{Document, Entry, Node, Source, Span, Value};
 use crate::schema::{self, Effect, Key, Kind};
 
-/// What was found for one key of the file, before its effect is asked for.
-#[derive(Debug)]
-pub(super) struct Finding {
-    pub(super) spelled: String,
-    pub(super) span: Span,
-    pub(super) place: Place,
-    pub(super) value: Json,
-    pub(super) outcome: Outcome,
-}
-
-#[derive(Debug, Clone)]
-pub(super) enum Outcome {
-    /// A key of the table with a readable value.
-    Known { key: &'static Key, notes: Vec<String> },
-    /// Wrong, with what to write; the place is the value's when that is what is wrong.
-    Wrong { key: Option<&'static Key>, message: String, at: Option<Span> },
-    /// Not in the table. `near` is what was likely meant.
-    Unknown { message: String, near: bool },
-    /// A parameter of an optimizer or scheduler that zeroth does not have.
-    OfForeignType { message: String },
-}
-
-pub(super) fn walk(document: &Document) -> (Vec<Finding>, Asked) {
-    let mut walker = Walker { source: &document.source, findings: Vec::new(), asked: Asked::default() };
+pub(super) fn walk(document: &Document) -> (Vec<Finding>, FileValues) {
+    let mut walker = Walker { source: &document.source, findings: Vec::new(), values: FileValues::default() };
     let Value::Object(entries) = &document.root.value else {
         // `parse` gives an object always; an empty file has no keys to judge.
-        return (Vec::new(), Asked::default());
+        return (Vec::new(), FileValues::default());
     };
     walker.section("", "", entries);
     walker.move_deprecated();
     walker.findings.sort_by_key(|finding| finding.span.start);
-    (walker.findings, walker.asked)
+    (walker.findings, walker.values)
 }
 
 struct Walker<'a> {
     source: &'a Source,
     findings: Vec<Finding>,
-    asked: Asked,
+    values: FileValues,
 }
 
 impl Walker<'_> {
     /// `canonical` and `spelled` are the section's path as the table and as the file name it.
     fn section(&mut self, canonical: &str, spelled: &str, entries: &[Entry]) {
-        let type_name = type_of_params(canonical, &self.asked);
+        let type_name = type_of_params(canonical, &self.values);
         // `type` first: the parameters beside it are read by it.
         let named_type = |entry: &Entry| entry.key == "type";
         let types = entries.iter().enumerate().filter(|(_, entry)| named_type(entry));
@@ -85,7 +64,7 @@ impl Walker<'_> {
         };
         match (key.kind, &entry.node.value) {
             // `bf16` and `bfloat16` are one section under two names.
-            (Kind::Section, Value::Object(_)) if self.asked.has_section(key.path) => {
+            (Kind::Section, Value::Object(_)) if self.values.has_section(key.path) => {
                 let message = format!("the same section as `{}`, which is given too. Keep one", key.path);
                 self.push(
                     spelled,
@@ -96,7 +75,7 @@ impl Walker<'_> {
             }
             (Kind::Section, Value::Object(entries)) => {
                 self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
-                self.asked.enter(key.path);
+                self.values.insert_section(key.path);
                 self.section(key.path, &join(spelled, &entry.key), entries);
             }
             // DeepSpeed's first form of the section: a switch for stage 1.
@@ -141,10 +120,10 @@ impl Walker<'_> {
             }
         };
         let path = join(spelled, &entry.key);
-        if let Some(earlier) = self.asked.get(key.path) {
+        if let Some(earlier) = self.values.get(key.path) {
             let message = format!(
                 "the same key as `{}` at {}; only one of the two can count. Keep one",
-                earlier.spelled, earlier.place
+                earlier.spelled, earlier.location
             );
             self.push(spelled, entry, Outcome::Wrong { key: Some(key), message, at: Some(entry.key_span) });
             return;
@@ -157,7 +136,7 @@ impl Walker<'_> {
         self.push(spelled, entry, Outcome::Known { key, notes });
     }
 
-    /// The keys inside a value that is not looked into share one outcome; what stands twice is wrong there too.
+    /// Keys inside an opaque value share one outcome; a duplicate is an error there too.
     fn inside(&mut self, spelled: &str, node: &Node, outcome: &Outcome) {
         let Value::Object(entries) = &node.value else { return };
         for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| !is_comment(entry)) {
@@ -167,7 +146,7 @@ impl Walker<'_> {
         }
     }
 
-    /// The keys inside a key that is itself wrong: the fault is told once, at that key.
+    /// Keys inside a key that is itself wrong: the error is reported once, at that key.
     fn unseen(&mut self, section: &str, entry: &Entry) {
         let path = join(section, &entry.key);
         let message = format!("it lies in `{path}`, which is wrong itself, so it is not looked at");
@@ -177,13 +156,14 @@ impl Walker<'_> {
     fn given_twice(&self, entries: &[Entry], index: usize) -> Option<Outcome> {
         let entry = &entries[index];
         let first = entries[..index].iter().find(|earlier| earlier.key == entry.key)?;
-        let place = self.source.place(first.key_span.start);
-        let message = format!("the key is given twice, first at {place}; DeepSpeed refuses that. Keep one");
+        let location = self.source.location(first.key_span.start);
+        let message =
+            format!("the key is given twice, first at {location}; DeepSpeed refuses that. Keep one");
         Some(Outcome::Wrong { key: None, message, at: Some(entry.key_span) })
     }
 
     fn ask(&mut self, path: &'static str, value: Json, spelled: String, span: Span) {
-        self.asked.insert(path, AskedValue { value, spelled, place: self.source.place(span.start) });
+        self.values.insert(path, FileValue { value, spelled, location: self.source.location(span.start) });
     }
 
     fn push(&mut self, section: &str, entry: &Entry, outcome: Outcome) {
@@ -191,29 +171,29 @@ impl Walker<'_> {
         self.findings.push(Finding {
             spelled: join(section, &entry.key),
             span,
-            place: self.source.place(span.start),
+            location: self.source.location(span.start),
             value: entry.node.value.to_json(),
             outcome,
         });
     }
 
-    /// Carries the values of old keys over to the new ones; giving both is an error, as in DeepSpeed.
+    /// Moves the values of deprecated keys to their replacements; giving both is an error, as in DeepSpeed.
     fn move_deprecated(&mut self) {
         for finding in &mut self.findings {
             let Outcome::Known { key, .. } = finding.outcome else { continue };
             let Effect::Deprecated(_) = key.effect else { continue };
-            let Some(old) = self.asked.get(key.path).cloned() else { continue };
+            let Some(old) = self.values.get(key.path).cloned() else { continue };
             let Some((path, value)) = replacement(key.path, &old.value) else { continue };
-            if let Some(new) = self.asked.get(path) {
+            if let Some(new) = self.values.get(path) {
                 let message = format!(
                     "the old name of `{}`, which is given too ({}). Keep the new one",
-                    new.spelled, new.place
+                    new.spelled, new.location
                 );
                 finding.outcome = Outcome::Wrong { key: Some(key), message, at: None };
             } else {
-                self.asked.insert(path, AskedValue { value, ..old });
+                self.values.insert(path, FileValue { value, ..old });
             }
-            self.asked.remove(key.path);
+            self.values.remove(key.path);
         }
     }
 }
@@ -241,10 +221,13 @@ fn is_comment(entry: &Entry) -> bool {
 }
 
 /// The optimizer's or scheduler's type while inside its `params`.
-fn type_of_params(section: &str, asked: &Asked) -> Option<String> {
+fn type_of_params(section: &str, values: &FileValues) -> Option<String> {
     let owner = section.strip_suffix(".params")?;
     let default = if owner == "optimizer" { Some("AdamW".to_owned()) } else { None };
-    asked.get(&format!("{owner}.type")).and_then(|asked| asked.value.as_str().map(str::to_owned)).or(default)
+    values
+        .get(&format!("{owner}.type"))
+        .and_then(|values| values.value.as_str().map(str::to_owned))
+        .or(default)
 }
 
 /// `section.name`, in one allocation: this runs for every key of a file.

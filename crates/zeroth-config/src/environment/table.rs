@@ -3,8 +3,8 @@
 //! Sources: DeepSpeed 0.19.6's own code for `DS_*` and `DEEPSPEED_*` (the four names that never existed were looked for
 //! in its whole history), the CUDA programming guide's appendix, PyTorch's and NCCL's pages of variables.
 
-use super::EnvVerdict::{Honoured, NoEffect, NotYet, Unknown};
-use super::{EnvVerdict, Variable};
+use super::variable::EnvVerdict::{self, Honoured, NoEffect, NotYet, Unknown};
+use super::variable::Variable;
 
 const fn of(name: &'static str, does: &'static str, verdict: EnvVerdict, message: &'static str) -> Variable {
     Variable { name, does, verdict, message }
@@ -17,7 +17,7 @@ const OURS: &str = "`zeroth train` sets it for the ranks that it starts; it is n
 const DEVICE: &str = "the driver reads it, so it counts for runs with --device cuda";
 const NCCL: &str = "NCCL reads it where ranks exchange bytes by it: see ZEROTH_GPU_COLLECTIVES";
 const NO_EXTENSIONS: &str =
-    "no extension is compiled: kernels are part of the binary or compiled by NVRTC for the card found";
+    "no extension is compiled: kernels are part of the binary or compiled by NVRTC for the GPU found";
 const OFFLINE: &str = "nothing is fetched from a network, whatever this says";
 const NO_WANDB: &str = "there is no Weights & Biases client here; a run writes metrics.jsonl";
 
@@ -59,13 +59,13 @@ const ZEROTH: &[Variable] = &[
         Honoured,
         "cudnn does so wherever it can: in 16 bits, heads of up to 128, no window, and all sequences of a micro-batch of one \
          length; it is refused where the library is not found. Without it the faster of both is taken, by a rule of sizes \
-         and the card alone, so that runs repeat each other's bits; results differ in their last bits",
+         and the GPU alone, so that runs repeat each other's bits; results differ in their last bits",
     ),
     of(
         "ZEROTH_GPU_COLLECTIVES",
-        "Chooses how ranks on GPUs exchange bytes: ipc, nccl or host.",
+        "Chooses how GPU ranks exchange data: ipc, nccl or host.",
         Honoured,
-        "ipc copies from card to card, nccl does so by NVIDIA's library (a card for each rank), host goes through the \
+        "ipc copies from GPU to GPU, nccl uses NVIDIA's library (a GPU for each rank), host goes through the \
          host's memory; results are the same bits. One that does not work is refused; without it the first of them that \
          works is taken",
     ),
@@ -162,13 +162,13 @@ const CUDA: &[Variable] = &[
         "CUDA_AUTO_BOOST",
         "0 keeps the clock from rising above its base.",
         NoEffect,
-        "the driver reads it for cards before Pascal only; `nvidia-smi --lock-gpu-clocks` holds the clock of newer ones",
+        "the driver reads it for GPUs before Pascal only; `nvidia-smi --lock-gpu-clocks` holds the clock of newer ones",
     ),
     of(
         "NVIDIA_TF32_OVERRIDE",
         "0 turns TF32 off in NVIDIA's libraries.",
         NoEffect,
-        "products in f32 are not computed in TF32 here, so there is nothing to turn off",
+        "matmuls in f32 do not use TF32 here, so there is nothing to turn off",
     ),
     of(
         "CUBLAS_WORKSPACE_CONFIG",
@@ -237,11 +237,11 @@ const PYTORCH: &[Variable] = &[
         "there is no PyTorch here; ranks compare a hash of all their collectives before the first step",
     ),
     of("TORCH_NCCL_*", "How PyTorch watches NCCL.", NoEffect, "there is no PyTorch here"),
-    of("TORCH_CUDA_ARCH_LIST", "The cards that extensions are compiled for.", NoEffect, NO_EXTENSIONS),
+    of("TORCH_CUDA_ARCH_LIST", "The GPUs that extensions are compiled for.", NoEffect, NO_EXTENSIONS),
     of("TORCH_EXTENSIONS_DIR", "Where compiled extensions are kept.", NoEffect, NO_EXTENSIONS),
     of(
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-        "1 lets PyTorch's fp32 products run in TF32.",
+        "1 lets PyTorch's fp32 matmuls run in TF32.",
         NoEffect,
         "there is no PyTorch here",
     ),
@@ -307,9 +307,9 @@ const DEEPSPEED: &[Variable] = &[
     ),
     of(
         "DS_ALLOW_DEPRECATED_FP16",
-        "1 lets fp16 run on Pascal's cards (compute capability 6).",
+        "1 lets fp16 run on Pascal GPUs (compute capability 6).",
         NoEffect,
-        "it is DeepSpeed's; `doctor` says what a card can do",
+        "it is DeepSpeed's; `doctor` says what a GPU can do",
     ),
     of(
         "DS_PIPE_RESERVE",
@@ -334,7 +334,7 @@ const DEEPSPEED: &[Variable] = &[
         "DS_USE_CUDA_TILING",
         "Nothing: DeepSpeed never had it.",
         Unknown,
-        "DeepSpeed never had such a variable; nearest is its class TiledLinear, and here kernels cut products into tiles by \
+        "DeepSpeed never had such a variable; nearest is its class TiledLinear, and here kernels tile matmuls by \
          their shapes",
     ),
 ];

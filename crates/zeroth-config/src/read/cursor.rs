@@ -1,9 +1,10 @@
-//! The reader's place in the text, and the white space and comments between tokens.
+//! The position of the reader in the text; skips white space and comments.
 
 use super::error::{Fault, Parsed};
-use super::source::{Source, Span};
+use super::location::Span;
+use super::source::Source;
 
-/// A place in a source that moves forward.
+/// A position in a source that moves forward.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
     pub(super) source: &'a Source,

@@ -1,11 +1,11 @@
-//! What can be wrong with a config's text, with the place and what to write instead.
+//! Errors of reading a config, each with its location and a remedy.
 
 use std::fmt;
 use std::ops::Deref;
 
-use super::source::{Place, Source, Span};
+use super::location::{Location, Span};
 
-/// A config that cannot be read. The parts are fields: `error.place`, `error.message`, `error.help`, …
+/// A config that cannot be read. The parts are fields: `error.location`, `error.message`, `error.help`, …
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct ReadError(Box<ReadProblem>); // boxed: a `Result` that carries it stays small
@@ -13,23 +13,23 @@ pub struct ReadError(Box<ReadProblem>); // boxed: a `Result` that carries it sta
 /// The parts of a [`ReadError`].
 #[derive(Debug, Clone)]
 pub struct ReadProblem {
-    /// Which sort of problem it is.
+    /// The kind of problem.
     pub kind: ReadErrorKind,
     /// The file's path, or `<base64>`, `<argument>`, ….
     pub source_name: String,
-    /// Where it is; absent where the file as a whole is the problem.
-    pub place: Option<Place>,
+    /// Its location; absent where the whole file is the problem.
+    pub location: Option<Location>,
     /// The bytes of the text it is about; never absent where there is a place.
     pub span: Option<Span>,
-    /// What is wrong, without the place.
+    /// The problem, without its location.
     pub message: String,
-    /// What to write or do.
+    /// The remedy.
     pub help: Option<String>,
-    /// The line of `place`, whole and without its end.
+    /// The line of `location`, whole and without its end.
     pub line_text: Option<String>,
 }
 
-/// The sort of a [`ReadError`].
+/// The kind of a [`ReadError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadErrorKind {
     /// There is no such file.
@@ -62,11 +62,24 @@ impl ReadError {
         Self(Box::new(ReadProblem {
             kind,
             source_name,
-            place: None,
+            location: None,
             span: None,
             message,
             help,
             line_text: None,
+        }))
+    }
+
+    /// The error of a fault at a location of the named text; `line_text` is its line.
+    pub(super) fn at(fault: Fault, source_name: String, location: Location, line_text: String) -> Self {
+        Self(Box::new(ReadProblem {
+            kind: fault.kind,
+            source_name,
+            location: Some(location),
+            span: Some(fault.span),
+            message: fault.message,
+            help: fault.help,
+            line_text: Some(line_text),
         }))
     }
 
@@ -95,14 +108,14 @@ impl fmt::Display for ReadProblem {
     /// `NAME: line L, column C: message`, or `NAME: message`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.source_name)?;
-        if let Some(place) = self.place {
-            write!(f, "{place}: ")?;
+        if let Some(location) = self.location {
+            write!(f, "{location}: ")?;
         }
         f.write_str(&self.message)
     }
 }
 
-/// A problem at a place of a text whose name and lines are known one level up.
+/// A problem at a span of a text, without the text's name and lines.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) kind: ReadErrorKind,
@@ -111,7 +124,7 @@ pub(super) struct Fault {
     pub(super) help: Option<String>,
 }
 
-/// What a part of the reader gives back.
+/// The result of a part of the reader.
 pub(super) type Parsed<T> = Result<T, Fault>;
 
 impl Fault {
@@ -119,20 +132,6 @@ impl Fault {
     pub(super) fn syntax(span: Span, message: impl Into<String>, help: impl Into<String>) -> Self {
         let (message, help) = (message.into(), Some(help.into()));
         Self { kind: ReadErrorKind::Syntax, span, message, help }
-    }
-
-    /// The error as the caller sees it.
-    pub(super) fn in_source(self, source: &Source) -> ReadError {
-        let place = source.place(self.span.start);
-        ReadError(Box::new(ReadProblem {
-            kind: self.kind,
-            source_name: source.name().to_owned(),
-            place: Some(place),
-            span: Some(self.span),
-            message: self.message,
-            help: self.help,
-            line_text: Some(source.line(place.line).to_owned()),
-        }))
     }
 }
 

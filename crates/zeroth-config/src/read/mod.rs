@@ -1,4 +1,4 @@
-//! Reading a config: text with its place in the file, as DeepSpeed's reader accepts it, and errors that point.
+//! Reads a config as DeepSpeed's reader does, with the location of every value.
 //!
 //! DeepSpeed reads configs with the Python package `hjson`. Accepted here is what that package accepts: JSON; JSON
 //! with `//`, `/* */` and `#` comments and trailing commas; Hjson, where the outer braces, quotes and the commas at
@@ -23,19 +23,23 @@
 //! before the next line's key; numbers beyond the range of an f64; lone surrogates; control and invisible
 //! characters and typographic quotes outside of quoted text; an empty file; nesting deeper than [`MAX_DEPTH`].
 
+mod bare_word;
 mod cursor;
 mod error;
+mod load;
+mod location;
 mod number;
 mod parse;
+mod quoted;
 mod source;
-mod text;
 mod value;
-mod word;
 
 pub use error::{ReadError, ReadErrorKind, ReadProblem};
+pub use load::MAX_BYTES;
+pub use location::{Location, Span};
 pub use number::Number;
 pub use parse::MAX_DEPTH;
-pub use source::{MAX_BYTES, Place, Source, Span};
+pub use source::Source;
 pub use value::{Entry, Node, Value};
 
 /// A config that was read: its text and what the text says.
@@ -51,6 +55,6 @@ pub struct Document {
 pub fn parse(source: Source) -> Result<Document, ReadError> {
     match parse::root(&source) {
         Ok(root) => Ok(Document { source, root }),
-        Err(fault) => Err(fault.in_source(&source)),
+        Err(fault) => Err(source.error(fault)),
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers that remember how they were written, and know whether they are whole without rounding.
+//! Numbers that keep their text, so that integers are exact beyond 2^53.
 
 /// A finite number and its text.
 #[derive(Debug, Clone, PartialEq)]

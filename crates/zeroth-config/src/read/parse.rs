@@ -2,7 +2,8 @@
 
 use super::cursor::Cursor;
 use super::error::{Fault, Parsed, ReadErrorKind, shown};
-use super::source::{Source, Span};
+use super::location::Span;
+use super::source::Source;
 use super::value::{Entry, Node, Value};
 
 /// How deep lists and objects may nest, the root included. A config has four levels; the stack has its limit.
@@ -223,10 +224,10 @@ impl Parser<'_> {
             (Some(byte @ (b'}' | b']')), None) => Err(closes_nothing(here, byte)),
             (Some(byte @ (b'}' | b']')), Some(bracket)) => {
                 let opening = self.cursor.slice(bracket);
-                let place = self.cursor.source.place(bracket.start);
+                let location = self.cursor.source.location(bracket.start);
                 Err(Fault::syntax(
                     here,
-                    format!("`{}` does not close the `{opening}` of {place}", char::from(byte)),
+                    format!("`{}` does not close the `{opening}` of {location}", char::from(byte)),
                     format!("write `{}` before it, or remove it", char::from(open.closing)),
                 ))
             }
@@ -287,7 +288,7 @@ impl Parser<'_> {
         let help = match self.swallowed {
             Some(text) => format!(
                 "the text of {} runs to the end of its line, `{closing}` included: put it in quotes",
-                self.cursor.source.place(text.start)
+                self.cursor.source.location(text.start)
             ),
             None => format!("add `{closing}` where it ends"),
         };

@@ -1,9 +1,9 @@
-//! What a config says, with the place of every part.
+//! The parsed values of a config, with their spans.
 
+use super::location::Span;
 use super::number::Number;
-use super::source::Span;
 
-/// A value and where it stands.
+/// A value and its span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
     /// Its piece of the text, brackets and quotes included.

@@ -1,4 +1,4 @@
-//! The three batch sizes from those that are given: DeepSpeed's table.
+//! Computes the three batch sizes from those given, as DeepSpeed does.
 
 /// The batch sizes of a run; the product of the last two and the ranks is the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub fn triangulate(
     Ok(batch)
 }
 
-/// The one change that would do, nearest to what was asked.
+/// The smallest change that makes the sizes consistent.
 fn fix(batch: Batch, ranks: u64) -> String {
     let (micro, accumulation) = (batch.micro.max(1), batch.accumulation.max(1));
     let share = micro.saturating_mul(accumulation);

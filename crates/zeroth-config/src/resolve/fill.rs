@@ -1,18 +1,19 @@
-//! The filling of every key: file, typed flag, rule, default, in that order of reading.
+//! Fills every key: from the file, a typed flag, an `"auto"` rule, or its default.
 
 use serde_json::{Value, json};
 
 use super::batch::{self, Batch};
 use super::flags::{self, Precision};
 use super::mismatch::Mismatch;
-use super::{Origin, Request, ResolveError, Resolved, Setting};
-use crate::asked::AskedValue;
-use crate::facts::{Facts, Switch};
-use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind};
+use super::request::{Request, ResolveError};
+use super::resolved::{Origin, Resolved, Setting};
+use crate::file_values::FileValue;
+use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, Kind};
+use crate::view::{ConfigView, Switch};
 
 pub(super) struct Filler<'a> {
     request: &'a Request<'a>,
-    facts: Facts<'a>,
+    view: ConfigView<'a>,
     precision: Precision,
     batch: Option<Batch>,
     mismatches: Vec<Mismatch>,
@@ -23,11 +24,11 @@ pub(super) struct Filler<'a> {
 
 impl<'a> Filler<'a> {
     pub(super) fn new(request: &'a Request<'a>) -> Self {
-        let facts = Facts::new(request.asked);
+        let view = ConfigView::new(request.file);
         Self {
             request,
-            facts,
-            precision: precision(facts, request.flags.precision),
+            view,
+            precision: precision(view, request.flags.precision),
             batch: None,
             mismatches: Vec::new(),
             missing_hidden: Vec::new(),
@@ -44,7 +45,7 @@ impl<'a> Filler<'a> {
                 self.settings.push(setting);
             }
         }
-        self.meet_schedule_flags();
+        self.compare_schedule_flags();
         self.note_idle_flags();
         // Contradictions first: they explain a batch that does not fit.
         if !self.mismatches.is_empty() {
@@ -55,13 +56,13 @@ impl<'a> Filler<'a> {
             let no_model = self.request.model.is_none();
             return Err(ResolveError::HiddenSize { keys: self.missing_hidden, no_model });
         }
-        Ok(Resolved { settings: self.settings, notes: self.notes })
+        Ok(Resolved::new(self.settings, self.notes))
     }
 
     /// The batch sizes from the file, where it names them, and from typed flags; what is left is computed.
     fn batch(&mut self) -> Result<Batch, ResolveError> {
         let flags = self.request.flags;
-        let given = |path: &str| self.facts.whole(path).and_then(|value| u64::try_from(value).ok());
+        let given = |path: &str| self.view.integer(path).and_then(|value| u64::try_from(value).ok());
         let train = given("train_batch_size");
         let micro = given("train_micro_batch_size_per_gpu").or(flags.per_device_train_batch_size);
         let accumulation = given("gradient_accumulation_steps").or(flags.gradient_accumulation_steps);
@@ -75,7 +76,7 @@ impl<'a> Filler<'a> {
                 self.mismatches.push(Mismatch {
                     path: "train_batch_size".to_owned(),
                     file_value: train.into(),
-                    place: self.request.asked.get("train_batch_size").map(|asked| asked.place),
+                    location: self.request.file.get("train_batch_size").map(|given| given.location),
                     hf: "train_batch_size (calculated)",
                     typed_value: calculated.into(),
                     flag: "--per-device-train-batch-size × --gradient-accumulation-steps × ranks",
@@ -95,15 +96,15 @@ impl<'a> Filler<'a> {
         if !key.types.is_empty() && !self.is_of_the_type(key) {
             return None;
         }
-        let asked = self.request.asked.get(key.path);
-        if let Some(forced) = self.forced(key, asked) {
+        let given = self.request.file.get(key.path);
+        if let Some(forced) = self.forced(key, given) {
             return Some(forced);
         }
-        let is_auto = asked.is_some_and(|asked| asked.value == json!("auto"));
-        match asked {
-            Some(asked) if !is_auto || matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto")) => {
-                self.compare(key, asked);
-                Some(Setting { key, value: asked.value.clone(), origin: Origin::File(asked.place) })
+        let is_auto = given.is_some_and(|given| given.value == json!("auto"));
+        match given {
+            Some(given) if !is_auto || matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto")) => {
+                self.compare(key, given);
+                Some(Setting { key, value: given.value.clone(), origin: Origin::File(given.location) })
             }
             _ => self.open(key, is_auto),
         }
@@ -112,43 +113,44 @@ impl<'a> Filler<'a> {
     /// Whether a typed parameter belongs to the optimizer or scheduler of this run.
     fn is_of_the_type(&self, key: &Key) -> bool {
         if key.path.starts_with("optimizer.") {
-            return key.is_of(Some(self.facts.text("optimizer.type").unwrap_or("AdamW")));
+            return key.is_of(Some(self.view.text("optimizer.type").unwrap_or("AdamW")));
         }
-        key.is_of(self.facts.text("scheduler.type"))
+        key.is_of(self.view.text("scheduler.type"))
     }
 
-    /// Two keys that Hugging Face overwrites, whatever the file says.
-    fn forced(&mut self, key: &'static Key, asked: Option<&AskedValue>) -> Option<Setting> {
+    /// Two keys that Hugging Face's Trainer always overwrites.
+    fn forced(&mut self, key: &'static Key, given: Option<&FileValue>) -> Option<Setting> {
         let origin = match key.auto? {
             AutoRule::NodeLocal if self.request.flags.save_on_each_node == Some(true) => {
                 Origin::Flag("--save-on-each-node")
             }
-            AutoRule::UntestedOptimizer if !self.request.asked.has_section("optimizer") => {
+            AutoRule::UntestedOptimizer if !self.request.file.has_section("optimizer") => {
                 Origin::Auto("the file has no optimizer section".to_owned())
             }
             _ => return None,
         };
-        if let Some(asked) = asked.filter(|asked| asked.value != Value::Bool(true)) {
-            self.notes.push(format!("{}: the file's {} is overwritten ({origin})", key.path, asked.value));
+        if let Some(given) = given.filter(|given| given.value != Value::Bool(true)) {
+            self.notes.push(format!("{}: the file's {} is overwritten ({origin})", key.path, given.value));
         }
         Some(Setting { key, value: true.into(), origin })
     }
 
     /// A typed flag against the file's value.
-    fn compare(&mut self, key: &'static Key, asked: &AskedValue) {
+    fn compare(&mut self, key: &'static Key, given: &FileValue) {
         let Some(rule) = key.auto else { return };
-        let Some(meeting) = flags::meeting(rule, self.request.flags).filter(|meeting| meeting.typed) else {
+        let Some(rule_flag) = flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.typed)
+        else {
             return;
         };
-        let (Some(hf), Some((typed_value, _))) = (meeting.hf, self.by_rule(rule)) else { return };
-        if !equal(&asked.value, &typed_value) {
+        let (Some(hf), Some((typed_value, _))) = (rule_flag.hf, self.by_rule(rule)) else { return };
+        if !equal(&given.value, &typed_value) {
             self.mismatches.push(Mismatch {
                 path: key.path.to_owned(),
-                file_value: asked.value.clone(),
-                place: Some(asked.place),
+                file_value: given.value.clone(),
+                location: Some(given.location),
                 hf,
                 typed_value,
-                flag: meeting.flag,
+                flag: rule_flag.flag,
             });
         }
     }
@@ -156,16 +158,16 @@ impl<'a> Filler<'a> {
     /// A key that the file leaves open: `explicit` where it says `"auto"`, else it is absent.
     fn open(&mut self, key: &'static Key, explicit: bool) -> Option<Setting> {
         if let Some(rule) = key.auto {
-            let meeting = flags::meeting(rule, self.request.flags);
-            let typed = meeting.is_some_and(|meeting| meeting.typed);
+            let rule_flag = flags::rule_flag(rule, self.request.flags);
+            let typed = rule_flag.is_some_and(|rule_flag| rule_flag.typed);
             if typed || explicit || self.fills_absent(key, rule) {
                 if is_hidden_rule(rule) && self.stage_uses(key) && self.hidden().is_none() {
                     self.missing_hidden.push(key.path);
                     return None;
                 }
                 if let Some((value, said)) = self.by_rule(rule).filter(|_| self.stage_uses(key)) {
-                    let origin = match meeting {
-                        Some(meeting) if meeting.typed => Origin::Flag(meeting.flag),
+                    let origin = match rule_flag {
+                        Some(rule_flag) if rule_flag.typed => Origin::Flag(rule_flag.flag),
                         _ => Origin::Auto(said),
                     };
                     return Some(Setting { key, value, origin });
@@ -204,7 +206,7 @@ impl<'a> Filler<'a> {
             | AutoRule::Bf16
             | AutoRule::TotalSteps => true,
             AutoRule::LearningRate | AutoRule::Betas | AutoRule::Epsilon | AutoRule::WeightDecay => {
-                key.path.starts_with("optimizer.") && !self.request.asked.has_section("optimizer")
+                key.path.starts_with("optimizer.") && !self.request.file.has_section("optimizer")
             }
             AutoRule::Blocks => self.recomputes(),
             _ => false,
@@ -213,7 +215,7 @@ impl<'a> Filler<'a> {
 
     /// The stage-3 keys are filled at stage 3 only; below it their default is as good.
     fn stage_uses(&self, key: &Key) -> bool {
-        !key.name().starts_with("stage3_") || self.facts.stage() == 3
+        !key.name().starts_with("stage3_") || self.view.stage() == 3
     }
 
     fn hidden(&self) -> Option<u64> {
@@ -225,7 +227,7 @@ impl<'a> Filler<'a> {
     }
 
     fn recomputes(&self) -> bool {
-        self.request.asked.has_section("activation_checkpointing")
+        self.request.file.has_section("activation_checkpointing")
             || self.request.flags.gradient_checkpointing == Some(true)
     }
 
@@ -236,7 +238,7 @@ impl<'a> Filler<'a> {
         Origin::Auto("the file has the section activation_checkpointing".to_owned())
     }
 
-    /// What a rule gives, and the rule in words; `None` where something it needs is not known.
+    /// The value of a rule, and the rule in words; `None` where an input is unknown.
     fn by_rule(&self, rule: AutoRule) -> Option<(Value, String)> {
         let flags = self.request.flags;
         let said = |text: &str| text.to_owned();
@@ -285,47 +287,44 @@ impl<'a> Filler<'a> {
     fn base_learning_rate(&self) -> f64 {
         let typed = self.request.flags.learning_rate;
         typed
-            .or_else(|| self.facts.number("optimizer.params.lr"))
+            .or_else(|| self.view.number("optimizer.params.lr"))
             .unwrap_or_else(|| self.request.flags.learning_rate())
     }
 
     /// Steps from 1 on, below that a share of all steps, rounded up.
     fn warmup_steps(&self) -> Option<u64> {
-        let asked = self.request.flags.warmup_steps();
-        if asked == 0.0 || asked >= 1.0 {
-            return Some(asked as u64);
+        let given = self.request.flags.warmup_steps();
+        if given == 0.0 || given >= 1.0 {
+            return Some(given as u64);
         }
-        self.steps().map(|steps| (steps as f64 * asked).ceil() as u64)
+        self.steps().map(|steps| (steps as f64 * given).ceil() as u64)
     }
 
     fn default(&self, key: &'static Key) -> Option<Value> {
-        let DefaultValue::Rule(_) = key.default else { return key.default.to_json() };
+        let DefaultValue::Derived(derivation, _) = key.default else { return key.default.to_json() };
         let follows = |path: &str| {
-            self.facts
+            self.view
                 .given(path)
                 .cloned()
                 .or_else(|| schema::find(path).next().and_then(|key| key.default.to_json()))
         };
-        match key.path {
-            "zero_optimization.overlap_comm" => Some((self.facts.stage() == 3).into()),
-            "communication_data_type" => Some(self.precision.name().into()),
-            "zeroth.recompute" => Some(if self.recomputes() { "block" } else { "none" }.into()),
-            "scheduler.params.warmup_max_lr" => Some(self.base_learning_rate().into()),
-            "scheduler.params.cycle_second_step_size" => follows("scheduler.params.cycle_first_step_size"),
-            "scheduler.params.cycle_second_stair_count" => {
-                follows("scheduler.params.cycle_first_stair_count")
-            }
-            _ => None,
+        match derivation {
+            Derivation::OverlapAtStage3 => Some((self.view.stage() == 3).into()),
+            Derivation::RunPrecision => Some(self.precision.name().into()),
+            Derivation::Checkpointing => Some(if self.recomputes() { "block" } else { "none" }.into()),
+            Derivation::LearningRate => Some(self.base_learning_rate().into()),
+            Derivation::FirstStepSize => follows("scheduler.params.cycle_first_step_size"),
+            Derivation::FirstStairCount => follows("scheduler.params.cycle_first_stair_count"),
         }
     }
 
     /// --lr-scheduler-type and --gradient-checkpointing meet keys that no "auto" fills.
-    fn meet_schedule_flags(&mut self) {
+    fn compare_schedule_flags(&mut self) {
         let flags = self.request.flags;
-        if let (Some(typed), Some(asked)) =
-            (&flags.lr_scheduler_type, self.request.asked.get("scheduler.type"))
+        if let (Some(typed), Some(given)) =
+            (&flags.lr_scheduler_type, self.request.file.get("scheduler.type"))
         {
-            let same = match asked.value.as_str().unwrap_or("").to_ascii_lowercase().as_str() {
+            let same = match given.value.as_str().unwrap_or("").to_ascii_lowercase().as_str() {
                 "warmuplr" => typed == "constant_with_warmup",
                 "warmupdecaylr" => typed == "linear",
                 "warmupcosinelr" => typed == "cosine",
@@ -334,8 +333,8 @@ impl<'a> Filler<'a> {
             if !same {
                 self.mismatches.push(Mismatch {
                     path: "scheduler.type".to_owned(),
-                    file_value: asked.value.clone(),
-                    place: Some(asked.place),
+                    file_value: given.value.clone(),
+                    location: Some(given.location),
                     hf: "lr_scheduler_type",
                     typed_value: typed.as_str().into(),
                     flag: "--lr-scheduler-type",
@@ -343,12 +342,12 @@ impl<'a> Filler<'a> {
             }
         }
         let recompute =
-            self.request.asked.get("zeroth.recompute").filter(|asked| asked.value == json!("none"));
-        if let (Some(true), Some(asked)) = (flags.gradient_checkpointing, recompute) {
+            self.request.file.get("zeroth.recompute").filter(|given| given.value == json!("none"));
+        if let (Some(true), Some(given)) = (flags.gradient_checkpointing, recompute) {
             self.mismatches.push(Mismatch {
                 path: "zeroth.recompute".to_owned(),
-                file_value: asked.value.clone(),
-                place: Some(asked.place),
+                file_value: given.value.clone(),
+                location: Some(given.location),
                 hf: "gradient_checkpointing",
                 typed_value: true.into(),
                 flag: "--gradient-checkpointing",
@@ -357,7 +356,7 @@ impl<'a> Filler<'a> {
         self.fill_own_schedule();
     }
 
-    /// A flag that was typed and has no key to set here is said to do nothing.
+    /// Notes flags that were typed and set no key.
     fn note_idle_flags(&mut self) {
         let rules = [
             AutoRule::Betas,
@@ -367,17 +366,19 @@ impl<'a> Filler<'a> {
             AutoRule::LearningRate,
         ];
         for rule in rules {
-            let Some(meeting) = flags::meeting(rule, self.request.flags).filter(|meeting| meeting.typed)
+            let Some(rule_flag) =
+                flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.typed)
             else {
                 continue;
             };
             let is_set = self.settings.iter().any(|setting| setting.key.auto == Some(rule));
             let by_own_schedule =
-                rule == AutoRule::WarmupSteps && !self.request.asked.has_section("scheduler");
+                rule == AutoRule::WarmupSteps && !self.request.file.has_section("scheduler");
             if !is_set && !by_own_schedule {
                 let owner = if rule == AutoRule::WarmupSteps { "scheduler.type" } else { "optimizer.type" };
-                let name = self.facts.text(owner).unwrap_or("AdamW");
-                self.notes.push(format!("{} sets nothing here: {name} has no such parameter", meeting.flag));
+                let name = self.view.text(owner).unwrap_or("AdamW");
+                self.notes
+                    .push(format!("{} sets nothing here: {name} has no such parameter", rule_flag.flag));
             }
         }
     }
@@ -385,7 +386,7 @@ impl<'a> Filler<'a> {
     /// Without a scheduler section the schedule is Hugging Face's, from the flags, in the block `zeroth`.
     fn fill_own_schedule(&mut self) {
         let flags = self.request.flags;
-        if self.request.asked.has_section("scheduler") {
+        if self.request.file.has_section("scheduler") {
             self.settings.retain(|setting| {
                 !matches!(setting.key.path, "zeroth.lr_scheduler_type" | "zeroth.warmup_steps")
             });
@@ -405,12 +406,12 @@ impl<'a> Filler<'a> {
             let Some(setting) = self.settings.iter_mut().find(|setting| setting.key.path == path) else {
                 continue;
             };
-            if let Origin::File(place) = setting.origin {
+            if let Origin::File(location) = setting.origin {
                 if !equal(&setting.value, &value) {
                     self.mismatches.push(Mismatch {
                         path: path.to_owned(),
                         file_value: setting.value.clone(),
-                        place: Some(place),
+                        location: Some(location),
                         hf,
                         typed_value: value,
                         flag,
@@ -424,12 +425,12 @@ impl<'a> Filler<'a> {
 }
 
 /// The precision of the run: what was typed, else what the file turns on, else bf16 where the file leaves it open.
-fn precision(facts: Facts<'_>, typed: Option<Precision>) -> Precision {
-    let open = |path: &str| facts.switch(path) == Switch::Open;
+fn precision(view: ConfigView<'_>, typed: Option<Precision>) -> Precision {
+    let open = |path: &str| view.switch(path) == Switch::Open;
     match typed {
         Some(precision) => precision,
-        None if facts.switch("bf16.enabled") == Switch::On => Precision::Bf16,
-        None if facts.switch("fp16.enabled") == Switch::On => Precision::Fp16,
+        None if view.switch("bf16.enabled") == Switch::On => Precision::Bf16,
+        None if view.switch("fp16.enabled") == Switch::On => Precision::Fp16,
         None if open("bf16.enabled") => Precision::Bf16,
         None => Precision::Fp32,
     }

@@ -1,8 +1,8 @@
-//! The flags of a training command that meet keys of the file: what was typed, and what counts otherwise.
+//! The flags of a training command that correspond to keys of the file, and their defaults.
 
 use crate::schema::AutoRule;
 
-/// What was typed; `None` where it was not.
+/// The typed flags; `None` where one was not typed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Flags {
     /// --per-device-train-batch-size.
@@ -94,9 +94,9 @@ impl Flags {
     }
 }
 
-/// How a rule meets the command line: the flag, whether it was typed, and Hugging Face's name for it in mismatches.
+/// The flag of an `"auto"` rule, whether it was typed, and Hugging Face's name for it in mismatches.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Meeting {
+pub(super) struct RuleFlag {
     pub(super) flag: &'static str,
     pub(super) typed: bool,
     /// Hugging Face's name in a mismatch; `None` where the file's value is taken without comparing.
@@ -104,37 +104,37 @@ pub(super) struct Meeting {
 }
 
 /// The flag that a rule reads. Rules that read none of the flags give `None`.
-pub(super) fn meeting(rule: AutoRule, flags: &Flags) -> Option<Meeting> {
-    let meet = |flag, typed, hf| Some(Meeting { flag, typed, hf: Some(hf) });
+pub(super) fn rule_flag(rule: AutoRule, flags: &Flags) -> Option<RuleFlag> {
+    let of = |flag, typed, hf| Some(RuleFlag { flag, typed, hf: Some(hf) });
     match rule {
-        AutoRule::MicroBatch => meet(
+        AutoRule::MicroBatch => of(
             "--per-device-train-batch-size",
             flags.per_device_train_batch_size.is_some(),
             "per_device_train_batch_size",
         ),
-        AutoRule::Accumulation => meet(
+        AutoRule::Accumulation => of(
             "--gradient-accumulation-steps",
             flags.gradient_accumulation_steps.is_some(),
             "gradient_accumulation_steps",
         ),
-        AutoRule::Clipping => meet("--max-grad-norm", flags.max_grad_norm.is_some(), "max_grad_norm"),
+        AutoRule::Clipping => of("--max-grad-norm", flags.max_grad_norm.is_some(), "max_grad_norm"),
         AutoRule::LearningRate | AutoRule::WarmupMaxLr => {
-            meet("--learning-rate", flags.learning_rate.is_some(), "learning_rate")
+            of("--learning-rate", flags.learning_rate.is_some(), "learning_rate")
         }
-        AutoRule::Betas => meet(
+        AutoRule::Betas => of(
             "--adam-beta1, --adam-beta2",
             flags.adam_beta1.is_some() || flags.adam_beta2.is_some(),
             "adam_beta1+adam_beta2",
         ),
-        AutoRule::Epsilon => meet("--adam-epsilon", flags.adam_epsilon.is_some(), "adam_epsilon"),
-        AutoRule::WeightDecay => meet("--weight-decay", flags.weight_decay.is_some(), "weight_decay"),
-        AutoRule::Fp16 => meet(precision_flag(flags), flags.precision.is_some(), "fp16|fp16_full_eval"),
-        AutoRule::Bf16 => meet(precision_flag(flags), flags.precision.is_some(), "bf16|bf16_full_eval"),
+        AutoRule::Epsilon => of("--adam-epsilon", flags.adam_epsilon.is_some(), "adam_epsilon"),
+        AutoRule::WeightDecay => of("--weight-decay", flags.weight_decay.is_some(), "weight_decay"),
+        AutoRule::Fp16 => of(precision_flag(flags), flags.precision.is_some(), "fp16|fp16_full_eval"),
+        AutoRule::Bf16 => of(precision_flag(flags), flags.precision.is_some(), "bf16|bf16_full_eval"),
         AutoRule::TotalSteps => {
-            meet("--max-steps", flags.max_steps.is_some(), "num_training_steps (calculated)")
+            of("--max-steps", flags.max_steps.is_some(), "num_training_steps (calculated)")
         }
-        AutoRule::WarmupSteps => meet("--warmup-steps", flags.warmup_steps.is_some(), "warmup_steps"),
-        AutoRule::NodeLocal => Some(Meeting {
+        AutoRule::WarmupSteps => of("--warmup-steps", flags.warmup_steps.is_some(), "warmup_steps"),
+        AutoRule::NodeLocal => Some(RuleFlag {
             flag: "--save-on-each-node",
             typed: flags.save_on_each_node == Some(true),
             hf: None,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::read::Place;
+use crate::read::Location;
 
 /// One contradiction.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,7 +14,7 @@ pub struct Mismatch {
     /// What the file says.
     pub file_value: Value,
     /// Where it says so.
-    pub place: Option<Place>,
+    pub location: Option<Location>,
     /// Hugging Face's name of what the command line says.
     pub hf: &'static str,
     /// What the command line says.
@@ -34,8 +34,8 @@ impl fmt::Display for Mismatch {
             python(&self.typed_value),
             kind(&self.file_value)
         )?;
-        if let Some(place) = self.place {
-            write!(f, " at {place}")?;
+        if let Some(location) = self.location {
+            write!(f, " at {location}")?;
         }
         write!(f, "; {} from {})", kind(&self.typed_value), self.flag)
     }

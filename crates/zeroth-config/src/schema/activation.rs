@@ -1,118 +1,185 @@
 //! `activation_checkpointing`, and the block `zeroth` for what DeepSpeed's keys cannot say.
 
-use super::key::{AutoRule, Key, Kind, Reader};
-use super::when;
+use zeroth_base::DType;
+
+use super::conditions;
+use super::key::{AutoRule, Derivation, Key, Kind, Reader};
 
 /// Hugging Face's schedules, by --lr-scheduler-type or `zeroth.lr_scheduler_type`.
 pub const HF_SCHEDULES: &[&str] =
     &["constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt"];
 
-pub(super) const KEYS: &[Key] = &[
-    Key::section("activation_checkpointing")
-        .does("Keeps few activations from forward to backward and computes the rest again; here the section works by itself.")
-        .set("{} turns it on for every block; zeroth.recompute chooses finer")
-        .read_by(Reader::Checkpoint)
-        .unless(when::blocks_are_recomputed),
-    Key::bool("activation_checkpointing.partition_activations", false)
-        .does("Cuts kept activations across model-parallel ranks.")
-        .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to cut, and nothing is saved"),
-    Key::bool("activation_checkpointing.cpu_checkpointing", false)
-        .does("Parks the inputs of blocks that are kept in host memory, from forward's last use to backward's first.")
-        .set("true when recomputing alone does not fit")
-        .read_by(Reader::Checkpoint)
-        .unless(when::blocks_are_recomputed),
-    Key::bool("activation_checkpointing.contiguous_memory_optimization", false)
-        .does("Puts kept activations end to end.")
-        .built_in("every buffer has a planned place in one arena; there is no fragmentation"),
-    Key::int("activation_checkpointing.number_checkpoints", 1)
-        .or_rule("the number of blocks")
-        .in_("checkpoints")
-        .does("How many inputs of blocks are kept, at most: blocks are computed again in runs of (blocks / this, rounded up), from the input of each run.")
-        .set("leave it out (one a block)")
-        .read_by(Reader::Checkpoint)
-        .auto(AutoRule::Blocks)
-        .unless(when::blocks_are_recomputed),
-    Key::bool("activation_checkpointing.synchronize_checkpoint_boundary", false)
-        .does("Waits for the device at each checkpoint.")
-        .nothing("operations wait for exactly what they need"),
-    Key::bool("activation_checkpointing.profile", false)
-        .does("Times each checkpoint.")
-        .nothing("--trace FILE shows every operation, recomputed ones included"),
-    Key::section("zeroth").does("What DeepSpeed's keys cannot say; DeepSpeed ignores the block.").read_by(Reader::Lower),
-    Key::new("zeroth.recompute", Kind::OneOf(&["none", "norm_swiglu", "attention", "block"]))
-        .or_rule("block with activation_checkpointing or --gradient-checkpointing, else none")
-        .does("What backward computes again: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
-        .set("norm_swiglu first: it saves a part for almost no time; block saves most")
-        .read_by(Reader::Checkpoint),
-    Key::int("zeroth.recompute_blocks", 1)
-        .or_rule("all blocks")
-        .in_("blocks")
-        .does("How many blocks, from the first on, backward computes again as a whole; of the others norms and swiglu.")
-        .set("leave both out: where memory is short, as few blocks are chosen as fit")
-        .read_by(Reader::Checkpoint)
-        .unless(when::blocks_are_recomputed),
-    Key::new("zeroth.gather", Kind::OneOf(&["view", "copy"]))
-        .or_rule("view on CPU, copy on GPUs")
-        .does(
-            "How a rank gets parameters that other ranks hold. view (CPU only): it reads their shards in place, and nothing \
-             is gathered; copy: units are gathered by all-gather, within the bounds of the stage3_* keys.",
-        )
-        .set("leave it out")
-        .read_by(Reader::Gather)
-        .unless(when::stage_gathers_units)
-        .noting(when::views_need_a_cpu),
-    Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
-        .or_text("exact")
-        .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")
-        .set("exact, or fast with hundreds of ranks")
-        .read_by(Reader::Collectives)
-        .only(&["exact"], "write \"exact\""),
-    Key::new("zeroth.moments", Kind::OneOf(&["fp32", "bf16"]))
-        .or_text("fp32")
-        .does("The type of the optimizer's moments.")
-        .set("fp32; bf16 saves 4 bytes a parameter with Adam's two moments")
-        .read_by(Reader::Update),
-    Key::bool("zeroth.stochastic_rounding", true)
-        .does("Rounds bf16 moments up or down by chance, so that small changes are not lost.")
-        .set("true")
-        .read_by(Reader::Update)
-        .unless(when::moments_are_16_bit),
-    Key::new("zeroth.update", Kind::OneOf(&["device", "host"]))
-        .or_rule("the faster one on this machine, by measurement")
-        .does(
-            "With the optimizer in host memory and a GPU: who computes the update. device: state passes through the GPU; \
-             host: the processors update it where it lies, while the GPU goes on with the next forward.",
-        )
-        .set("leave it out")
-        .read_by(Reader::Offload)
-        .unless(when::host_can_update),
-    Key::int("zeroth.update_window", 0)
-        .or_rule("what the device has free")
-        .in_("bytes")
-        .does(
-            "With the optimizer in host memory and a GPU: device memory for state on its way through the GPU, ahead of the \
-             update during backward and behind it during the next forward. Without it state passes through what \
-             activations leave behind.",
-        )
-        .set("leave it out")
-        .read_by(Reader::Offload)
-        .unless(when::optimizer_offloaded),
-    Key::new("zeroth.decay", Kind::OneOf(&["matrices", "all"]))
-        .or_text("matrices")
-        .does("Which parameters decay: matrices only, as Hugging Face does, or all, as DeepSpeed does.")
-        .set("matrices")
-        .read_by(Reader::Update),
-    Key::new("zeroth.lr_scheduler_type", Kind::OneOf(HF_SCHEDULES))
-        .or_text("cosine")
-        .does("Hugging Face's schedule, where the file has no scheduler section; --lr-scheduler-type says the same.")
-        .set("cosine")
-        .read_by(Reader::Schedule)
-        .unless(when::schedule_is_ours),
-    Key::float("zeroth.warmup_steps", 0.0)
-        .or_float(0.0)
-        .in_("steps, or a share of all below 1")
-        .does("Warm-up of that schedule; --warmup-steps says the same.")
-        .set("0.03 of the run, or some hundred steps")
-        .read_by(Reader::Schedule)
-        .unless(when::schedule_is_ours),
-];
+words! {
+    /// The activations that backward recomputes.
+    RecomputePolicy {
+        /// None.
+        None = "none",
+        /// Norms and gated activations.
+        NormSwiglu = "norm_swiglu",
+        /// Attention as well.
+        Attention = "attention",
+        /// Whole blocks.
+        Block = "block",
+    }
+}
+
+words! {
+    /// How a rank reads parameters that other ranks hold.
+    GatherMode {
+        /// In place, through read-only mappings.
+        View = "view",
+        /// By all-gather into a buffer.
+        Copy = "copy",
+    }
+}
+
+words! {
+    /// Where an offloaded optimizer state is updated.
+    UpdateDevice {
+        /// On the GPU: the state passes through it.
+        Device = "device",
+        /// On the host's CPU.
+        Host = "host",
+    }
+}
+
+words! {
+    /// The parameters that weight decay applies to.
+    DecayedParameters {
+        /// Matrices, as in Hugging Face's Trainer.
+        Matrices = "matrices",
+        /// All, as in DeepSpeed.
+        All = "all",
+    }
+}
+
+section! {
+    /// Values of `activation_checkpointing`.
+    KEYS: ActivationCheckpointing {
+        Key::section("activation_checkpointing")
+            .does("Keeps few activations from forward to backward and recomputes the others; the section alone turns it on.")
+            .set("{} turns it on for every block; zeroth.recompute chooses finer")
+            .read_by(Reader::Checkpoint)
+            .unless(conditions::blocks_are_recomputed),
+        Key::bool("activation_checkpointing.partition_activations", false)
+            .does("Shards kept activations across model-parallel ranks.")
+            .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to shard, and nothing is saved"),
+        Key::bool("activation_checkpointing.cpu_checkpointing", false)
+            .does("Offloads the kept inputs of blocks to host memory, from forward's last use to backward's first.")
+            .set("true when recomputing alone does not fit")
+            .read_by(Reader::Checkpoint)
+            .unless(conditions::blocks_are_recomputed)
+            => cpu_checkpointing: bool,
+        Key::bool("activation_checkpointing.contiguous_memory_optimization", false)
+            .does("Puts kept activations end to end.")
+            .built_in("every buffer has a planned place in one arena; there is no fragmentation"),
+        Key::int("activation_checkpointing.number_checkpoints", 1)
+            .or_rule("the number of blocks")
+            .in_("checkpoints")
+            .does("How many inputs of blocks are kept, at most: blocks are recomputed in runs of (blocks / this, rounded up), from the input of each run.")
+            .set("leave it out (one a block)")
+            .read_by(Reader::Checkpoint)
+            .auto(AutoRule::Blocks)
+            .unless(conditions::blocks_are_recomputed)
+            => number_checkpoints: Option<u64>,
+        Key::bool("activation_checkpointing.synchronize_checkpoint_boundary", false)
+            .does("Waits for the device at each checkpoint.")
+            .nothing("operations wait for exactly what they need"),
+        Key::bool("activation_checkpointing.profile", false)
+            .does("Times each checkpoint.")
+            .nothing("--trace FILE shows every operation, recomputed ones included"),
+    }
+}
+
+section! {
+    /// Values of `zeroth`.
+    ZEROTH_KEYS: Zeroth {
+        Key::section("zeroth").does("What DeepSpeed's keys cannot say; DeepSpeed ignores the block.").read_by(Reader::Lower),
+        Key::new("zeroth.recompute", Kind::OneOf(RecomputePolicy::WORDS))
+            .or_derived(Derivation::Checkpointing, "block with activation_checkpointing or --gradient-checkpointing, else none")
+            .does("What backward recomputes: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
+            .set("norm_swiglu first: it saves a part for almost no time; block saves most")
+            .read_by(Reader::Checkpoint)
+            => recompute: RecomputePolicy,
+        Key::int("zeroth.recompute_blocks", 1)
+            .or_rule("all blocks")
+            .in_("blocks")
+            .does("How many blocks, from the first on, backward recomputes as a whole; of the others norms and swiglu.")
+            .set("leave both out: where memory is short, as few blocks are chosen as fit")
+            .read_by(Reader::Checkpoint)
+            .unless(conditions::blocks_are_recomputed)
+            => recompute_blocks: Option<u64>,
+        Key::new("zeroth.gather", Kind::OneOf(GatherMode::WORDS))
+            .or_rule("view on CPU, copy on GPUs")
+            .does(
+                "How a rank gets parameters that other ranks hold. view (CPU only): it reads their shards in place, and nothing \
+                 is gathered; copy: units are gathered by all-gather, within the bounds of the stage3_* keys.",
+            )
+            .set("leave it out")
+            .read_by(Reader::Gather)
+            .unless(conditions::stage_gathers_units)
+            .noting(conditions::views_need_a_cpu)
+            => gather: Option<GatherMode>,
+        Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
+            .or_text("exact")
+            .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")
+            .set("exact, or fast with hundreds of ranks")
+            .read_by(Reader::Collectives)
+            .only(&["exact"], "write \"exact\""),
+        Key::new("zeroth.moments", Kind::OneOf(&["fp32", "bf16"]))
+            .or_text("fp32")
+            .does("The type of the optimizer's moments.")
+            .set("fp32; bf16 saves 4 bytes a parameter with Adam's two moments")
+            .read_by(Reader::Update)
+            => moments: DType,
+        Key::bool("zeroth.stochastic_rounding", true)
+            .does("Rounds bf16 moments stochastically, so that small changes are not lost.")
+            .set("true")
+            .read_by(Reader::Update)
+            .unless(conditions::moments_are_16_bit)
+            => stochastic_rounding: bool,
+        Key::new("zeroth.update", Kind::OneOf(UpdateDevice::WORDS))
+            .or_rule("the faster one on this machine, by measurement")
+            .does(
+                "With the optimizer in host memory and a GPU: who computes the update. device: state passes through the GPU; \
+                 host: the CPU updates it in place, while the GPU runs the next forward.",
+            )
+            .set("leave it out")
+            .read_by(Reader::Offload)
+            .unless(conditions::host_can_update)
+            => update: Option<UpdateDevice>,
+        Key::int("zeroth.update_window", 0)
+            .or_rule("what the device has free")
+            .in_("bytes")
+            .does(
+                "With the optimizer in host memory and a GPU: device memory for state on its way through the GPU, ahead of the \
+                 update during backward and behind it during the next forward. Without it state passes through what \
+                 activations leave behind.",
+            )
+            .set("leave it out")
+            .read_by(Reader::Offload)
+            .unless(conditions::optimizer_offloaded)
+            => update_window: Option<u64>,
+        Key::new("zeroth.decay", Kind::OneOf(DecayedParameters::WORDS))
+            .or_text("matrices")
+            .does("Which parameters decay: matrices only, as Hugging Face does, or all, as DeepSpeed does.")
+            .set("matrices")
+            .read_by(Reader::Update)
+            => decay: DecayedParameters,
+        Key::new("zeroth.lr_scheduler_type", Kind::OneOf(HF_SCHEDULES))
+            .or_text("cosine")
+            .does("Hugging Face's schedule, where the file has no scheduler section; --lr-scheduler-type says the same.")
+            .set("cosine")
+            .read_by(Reader::Schedule)
+            .unless(conditions::schedule_is_ours)
+            => lr_scheduler_type: String,
+        Key::float("zeroth.warmup_steps", 0.0)
+            .or_float(0.0)
+            .in_("steps, or a share of all below 1")
+            .does("Warm-up of that schedule; --warmup-steps says the same.")
+            .set("0.03 of the run, or some hundred steps")
+            .read_by(Reader::Schedule)
+            .unless(conditions::schedule_is_ours)
+            => warmup_steps: f64,
+    }
+}

@@ -1,40 +1,40 @@
-//! What the table holds for one key of the config.
+//! One row of the schema.
 
-use super::built::Built;
-use crate::facts::Facts;
+use super::support::Support;
+use crate::view::ConfigView;
 
-/// One key: how it is written, what it may hold, what it does here, and who reads it.
+/// One key of the config: its names, its values, its effect, and the part that reads it.
 ///
-/// Entries are built by the `const fn`s below, so that the table reads as one sentence a key.
+/// Rows are built by the `const fn`s below.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
     /// The canonical path, `zero_optimization.stage3_prefetch_bucket_size`.
     pub path: &'static str,
     /// Other names of the last part that DeepSpeed takes as well, such as `prefetch_bucket_size`.
-    pub names: &'static [&'static str],
+    pub other_names: &'static [&'static str],
     /// Other full paths at which the key is accepted.
-    pub places: &'static [&'static str],
-    /// What it may hold.
+    pub other_paths: &'static [&'static str],
+    /// The kind of its values.
     pub kind: Kind,
-    /// The numbers it may hold.
+    /// The range of its numbers.
     pub bounds: Bounds,
-    /// What counts when it is absent.
+    /// The value of an absent key.
     pub default: DefaultValue,
-    /// What a number counts: elements, bytes, steps.
+    /// The unit of a number: elements, bytes, steps.
     pub unit: &'static str,
-    /// One sentence: what it does here.
+    /// What it does, in one sentence.
     pub does: &'static str,
-    /// What to set it to.
+    /// Advice on the value.
     pub set: &'static str,
     /// The pass or part that reads it.
     pub reader: Reader,
-    /// What it does here.
+    /// Its effect in zeroth.
     pub effect: Effect,
-    /// How much of that is built.
-    pub built: Built,
-    /// Why it has no effect, from the other values; `None` where it has.
+    /// Which values a run implements.
+    pub support: Support,
+    /// The reason it has no effect beside the other values, if any.
     pub idle: Option<Condition>,
-    /// What `check` adds where the key is honoured, from the other values; `None` where there is nothing to add.
+    /// A remark that `check` adds where the key is honoured.
     pub note: Option<Condition>,
     /// The rule by which `"auto"` (or its absence) is filled.
     pub auto: Option<AutoRule>,
@@ -42,7 +42,7 @@ pub struct Key {
     pub types: &'static [&'static str],
 }
 
-/// What a key may hold.
+/// The kind of a key's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     /// true or false.
@@ -67,20 +67,20 @@ pub enum Kind {
     Opaque,
 }
 
-/// The numbers a key may hold.
+/// The range of a key's numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Least number, itself allowed.
+    /// Inclusive minimum.
     pub least: Option<f64>,
-    /// Least number, itself not allowed.
+    /// Exclusive minimum.
     pub above: Option<f64>,
-    /// Greatest number, itself allowed.
+    /// Inclusive maximum.
     pub most: Option<f64>,
-    /// Greatest number, itself not allowed.
+    /// Exclusive maximum.
     pub below: Option<f64>,
 }
 
-/// What counts when a key is absent.
+/// The value of an absent key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DefaultValue {
     /// Nothing.
@@ -95,8 +95,27 @@ pub enum DefaultValue {
     Text(&'static str),
     /// These numbers.
     Floats(&'static [f64]),
-    /// What a rule gives; the text says it.
+    /// A value that resolving derives from others; the text says how.
+    Derived(Derivation, &'static str),
+    /// Decided after resolving, by the model, the data or the machine; the text says how.
     Rule(&'static str),
+}
+
+/// How resolving derives the default of a key from other values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Derivation {
+    /// true at stage 3.
+    OverlapAtStage3,
+    /// The precision of the run.
+    RunPrecision,
+    /// `block` where activation checkpointing is on, else `none`.
+    Checkpointing,
+    /// The optimizer's learning rate.
+    LearningRate,
+    /// `cycle_first_step_size`.
+    FirstStepSize,
+    /// `cycle_first_stair_count`.
+    FirstStairCount,
 }
 
 /// The pass of the step program, or the part of the trainer, that reads a key.
@@ -104,17 +123,17 @@ pub enum DefaultValue {
 pub enum Reader {
     /// Resolving of batch sizes and "auto".
     Resolve,
-    /// The pass that writes down a micro-batch's operations.
+    /// The pass that lowers a micro-batch's operations.
     Lower,
-    /// The pass that decides which activations are kept.
+    /// The pass of activation checkpointing.
     Checkpoint,
-    /// The pass that brings parameters together and lets them go.
+    /// The pass that gathers and releases parameters.
     Gather,
-    /// The pass that turns gradients into shards.
+    /// The pass that reduces gradients to shards.
     Reduce,
-    /// The pass that chooses tiers and staging.
+    /// The pass that places state in host memory and stages it.
     Offload,
-    /// The pass of norm, clipping, loss scale and optimizer.
+    /// The pass of gradient norm, clipping, loss scale and optimizer.
     Update,
     /// The pass that hoists transfers.
     Overlap,
@@ -160,22 +179,22 @@ impl Reader {
 }
 
 /// A sentence from the other values: why a key has no effect, or what is worth saying about it; `None` where there is none.
-pub type Condition = fn(Facts<'_>) -> Option<String>;
+pub type Condition = fn(ConfigView<'_>) -> Option<String>;
 
-/// What a key does here.
+/// The effect of a key.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
-    /// What it says.
+    /// The documented one.
     Works,
-    /// It is always so here, whatever the value; the text says why.
+    /// Always on, whatever the value; the text says why.
     BuiltIn(&'static str),
     /// Nothing; the text says why.
     Nothing(&'static str),
-    /// It belongs to a section with an `enabled` switch, and has one while that is on.
+    /// The documented one while its section's `enabled` is true.
     WhileEnabled,
-    /// It shares the fate of the section it lies in.
+    /// That of its section.
     AsSection,
-    /// zeroth has no such feature: its off value (the default) is honoured, any other is "not yet".
+    /// Not implemented: the default (off) is honoured, any other value is "not yet".
     Lacking(&'static str),
     /// An old name. The text says what to write.
     Deprecated(&'static str),
@@ -228,7 +247,7 @@ pub enum AutoRule {
     UntestedOptimizer,
 }
 
-/// Bounds of numbers that are computed with in fp32, where they are neither 0 nor infinite.
+/// Bounds of numbers that stay positive and finite in fp32.
 const FP32_LEAST: f64 = 1e-37;
 const FP32_MOST: f64 = 1e38;
 
@@ -239,8 +258,8 @@ impl Key {
     pub(super) const fn new(path: &'static str, kind: Kind) -> Self {
         Self {
             path,
-            names: &[],
-            places: &[],
+            other_names: &[],
+            other_paths: &[],
             kind,
             bounds: NO_BOUNDS,
             default: DefaultValue::Absent,
@@ -249,7 +268,7 @@ impl Key {
             set: "",
             reader: Reader::Nobody,
             effect: Effect::Works,
-            built: Built::Whole,
+            support: Support::Full,
             idle: None,
             note: None,
             auto: None,
@@ -282,7 +301,7 @@ impl Key {
     }
 
     /// A part of DeepSpeed without counterpart here; `because` says why nothing is missed.
-    pub(super) const fn elsewhere(path: &'static str, does: &'static str, because: &'static str) -> Self {
+    pub(super) const fn unsupported(path: &'static str, does: &'static str, because: &'static str) -> Self {
         let mut key = Self::new(path, Kind::Opaque).does(does);
         key.effect = Effect::Nothing(because);
         key
@@ -301,12 +320,12 @@ impl Key {
     }
 
     pub(super) const fn named(mut self, names: &'static [&'static str]) -> Self {
-        self.names = names;
+        self.other_names = names;
         self
     }
 
     pub(super) const fn also_at(mut self, places: &'static [&'static str]) -> Self {
-        self.places = places;
+        self.other_paths = places;
         self
     }
 
@@ -349,6 +368,10 @@ impl Key {
 
     pub(super) const fn or_rule(self, rule: &'static str) -> Self {
         self.or(DefaultValue::Rule(rule))
+    }
+
+    pub(super) const fn or_derived(self, derivation: Derivation, rule: &'static str) -> Self {
+        self.or(DefaultValue::Derived(derivation, rule))
     }
 
     pub(super) const fn in_(mut self, unit: &'static str) -> Self {
@@ -428,6 +451,29 @@ impl Key {
         self
     }
 
+    /// No part reads it yet, and nothing trained depends on it.
+    pub(super) const fn not_yet(mut self) -> Self {
+        self.support = Support::None;
+        self
+    }
+
+    /// Only these values are built; `instead` says what to write for another.
+    pub(super) const fn only(mut self, values: &'static [&'static str], instead: &'static str) -> Self {
+        self.support = Support::Only { values, instead };
+        self
+    }
+
+    /// Whether a run does what this value asks for. What is left open counts as the default.
+    pub fn supports(&self, value: &serde_json::Value) -> bool {
+        let Support::Only { values, .. } = self.support else { return self.support == Support::Full };
+        let is_open = value.is_null() || value.as_str() == Some("auto");
+        let counts = if is_open { self.default.to_json() } else { Some(value.clone()) };
+        counts.is_none_or(|value| {
+            let written = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            values.iter().any(|built| built.eq_ignore_ascii_case(&written))
+        })
+    }
+
     /// The path of the section it lies in; empty at the top level.
     pub fn parent(&self) -> &'static str {
         self.path.rsplit_once('.').map_or("", |(parent, _)| parent)
@@ -447,7 +493,7 @@ impl Key {
     /// Whether the value is the key's default.
     pub fn is_default(&self, value: &serde_json::Value) -> bool {
         match self.default {
-            DefaultValue::Absent | DefaultValue::Rule(_) => value.is_null(),
+            DefaultValue::Absent | DefaultValue::Rule(_) | DefaultValue::Derived(..) => value.is_null(),
             DefaultValue::Bool(default) => value.as_bool() == Some(default),
             DefaultValue::Int(default) => value.as_i64() == Some(default),
             DefaultValue::Float(default) => value.as_f64() == Some(default),
@@ -465,7 +511,7 @@ impl DefaultValue {
     /// The value as JSON; `None` where there is none, or a rule gives it.
     pub fn to_json(self) -> Option<serde_json::Value> {
         match self {
-            Self::Absent | Self::Rule(_) => None,
+            Self::Absent | Self::Rule(_) | Self::Derived(..) => None,
             Self::Bool(value) => Some(value.into()),
             Self::Int(value) => Some(value.into()),
             Self::Float(value) => Some(value.into()),
@@ -504,6 +550,51 @@ impl Bounds {
         match (low, high) {
             (Some(low), Some(high)) => Some(format!("{low} and {high}")),
             (low, high) => low.or(high),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::schema;
+
+    fn key(path: &str) -> &'static Key {
+        schema::find(path).next().unwrap_or_else(|| panic!("no key {path}"))
+    }
+
+    #[test]
+    fn what_is_left_open_counts_as_its_default() {
+        for open in [json!("auto"), serde_json::Value::Null] {
+            assert!(key("zero_optimization.offload_param.device").supports(&open), "its default is none");
+            assert!(!key("scheduler.params.cycle_momentum").supports(&open), "DeepSpeed's default is true");
+        }
+    }
+
+    #[test]
+    fn words_are_built_in_any_case_and_numbers_by_value() {
+        let device = key("zero_optimization.offload_optimizer.device");
+        assert!(device.supports(&json!("None")) && !device.supports(&json!("nvme")));
+        let start = key("scheduler.params.last_batch_iteration");
+        assert!(start.supports(&json!(-1)) && !start.supports(&json!(10)));
+    }
+
+    #[test]
+    fn only_names_values_that_the_key_may_hold() {
+        for key in schema::keys() {
+            let Support::Only { values, instead } = key.support else { continue };
+            assert!(!values.is_empty() && !instead.is_empty(), "{}", key.path);
+            for value in values {
+                let holds = match key.kind {
+                    Kind::Bool => ["true", "false"].contains(value),
+                    Kind::OneOf(words) => words.contains(value),
+                    Kind::Int | Kind::Float => value.parse().is_ok_and(|number| key.bounds.allow(number)),
+                    _ => false,
+                };
+                assert!(holds, "{} cannot hold {value}", key.path);
+            }
         }
     }
 }

@@ -1,44 +1,109 @@
-//! The schema: one table holds every key. Parsing, `check`, `explain`, the JSON Schema and the page
-//! `docs/config.md` all come from it.
+//! The schema: one table with every key. `check`, `explain`, the JSON Schema, `docs/config.md` and the typed values that
+//! passes read ([`Values`]) all come from it.
 //!
 //! Compatible with DeepSpeed 0.19.6. A section's keys are one file; [`keys`] is all of them in the order in which
 //! the page shows them.
 
+#[macro_use]
+mod field;
+
 mod activation;
 mod batch;
-mod built;
-mod elsewhere;
+mod conditions;
 mod key;
 mod offload;
 mod optimizer;
 mod precision;
 mod reporting;
 mod scheduler;
-mod when;
+mod support;
+mod unsupported;
 mod zero;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-pub use activation::HF_SCHEDULES;
-pub use built::Built;
-pub use key::{AutoRule, Bounds, Condition, DefaultValue, Effect, Key, Kind, Reader};
-pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS};
-pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS};
+use serde_json::Value;
 
-const SECTIONS: [&[Key]; 9] = [
+use crate::view::Switch;
+
+pub use activation::{
+    ActivationCheckpointing, DecayedParameters, GatherMode, HF_SCHEDULES, RecomputePolicy, UpdateDevice,
+    Zeroth,
+};
+pub use batch::TopLevel;
+pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
+pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
+pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS, Optimizer, OptimizerType};
+pub use precision::{Bf16, DataTypes, Fp16};
+pub use reporting::{Checkpoint, CsvMonitor, FlopsProfiler, Tensorboard};
+pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS, Scheduler, SchedulerType, WarmupType};
+pub use support::Support;
+pub use zero::Zero;
+
+const SECTIONS: &[&[Key]] = &[
     batch::KEYS,
     zero::KEYS,
-    offload::KEYS,
-    precision::KEYS,
+    offload::PARAM_KEYS,
+    offload::OPTIMIZER_KEYS,
+    offload::AIO_KEYS,
+    precision::FP16_KEYS,
+    precision::BF16_KEYS,
+    precision::DATA_TYPES_KEYS,
+    precision::AUTOCAST_KEYS,
     optimizer::KEYS,
     scheduler::KEYS,
     activation::KEYS,
-    reporting::KEYS,
-    elsewhere::KEYS,
+    activation::ZEROTH_KEYS,
+    reporting::TENSORBOARD_KEYS,
+    reporting::CSV_MONITOR_KEYS,
+    reporting::SERVICE_KEYS,
+    reporting::FLOPS_PROFILER_KEYS,
+    reporting::COMMS_LOGGER_KEYS,
+    reporting::CHECKPOINT_KEYS,
+    unsupported::KEYS,
 ];
 
-/// Every key, in the order of the page.
+/// Declares the struct that holds the typed values of all sections.
+macro_rules! values {
+    ($( $section:ident: $type:ty ),* $(,)?) => {
+        /// The values that passes and the trainer read, typed, by section: `values.zero.stage`.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Values {
+            $(
+                #[doc = concat!("The section `", stringify!($section), "`.")]
+                pub $section: $type,
+            )*
+        }
+
+        impl Values {
+            /// Reads all sections; `value` finds the resolved value of a path.
+            pub(crate) fn read<'a>(value: &impl Fn(&str) -> Option<&'a Value>) -> Self {
+                Self { $( $section: <$type>::read(value) ),* }
+            }
+        }
+    };
+}
+
+values! {
+    top_level: TopLevel,
+    zero: Zero,
+    offload_param: OffloadParam,
+    offload_optimizer: OffloadOptimizer,
+    fp16: Fp16,
+    bf16: Bf16,
+    data_types: DataTypes,
+    optimizer: Optimizer,
+    scheduler: Scheduler,
+    activation_checkpointing: ActivationCheckpointing,
+    zeroth: Zeroth,
+    tensorboard: Tensorboard,
+    csv_monitor: CsvMonitor,
+    flops_profiler: FlopsProfiler,
+    checkpoint: Checkpoint,
+}
+
+/// Every key, in the order of `docs/config.md`.
 pub fn keys() -> impl Iterator<Item = &'static Key> {
     SECTIONS.iter().flat_map(|section| section.iter())
 }
@@ -49,18 +114,32 @@ pub fn find(path: &str) -> impl Iterator<Item = &'static Key> {
     index().get(path).into_iter().flatten().copied()
 }
 
+/// Whether a file may spell a key so.
+pub(crate) fn has(path: &str) -> bool {
+    index().contains_key(path)
+}
+
+/// The state of a boolean key that a file leaves out: its default, or open where the command line decides.
+pub(crate) fn absent_switch(path: &str) -> Switch {
+    match find(path).next().map(|key| (key.auto, key.default)) {
+        Some((None, DefaultValue::Bool(true))) => Switch::On,
+        Some((None, DefaultValue::Bool(false))) => Switch::Off,
+        _ => Switch::Open,
+    }
+}
+
 /// The key that turns a section on: its `enabled` or its `device`.
 pub fn switch_of(section: &Key) -> Option<&'static Key> {
     ["enabled", "device"].iter().find_map(|name| find(&format!("{}.{name}", section.path)).next())
 }
 
-/// Every spelling of a key: its own path, its other names, its other places.
+/// Every spelling of a key: its canonical path, its other names, its other paths.
 pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
     let (parent, path) = (key.parent(), key.path);
     let join = move |name: &str| if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };
     std::iter::once(path.to_owned())
-        .chain(key.names.iter().map(move |name| join(name)))
-        .chain(key.places.iter().map(|place| (*place).to_owned()))
+        .chain(key.other_names.iter().map(move |name| join(name)))
+        .chain(key.other_paths.iter().map(|location| (*location).to_owned()))
 }
 
 /// The names that may be suggested inside a section (`""` is the top level): of all its keys, other names included,
@@ -68,9 +147,9 @@ pub fn spellings(key: &Key) -> impl Iterator<Item = String> {
 pub fn names_in(section: &str) -> impl Iterator<Item = &'static str> {
     keys()
         .filter(move |key| key.parent() == section && !matches!(key.effect, Effect::Refused(_)))
-        .flat_map(|key| std::iter::once(key.name()).chain(key.names.iter().copied()))
-        .chain(keys().flat_map(|key| key.places.iter().copied()).filter_map(move |place| {
-            let (parent, name) = place.rsplit_once('.').unwrap_or(("", place));
+        .flat_map(|key| std::iter::once(key.name()).chain(key.other_names.iter().copied()))
+        .chain(keys().flat_map(|key| key.other_paths.iter().copied()).filter_map(move |location| {
+            let (parent, name) = location.rsplit_once('.').unwrap_or(("", location));
             (parent == section).then_some(name)
         }))
 }

@@ -2,8 +2,24 @@
 
 use super::key::{AutoRule, DefaultValue, Key, Kind, Reader};
 
-/// Optimizers that zeroth has, as DeepSpeed spells them.
-pub const OPTIMIZERS: &[&str] = &["Adam", "AdamW", "SGD", "Lion", "Adagrad"];
+words! {
+    /// The optimizers of zeroth, as DeepSpeed spells them.
+    OptimizerType {
+        /// Adam; its weight decay is AdamW's unless `adam_w_mode` is false.
+        Adam = "Adam",
+        /// Adam with decoupled weight decay.
+        AdamW = "AdamW",
+        /// SGD with momentum.
+        Sgd = "SGD",
+        /// Lion.
+        Lion = "Lion",
+        /// Adagrad.
+        Adagrad = "Adagrad",
+    }
+}
+
+/// Names of the optimizers that zeroth has.
+pub const OPTIMIZERS: &[&str] = OptimizerType::WORDS;
 
 /// Optimizers that DeepSpeed takes, itself or from torch.optim, and zeroth does not have.
 pub const FOREIGN_OPTIMIZERS: &[&str] = &[
@@ -30,142 +46,157 @@ pub const FOREIGN_OPTIMIZERS: &[&str] = &[
 const ADAM: &[&str] = &["Adam", "AdamW"];
 const ADAM_AND_LION: &[&str] = &["Adam", "AdamW", "Lion"];
 
-pub(super) const KEYS: &[Key] = &[
-    Key::section("optimizer")
-        .does("The optimizer. Without it: AdamW from --learning-rate, --adam-beta1, --adam-beta2, --adam-epsilon, --weight-decay.")
-        .set("leave it out, or {\"type\": \"AdamW\", \"params\": {…}}")
-        .read_by(Reader::Update),
-    Key::new("optimizer.type", Kind::Text)
-        .or_text("AdamW")
-        .does("Adam, AdamW, SGD, Lion or Adagrad.")
-        .set("AdamW")
-        .read_by(Reader::Update),
-    Key::section("optimizer.params").does("The parameters of the optimizer.").read_by(Reader::Update),
-    Key::bool("optimizer.legacy_fusion", false)
-        .does("DeepSpeed's old fused 16-bit optimizer.")
-        .nothing("the update is always one fused pass"),
-    Key::float("optimizer.params.lr", 0.0)
-        .in_fp32()
-        .or_float(1e-3)
-        .does("The learning rate.")
-        .set("\"auto\" (--learning-rate)")
-        .read_by(Reader::Update)
-        .auto(AutoRule::LearningRate)
-        .of(&["Adam", "AdamW", "SGD", "Lion"]),
-    Key::float("optimizer.params.lr", 0.0)
-        .in_fp32()
-        .or_float(1e-2)
-        .does("The learning rate.")
-        .set("\"auto\" (--learning-rate)")
-        .read_by(Reader::Update)
-        .auto(AutoRule::LearningRate)
-        .of(&["Adagrad"]),
-    Key::new("optimizer.params.betas", Kind::Floats(2))
-        .or(DefaultValue::Floats(&[0.9, 0.999]))
-        .at_least(0.0)
-        .below(1.0)
-        .does("How slowly the two moments forget.")
-        .set("\"auto\" (--adam-beta1, --adam-beta2); [0.9, 0.95] for language models, Lion [0.9, 0.99]")
-        .read_by(Reader::Update)
-        .auto(AutoRule::Betas)
-        .of(ADAM_AND_LION),
-    Key::float("optimizer.params.eps", 0.0)
-        .positive_in_fp32()
-        .or_float(1e-8)
-        .does("Added to the root of the second moment.")
-        .set("\"auto\" (--adam-epsilon)")
-        .read_by(Reader::Update)
-        .auto(AutoRule::Epsilon)
-        .of(ADAM),
-    Key::float("optimizer.params.eps", 0.0)
-        .positive_in_fp32()
-        .or_float(1e-10)
-        .does("Added to the root of the sum of squares.")
-        .set("1e-10")
-        .read_by(Reader::Update)
-        .of(&["Adagrad"]),
-    Key::float("optimizer.params.weight_decay", 0.0)
-        .in_fp32()
-        .or_float(0.0)
-        .does("How strongly weights are drawn to zero; norms and biases are left out unless zeroth.decay is \"all\".")
-        .set("\"auto\" (--weight-decay)")
-        .read_by(Reader::Update)
-        .auto(AutoRule::WeightDecay)
-        .of(OPTIMIZERS),
-    Key::float("optimizer.params.momentum", 0.0)
-        .at_most(1.0)
-        .or_float(0.0)
-        .does("How slowly the velocity forgets.")
-        .set("0.9")
-        .read_by(Reader::Update)
-        .of(&["SGD"]),
-    Key::float("optimizer.params.dampening", 0.0)
-        .at_most(1.0)
-        .or_float(0.0)
-        .does("Weakens the newest gradient in the velocity.")
-        .set("0")
-        .read_by(Reader::Update)
-        .of(&["SGD"]),
-    Key::bool("optimizer.params.nesterov", false)
-        .does("Looks ahead along the velocity.")
-        .set("false")
-        .read_by(Reader::Update)
-        .of(&["SGD"]),
-    Key::float("optimizer.params.lr_decay", 0.0)
-        .in_fp32()
-        .or_float(0.0)
-        .does("Divides the learning rate by 1 + this × steps done.")
-        .set("0")
-        .read_by(Reader::Update)
-        .of(&["Adagrad"]),
-    Key::float("optimizer.params.initial_accumulator_value", 0.0)
-        .in_fp32()
-        .or_float(0.0)
-        .does("What the sums of squares start with.")
-        .set("0")
-        .read_by(Reader::Update)
-        .of(&["Adagrad"]),
-    Key::bool("optimizer.params.bias_correction", true)
-        .does("Corrects the moments for starting at zero.")
-        .set("true")
-        .read_by(Reader::Update)
-        .of(ADAM),
-    Key::bool("optimizer.params.adam_w_mode", true)
-        .does("Decays weights apart from the gradient (AdamW), as DeepSpeed does unless told not to; false adds the decay to the gradient.")
-        .set("true")
-        .read_by(Reader::Update)
-        .of(&["Adam"]),
-    Key::bool("optimizer.params.adam_w_mode", true)
-        .does("Decays weights apart from the gradient.")
-        .built_in("AdamW always does; type \"Adam\" with adam_w_mode false adds the decay to the gradient")
-        .of(&["AdamW"]),
-    Key::bool("optimizer.params.amsgrad", false)
-        .does("Keeps the largest second moment seen.")
-        .lacking("amsgrad is not built (DeepSpeed accepts it on the host and never carries it out)")
-        .of(ADAM),
-    Key::bool("optimizer.params.torch_adam", false)
-        .does("Uses PyTorch's Adam.")
-        .nothing("there is no PyTorch here; our Adam computes the same")
-        .of(ADAM),
-    Key::bool("optimizer.params.fp32_optimizer_states", true)
-        .does("Keeps the moments in fp32 on the host.")
-        .nothing("zeroth.moments says it for every tier")
-        .of(ADAM),
-    Key::bool("optimizer.params.fused", false)
-        .does("Uses PyTorch's fused kernels.")
-        .built_in("the update is always one fused pass")
-        .of(ADAM),
-    Key::bool("optimizer.params.foreach", false)
-        .does("Uses PyTorch's multi-tensor kernels.")
-        .built_in("the update is always one fused pass")
-        .of(ADAM),
-    Key::refused(
-        "optimizer.params.max_grad_norm",
-        "Clipping, in the wrong place.",
-        "DeepSpeed refuses it here: write gradient_clipping at the top level",
-    ),
-    Key::bool("optimizer.params.use_triton", false)
-        .does("Uses Triton kernels.")
-        .nothing("kernels are our own")
-        .of(&["Lion"]),
-];
+section! {
+    /// Values of `optimizer` and `optimizer.params`.
+    KEYS: Optimizer {
+        Key::section("optimizer")
+            .does("The optimizer. Without it: AdamW from --learning-rate, --adam-beta1, --adam-beta2, --adam-epsilon, --weight-decay.")
+            .set("leave it out, or {\"type\": \"AdamW\", \"params\": {…}}")
+            .read_by(Reader::Update),
+        Key::new("optimizer.type", Kind::Text)
+            .or_text("AdamW")
+            .does("Adam, AdamW, SGD, Lion or Adagrad.")
+            .set("AdamW")
+            .read_by(Reader::Update)
+            => name: OptimizerType,
+        Key::section("optimizer.params").does("The parameters of the optimizer.").read_by(Reader::Update),
+        Key::bool("optimizer.legacy_fusion", false)
+            .does("DeepSpeed's old fused 16-bit optimizer.")
+            .nothing("the update is always one fused pass"),
+        Key::float("optimizer.params.lr", 0.0)
+            .in_fp32()
+            .or_float(1e-3)
+            .does("The learning rate.")
+            .set("\"auto\" (--learning-rate)")
+            .read_by(Reader::Update)
+            .auto(AutoRule::LearningRate)
+            .of(&["Adam", "AdamW", "SGD", "Lion"])
+            => lr: f64,
+        Key::float("optimizer.params.lr", 0.0)
+            .in_fp32()
+            .or_float(1e-2)
+            .does("The learning rate.")
+            .set("\"auto\" (--learning-rate)")
+            .read_by(Reader::Update)
+            .auto(AutoRule::LearningRate)
+            .of(&["Adagrad"]),
+        Key::new("optimizer.params.betas", Kind::Floats(2))
+            .or(DefaultValue::Floats(&[0.9, 0.999]))
+            .at_least(0.0)
+            .below(1.0)
+            .does("How slowly the two moments forget.")
+            .set("\"auto\" (--adam-beta1, --adam-beta2); [0.9, 0.95] for language models, Lion [0.9, 0.99]")
+            .read_by(Reader::Update)
+            .auto(AutoRule::Betas)
+            .of(ADAM_AND_LION)
+            => betas: [f64; 2],
+        Key::float("optimizer.params.eps", 0.0)
+            .positive_in_fp32()
+            .or_float(1e-8)
+            .does("Added to the root of the second moment.")
+            .set("\"auto\" (--adam-epsilon)")
+            .read_by(Reader::Update)
+            .auto(AutoRule::Epsilon)
+            .of(ADAM)
+            => eps: f64,
+        Key::float("optimizer.params.eps", 0.0)
+            .positive_in_fp32()
+            .or_float(1e-10)
+            .does("Added to the root of the sum of squares.")
+            .set("1e-10")
+            .read_by(Reader::Update)
+            .of(&["Adagrad"]),
+        Key::float("optimizer.params.weight_decay", 0.0)
+            .in_fp32()
+            .or_float(0.0)
+            .does("How strongly weights are drawn to zero; norms and biases are left out unless zeroth.decay is \"all\".")
+            .set("\"auto\" (--weight-decay)")
+            .read_by(Reader::Update)
+            .auto(AutoRule::WeightDecay)
+            .of(OPTIMIZERS)
+            => weight_decay: f64,
+        Key::float("optimizer.params.momentum", 0.0)
+            .at_most(1.0)
+            .or_float(0.0)
+            .does("How slowly the velocity forgets.")
+            .set("0.9")
+            .read_by(Reader::Update)
+            .of(&["SGD"])
+            => momentum: f64,
+        Key::float("optimizer.params.dampening", 0.0)
+            .at_most(1.0)
+            .or_float(0.0)
+            .does("Weakens the newest gradient in the velocity.")
+            .set("0")
+            .read_by(Reader::Update)
+            .of(&["SGD"])
+            => dampening: f64,
+        Key::bool("optimizer.params.nesterov", false)
+            .does("Looks ahead along the velocity.")
+            .set("false")
+            .read_by(Reader::Update)
+            .of(&["SGD"])
+            => nesterov: bool,
+        Key::float("optimizer.params.lr_decay", 0.0)
+            .in_fp32()
+            .or_float(0.0)
+            .does("Divides the learning rate by 1 + this × steps done.")
+            .set("0")
+            .read_by(Reader::Update)
+            .of(&["Adagrad"])
+            => lr_decay: f64,
+        Key::float("optimizer.params.initial_accumulator_value", 0.0)
+            .in_fp32()
+            .or_float(0.0)
+            .does("What the sums of squares start with.")
+            .set("0")
+            .read_by(Reader::Update)
+            .of(&["Adagrad"])
+            => initial_accumulator_value: f64,
+        Key::bool("optimizer.params.bias_correction", true)
+            .does("Corrects the moments for starting at zero.")
+            .set("true")
+            .read_by(Reader::Update)
+            .of(ADAM)
+            => bias_correction: bool,
+        Key::bool("optimizer.params.adam_w_mode", true)
+            .does("Decays weights apart from the gradient (AdamW), as DeepSpeed does unless told not to; false adds the decay to the gradient.")
+            .set("true")
+            .read_by(Reader::Update)
+            .of(&["Adam"])
+            => adam_w_mode: bool,
+        Key::bool("optimizer.params.adam_w_mode", true)
+            .does("Decays weights apart from the gradient.")
+            .built_in("AdamW always does; type \"Adam\" with adam_w_mode false adds the decay to the gradient")
+            .of(&["AdamW"]),
+        Key::bool("optimizer.params.amsgrad", false)
+            .does("Keeps the largest second moment seen.")
+            .lacking("amsgrad is not built (DeepSpeed accepts it on the host and never carries it out)")
+            .of(ADAM),
+        Key::bool("optimizer.params.torch_adam", false)
+            .does("Uses PyTorch's Adam.")
+            .nothing("there is no PyTorch here; our Adam computes the same")
+            .of(ADAM),
+        Key::bool("optimizer.params.fp32_optimizer_states", true)
+            .does("Keeps the moments in fp32 on the host.")
+            .nothing("zeroth.moments says it for every tier")
+            .of(ADAM),
+        Key::bool("optimizer.params.fused", false)
+            .does("Uses PyTorch's fused kernels.")
+            .built_in("the update is always one fused pass")
+            .of(ADAM),
+        Key::bool("optimizer.params.foreach", false)
+            .does("Uses PyTorch's multi-tensor kernels.")
+            .built_in("the update is always one fused pass")
+            .of(ADAM),
+        Key::refused(
+            "optimizer.params.max_grad_norm",
+            "Clipping, in the wrong place.",
+            "DeepSpeed refuses it here: write gradient_clipping at the top level",
+        ),
+        Key::bool("optimizer.params.use_triton", false)
+            .does("Uses Triton kernels.")
+            .nothing("kernels are our own")
+            .of(&["Lion"]),
+    }
+}

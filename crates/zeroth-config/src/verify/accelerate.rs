@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::Severity;
 use super::command::Accelerate;
 use super::compare::{Comparison, shown};
-use crate::facts::Switch;
+use crate::check::Severity;
 use crate::read::Number;
 use crate::resolve::Precision;
+use crate::view::Switch;
 
 impl Comparison<'_> {
     /// accelerate's own flags give way to a config file, all but one.
@@ -16,7 +16,7 @@ impl Comparison<'_> {
         if self.command.typed.configs.is_empty() {
             return;
         }
-        let on = |path: &str| self.facts.switch(path) == Switch::On;
+        let on = |path: &str| self.view.switch(path) == Switch::On;
         match mixed_precision {
             Some(typed @ (Precision::Bf16 | Precision::Fp16)) => {
                 let other = if *typed == Precision::Bf16 { Precision::Fp16 } else { Precision::Bf16 };
@@ -44,7 +44,7 @@ impl Comparison<'_> {
             None => {}
         }
         for (flag, path, text) in settings {
-            let file = match self.facts.given(path) {
+            let file = match self.view.given(path) {
                 Some(value) => value.clone(),
                 None if *path == "zero_optimization.stage" => 0.into(),
                 None if path.ends_with(".device") => "none".into(),

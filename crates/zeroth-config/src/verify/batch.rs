@@ -1,10 +1,11 @@
 //! Batch sizes: the file's three keys and the command's numbers, multiplied once.
 
 use super::command::Command;
-use super::{Finding, Severity};
-use crate::asked::Asked;
-use crate::facts::Facts;
+use super::finding::Finding;
+use crate::check::Severity;
+use crate::file_values::FileValues;
 use crate::resolve::{Batch, BatchError, triangulate};
+use crate::view::ConfigView;
 
 /// More ranks than any machine has: divisors beyond are not looked for.
 const MOST_RANKS: u64 = 100_000;
@@ -16,7 +17,7 @@ const ACCUMULATION: &str = "gradient_accumulation_steps";
 /// The batch sizes on both sides.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes<'a> {
-    asked: &'a Asked,
+    file: &'a FileValues,
     command: &'a Command,
     train: Option<u64>,
     micro: Option<u64>,
@@ -37,11 +38,11 @@ pub(super) struct Outcome {
 }
 
 impl<'a> Sizes<'a> {
-    pub(super) fn new(asked: &'a Asked, command: &'a Command) -> Self {
-        let facts = Facts::new(asked);
-        let given = |path: &str| facts.whole(path).and_then(|value| u64::try_from(value).ok());
+    pub(super) fn new(file: &'a FileValues, command: &'a Command) -> Self {
+        let view = ConfigView::new(file);
+        let given = |path: &str| view.integer(path).and_then(|value| u64::try_from(value).ok());
         Self {
-            asked,
+            file,
             command,
             train: given(TRAIN),
             micro: given(MICRO),
@@ -65,7 +66,7 @@ impl<'a> Sizes<'a> {
             // accelerate takes the micro-batch from the script's data loader.
             Err(BatchError::NoneGiven) if self.command.accelerate.is_some() => self.together(ranks, or, None),
             Err(BatchError::NoneGiven) => {
-                let named = [TRAIN, MICRO].iter().any(|path| self.asked.get(path).is_some());
+                let named = [TRAIN, MICRO].iter().any(|path| self.file.get(path).is_some());
                 let finding = (!named).then(|| self.none_given());
                 Outcome { finding, ..Outcome::default() }
             }
@@ -107,9 +108,9 @@ impl<'a> Sizes<'a> {
     }
 
     fn finding(&self, severity: Severity, (message, fix): (String, String)) -> Finding {
-        let path = [TRAIN, MICRO, ACCUMULATION].into_iter().find(|path| self.asked.get(path).is_some());
-        let place = path.and_then(|path| self.asked.get(path)).map(|asked| asked.place);
-        Finding { severity, key: path, place, message, fix }
+        let path = [TRAIN, MICRO, ACCUMULATION].into_iter().find(|path| self.file.get(path).is_some());
+        let location = path.and_then(|path| self.file.get(path)).map(|value| value.location);
+        Finding { severity, key: path, location, message, fix }
     }
 
     /// Which slip of the hand this is: message and fix.
@@ -240,11 +241,11 @@ impl<'a> Sizes<'a> {
                 ),
             )
         };
-        let asked = self.asked.get(key);
+        let found = self.file.get(key);
         Some(Finding {
             severity: Severity::Warning,
             key: Some(key),
-            place: asked.map(|asked| asked.place),
+            location: found.map(|value| value.location),
             message: format!(
                 "the command's {flag} {size} is the script's own word, for one device or for all of them: {meaning}"
             ),

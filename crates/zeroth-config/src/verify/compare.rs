@@ -4,20 +4,21 @@ use serde_json::Value;
 
 use super::batch::{Outcome, Sizes};
 use super::command::Command;
+use super::finding::Finding;
 use super::script::Trainer;
-use super::{Finding, Severity};
-use crate::asked::Asked;
-use crate::facts::{Facts, Switch};
-use crate::read::Place;
+use crate::check::Severity;
+use crate::file_values::FileValues;
+use crate::read::Location;
 use crate::resolve::{Batch, Flags, Mismatch, Precision, Request, ResolveError, resolve};
 use crate::schema::{self, DefaultValue, Kind};
+use crate::view::{ConfigView, Switch};
 
 const BATCH_KEYS: [&str; 3] =
     ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
 
 pub(super) struct Comparison<'a> {
-    asked: &'a Asked,
-    pub(super) facts: Facts<'a>,
+    file: &'a FileValues,
+    pub(super) view: ConfigView<'a>,
     pub(super) file_name: &'a str,
     pub(super) command: &'a Command,
     findings: Vec<Finding>,
@@ -25,9 +26,9 @@ pub(super) struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    pub(super) fn new(asked: &'a Asked, file_name: &'a str, command: &'a Command) -> Self {
-        let facts = Facts::new(asked);
-        Self { asked, facts, file_name, command, findings: Vec::new(), compared: Vec::new() }
+    pub(super) fn new(file: &'a FileValues, file_name: &'a str, command: &'a Command) -> Self {
+        let view = ConfigView::new(file);
+        Self { file, view, file_name, command, findings: Vec::new(), compared: Vec::new() }
     }
 
     /// What agrees, and what there is to say, errors first.
@@ -54,20 +55,20 @@ impl<'a> Comparison<'a> {
     }
 
     pub(super) fn push(&mut self, severity: Severity, key: Option<&str>, message: String, fix: String) {
-        let place = key.and_then(|key| self.asked.get(key)).map(|asked| asked.place);
-        self.push_at(severity, key, place, message, fix);
+        let location = key.and_then(|key| self.file.get(key)).map(|value| value.location);
+        self.push_at(severity, key, location, message, fix);
     }
 
     fn push_at(
         &mut self,
         severity: Severity,
         key: Option<&str>,
-        place: Option<Place>,
+        location: Option<Location>,
         message: String,
         fix: String,
     ) {
         let key = key.and_then(|key| schema::find(key).next()).map(|key| key.path);
-        self.findings.push(Finding { severity, key, place, message, fix });
+        self.findings.push(Finding { severity, key, location, message, fix });
     }
 
     fn unreadable(&mut self) {
@@ -96,7 +97,7 @@ impl<'a> Comparison<'a> {
             Some(_) => None,
             None => self.command.trainer.with_defaults(&typed, ranks.unwrap_or(1)),
         };
-        let sizes = Sizes::new(self.asked, self.command);
+        let sizes = Sizes::new(self.file, self.command);
         let Outcome { finding, batch, covers_micro } =
             sizes.compare(match (&with_defaults, self.command.trainer) {
                 (Some(flags), _) => (flags.per_device_train_batch_size, flags.gradient_accumulation_steps),
@@ -134,7 +135,7 @@ impl<'a> Comparison<'a> {
     /// What `resolve` says of these flags, without the product of the batch sizes, which has a finding of its own.
     fn mismatches(&self, flags: &Flags) -> Vec<Mismatch> {
         let ranks = self.command.world.size.unwrap_or(1);
-        let request = Request { asked: self.asked, flags, ranks, model: None, steps: None };
+        let request = Request { file: self.file, flags, ranks, model: None, steps: None };
         let found = match resolve(&request) {
             Err(ResolveError::Mismatch(found)) => found,
             // The batch is compared apart, and a model's size contradicts nothing.
@@ -150,7 +151,7 @@ impl<'a> Comparison<'a> {
         flags.precision = self.typed_precision();
         let defaults = self.command.trainer.with_defaults(&flags, 1);
         let betas =
-            self.facts.given("optimizer.params.betas").and_then(Value::as_array).cloned().unwrap_or_default();
+            self.view.given("optimizer.params.betas").and_then(Value::as_array).cloned().unwrap_or_default();
         // What is not typed is the trainer's default, or must not contradict by itself.
         let other = |index: usize, default: Option<f64>| default.or_else(|| betas.get(index)?.as_f64());
         match (flags.adam_beta1, flags.adam_beta2) {
@@ -163,22 +164,22 @@ impl<'a> Comparison<'a> {
 
     fn typed_precision(&mut self) -> Option<Precision> {
         let typed = &self.command.typed;
-        let asked: Vec<Precision> =
+        let typed_precisions: Vec<Precision> =
             [(typed.bf16, Precision::Bf16), (typed.fp16, Precision::Fp16), (typed.fp32, Precision::Fp32)]
                 .into_iter()
                 .filter_map(|(on, precision)| (on == Some(true)).then_some(precision))
                 .collect();
-        if asked.len() > 1 {
+        if typed_precisions.len() > 1 {
             let names: Vec<String> =
-                asked.iter().map(|precision| format!("--{}", precision.name())).collect();
+                typed_precisions.iter().map(|precision| format!("--{}", precision.name())).collect();
             let message = format!("the command has {}, and a run has one precision", names.join(" and "));
             self.push(Severity::Error, None, message, "keep one of them".to_owned());
         }
-        if let Some(precision) = asked.first() {
+        if let Some(precision) = typed_precisions.first() {
             return Some(*precision);
         }
         let off =
-            |typed: Option<bool>, path: &str| typed == Some(false) && self.facts.switch(path) == Switch::On;
+            |typed: Option<bool>, path: &str| typed == Some(false) && self.view.switch(path) == Switch::On;
         let both_off = typed.bf16 == Some(false) && typed.fp16 == Some(false);
         if both_off || off(typed.bf16, "bf16.enabled") || off(typed.fp16, "fp16.enabled") {
             return Some(Precision::Fp32);
@@ -209,7 +210,7 @@ impl<'a> Comparison<'a> {
         } else {
             format!("write {} in both places", shown(&found.file_value))
         };
-        self.push_at(severity, Some(&found.path), found.place, format!("{line}: {then}"), fix);
+        self.push_at(severity, Some(&found.path), found.location, format!("{line}: {then}"), fix);
     }
 
     /// A flag that was not typed, whose default the trainer holds against the file.
@@ -224,7 +225,7 @@ impl<'a> Comparison<'a> {
             "adam_beta1+adam_beta2" => "type both betas as the file has them, or write \"auto\"".to_owned(),
             name => format!("add --{name} {} to the command, or write \"auto\"", shown(&found.file_value)),
         };
-        self.push_at(Severity::Warning, Some(&found.path), found.place, message, fix);
+        self.push_at(Severity::Warning, Some(&found.path), found.location, message, fix);
     }
 
     /// What both sides say, or one side and nobody against it.
@@ -238,7 +239,7 @@ impl<'a> Comparison<'a> {
             let noun = if ranks == 1 { "rank" } else { "ranks" };
             compared.push(format!("batch {train} = {micro} × {accumulation} × {ranks} {noun}"));
         }
-        let on = |path: &str| self.facts.switch(path) == Switch::On;
+        let on = |path: &str| self.view.switch(path) == Switch::On;
         let precision = typed.precision.or_else(|| {
             let of = |path: &str, precision: Precision| on(path).then_some(precision);
             of("bf16.enabled", Precision::Bf16).or(of("fp16.enabled", Precision::Fp16))
@@ -248,13 +249,13 @@ impl<'a> Comparison<'a> {
         {
             compared.push(precision.name().to_owned());
         }
-        let clipping = self.facts.number("gradient_clipping").or(typed.max_grad_norm);
+        let clipping = self.view.number("gradient_clipping").or(typed.max_grad_norm);
         if let Some(clipping) = clipping.filter(|_| !contradicted("gradient_clipping")) {
             compared.push(format!("clipping {}", shown(&clipping.into())));
         }
         let rate = "optimizer.params.lr";
         if let Some(lr) =
-            typed.learning_rate.filter(|_| self.facts.number(rate).is_some() && !contradicted(rate))
+            typed.learning_rate.filter(|_| self.view.number(rate).is_some() && !contradicted(rate))
         {
             compared.push(format!("learning rate {}", shown(&lr.into())));
         }
@@ -269,7 +270,7 @@ impl<'a> Comparison<'a> {
         let trained = [("bf16.enabled", Precision::Bf16), ("fp16.enabled", Precision::Fp16)];
         let other = trained.into_iter().find(|(path, trained)| {
             // fp32 weights are what training begins with; only the other half precision loses something.
-            dtype != Precision::Fp32 && *trained != dtype && self.facts.switch(path) == Switch::On
+            dtype != Precision::Fp32 && *trained != dtype && self.view.switch(path) == Switch::On
         });
         if let Some((path, trained)) = other {
             let message = format!(
@@ -296,10 +297,10 @@ impl<'a> Comparison<'a> {
                 matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto"))
                     || key.default == DefaultValue::Text("auto")
             });
-            self.asked.get(path).is_some_and(|asked| asked.value == "auto") && !knows_auto
+            self.file.get(path).is_some_and(|value| value.value == "auto") && !knows_auto
         };
         let open: Vec<&'static str> =
-            self.asked.iter().map(|(path, _)| path).filter(|path| is_open(path)).collect();
+            self.file.iter().map(|(path, _)| path).filter(|path| is_open(path)).collect();
         let (inside, top): (Vec<&str>, Vec<&str>) = open.into_iter().partition(|path| path.contains('.'));
         let fix = "write the numbers, or start the run with something that fills \"auto\": Hugging Face's Trainer, \
                    ms-swift or `zeroth train`";
@@ -326,11 +327,11 @@ impl<'a> Comparison<'a> {
     fn checkpointing(&mut self) {
         let section = "activation_checkpointing";
         let trainer = self.command.trainer;
-        if !self.asked.has_section(section) || !matches!(trainer, Trainer::HuggingFace | Trainer::Swift) {
+        if !self.file.has_section(section) || !matches!(trainer, Trainer::HuggingFace | Trainer::Swift) {
             return;
         }
-        let inside = self.asked.iter().find(|(path, _)| path.starts_with("activation_checkpointing."));
-        let place = inside.map(|(_, asked)| asked.place);
+        let inside = self.file.iter().find(|(path, _)| path.starts_with("activation_checkpointing."));
+        let location = inside.map(|(_, file)| file.location);
         let typed = self.command.typed.flags.gradient_checkpointing;
         // ms-swift recomputes unless it is told not to.
         let recomputes = typed.unwrap_or(trainer == Trainer::Swift);
@@ -352,7 +353,7 @@ impl<'a> Comparison<'a> {
                 "add --gradient_checkpointing to the command",
             )
         };
-        self.push_at(Severity::Warning, Some(section), place, message, fix.to_owned());
+        self.push_at(Severity::Warning, Some(section), location, message, fix.to_owned());
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::path::{Component, Path};
 
-use super::Severity;
 use super::compare::Comparison;
 use super::script::Trainer;
+use crate::check::Severity;
 use crate::preset::Preset;
 
 impl Comparison<'_> {

@@ -1,7 +1,7 @@
-//! `config verify`: does a training command agree with a file?
+//! `config verify`: compares a training command with a config file.
 //!
-//! [`words`] and [`launcher`] take a command line apart, [`command`] and [`script`] say what it asks for, [`compare`],
-//! [`batch`], [`config_name`] and [`accelerate`] hold that against the file. Contradictions of flags come from [`resolve`](crate::resolve), so that `verify` and
+//! `words` and `launcher` take a command line apart, `command` and `script` say what it asks for, `compare`,
+//! `batch`, `config_name` and `accelerate` hold that against the file. Contradictions of flags come from [`resolve`](crate::resolve), so that `verify` and
 //! `train` cannot disagree about them.
 
 mod accelerate;
@@ -9,6 +9,7 @@ mod batch;
 mod command;
 mod compare;
 mod config_name;
+mod finding;
 mod launcher;
 mod script;
 #[cfg(test)]
@@ -17,49 +18,34 @@ mod words;
 
 use serde_json::{Value, json};
 
-use crate::asked::Asked;
-use crate::read::Place;
+use crate::file_values::FileValues;
 
 pub use crate::check::Severity;
 pub use command::{Launcher, World};
+pub use finding::Finding;
 
-/// What a command and a file are to each other.
+/// The result of comparing a command with a file.
 #[derive(Debug, Clone)]
 pub struct Verification {
     /// The file's name as given.
     pub file: String,
-    /// What starts the ranks.
+    /// The program that starts the ranks.
     pub launcher: Launcher,
     /// How many ranks there are, and what says so.
     pub world: World,
-    /// What was compared and agrees: `batch 64 = 2 × 8 × 4 ranks`.
+    /// Values that were compared and agree: `batch 64 = 2 × 8 × 4 ranks`.
     pub compared: Vec<String>,
-    /// What there is to say, errors first.
+    /// Disagreements, errors first.
     pub findings: Vec<Finding>,
-    /// Whether there is nothing to say.
+    /// Whether there are no findings.
     pub agrees: bool,
 }
 
-/// One thing that does not go together.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Finding {
-    /// An error: the run stops or trains something else. A warning: it may.
-    pub severity: Severity,
-    /// The key of the file, by its canonical path.
-    pub key: Option<&'static str>,
-    /// Where the file says it.
-    pub place: Option<Place>,
-    /// What the file says and what the command says.
-    pub message: String,
-    /// What to change.
-    pub fix: String,
-}
-
-/// Holds a training command against a checked file. The command may begin with environment assignments, and may be
+/// Compares a training command with a checked file. The command may begin with environment assignments, and may be
 /// one text as a shell would read it.
-pub fn verify(asked: &Asked, file_name: &str, command: &[String]) -> Verification {
+pub fn verify(file: &FileValues, file_name: &str, command: &[String]) -> Verification {
     let command = command::Command::read(command);
-    let (compared, findings) = compare::Comparison::new(asked, file_name, &command).run();
+    let (compared, findings) = compare::Comparison::new(file, file_name, &command).run();
     Verification {
         file: file_name.to_owned(),
         launcher: command.launcher,
@@ -71,7 +57,7 @@ pub fn verify(asked: &Asked, file_name: &str, command: &[String]) -> Verificatio
 }
 
 impl Verification {
-    /// What was compared and agrees, in one line.
+    /// The values that agree, in one line.
     pub fn summary(&self) -> String {
         if self.compared.is_empty() { "nothing to compare".to_owned() } else { self.compared.join("; ") }
     }
@@ -91,19 +77,6 @@ impl Verification {
             "world_size": self.world.size,
             "compared": self.compared,
             "findings": findings,
-        })
-    }
-}
-
-impl Finding {
-    fn to_json(&self) -> Value {
-        json!({
-            "severity": if self.severity == Severity::Error { "error" } else { "warning" },
-            "key": self.key,
-            "line": self.place.map(|place| place.line),
-            "column": self.place.map(|place| place.column),
-            "message": self.message,
-            "fix": self.fix,
         })
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::check::check;
 use crate::preset::PRESETS;
-use crate::read::{Source, parse};
+use crate::read::{Location, Source, parse};
 
 /// The file of the course's generator: ZeroConfig(micro_batch_size=1, gradient_accumulation=16). Its
 /// train_batch_size leaves out the ranks.
@@ -33,8 +33,8 @@ const FOUR_RANKS: &str = r#"{
   "bf16": {"enabled": true}
 }"#;
 
-fn asked(text: &str) -> Asked {
-    check(&parse(Source::from_text("ds.json", text)).unwrap()).asked
+fn file_values(text: &str) -> FileValues {
+    check(&parse(Source::from_text("ds.json", text)).unwrap()).values
 }
 
 fn preset(name: &str) -> String {
@@ -43,7 +43,7 @@ fn preset(name: &str) -> String {
 
 /// Verifies `ds.json` with this text against a command as a shell would split it.
 fn run(text: &str, command: &str) -> Verification {
-    verify(&asked(text), "ds.json", &[command.to_owned()])
+    verify(&file_values(text), "ds.json", &[command.to_owned()])
 }
 
 fn messages(found: &Verification) -> String {
@@ -148,7 +148,7 @@ fn a_batch_without_the_ranks_is_named_with_the_right_number() {
     let found = run(GENERATED, "deepspeed --num_gpus=4 train.py --deepspeed ds.json");
     let finding = only(&found);
     assert_eq!((finding.severity, finding.key), (Severity::Error, Some("train_batch_size")));
-    assert_eq!(finding.place, Some(Place { line: 2, column: 3 }));
+    assert_eq!(finding.location, Some(Location { line: 2, column: 3 }));
     // DeepSpeed's own words for it; it divides 16 by 4 ranks and 16 steps down to a micro-batch of 0.
     assert!(
         finding.message.contains("train_batch_size is not equal to micro_batch_per_gpu"),
@@ -233,7 +233,7 @@ fn accumulation_in_both_places_must_be_the_same() {
     );
     let finding = only(&found);
     assert_eq!((finding.severity, finding.key), (Severity::Error, Some("gradient_accumulation_steps")));
-    assert_eq!(finding.place, Some(Place { line: 4, column: 3 }));
+    assert_eq!(finding.location, Some(Location { line: 4, column: 3 }));
     let line = "ds gradient_accumulation_steps=8 vs hf gradient_accumulation_steps=16";
     assert!(finding.message.starts_with(line), "{}", finding.message);
 }
@@ -327,7 +327,7 @@ fn the_swift_examples_name_presets_and_not_the_file() {
         let message = format!("the command trains with the preset `{name}` (--deepspeed), not with ds.json");
         assert_eq!(only(&found).message, message);
         let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
-        let same = verify(&asked(&preset(name)), name, &words);
+        let same = verify(&file_values(&preset(name)), name, &words);
         assert!(same.agrees, "{}", messages(&same));
     }
 }
@@ -398,7 +398,10 @@ fn activation_checkpointing_waits_for_a_call_that_hugging_face_does_not_make() {
     let file = r#"{"activation_checkpointing": {"cpu_checkpointing": true, "number_checkpoints": 8}}"#;
     let flags = "t.py --deepspeed ds.json --per_device_train_batch_size 1";
     let found = run(file, &format!("torchrun {flags} --gradient_checkpointing"));
-    assert_eq!((only(&found).key, only(&found).place.unwrap().line), (Some("activation_checkpointing"), 1));
+    assert_eq!(
+        (only(&found).key, only(&found).location.unwrap().line),
+        (Some("activation_checkpointing"), 1)
+    );
     assert!(only(&found).message.contains("recomputes in its own way"), "{}", messages(&found));
     let found = run(file, &format!("torchrun {flags}"));
     assert!(only(&found).fix.contains("--gradient_checkpointing"), "{}", messages(&found));
@@ -567,7 +570,7 @@ proptest! {
         joined: bool,
     ) {
         let command = if joined { vec![words.join(" ")] } else { words };
-        let found = verify(&asked(&file), "ds.json", &command);
+        let found = verify(&file_values(&file), "ds.json", &command);
         prop_assert_eq!(found.agrees, found.findings.is_empty());
         prop_assert!(found.findings.iter().all(|finding| !finding.message.is_empty() && !finding.fix.is_empty()));
         prop_assert!(found.world.size != Some(0));

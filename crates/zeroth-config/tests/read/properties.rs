@@ -90,15 +90,15 @@ fn check_reading(bytes: &[u8]) -> Result<(), TestCaseError> {
             prop_assert!(inside, "a span is not a piece of the text");
         }
         Err(error) => {
-            let Some(place) = error.place else {
+            let Some(location) = error.location else {
                 prop_assert!(error.message.contains("UTF-16"), "no place: {error}");
                 return Ok(());
             };
             let text = String::from_utf8_lossy(bytes);
             let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-            let line = text.split('\n').nth(place.line - 1);
+            let line = text.split('\n').nth(location.line - 1);
             prop_assert!(
-                line.is_some_and(|line| place.column <= line.chars().count() + 1),
+                line.is_some_and(|line| location.column <= line.chars().count() + 1),
                 "outside: {error}"
             );
             let span = error.span.expect("a place comes with a span");
@@ -141,7 +141,7 @@ proptest! {
         walk(&document.root, &mut |node| {
             let written = &text[node.span.start..node.span.end];
             let before = &text[..node.span.start];
-            let place = document.source.place(node.span.start);
+            let location = document.source.location(node.span.start);
             let line_start = before.rfind('\n').map_or(0, |at| at + 1);
             let right = match &node.value {
                 Value::Number(number) => Number::from_text(written).as_ref() == Some(number),
@@ -149,10 +149,10 @@ proptest! {
                 _ => true,
             };
             if !right
-                || place.line != before.matches('\n').count() + 1
-                || place.column != before[line_start..].chars().count() + 1
+                || location.line != before.matches('\n').count() + 1
+                || location.column != before[line_start..].chars().count() + 1
             {
-                wrong.push((place, written.to_owned()));
+                wrong.push((location, written.to_owned()));
             }
         });
         prop_assert!(wrong.is_empty(), "{wrong:?} in\n{text}");

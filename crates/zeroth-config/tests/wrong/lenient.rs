@@ -50,7 +50,7 @@ fn values_that_pydantic_reads_are_read_and_noted() {
         let report = checked(text);
         let verdict = verdict(&report, path);
         assert!(verdict.severity() < Severity::Error, "{text}: {}", verdict.message);
-        assert_eq!(report.asked.get(path).map(|asked| &asked.value), Some(&value), "{text}");
+        assert_eq!(report.values.get(path).map(|found| &found.value), Some(&value), "{text}");
         assert!(verdict.message.contains(note), "{text}: {}", verdict.message);
         assert!(!note.is_empty() || !verdict.message.contains("read as"), "{text}: {}", verdict.message);
     }
@@ -81,7 +81,7 @@ fn null_counts_as_absent_and_says_so() {
         let verdict = verdict(&report, path);
         assert!(report.is_ok(false), "{text}: {}", verdict.message);
         assert!(verdict.message.contains("null counts as absent"), "{text}: {}", verdict.message);
-        assert!(report.asked.get(path).is_none() && !report.asked.has_section(path), "{text}");
+        assert!(report.values.get(path).is_none() && !report.values.has_section(path), "{text}");
     }
 }
 
@@ -117,7 +117,7 @@ fn the_first_form_of_zero_optimization_still_works() {
         let verdict = verdict(&report, "zero_optimization");
         assert_eq!(verdict.status, Status::Deprecated, "{text}");
         assert!(verdict.message.contains(&format!("write {{\"stage\": {stage}}}")), "{}", verdict.message);
-        assert_eq!(report.asked.get("zero_optimization.stage").unwrap().value, json!(stage), "{text}");
+        assert_eq!(report.values.get("zero_optimization.stage").unwrap().value, json!(stage), "{text}");
         assert!(report.is_ok(false), "{text}");
     }
 }
@@ -154,10 +154,10 @@ fn old_names_carry_their_values_over_to_the_new_ones() {
         let report = checked(text);
         let verdict = verdict(&report, old);
         assert_eq!((verdict.status, verdict.severity()), (Status::Deprecated, Severity::Warning), "{text}");
-        let asked = report.asked.get(new).unwrap_or_else(|| panic!("{text} does not ask for {new}"));
+        let moved = report.values.get(new).unwrap_or_else(|| panic!("{text} does not ask for {new}"));
         assert_eq!(
-            (&asked.value, asked.spelled.as_str(), asked.place),
-            (&value, old, verdict.place),
+            (&moved.value, moved.spelled.as_str(), moved.location),
+            (&value, old, verdict.location),
             "{text}"
         );
     }

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use zeroth_config::check::{Severity, Status, check};
-use zeroth_config::read::{Place, Source, parse};
+use zeroth_config::read::{Location, Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, resolve};
 use zeroth_config::schema::{self, Effect, Key, Kind};
 use zeroth_config::snippet;
@@ -158,21 +158,21 @@ proptest! {
         let source = Source::from_text("any.json", written.text.clone());
         let document = parse(source.clone()).map_err(|error| TestCaseError::fail(error.to_string()))?;
         let report = check(&document);
-        let expected: Vec<(String, Place)> =
-            written.keys.into_iter().map(|(path, at)| (path, source.place(at))).collect();
-        let found: Vec<(String, Place)> =
-            report.verdicts.iter().map(|verdict| (verdict.path.clone(), verdict.place)).collect();
+        let expected: Vec<(String, Location)> =
+            written.keys.into_iter().map(|(path, at)| (path, source.location(at))).collect();
+        let found: Vec<(String, Location)> =
+            report.verdicts.iter().map(|verdict| (verdict.path.clone(), verdict.location)).collect();
         prop_assert_eq!(found, expected);
         for verdict in &report.verdicts {
             let pointed = source.text().get(verdict.span.start..verdict.span.end);
             prop_assert!(pointed.is_some_and(|text| !text.is_empty()), "{verdict:?}");
             let shown = snippet::of_verdict("note", &source, verdict);
-            let place = format!("any.json: {}", source.place(verdict.span.start));
-            prop_assert!(shown.contains(&place), "{shown}");
+            let location = format!("any.json: {}", source.location(verdict.span.start));
+            prop_assert!(shown.contains(&location), "{shown}");
         }
         // Resolving what was well formed must not panic either, right or wrong.
         let model = Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) });
-        let _ = resolve(&Request { asked: &report.asked, flags: &Flags::default(), ranks, model, steps: None });
+        let _ = resolve(&Request { file: &report.values, flags: &Flags::default(), ranks, model, steps: None });
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zeroth_config::check::check;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
-use zeroth_config::unbuilt::unbuilt;
+use zeroth_config::unimplemented::unimplemented;
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::{Queue, Tier};
 use zeroth_model::{Batch, ModelConfig, forward, table};
@@ -141,14 +141,14 @@ pub(crate) fn resolved(text: &str, ranks: u64) -> Resolved {
     let report = check(&document);
     assert!(report.is_ok(false), "{text}: {:?}", report.verdicts);
     let request = Request {
-        asked: &report.asked,
+        file: &report.values,
         flags: &Flags::default(),
         ranks,
         model: Some(ModelFacts { hidden_size: Some(1024), blocks: Some(BLOCKS) }),
         steps: Some(100),
     };
     let config = resolve(&request).unwrap_or_else(|error| panic!("{text}\n{error}"));
-    assert!(unbuilt(&config).refused.is_empty(), "{text}: {:?}", unbuilt(&config));
+    assert!(unimplemented(&config).refused.is_empty(), "{text}: {:?}", unimplemented(&config));
     config
 }
 

@@ -40,9 +40,9 @@ pub(crate) const ROOMY: Settings = Settings {
     reduce_scatter: true,
     allgather_bucket: u64::MAX / 4,
     allgather_partitions: true,
-    memory_efficient_linear: true,
     gather: None,
     head_rounds: true,
+    ..Settings::inference(DType::F32)
 };
 
 /// A golden model: its folder, its weights and its rows.

@@ -1,4 +1,4 @@
-//! What can be wrong with weights on disk, each with its own sentence.
+//! Errors of weights on disk.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ pub enum WeightsError {
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The index is not what an index is.
@@ -73,7 +73,7 @@ pub enum WeightsError {
     Index {
         /// The index file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The files do not hold the model; all that is wrong, at once.
@@ -87,7 +87,7 @@ pub enum WeightsError {
     /// A name that the table does not have.
     #[error("the model has no parameter `{name}`{}", did_you_mean(near.as_deref()))]
     NoSuchParameter {
-        /// The name asked for.
+        /// The name.
         name: String,
         /// A parameter of nearly that name.
         near: Option<String>,
@@ -100,9 +100,9 @@ pub enum WeightsError {
     Range {
         /// The parameter.
         name: String,
-        /// First element asked for.
+        /// The first element of the range.
         start: u64,
-        /// The element after the last one asked for.
+        /// The element after the last of the range.
         end: u64,
         /// Elements the buffer holds.
         buffer: u64,
@@ -116,7 +116,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The system refused to write.
@@ -124,7 +124,7 @@ pub enum WeightsError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// Tensors that no file can hold.
@@ -140,9 +140,9 @@ pub enum WeightsError {
     OutOfOrder {
         /// The tensor given.
         name: String,
-        /// How many elements.
+        /// The number of elements.
         given: u64,
-        /// What would have been right.
+        /// The number expected.
         expected: String,
     },
 }
@@ -218,7 +218,7 @@ pub enum WeightProblem {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A file that is not a whole safetensors file.
@@ -226,12 +226,12 @@ pub enum WeightProblem {
     Broken {
         /// The file.
         path: PathBuf,
-        /// What is wrong with its header.
+        /// The problem of its header.
         source: HeaderError,
     },
 }
 
-/// What is wrong with the header of one file.
+/// A problem of the header of one file.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     /// Not even a length.
@@ -261,7 +261,7 @@ pub enum HeaderError {
     /// Not the JSON that a header is.
     #[error("its header is not one of a safetensors file: {problem}")]
     Json {
-        /// What the parser says.
+        /// The error of the parser.
         problem: String,
     },
     /// One name twice.
@@ -315,7 +315,7 @@ pub enum HeaderError {
     Gap {
         /// Where they begin.
         begin: u64,
-        /// How many.
+        /// Their number.
         length: u64,
     },
     /// The data ends before the tensor does.

@@ -28,13 +28,13 @@ const NEAR_NAMES: usize = 20;
 pub struct WeightFiles {
     files: Vec<(PathBuf, File)>,
     /// Of every parameter of the table, by name.
-    places: HashMap<String, Place>,
+    places: HashMap<String, TensorLocation>,
     warnings: Vec<WeightWarning>,
 }
 
-/// Where a parameter lies.
+/// The file and the bytes of a parameter.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct TensorLocation {
     file: usize,
     /// Its first byte in the file.
     begin: u64,
@@ -129,7 +129,7 @@ impl WeightFiles {
         }
     }
 
-    /// What the files hold beyond the model.
+    /// Warnings about tensors that the model does not have.
     pub fn warnings(&self) -> &[WeightWarning] {
         &self.warnings
     }
@@ -185,7 +185,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    fn place(&self, parameter: &str) -> Result<&Place, WeightsError> {
+    fn place(&self, parameter: &str) -> Result<&TensorLocation, WeightsError> {
         self.places.get(parameter).ok_or_else(|| {
             // Sorted: the answer must not depend on the order of a hash table.
             let names: BTreeSet<&str> = self.places.keys().map(String::as_str).collect();
@@ -279,7 +279,7 @@ impl Stored {
     }
 
     /// The place of a parameter, if what was found can be it.
-    fn place(&self, parameter: &Parameter, found: &Found) -> Result<Place, WeightProblem> {
+    fn place(&self, parameter: &Parameter, found: &Found) -> Result<TensorLocation, WeightProblem> {
         let (name, file) = (found.tensor.name.clone(), self.file_name(found.file));
         if found.tensor.shape != parameter.shape {
             let expected = parameter.shape.clone();
@@ -289,7 +289,7 @@ impl Stored {
             return Err(WeightProblem::Type { name, file, found: found.tensor.kind.name });
         };
         let (begin, elements) = (found.tensor.bytes.start, parameter.elements());
-        Ok(Place { file: found.file, begin, dtype, elements })
+        Ok(TensorLocation { file: found.file, begin, dtype, elements })
     }
 
     /// Whether two tensors hold the same bytes.

@@ -12,7 +12,7 @@ use super::{INDEX, ONE_FILE, header};
 
 /// An index is as long as a header at most.
 const LARGEST_INDEX: u64 = 100_000_000;
-/// How the weight files of other formats end.
+/// Extensions of weight files in other formats.
 const OTHER_FORMATS: [&str; 10] = [
     ".bin",
     ".bin.index.json",

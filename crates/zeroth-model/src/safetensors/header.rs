@@ -1,4 +1,4 @@
-//! The header of one safetensors file: which tensor lies in which bytes. Nothing in it is believed.
+//! The header of one safetensors file: which tensor lies in which bytes. It is validated completely.
 
 use std::fmt;
 use std::fs::File;

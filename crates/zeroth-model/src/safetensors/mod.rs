@@ -17,10 +17,10 @@ pub use error::{HeaderError, WeightProblem, WeightsError};
 pub use files::{WeightFiles, WeightWarning};
 pub use folder_files::has_weights;
 pub(crate) use folder_files::weights_include;
-pub use one_file::{TensorPlace, f32_to_stored, read_header, stored_to_f32, write_header};
+pub use one_file::{TensorEntry, f32_to_stored, read_header, stored_to_f32, write_header};
 pub use writer::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WrittenWeights, is_weight_file};
 
-/// The file of a model that lies in one.
+/// The name of a single weight file.
 const ONE_FILE: &str = "model.safetensors";
-/// What says which file a tensor lies in, where there are several.
+/// The index that maps tensors to files, where there are several.
 const INDEX: &str = "model.safetensors.index.json";

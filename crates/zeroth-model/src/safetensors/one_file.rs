@@ -12,7 +12,7 @@ use super::{convert, header};
 
 /// A tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorPlace {
+pub struct TensorEntry {
     /// Its name.
     pub name: String,
     /// Its shape.
@@ -25,8 +25,8 @@ pub struct TensorPlace {
 
 /// The tensors of a file in the order they lie in it, checked: they fill it without gap or overlap. The outer error is
 /// the system's.
-pub fn read_header(file: &File) -> io::Result<Result<Vec<TensorPlace>, HeaderError>> {
-    let place = |tensor: header::StoredTensor| TensorPlace {
+pub fn read_header(file: &File) -> io::Result<Result<Vec<TensorEntry>, HeaderError>> {
+    let place = |tensor: header::StoredTensor| TensorEntry {
         name: tensor.name,
         shape: tensor.shape,
         dtype: tensor.kind.as_dtype(),

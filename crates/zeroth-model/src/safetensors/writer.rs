@@ -15,10 +15,10 @@ use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
 use crate::Parameter;
 
-/// The size above which weights are cut into several files, as in transformers 4.
+/// The size above which weights are split into several files, as in transformers 4.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// What transformers asks of a file.
+/// The metadata that transformers requires.
 const METADATA: &[(&str, &str)] = &[("format", "pt")];
 
 /// Elements that are converted at a time.
@@ -55,7 +55,7 @@ impl NewTensor {
     }
 }
 
-/// What a writer has put in its folder.
+/// The files that a writer wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenWeights {
     /// The weight files, and the index where there are several.
@@ -245,7 +245,7 @@ impl WeightWriter {
         self.shards.get(shard).map_or_else(|| self.folder.clone(), |s| unfinished(&self.folder, &s.name))
     }
 
-    /// What comes next, for messages.
+    /// The next tensor, for messages.
     fn expected(&self) -> String {
         match self.tensors.get(self.tensor) {
             Some(next) => {

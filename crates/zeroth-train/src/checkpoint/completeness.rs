@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use zeroth_base::DType;
 use zeroth_engine::State;
-use zeroth_model::TensorPlace;
+use zeroth_model::TensorEntry;
 
 use super::error::CheckpointError;
 use super::manifest::{Manifest, ParameterEntry};
@@ -73,7 +73,7 @@ impl<'a> CompletenessCheck<'a> {
         &mut self,
         file: usize,
         path: &Path,
-        tensors: Vec<TensorPlace>,
+        tensors: Vec<TensorEntry>,
     ) -> Result<(), CheckpointError> {
         for tensor in tensors {
             self.add_one(file, &tensor).map_err(|problem| CheckpointError::Tensor {
@@ -85,7 +85,7 @@ impl<'a> CompletenessCheck<'a> {
         Ok(())
     }
 
-    fn add_one(&mut self, file: usize, tensor: &TensorPlace) -> Result<(), String> {
+    fn add_one(&mut self, file: usize, tensor: &TensorEntry) -> Result<(), String> {
         let (state, parameter, first) =
             parse_tensor_name(&tensor.name).ok_or_else(|| "is not named STATE/PARAMETER@FIRST".to_owned())?;
         let places = state_name(state).and_then(|state| self.places.get_mut(state));

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use zeroth_base::nearest;
 use zeroth_config::resolve::Resolved;
+use zeroth_config::schema::Values;
 
 use self::csv::{DeepSpeedTables, MetricsTable};
 use self::tensorboard::EventFile;
@@ -96,18 +97,21 @@ pub struct ReportPlan {
 impl ReportPlan {
     /// The reports enabled by the config and `--report-to`; `folder` is the run folder.
     pub fn new(resolved: &Resolved, reports: &[Report], folder: &Path) -> Self {
-        let section = |name: &str| {
-            let text = |key: &str| resolved.text(&format!("{name}.{key}")).unwrap_or_default();
-            let (path, job) = (text("output_path"), text("job_name"));
+        let Values { tensorboard, csv_monitor, fp16, .. } = &resolved.values;
+        let monitor = |enabled: bool, path: &str, job: &str| {
             let base = if path.is_empty() { folder } else { Path::new(path) };
-            resolved.is_on(&format!("{name}.enabled")).then(|| base.join(job))
+            enabled.then(|| base.join(job))
         };
         Self {
             tensorboard: reports.contains(&Report::TensorBoard),
             csv: reports.contains(&Report::Csv),
-            deepspeed_tensorboard: section("tensorboard"),
-            deepspeed_csv: section("csv_monitor"),
-            is_scaled: resolved.is_on("fp16.enabled"),
+            deepspeed_tensorboard: monitor(
+                tensorboard.enabled,
+                &tensorboard.output_path,
+                &tensorboard.job_name,
+            ),
+            deepspeed_csv: monitor(csv_monitor.enabled, &csv_monitor.output_path, &csv_monitor.job_name),
+            is_scaled: fp16.enabled,
         }
     }
 

@@ -34,17 +34,14 @@ pub struct ProfileSettings {
 impl ProfileSettings {
     /// Reads the settings; `None` if the profiler is disabled.
     pub fn from_config(resolved: &Resolved) -> Option<Self> {
-        let whole = |name: &str| resolved.whole(&format!("flops_profiler.{name}"));
-        resolved.is_on("flops_profiler.enabled").then(|| Self {
-            step: whole("profile_step").unwrap_or(1),
+        let profiler = &resolved.values.flops_profiler;
+        profiler.enabled.then(|| Self {
+            step: profiler.profile_step,
             // -1, which is no u64, means all levels.
-            depth: whole("module_depth").unwrap_or(2),
-            top: whole("top_modules").unwrap_or(1),
-            detailed: resolved.is_on("flops_profiler.detailed"),
-            file: resolved
-                .text("flops_profiler.output_file")
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from),
+            depth: profiler.module_depth.try_into().unwrap_or(2),
+            top: profiler.top_modules,
+            detailed: profiler.detailed,
+            file: profiler.output_file.as_ref().filter(|path| !path.is_empty()).map(PathBuf::from),
         })
     }
 }

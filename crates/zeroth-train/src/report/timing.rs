@@ -35,7 +35,7 @@ impl StepTiming {
     /// Reads the settings of both reports.
     pub fn from_config(resolved: &Resolved) -> Self {
         Self {
-            breakdown: resolved.is_on("wall_clock_breakdown").then(Breakdown::default),
+            breakdown: resolved.values.top_level.wall_clock_breakdown.then(Breakdown::default),
             profile: ProfileSettings::from_config(resolved),
         }
     }

@@ -21,7 +21,7 @@ pub(super) fn options(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Chec
         folder: arguments.output.join("checkpoints"),
         every: arguments.save_steps.unwrap_or(DEFAULT_STEPS),
         limit: arguments.save_total_limit,
-        decoupled: resolved_job.resolved.is_on("checkpoint.writer.decoupled"),
+        decoupled: resolved_job.resolved.values.checkpoint.writer_decoupled,
         manifest: resolved_job.job.manifest_template(resolved_job.resolved.to_json()),
         model: resolved_job.job.files.clone(),
     }

@@ -6,7 +6,8 @@ use anyhow::Context;
 use serde_json::Map;
 use zeroth::base::format_bytes;
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
-use zeroth::config::unbuilt::unbuilt;
+use zeroth::config::schema::OffloadDevice;
+use zeroth::config::unimplemented::unimplemented;
 use zeroth::cuda::CudaDevice;
 use zeroth::machine::{Gpus, Machine, Rates, probe, probe_processor};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
@@ -69,7 +70,7 @@ impl ResolvedJob {
         };
         let freedom = Freedom {
             recompute: is_open(&self.resolved, "zeroth.recompute")
-                && !self.resolved.settings.iter().any(checkpoints),
+                && !self.resolved.settings().iter().any(checkpoints),
             prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
             micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
                 && is_open(&self.resolved, "gradient_accumulation_steps"),
@@ -90,11 +91,7 @@ impl ResolvedJob {
                 _ => "chosen to fit the memory".to_owned(),
             };
             self.notes.push(format!("{} is {}: {why}", choice.key, choice.value));
-            let setting = self.resolved.settings.iter_mut().find(|setting| setting.key.path == choice.key);
-            if let Some(setting) = setting {
-                setting.value = choice.value;
-                setting.origin = Origin::Auto(why);
-            }
+            self.resolved.set(choice.key, choice.value, Origin::Auto(why));
         }
         Ok(Ok(compiled))
     }
@@ -143,7 +140,7 @@ pub(super) fn resolve_job(
         blocks: Some(model.blocks + model.encoder_blocks),
     };
     let resolve_with = |flags: &Flags, steps: Option<u64>| {
-        resolve(&Request { asked: &checked.report.asked, flags, ranks, model: Some(facts()), steps })
+        resolve(&Request { file: &checked.report.values, flags, ranks, model: Some(facts()), steps })
     };
     // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
     let mut resolved = resolve_with(&flags, None)?;
@@ -156,10 +153,9 @@ pub(super) fn resolve_job(
             resolved = resolve_with(&flags, None)?;
         }
     }
-    let size = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
     let shape = BatchShape {
-        micro_batch: size("train_micro_batch_size_per_gpu"),
-        accumulation: size("gradient_accumulation_steps"),
+        micro_batch: resolved.values.top_level.train_micro_batch_size_per_gpu,
+        accumulation: resolved.values.top_level.gradient_accumulation_steps,
         ranks,
     };
     let reading = Reading::new(&arguments.reading, &model, &folder)?;
@@ -223,7 +219,6 @@ pub(super) fn resolve_job(
         DeviceArg::Cuda => Target::Cuda,
         DeviceArg::Cpu => Target::Cpu { threads: threads(arguments, ranks) },
     };
-    let saves = resolved.get("zero_optimization.stage3_gather_16bit_weights_on_model_save");
     let handoff = handoff.unwrap_or_else(|| LauncherHandoff {
         budget: budget(arguments, device, ranks, &machine),
         rates: rates(&resolved, device, ranks, &machine, &mut notes),
@@ -234,9 +229,10 @@ pub(super) fn resolve_job(
         agreement: Map::new(),
     });
     Ok(ResolvedJob {
-        writes_model: job.settings.stage < 3 || saves.is_none_or(|setting| setting.value != false),
+        writes_model: job.settings.stage < 3
+            || resolved.values.zero.stage3_gather_16bit_weights_on_model_save,
         logging_steps: arguments.logging_steps.unwrap_or(5),
-        steps_per_print: resolved.whole("steps_per_print"),
+        steps_per_print: resolved.values.top_level.steps_per_print,
         name: arguments.model.clone(),
         job,
         resolved,
@@ -271,7 +267,7 @@ fn threads(arguments: &TrainArgs, ranks: u64) -> usize {
 
 /// Refuses config keys that are not built and affect training, all at once; notes the others.
 fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Result<()> {
-    let lacking = unbuilt(resolved);
+    let lacking = unimplemented(resolved);
     notes.extend(lacking.noted.iter().map(|lack| format!("not yet built: {lack}")));
     if lacking.refused.is_empty() {
         return Ok(());
@@ -294,10 +290,10 @@ fn rates(
     machine: &Machine,
     notes: &mut Vec<String>,
 ) -> Option<Rates> {
-    let is_offloaded = resolved.text("zero_optimization.offload_optimizer.device") == Some("cpu");
+    let is_offloaded = resolved.values.offload_optimizer.device == OffloadDevice::Cpu;
     let is_free = is_open(resolved, "zeroth.update") && is_open(resolved, "zeroth.update_window");
     // In fp32 there is nothing to choose: there are no separate master weights.
-    let is_narrow = resolved.is_on("bf16.enabled") || resolved.is_on("fp16.enabled");
+    let is_narrow = resolved.values.bf16.enabled || resolved.values.fp16.enabled;
     if device != DeviceArg::Cuda || !is_offloaded || !is_free || !is_narrow {
         return None;
     }

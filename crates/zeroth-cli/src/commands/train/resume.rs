@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use zeroth::config::resolve::{Flags, Origin, Resolved};
+use zeroth::config::schema::TopLevel;
 use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_valid};
 use zeroth::train::{config_changes, redistribute_batch};
 
@@ -76,19 +77,24 @@ pub(super) fn keep_batch(
     let typed = |key: &str| {
         let setting = resolved.get(key)?;
         let is_typed = matches!(setting.origin, Origin::File(_) | Origin::Flag(_));
-        is_typed.then(|| resolved.whole(key)).flatten()
+        is_typed.then(|| setting.value.as_u64()).flatten()
     };
     let keys = BATCH_KEYS;
-    let whole = |key: &str| resolved.whole(key).unwrap_or(1).max(1);
+    let TopLevel { train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, .. } =
+        resolved.values.top_level;
     let batch = manifest.batch.train_batch_size;
-    if whole(keys[0]).checked_mul(whole(keys[1])).and_then(|own| own.checked_mul(ranks)) == Some(batch) {
+    if train_micro_batch_size_per_gpu
+        .checked_mul(gradient_accumulation_steps)
+        .and_then(|own| own.checked_mul(ranks))
+        == Some(batch)
+    {
         return Ok(false);
     }
     anyhow::ensure!(
         typed("train_batch_size").is_none_or(|typed| typed == batch),
         "train_batch_size is {}, but the checkpoint was trained with {batch} samples per step, which resuming keeps: set it to \
          {batch}, or leave it out",
-        whole("train_batch_size")
+        train_batch_size
     );
     let (micro, times) =
         redistribute_batch(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
@@ -99,8 +105,10 @@ pub(super) fn keep_batch(
 
 /// Sets the origin of keys that [`keep_batch`] set.
 pub(super) fn name_origin(resolved: &mut Resolved) {
-    for setting in resolved.settings.iter_mut().filter(|setting| BATCH_KEYS.contains(&setting.key.path)) {
-        setting.origin = Origin::Auto("the checkpoint's samples per step".to_owned());
+    for path in BATCH_KEYS {
+        if let Some(value) = resolved.get(path).map(|setting| setting.value.clone()) {
+            resolved.set(path, value, Origin::Auto("the checkpoint's samples per step".to_owned()));
+        }
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) fn model(resolved_job: &ResolvedJob) {
 /// Prints values that differ from the defaults, except in disabled sections.
 pub(super) fn origins(resolved_job: &ResolvedJob) {
     let mut table = Table::new(&["key", "value", "origin"], &[]);
-    let settings = resolved_job.resolved.settings.iter();
+    let settings = resolved_job.resolved.settings().iter();
     let shown = settings.filter(|setting| setting.origin != Origin::Default);
     for setting in shown.filter(|setting| !is_off(&resolved_job.resolved, setting.key.path)) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
@@ -59,12 +59,12 @@ fn is_off(resolved: &Resolved, key: &str) -> bool {
     sections.into_iter().any(|section| {
         let enabled = resolved.get(&format!("{section}.enabled"));
         enabled.is_some_and(|setting| setting.value == false)
-            || resolved.text(&format!("{section}.device")) == Some("none")
+            || resolved.get(&format!("{section}.device")).is_some_and(|setting| setting.value == "none")
     })
 }
 
 pub(super) fn origin_json(resolved_job: &ResolvedJob) -> Value {
-    let entries = resolved_job.resolved.settings.iter().map(|setting| {
+    let entries = resolved_job.resolved.settings().iter().map(|setting| {
         let entry = json!({
             "value": setting.value, "origin": setting.origin.word(), "detail": setting.origin.to_string(),
         });

@@ -1,10 +1,9 @@
-//! Values without quotes: numbers, `true`, `false`, `null`, Hjson's quoteless text, and what a wrong word was meant
-//! to be.
+//! Values without quotes: numbers, `true`, `false`, `null` and Hjson's quoteless text; suggestions for wrong words.
 
 use super::cursor::{Cursor, ends_word};
 use super::error::{Fault, Parsed, shown};
+use super::location::Span;
 use super::number::{JsonNumber, Number};
-use super::source::Span;
 use super::value::{Node, Value};
 
 /// What a word says.

@@ -1,4 +1,4 @@
-//! Parts of DeepSpeed around ZeRO: elasticity, compilation, and the systems that have no counterpart here.
+//! Parts of DeepSpeed beside ZeRO that zeroth does not have: elasticity, compilation, other parallelism.
 
 use super::key::{Key, Kind};
 
@@ -58,66 +58,70 @@ pub(super) const KEYS: &[Key] = &[
         .does("Applies expert parallelism's pass to dense models.")
         .as_section(),
     Key::new("compile.passes", Kind::Texts).does("The passes to run.").as_section(),
-    Key::elsewhere(
+    Key::unsupported(
         "autotuning",
         "Runs the job many times to find faster settings.",
         "`zeroth plan` computes what fits without running the job",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "tensor_parallel",
         "Cuts single matrices over ranks.",
         "there is no tensor parallelism; stage 3 holds the same memory",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "expert_parallel",
         "Gives ranks different experts.",
-        "experts are cut like all parameters; there is no expert parallelism",
+        "experts are sharded like all parameters; there is no expert parallelism",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "pipeline",
         "Gives ranks different blocks.",
         "there is no pipeline parallelism; stage 3 holds the same memory",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "sequence_parallel_size",
         "Gives ranks parts of a sequence.",
         "there is no sequence parallelism",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "hybrid_engine",
         "Switches between training and generation for RLHF.",
         "zeroth trains; it has no generation inside the loop",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "data_efficiency",
         "Chooses and shortens samples while training.",
         "samples are taken in the order of the seed; choose and shorten them in the data file",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "curriculum_learning",
         "Lengthens sequences while training.",
         "sequences are taken as they are; sort the data file and use --shuffle false",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "progressive_layer_drop",
         "Leaves out blocks at random.",
         "every block runs in every step",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "compression_training",
         "Prunes and quantises while training.",
         "zeroth has no compression of models",
     ),
-    Key::elsewhere("quantize_training", "Quantises while training.", "zeroth has no quantised training"),
-    Key::elsewhere(
+    Key::unsupported("quantize_training", "Quantises while training.", "zeroth has no quantised training"),
+    Key::unsupported(
         "weight_quantization",
         "Quantises weights for inference.",
         "zeroth trains; it has no quantised inference",
     ),
-    Key::elsewhere(
+    Key::unsupported(
         "sparse_attention",
         "Attends to a pattern of places.",
         "attention is whole, windowed or by segments, as the model says",
     ),
-    Key::elsewhere("eigenvalue", "Estimates curvature for quantisation.", "zeroth has no quantised training"),
+    Key::unsupported(
+        "eigenvalue",
+        "Estimates curvature for quantisation.",
+        "zeroth has no quantised training",
+    ),
 ];

@@ -19,9 +19,9 @@ begins with `_` is a comment.
 `zeroth config explain KEY` prints an entry of this page; `zeroth config check FILE` says what becomes of each key of a
 file; `zeroth config schema` prints the same table as a JSON Schema for editors.
 
-**Here** says what becomes of the key: honoured; not yet (what it asks for is not built); built in (always so); no effect,
-with the reason; deprecated; refused. `zeroth train` refuses a file that asks for something not yet built that would change
-what is trained or how memory is used; a key that only refines or reports is named in a note.
+**Here** says what becomes of the key: honoured; not yet (what it asks for is not built); built in (always so); no
+effect, with the reason; deprecated; refused. `zeroth train` refuses a file that asks for something not yet built that
+would change what is trained or how memory is used; a key that only refines or reports is named in a note.
 ";
 
 /// The whole page.
@@ -39,7 +39,8 @@ pub fn config_page() -> String {
         // Writing to a String cannot fail.
         let _ = write!(page, "\n## {title}\n\n");
         if let Some(key) = schema::find(section).next() {
-            let _ = write!(page, "{} {}\n\n", key.does, sentence(&explain::here(key)));
+            let about = format!("{} {}", key.does, sentence(&explain::here(key)));
+            let _ = write!(page, "{}\n\n", wrap(&about, ""));
         }
         page.push_str("| key | holds | default | what it does | \"auto\" | read by | here |\n|---|---|---|---|---|---|---|\n");
         for key in schema::keys().filter(|key| key.parent() == section && key.kind != Kind::Section) {
@@ -47,6 +48,24 @@ pub fn config_page() -> String {
         }
     }
     page
+}
+
+/// The width of lines outside of tables.
+const WIDTH: usize = 120;
+
+/// Breaks a paragraph into lines of at most 120 characters; lines after the first begin with `indent`.
+pub fn wrap(paragraph: &str, indent: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in paragraph.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= WIDTH => {
+                line.extend([" ", word]);
+            }
+            Some(_) => lines.push(format!("{indent}{word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
 }
 
 /// Sections appear where the table first names them; the top level comes first.
@@ -59,7 +78,7 @@ fn first_use(section: &str) -> usize {
 
 fn row(key: &Key) -> String {
     let names: Vec<String> = std::iter::once(key.name())
-        .chain(key.names.iter().copied())
+        .chain(key.other_names.iter().copied())
         .map(|name| format!("`{name}`"))
         .collect();
     let types = if key.types.is_empty() { String::new() } else { format!(" ({})", key.types.join(", ")) };
@@ -89,4 +108,17 @@ fn sentence(words: &str) -> String {
     let mut characters = words.chars();
     let first = characters.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
     format!("{first}{}.", characters.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_outside_of_tables_have_at_most_120_characters() {
+        for line in config_page().lines().filter(|line| !line.starts_with('|')) {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+        }
+        assert_eq!(wrap(&["word"; 40].join(" "), "  ").lines().map(str::len).max(), Some(119));
+    }
 }

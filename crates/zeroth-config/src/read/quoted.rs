@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::error::{Fault, Parsed, shown};
-use super::source::Span;
+use super::location::Span;
 
 impl Cursor<'_> {
     /// The text in the quotes that begin here, `"` or `'`.
@@ -167,7 +167,7 @@ impl Cursor<'_> {
 
     /// How many characters precede an offset on its line.
     fn indent_of(&self, offset: usize) -> usize {
-        self.source.place(offset).column - 1
+        self.source.location(offset).column - 1
     }
 
     /// Steps over at most so many characters of white space.

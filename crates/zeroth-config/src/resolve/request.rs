@@ -1,0 +1,54 @@
+//! The inputs of resolving, and the ways it fails.
+
+use super::batch::BatchError;
+use super::flags::Flags;
+use super::mismatch::{self, Mismatch};
+use crate::file_values::FileValues;
+
+/// The inputs of resolving.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The checked file.
+    pub file: &'a FileValues,
+    /// The flags of the command line.
+    pub flags: &'a Flags,
+    /// Ranks of the run.
+    pub ranks: u64,
+    /// The model, where one is given.
+    pub model: Option<ModelFacts>,
+    /// Optimizer steps of the run, where the data is known; --max-steps wins.
+    pub steps: Option<u64>,
+}
+
+/// The sizes of a model that `"auto"` rules read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelFacts {
+    /// `hidden_size` by Hugging Face's order of looking.
+    pub hidden_size: Option<u64>,
+    /// The number of blocks.
+    pub blocks: Option<u64>,
+}
+
+/// Why a config cannot be resolved.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ResolveError {
+    /// The file and typed flags contradict each other, all contradictions at once.
+    #[error("{}", mismatch::listing(.0))]
+    Mismatch(Vec<Mismatch>),
+    /// The batch sizes do not go together.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// "auto" needs a model's hidden size. The first sentences are Hugging Face's.
+    #[error(
+        "The model's config file has neither `hidden_size` nor `hidden_sizes` entry, therefore it's not possible to \
+         automatically fill out the following `auto` entries in the DeepSpeed config file: {keys:?}. You can fix \
+         that by replacing `auto` values for these keys with an integer value of your choice{}.",
+        if *no_model { ", or by naming the model with --model" } else { "" }
+    )]
+    HiddenSize {
+        /// The keys.
+        keys: Vec<&'static str>,
+        /// Whether no model was named at all.
+        no_model: bool,
+    },
+}

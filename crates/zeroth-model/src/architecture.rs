@@ -1,0 +1,87 @@
+//! The properties in which families of models differ, as plain data: one file of `family/` fills one [`Architecture`].
+
+/// A family's names in `config.json`, and the properties of its models.
+#[derive(Debug)]
+pub(crate) struct Architecture {
+    /// The `model_type` of its configs.
+    pub(crate) model_type: &'static str,
+    /// Its language-model classes in `architectures`; the first is the current name.
+    pub(crate) classes: &'static [&'static str],
+    pub(crate) stack: Stack,
+}
+
+/// The stacks of transformer blocks of a model.
+#[derive(Debug)]
+pub(crate) enum Stack {
+    /// Decoder only, in the manner of llama.
+    Decoder(Decoder),
+    /// Encoder and decoder, in the manner of T5.
+    EncoderDecoder(EncoderDecoder),
+}
+
+/// A decoder-only family: rotary positions, grouped-query attention and a gated MLP, with these differences.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    /// `num_key_value_heads` where a config has none; `None`: one for each head.
+    pub(crate) kv_heads: Option<u64>,
+    /// `head_dim` where a config has none; `None`: the hidden size divided by the heads.
+    pub(crate) head_dim: Option<u64>,
+    /// `max_position_embeddings` where a config has none.
+    pub(crate) max_positions: u64,
+    pub(crate) qkv_bias: Bias,
+    pub(crate) output_bias: Bias,
+    pub(crate) mlp_bias: Bias,
+    /// RMSNorm on each head of q and k.
+    pub(crate) qk_norm: bool,
+    pub(crate) windows: Windows,
+    /// Whether blocks may have a mixture of experts.
+    pub(crate) experts: bool,
+}
+
+impl Decoder {
+    /// Llama, the family that the others vary.
+    pub(crate) const LLAMA: Self = Self {
+        kv_heads: None,
+        head_dim: None,
+        max_positions: 2048,
+        qkv_bias: Bias::Field("attention_bias"),
+        output_bias: Bias::Field("attention_bias"),
+        mlp_bias: Bias::Field("mlp_bias"),
+        qk_norm: false,
+        windows: Windows::None,
+        experts: false,
+    };
+}
+
+/// Whether linear layers have a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bias {
+    Never,
+    Always,
+    /// Where this field of the config is true.
+    Field(&'static str),
+}
+
+/// Which layers attend to a window of `sliding_window` positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Windows {
+    /// None.
+    None,
+    /// All.
+    All,
+    /// Those that `layer_types` names; all where a config has no such list.
+    LayerTypes,
+    /// All, where `use_sliding_window` is true.
+    Switched,
+    /// Where `use_sliding_window` is true: those that `layer_types` names, else all from `max_window_layers` on.
+    SwitchedLayerTypes,
+}
+
+/// A family in the manner of T5: learned biases of relative positions.
+#[derive(Debug)]
+pub(crate) struct EncoderDecoder {
+    /// `feed_forward_proj` where a config has none.
+    pub(crate) feed_forward: &'static str,
+    /// Whether `scale_decoder_outputs` scales the head's input; its default is whether the head is tied.
+    pub(crate) scales_head: bool,
+}

@@ -1,0 +1,17 @@
+//! Ministral 8B: Mistral with an attention window in the layers that `layer_types` names.
+
+use crate::architecture::{Architecture, Bias, Decoder, Stack, Windows};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_type: "ministral",
+    classes: &["MinistralForCausalLM"],
+    stack: Stack::Decoder(Decoder {
+        kv_heads: Some(8),
+        max_positions: 131_072,
+        qkv_bias: Bias::Never,
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        windows: Windows::LayerTypes,
+        ..Decoder::LLAMA
+    }),
+};

@@ -1,0 +1,17 @@
+//! Qwen3 with a mixture of experts.
+
+use crate::architecture::{Architecture, Bias, Decoder, Stack, Windows};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_type: "qwen3_moe",
+    classes: &["Qwen3MoeForCausalLM"],
+    stack: Stack::Decoder(Decoder {
+        kv_heads: Some(4),
+        max_positions: 32_768,
+        mlp_bias: Bias::Never,
+        qk_norm: true,
+        windows: Windows::Switched,
+        experts: true,
+        ..Decoder::LLAMA
+    }),
+};

@@ -1,0 +1,73 @@
+//! Reads a `config.json` into a [`ModelConfig`], and makes its parameter table.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::architecture::Stack;
+use crate::config::ModelConfig;
+use crate::error::{FieldError, ModelError};
+use crate::family::Family;
+use crate::fields::Fields;
+use crate::folder::{model_folder, parse, read_config};
+use crate::limits::MAX_PARAMETERS;
+use crate::safetensors::weights_include;
+use crate::table::ParameterTable;
+use crate::{decoder, t5};
+
+impl ModelConfig {
+    /// Reads the `config.json` in a model folder, or at that very path. See [`crate::locate`] for names.
+    pub fn from_folder(path: &Path) -> Result<Self, ModelError> {
+        let (map, origin) = read_config(path)?;
+        let mut config = Self::from_map(&map, &origin)?;
+        if config.family.is_encoder_decoder() && config.tied_head {
+            config.tied_head = weights_include(&model_folder(path)?, "lm_head.weight") != Some(true);
+        }
+        Ok(config)
+    }
+
+    /// Reads the text of a `config.json`; `origin` is what messages call it.
+    pub fn from_json(text: &str, origin: &str) -> Result<Self, ModelError> {
+        Self::from_map(&parse(text.as_bytes(), origin)?, origin)
+    }
+
+    /// Reads a `config.json` that is parsed already, as [`read_config`] returns it.
+    pub fn from_map(map: &Map<String, Value>, origin: &str) -> Result<Self, ModelError> {
+        let fields = Fields::new(map);
+        let family = Family::of(&fields, origin)?;
+        let config = match &family.architecture().stack {
+            Stack::Decoder(decoder) => decoder::read(family, decoder, &fields),
+            Stack::EncoderDecoder(stacks) => t5::read(family, stacks, &fields),
+        };
+        config
+            .and_then(check_parameters)
+            .map_err(|source| ModelError::Field { origin: origin.to_owned(), source })
+    }
+}
+
+/// The parameter table of a model.
+pub fn table(config: &ModelConfig) -> ParameterTable {
+    match config.family.architecture().stack {
+        Stack::Decoder(_) => decoder::table(config),
+        Stack::EncoderDecoder(_) => t5::table(config),
+    }
+}
+
+/// Refuses sizes that are each within limits and together give more parameters than any model has.
+fn check_parameters(config: ModelConfig) -> Result<ModelConfig, FieldError> {
+    let [hidden, vocab, ffn] = [config.hidden, config.vocab, config.ffn].map(u128::from);
+    let attention = 2 * u128::from(config.attention_width() + config.kv_width()) * hidden;
+    // A decoder's block beside an encoder has two attentions; biases and norms are less than one width of each.
+    let block = 2 * (attention + 4 * hidden) + 3 * ffn * (hidden + 1);
+    let blocks = u128::from(config.blocks + config.encoder_blocks) * block;
+    let experts = config.experts.as_ref().map_or(0, |experts| {
+        let of_block = u128::from(experts.count) * u128::from(3 * experts.width + 1) * hidden;
+        u128::from(config.blocks) * of_block
+    });
+    let total = 2 * vocab * hidden + blocks + experts;
+    if total <= u128::from(MAX_PARAMETERS) {
+        return Ok(config);
+    }
+    let (field, value) = ("number of parameters".to_owned(), format!("about {total}"));
+    Err(FieldError::OutOfRange { field, value, least: 1, most: MAX_PARAMETERS })
+}
