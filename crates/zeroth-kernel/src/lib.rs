@@ -20,7 +20,7 @@ mod master;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, SelfTest, conformance};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers, Told, decide};
-pub use device::{CpuShare, Device, DeviceError, NOTES, PeerMapping, Queue, RankSum, ReadWrite, Shared};
+pub use device::{CpuShare, Device, DeviceError, READBACKS, PeerMapping, Queue, RankSum, ReadWrite, Shared};
 pub use dims::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
