@@ -9,7 +9,7 @@ use super::cut::Chunks;
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
-use zeroth_kernel::{Element, is_endless};
+use zeroth_kernel::{Element, is_nonfinite};
 
 /// Elements that one task moves.
 const PIECE: usize = 16_384;
@@ -37,7 +37,7 @@ each_isa! {
 }
 
 /// As [`convert`]; true where a result is not finite.
-pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) -> bool {
+pub fn convert_and_check_finite<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) -> bool {
     check_len("to", to.len(), from.len());
     // It only ever becomes true, so the order of the tasks means nothing.
     let broken = AtomicBool::new(false);
@@ -51,14 +51,14 @@ pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mu
 }
 
 each_isa! {
-    /// A piece of [`convert_and_look`], stored past the caches where `past` says so.
+    /// A piece of [`convert_and_check_finite`], stored past the caches where `past` says so.
     pub(super) fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
         let mut broken = false;
         staged(to, past, |at, to| {
             stream::ask_ahead(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
                 *to = B::from_f32(from.to_f32());
-                broken |= is_endless(*to);
+                broken |= is_nonfinite(*to);
             }
         });
         broken
@@ -80,7 +80,7 @@ pub fn look<A: Element>(pool: &Pool, values: &[A]) -> bool {
 each_isa! {
     /// Whether one of some values is not finite.
     pub(super) fn is_broken<A>(values: &[A]) -> bool {
-        values.iter().fold(false, |broken, value| broken | is_endless(*value))
+        values.iter().fold(false, |broken, value| broken | is_nonfinite(*value))
     }
 }
 
@@ -217,13 +217,13 @@ mod tests {
         convert(&pool, &wide, &mut found);
         assert!(found == narrow);
         found.fill(bf16::ZERO);
-        assert!(!convert_and_look(&pool, &wide, &mut found) && found == narrow);
+        assert!(!convert_and_check_finite(&pool, &wide, &mut found) && found == narrow);
         found.fill(bf16::ZERO);
         copy(&pool, &narrow, &mut found);
         assert!(found == narrow);
         let mut broken = wide;
         broken[count - 1] = f32::NAN;
-        assert!(convert_and_look(&pool, &broken, &mut found) && found[count - 1].is_nan());
+        assert!(convert_and_check_finite(&pool, &broken, &mut found) && found[count - 1].is_nan());
         fill(&pool, bf16::ONE, &mut found);
         assert!(found.iter().all(|value| *value == bf16::ONE));
         for ranks in 1..=3 {

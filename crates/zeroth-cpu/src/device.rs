@@ -13,9 +13,9 @@ use zeroth_base::DType;
 
 use super::Arena;
 use super::attention::{AttentionSaved, attention, attention_backward};
-use super::convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
+use super::convert::{convert, convert_and_check_finite, copy, fill, look, sum, sum_ranks};
 use super::dropout::{Dropout, dropout};
-use super::embedding::{embedding, embedding_backward, embedding_backward_once};
+use super::embedding::{embedding, embedding_backward, embedding_backward_tied};
 use super::head_loss::{OwnRows, head_loss, head_loss_backward, head_loss_backward_once};
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::isa::Isa;
@@ -31,11 +31,11 @@ use zeroth_kernel::Element;
 use zeroth_kernel::READBACKS;
 use zeroth_kernel::RowKey;
 use zeroth_kernel::{
-    Access, Control, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, OwnTokens, PeerMapping, Queue,
-    RankSum, ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, Tier, WaitingRows,
+    Access, Control, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, TiedRowsOut, PeerMapping, Queue,
+    RankSum, ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, Tier, TiedRowsIn,
 };
 use zeroth_kernel::{BLOCK, ExactSum};
-use zeroth_kernel::{Told, decide};
+use zeroth_kernel::{RankReport, decide};
 
 /// The most operands a kernel has, scratch included.
 const OPERANDS: usize = 14;
@@ -110,7 +110,7 @@ impl CpuDevice {
         });
         for (at, (span, access)) in operands[..count].iter().enumerate() {
             for (other, other_access) in &operands[at + 1..count] {
-                if (*access == Access::Write || *other_access == Access::Write) && span.meets(*other) {
+                if (*access == Access::Write || *other_access == Access::Write) && span.overlaps(*other) {
                     let problem = format!("{span:?} and {other:?} overlap, and one of them is written");
                     return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                 }
@@ -161,15 +161,15 @@ impl CpuDevice {
                     let ids: &[i32] = self.read(ids)?;
                     embedding(pool, dims, &ids[..rows], self.read::<T>(table)?, self.write(y)?);
                 }
-                Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting } => {
+                Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, tied_rows } => {
                     let ids: &[i32] = self.read(ids)?;
                     let (ids, dy) = (&ids[..rows], self.read::<T>(dy)?);
-                    match waiting {
+                    match tied_rows {
                         None => embedding_backward(pool, dims, ids, dy, self.write(dtable)?),
-                        Some(WaitingRows { rows, broken }) => {
+                        Some(TiedRowsIn { rows, found_inf }) => {
                             let (rows, dtable) = (self.write(rows)?, self.write(dtable)?);
-                            if embedding_backward_once(pool, dims, ids, dy, rows, dtable) {
-                                *self.write_one::<u64>(broken)? = 1;
+                            if embedding_backward_tied(pool, dims, ids, dy, rows, dtable) {
+                                *self.write_one::<u64>(found_inf)? = 1;
                             }
                         }
                     }
@@ -189,15 +189,15 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::LinearDw { dims, dy, x, dw, landing } => {
+                Kernel::LinearDw { dims, dy, x, dw, store } => {
                     let (dy, x) = (self.read::<T>(dy)?, self.read(x)?);
-                    match landing {
+                    match store {
                         GradStore::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
                         GradStore::Write => {
                             linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
                         }
-                        GradStore::Round { to, broken } => {
-                            let is_broken = if to == DType::F32 {
+                        GradStore::Round { to, found_inf } => {
+                            let found = if to == DType::F32 {
                                 linear_dw_once::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
                             } else if to == T::DTYPE {
                                 linear_dw_once::<T, T>(pool, dims, dy, x, self.write(dw)?, scratch()?)
@@ -205,8 +205,8 @@ impl CpuDevice {
                                 let problem = format!("products of {} are not rounded to {to}", T::DTYPE);
                                 return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                             };
-                            if is_broken {
-                                *self.write_one::<u64>(broken)? = 1;
+                            if found {
+                                *self.write_one::<u64>(found_inf)? = 1;
                             }
                         }
                     }
@@ -326,35 +326,35 @@ impl CpuDevice {
                     control,
                     dx,
                     dw,
-                    landing,
-                    own,
+                    store,
+                    tied_rows,
                 } => {
                     let weight = self.read_one::<StepInput>(input)?.loss_weight;
                     let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
                     let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
                     let (dx, s) = (self.write(dx)?, scratch()?);
-                    let sum = match (landing, own) {
-                        (GradStore::Round { to, broken }, own) if to == T::DTYPE => {
-                            let own = match own {
-                                Some(OwnTokens { ids, rows }) => {
+                    let sum = match (store, tied_rows) {
+                        (GradStore::Round { to, found_inf }, tied_rows) if to == T::DTYPE => {
+                            let own = match tied_rows {
+                                Some(TiedRowsOut { ids, rows }) => {
                                     Some(OwnRows { ids: self.read(ids)?, rows: self.write(rows)? })
                                 }
                                 None => None,
                             };
                             let dw = self.write(dw)?;
-                            let (sum, is_broken) =
+                            let (sum, found) =
                                 head_loss_backward_once(pool, dims, x, w, labels, scale, dx, dw, own, s);
-                            if is_broken {
-                                *self.write_one::<u64>(broken)? = 1;
+                            if found {
+                                *self.write_one::<u64>(found_inf)? = 1;
                             }
                             sum
                         }
                         (GradStore::Add | GradStore::Write, None) => {
-                            let (dw, add) = (self.write(dw)?, landing == GradStore::Add);
+                            let (dw, add) = (self.write(dw)?, store == GradStore::Add);
                             head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, s)
                         }
-                        (landing, own) => {
-                            let problem = format!("{landing:?} of {} with {own:?}", T::DTYPE);
+                        (store, tied_rows) => {
+                            let problem = format!("{store:?} of {} with {tied_rows:?}", T::DTYPE);
                             return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                         }
                     };
@@ -374,26 +374,26 @@ impl CpuDevice {
                 }
                 Kernel::Sum { a, b, y } => sum::<T>(pool, self.read(a)?, self.read(b)?, self.write(y)?),
                 Kernel::Zero { to } => fill(pool, 0u8, self.write(to)?),
-                Kernel::Convert { from, from_type, to, to_type, broken: None } if from_type == to_type => {
+                Kernel::Convert { from, from_type, to, to_type, found_inf: None } if from_type == to_type => {
                     copy::<u8>(pool, self.read(from)?, self.write(to)?);
                 }
-                Kernel::Convert { from, from_type, to, to_type, broken } => {
+                Kernel::Convert { from, from_type, to, to_type, found_inf } => {
                     typed!(from_type, A => typed!(to_type, B => {
                         let (from, to) = (self.read::<A>(from)?, self.write::<B>(to)?);
-                        match broken {
+                        match found_inf {
                             None => convert(pool, from, to),
-                            Some(broken) => {
-                                let broken = self.write_one::<u64>(broken)?;
-                                if convert_and_look(pool, from, to) {
-                                    *broken = 1;
+                            Some(found_inf) => {
+                                let found_inf = self.write_one::<u64>(found_inf)?;
+                                if convert_and_check_finite(pool, from, to) {
+                                    *found_inf = 1;
                                 }
                             }
                         }
                     }));
                 }
-                Kernel::Look { values, value_type, broken } => typed!(value_type, A => {
+                Kernel::CheckFinite { values, value_type, found_inf } => typed!(value_type, A => {
                     if look::<A>(pool, self.read(values)?) {
-                        *self.write_one::<u64>(broken)? = 1;
+                        *self.write_one::<u64>(found_inf)? = 1;
                     }
                 }),
                 Kernel::SumRanks { parts, from_type, to, to_type, add, .. } => {
@@ -420,7 +420,7 @@ impl CpuDevice {
                         "a report, {flats} sums and {flats} flags for each rank"
                     );
                     let all = self.read::<u8>(reports)?;
-                    let reports = all.chunks_exact(size).map(|told| Told {
+                    let reports = all.chunks_exact(size).map(|told| RankReport {
                         report: bytemuck::from_bytes(&told[..size_of::<Report>()]),
                         sums: bytemuck::cast_slice(&told[size_of::<Report>()..sums_end]),
                         flags: bytemuck::cast_slice(&told[sums_end..]),
@@ -525,7 +525,7 @@ impl Device for CpuDevice {
     }
 
     fn direct(&mut self, read: Span, write: Span) -> Result<Option<ReadWrite<'_>>, DeviceError> {
-        if read.meets(write) {
+        if read.overlaps(write) {
             let problem = format!("{read:?} and {write:?} overlap, and one of them is written");
             return Err(DeviceError::Operands { what: "direct", problem });
         }
@@ -565,7 +565,7 @@ impl Device for CpuDevice {
     fn sum_ranks(&mut self, _queue: Queue, sum: &RankSum<'_>) -> Result<(), DeviceError> {
         let places = [(sum.own, Some(sum.to)), (sum.own, sum.squares), (sum.to, sum.squares)];
         for (one, other) in places.into_iter().filter_map(|(one, other)| Some((one, other?))) {
-            if one.meets(other) {
+            if one.overlaps(other) {
                 let problem = format!("{one:?} and {other:?} overlap, and one of them is written");
                 return Err(DeviceError::Operands { what: "sum over ranks", problem });
             }

@@ -74,7 +74,7 @@ pub fn embedding_backward<T: Element>(
 /// `rows` [tokens, width] holds for every token what its row has, the same for the same tokens, as
 /// [`OwnRows`](super::OwnRows) of the head. dy is added to the first of the same in the order of [`embedding_backward`], so
 /// the bits are those that it leaves, rounded.
-pub fn embedding_backward_once<T: Element>(
+pub fn embedding_backward_tied<T: Element>(
     pool: &Pool,
     dims: EmbeddingDims,
     ids: &[i32],
@@ -164,7 +164,7 @@ mod tests {
         let waiting: Vec<f32> = ids.iter().flat_map(row).copied().collect();
         let [expected, found] = [&dy, &dy_apart].map(|dy| {
             let (mut rows, mut dtable) = (waiting.clone(), table.clone());
-            let broken = embedding_backward_once(pool, dims, &ids, dy, &mut rows, &mut dtable);
+            let broken = embedding_backward_tied(pool, dims, &ids, dy, &mut rows, &mut dtable);
             (broken, bits(&dtable))
         });
         assert_eq!(found, expected, "{case}, backward once");

@@ -24,7 +24,7 @@ pub struct InstructionSets {
 /// The family of CPU kernels that an instruction set allows, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum KernelPath {
+pub enum KernelIsa {
     /// AMX bf16 tiles, AVX-512 around them.
     Amx,
     /// 512-bit vectors.
@@ -37,7 +37,7 @@ pub enum KernelPath {
     Portable,
 }
 
-impl fmt::Display for KernelPath {
+impl fmt::Display for KernelIsa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Amx => "AMX bf16 tiles",
@@ -51,13 +51,13 @@ impl fmt::Display for KernelPath {
 
 impl InstructionSets {
     /// The best kernels these instruction sets allow.
-    pub fn kernels(self) -> KernelPath {
+    pub fn kernels(self) -> KernelIsa {
         match self {
-            Self { amx_bf16: true, avx512: true, .. } => KernelPath::Amx,
-            Self { avx512: true, .. } => KernelPath::Avx512,
-            Self { avx2: true, .. } => KernelPath::Avx2,
-            Self { neon: true, .. } => KernelPath::Neon,
-            _ => KernelPath::Portable,
+            Self { amx_bf16: true, avx512: true, .. } => KernelIsa::Amx,
+            Self { avx512: true, .. } => KernelIsa::Avx512,
+            Self { avx2: true, .. } => KernelIsa::Avx2,
+            Self { neon: true, .. } => KernelIsa::Neon,
+            _ => KernelIsa::Portable,
         }
     }
 
@@ -126,14 +126,14 @@ mod tests {
     #[test]
     fn kernels_take_the_best_set_and_tiles_only_with_avx512_around_them() {
         let none = InstructionSets::default();
-        assert_eq!(none.kernels(), KernelPath::Portable);
-        assert_eq!(InstructionSets { neon: true, ..none }.kernels(), KernelPath::Neon);
+        assert_eq!(none.kernels(), KernelIsa::Portable);
+        assert_eq!(InstructionSets { neon: true, ..none }.kernels(), KernelIsa::Neon);
         let avx2 = InstructionSets { avx2: true, ..none };
-        assert_eq!(avx2.kernels(), KernelPath::Avx2);
-        assert_eq!(InstructionSets { amx_bf16: true, ..avx2 }.kernels(), KernelPath::Avx2);
+        assert_eq!(avx2.kernels(), KernelIsa::Avx2);
+        assert_eq!(InstructionSets { amx_bf16: true, ..avx2 }.kernels(), KernelIsa::Avx2);
         let avx512 = InstructionSets { avx512: true, ..avx2 };
-        assert_eq!(avx512.kernels(), KernelPath::Avx512);
-        assert_eq!(InstructionSets { amx_bf16: true, ..avx512 }.kernels(), KernelPath::Amx);
+        assert_eq!(avx512.kernels(), KernelIsa::Avx512);
+        assert_eq!(InstructionSets { amx_bf16: true, ..avx512 }.kernels(), KernelIsa::Amx);
     }
 
     #[cfg(target_arch = "x86_64")]

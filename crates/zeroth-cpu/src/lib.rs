@@ -45,7 +45,7 @@ mod optimizer;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 mod pool;
-mod processors;
+mod affinity;
 mod random;
 mod rank_sum;
 pub mod reference;
@@ -61,24 +61,24 @@ pub use arena::{Arena, LARGE_PAGE};
 pub use attention::{
     AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
 };
-pub use convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
+pub use convert::{convert, convert_and_check_finite, copy, fill, look, sum, sum_ranks};
 pub use cut::{Chunks, Grid, Optional, Parts, Tile};
 pub use device::CpuDevice;
 pub use dropout::{Dropout, dropout};
-pub use embedding::{embedding, embedding_backward, embedding_backward_once};
+pub use embedding::{embedding, embedding_backward, embedding_backward_tied};
 pub use head_loss::{
     OwnRows, head_loss, head_loss_backward, head_loss_backward_once, head_loss_once_scratch,
     head_loss_scratch,
 };
 pub use head_norm_rope::{head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
-pub use instruction_sets::{InstructionSets, KernelPath};
+pub use instruction_sets::{InstructionSets, KernelIsa};
 pub use isa::{Isa, IsaError};
 pub use linear::{linear, linear_db, linear_dw, linear_dw_once, linear_dx, linear_scratch};
 pub use logits::{logits, logits_scratch};
 pub use norm::block_squares;
 pub use optimizer::{Master, Moments, optimize};
 pub use pool::Pool;
-pub use processors::Processors;
+pub use affinity::CpuAffinity;
 pub use random::normal;
 pub use rank_sum::sum_parts;
 pub use rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};

@@ -10,7 +10,7 @@ use super::pool::Pool;
 use super::rows::pitch;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
-use zeroth_kernel::{Element, is_endless};
+use zeroth_kernel::{Element, is_nonfinite};
 
 /// Sums are rounded and written.
 struct Rounded;
@@ -89,7 +89,7 @@ impl<T: Element> Store<T> for Checked<'_> {
         for (out, sum) in out.iter_mut().zip(sums) {
             // A sum of -0 becomes 0.
             *out = T::from_f32(0.0 + sum);
-            endless |= is_endless(*out);
+            endless |= is_nonfinite(*out);
         }
         if endless {
             self.broken.store(true, Ordering::Relaxed);

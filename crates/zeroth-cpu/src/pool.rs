@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 use super::cut::{Chunks, Parts};
 use super::isa::Isa;
-use super::processors::{Pinned, Processors};
+use super::affinity::{Pinned, CpuAffinity};
 use zeroth_kernel::{CpuShare, DeviceError};
 
 type Work = dyn Fn(usize) + Sync;
@@ -124,7 +124,7 @@ impl Pool {
     ///
     /// The calling thread gets back what it was allowed when it drops the pool.
     pub fn pin(&mut self, seat: CpuShare) {
-        let allowed = Processors::allowed();
+        let allowed = CpuAffinity::allowed();
         let Some(shares) = allowed.shares(seat, self.threads()) else { return };
         self.pinned.get_or_insert_with(|| Pinned::new(allowed));
         self.shared.spins.store(SPINS, Ordering::Relaxed);

@@ -21,7 +21,7 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
-        Kernel::HeadLossBackward { dims, landing: GradStore::Round { .. }, .. } => {
+        Kernel::HeadLossBackward { dims, store: GradStore::Round { .. }, .. } => {
             floats(head_loss_once_scratch(*dims, threads))
         }
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {

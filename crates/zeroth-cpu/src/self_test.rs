@@ -8,7 +8,7 @@ use zeroth_kernel::SelfTest;
 
 use super::{
     AttentionSaved, Dropout, Master, Moments, OwnRows, Pool, RopeTable, block_squares, convert, dropout,
-    embedding, embedding_backward, embedding_backward_once, head_loss, head_loss_backward,
+    embedding, embedding_backward, embedding_backward_tied, head_loss, head_loss_backward,
     head_loss_backward_once, head_loss_once_scratch, head_loss_scratch, head_norm_rope,
     head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_once, linear_dx,
     linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm, rms_norm_backward,
@@ -273,7 +273,7 @@ impl<T: Element> Bench<'_, T> {
         let own = Some(OwnRows { ids: &ids, rows: &mut waiting });
         head_loss_backward_once(self.pool, dims, x, w, labels, 0.125, &mut dx, &mut dw, own, &mut scratch);
         let dims = EmbeddingDims { vocab, width: hidden };
-        embedding_backward_once(self.pool, dims, &ids, x, &mut waiting, &mut dw);
+        embedding_backward_tied(self.pool, dims, &ids, x, &mut waiting, &mut dw);
         let mut expected = reference::embedding_backward(dims, &ids, &wide(x));
         expected.iter_mut().zip(of_head).for_each(|(sum, of_head)| *sum += of_head);
         self.compare("head_loss dw tied", &dw, &expected);
@@ -323,7 +323,7 @@ impl<T: Element> Bench<'_, T> {
                     optimizer,
                     &numbers,
                     &grads,
-                    Master::Whole(p),
+                    Master::F32(p),
                     moments,
                     Some(&mut weights),
                 );

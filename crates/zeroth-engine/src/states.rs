@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use zeroth_base::DType;
 use zeroth_graph::ParamId;
-use zeroth_kernel::{Control, MasterForm, Queue, Span, rest, settled, with_rest};
+use zeroth_kernel::{Control, MasterForm, Queue, Span, canonical_master, join_low_bits, low_bits};
 
 use super::{Engine, RunError};
 use zeroth_program::Content;
@@ -239,13 +239,13 @@ impl Engine<'_> {
     ) -> Result<(), RunError> {
         let (content, dtype, first) = self.place_of(flat, state);
         let program = &self.compiled.program;
-        if !matches!(content, Content::Master(_)) || program.master_form(flat) == MasterForm::Whole {
+        if !matches!(content, Content::Master(_)) || program.master_form(flat) == MasterForm::F32 {
             return self.get(content, dtype, at - first, elements);
         }
         let (weights, run, first_weight) = self.place_of_weights(flat);
         self.get(weights, run, at - first_weight, elements)?;
         self.get_halves(content, at - first, elements, |weight, rest| {
-            with_rest(bf16::from_f32(weight), rest.cast_signed())
+            join_low_bits(bf16::from_f32(weight), rest.cast_signed())
         })
     }
 
@@ -256,14 +256,14 @@ impl Engine<'_> {
         let (run, form, content) = (program.types.run, program.master_form(flat), Content::Master(flat));
         if run == DType::Bf16 {
             for element in elements.iter_mut() {
-                *element = settled(*element);
+                *element = canonical_master(*element);
             }
         }
-        if form == MasterForm::Whole {
+        if form == MasterForm::F32 {
             return self.put(content, DType::F32, first, elements);
         }
         self.put_halves(content, first, elements, |element| {
-            rest(element, bf16::from_f32(element)).cast_unsigned()
+            low_bits(element, bf16::from_f32(element)).cast_unsigned()
         })
     }
 

@@ -63,7 +63,7 @@ pub struct GradNode {
     /// What it writes, and how.
     pub outputs: Vec<(Value, GradWrite)>,
     /// The parameters whose gradients it adds to.
-    pub lands: Vec<ParamId>,
+    pub accumulates_into: Vec<ParamId>,
 }
 
 /// A model's backward.
@@ -299,16 +299,16 @@ impl Deriver<'_> {
         inputs: Vec<Value>,
         params: Vec<ParamId>,
         outputs: Vec<(Value, GradWrite)>,
-        lands: bool,
+        trains_params: bool,
     ) {
         let node = &self.graph.nodes[of];
         let trainable = |id: &ParamId| self.graph.param(*id).spec.trainable;
-        let lands: Vec<ParamId> =
-            if lands { node.params.iter().copied().filter(trainable).collect() } else { Vec::new() };
+        let accumulates_into: Vec<ParamId> =
+            if trains_params { node.params.iter().copied().filter(trainable).collect() } else { Vec::new() };
         // A node that neither writes a value nor lands a gradient has nothing to do: a frozen linear's weight.
-        if outputs.is_empty() && lands.is_empty() {
+        if outputs.is_empty() && accumulates_into.is_empty() {
             return;
         }
-        self.nodes.push(GradNode { op, unit: node.unit, of, inputs, params, outputs, lands });
+        self.nodes.push(GradNode { op, unit: node.unit, of, inputs, params, outputs, accumulates_into });
     }
 }

@@ -81,12 +81,12 @@ pub struct Rotary {
     /// What the rotated elements are scaled with.
     pub scale: f64,
     /// How longer sequences turn slower, where they do.
-    pub stretch: Option<Stretch>,
+    pub dynamic: Option<DynamicScaling>,
 }
 
 /// Rotations that slow down with the length of a sequence (dynamic scaling).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stretch {
+pub struct DynamicScaling {
     /// The base of the frequencies.
     pub theta: f64,
     /// How much slower.
@@ -97,10 +97,10 @@ pub struct Stretch {
 
 impl Rotary {
     /// The frequencies of a sequence of this length, which alone decides them: not what it is packed with.
-    pub fn of_length(&self, length: u64) -> impl Iterator<Item = f64> {
+    pub fn frequencies_at(&self, length: u64) -> impl Iterator<Item = f64> {
         let dim = 2.0 * self.frequencies.len() as f64;
-        let slowed = self.stretch.filter(|stretch| length > stretch.max_positions).map(|stretch| {
-            let Stretch { theta, factor, max_positions } = stretch;
+        let slowed = self.dynamic.filter(|stretch| length > stretch.max_positions).map(|stretch| {
+            let DynamicScaling { theta, factor, max_positions } = stretch;
             let longer = length as f64 / max_positions as f64;
             theta * (factor * longer - (factor - 1.0)).powf(dim / (dim - 2.0))
         });

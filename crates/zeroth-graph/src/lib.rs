@@ -18,6 +18,6 @@ mod value;
 pub use builder::Builder;
 pub use error::GraphError;
 pub use gradient::{Backward, GradNode, GradOp, GradWrite};
-pub use graph::{Graph, Node, Param, ParamId, ParamSpec, Rotary, Stretch, Unit, UnitId};
+pub use graph::{Graph, Node, Param, ParamId, ParamSpec, Rotary, DynamicScaling, Unit, UnitId};
 pub use op::Op;
 pub use value::{Kind, Value, ValueInfo};

@@ -189,15 +189,15 @@ impl Pair<'_> {
                 (self.random(ROWS * outputs), self.random(outputs * inputs), self.random(ROWS * inputs));
             self.compare(Kernel::LinearDx { dims, dy, w, dx, add }, &[Made::Of(dtype)])?;
         }
-        for landing in [GradStore::Add, GradStore::Write] {
+        for store in [GradStore::Add, GradStore::Write] {
             let (dy, x, dw) =
                 (self.random(ROWS * outputs), self.random(ROWS * inputs), self.words(outputs * inputs));
-            self.compare(Kernel::LinearDw { dims, dy, x, dw, landing }, &[Made::Of(DType::F32)])?;
+            self.compare(Kernel::LinearDw { dims, dy, x, dw, store }, &[Made::Of(DType::F32)])?;
         }
         let (dy, x, dw) =
             (self.random(ROWS * outputs), self.random(ROWS * inputs), self.random(outputs * inputs));
-        let landing = GradStore::Round { to: dtype, broken: self.given(bytes_of(&0u64)) };
-        self.compare(Kernel::LinearDw { dims, dy, x, dw, landing }, &[Made::Of(dtype), Made::Bits])?;
+        let store = GradStore::Round { to: dtype, found_inf: self.given(bytes_of(&0u64)) };
+        self.compare(Kernel::LinearDw { dims, dy, x, dw, store }, &[Made::Of(dtype), Made::Bits])?;
         let (dy, db) = (self.random(ROWS * outputs), self.words(outputs));
         self.compare(Kernel::LinearDb { dims, dy, db }, &[Made::Of(DType::F32)])
     }
@@ -208,7 +208,7 @@ impl Pair<'_> {
         let (ids, table, y) = (self.ids(ROWS, vocab), self.random(vocab * width), self.random(ROWS * width));
         self.compare(Kernel::Embedding { dims, rows: ROWS, ids, table, y }, &[Made::Bits])?;
         let (ids, dy, dtable) = (self.ids(ROWS, vocab), self.random(ROWS * width), self.words(vocab * width));
-        let kernel = Kernel::EmbeddingBackward { dims, rows: ROWS, ids, dy, dtable, waiting: None };
+        let kernel = Kernel::EmbeddingBackward { dims, rows: ROWS, ids, dy, dtable, tied_rows: None };
         self.compare(kernel, &[Made::Of(DType::F32)])?;
         let dims = RmsNormDims { rows: ROWS, width, eps: 1e-6 };
         let (x, w, rstd) = (self.random(ROWS * width), self.random(width), self.empty(4 * ROWS));
@@ -314,13 +314,13 @@ impl Pair<'_> {
         let to = self.random(count);
         self.compare(Kernel::Zero { to }, &[Made::Bits])?;
         for to_type in [DType::F32, DType::Bf16, DType::F16] {
-            let (from, broken) = (self.random(count), self.given(bytes_of(&0u64)));
+            let (from, found_inf) = (self.random(count), self.given(bytes_of(&0u64)));
             let to = self.empty(count * to_type.bytes() as usize);
-            let kernel = Kernel::Convert { from, from_type: dtype, to, to_type, broken: Some(broken) };
+            let kernel = Kernel::Convert { from, from_type: dtype, to, to_type, found_inf: Some(found_inf) };
             self.compare(kernel, &[Made::Bits; 2])?;
         }
-        let (values, broken) = (self.random(count), self.given(bytes_of(&0u64)));
-        self.compare(Kernel::Look { values, value_type: dtype, broken }, &[Made::Bits])?;
+        let (values, found_inf) = (self.random(count), self.given(bytes_of(&0u64)));
+        self.compare(Kernel::CheckFinite { values, value_type: dtype, found_inf }, &[Made::Bits])?;
         let (parts, to) = (self.random(3 * count), self.words(count));
         let sum = |parts, to, to_type| Kernel::SumRanks {
             ranks: 3,
@@ -351,9 +351,9 @@ impl Pair<'_> {
         let input = self.given(bytes_of(&StepInput { loss_weight: 0.01, ..StepInput::zeroed() }));
         let control = self.given(bytes_of(&Control::new(64.0)));
         let (dx, dw) = (self.like(x), self.words(vocab * hidden));
-        let (landing, own) = (GradStore::Write, None);
+        let (store, tied_rows) = (GradStore::Write, None);
         let kernel =
-            Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, landing, own };
+            Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, store, tied_rows };
         // The gradients of logits are rounded on their way.
         self.compare(kernel, &[Made::Sum, Made::Rough(dtype), Made::Rough(DType::F32)])
     }
@@ -395,7 +395,7 @@ impl Pair<'_> {
                 grads,
                 grad_type: dtype,
                 master,
-                master_form: MasterForm::Whole,
+                master_form: MasterForm::F32,
                 first,
                 second,
                 moment_type: DType::F32,

@@ -10,7 +10,7 @@ mod numbers;
 
 use bytemuck::{Pod, Zeroable};
 
-pub use decide::{Told, decide};
+pub use decide::{RankReport, decide};
 pub use numbers::StepNumbers;
 
 /// Learning rates that a step's input carries: the host may run ahead of what it knows about applied steps by this many.
@@ -152,11 +152,11 @@ pub struct Record {
     pub applied: u64,
     /// Steps skipped so far.
     pub skipped: u64,
-    /// The first flat whose gradient is not finite, or -1: with `broken_rank` where a rank's own gradient was not, without
+    /// The first flat whose gradient is not finite, or -1: with `nonfinite_rank` where a rank's own gradient was not, without
     /// where only the sum over ranks is not.
-    pub broken_flat: i64,
-    /// The rank whose gradient of `broken_flat` is not finite; without one, the first rank whose loss is not; or -1.
-    pub broken_rank: i64,
+    pub nonfinite_flat: i64,
+    /// The rank whose gradient of `nonfinite_flat` is not finite; without one, the first rank whose loss is not; or -1.
+    pub nonfinite_rank: i64,
     /// Not 0: this step's update was applied.
     pub apply: u32,
     /// Not 0: later ones are not applied.
@@ -164,7 +164,7 @@ pub struct Record {
     /// Not 0: halted because an overflow met the smallest loss scale.
     pub at_min_scale: u32,
     /// Not 0: a gradient or a loss of this step was not finite.
-    pub broken: u32,
+    pub found_inf: u32,
 }
 
 impl Control {

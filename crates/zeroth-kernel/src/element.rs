@@ -15,7 +15,7 @@ pub trait Element: bytemuck::Pod + Default + Send + Sync {
 
 /// Whether a number is infinite or none, without a branch.
 #[inline(always)]
-pub fn is_endless<T: Element>(value: T) -> bool {
+pub fn is_nonfinite<T: Element>(value: T) -> bool {
     /// The exponent of infinity and NaN.
     const ENDLESS: u32 = 0x7f80_0000;
     value.to_f32().to_bits() & ENDLESS == ENDLESS

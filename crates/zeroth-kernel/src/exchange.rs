@@ -32,7 +32,7 @@ impl Transport {
     }
 
     /// The way that `ZEROTH_GPU_COLLECTIVES` names; none where it is not set.
-    pub fn asked() -> Result<Option<Self>, DeviceError> {
+    pub fn from_env() -> Result<Option<Self>, DeviceError> {
         std::env::var_os(VARIABLE).map_or(Ok(None), |value| Self::named(&value.to_string_lossy()))
     }
 
@@ -61,9 +61,9 @@ impl Transport {
     }
 }
 
-/// Words in a file that all ranks map, one for each rank: what their devices count up and wait for.
+/// BarrierCounters in a file that all ranks map, one for each rank: what their devices count up and wait for.
 #[derive(Debug, Clone, Copy)]
-pub struct Words<'a> {
+pub struct BarrierCounters<'a> {
     /// The file.
     pub file: BorrowedFd<'a>,
     /// Where in it the first rank's word is, on a page.
@@ -78,13 +78,13 @@ pub struct Words<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct IpcHandles<'a> {
     /// The way that the doors are for.
-    pub way: Transport,
+    pub transport: Transport,
     /// This rank.
     pub rank: usize,
     /// What each rank's `Device::door` gave, in their order.
-    pub doors: &'a [Vec<u8>],
+    pub handles: &'a [Vec<u8>],
     /// Where devices meet.
-    pub words: Words<'a>,
+    pub counters: BarrierCounters<'a>,
 }
 
 /// Bytes that move between the arenas of ranks, whose programs put the same things in the same places. Counts and starts are
@@ -101,7 +101,7 @@ pub enum Exchange<'a> {
         counts: &'a [usize],
     },
     /// As `AllGather`, where this rank's part lies in its place already.
-    InPlace {
+    AllGatherInPlace {
         /// All parts.
         buffer: Span,
         /// Where each rank's part begins.
@@ -129,7 +129,7 @@ pub enum Exchange<'a> {
 
 /// Bytes that a rank takes out of an arena, its own or another one's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Take {
+pub struct PeerCopy {
     /// Whose arena.
     pub from: usize,
     /// The place in it.
@@ -143,35 +143,35 @@ impl Exchange<'_> {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::AllGather { .. } => "all_gather",
-            Self::InPlace { .. } => "all_gather_in_place",
+            Self::AllGatherInPlace { .. } => "all_gather_in_place",
             Self::Broadcast { .. } => "broadcast",
             Self::AllToAll { .. } => "all_to_all",
         }
     }
 
     /// What `rank` of `world` takes to be done, in an order in which not all take from the same rank first.
-    pub fn takes(&self, rank: usize, world: usize) -> impl Iterator<Item = Take> + '_ {
+    pub fn copies(&self, rank: usize, world: usize) -> impl Iterator<Item = PeerCopy> + '_ {
         let from_next = (rank..world).chain(0..rank);
-        from_next.filter_map(move |from| self.take(rank, from)).filter(|take| take.to.bytes > 0)
+        from_next.filter_map(move |from| self.copy(rank, from)).filter(|take| take.to.bytes > 0)
     }
 
-    fn take(&self, rank: usize, from: usize) -> Option<Take> {
+    fn copy(&self, rank: usize, from: usize) -> Option<PeerCopy> {
         match *self {
             Self::AllGather { send, recv, counts } => {
                 let place = Span { bytes: counts[from] as u64, ..send };
-                Some(Take { from, place, to: recv.part(before(counts, from), place.bytes, 1) })
+                Some(PeerCopy { from, place, to: recv.part(bytes_before(counts, from), place.bytes, 1) })
             }
-            Self::InPlace { buffer, starts, counts } => {
+            Self::AllGatherInPlace { buffer, starts, counts } => {
                 let place = buffer.part(starts[from] as u64, counts[from] as u64, 1);
-                (from != rank).then_some(Take { from, place, to: place })
+                (from != rank).then_some(PeerCopy { from, place, to: place })
             }
             Self::Broadcast { root, buffer } => {
-                (from == root && rank != root).then_some(Take { from, place: buffer, to: buffer })
+                (from == root && rank != root).then_some(PeerCopy { from, place: buffer, to: buffer })
             }
             Self::AllToAll { send, recv, counts } => {
                 let count = counts[rank] as u64;
-                let place = send.part(before(counts, rank), count, 1);
-                Some(Take { from, place, to: recv.part(from as u64, 1, count) })
+                let place = send.part(bytes_before(counts, rank), count, 1);
+                Some(PeerCopy { from, place, to: recv.part(from as u64, 1, count) })
             }
         }
     }
@@ -182,13 +182,13 @@ impl Exchange<'_> {
             Self::AllGather { send, recv, .. } | Self::AllToAll { send, recv, .. } => {
                 send.tier == Tier::Device && recv.tier == Tier::Device
             }
-            Self::InPlace { buffer, .. } | Self::Broadcast { buffer, .. } => buffer.tier == Tier::Device,
+            Self::AllGatherInPlace { buffer, .. } | Self::Broadcast { buffer, .. } => buffer.tier == Tier::Device,
         }
     }
 }
 
 /// Bytes of all parts before one.
-pub fn before(counts: &[usize], rank: usize) -> u64 {
+pub fn bytes_before(counts: &[usize], rank: usize) -> u64 {
     counts[..rank].iter().sum::<usize>() as u64
 }
 
@@ -205,8 +205,8 @@ mod tests {
         let mut new = old.clone();
         for (rank, arena) in new.iter_mut().enumerate() {
             let mut written = Vec::<Span>::new();
-            for take in exchange_of(rank).takes(rank, world) {
-                assert!(!written.iter().any(|other| other.meets(take.to)), "written twice: {take:?}");
+            for take in exchange_of(rank).copies(rank, world) {
+                assert!(!written.iter().any(|other| other.overlaps(take.to)), "written twice: {take:?}");
                 written.push(take.to);
                 let bytes = old[take.from][take.place.at as usize..take.place.end() as usize].to_vec();
                 arena[take.to.at as usize..take.to.end() as usize].copy_from_slice(&bytes);
@@ -239,13 +239,13 @@ mod tests {
         static STARTS: [usize; 2] = [8, 0];
         static COUNTS: [usize; 2] = [4, 6];
         let buffer = Span::device(10, 20);
-        let arenas = run(|_| Exchange::InPlace { buffer, starts: &STARTS, counts: &COUNTS }, 2);
+        let arenas = run(|_| Exchange::AllGatherInPlace { buffer, starts: &STARTS, counts: &COUNTS }, 2);
         assert_eq!(arenas[0][18..22], arenas[1][18..22]);
         assert_eq!(arenas[1][18..22], [18, 19, 20, 21].map(|at| byte(0, at)));
         assert_eq!(arenas[0][10..16], arenas[1][10..16]);
         assert_eq!(arenas[1][16..18], [16, 17].map(|at| byte(1, at)), "between the parts nothing moves");
         let spread = Exchange::Broadcast { root: 1, buffer };
-        assert_eq!(spread.takes(1, 3).count(), 0);
+        assert_eq!(spread.copies(1, 3).count(), 0);
         assert_eq!(run(|_| spread, 3)[2][10..30], run(|_| spread, 3)[1][10..30]);
     }
 
@@ -260,8 +260,8 @@ mod tests {
         let arenas = run(exchange, 3);
         let expected: Vec<u8> = (0..3).flat_map(|rank| (3..6).map(move |at| byte(rank, at))).collect();
         assert_eq!(arenas[1][30..39], expected);
-        assert_eq!(exchange(2).takes(2, 3).count(), 0);
-        let first: Vec<usize> = exchange(1).takes(1, 3).map(|take| take.from).collect();
+        assert_eq!(exchange(2).copies(2, 3).count(), 0);
+        let first: Vec<usize> = exchange(1).copies(1, 3).map(|take| take.from).collect();
         assert_eq!(first, [1, 2, 0]);
     }
 

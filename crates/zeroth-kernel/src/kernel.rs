@@ -56,7 +56,7 @@ impl Span {
     }
 
     /// Whether two places share a byte.
-    pub const fn meets(self, other: Self) -> bool {
+    pub const fn overlaps(self, other: Self) -> bool {
         self.tier as u8 == other.tier as u8 && self.at < other.end() && other.at < self.end()
     }
 }
@@ -99,14 +99,14 @@ pub enum Kernel {
         ids: Span,
         dy: Span,
         dtable: Span,
-        waiting: Option<WaitingRows>,
+        tied_rows: Option<TiedRowsIn>,
     },
     /// `y[rows, outputs]` = x · wᵀ + bias.
     Linear { dims: LinearDims, x: Span, w: Span, bias: Option<Span>, y: Span },
     /// dx = dy · w, or added to what dx holds (one rounding).
     LinearDx { dims: LinearDims, dy: Span, w: Span, dx: Span, add: bool },
     /// dyᵀ · x lands in dw `[outputs, inputs]`.
-    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, landing: GradStore },
+    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, store: GradStore },
     /// Adds the column sums of dy to db `[outputs]`.
     LinearDb { dims: LinearDims, dy: Span, db: Span },
     /// y = x · rstd · w by rows of `dims.width`; writes rstd `[rows]`.
@@ -179,8 +179,8 @@ pub enum Kernel {
         control: Span,
         dx: Span,
         dw: Span,
-        landing: GradStore,
-        own: Option<OwnTokens>,
+        store: GradStore,
+        tied_rows: Option<TiedRowsOut>,
     },
     /// `logits` `[sequences, vocab]` (f32) = the last row of x of each sequence · wᵀ. `starts` is a table as `Attention` has
     /// it; a sequence that it lacks or that is empty gives zeros.
@@ -189,11 +189,11 @@ pub enum Kernel {
     Sum { a: Span, b: Span, y: Span },
     /// All bytes become 0.
     Zero { to: Span },
-    /// Element by element from one type to another, rounded to the nearest, ties to even. `broken`, a u64, becomes 1 where
+    /// Element by element from one type to another, rounded to the nearest, ties to even. `found_inf`, a u64, becomes 1 where
     /// a result is not finite, and is left alone where all are.
-    Convert { from: Span, from_type: DType, to: Span, to_type: DType, broken: Option<Span> },
-    /// `broken`, a u64, becomes 1 where a value is not finite, and is left alone where all are.
-    Look { values: Span, value_type: DType, broken: Span },
+    Convert { from: Span, from_type: DType, to: Span, to_type: DType, found_inf: Option<Span> },
+    /// `found_inf`, a u64, becomes 1 where a value is not finite, and is left alone where all are.
+    CheckFinite { values: Span, value_type: DType, found_inf: Span },
     /// `parts` holds `ranks` parts of the length of `to` end to end, in `from_type`; `to` becomes their sum, added in
     /// f32 in rank order and rounded once, or has the sum added to it.
     SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, to_type: DType, add: bool },
@@ -240,29 +240,29 @@ pub enum GradStore {
     Add,
     /// It takes the place, in f32. The bits are those of what is added to zeros.
     Write,
-    /// As `Write`, rounded to the launch's type or to f32. `broken`, a u64, becomes 1 where a result is not finite, and is left alone where all
+    /// As `Write`, rounded to the launch's type or to f32. `found_inf`, a u64, becomes 1 where a result is not finite, and is left alone where all
     /// are.
     Round {
         /// The type of the place.
         to: DType,
         /// Where that is noted.
-        broken: Span,
+        found_inf: Span,
     },
 }
 
 impl GradStore {
     /// Where it notes results that are not finite.
-    const fn broken(self) -> Option<Span> {
+    const fn found_inf(self) -> Option<Span> {
         match self {
             Self::Add | Self::Write => None,
-            Self::Round { broken, .. } => Some(broken),
+            Self::Round { found_inf, .. } => Some(found_inf),
         }
     }
 }
 
 /// The tokens whose rows of a table's gradient the head does not complete, and where it leaves these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OwnTokens {
+pub struct TiedRowsOut {
     /// The tokens, as `EmbeddingBackward` has them.
     pub ids: Span,
     /// `[rows, hidden]` in f32: for each token what its row has.
@@ -271,11 +271,11 @@ pub struct OwnTokens {
 
 /// Rows of a table's gradient that the head left, in the launch's type once they are complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WaitingRows {
-    /// As [`OwnTokens::rows`].
+pub struct TiedRowsIn {
+    /// As [`TiedRowsOut::rows`].
     pub rows: Span,
     /// A u64 that becomes 1 where a result is not finite, and is left alone where all are.
-    pub broken: Span,
+    pub found_inf: Span,
 }
 
 /// How weights are changed by gradients. The kernels of cards know them by these numbers.
@@ -374,7 +374,7 @@ impl Kernel {
             Self::Sum { .. } => "sum",
             Self::Zero { .. } => "zero",
             Self::Convert { .. } => "convert",
-            Self::Look { .. } => "look",
+            Self::CheckFinite { .. } => "check_finite",
             Self::SumRanks { .. } => "sum_ranks",
             Self::Squares { .. } => "squares",
             Self::Control { .. } => "control",
@@ -393,14 +393,14 @@ impl Kernel {
         }
         match *self {
             Self::Embedding { ids, table, y, .. } => touch!([ids, table], [y]),
-            Self::EmbeddingBackward { ids, dy, dtable, waiting, .. } => {
-                let [rows, broken] =
-                    [waiting.map(|waiting| waiting.rows), waiting.map(|waiting| waiting.broken)];
-                touch!([ids, dy], [dtable, rows, broken]);
+            Self::EmbeddingBackward { ids, dy, dtable, tied_rows, .. } => {
+                let [rows, found_inf] =
+                    [tied_rows.map(|tied| tied.rows), tied_rows.map(|tied| tied.found_inf)];
+                touch!([ids, dy], [dtable, rows, found_inf]);
             }
             Self::Linear { x, w, bias, y, .. } => touch!([x, w, bias], [y]),
             Self::LinearDx { dy, w, dx, .. } => touch!([dy, w], [dx]),
-            Self::LinearDw { dy, x, dw, landing, .. } => touch!([dy, x], [dw, landing.broken()]),
+            Self::LinearDw { dy, x, dw, store, .. } => touch!([dy, x], [dw, store.found_inf()]),
             Self::LinearDb { dy, db, .. } => touch!([dy], [db]),
             Self::RmsNorm { x, w, y, rstd, .. } => touch!([x, w], [y, rstd]),
             Self::AddRmsNorm { x, residual, w, h, y, rstd, .. } => touch!([x, residual, w], [h, y, rstd]),
@@ -420,15 +420,15 @@ impl Kernel {
             Self::SwiGluBackward { dy, gate, up, dgate, dup } => touch!([dy, gate, up], [dgate, dup]),
             Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
             Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
-            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, landing, own, .. } => {
-                let [ids, rows] = [own.map(|own| own.ids), own.map(|own| own.rows)];
-                touch!([x, w, labels, input, control, ids], [loss, dx, dw, landing.broken(), rows]);
+            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, store, tied_rows, .. } => {
+                let [ids, rows] = [tied_rows.map(|tied| tied.ids), tied_rows.map(|tied| tied.rows)];
+                touch!([x, w, labels, input, control, ids], [loss, dx, dw, store.found_inf(), rows]);
             }
             Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
             Self::Sum { a, b, y } => touch!([a, b], [y]),
             Self::Zero { to } => touch!([], [to]),
-            Self::Convert { from, to, broken, .. } => touch!([from], [to, broken]),
-            Self::Look { values, broken, .. } => touch!([values], [broken]),
+            Self::Convert { from, to, found_inf, .. } => touch!([from], [to, found_inf]),
+            Self::CheckFinite { values, found_inf, .. } => touch!([values], [found_inf]),
             Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
             Self::Squares { values, sum, .. } => touch!([values], [sum]),
             Self::Control { recipe, input, reports, control, record, .. } => {

@@ -19,16 +19,16 @@ mod kernel;
 mod master;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, SelfTest, conformance};
-pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers, Told, decide};
+pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers, RankReport, decide};
 pub use device::{CpuShare, Device, DeviceError, READBACKS, PeerMapping, Queue, RankSum, ReadWrite, Shared};
 pub use dims::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
-pub use element::{Element, is_endless};
+pub use element::{Element, is_nonfinite};
 pub use exact_sum::{BLOCK, ExactSum};
-pub use exchange::{Exchange, IpcHandles, Take, Transport, Words, before};
+pub use exchange::{Exchange, IpcHandles, PeerCopy, Transport, BarrierCounters, bytes_before};
 pub use kernel::{
-    Access, GradStore, Kernel, Launch, Optimizer, OwnTokens, Rounding, RowKey, Span, Tier, WaitingRows,
+    Access, GradStore, Kernel, Launch, Optimizer, TiedRowsOut, Rounding, RowKey, Span, Tier, TiedRowsIn,
 };
-pub use master::{MasterForm, rest, settled, with_rest};
+pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};

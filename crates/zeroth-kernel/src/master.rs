@@ -12,24 +12,24 @@ use half::bf16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MasterForm {
     /// As f32.
-    Whole,
+    F32,
     /// As the rest, of 16 bits, beside the weight in bf16.
-    Rest,
+    LowBits,
 }
 
 impl MasterForm {
     /// Bytes of an element.
     pub const fn bytes(self) -> u64 {
         match self {
-            Self::Whole => 4,
-            Self::Rest => 2,
+            Self::F32 => 4,
+            Self::LowBits => 2,
         }
     }
 }
 
 /// A master weight as both forms hold it.
 #[inline(always)]
-pub const fn settled(master: f32) -> f32 {
+pub const fn canonical_master(master: f32) -> f32 {
     let bits = master.to_bits();
     // Halfway above an even weight: 16 bits that say one half, and none before them.
     let halfway = bits & 0x1_ffff == 0x8000;
@@ -38,13 +38,13 @@ pub const fn settled(master: f32) -> f32 {
 
 /// What a settled master weight is beside its weight.
 #[inline(always)]
-pub const fn rest(master: f32, weight: bf16) -> i16 {
+pub const fn low_bits(master: f32, weight: bf16) -> i16 {
     master.to_bits().wrapping_sub((weight.to_bits() as u32) << 16) as i16
 }
 
 /// A weight and the rest: the master weight.
 #[inline(always)]
-pub const fn with_rest(weight: bf16, rest: i16) -> f32 {
+pub const fn join_low_bits(weight: bf16, rest: i16) -> f32 {
     f32::from_bits(((weight.to_bits() as u32) << 16).wrapping_add(rest as u32))
 }
 
@@ -59,12 +59,12 @@ mod tests {
         {
             for lower in 0..=0xffff {
                 let given = f32::from_bits(upper << 16 | lower);
-                let master = settled(given);
+                let master = canonical_master(given);
                 let moved = lower == 0x8000 && upper.is_multiple_of(2);
                 assert_eq!(master.to_bits(), given.to_bits() - u32::from(moved), "{given:?}");
                 let weight = <bf16 as Element>::from_f32(given);
                 assert_eq!(weight, <bf16 as Element>::from_f32(master), "it moves no weight: {given:?}");
-                let back = with_rest(weight, rest(master, weight));
+                let back = join_low_bits(weight, low_bits(master, weight));
                 assert_eq!(back.to_bits(), master.to_bits(), "{given:?}");
             }
         }
@@ -73,13 +73,13 @@ mod tests {
     #[test]
     fn what_is_infinite_stays_and_what_is_no_number_stays_none() {
         for endless in [f32::INFINITY, f32::NEG_INFINITY] {
-            let weight = <bf16 as Element>::from_f32(settled(endless));
-            assert_eq!(with_rest(weight, rest(settled(endless), weight)), endless);
+            let weight = <bf16 as Element>::from_f32(canonical_master(endless));
+            assert_eq!(join_low_bits(weight, low_bits(canonical_master(endless), weight)), endless);
         }
         for bits in [0x7fc0_0000u32, 0x7f80_0001, 0x7f80_8000, 0x7fff_ffff, 0xffff_8000, 0xff80_0001] {
-            let master = settled(f32::from_bits(bits));
+            let master = canonical_master(f32::from_bits(bits));
             let weight = <bf16 as Element>::from_f32(master);
-            assert!(master.is_nan() && with_rest(weight, rest(master, weight)).is_nan(), "{bits:#x}");
+            assert!(master.is_nan() && join_low_bits(weight, low_bits(master, weight)).is_nan(), "{bits:#x}");
         }
     }
 }

@@ -9,7 +9,7 @@ mod gpu;
 mod memory;
 mod mounts;
 #[cfg(test)]
-mod small_library;
+mod test_library;
 mod software;
 mod tree;
 
@@ -72,7 +72,7 @@ pub fn probe() -> Machine {
 
 /// Looks at this machine but for its GPUs and their libraries, for a process that will not use them: in every one that opens
 /// them they take 150 MB.
-pub fn probe_processor() -> Machine {
+pub fn probe_host() -> Machine {
     look(|_| Gpus::NoDevice { why: "none was looked for".to_owned() }, |_| Vec::new())
 }
 

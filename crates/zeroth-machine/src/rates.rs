@@ -1,5 +1,5 @@
 //! How fast state in host memory can be updated: by the host's processors where it lies, or on its way through the device,
-//! beneath what the device computes meanwhile. Measured on the machine, on random numbers, in under a second.
+//! beneath what the device computes meanwhile. BenchResult on the machine, on random numbers, in under a second.
 
 use std::time::Instant;
 
@@ -22,7 +22,8 @@ pub struct Rates {
     /// Of what a kernel of the device reads and writes.
     pub memory: u64,
     /// Operations of its products of matrices.
-    pub products: u64,
+    #[serde(rename = "products")]
+    pub matmuls: u64,
 }
 
 /// Elements of the trial: more than caches hold.
@@ -66,7 +67,7 @@ impl Rates {
             grads,
             grad_type: DType::Bf16,
             master,
-            master_form: MasterForm::Whole,
+            master_form: MasterForm::F32,
             first: Some(first),
             second: Some(second),
             moment_type: moments,
@@ -75,7 +76,7 @@ impl Rates {
         };
         let update = Launch { kernel, dtype: DType::Bf16, scratch: Span::device(0, 0) };
         let copy = |from: Span, to: Span| Launch {
-            kernel: Kernel::Convert { from, from_type: DType::F32, to, to_type: DType::F32, broken: None },
+            kernel: Kernel::Convert { from, from_type: DType::F32, to, to_type: DType::F32, found_inf: None },
             dtype: DType::F32,
             scratch: Span::device(0, 0),
         };
@@ -101,27 +102,27 @@ impl Rates {
             update: rate(state, update),
             bus: rate(4 * ELEMENTS, bus),
             memory: rate(8 * ELEMENTS, seconds(device, &copy(there, back))?),
-            products: rate(2 * (SIDE * SIDE * SIDE) as u64, seconds(device, &product())?),
+            matmuls: rate(2 * (SIDE * SIDE * SIDE) as u64, seconds(device, &product())?),
         })
     }
 
     /// Seconds that the device's kernels take for bytes that they read and write.
-    pub fn in_memory(self, bytes: u64) -> f64 {
+    pub fn memory_seconds(self, bytes: u64) -> f64 {
         bytes as f64 / self.memory.max(1) as f64
     }
 
     /// Seconds that the device's products take for so many operations.
-    pub fn of_products(self, operations: u64) -> f64 {
-        operations as f64 / self.products.max(1) as f64
+    pub fn matmul_seconds(self, operations: u64) -> f64 {
+        operations as f64 / self.matmuls.max(1) as f64
     }
 
     /// Seconds that the processors take for so many bytes of state.
-    pub fn by_processors(self, state: u64) -> f64 {
+    pub fn host_update_seconds(self, state: u64) -> f64 {
         state as f64 / self.update.max(1) as f64
     }
 
     /// Seconds that state and what comes with it take through the device.
-    pub fn through_device(self, bytes: u64) -> f64 {
+    pub fn transfer_seconds(self, bytes: u64) -> f64 {
         bytes as f64 / self.bus.max(1) as f64
     }
 }
@@ -174,13 +175,13 @@ mod tests {
         for (moments, by_chance) in [(DType::F32, false), (DType::Bf16, true)] {
             let rates = Rates::measure(&mut device, moments, by_chance).unwrap();
             assert!(rates.update > 1 << 20 && rates.bus > 1 << 20, "{rates:?}");
-            assert!(rates.memory > 1 << 20 && rates.products > 1 << 20, "{rates:?}");
+            assert!(rates.memory > 1 << 20 && rates.matmuls > 1 << 20, "{rates:?}");
         }
-        let round = Rates { update: 4_000, bus: 2_000, memory: 16_000, products: 1_000 };
-        assert!((round.by_processors(8_000) - 2.0).abs() < 1e-12);
-        assert!((round.through_device(8_000) - 4.0).abs() < 1e-12);
+        let round = Rates { update: 4_000, bus: 2_000, memory: 16_000, matmuls: 1_000 };
+        assert!((round.host_update_seconds(8_000) - 2.0).abs() < 1e-12);
+        assert!((round.transfer_seconds(8_000) - 4.0).abs() < 1e-12);
         assert!(
-            (round.in_memory(8_000) - 0.5).abs() < 1e-12 && (round.of_products(8_000) - 8.0).abs() < 1e-12
+            (round.memory_seconds(8_000) - 0.5).abs() < 1e-12 && (round.matmul_seconds(8_000) - 8.0).abs() < 1e-12
         );
     }
 

@@ -152,8 +152,8 @@ impl Source<'_> {
     /// Where a node of backward is the head, which leaves rows of a table's gradient waiting, or the embedding that completes
     /// them: the tokens whose rows they are.
     pub(super) fn tokens_of_waiting(&self, kind: SectionKind, node: &GradNode) -> Option<Value> {
-        let param = node.lands.iter().find(|param| self.program.rows_wait(kind, **param))?;
-        let completes = |node: &&GradNode| node.op == GradOp::Embedding && node.lands.contains(param);
+        let param = node.accumulates_into.iter().find(|param| self.program.rows_wait(kind, **param))?;
+        let completes = |node: &&GradNode| node.op == GradOp::Embedding && node.accumulates_into.contains(param);
         self.backward.nodes.iter().find(completes).map(|embedding| embedding.inputs[0])
     }
 
@@ -396,13 +396,13 @@ impl Source<'_> {
                 let node = &self.backward.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, way), Read)));
-                for param in &node.lands {
+                for param in &node.accumulates_into {
                     let landing = (program.landing(way.kind, *param).content, Write);
                     if !touched.contains(&landing) {
                         touched.push(landing);
                     }
                 }
-                if node.lands.iter().any(|param| program.givers_round(way.kind, *param)) {
+                if node.accumulates_into.iter().any(|param| program.givers_round(way.kind, *param)) {
                     touched.push((Content::Report, Write));
                 }
                 if let Some(tokens) = self.tokens_of_waiting(way.kind, node) {

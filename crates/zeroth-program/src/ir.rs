@@ -417,7 +417,7 @@ impl Program {
     pub fn master_form(&self, flat: usize) -> MasterForm {
         let held = self.held[flat];
         let is_together = [held.weights, held.states, held.updates] == [Tier::Device; 3];
-        if self.types.run == DType::Bf16 && is_together { MasterForm::Rest } else { MasterForm::Whole }
+        if self.types.run == DType::Bf16 && is_together { MasterForm::LowBits } else { MasterForm::F32 }
     }
 
     /// Whether a flat's states pass through the device for their update.

@@ -34,7 +34,7 @@ impl CpuDevice {
             unreachable!("called for the optimizer only")
         };
         let is_beside = weights.is_some() && T::DTYPE == DType::Bf16;
-        if master_form == MasterForm::Rest && !is_beside {
+        if master_form == MasterForm::LowBits && !is_beside {
             let problem = format!("what master weights are beside weights in bf16, and weights {weights:?}");
             return Err(DeviceError::Operands { what: kernel.name(), problem });
         }
@@ -43,7 +43,7 @@ impl CpuDevice {
             let control = self.read_one::<Control>(control)?;
             if control.apply == 0 {
                 // Whoever takes the weights from here finds what they were; beside their rests they are.
-                if let (Some(weights), MasterForm::Whole) = (weights, master_form) {
+                if let (Some(weights), MasterForm::F32) = (weights, master_form) {
                     convert::<f32, T>(&self.pool, self.read(master)?, self.write(weights)?);
                 }
                 return Ok(());
@@ -62,8 +62,8 @@ impl CpuDevice {
             };
             let weights = weights.map(|weights| self.write::<T>(weights)).transpose()?;
             let (grads, master) = match master_form {
-                MasterForm::Whole => (self.read::<G>(grads)?, Master::Whole(self.write(master)?)),
-                MasterForm::Rest => (self.read::<G>(grads)?, Master::Rest(self.write(master)?)),
+                MasterForm::F32 => (self.read::<G>(grads)?, Master::F32(self.write(master)?)),
+                MasterForm::LowBits => (self.read::<G>(grads)?, Master::LowBits(self.write(master)?)),
             };
             optimize(&self.pool, optimizer, step, grads, master, moments, weights);
         }

@@ -92,7 +92,7 @@ pub fn head_loss_backward<T: Element>(
 /// losses, and whether a result of dw is not finite. The bits are those that [`head_loss_backward`] writes, rounded.
 ///
 /// Rows of dw that are `own` go there in f32 as well: what dw has of them is for
-/// [`embedding_backward_once`](super::embedding_backward_once) to write and to look at.
+/// [`embedding_backward_tied`](super::embedding_backward_tied) to write and to look at.
 ///
 /// # Panics
 /// When the rows are several slices.

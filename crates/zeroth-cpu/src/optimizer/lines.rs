@@ -84,8 +84,8 @@ unsafe fn run<G: Element>(s: &StepNumbers, inverse: f32, grads: &[G], states: St
             for _ in 0..2 {
                 quotient = _mm512_fmadd_ps(_mm512_fnmadd_ps(quotient, by, root), inverse, quotient);
             }
-            let is_endless = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(root, endless);
-            let denominator = _mm512_add_ps(_mm512_mask_mov_ps(quotient, is_endless, root), eps);
+            let is_nonfinite = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(root, endless);
+            let denominator = _mm512_add_ps(_mm512_mask_mov_ps(quotient, is_nonfinite, root), eps);
             let weight = widened(_mm512_cvtepu16_epi32(halves(weights.as_ptr().cast())));
             let rest = _mm512_cvtepi16_epi32(halves(rests.as_ptr()));
             let p = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(weight), rest));

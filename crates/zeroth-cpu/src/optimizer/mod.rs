@@ -6,7 +6,7 @@ mod lines;
 use half::bf16;
 use zeroth_base::DType;
 
-use zeroth_kernel::{Optimizer, Rounding, StepNumbers, rest, settled, with_rest};
+use zeroth_kernel::{Optimizer, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits};
 
 use super::check_len;
 use super::cut::{Chunks, Optional};
@@ -37,9 +37,9 @@ pub struct Moments<'a, M> {
 /// Master weights of a piece of a flat: see [`zeroth_kernel::MasterForm`].
 pub enum Master<'a> {
     /// In f32.
-    Whole(&'a mut [f32]),
+    F32(&'a mut [f32]),
     /// What they are beside weights in bf16.
-    Rest(&'a mut [i16]),
+    LowBits(&'a mut [i16]),
 }
 
 /// One step over a piece of a flat: master weights and moments in place, and the weights as stored for compute.
@@ -67,8 +67,8 @@ pub fn optimize<G: Element, M: Element, T: Element>(
         first: rounding.first,
     });
     let (whole, rests) = match master {
-        Master::Whole(master) => (Some(master), None),
-        Master::Rest(rests) => (None, Some(rests)),
+        Master::F32(master) => (Some(master), None),
+        Master::LowBits(rests) => (None, Some(rests)),
     };
     let settles = weights.is_some() && T::DTYPE == DType::Bf16;
     assert!(rests.is_none() || settles, "what master weights are beside weights needs these, in bf16");
@@ -160,7 +160,7 @@ each_isa! {
     fn store_weights<T>(master: &mut [f32], settles: bool, to: &mut [T], past: bool) {
         stream::staged_open(to, past, |at, to| {
             for (to, master) in to.iter_mut().zip(&mut master[at..]) {
-                *master = if settles { settled(*master) } else { *master };
+                *master = if settles { canonical_master(*master) } else { *master };
                 *to = T::from_f32(*master);
             }
         });
@@ -170,7 +170,7 @@ each_isa! {
 each_isa! {
     fn join<T>(weights: &[T], rests: &[i16], master: &mut [f32]) {
         for ((master, weight), rest) in master.iter_mut().zip(weights).zip(rests) {
-            *master = with_rest(upper_half(weight.to_f32()), *rest);
+            *master = join_low_bits(upper_half(weight.to_f32()), *rest);
         }
     }
 }
@@ -179,9 +179,9 @@ each_isa! {
     /// Weights as they are computed with, and what master weights are beside them.
     fn separate<T>(master: &[f32], weights: &mut [T], rests: &mut [i16]) {
         for ((master, weight), to) in master.iter().zip(weights).zip(rests) {
-            let master = settled(*master);
+            let master = canonical_master(*master);
             *weight = T::from_f32(master);
-            *to = rest(master, upper_half(weight.to_f32()));
+            *to = low_bits(master, upper_half(weight.to_f32()));
         }
     }
 }

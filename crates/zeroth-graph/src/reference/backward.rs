@@ -120,7 +120,7 @@ impl Machine<'_> {
             GradOp::Sum => outputs.push(get(0).iter().zip(get(1)).map(|(a, b)| a + b).collect()),
             other => panic!("{other:?} carries an op of another kind"),
         }
-        for (param, gradient) in lands.into_iter().filter(|(param, _)| node.lands.contains(param)) {
+        for (param, gradient) in lands.into_iter().filter(|(param, _)| node.accumulates_into.contains(param)) {
             self.gradients[param.index()].iter_mut().zip(gradient).for_each(|(sum, add)| *sum += add);
         }
         for ((value, landing), output) in node.outputs.iter().zip(outputs) {

@@ -151,7 +151,7 @@ impl<'a> Machine<'a> {
         let half = width / heads / 2;
         let mut y = x.to_vec();
         for (row, position) in self.data.positions.iter().enumerate() {
-            let frequencies: Vec<f64> = self.graph.rotary.of_length(self.length(row)).collect();
+            let frequencies: Vec<f64> = self.graph.rotary.frequencies_at(self.length(row)).collect();
             for (head, i) in (0..heads).flat_map(|head| (0..half).map(move |i| (head, i))) {
                 let angle = *position as f64 * frequencies[i] * direction;
                 let (cos, sin) =

@@ -6,7 +6,7 @@ use super::{Control, RATES, Recipe, Record, Report, StepInput, StepNumbers};
 
 /// What one rank told.
 #[derive(Clone, Copy)]
-pub struct Told<'a> {
+pub struct RankReport<'a> {
     /// Its report.
     pub report: &'a Report,
     /// A flat's sum of squares each.
@@ -19,7 +19,7 @@ pub struct Told<'a> {
 pub fn decide<'a>(
     recipe: &Recipe,
     input: &StepInput,
-    reports: &(impl Iterator<Item = Told<'a>> + Clone),
+    reports: &(impl Iterator<Item = RankReport<'a>> + Clone),
     control: &mut Control,
     norms: &mut [f64],
 ) -> Record {
@@ -31,7 +31,7 @@ pub fn decide<'a>(
         }
         loss += told.report.loss;
     }
-    let (mut all, mut broken_sum, mut flagged) = (ExactSum::default(), None, None);
+    let (mut all, mut nonfinite_sum, mut flagged) = (ExactSum::default(), None, None);
     for (flat, norm) in norms.iter_mut().enumerate() {
         let mut of_flat = ExactSum::default();
         for (rank, told) in reports.clone().enumerate() {
@@ -42,23 +42,23 @@ pub fn decide<'a>(
         }
         all.merge(&of_flat);
         *norm = of_flat.total().map_or(f64::NAN, |total| total.sqrt() / scale);
-        if broken_sum.is_none() && norm.is_nan() {
-            broken_sum = Some(flat);
+        if nonfinite_sum.is_none() && norm.is_nan() {
+            nonfinite_sum = Some(flat);
         }
     }
     let norm = all.total().map_or(f64::NAN, |total| total.sqrt() / scale);
     // A later rate than the window holds is its last: the host keeps the window ahead.
     let place = control.applied.saturating_sub(input.first_rate).min(RATES as u64 - 1);
     let rate = input.rates[place as usize];
-    let broken = flagged.is_some() || lost_rank.is_some() || !norm.is_finite();
-    if broken {
+    let found_inf = flagged.is_some() || lost_rank.is_some() || !norm.is_finite();
+    if found_inf {
         control.skipped += 1;
         control.halted |= u32::from(recipe.dynamic == 0 && control.skipped > recipe.tolerated);
     }
     if recipe.dynamic != 0 && control.halted == 0 {
-        move_scale(recipe, broken, control);
+        move_scale(recipe, found_inf, control);
     }
-    control.apply = u32::from(!broken && control.halted == 0);
+    control.apply = u32::from(!found_inf && control.halted == 0);
     if control.apply != 0 {
         control.applied += 1;
         // PyTorch's clip_grad_norm_: the norm is enlarged a little and the factor never above 1.
@@ -69,10 +69,10 @@ pub fn decide<'a>(
         }
     }
     let number = |place: Option<usize>| place.map_or(-1, |place| place as i64);
-    let (broken_flat, broken_rank) = match (flagged, lost_rank) {
+    let (nonfinite_flat, nonfinite_rank) = match (flagged, lost_rank) {
         (Some((flat, rank)), _) => (flat as i64, rank as i64),
         (None, Some(rank)) => (-1, rank as i64),
-        (None, None) => (number(broken_sum), -1),
+        (None, None) => (number(nonfinite_sum), -1),
     };
     Record {
         loss: loss * input.loss_weight,
@@ -81,12 +81,12 @@ pub fn decide<'a>(
         loss_scale: scale,
         applied: control.applied,
         skipped: control.skipped,
-        broken_flat,
-        broken_rank,
+        nonfinite_flat,
+        nonfinite_rank,
         apply: control.apply,
         halted: control.halted,
         at_min_scale: control.at_min_scale,
-        broken: u32::from(broken),
+        found_inf: u32::from(found_inf),
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use rustix::fs::{Advice, OFlags, fadvise};
 
-use super::room::{Room, random};
-use super::{BenchError, Line, Unit};
+use super::operands::{Operands, random};
+use super::{BenchError, Benchmark, Unit};
 use crate::disk;
 
 /// Bytes of one read or write without the cache, and how many threads have one under way.
@@ -111,7 +111,7 @@ impl Scratch {
 }
 
 /// Writing and reading a file of `bytes`, rounded up to whole blocks of every thread, in a folder that exists.
-pub fn disk_lines(folder: &Path, bytes: usize) -> Result<Vec<Line>, BenchError> {
+pub fn disk_benchmarks(folder: &Path, bytes: usize) -> Result<Vec<Benchmark>, BenchError> {
     let bytes = bytes.next_multiple_of(BLOCK * THREADS);
     let path = folder.join(format!(".zeroth-bench-{}", std::process::id()));
     let failed = |source| BenchError::File { path: path.clone(), source };
@@ -130,7 +130,7 @@ pub fn disk_lines(folder: &Path, bytes: usize) -> Result<Vec<Line>, BenchError> 
         let name = if write { "write" } else { "read" };
         let (own, mut room) = (Rc::clone(&scratch), block_room::<THREADS>(BLOCK)?);
         // Written once before anything is measured, so that raw writes find the file's blocks allocated.
-        lines.push(Line::of_seconds(limit(name), 1, Unit::Gigabytes, bytes as f64, move || {
+        lines.push(Benchmark::of_seconds(limit(name), 1, Unit::Gigabytes, bytes as f64, move || {
             let mut blocks = room.operands();
             if !own.whole.get() {
                 own.write(blocks[0]).map_err(|error| own.failed(error))?;
@@ -144,14 +144,14 @@ pub fn disk_lines(folder: &Path, bytes: usize) -> Result<Vec<Line>, BenchError> 
             let done = if write { own.write(piece) } else { own.read(piece) };
             done.map_err(|error| own.failed(error))
         };
-        let line = Line::of_seconds(title, 1, Unit::Gigabytes, bytes as f64, run);
+        let line = Benchmark::of_seconds(title, 1, Unit::Gigabytes, bytes as f64, run);
         lines.push(line.limited_by(limit(name)));
     }
     Ok(lines)
 }
 
-fn block_room<const N: usize>(bytes: usize) -> Result<Room<N>, BenchError> {
-    let mut room = Room::new([bytes; N])?;
+fn block_room<const N: usize>(bytes: usize) -> Result<Operands<N>, BenchError> {
+    let mut room = Operands::new([bytes; N])?;
     for (name, block) in room.operands().into_iter().enumerate() {
         random::<f32>(name as u64, block);
     }
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_folder_is_measured_and_left_as_it_was() {
         let folder = tempfile::tempdir().unwrap();
-        let measured = measure(disk_lines(folder.path(), 1).unwrap(), 1, &mut |_| {}).unwrap();
+        let measured = measure(disk_benchmarks(folder.path(), 1).unwrap(), 1, &mut |_| {}).unwrap();
         assert_eq!(measured.len(), 4);
         assert!(measured.iter().filter(|line| line.percent.is_some()).count() == 2, "{measured:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn a_folder_that_is_missing_or_too_small_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let gone = disk_lines(&folder.path().join("gone"), 1).err().expect("no such folder").to_string();
+        let gone = disk_benchmarks(&folder.path().join("gone"), 1).err().expect("no such folder").to_string();
         assert!(gone.contains("gone") && gone.contains("--dir"), "{gone}");
-        let full = disk_lines(folder.path(), usize::MAX / 4).err().expect("no such disk").to_string();
+        let full = disk_benchmarks(folder.path(), usize::MAX / 4).err().expect("no such disk").to_string();
         assert!(full.contains("bytes free") && full.contains("--dir"), "{full}");
     }
 }

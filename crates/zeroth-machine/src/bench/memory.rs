@@ -114,7 +114,7 @@ mod past {
 
 #[cfg(test)]
 mod tests {
-    use super::super::room::{Room, of};
+    use super::super::operands::{Operands, of};
     use super::*;
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
         let x: Vec<f32> = (0..count).map(|i| i as f32).collect();
         let y: Vec<f32> = (0..count).map(|i| (i % 7) as f32).collect();
         // On a page, where stores go past the caches, and behind it, where they cannot.
-        let mut room = Room::new([4 * count]).unwrap();
+        let mut room = Operands::new([4 * count]).unwrap();
         let [to] = room.operands().map(of::<f32>);
         for skip in [0, 1, 16] {
             triad(&pool, &x, &y, &mut to[skip..]);

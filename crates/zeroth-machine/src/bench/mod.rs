@@ -1,26 +1,26 @@
 //! How near the machine at hand comes to its limits: kernels, optimizer and disk, each beside what the hardware gives at
 //! most in the same run, and the profile that keeps it.
 //!
-//! Clocks and memory of a shared machine change within milliseconds. So all [`Line`]s of a list are measured in turns, one
+//! Clocks and memory of a shared machine change within milliseconds. So all [`Benchmark`]s of a list are measured in turns, one
 //! short burst each, and the best and the median of a line are set beside the best and the median of its limit. Data is
 //! random: zeros cost less power and run faster than any work does.
 
-mod cards;
+mod gpu;
 mod disk;
-mod line;
+mod benchmark;
 mod memory;
-mod moving;
-mod processor;
-mod products;
+mod memory_bound;
+mod cpu;
+mod matmuls;
 mod profile;
-mod room;
+mod operands;
 
-pub use cards::card_lines;
-pub use disk::disk_lines;
-pub use line::{Against, BenchError, Line, Measured, Rate, Unit, measure};
+pub use gpu::gpu_benchmarks;
+pub use disk::disk_benchmarks;
+pub use benchmark::{LimitRate, BenchError, Benchmark, BenchResult, Rate, Unit, measure};
 pub use memory::{COPY, TRIAD, copy};
-pub use moving::{MovingSizes, moving_lines, optimizer_lines};
-pub use processor::{F32, TILES, TILES_FROM_L2, matrix_limit, processor_flop, processor_lines};
-pub use products::{Form, Product, attention_lines, head_lines, product_lines};
+pub use memory_bound::{MemoryBoundSizes, memory_bound_benchmarks, optimizer_benchmarks};
+pub use cpu::{F32, TILES, TILES_FROM_L2, matmul_limit, run_peak_loop, cpu_peak_benchmarks};
+pub use matmuls::{MatmulKind, MatmulBench, attention_benchmarks, head_loss_benchmarks, matmul_benchmarks};
 pub use profile::{Identity, Part, Profile, ProfileError, ProfilePart};
-pub use room::fill_random;
+pub use operands::fill_random;

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use zeroth_base::{DType, PublishError, publish};
 
-use super::{F32, Measured, Rate, TILES};
+use super::{F32, BenchResult, Rate, TILES};
 use crate::{Gpus, Machine};
 use zeroth_cpu::Isa;
 
@@ -113,7 +113,7 @@ pub struct ProfilePart {
     /// Whether it was a quick look.
     pub quick: bool,
     /// What was found.
-    pub lines: Vec<Measured>,
+    pub lines: Vec<BenchResult>,
 }
 
 /// What was measured on a machine.
@@ -170,7 +170,7 @@ impl Profile {
     }
 
     /// Puts what was measured just now in the place of what was known of a part.
-    pub fn put(&mut self, part: Part, quick: bool, lines: Vec<Measured>) {
+    pub fn put(&mut self, part: Part, quick: bool, lines: Vec<BenchResult>) {
         let zeroth = env!("CARGO_PKG_VERSION").to_owned();
         let measured_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.parts.insert(part, ProfilePart { zeroth, measured_at, quick, lines });
@@ -251,9 +251,9 @@ mod tests {
     fn measured() -> Profile {
         let rate = Rate { best: 2350.1, median: 1.0 / 3.0 };
         let lines = vec![
-            Measured::new(TILES, 1, Unit::Gflops, rate, None),
-            Measured::new(F32, 1, Unit::Gflops, Rate { best: 170.0, median: 160.0 }, Some((TILES, rate))),
-            Measured::new(F32, 2, Unit::Gflops, Rate { best: 300.0, median: 290.0 }, None),
+            BenchResult::new(TILES, 1, Unit::Gflops, rate, None),
+            BenchResult::new(F32, 1, Unit::Gflops, Rate { best: 170.0, median: 160.0 }, Some((TILES, rate))),
+            BenchResult::new(F32, 2, Unit::Gflops, Rate { best: 300.0, median: 290.0 }, None),
         ];
         let mut profile = Profile::new(here());
         profile.put(Part::Kernels, true, lines);

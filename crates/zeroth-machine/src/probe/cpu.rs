@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use zeroth_cpu::{InstructionSets, KernelPath};
+use zeroth_cpu::{InstructionSets, KernelIsa};
 
 use super::Notes;
 use super::cgroup::{Version, groups};
@@ -26,7 +26,7 @@ pub struct Cpu {
     /// Instruction sets that kernels ask for.
     pub instruction_sets: InstructionSets,
     /// The kernels that would run here.
-    pub kernels: KernelPath,
+    pub kernels: KernelIsa,
 }
 
 /// Looks at the processors.

@@ -169,7 +169,7 @@ fn uuid_text(kind: &str, bytes: &[u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::small_library::compile;
+    use super::super::test_library::compile;
     use super::*;
 
     // NVIDIA's two libraries in one, as a machine with two cards would show them.

@@ -49,12 +49,12 @@ impl At<'_> {
             from_type: DType::F32,
             to: of_rounded(&elements),
             to_type,
-            broken: Some(self.broken(flat)),
+            found_inf: Some(self.broken(flat)),
         };
-        let look = |elements: Range<u64>| Kernel::Look {
+        let look = |elements: Range<u64>| Kernel::CheckFinite {
             values: of_rounded(&elements),
             value_type: to_type,
-            broken: self.broken(flat),
+            found_inf: self.broken(flat),
         };
         let converted = program.unrounded(kind, flat).into_iter().map(convert);
         converted.chain(program.unseen(kind, flat).into_iter().map(look)).collect()
@@ -88,7 +88,7 @@ impl At<'_> {
                 from_type: DType::F32,
                 to: self.part(to, first, count, to_type.bytes()),
                 to_type,
-                broken: Some(self.broken(chunk.flat)),
+                found_inf: Some(self.broken(chunk.flat)),
             })
         };
         (0..self.program().layout.ranks).filter_map(convert).collect()
@@ -196,7 +196,7 @@ impl At<'_> {
         let (_, to_type, _) = program.complete_gradient(chunk.flat, self.binding.rank);
         let to = self.part(Content::Kept(chunk.flat), chunk.range.start, count, to_type.bytes());
         vec![match addition {
-            Addition::Write => Kernel::Convert { from, from_type, to, to_type, broken: None },
+            Addition::Write => Kernel::Convert { from, from_type, to, to_type, found_inf: None },
             Addition::Add => Kernel::SumRanks { ranks: 1, parts: from, from_type, to, to_type, add: true },
         }]
     }
@@ -489,5 +489,5 @@ fn starts_of(counts: &[usize]) -> Vec<usize> {
 
 /// Elements as they are, from one place to another.
 pub(super) fn copy(from: Span, to: Span, dtype: DType) -> Kernel {
-    Kernel::Convert { from, from_type: dtype, to, to_type: dtype, broken: None }
+    Kernel::Convert { from, from_type: dtype, to, to_type: dtype, found_inf: None }
 }

@@ -12,7 +12,7 @@ use zeroth_cpu::{Isa, Pool};
 use zeroth_engine::Timed;
 use zeroth_graph::Op;
 use zeroth_kernel::DeviceError;
-use zeroth_machine::bench::{Measured, Rate, Unit, matrix_limit, processor_flop};
+use zeroth_machine::bench::{BenchResult, Rate, Unit, matmul_limit, run_peak_loop};
 use zeroth_machine::probe;
 use zeroth_model::{Batch, Family, ForwardError, ModelConfig, ModelError, ModelSizes, forward, table};
 use zeroth_program::Action;
@@ -162,7 +162,7 @@ impl StepShares {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
     /// Arithmetic of all ranks beside the processor's limit, and tokens a second.
-    pub lines: [Measured; 2],
+    pub lines: [BenchResult; 2],
     /// Tokens of a step, all ranks together.
     pub tokens: usize,
     /// Parameters of the model.
@@ -206,7 +206,7 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
         return Err(StepBenchError::Memory { ranks: ask.ranks, needed, available });
     }
     let path = Isa::chosen().map_err(DeviceError::from)?;
-    let limit = matrix_limit(path, ask.dtype);
+    let limit = matmul_limit(path, ask.dtype);
     let vocab = config.vocab;
     let found = session.run(|rank| {
         let pool = Pool::new(ask.threads);
@@ -259,8 +259,8 @@ pub fn whole_step(ask: &StepAsk, told: &(dyn Fn(usize) + Sync)) -> Result<StepRe
     let limit = (limit, Rate::of(limits));
     let threads = ask.ranks * ask.threads;
     let lines = [
-        Measured::new(name.clone(), threads, Unit::Gflops, rate(flop / 1e9), Some(limit)),
-        Measured::new(name, threads, Unit::Tokens, rate(tokens as f64), None),
+        BenchResult::new(name.clone(), threads, Unit::Gflops, rate(flop / 1e9), Some(limit)),
+        BenchResult::new(name, threads, Unit::Tokens, rate(tokens as f64), None),
     ];
     Ok(StepReport {
         lines,
@@ -278,7 +278,7 @@ fn limit_burst(pool: &Pool, path: Isa, limit: &str) -> f64 {
     let flop = std::sync::Mutex::new(0.0);
     let start = Instant::now();
     pool.run(tasks, |_, _| {
-        let done = processor_flop(path, limit);
+        let done = run_peak_loop(path, limit);
         *flop.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += done;
     });
     flop.into_inner().unwrap_or(0.0) / start.elapsed().as_secs_f64() / 1e9

@@ -15,9 +15,9 @@ const WORDS: usize = CpuSet::MAX_CPU / 64;
 
 /// A set of processors.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Processors(CpuSet);
+pub struct CpuAffinity(CpuSet);
 
-impl Processors {
+impl CpuAffinity {
     /// Those that the calling thread may run on; none of them where the system does not say.
     pub fn allowed() -> Self {
         Self(sched_getaffinity(None).unwrap_or_default())
@@ -34,7 +34,7 @@ impl Processors {
 
     /// The seat of rank `rank` where every rank sent the bytes of its set: a part of the processors that all share, or all
     /// of those that it has alone. None where some are shared and some are not: who started the ranks knows better.
-    pub fn seat(rank: usize, sets: &[[u8; 8 * WORDS]]) -> Option<CpuShare> {
+    pub fn share(rank: usize, sets: &[[u8; 8 * WORDS]]) -> Option<CpuShare> {
         if sets.iter().all(|set| *set == sets[0]) {
             return Some(CpuShare { number: rank, of: sets.len() });
         }
@@ -92,11 +92,11 @@ impl Place {
 /// A thread that was pinned, and what it was allowed before.
 pub(super) struct Pinned {
     thread: ThreadId,
-    before: Processors,
+    before: CpuAffinity,
 }
 
 impl Pinned {
-    pub(super) fn new(before: Processors) -> Self {
+    pub(super) fn new(before: CpuAffinity) -> Self {
         Self { thread: std::thread::current().id(), before }
     }
 
@@ -113,33 +113,33 @@ mod tests {
     use super::*;
     use crate::Pool;
 
-    fn set(cpus: &[usize]) -> Processors {
+    fn set(cpus: &[usize]) -> CpuAffinity {
         let mut set = CpuSet::new();
         for cpu in cpus {
             set.set(*cpu);
         }
-        Processors(set)
+        CpuAffinity(set)
     }
 
     #[test]
     fn ranks_that_share_all_divide_them_and_ranks_that_share_none_keep_theirs() {
         let [all, left, right] = [&[0, 1, 2, 70][..], &[0, 1], &[2, 70]].map(|cpus| set(cpus).to_bytes());
-        assert_eq!(Processors::seat(1, &[all, all]), Some(CpuShare { number: 1, of: 2 }));
-        assert_eq!(Processors::seat(1, &[left, right]), Some(CpuShare { number: 0, of: 1 }));
-        assert_eq!(Processors::seat(1, &[all, right]), None);
-        assert_eq!(Processors::seat(2, &[left, right, left]), None);
+        assert_eq!(CpuAffinity::share(1, &[all, all]), Some(CpuShare { number: 1, of: 2 }));
+        assert_eq!(CpuAffinity::share(1, &[left, right]), Some(CpuShare { number: 0, of: 1 }));
+        assert_eq!(CpuAffinity::share(1, &[all, right]), None);
+        assert_eq!(CpuAffinity::share(2, &[left, right, left]), None);
     }
 
     #[test]
     fn shares_are_disjoint_and_all_processors_are_used() {
-        let allowed = Processors::allowed();
+        let allowed = CpuAffinity::allowed();
         let count = allowed.numbers().count();
         let most = std::thread::available_parallelism().unwrap().get().min(count);
         for threads in 1..=most {
             for ranks in 1..=most / threads {
                 let of_rank = |number| allowed.shares(CpuShare { number, of: ranks }, threads).unwrap();
                 let mut taken: Vec<usize> =
-                    (0..ranks).flat_map(of_rank).flat_map(Processors::numbers).collect();
+                    (0..ranks).flat_map(of_rank).flat_map(CpuAffinity::numbers).collect();
                 taken.sort_unstable();
                 assert_eq!(taken, allowed.numbers().collect::<Vec<_>>(), "{ranks} × {threads}");
             }
@@ -151,14 +151,14 @@ mod tests {
 
     #[test]
     fn a_pool_keeps_its_threads_on_their_processors_until_it_is_dropped() {
-        let before = Processors::allowed();
+        let before = CpuAffinity::allowed();
         let threads = std::thread::available_parallelism().unwrap().get().min(2);
         let seat = CpuShare { number: 0, of: 1 };
         let shares = before.shares(seat, threads).unwrap();
         let mut pool = Pool::new(threads);
         pool.pin(seat);
-        pool.run(64, |_, thread| assert!(Processors::allowed() == shares[thread]));
+        pool.run(64, |_, thread| assert!(CpuAffinity::allowed() == shares[thread]));
         drop(pool);
-        assert!(Processors::allowed() == before);
+        assert!(CpuAffinity::allowed() == before);
     }
 }

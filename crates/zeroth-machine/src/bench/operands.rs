@@ -9,12 +9,12 @@ use zeroth_kernel::{DeviceError, Span};
 const PAGE: usize = 4096;
 
 /// The operands of a kernel, given by their bytes.
-pub(super) struct Room<const N: usize> {
+pub(super) struct Operands<const N: usize> {
     arena: Arena,
     bytes: [usize; N],
 }
 
-impl<const N: usize> Room<N> {
+impl<const N: usize> Operands<N> {
     pub(super) fn new(bytes: [usize; N]) -> Result<Self, DeviceError> {
         let all: usize = bytes.iter().map(|bytes| bytes.next_multiple_of(PAGE)).sum();
         // A run's arena is so large that its end on small pages does not count; here the last operand would lie there.
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn operands_have_their_length_begin_on_a_page_and_do_not_meet() {
-        let mut room = Room::new([10, 0, 5000, 4096]).unwrap();
+        let mut room = Operands::new([10, 0, 5000, 4096]).unwrap();
         for (at, operand) in room.operands().into_iter().enumerate() {
             assert!(operand.as_ptr().addr().is_multiple_of(PAGE));
             operand.fill(at as u8 + 1);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{BenchError, Form, Line, Unit, fill_random};
+use super::{BenchError, MatmulKind, Benchmark, Unit, fill_random};
 use crate::{Gpus, Machine, known_gpu};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::LinearDims;
@@ -16,7 +16,7 @@ use zeroth_kernel::{Device, DeviceError, GradStore, Kernel, Launch, Queue, Span}
 const REPEATS: usize = 8;
 
 /// Products of `size`³ and a conversion on the first card of a machine; none where there is no card.
-pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchError> {
+pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, BenchError> {
     let Gpus::Found { devices, .. } = &machine.gpus else { return Ok(Vec::new()) };
     let Some(name) = devices.first().map(|gpu| gpu.name.clone()) else { return Ok(Vec::new()) };
     let elements = (size * size) as u64;
@@ -30,7 +30,7 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
         [
             Kernel::Linear { dims, x, w, bias: None, y },
             Kernel::LinearDx { dims, dy: y, w, dx: x, add: false },
-            Kernel::LinearDw { dims, dy: y, x, dw, landing: GradStore::Add },
+            Kernel::LinearDw { dims, dy: y, x, dw, store: GradStore::Add },
         ]
     };
     let all = || {
@@ -45,14 +45,14 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
     let datasheet = known.map(|(card, _)| format!("bf16 peak of the datasheet ({card})"));
     let mut lines = Vec::new();
     if let (Some(title), Some((_, tflops))) = (&datasheet, known) {
-        lines.push(Line::new(title.clone(), 1, Unit::Gflops, move || Ok(1e3 * tflops)));
+        lines.push(Benchmark::new(title.clone(), 1, Unit::Gflops, move || Ok(1e3 * tflops)));
     }
     let flop = REPEATS as f64 * 2.0 * (size as f64).powi(3);
     for (at, (dtype, kernel)) in all().enumerate() {
-        let form = Form::ALL[at % Form::ALL.len()];
+        let form = MatmulKind::ALL[at % MatmulKind::ALL.len()];
         let launch = Launch { kernel, dtype, scratch };
         let title = format!("{name}: {dtype} {} {size}x{size}x{size}", form.name());
-        let line = Line::of_seconds(title, 1, Unit::Gflops, flop, burst(&device, launch));
+        let line = Benchmark::of_seconds(title, 1, Unit::Gflops, flop, burst(&device, launch));
         lines.push(match &datasheet {
             Some(limit) if dtype == DType::Bf16 => line.limited_by(limit.clone()),
             _ => line,
@@ -63,12 +63,12 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
         from_type: DType::F32,
         to: operand(2, 2),
         to_type: DType::Bf16,
-        broken: None,
+        found_inf: None,
     };
     let launch = Launch { kernel: convert, dtype: DType::Bf16, scratch };
     let bytes = (REPEATS as u64 * 6 * elements) as f64;
     let title = format!("{name}: convert f32 to bf16");
-    lines.push(Line::of_seconds(title, 1, Unit::Gigabytes, bytes, burst(&device, launch)));
+    lines.push(Benchmark::of_seconds(title, 1, Unit::Gigabytes, bytes, burst(&device, launch)));
     Ok(lines)
 }
 
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_machine_without_a_card_has_no_lines_of_one() {
         let machine = probe();
-        let lines = card_lines(&machine, 256).unwrap();
+        let lines = gpu_benchmarks(&machine, 256).unwrap();
         let measured = measure(lines, 1, &mut |_| {}).unwrap();
         assert_eq!(measured.is_empty(), !matches!(machine.gpus, Gpus::Found { .. }));
     }

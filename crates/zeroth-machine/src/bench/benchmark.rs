@@ -87,7 +87,7 @@ pub enum BenchError {
 type Burst = Box<dyn FnMut() -> Result<f64, BenchError>>;
 
 /// Something that is measured.
-pub struct Line {
+pub struct Benchmark {
     name: String,
     threads: usize,
     unit: Unit,
@@ -95,7 +95,7 @@ pub struct Line {
     burst: Burst,
 }
 
-impl Line {
+impl Benchmark {
     /// A line whose `burst` gives the rate that it ran at.
     pub fn new(
         name: impl Into<String>,
@@ -127,7 +127,7 @@ impl Line {
 
 /// The limit that a line is set beside.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Against {
+pub struct LimitRate {
     /// The limit's line.
     pub name: String,
     /// Its best burst.
@@ -138,7 +138,7 @@ pub struct Against {
 
 /// What a line came to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct BenchResult {
     /// What ran.
     pub name: String,
     /// On how many threads, or ranks.
@@ -150,12 +150,12 @@ pub struct Measured {
     /// The median.
     pub median: f64,
     /// What limits it; none for a limit itself.
-    pub limit: Option<Against>,
+    pub limit: Option<LimitRate>,
     /// Best and median in percent of the limit's.
     pub percent: Option<Rate>,
 }
 
-impl Measured {
+impl BenchResult {
     /// A line of this rate, beside a limit.
     pub fn new(
         name: impl Into<String>,
@@ -170,7 +170,7 @@ impl Measured {
             unit,
             best: rate.best,
             median: rate.median,
-            limit: limit.map(|(name, limit)| Against {
+            limit: limit.map(|(name, limit)| LimitRate {
                 name: name.to_owned(),
                 best: limit.best,
                 median: limit.median,
@@ -182,10 +182,10 @@ impl Measured {
 
 /// Measures all lines in turns, `rounds` bursts each after one that does not count. `told` hears of every round.
 pub fn measure(
-    mut lines: Vec<Line>,
+    mut lines: Vec<Benchmark>,
     rounds: usize,
     told: &mut dyn FnMut(usize),
-) -> Result<Vec<Measured>, BenchError> {
+) -> Result<Vec<BenchResult>, BenchError> {
     let mut rates = vec![Vec::with_capacity(rounds); lines.len()];
     for round in 0..=rounds {
         told(round);
@@ -201,9 +201,9 @@ pub fn measure(
         let place = lines.iter().position(|line| line.name == name && line.threads == threads);
         place.map(|place| rates[place])
     };
-    let measured = |(line, rate): (&Line, &Rate)| {
+    let measured = |(line, rate): (&Benchmark, &Rate)| {
         let limit = line.limit.as_deref().and_then(|name| Some((name, find(name, line.threads)?)));
-        Measured::new(line.name.as_str(), line.threads, line.unit, *rate, limit)
+        BenchResult::new(line.name.as_str(), line.threads, line.unit, *rate, limit)
     };
     Ok(lines.iter().zip(&rates).map(measured).collect())
 }
@@ -215,9 +215,9 @@ mod tests {
     #[test]
     fn best_and_median_are_those_of_the_bursts_that_count() {
         let mut next = [100.0, 3.0, 1.0, 2.0].into_iter();
-        let line = Line::new("x", 1, Unit::Gflops, move || Ok(next.next().expect("one burst a round")));
-        let limit = Line::new("limit", 1, Unit::Gflops, || Ok(4.0));
-        let other = Line::new("limit", 2, Unit::Gflops, || Ok(9.0));
+        let line = Benchmark::new("x", 1, Unit::Gflops, move || Ok(next.next().expect("one burst a round")));
+        let limit = Benchmark::new("limit", 1, Unit::Gflops, || Ok(4.0));
+        let other = Benchmark::new("limit", 2, Unit::Gflops, || Ok(9.0));
         let measured = measure(vec![other, limit, line.limited_by("limit")], 3, &mut |_| {}).unwrap();
         assert_eq!((measured[2].best, measured[2].median), (3.0, 2.0));
         assert_eq!(measured[2].limit.as_ref().map(|limit| limit.best), Some(4.0));
@@ -230,13 +230,13 @@ mod tests {
         let missing = || {
             Err(BenchError::File { path: "gone".into(), source: io::Error::from(io::ErrorKind::NotFound) })
         };
-        let error = measure(vec![Line::new("x", 1, Unit::Gigabytes, missing)], 3, &mut |_| {}).unwrap_err();
+        let error = measure(vec![Benchmark::new("x", 1, Unit::Gigabytes, missing)], 3, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("gone"), "{error}");
     }
 
     #[test]
     fn amounts_over_seconds_are_rates() {
-        let line = Line::of_seconds("x", 1, Unit::Gigabytes, 6e9, || Ok(2.0));
+        let line = Benchmark::of_seconds("x", 1, Unit::Gigabytes, 6e9, || Ok(2.0));
         assert_eq!(measure(vec![line], 1, &mut |_| {}).unwrap()[0].best, 3.0);
     }
 }

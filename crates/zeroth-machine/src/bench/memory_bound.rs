@@ -7,10 +7,10 @@ use std::time::Instant;
 use half::bf16;
 
 use super::memory::{copy as copy_past, triad};
-use super::room::{Room, of, random};
-use super::{COPY, Line, TRIAD, Unit};
+use super::operands::{Operands, of, random};
+use super::{COPY, Benchmark, TRIAD, Unit};
 use zeroth_cpu::{
-    Master, Moments, Pool, block_squares, convert, convert_and_look, copy, embedding_backward, fill,
+    Master, Moments, Pool, block_squares, convert, convert_and_check_finite, copy, embedding_backward, fill,
     optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope_from, sum_ranks, swiglu,
     swiglu_backward,
 };
@@ -28,14 +28,14 @@ const RANKS: usize = 2;
 
 /// How much is moved: more than caches hold, or a rate is none of the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovingSizes {
+pub struct MemoryBoundSizes {
     /// Parameters of the optimizer, and elements of the limits' arrays.
     pub parameters: usize,
     /// Tokens.
     pub rows: usize,
 }
 
-impl MovingSizes {
+impl MemoryBoundSizes {
     /// Arrays of 96 MiB.
     pub const FULL: Self = Self { parameters: 24 << 20, rows: 8192 };
     /// Arrays of 16 MiB.
@@ -52,23 +52,23 @@ impl MovingSizes {
 
 /// Memory that all lines share, filled with random numbers.
 struct Buffers {
-    sizes: MovingSizes,
+    sizes: MemoryBoundSizes,
     /// Three of random numbers, one of positive ones (second moments), and one that no line reads the numbers of.
-    floats: Room<5>,
-    halves: Room<5>,
+    floats: Operands<5>,
+    halves: Operands<5>,
     ids: Vec<i32>,
 }
 
 impl Buffers {
-    fn new(sizes: MovingSizes) -> Result<Self, DeviceError> {
+    fn new(sizes: MemoryBoundSizes) -> Result<Self, DeviceError> {
         // The spare one holds the table of the embedding's gradient and the norm's scratch, too.
         let spare = sizes.parameters.max(VOCABULARY * EMBEDDING).max(rms_norm_scratch(sizes.norm()));
         let [one, spare] = [sizes.parameters.max(sizes.rows * HEAD), spare].map(|count| 4 * count);
         let halves = 2 * sizes.parameters.max(sizes.activations());
         let mut buffers = Self {
             sizes,
-            floats: Room::new([one, one, one, one, spare])?,
-            halves: Room::new([halves; 5])?,
+            floats: Operands::new([one, one, one, one, spare])?,
+            halves: Operands::new([halves; 5])?,
             ids: Vec::new(),
         };
         for (name, values) in buffers.floats.operands().into_iter().take(4).enumerate() {
@@ -99,7 +99,7 @@ impl Buffers {
 }
 
 /// What is measured: its name, the bytes it reads and writes, and one run of it.
-type Kernel = (&'static str, fn(MovingSizes) -> usize, fn(&Pool, &mut Buffers));
+type Kernel = (&'static str, fn(MemoryBoundSizes) -> usize, fn(&Pool, &mut Buffers));
 
 const LIMITS: [Kernel; 2] = [
     (
@@ -126,7 +126,7 @@ const OPTIMIZER: [Kernel; 4] = [
         |s| 28 * s.parameters,
         |pool, b| {
             let ([_, master, first, second, _], [weights, gradients, ..]) = b.first(b.sizes.parameters);
-            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
+            adamw(pool, gradients, Master::F32(master), [first, second], weights);
         },
     ),
     (
@@ -134,7 +134,7 @@ const OPTIMIZER: [Kernel; 4] = [
         |s| 30 * s.parameters,
         |pool, b| {
             let ([gradients, master, first, second, _], [weights, ..]) = b.first(b.sizes.parameters);
-            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
+            adamw(pool, gradients, Master::F32(master), [first, second], weights);
         },
     ),
     (
@@ -142,7 +142,7 @@ const OPTIMIZER: [Kernel; 4] = [
         |s| 26 * s.parameters,
         |pool, b| {
             let ([_, _, first, second, _], [weights, gradients, rests, ..]) = b.first(b.sizes.parameters);
-            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
+            let rests = Master::LowBits(bytemuck::cast_slice_mut(rests));
             adamw(pool, gradients, rests, [first, second], weights);
         },
     ),
@@ -151,7 +151,7 @@ const OPTIMIZER: [Kernel; 4] = [
         |s| 28 * s.parameters,
         |pool, b| {
             let ([gradients, _, first, second, _], [weights, _, rests, ..]) = b.first(b.sizes.parameters);
-            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
+            let rests = Master::LowBits(bytemuck::cast_slice_mut(rests));
             adamw(pool, gradients, rests, [first, second], weights);
         },
     ),
@@ -182,7 +182,7 @@ const KERNELS: [Kernel; 12] = [
         |s| 6 * s.parameters,
         |pool, b| {
             let ([from, ..], [to, ..]) = b.first(b.sizes.parameters);
-            assert!(!convert_and_look(pool, from, to), "random numbers are finite");
+            assert!(!convert_and_check_finite(pool, from, to), "random numbers are finite");
         },
     ),
     (
@@ -295,16 +295,16 @@ fn numbers() -> StepNumbers {
 }
 
 /// What stands around products, and the memory's limits.
-pub fn moving_lines(threads: &[usize], sizes: MovingSizes) -> Result<Vec<Line>, DeviceError> {
+pub fn memory_bound_benchmarks(threads: &[usize], sizes: MemoryBoundSizes) -> Result<Vec<Benchmark>, DeviceError> {
     lines(threads, sizes, &KERNELS)
 }
 
 /// AdamW, and the memory's limits.
-pub fn optimizer_lines(threads: &[usize], sizes: MovingSizes) -> Result<Vec<Line>, DeviceError> {
+pub fn optimizer_benchmarks(threads: &[usize], sizes: MemoryBoundSizes) -> Result<Vec<Benchmark>, DeviceError> {
     lines(threads, sizes, &OPTIMIZER)
 }
 
-fn lines(threads: &[usize], sizes: MovingSizes, kernels: &[Kernel]) -> Result<Vec<Line>, DeviceError> {
+fn lines(threads: &[usize], sizes: MemoryBoundSizes, kernels: &[Kernel]) -> Result<Vec<Benchmark>, DeviceError> {
     let buffers = Rc::new(RefCell::new(Buffers::new(sizes)?));
     let start = |threads: &usize| Pool::start(*threads).map(Rc::new);
     let pools: Vec<Rc<Pool>> = threads.iter().map(start).collect::<Result<_, _>>()?;
@@ -319,7 +319,7 @@ fn lines(threads: &[usize], sizes: MovingSizes, kernels: &[Kernel]) -> Result<Ve
                 Ok(start.elapsed().as_secs_f64())
             };
             let bytes = bytes(sizes) as f64;
-            let line = Line::of_seconds(*name, pool.threads(), Unit::Gigabytes, bytes, burst);
+            let line = Benchmark::of_seconds(*name, pool.threads(), Unit::Gigabytes, bytes, burst);
             lines.push(match *name {
                 TRIAD | COPY => line,
                 "copy" => line.limited_by(COPY),
@@ -337,9 +337,9 @@ mod tests {
 
     #[test]
     fn every_kernel_runs_beside_a_limit_on_any_number_of_threads() {
-        let sizes = MovingSizes { parameters: 10_000, rows: 3 };
-        let mut all = moving_lines(&[1, 2], sizes).unwrap();
-        all.extend(optimizer_lines(&[1, 2], sizes).unwrap());
+        let sizes = MemoryBoundSizes { parameters: 10_000, rows: 3 };
+        let mut all = memory_bound_benchmarks(&[1, 2], sizes).unwrap();
+        all.extend(optimizer_benchmarks(&[1, 2], sizes).unwrap());
         let measured = measure(all, 1, &mut |_| {}).unwrap();
         let limited = measured.iter().filter(|line| line.percent.is_some()).count();
         assert_eq!(limited, 2 * (KERNELS.len() + OPTIMIZER.len()));

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{Line, Unit};
+use super::{Benchmark, Unit};
 use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 
@@ -21,7 +21,7 @@ pub const TILES_FROM_L2: &str = "tiles from L2";
 pub const F32: &str = "f32 in registers";
 
 /// The line that limits matrix products of a type on a path.
-pub const fn matrix_limit(path: Isa, dtype: DType) -> &'static str {
+pub const fn matmul_limit(path: Isa, dtype: DType) -> &'static str {
     match (path, dtype) {
         (Isa::Amx, DType::Bf16) => TILES_FROM_L2,
         _ => F32,
@@ -32,7 +32,7 @@ pub const fn matrix_limit(path: Isa, dtype: DType) -> &'static str {
 ///
 /// # Panics
 /// For a line of tiles on a machine without them.
-pub fn processor_flop(path: Isa, limit: &str) -> f64 {
+pub fn run_peak_loop(path: Isa, limit: &str) -> f64 {
     match limit {
         #[cfg(target_arch = "x86_64")]
         TILES | TILES_FROM_L2 => {
@@ -44,17 +44,17 @@ pub fn processor_flop(path: Isa, limit: &str) -> f64 {
 }
 
 /// The limits of the path that kernels take, by as many threads at the same time.
-pub fn processor_lines(threads: usize) -> Result<Vec<Line>, DeviceError> {
+pub fn cpu_peak_benchmarks(threads: usize) -> Result<Vec<Benchmark>, DeviceError> {
     let path = Isa::chosen()?;
     let names: &[&'static str] = if path == Isa::Amx { &[TILES, TILES_FROM_L2, F32] } else { &[F32] };
     let line = |name: &'static str| {
         let (pool, barrier) = (Pool::start(threads)?, Barrier::new(threads));
-        Ok(Line::new(name, threads, Unit::Gflops, move || {
+        Ok(Benchmark::new(name, threads, Unit::Gflops, move || {
             let (start, done) = (Instant::now(), AtomicU64::new(0));
             pool.run(threads, |_, _| {
                 // So that no thread takes two of the parts.
                 barrier.wait();
-                done.fetch_add(processor_flop(path, name) as u64, Ordering::Relaxed);
+                done.fetch_add(run_peak_loop(path, name) as u64, Ordering::Relaxed);
             });
             Ok(done.into_inner() as f64 / start.elapsed().as_secs_f64() / 1e9)
         }))
@@ -247,12 +247,12 @@ mod tests {
     fn every_path_of_this_machine_has_a_limit_that_runs() {
         for &path in Isa::available() {
             for dtype in [DType::Bf16, DType::F32] {
-                let limit = matrix_limit(path, dtype);
-                assert!(processor_flop(path, limit) > 1e6, "{path}: {limit}");
+                let limit = matmul_limit(path, dtype);
+                assert!(run_peak_loop(path, limit) > 1e6, "{path}: {limit}");
             }
         }
         if Isa::available().contains(&Isa::Amx) {
-            assert!(processor_flop(Isa::Amx, TILES) > 1e6);
+            assert!(run_peak_loop(Isa::Amx, TILES) > 1e6);
         }
     }
 }
