@@ -1,8 +1,8 @@
-//! The processors that a process may use, and how ranks and threads divide them.
+//! CPU affinity: the CPUs a process may use, and how ranks and threads divide them.
 //!
-//! Neighbours in the order used here share a core, a package, a memory node: a rank's part is one run of that order, and so
-//! are the parts of its threads. On a machine with more processors than threads a part has several, among which the
-//! system moves its thread: two jobs that divide the same machine do not sit on the same few processors.
+//! CPUs are ordered by NUMA node, package and core; a rank's share is a contiguous range of that order, and so are the shares of
+//! its threads. With more CPUs than threads a share has several CPUs, among which the system moves its thread, so that two jobs
+//! on one machine do not compete for the same few.
 
 use std::thread::ThreadId;
 
@@ -10,20 +10,20 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use zeroth_kernel::CpuShare;
 
-/// Words of a set that is sent to other ranks.
+/// 64-bit words of a serialized set.
 const WORDS: usize = CpuSet::MAX_CPU / 64;
 
-/// A set of processors.
+/// A set of CPUs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CpuAffinity(CpuSet);
 
 impl CpuAffinity {
-    /// Those that the calling thread may run on; none of them where the system does not say.
+    /// The affinity mask of the calling thread; empty where it cannot be read.
     pub fn allowed() -> Self {
         Self(sched_getaffinity(None).unwrap_or_default())
     }
 
-    /// The set as bytes that ranks compare.
+    /// The set as bytes, for other ranks.
     pub fn to_bytes(self) -> [u8; 8 * WORDS] {
         let mut bytes = [0; 8 * WORDS];
         for cpu in self.numbers() {
@@ -32,14 +32,14 @@ impl CpuAffinity {
         bytes
     }
 
-    /// The seat of rank `rank` where every rank sent the bytes of its set: a part of the processors that all share, or all
-    /// of those that it has alone. None where some are shared and some are not: who started the ranks knows better.
+    /// The share of rank `rank`, given the sets of all ranks: an equal part where all sets are equal, the whole set where they are
+    /// disjoint. `None` where they overlap in part: the launcher has chosen, and threads are not pinned.
     pub fn share(rank: usize, sets: &[[u8; 8 * WORDS]]) -> Option<CpuShare> {
         if sets.iter().all(|set| *set == sets[0]) {
             return Some(CpuShare { number: rank, of: sets.len() });
         }
-        let meet = |a: &[u8; 8 * WORDS], b: &[u8; 8 * WORDS]| a.iter().zip(b).any(|(a, b)| a & b != 0);
-        let alone = (1..sets.len()).all(|at| sets[..at].iter().all(|other| !meet(other, &sets[at])));
+        let overlap = |a: &[u8; 8 * WORDS], b: &[u8; 8 * WORDS]| a.iter().zip(b).any(|(a, b)| a & b != 0);
+        let alone = (1..sets.len()).all(|at| sets[..at].iter().all(|other| !overlap(other, &sets[at])));
         alone.then_some(CpuShare { number: 0, of: 1 })
     }
 
@@ -47,35 +47,34 @@ impl CpuAffinity {
         (0..CpuSet::MAX_CPU).filter(move |cpu| self.0.is_set(*cpu))
     }
 
-    /// A part for each of `threads` threads of the rank on `seat`; none where they are more than there are processors, or
-    /// than the system gives this process time of.
-    pub(super) fn shares(self, seat: CpuShare, threads: usize) -> Option<Vec<Self>> {
-        let mut order: Vec<(Place, usize)> = self.numbers().map(|cpu| (Place::of(cpu), cpu)).collect();
+    /// One set per thread of a rank; `None` where ranks × threads exceed the CPUs or the process's CPU quota.
+    pub(super) fn shares(self, share: CpuShare, threads: usize) -> Option<Vec<Self>> {
+        let mut order: Vec<(Topology, usize)> = self.numbers().map(|cpu| (Topology::of(cpu), cpu)).collect();
         order.sort_unstable();
         let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(order.len());
         let wanted =
-            threads.checked_mul(seat.of).filter(|wanted| *wanted <= most && seat.number < seat.of)?;
-        let share = |thread: usize| {
-            let number = seat.number * threads + thread;
+            threads.checked_mul(share.of).filter(|wanted| *wanted <= most && share.number < share.of)?;
+        let set = |thread: usize| {
+            let number = share.number * threads + thread;
             let range = number * order.len() / wanted..(number + 1) * order.len() / wanted;
             let mut set = CpuSet::new();
             order[range].iter().for_each(|(_, cpu)| set.set(*cpu));
             Self(set)
         };
-        Some((0..threads).map(share).collect())
+        Some((0..threads).map(set).collect())
     }
 
-    /// Keeps the calling thread on these processors. One that has gone since is no reason to stop: then it runs anywhere.
-    pub(super) fn take(self) {
+    /// Pins the calling thread to these CPUs. Best effort: on failure it runs anywhere.
+    pub(super) fn pin_thread(self) {
         let _ = sched_setaffinity(None, &self.0);
     }
 }
 
-/// Where a processor sits: memory node, package, core. Unknown ones count as 0.
+/// A CPU's NUMA node, package and core; 0 where unknown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place([usize; 3]);
+struct Topology([usize; 3]);
 
-impl Place {
+impl Topology {
     fn of(cpu: usize) -> Self {
         let folder = format!("/sys/devices/system/cpu/cpu{cpu}");
         let number = |name: &str| {
@@ -89,7 +88,7 @@ impl Place {
     }
 }
 
-/// A thread that was pinned, and what it was allowed before.
+/// A pinned thread and its previous affinity.
 pub(super) struct Pinned {
     thread: ThreadId,
     before: CpuAffinity,
@@ -100,10 +99,10 @@ impl Pinned {
         Self { thread: std::thread::current().id(), before }
     }
 
-    /// Gives the thread back what it was allowed; from another thread it stays as it is.
-    pub(super) fn undo(self) {
+    /// Restores the thread's affinity; does nothing on another thread.
+    pub(super) fn restore(self) {
         if std::thread::current().id() == self.thread {
-            self.before.take();
+            self.before.pin_thread();
         }
     }
 }
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_share_all_divide_them_and_ranks_that_share_none_keep_theirs() {
+    fn equal_sets_are_divided_and_disjoint_sets_kept() {
         let [all, left, right] = [&[0, 1, 2, 70][..], &[0, 1], &[2, 70]].map(|cpus| set(cpus).to_bytes());
         assert_eq!(CpuAffinity::share(1, &[all, all]), Some(CpuShare { number: 1, of: 2 }));
         assert_eq!(CpuAffinity::share(1, &[left, right]), Some(CpuShare { number: 0, of: 1 }));
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_disjoint_and_all_processors_are_used() {
+    fn shares_are_disjoint_and_cover_all_cpus() {
         let allowed = CpuAffinity::allowed();
         let count = allowed.numbers().count();
         let most = std::thread::available_parallelism().unwrap().get().min(count);
@@ -150,13 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_keeps_its_threads_on_their_processors_until_it_is_dropped() {
+    fn a_pool_pins_its_threads_until_it_is_dropped() {
         let before = CpuAffinity::allowed();
         let threads = std::thread::available_parallelism().unwrap().get().min(2);
-        let seat = CpuShare { number: 0, of: 1 };
-        let shares = before.shares(seat, threads).unwrap();
+        let share = CpuShare { number: 0, of: 1 };
+        let shares = before.shares(share, threads).unwrap();
         let mut pool = Pool::new(threads);
-        pool.pin(seat);
+        pool.pin(share);
         pool.run(64, |_, thread| assert!(CpuAffinity::allowed() == shares[thread]));
         drop(pool);
         assert!(CpuAffinity::allowed() == before);

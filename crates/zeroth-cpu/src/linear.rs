@@ -7,7 +7,7 @@ use super::matmul::{self, Store, View, over_rows, product};
 #[cfg(target_arch = "x86_64")]
 use super::matmul::{LINE, Line};
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride as pitch;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
 use zeroth_kernel::{Element, is_nonfinite};

@@ -8,8 +8,8 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{
-    Control, Device, DeviceError, GradStore, Kernel, Launch, MasterForm, Optimizer, TiedRowsOut, Queue, Recipe,
-    Record, Report, Rounding, Span, StepInput,
+    Control, Device, DeviceError, GradStore, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Record,
+    Report, Rounding, Span, StepInput, TiedRowsOut,
 };
 use zeroth_kernel::{ExactSum, HeadLossDims};
 

@@ -6,7 +6,9 @@
 use half::bf16;
 use serde_json::Value;
 use zeroth_cpu::*;
-use zeroth_kernel::{Element, Optimizer, Recipe, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits};
+use zeroth_kernel::{
+    Element, Optimizer, Recipe, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits,
+};
 
 const COUNT: usize = 6;
 

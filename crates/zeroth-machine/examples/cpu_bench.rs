@@ -15,8 +15,9 @@ use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::HeadLossDims;
 use zeroth_machine::bench::{
-    BenchError, F32, MatmulKind, Benchmark, BenchResult, MemoryBoundSizes, MatmulBench, TILES, TILES_FROM_L2, attention_benchmarks,
-    head_loss_benchmarks, measure, memory_bound_benchmarks, optimizer_benchmarks, run_peak_loop, cpu_peak_benchmarks, matmul_benchmarks,
+    BenchError, BenchResult, Benchmark, F32, MatmulBench, MatmulKind, MemoryBoundSizes, TILES, TILES_FROM_L2,
+    attention_benchmarks, cpu_peak_benchmarks, head_loss_benchmarks, matmul_benchmarks, measure,
+    memory_bound_benchmarks, optimizer_benchmarks, run_peak_loop,
 };
 
 /// Shapes of models, beside the square ones: m50's, and odd ones.
@@ -40,7 +41,10 @@ fn main() -> Result<(), BenchError> {
             computing.extend(attention_benchmarks(threads, &[(2, 512, 4), (1, 2048, 8)])?);
         }
         if wanted("head") {
-            computing.extend(head_loss_benchmarks(threads, HeadLossDims { rows: 1024, hidden: 512, vocab: 32_000 })?);
+            computing.extend(head_loss_benchmarks(
+                threads,
+                HeadLossDims { rows: 1024, hidden: 512, vocab: 32_000 },
+            )?);
         }
     }
     if !computing.is_empty() {

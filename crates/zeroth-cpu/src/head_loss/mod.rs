@@ -19,7 +19,7 @@ use half::bf16;
 use zeroth_base::DType;
 
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride as pitch;
 use super::{check_len, check_scratch};
 pub use rounded::OwnRows;
 use rounded::Rounded;

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use crate::convert::{is_broken, look_piece};
+use crate::convert::{convert_and_check_piece as look_piece, has_nonfinite as is_broken};
 use crate::cut::{Chunks, Parts};
 use crate::isa::Isa;
 use crate::stream;

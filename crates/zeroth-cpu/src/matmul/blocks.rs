@@ -15,7 +15,7 @@ use super::store::{Each, Store};
 use crate::cut::{Grid, Tile};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::rows::pitch;
+use crate::rows::stride as pitch;
 use crate::{check_len, check_scratch};
 use zeroth_kernel::Element;
 

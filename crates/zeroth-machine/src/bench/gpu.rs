@@ -1,4 +1,4 @@
-//! A card's matrix products, beside what its datasheet promises, and its memory.
+//! Matmuls of a GPU against its datasheet peak, and a memory-bound kernel.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{BenchError, MatmulKind, Benchmark, Unit, fill_random};
+use super::{BenchError, Benchmark, MatmulKind, Unit, fill_random};
 use crate::{Gpus, Machine, known_gpu};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::LinearDims;
 use zeroth_kernel::{Device, DeviceError, GradStore, Kernel, Launch, Queue, Span};
 
-/// Times that a kernel is enqueued in one burst.
+/// Launches per burst.
 const REPEATS: usize = 8;
 
-/// Products of `size`³ and a conversion on the first card of a machine; none where there is no card.
+/// Matmuls of `size`³ and a conversion on the first GPU; empty without a GPU.
 pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, BenchError> {
     let Gpus::Found { devices, .. } = &machine.gpus else { return Ok(Vec::new()) };
     let Some(name) = devices.first().map(|gpu| gpu.name.clone()) else { return Ok(Vec::new()) };
@@ -41,8 +41,8 @@ pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, 
     let device = Rc::new(RefCell::new(CudaDevice::open(0, scratch.end(), 0)?));
     fill(&mut device.borrow_mut(), elements as usize)?;
 
-    let known = known_gpu(&name).ok().and_then(|card| Some((card.name, card.bf16_tflops?)));
-    let datasheet = known.map(|(card, _)| format!("bf16 peak of the datasheet ({card})"));
+    let known = known_gpu(&name).ok().and_then(|gpu| Some((gpu.name, gpu.bf16_tflops?)));
+    let datasheet = known.map(|(gpu, _)| format!("bf16 peak of the datasheet ({gpu})"));
     let mut lines = Vec::new();
     if let (Some(title), Some((_, tflops))) = (&datasheet, known) {
         lines.push(Benchmark::new(title.clone(), 1, Unit::Gflops, move || Ok(1e3 * tflops)));
@@ -72,7 +72,7 @@ pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, 
     Ok(lines)
 }
 
-/// Random numbers in x, w and y. What is uploaded as bf16 is read as f32, too: finite, and not zero.
+/// Fills x, w and y with random bf16, which are finite and not zero when read as f32 too.
 fn fill(device: &mut CudaDevice, elements: usize) -> Result<(), DeviceError> {
     let mut numbers = vec![half::bf16::ZERO; 2 * elements];
     for at in 0..3 {
@@ -83,7 +83,7 @@ fn fill(device: &mut CudaDevice, elements: usize) -> Result<(), DeviceError> {
     device.synchronise()
 }
 
-/// Enqueues a kernel some times and waits; gives the seconds.
+/// Enqueues a kernel [`REPEATS`] times and waits; returns the seconds.
 fn burst(
     device: &Rc<RefCell<CudaDevice>>,
     launch: Launch,
@@ -108,7 +108,7 @@ mod tests {
     use crate::probe;
 
     #[test]
-    fn a_machine_without_a_card_has_no_lines_of_one() {
+    fn without_a_gpu_there_are_no_gpu_benchmarks() {
         let machine = probe();
         let lines = gpu_benchmarks(&machine, 256).unwrap();
         let measured = measure(lines, 1, &mut |_| {}).unwrap();

@@ -1,4 +1,4 @@
-//! Kernels that move more than they compute, beside the memory's triad: what stands around products, and the optimizer.
+//! Memory-bound kernels and the optimizer, against a STREAM triad.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::memory::{copy as copy_past, triad};
 use super::operands::{Operands, of, random};
-use super::{COPY, Benchmark, TRIAD, Unit};
+use super::{Benchmark, COPY, TRIAD, Unit};
 use zeroth_cpu::{
     Master, Moments, Pool, block_squares, convert, convert_and_check_finite, copy, embedding_backward, fill,
     optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope_from, sum_ranks, swiglu,
@@ -26,10 +26,10 @@ const EMBEDDING: usize = 512;
 /// Ranks whose gradients are added.
 const RANKS: usize = 2;
 
-/// How much is moved: more than caches hold, or a rate is none of the memory.
+/// Array sizes: larger than the caches, so that rates are those of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBoundSizes {
-    /// Parameters of the optimizer, and elements of the limits' arrays.
+    /// Parameters of the optimizer, and elements of the triad's arrays.
     pub parameters: usize,
     /// Tokens.
     pub rows: usize,
@@ -50,10 +50,10 @@ impl MemoryBoundSizes {
     }
 }
 
-/// Memory that all lines share, filled with random numbers.
+/// Buffers that all benchmarks share, filled with random numbers.
 struct Buffers {
     sizes: MemoryBoundSizes,
-    /// Three of random numbers, one of positive ones (second moments), and one that no line reads the numbers of.
+    /// Three of random numbers, one of positive ones (second moments), and one that is only written.
     floats: Operands<5>,
     halves: Operands<5>,
     ids: Vec<i32>,
@@ -61,7 +61,7 @@ struct Buffers {
 
 impl Buffers {
     fn new(sizes: MemoryBoundSizes) -> Result<Self, DeviceError> {
-        // The spare one holds the table of the embedding's gradient and the norm's scratch, too.
+        // The last is also the embedding's gradient and the norm's scratch.
         let spare = sizes.parameters.max(VOCABULARY * EMBEDDING).max(rms_norm_scratch(sizes.norm()));
         let [one, spare] = [sizes.parameters.max(sizes.rows * HEAD), spare].map(|count| 4 * count);
         let halves = 2 * sizes.parameters.max(sizes.activations());
@@ -71,7 +71,7 @@ impl Buffers {
             halves: Operands::new([halves; 5])?,
             ids: Vec::new(),
         };
-        for (name, values) in buffers.floats.operands().into_iter().take(4).enumerate() {
+        for (name, values) in buffers.floats.split().into_iter().take(4).enumerate() {
             random::<f32>(name as u64, values);
             if name == 3 {
                 for value in of::<f32>(values) {
@@ -79,26 +79,26 @@ impl Buffers {
                 }
             }
         }
-        for (name, values) in buffers.halves.operands().into_iter().enumerate() {
+        for (name, values) in buffers.halves.split().into_iter().enumerate() {
             random::<bf16>(8 + name as u64, values);
         }
-        of::<f32>(buffers.floats.operands()[4]).fill(0.0);
+        of::<f32>(buffers.floats.split()[4]).fill(0.0);
         buffers.ids = (0..sizes.rows).map(|row| (row * 7919 % VOCABULARY) as i32).collect();
         Ok(buffers)
     }
 
-    /// The first `count` elements of every array: of floats, the last being spare, and of halves.
+    /// The first `count` elements of every f32 and every bf16 array.
     fn first(&mut self, count: usize) -> ([&mut [f32]; 5], [&mut [bf16]; 5]) {
-        let floats = self.floats.operands().map(|bytes| {
+        let floats = self.floats.split().map(|bytes| {
             let values = of::<f32>(bytes);
             let count = count.min(values.len());
             &mut values[..count]
         });
-        (floats, self.halves.operands().map(|bytes| &mut of::<bf16>(bytes)[..count]))
+        (floats, self.halves.split().map(|bytes| &mut of::<bf16>(bytes)[..count]))
     }
 }
 
-/// What is measured: its name, the bytes it reads and writes, and one run of it.
+/// A kernel: name, bytes read and written, one run.
 type Kernel = (&'static str, fn(MemoryBoundSizes) -> usize, fn(&Pool, &mut Buffers));
 
 const LIMITS: [Kernel; 2] = [
@@ -141,18 +141,18 @@ const OPTIMIZER: [Kernel; 4] = [
         "adamw, bf16 gradient, bf16 weight and rest",
         |s| 26 * s.parameters,
         |pool, b| {
-            let ([_, _, first, second, _], [weights, gradients, rests, ..]) = b.first(b.sizes.parameters);
-            let rests = Master::LowBits(bytemuck::cast_slice_mut(rests));
-            adamw(pool, gradients, rests, [first, second], weights);
+            let ([_, _, first, second, _], [weights, gradients, low_bits, ..]) = b.first(b.sizes.parameters);
+            let low_bits = Master::LowBits(bytemuck::cast_slice_mut(low_bits));
+            adamw(pool, gradients, low_bits, [first, second], weights);
         },
     ),
     (
         "adamw, f32 gradient, bf16 weight and rest",
         |s| 28 * s.parameters,
         |pool, b| {
-            let ([gradients, _, first, second, _], [weights, _, rests, ..]) = b.first(b.sizes.parameters);
-            let rests = Master::LowBits(bytemuck::cast_slice_mut(rests));
-            adamw(pool, gradients, rests, [first, second], weights);
+            let ([gradients, _, first, second, _], [weights, _, low_bits, ..]) = b.first(b.sizes.parameters);
+            let low_bits = Master::LowBits(bytemuck::cast_slice_mut(low_bits));
+            adamw(pool, gradients, low_bits, [first, second], weights);
         },
     ),
 ];
@@ -234,9 +234,9 @@ const KERNELS: [Kernel; 12] = [
         |s| 2 * 4 * s.activations(),
         |pool, b| {
             let dims = b.sizes.norm();
-            let [.., scratch] = b.floats.operands();
+            let [.., scratch] = b.floats.split();
             let count = b.sizes.activations();
-            let [dy, h, residual, dh, _] = b.halves.operands().map(|bytes| &mut of::<bf16>(bytes)[..count]);
+            let [dy, h, residual, dh, _] = b.halves.split().map(|bytes| &mut of::<bf16>(bytes)[..count]);
             let (w, rstd, mut dw) =
                 (vec![bf16::from_f32(0.9); WIDTH], vec![1.5; dims.rows], vec![0.0; WIDTH]);
             rms_norm_backward(pool, dims, dy, h, &rstd, &w, Some(residual), dh, &mut dw, of(scratch));
@@ -274,9 +274,9 @@ const KERNELS: [Kernel; 12] = [
         |s| (2 + 4 + 4) * s.rows * EMBEDDING,
         |pool, b| {
             let dims = EmbeddingDims { vocab: VOCABULARY, width: EMBEDDING };
-            let [.., table] = b.floats.operands();
+            let [.., table] = b.floats.split();
             let table = &mut of::<f32>(table)[..VOCABULARY * EMBEDDING];
-            let [dy, ..] = b.halves.operands();
+            let [dy, ..] = b.halves.split();
             embedding_backward(pool, dims, &b.ids, &of::<bf16>(dy)[..b.ids.len() * EMBEDDING], table);
         },
     ),
@@ -294,21 +294,31 @@ fn numbers() -> StepNumbers {
     StepNumbers::new(&recipe, 0, 100, 1e-4, 1.0, 1.0)
 }
 
-/// What stands around products, and the memory's limits.
-pub fn memory_bound_benchmarks(threads: &[usize], sizes: MemoryBoundSizes) -> Result<Vec<Benchmark>, DeviceError> {
-    lines(threads, sizes, &KERNELS)
+/// Norms, casts, copies and other memory-bound kernels, with the limits of memory.
+pub fn memory_bound_benchmarks(
+    threads: &[usize],
+    sizes: MemoryBoundSizes,
+) -> Result<Vec<Benchmark>, DeviceError> {
+    benchmarks(threads, sizes, &KERNELS)
 }
 
-/// AdamW, and the memory's limits.
-pub fn optimizer_benchmarks(threads: &[usize], sizes: MemoryBoundSizes) -> Result<Vec<Benchmark>, DeviceError> {
-    lines(threads, sizes, &OPTIMIZER)
+/// AdamW, with the limits of memory.
+pub fn optimizer_benchmarks(
+    threads: &[usize],
+    sizes: MemoryBoundSizes,
+) -> Result<Vec<Benchmark>, DeviceError> {
+    benchmarks(threads, sizes, &OPTIMIZER)
 }
 
-fn lines(threads: &[usize], sizes: MemoryBoundSizes, kernels: &[Kernel]) -> Result<Vec<Benchmark>, DeviceError> {
+fn benchmarks(
+    threads: &[usize],
+    sizes: MemoryBoundSizes,
+    kernels: &[Kernel],
+) -> Result<Vec<Benchmark>, DeviceError> {
     let buffers = Rc::new(RefCell::new(Buffers::new(sizes)?));
     let start = |threads: &usize| Pool::start(*threads).map(Rc::new);
     let pools: Vec<Rc<Pool>> = threads.iter().map(start).collect::<Result<_, _>>()?;
-    let mut lines = Vec::new();
+    let mut benchmarks = Vec::new();
     for (name, bytes, run) in LIMITS.iter().chain(kernels) {
         for pool in &pools {
             let (own, buffers, run) = (Rc::clone(pool), Rc::clone(&buffers), *run);
@@ -320,14 +330,14 @@ fn lines(threads: &[usize], sizes: MemoryBoundSizes, kernels: &[Kernel]) -> Resu
             };
             let bytes = bytes(sizes) as f64;
             let line = Benchmark::of_seconds(*name, pool.threads(), Unit::Gigabytes, bytes, burst);
-            lines.push(match *name {
+            benchmarks.push(match *name {
                 TRIAD | COPY => line,
                 "copy" => line.limited_by(COPY),
                 _ => line.limited_by(TRIAD),
             });
         }
     }
-    Ok(lines)
+    Ok(benchmarks)
 }
 
 #[cfg(test)]
@@ -336,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kernel_runs_beside_a_limit_on_any_number_of_threads() {
+    fn every_kernel_has_a_limit_on_any_number_of_threads() {
         let sizes = MemoryBoundSizes { parameters: 10_000, rows: 3 };
         let mut all = memory_bound_benchmarks(&[1, 2], sizes).unwrap();
         all.extend(optimizer_benchmarks(&[1, 2], sizes).unwrap());

@@ -1,26 +1,25 @@
-//! How near the machine at hand comes to its limits: kernels, optimizer and disk, each beside what the hardware gives at
-//! most in the same run, and the profile that keeps it.
+//! Benchmarks of kernels, optimizer and disk against the hardware's limits in the same run, and the profile that stores them.
 //!
-//! Clocks and memory of a shared machine change within milliseconds. So all [`Benchmark`]s of a list are measured in turns, one
-//! short burst each, and the best and the median of a line are set beside the best and the median of its limit. Data is
-//! random: zeros cost less power and run faster than any work does.
+//! Clocks and memory bandwidth of a shared machine change within milliseconds. So all [`Benchmark`]s of a list run in turns, one
+//! short burst each, and best and median are compared with the best and median of their limit. Data is random: zeros take less
+//! power and run faster than real work.
 
-mod gpu;
-mod disk;
 mod benchmark;
+mod cpu;
+mod disk;
+mod gpu;
+mod matmuls;
 mod memory;
 mod memory_bound;
-mod cpu;
-mod matmuls;
-mod profile;
 mod operands;
+mod profile;
 
-pub use gpu::gpu_benchmarks;
+pub use benchmark::{BenchError, BenchResult, Benchmark, LimitRate, Rate, Unit, measure};
+pub use cpu::{F32, TILES, TILES_FROM_L2, cpu_peak_benchmarks, matmul_limit, run_peak_loop};
 pub use disk::disk_benchmarks;
-pub use benchmark::{LimitRate, BenchError, Benchmark, BenchResult, Rate, Unit, measure};
+pub use gpu::gpu_benchmarks;
+pub use matmuls::{MatmulBench, MatmulKind, attention_benchmarks, head_loss_benchmarks, matmul_benchmarks};
 pub use memory::{COPY, TRIAD, copy};
 pub use memory_bound::{MemoryBoundSizes, memory_bound_benchmarks, optimizer_benchmarks};
-pub use cpu::{F32, TILES, TILES_FROM_L2, matmul_limit, run_peak_loop, cpu_peak_benchmarks};
-pub use matmuls::{MatmulKind, MatmulBench, attention_benchmarks, head_loss_benchmarks, matmul_benchmarks};
-pub use profile::{Identity, Part, Profile, ProfileError, ProfilePart};
 pub use operands::fill_random;
+pub use profile::{Identity, Part, Profile, ProfileError, ProfilePart};
