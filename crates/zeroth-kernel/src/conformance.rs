@@ -460,18 +460,17 @@ impl Pair<'_> {
 }
 
 /// Bounds for two results of one computation that differ by their roundings.
+///
+/// The largest maximum errors between the portable kernels and AMX are 2.6e-6 in f32, 1.8e-2 in bf16 and 9e-4 in f16, all in
+/// attention, whose terms cancel.
 const fn bound(stored: DType, dtype: DType) -> Deviation {
     match (stored, dtype) {
-        (DType::Bf16, _) => Deviation { l2: 1e-2, max: MAX_BF16 },
-        (DType::F16, _) => Deviation { l2: 1.5e-3, max: MAX_F16 },
-        (DType::F32, DType::F32) => Deviation { l2: 1e-5, max: MAX_F32 },
-        (DType::F32, _) => Deviation { l2: 3e-3, max: MAX_MIXED },
+        (DType::Bf16, _) => Deviation { l2: 1e-2, max: 4e-2 },
+        (DType::F16, _) => Deviation { l2: 1.5e-3, max: 6e-3 },
+        (DType::F32, DType::F32) => Deviation { l2: 1e-5, max: 5e-5 },
+        (DType::F32, _) => Deviation { l2: 3e-3, max: 2e-2 },
     }
 }
-const MAX_BF16: f64 = 3e-2;
-const MAX_F16: f64 = 4e-3;
-const MAX_F32: f64 = 2e-5;
-const MAX_MIXED: f64 = 1e-2;
 
 fn read(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let half = |two: &[u8]| u16::from_ne_bytes([two[0], two[1]]);
