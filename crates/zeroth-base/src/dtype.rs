@@ -1,8 +1,8 @@
-//! The number formats that tensors are stored in.
+//! Dtypes of stored tensors.
 
 use std::fmt;
 
-/// A number format of a stored tensor.
+/// The dtype of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE single precision.
@@ -22,7 +22,7 @@ impl DType {
         }
     }
 
-    /// Reads a name as DeepSpeed (`fp16`), PyTorch (`float16`) or safetensors (`F16`) writes it.
+    /// Parses a name of DeepSpeed (`fp16`), PyTorch (`float16`) or safetensors (`F16`).
     pub fn from_name(name: &str) -> Option<Self> {
         match name.strip_prefix("torch.").unwrap_or(name).to_ascii_lowercase().as_str() {
             "fp32" | "float32" | "float" | "f32" => Some(Self::F32),
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_all_three_worlds_are_read() {
+    fn names_of_deepspeed_pytorch_and_safetensors_are_parsed() {
         for name in ["fp16", "float16", "torch.float16", "F16", "half"] {
             assert_eq!(DType::from_name(name), Some(DType::F16), "{name}");
         }
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_displayed_name_reads_back() {
+    fn a_displayed_name_parses_back() {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             assert_eq!(DType::from_name(&dtype.to_string()), Some(dtype));
         }

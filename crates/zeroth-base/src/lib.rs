@@ -1,5 +1,4 @@
-//! Words shared by all of zeroth: data types, sizes as people write them, names that were nearly right, random
-//! numbers by place, and files that appear by rename.
+//! Shared basics: dtypes, human-readable sizes, did-you-mean suggestions, counter-based random numbers, atomic files.
 
 mod dtype;
 mod nearest;

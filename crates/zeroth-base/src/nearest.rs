@@ -1,4 +1,4 @@
-//! "Did you mean …": the known name nearest to what was typed.
+//! Did-you-mean suggestions: the known name nearest to a typed one.
 
 /// The candidate that `typed` most likely meant, if any is near enough.
 ///
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_the_textbook_ones() {
+    fn distances_match_the_textbook() {
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("treu", "true"), 1, "a swap of neighbours is one edit");
         assert_eq!(distance("", "abc"), 3);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn typos_find_their_key_and_strangers_do_not() {
+    fn typos_find_their_key_and_unrelated_names_do_not() {
         let keys = ["gradient_clipping", "stage3_prefetch_bucket_size", "steps_per_print"];
         assert_eq!(nearest("gradient_cliping", keys), Some("gradient_clipping"));
         assert_eq!(nearest("stage3_prefetch_bucketsize", keys), Some("stage3_prefetch_bucket_size"));

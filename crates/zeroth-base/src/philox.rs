@@ -1,7 +1,7 @@
-//! Random numbers that are a function of a place: no state, so any rank makes any part alone.
+//! Counter-based random numbers: stateless, so that any rank generates any part independently.
 //!
-//! Philox4x32 with ten rounds, of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
-//! (2011). The known answers of the tests are those of the authors' Random123 library.
+//! Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011). The tests use the
+//! known answers of the authors' Random123 library.
 
 use std::f64::consts::TAU;
 
@@ -9,7 +9,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 /// Added to the key after each round: the golden ratio and √3 - 1, as fractions of 2^32.
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Four random words for a counter and a key. Different counters under one key give different words.
+/// Four random words of a counter and a key. Distinct counters under one key give distinct words.
 #[inline]
 pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
@@ -26,7 +26,7 @@ pub const fn halves(number: u64) -> [u32; 2] {
     [number as u32, (number >> 32) as u32]
 }
 
-/// A name as a number (FNV-1a, 64 bits).
+/// The 64-bit FNV-1a hash of a name.
 pub const fn name_key(name: &str) -> u64 {
     let bytes = name.as_bytes();
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -38,7 +38,7 @@ pub const fn name_key(name: &str) -> u64 {
     hash
 }
 
-/// Box and Muller's transform of the element's own two words.
+/// The normal number of an element, by the Box-Muller transform of its own two words.
 pub fn normal_at(seed: u64, name: u64, element: u64) -> f64 {
     let ([low, high], [name_low, name_high]) = (halves(element / 2), halves(name));
     let words = philox4x32([low, high, name_low, name_high], halves(seed));
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_are_those_of_random123() {
+    fn words_match_random123() {
         let answers = [
             ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
             ([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
@@ -75,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn names_hash_as_fnv_1a_documents() {
+    fn name_keys_match_published_fnv_1a_hashes() {
         assert_eq!(name_key(""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(name_key("a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(name_key("foobar"), 0x8594_4171_f739_67e8);
     }
 
     #[test]
-    fn every_word_of_counter_and_key_matters() {
+    fn every_word_of_counter_and_key_changes_the_output() {
         let (counter, key) = ([1, 2, 3, 4], [5, 6]);
         let mut seen = vec![philox4x32(counter, key)];
         for word in 0..4 {

@@ -1,26 +1,26 @@
-//! Files that appear whole or not at all: written beside their place, synced, then renamed.
+//! Atomic files: written to a temporary name, synced, then renamed.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A file could not be put in its place; whatever stood there before is untouched.
+/// A file could not be written; an existing one is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}", path.display())]
 pub struct PublishError {
-    /// The file that was to appear.
+    /// The file.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
-/// Writes `contents` to `path` so that a reader sees the old file or the whole new one, never a part.
+/// Writes `contents` to `path` atomically: a reader sees the old file or the new one, never a part.
 pub fn publish(path: &Path, contents: &[u8]) -> Result<(), PublishError> {
     let failed = |source| PublishError { path: path.to_owned(), source };
     let Some(name) = path.file_name() else {
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "the path names no file")));
     };
-    // A rename onto a folder fails only after the work is done: say it first.
+    // A rename onto a folder would fail only after the work is done.
     if path.is_dir() {
         return Err(failed(io::Error::new(io::ErrorKind::IsADirectory, "a folder of that name is there")));
     }
@@ -28,7 +28,7 @@ pub fn publish(path: &Path, contents: &[u8]) -> Result<(), PublishError> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // Hidden, and marked with our process, so that two writers do not share one unfinished file.
+    // Hidden, with the process id, so that two writers do not share a temporary file.
     let mut unfinished_name = std::ffi::OsString::from(".");
     unfinished_name.push(name);
     unfinished_name.push(format!(".unfinished-{}", std::process::id()));
@@ -42,16 +42,15 @@ pub fn publish(path: &Path, contents: &[u8]) -> Result<(), PublishError> {
         sync_folder(folder)
     })();
     written.map_err(|source| {
-        // Best effort: the error that matters is the one that stopped the writing.
+        // Best effort: the first error is the one to report.
         let _ = fs::remove_file(&unfinished);
         failed(source)
     })
 }
 
-/// Waits until the names in a folder are on the disk.
+/// Syncs a folder, so that its entries are durable.
 ///
-/// Some network and FUSE filesystems cannot sync a folder and say so with EINVAL or ENOTSUP; there the names are as lasting
-/// as they make them.
+/// Some network and FUSE filesystems cannot sync a folder (EINVAL, ENOTSUP); that is not an error.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
         Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_new_file_replaces_the_old_one_and_nothing_else_stays() {
+    fn the_new_file_replaces_the_old_one_and_no_temporary_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         publish(&path, b"old").unwrap();
@@ -85,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_in_the_way_is_refused_before_writing() {
+    fn a_folder_of_that_name_is_refused_before_writing() {
         let folder = tempfile::tempdir().unwrap();
         let error = publish(folder.path(), b"x").unwrap_err();
         assert_eq!(error.source.kind(), io::ErrorKind::IsADirectory);

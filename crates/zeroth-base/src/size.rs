@@ -2,20 +2,20 @@
 //!
 //! GB is 10^9 and GiB is 2^30 everywhere, in what we read and in what we print.
 
-/// A size that cannot be read.
+/// A size that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The text does not start with a number.
     #[error("`{0}` is not a size: write a number and a unit, as in {1}")]
     NotANumber(String, &'static str),
-    /// The text after the number is no unit we know.
+    /// The unit is unknown.
     #[error("`{text}` has the unit `{unit}`, which is not one of {known}")]
     Unit {
         /// The whole text.
         text: String,
         /// Its unit.
         unit: String,
-        /// The units that would do.
+        /// The known units.
         known: &'static str,
     },
     /// Negative, not whole, or beyond 2^63.
@@ -49,12 +49,12 @@ const COUNT_UNITS: &[(&str, u64)] = &[
     ("T", 1_000_000_000_000),
 ];
 
-/// Reads a number of bytes: `44GB`, `44GiB`, `2e8`, `500M`.
+/// Parses a number of bytes: `44GB`, `44GiB`, `2e8`, `500M`.
 pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     parse(text, BYTE_UNITS, "44GB, 44GiB, 500M or 2e8", "K, M, G, T, KB, MB, GB, TB, KiB, MiB, GiB and TiB")
 }
 
-/// Reads a number of things, parameters above all: `8B`, `7.5B`, `500M`, `2e8`.
+/// Parses a count, mostly of parameters: `8B`, `7.5B`, `500M`, `2e8`.
 pub fn parse_count(text: &str) -> Result<u64, SizeError> {
     parse(text, COUNT_UNITS, "8B, 500M or 2e8", "K, M, B (or G) and T")
 }
@@ -115,19 +115,19 @@ fn split_number(text: &str) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// A number of bytes for people, in powers of ten: `44.8 GB`, `1.9 GB`, `120 GB`, `512 B`.
+/// A human-readable number of bytes, in powers of ten: `44.8 GB`, `1.9 GB`, `120 GB`, `512 B`.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [(f64, &str); 4] = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     scaled(bytes, &UNITS).map_or_else(|| format!("{bytes} B"), |(value, unit)| format!("{value} {unit}"))
 }
 
-/// A number of parameters for people: `8.19B`, `596M`.
+/// A human-readable number of parameters: `8.19B`, `596M`.
 pub fn format_count(count: u64) -> String {
     const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")];
     scaled(count, &UNITS).map_or_else(|| count.to_string(), |(value, unit)| format!("{value}{unit}"))
 }
 
-/// A whole number with its digits in groups: `8,190,735,360`. Zeros must not be counted by eye.
+/// An integer with thousands separators: `8,190,735,360`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -140,7 +140,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A number of things by their name in the singular: `1 row`, `1,204 rows`.
+/// A count with its noun, given in the singular: `1 row`, `1,204 rows`.
 pub fn counted(number: u64, one: &str) -> String {
     match number {
         1 => format!("1 {one}"),
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_in_both_bases() {
+    fn bytes_are_parsed_in_decimal_and_binary_units() {
         for (text, bytes) in [
             ("44GB", 44_000_000_000),
             ("44GiB", 44 << 30),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thing_is_singular_and_none_is_plural() {
+    fn nouns_are_singular_for_one_only() {
         let found =
             [(0, "row"), (1, "row"), (2, "row"), (1204, "token"), (1, "micro-batch"), (2, "micro-batch")]
                 .map(|(number, one)| counted(number, one));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_use_b_for_billions() {
+    fn b_means_billions_in_counts() {
         assert_eq!(parse_count("8B"), Ok(8_000_000_000));
         assert_eq!(parse_count("7.5B"), Ok(7_500_000_000));
         assert_eq!(parse_count("0.6b"), Ok(600_000_000));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_sizes_say_what_is_wrong() {
+    fn errors_name_the_problem_of_a_size() {
         for (text, part) in [
             ("", "not a size"),
             ("abc", "not a size"),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_three_digits() {
+    fn formatted_sizes_have_three_significant_digits() {
         for (bytes, text) in [
             (120_000_000_000, "120 GB"),
             (31_406_250_000, "31.4 GB"),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_come_in_threes() {
+    fn digits_are_grouped_in_threes() {
         for (number, text) in [(0, "0"), (100, "100"), (1_048_576, "1,048,576"), (500_000_000, "500,000,000")]
         {
             assert_eq!(grouped(number), text);
@@ -246,13 +246,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in ".*") {
+        fn parsing_never_panics(text in ".*") {
             let _ = parse_bytes(&text);
             let _ = parse_count(&text);
         }
 
         #[test]
-        fn whole_numbers_read_back(count in 0u64..=i64::MAX as u64) {
+        fn integers_parse_back(count in 0u64..=i64::MAX as u64) {
             proptest::prop_assert_eq!(parse_count(&count.to_string()), Ok(count));
         }
     }

@@ -1,17 +1,18 @@
 //! Column sums of a [rows, width] matrix in two levels: blocks of 64 rows, then the blocks in order.
 //!
-//! Used for the gradients of biases and norm weights. A block's sums are one task's; the second level cuts by columns.
+//! They are the gradients of biases and norm weights. A task of the first level sums one block; the second level is
+//! partitioned by columns.
 
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::work_partition::Chunks;
 
-/// Rows that one task sums.
+/// Rows per task of the first level.
 pub(super) const BLOCK: usize = 64;
-/// Columns of the second level that one task adds up.
+/// Columns per task of the second level.
 const COLUMNS: usize = 256;
 
-/// f32 elements of the first level's sums.
+/// f32 elements of the first level's partial sums.
 pub(super) const fn partials(rows: usize, width: usize) -> usize {
     rows.div_ceil(BLOCK) * width
 }
@@ -31,7 +32,7 @@ pub(super) fn add_partials(pool: &Pool, partials: &[f32], total: &mut [f32]) {
 }
 
 each_isa! {
-    /// Block by block over neighbouring columns, so that what is read is read in order.
+    /// Block by block over neighbouring columns, so that reads are contiguous.
     fn add_columns(partials: &[f32], width: usize, first: usize, total: &mut [f32]) {
         let mut sums = [-0.0f32; COLUMNS];
         for block in partials.chunks_exact(width) {
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_column_is_the_sum_of_its_blocks_in_order() {
+    fn every_column_is_the_sum_of_its_blocks_in_order() {
         let (blocks, width) = (37, 300);
         let partials: Vec<f32> = (0..blocks * width).map(|i| (i as f32 * 0.7).sin() * 1e3).collect();
         let mut total: Vec<f32> = (0..width).map(|i| i as f32).collect();

@@ -1,4 +1,4 @@
-//! Moving numbers: casts, copies, fills, and the sum of what ranks sent.
+//! Casts, copies, fills, elementwise sums, and sums over ranks of contiguous parts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,14 +9,14 @@ use super::isa::each_isa;
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
 use super::work_partition::Chunks;
-use zeroth_kernel::{Element, is_endless};
+use zeroth_kernel::{Element, is_nonfinite};
 
-/// Elements that one task moves.
+/// Elements per task.
 const PIECE: usize = 16_384;
-/// Bytes that one task copies or fills.
+/// Bytes per task of a copy or fill.
 const COPIED: usize = 256 << 10;
 
-/// to = from, rounded to the nearest, ties to even. A NaN stays a NaN.
+/// to = from, rounded to nearest even. NaN stays NaN.
 pub fn convert<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) {
     check_len("to", to.len(), from.len());
     let past = stream::bypasses_cache(size_of_val(to));
@@ -36,51 +36,51 @@ each_isa! {
     }
 }
 
-/// As [`convert`]; true where a result is not finite.
-pub fn convert_and_look<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) -> bool {
+/// [`convert`]; returns whether a result is infinite or NaN.
+pub fn convert_and_check_finite<A: Element, B: Element>(pool: &Pool, from: &[A], to: &mut [B]) -> bool {
     check_len("to", to.len(), from.len());
-    // It only ever becomes true, so the order of the tasks means nothing.
-    let broken = AtomicBool::new(false);
+    // Only ever set, so the order of tasks does not matter.
+    let found_inf = AtomicBool::new(false);
     let past = stream::bypasses_cache(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
-        if look_piece(pool.isa(), &from[task * PIECE..][..to.len()], to, past) {
-            broken.store(true, Ordering::Relaxed);
+        if convert_and_check_piece(pool.isa(), &from[task * PIECE..][..to.len()], to, past) {
+            found_inf.store(true, Ordering::Relaxed);
         }
     });
-    broken.into_inner()
+    found_inf.into_inner()
 }
 
 each_isa! {
-    /// A piece of [`convert_and_look`], stored past the caches where `past` says so.
-    pub(super) fn look_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
-        let mut broken = false;
+    /// [`convert_and_check_finite`] of one piece, with non-temporal stores where `past`.
+    pub(super) fn convert_and_check_piece<A, B>(from: &[A], to: &mut [B], past: bool) -> bool {
+        let mut found_inf = false;
         staged(to, past, |at, to| {
             stream::prefetch_next_page(from, at, to.len());
             for (to, from) in to.iter_mut().zip(&from[at..]) {
                 *to = B::from_f32(from.to_f32());
-                broken |= is_endless(*to);
+                found_inf |= is_nonfinite(*to);
             }
         });
-        broken
+        found_inf
     }
 }
 
-/// Whether a value is not finite.
-pub fn look<A: Element>(pool: &Pool, values: &[A]) -> bool {
-    let (broken, pieces) = (AtomicBool::new(false), values.len().div_ceil(PIECE));
+/// Whether a value is infinite or NaN.
+pub fn check_finite<A: Element>(pool: &Pool, values: &[A]) -> bool {
+    let (found_inf, pieces) = (AtomicBool::new(false), values.len().div_ceil(PIECE));
     pool.run(pieces, |task, _| {
         let first = task * PIECE;
-        if is_broken(pool.isa(), &values[first..values.len().min(first + PIECE)]) {
-            broken.store(true, Ordering::Relaxed);
+        if has_nonfinite(pool.isa(), &values[first..values.len().min(first + PIECE)]) {
+            found_inf.store(true, Ordering::Relaxed);
         }
     });
-    broken.into_inner()
+    found_inf.into_inner()
 }
 
 each_isa! {
-    /// Whether one of some values is not finite.
-    pub(super) fn is_broken<A>(values: &[A]) -> bool {
-        values.iter().fold(false, |broken, value| broken | is_endless(*value))
+    /// Whether a value is infinite or NaN.
+    pub(super) fn has_nonfinite<A>(values: &[A]) -> bool {
+        values.iter().fold(false, |found_inf, value| found_inf | is_nonfinite(*value))
     }
 }
 
@@ -99,7 +99,7 @@ pub fn copy<T: Pod + Send + Sync>(pool: &Pool, from: &[T], to: &mut [T]) {
     });
 }
 
-/// Every element of `to` becomes `value`.
+/// Sets every element of `to` to `value`.
 pub fn fill<T: Pod + Send + Sync>(pool: &Pool, value: T, to: &mut [T]) {
     let (past, piece) = (stream::bypasses_cache(size_of_val(to)), COPIED / size_of::<T>().max(1));
     pool.each(Chunks::new(to, piece), |_, to| {
@@ -112,15 +112,15 @@ pub fn fill<T: Pod + Send + Sync>(pool: &Pool, value: T, to: &mut [T]) {
     });
 }
 
-/// The sum over ranks, added in f32 in their order and rounded once; with `add` the sum is added to what `to` holds.
-/// `parts` holds a part for each rank, as long as `to`, end to end.
+/// to = the sum over ranks, added in f32 in rank order and rounded once; with `add` the old value of `to` is added too.
+/// `parts` holds one part per rank, each as long as `to`, contiguously.
 pub fn sum_ranks<A: Element, B: Element>(pool: &Pool, parts: &[A], to: &mut [B], add: bool) {
     let length = to.len();
     if length == 0 {
         return;
     }
     check_len("parts", parts.len(), parts.len().next_multiple_of(length));
-    // What is added to has been read, and lies in the cache.
+    // With `add` the destination was just read and is in the cache.
     let past = !add && stream::bypasses_cache(size_of_val(to));
     pool.each(Chunks::new(to, PIECE), |task, to| {
         if add {
@@ -141,7 +141,7 @@ pub fn sum<T: Element>(pool: &Pool, a: &[T], b: &[T], y: &mut [T]) {
     });
 }
 
-/// Adds the ranks' values from `first` on, in f32 and in their order. `sums` holds the sums afterwards.
+/// sums = the ranks' values from `first` on, added in f32 in rank order.
 #[inline(always)]
 fn sum_values<A: Element>(parts: &[A], length: usize, first: usize, sums: &mut [f32]) {
     let count = sums.len();
@@ -149,7 +149,7 @@ fn sum_values<A: Element>(parts: &[A], length: usize, first: usize, sums: &mut [
     let (one, two) = (ranks.next().unwrap_or(&[]), ranks.next());
     match two {
         None => sums.iter_mut().zip(one).for_each(|(sum, one)| *sum = one.to_f32()),
-        // Two ranks in one loop: the sum of the first is not stored and read again.
+        // Two ranks in one loop: the first one's values are not stored and loaded again.
         Some(two) => {
             for ((sum, one), two) in sums.iter_mut().zip(one).zip(two) {
                 *sum = one.to_f32() + two.to_f32();
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_element_is_copied_and_filled_over_several_tasks() {
+    fn copy_and_fill_cover_every_element_over_several_tasks() {
         let pool = Pool::new(3);
         let from: Vec<u32> = (0..40_000).collect();
         let mut to = vec![0; 40_000];
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_past_the_caches_is_the_same_as_what_does_not() {
+    fn non_temporal_stores_give_the_same_results() {
         let (pool, count) = (Pool::new(2), (4 << 20) + 77);
         let wide: Vec<f32> = (0..count).map(|i| (i as f32 * 0.37).sin() * 1e3).collect();
         let narrow: Vec<bf16> = wide.iter().map(|value| bf16::from_f32(*value)).collect();
@@ -217,13 +217,13 @@ mod tests {
         convert(&pool, &wide, &mut found);
         assert!(found == narrow);
         found.fill(bf16::ZERO);
-        assert!(!convert_and_look(&pool, &wide, &mut found) && found == narrow);
+        assert!(!convert_and_check_finite(&pool, &wide, &mut found) && found == narrow);
         found.fill(bf16::ZERO);
         copy(&pool, &narrow, &mut found);
         assert!(found == narrow);
-        let mut broken = wide;
-        broken[count - 1] = f32::NAN;
-        assert!(convert_and_look(&pool, &broken, &mut found) && found[count - 1].is_nan());
+        let mut found_inf = wide;
+        found_inf[count - 1] = f32::NAN;
+        assert!(convert_and_check_finite(&pool, &found_inf, &mut found) && found[count - 1].is_nan());
         fill(&pool, bf16::ONE, &mut found);
         assert!(found.iter().all(|value| *value == bf16::ONE));
         for ranks in 1..=3 {
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "`to` has 3 elements; the sizes given need 2")]
-    fn a_buffer_of_the_wrong_length_is_named() {
+    fn a_buffer_of_the_wrong_length_is_named_in_the_panic() {
         convert(&Pool::new(1), &[1.0f32, 2.0], &mut [0.0f32; 3]);
     }
 }

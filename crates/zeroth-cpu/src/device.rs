@@ -1,8 +1,7 @@
-//! The processor as a device: kernels run where they are enqueued, on the caller's thread and its pool.
+//! The CPU as a [`Device`]: kernels run synchronously when they are enqueued, on the caller's thread and its pool.
 //!
-//! Queues are one line of work here, in the order of the calls, so a wait has nothing to do. Before a kernel runs, its
-//! operands are checked: inside their arenas, and nothing that is written overlaps anything else it touches. That makes
-//! every launch safe, whatever a program says.
+//! All queues execute in the order of the calls, so that events are no-ops. Before a kernel runs, its operands are checked: they
+//! are inside their arenas, and no written operand overlaps another. That makes every launch memory-safe.
 #![allow(unsafe_code, reason = "operands become slices after they are checked")]
 
 mod optimize;
@@ -13,9 +12,9 @@ use zeroth_base::DType;
 
 use super::Arena;
 use super::attention::{AttentionSaved, attention, attention_backward};
-use super::convert::{convert, convert_and_look, copy, fill, look, sum, sum_ranks};
+use super::convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 use super::dropout::{Dropout, dropout};
-use super::embedding::{embedding, embedding_backward, embedding_backward_once};
+use super::embedding::{embedding, embedding_backward, embedding_backward_tied};
 use super::head_loss::{TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded};
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::isa::Isa;
@@ -28,19 +27,19 @@ use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual};
 use super::rope::rope_from;
 use super::swiglu::{swiglu, swiglu_backward};
 use zeroth_kernel::Element;
-use zeroth_kernel::NOTES;
+use zeroth_kernel::READBACKS;
 use zeroth_kernel::RowKey;
 use zeroth_kernel::{
-    Access, Control, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, OwnTokens, PeerMapping, Queue,
-    RankSum, ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, Tier, WaitingRows,
+    Access, Control, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, PeerMapping, Queue, RankSum,
+    ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, TiedRowsIn, TiedRowsOut, Tier,
 };
 use zeroth_kernel::{BLOCK, ExactSum};
-use zeroth_kernel::{Told, decide};
+use zeroth_kernel::{RankReport, decide};
 
-/// The most operands a kernel has, scratch included.
+/// Most operands of a kernel, scratch included.
 const OPERANDS: usize = 14;
 
-/// An expression with the stored type that a number type has here.
+/// Evaluates an expression with the Rust type of a dtype.
 macro_rules! typed {
     ($dtype:expr, $name:ident => $body:expr) => {
         match $dtype {
@@ -60,12 +59,12 @@ macro_rules! typed {
     };
 }
 
-/// The processor with its arenas.
+/// The CPU with its arenas.
 pub struct CpuDevice {
     pool: Pool,
     device: Arena,
     host: Arena,
-    notes: [Vec<u8>; NOTES],
+    readbacks: [Vec<u8>; READBACKS],
 }
 
 impl CpuDevice {
@@ -75,13 +74,13 @@ impl CpuDevice {
         Self::on_pool(Pool::start(threads)?, device_bytes, host_bytes)
     }
 
-    /// A device that computes on a pool with its own path.
+    /// A device on an existing pool.
     pub fn on_pool(pool: Pool, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
         let (device, host) = (Arena::new("device", device_bytes)?, Arena::new("host", host_bytes)?);
-        Ok(Self { pool, device, host, notes: std::array::from_fn(|_| Vec::new()) })
+        Ok(Self { pool, device, host, readbacks: std::array::from_fn(|_| Vec::new()) })
     }
 
-    /// Where an arena lies in this process, and its bytes.
+    /// Address and bytes of an arena's mapping.
     pub fn mapping(&self, tier: Tier) -> (usize, usize) {
         self.arena(tier).mapping()
     }
@@ -100,7 +99,7 @@ impl CpuDevice {
         }
     }
 
-    /// Refuses a launch in which something written overlaps another operand.
+    /// Checks that no written operand overlaps another.
     fn check(launch: &Launch) -> Result<(), DeviceError> {
         let mut operands = [(launch.scratch, Access::Write); OPERANDS];
         let mut count = 1;
@@ -110,7 +109,7 @@ impl CpuDevice {
         });
         for (at, (span, access)) in operands[..count].iter().enumerate() {
             for (other, other_access) in &operands[at + 1..count] {
-                if (*access == Access::Write || *other_access == Access::Write) && span.meets(*other) {
+                if (*access == Access::Write || *other_access == Access::Write) && span.overlaps(*other) {
                     let problem = format!("{span:?} and {other:?} overlap, and one of them is written");
                     return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                 }
@@ -122,14 +121,14 @@ impl CpuDevice {
     /// # Safety
     /// The launch has been checked, and `span` is one of its operands that it reads.
     unsafe fn read<'a, T: Pod>(&self, span: Span) -> Result<&'a [T], DeviceError> {
-        // SAFETY: nothing that the launch writes overlaps it, and nobody else uses the arena: `enqueue` borrows it.
+        // SAFETY: no written operand of the launch overlaps it, and `enqueue` borrows the arena exclusively.
         unsafe { self.arena(span.tier).slice(span) }
     }
 
     /// # Safety
     /// The launch has been checked, and `span` is one of its operands that it writes, taken once.
     unsafe fn write<'a, T: Pod>(&self, span: Span) -> Result<&'a mut [T], DeviceError> {
-        // SAFETY: no other operand of the launch overlaps it, and nobody else uses the arena: `enqueue` borrows it.
+        // SAFETY: no other operand of the launch overlaps it, and `enqueue` borrows the arena exclusively.
         unsafe { self.arena(span.tier).slice_mut(span) }
     }
 
@@ -137,14 +136,14 @@ impl CpuDevice {
     /// As [`Self::read`], for one struct.
     unsafe fn read_one<'a, T: Pod>(&self, span: Span) -> Result<&'a T, DeviceError> {
         // SAFETY: the caller's promise.
-        unsafe { self.read::<T>(span) }?.first().ok_or_else(|| nothing_at(span))
+        unsafe { self.read::<T>(span) }?.first().ok_or_else(|| empty_span(span))
     }
 
     /// # Safety
     /// As [`Self::write`], for one struct.
     unsafe fn write_one<'a, T: Pod>(&self, span: Span) -> Result<&'a mut T, DeviceError> {
         // SAFETY: the caller's promise.
-        unsafe { self.write::<T>(span) }?.first_mut().ok_or_else(|| nothing_at(span))
+        unsafe { self.write::<T>(span) }?.first_mut().ok_or_else(|| empty_span(span))
     }
 
     /// # Safety
@@ -152,8 +151,8 @@ impl CpuDevice {
     #[allow(clippy::many_single_char_names, reason = "operands have the names of the formulas")]
     unsafe fn run<T: Element + Pod>(&self, launch: &Launch) -> Result<(), DeviceError> {
         let pool = &self.pool;
-        // SAFETY: the launch has been checked, and each operand below is taken once, as its kernel says it touches it
-        // (`Kernel::operands` is the list the check read; a kernel's arm here takes the same operands).
+        // SAFETY: the launch has been checked, and each operand below is taken once, with the access that `Kernel::operands`
+        // lists.
         unsafe {
             let scratch = || self.write::<f32>(launch.scratch);
             match launch.kernel {
@@ -161,15 +160,15 @@ impl CpuDevice {
                     let ids: &[i32] = self.read(ids)?;
                     embedding(pool, dims, &ids[..rows], self.read::<T>(table)?, self.write(y)?);
                 }
-                Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting } => {
+                Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, tied_rows } => {
                     let ids: &[i32] = self.read(ids)?;
                     let (ids, dy) = (&ids[..rows], self.read::<T>(dy)?);
-                    match waiting {
+                    match tied_rows {
                         None => embedding_backward(pool, dims, ids, dy, self.write(dtable)?),
-                        Some(WaitingRows { rows, broken }) => {
+                        Some(TiedRowsIn { rows, found_inf }) => {
                             let (rows, dtable) = (self.write(rows)?, self.write(dtable)?);
-                            if embedding_backward_once(pool, dims, ids, dy, rows, dtable) {
-                                *self.write_one::<u64>(broken)? = 1;
+                            if embedding_backward_tied(pool, dims, ids, dy, rows, dtable) {
+                                *self.write_one::<u64>(found_inf)? = 1;
                             }
                         }
                     }
@@ -189,24 +188,24 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::LinearDw { dims, dy, x, dw, landing } => {
+                Kernel::LinearDw { dims, dy, x, dw, store } => {
                     let (dy, x) = (self.read::<T>(dy)?, self.read(x)?);
-                    match landing {
+                    match store {
                         GradStore::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
                         GradStore::Write => {
                             linear_dw_rounded::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
                         }
-                        GradStore::Round { to, broken } => {
-                            let is_broken = if to == DType::F32 {
+                        GradStore::Round { to, found_inf } => {
+                            let found = if to == DType::F32 {
                                 linear_dw_rounded::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
                             } else if to == T::DTYPE {
                                 linear_dw_rounded::<T, T>(pool, dims, dy, x, self.write(dw)?, scratch()?)
                             } else {
-                                let problem = format!("products of {} are not rounded to {to}", T::DTYPE);
+                                let problem = format!("matmuls of {} are not rounded to {to}", T::DTYPE);
                                 return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                             };
-                            if is_broken {
-                                *self.write_one::<u64>(broken)? = 1;
+                            if found {
+                                *self.write_one::<u64>(found_inf)? = 1;
                             }
                         }
                     }
@@ -326,35 +325,35 @@ impl CpuDevice {
                     control,
                     dx,
                     dw,
-                    landing,
-                    own,
+                    store,
+                    tied_rows,
                 } => {
                     let weight = self.read_one::<StepInput>(input)?.loss_weight;
                     let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
                     let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
                     let (dx, s) = (self.write(dx)?, scratch()?);
-                    let sum = match (landing, own) {
-                        (GradStore::Round { to, broken }, own) if to == T::DTYPE => {
-                            let own = match own {
-                                Some(OwnTokens { ids, rows }) => {
+                    let sum = match (store, tied_rows) {
+                        (GradStore::Round { to, found_inf }, tied_rows) if to == T::DTYPE => {
+                            let own = match tied_rows {
+                                Some(TiedRowsOut { ids, rows }) => {
                                     Some(TokenRows { ids: self.read(ids)?, rows: self.write(rows)? })
                                 }
                                 None => None,
                             };
                             let dw = self.write(dw)?;
-                            let (sum, is_broken) =
+                            let (sum, found) =
                                 head_loss_backward_rounded(pool, dims, x, w, labels, scale, dx, dw, own, s);
-                            if is_broken {
-                                *self.write_one::<u64>(broken)? = 1;
+                            if found {
+                                *self.write_one::<u64>(found_inf)? = 1;
                             }
                             sum
                         }
                         (GradStore::Add | GradStore::Write, None) => {
-                            let (dw, add) = (self.write(dw)?, landing == GradStore::Add);
+                            let (dw, add) = (self.write(dw)?, store == GradStore::Add);
                             head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, s)
                         }
-                        (landing, own) => {
-                            let problem = format!("{landing:?} of {} with {own:?}", T::DTYPE);
+                        (store, tied_rows) => {
+                            let problem = format!("{store:?} of {} with {tied_rows:?}", T::DTYPE);
                             return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                         }
                     };
@@ -374,26 +373,26 @@ impl CpuDevice {
                 }
                 Kernel::Sum { a, b, y } => sum::<T>(pool, self.read(a)?, self.read(b)?, self.write(y)?),
                 Kernel::Zero { to } => fill(pool, 0u8, self.write(to)?),
-                Kernel::Convert { from, from_type, to, to_type, broken: None } if from_type == to_type => {
+                Kernel::Convert { from, from_type, to, to_type, found_inf: None } if from_type == to_type => {
                     copy::<u8>(pool, self.read(from)?, self.write(to)?);
                 }
-                Kernel::Convert { from, from_type, to, to_type, broken } => {
+                Kernel::Convert { from, from_type, to, to_type, found_inf } => {
                     typed!(from_type, A => typed!(to_type, B => {
                         let (from, to) = (self.read::<A>(from)?, self.write::<B>(to)?);
-                        match broken {
+                        match found_inf {
                             None => convert(pool, from, to),
-                            Some(broken) => {
-                                let broken = self.write_one::<u64>(broken)?;
-                                if convert_and_look(pool, from, to) {
-                                    *broken = 1;
+                            Some(found_inf) => {
+                                let found_inf = self.write_one::<u64>(found_inf)?;
+                                if convert_and_check_finite(pool, from, to) {
+                                    *found_inf = 1;
                                 }
                             }
                         }
                     }));
                 }
-                Kernel::Look { values, value_type, broken } => typed!(value_type, A => {
-                    if look::<A>(pool, self.read(values)?) {
-                        *self.write_one::<u64>(broken)? = 1;
+                Kernel::CheckFinite { values, value_type, found_inf } => typed!(value_type, A => {
+                    if check_finite::<A>(pool, self.read(values)?) {
+                        *self.write_one::<u64>(found_inf)? = 1;
                     }
                 }),
                 Kernel::SumRanks { parts, from_type, to, to_type, add, .. } => {
@@ -417,13 +416,13 @@ impl CpuDevice {
                     assert_eq!(
                         reports.bytes,
                         (size * ranks) as u64,
-                        "a report, {flats} sums and {flats} flags for each rank"
+                        "a report, {flats} sums and {flats} flags per rank"
                     );
                     let all = self.read::<u8>(reports)?;
-                    let reports = all.chunks_exact(size).map(|told| Told {
-                        report: bytemuck::from_bytes(&told[..size_of::<Report>()]),
-                        sums: bytemuck::cast_slice(&told[size_of::<Report>()..sums_end]),
-                        flags: bytemuck::cast_slice(&told[sums_end..]),
+                    let reports = all.chunks_exact(size).map(|bytes| RankReport {
+                        report: bytemuck::from_bytes(&bytes[..size_of::<Report>()]),
+                        sums: bytemuck::cast_slice(&bytes[size_of::<Report>()..sums_end]),
+                        flags: bytemuck::cast_slice(&bytes[sums_end..]),
                     });
                     let head = size_of::<Record>() as u64;
                     let norms = self.write(record.part(head / 8, flats as u64, 8))?;
@@ -447,19 +446,19 @@ impl CpuDevice {
     }
 
     /// # Safety
-    /// As [`Self::read`]: a table of where sequences begin, its number of entries first.
+    /// As [`Self::read`], for a table of sequence starts with its number of entries first.
     unsafe fn starts<'a>(&self, span: Span) -> Result<&'a [u32], DeviceError> {
         // SAFETY: the caller's promise.
         let table: &[u32] = unsafe { self.read(span) }?;
         let entries = table.split_first().and_then(|(count, starts)| starts.get(..*count as usize));
         entries.ok_or_else(|| DeviceError::Operands {
             what: "starts",
-            problem: format!("the table of sequences at {span:?} says it has more entries than it holds"),
+            problem: format!("the table of sequence starts at {span:?} declares more entries than it holds"),
         })
     }
 }
 
-fn nothing_at(span: Span) -> DeviceError {
+fn empty_span(span: Span) -> DeviceError {
     DeviceError::Operands { what: "arena", problem: format!("{span:?} is empty") }
 }
 
@@ -474,7 +473,7 @@ impl Device for CpuDevice {
 
     fn enqueue(&mut self, _queue: Queue, launch: &Launch) -> Result<(), DeviceError> {
         Self::check(launch)?;
-        // SAFETY: checked just now, and this call borrows the arenas alone.
+        // SAFETY: checked just now, and this call borrows the arenas exclusively.
         unsafe { typed!(launch.dtype, T => self.run::<T>(launch)) }
     }
 
@@ -493,30 +492,30 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn note(&mut self, _queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
+    fn start_readback(&mut self, _queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
         let arena = match from.tier {
             Tier::Device => &mut self.device,
             Tier::Host => &mut self.host,
         };
         let bytes = arena.bytes_mut(from)?;
-        self.notes[number].clear();
-        self.notes[number].extend_from_slice(bytes);
+        self.readbacks[number].clear();
+        self.readbacks[number].extend_from_slice(bytes);
         Ok(())
     }
 
-    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError> {
-        Ok(&self.notes[number])
+    fn finish_readback(&mut self, number: usize) -> Result<&[u8], DeviceError> {
+        Ok(&self.readbacks[number])
     }
 
-    fn mark(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
+    fn record_event(&mut self, _queue: Queue, _event: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn wait(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
+    fn wait_event(&mut self, _queue: Queue, _event: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn marks(&mut self, _count: usize) -> Result<(), DeviceError> {
+    fn reserve_events(&mut self, _count: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -525,7 +524,7 @@ impl Device for CpuDevice {
     }
 
     fn direct(&mut self, read: Span, write: Span) -> Result<Option<ReadWrite<'_>>, DeviceError> {
-        if read.meets(write) {
+        if read.overlaps(write) {
             let problem = format!("{read:?} and {write:?} overlap, and one of them is written");
             return Err(DeviceError::Operands { what: "direct", problem });
         }
@@ -554,24 +553,24 @@ impl Device for CpuDevice {
         self.device.map_peers(at, bytes, peer_mappings)
     }
 
-    fn pin_and_prefault(&mut self, seat: Option<CpuShare>) {
-        if let Some(seat) = seat {
-            self.pool.pin(seat);
+    fn pin_and_prefault(&mut self, share: Option<CpuShare>) {
+        if let Some(share) = share {
+            self.pool.pin(share);
         }
-        self.device.touch(&self.pool);
-        self.host.touch(&self.pool);
+        self.device.prefault(&self.pool);
+        self.host.prefault(&self.pool);
     }
 
     fn sum_ranks(&mut self, _queue: Queue, sum: &RankSum<'_>) -> Result<(), DeviceError> {
-        let places = [(sum.own, Some(sum.to)), (sum.own, sum.squares), (sum.to, sum.squares)];
-        for (one, other) in places.into_iter().filter_map(|(one, other)| Some((one, other?))) {
-            if one.meets(other) {
+        let pairs = [(sum.own, Some(sum.to)), (sum.own, sum.squares), (sum.to, sum.squares)];
+        for (one, other) in pairs.into_iter().filter_map(|(one, other)| Some((one, other?))) {
+            if one.overlaps(other) {
                 let problem = format!("{one:?} and {other:?} overlap, and one of them is written");
                 return Err(DeviceError::Operands { what: "sum over ranks", problem });
             }
         }
         typed!(sum.from_type, A => typed!(sum.to_type, B => {
-            // SAFETY: they do not overlap, and this call borrows the arenas alone.
+            // SAFETY: they do not overlap, and this call borrows the arenas exclusively.
             let (own, to) = unsafe { (self.read::<A>(sum.own)?, self.write::<B>(sum.to)?) };
             let part = |rank: usize| {
                 if rank == sum.rank { own } else { bytemuck::cast_slice((sum.other)(rank)) }
@@ -588,5 +587,5 @@ fn same_length(what: &'static str, from: usize, to: usize) -> Result<(), DeviceE
     if from == to {
         return Ok(());
     }
-    Err(DeviceError::Operands { what, problem: format!("{from} bytes do not fill a place of {to}") })
+    Err(DeviceError::Operands { what, problem: format!("{from} bytes do not fill a span of {to}") })
 }

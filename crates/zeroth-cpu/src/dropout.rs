@@ -1,4 +1,4 @@
-//! Dropout whose mask is never stored: each element's fate is a pure function of what it belongs to.
+//! Dropout without a stored mask: the mask is a pure function of seed, op, sample, position and column.
 
 use zeroth_base::philox4x32;
 use zeroth_kernel::RowKey;
@@ -6,27 +6,26 @@ use zeroth_kernel::RowKey;
 use super::check_len;
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride;
 use super::work_partition::Chunks;
 use zeroth_base::halves;
 use zeroth_kernel::Element;
 
-/// Rows that one task covers.
+/// Rows per task.
 const ROWS: usize = 32;
 
-/// One use of dropout.
+/// One dropout op of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
-    /// The chance that an element becomes 0; what stays is divided by 1 - this.
+    /// The probability that an element is zeroed; the others are divided by 1 - probability.
     pub probability: f32,
     /// The run's seed.
     pub seed: u64,
-    /// Which dropout of the model this is.
+    /// The number of this op among the model's dropouts.
     pub op: u32,
 }
 
-/// y = x · mask / (1 - probability), for x [rows, width] and y, whose rows are equally far apart. Backward is the same
-/// function of dy.
+/// y = x · mask / (1 - probability) for x and y [rows, width] of one stride. Backward is the same function of dy.
 pub fn dropout<T: Element>(
     pool: &Pool,
     dropout: Dropout,
@@ -35,21 +34,21 @@ pub fn dropout<T: Element>(
     x: &[T],
     y: &mut [T],
 ) {
-    let pitch = pitch("x", x.len(), [keys.len(), width]);
+    let stride = stride("x", x.len(), [keys.len(), width]);
     check_len("y", y.len(), x.len());
-    pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
-        let x = &x[task * ROWS * pitch..];
-        drop_rows(pool.isa(), dropout, &keys[task * ROWS..], width, pitch, x, y);
+    pool.each(Chunks::new(y, ROWS * stride), |task, y| {
+        let x = &x[task * ROWS * stride..];
+        drop_rows(pool.isa(), dropout, &keys[task * ROWS..], width, stride, x, y);
     });
 }
 
 each_isa! {
-    fn drop_rows<T>(dropout: Dropout, keys: &[RowKey], width: usize, pitch: usize, x: &[T], y: &mut [T]) {
+    fn drop_rows<T>(dropout: Dropout, keys: &[RowKey], width: usize, stride: usize, x: &[T], y: &mut [T]) {
         // An element is dropped when its 32 random bits are below this.
         let threshold = (f64::from(dropout.probability) * 4_294_967_296.0) as u64;
         let scale = 1.0 / (1.0 - dropout.probability);
-        for ((y, x), key) in y.chunks_exact_mut(pitch).zip(x.chunks_exact(pitch)).zip(keys) {
-            // The whole key is longer than a counter: epoch, op and sample give the key of the row first.
+        for ((y, x), key) in y.chunks_exact_mut(stride).zip(x.chunks_exact(stride)).zip(keys) {
+            // The whole key is longer than a Philox counter: epoch, op and sample give the key of the row.
             let [low, high] = halves(key.sample);
             let row = philox4x32([key.epoch, dropout.op, low, high], halves(dropout.seed));
             for (quad, (y, x)) in y[..width].chunks_mut(4).zip(x[..width].chunks(4)).enumerate() {
@@ -70,7 +69,7 @@ mod tests {
     use super::*;
     use crate::rows::apart::{APART, apart, bits, pools, random};
 
-    fn rows_apart_are_rows<T: Element>(pool: &Pool, rows: usize, width: usize) {
+    fn strided_rows_match_contiguous_rows<T: Element>(pool: &Pool, rows: usize, width: usize) {
         let case =
             format!("{}, {} threads, {}, {rows} rows of {width}", pool.isa(), pool.threads(), T::DTYPE);
         let one = Dropout { probability: 0.4, seed: 5, op: 2 };
@@ -85,19 +84,19 @@ mod tests {
     }
 
     #[test]
-    fn rows_may_be_further_apart_than_they_are_long() {
+    fn row_stride_changes_no_bits_and_padding_is_untouched() {
         for pool in pools() {
             for (rows, width) in [(1, 1), (77, 30), (32, 64), (0, 8)] {
-                rows_apart_are_rows::<f32>(&pool, rows, width);
-                rows_apart_are_rows::<bf16>(&pool, rows, width);
-                rows_apart_are_rows::<f16>(&pool, rows, width);
+                strided_rows_match_contiguous_rows::<f32>(&pool, rows, width);
+                strided_rows_match_contiguous_rows::<bf16>(&pool, rows, width);
+                strided_rows_match_contiguous_rows::<f16>(&pool, rows, width);
             }
         }
     }
 
     #[test]
     #[should_panic(expected = "`y` has 8 elements; the sizes given need 10")]
-    fn rows_of_both_are_equally_far_apart() {
+    fn both_operands_must_have_one_stride() {
         let one = Dropout { probability: 0.4, seed: 5, op: 2 };
         dropout(&Pool::new(1), one, &[RowKey::default(); 2], 4, &[0.0f32; 10], &mut [0.0; 8]);
     }

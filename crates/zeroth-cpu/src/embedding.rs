@@ -1,35 +1,35 @@
-//! Rows of a table by token id, and the gradient of the table.
+//! Embedding lookup and the gradient of the table.
 //!
-//! A negative id is a row of padding: zeros going in, no gradient coming back.
+//! A negative id is padding: its row is zero and has no gradient.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::check_len;
-use super::convert::look_piece;
+use super::convert::convert_and_check_piece;
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride;
 use super::stream;
 use super::work_partition::{Chunks, Grid};
 use zeroth_kernel::Element;
 use zeroth_kernel::EmbeddingDims;
 
-/// Rows of the output that one task gathers.
+/// Rows of the output per task.
 const ROWS: usize = 64;
-/// Columns of the table whose gradient one task owns.
+/// Columns of the table's gradient per task.
 const COLUMNS: usize = 128;
-/// Rows of the gradient that are asked for ahead: they lie anywhere in the table.
+/// How many rows ahead the gradient is prefetched: rows are anywhere in the table.
 const AHEAD: usize = 8;
-/// Ids that are looked through at a time.
+/// Ids compared at a time.
 const LANES: usize = 64;
 
 /// `y[i] = table[ids[i]]`.
 pub fn embedding<T: Element>(pool: &Pool, dims: EmbeddingDims, ids: &[i32], table: &[T], y: &mut [T]) {
     let width = dims.width;
     check_len("table", table.len(), dims.vocab * width);
-    let pitch = pitch("y", y.len(), [ids.len(), width]);
-    pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
-        for (y, &id) in y.chunks_exact_mut(pitch).zip(&ids[task * ROWS..]) {
+    let stride = stride("y", y.len(), [ids.len(), width]);
+    pool.each(Chunks::new(y, ROWS * stride), |task, y| {
+        for (y, &id) in y.chunks_exact_mut(stride).zip(&ids[task * ROWS..]) {
             let y = &mut y[..width];
             match row_of(id, dims.vocab) {
                 Some(row) => y.copy_from_slice(&table[row * width..][..width]),
@@ -41,8 +41,8 @@ pub fn embedding<T: Element>(pool: &Pool, dims: EmbeddingDims, ids: &[i32], tabl
 
 /// `dtable[ids[i]] += dy[i]`, in f32.
 ///
-/// A task owns some columns of the whole table and takes the rows of dy in order, so each element is added by one task
-/// in one order, without sorting the ids.
+/// A task owns a range of columns and adds the rows of dy in order, so that the order of additions is fixed without sorting
+/// the ids.
 pub fn embedding_backward<T: Element>(
     pool: &Pool,
     dims: EmbeddingDims,
@@ -51,11 +51,11 @@ pub fn embedding_backward<T: Element>(
     dtable: &mut [f32],
 ) {
     let width = dims.width;
-    let pitch = pitch("dy", dy.len(), [ids.len(), width]);
+    let stride = stride("dy", dy.len(), [ids.len(), width]);
     check_len("dtable", dtable.len(), dims.vocab * width);
     pool.each(Grid::new(dtable, width, dims.vocab, COLUMNS), |_, mut table| {
         let first = table.first_column();
-        for (at, (&id, dy)) in ids.iter().zip(dy.chunks_exact(pitch)).enumerate() {
+        for (at, (&id, dy)) in ids.iter().zip(dy.chunks_exact(stride)).enumerate() {
             if let Some(row) = ids.get(at + AHEAD).and_then(|id| row_of(*id, dims.vocab)) {
                 stream::prefetch_read(table.row(row));
             }
@@ -68,13 +68,13 @@ pub fn embedding_backward<T: Element>(
     });
 }
 
-/// Completes the rows of a gradient that wait in f32 for the tokens that chose them, and rounds them to their places in the
-/// table; whether a result is not finite. The table's other rows are left alone.
+/// The embedding's part of a tied table's gradient: adds dy to the f32 rows that the head has left, and rounds them into
+/// `dtable`. Other rows of `dtable` are unchanged. Returns whether a result is infinite or NaN.
 ///
-/// `rows` [tokens, width] holds for every token what its row has, the same for the same tokens, as
-/// [`TokenRows`](super::TokenRows) of the head. dy is added to the first of the same in the order of [`embedding_backward`], so
-/// the bits are those that it leaves, rounded.
-pub fn embedding_backward_once<T: Element>(
+/// `rows` [tokens, width] holds the head's gradient of every token's row, equal for equal tokens (see
+/// [`TokenRows`](super::TokenRows)). dy is added to the first row of each token in the order of [`embedding_backward`], so the bits
+/// are those of its result, rounded.
+pub fn embedding_backward_tied<T: Element>(
     pool: &Pool,
     dims: EmbeddingDims,
     ids: &[i32],
@@ -82,39 +82,39 @@ pub fn embedding_backward_once<T: Element>(
     rows: &mut [f32],
     dtable: &mut [T],
 ) -> bool {
-    let (width, path) = (dims.width, pool.isa());
-    let pitch = pitch("dy", dy.len(), [ids.len(), width]);
+    let (width, isa) = (dims.width, pool.isa());
+    let stride = stride("dy", dy.len(), [ids.len(), width]);
     check_len("rows", rows.len(), ids.len() * width);
     check_len("dtable", dtable.len(), dims.vocab * width);
     if ids.is_empty() {
         return false;
     }
-    // It only ever becomes true, so the order of the tasks means nothing.
-    let broken = AtomicBool::new(false);
+    // Only ever set, so the order of tasks does not matter.
+    let found_inf = AtomicBool::new(false);
     let columns = (Grid::new(rows, width, ids.len(), COLUMNS), Grid::new(dtable, width, dims.vocab, COLUMNS));
     pool.each(columns, |_, (mut rows, mut table)| {
         let first = rows.first_column();
-        for (&id, dy) in ids.iter().zip(dy.chunks_exact(pitch)) {
+        for (&id, dy) in ids.iter().zip(dy.chunks_exact(stride)) {
             if row_of(id, dims.vocab).is_some() {
-                for (sum, dy) in rows.row(first_place(path, ids, id)).iter_mut().zip(&dy[first..]) {
+                for (sum, dy) in rows.row(first_index(isa, ids, id)).iter_mut().zip(&dy[first..]) {
                     *sum += dy.to_f32();
                 }
             }
         }
-        for (place, &id) in ids.iter().enumerate() {
-            if let Some(row) = row_of(id, dims.vocab).filter(|_| first_place(path, ids, id) == place)
-                && look_piece(path, rows.row(place), table.row(row), false)
+        for (index, &id) in ids.iter().enumerate() {
+            if let Some(row) = row_of(id, dims.vocab).filter(|_| first_index(isa, ids, id) == index)
+                && convert_and_check_piece(isa, rows.row(index), table.row(row), false)
             {
-                broken.store(true, Ordering::Relaxed);
+                found_inf.store(true, Ordering::Relaxed);
             }
         }
     });
-    broken.into_inner()
+    found_inf.into_inner()
 }
 
 each_isa! {
-    /// The first place that has an id, which is one of them.
-    fn first_place(ids: &[i32], id: i32) -> usize {
+    /// The index of the first occurrence of `id`, which is in `ids`.
+    fn first_index(ids: &[i32], id: i32) -> usize {
         let before = ids.chunks(LANES).take_while(|some| !some.contains(&id)).count() * LANES;
         before + ids[before..].iter().take_while(|other| **other != id).count()
     }
@@ -136,10 +136,10 @@ mod tests {
     use super::*;
     use crate::rows::apart::{APART, apart, bits, pools, random};
 
-    fn rows_apart_are_rows<T: Element>(pool: &Pool, tokens: usize, dims: EmbeddingDims) {
+    fn strided_rows_match_contiguous_rows<T: Element>(pool: &Pool, tokens: usize, dims: EmbeddingDims) {
         let EmbeddingDims { vocab, width } = dims;
         let case = format!("{}, {} threads, {}, {tokens} of {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
-        // Some tokens more than once, some none.
+        // Some tokens repeat, some are absent.
         let id = |at: usize| if at % 7 == 6 { -1 } else { (at * at % vocab) as i32 };
         let ids: Vec<_> = (0..tokens).map(id).collect();
         let table = random::<T>(1, vocab * width);
@@ -159,26 +159,26 @@ mod tests {
         });
         assert_eq!(found, expected, "{case}, backward");
 
-        // What waits is the same for the same tokens.
+        // Equal tokens have equal rows.
         let row = |&id: &i32| &wide[usize::try_from(id).unwrap_or(0) * width..][..width];
-        let waiting: Vec<f32> = ids.iter().flat_map(row).copied().collect();
+        let tied_rows: Vec<f32> = ids.iter().flat_map(row).copied().collect();
         let [expected, found] = [&dy, &dy_apart].map(|dy| {
-            let (mut rows, mut dtable) = (waiting.clone(), table.clone());
-            let broken = embedding_backward_once(pool, dims, &ids, dy, &mut rows, &mut dtable);
-            (broken, bits(&dtable))
+            let (mut rows, mut dtable) = (tied_rows.clone(), table.clone());
+            let found_inf = embedding_backward_tied(pool, dims, &ids, dy, &mut rows, &mut dtable);
+            (found_inf, bits(&dtable))
         });
-        assert_eq!(found, expected, "{case}, backward once");
+        assert_eq!(found, expected, "{case}, tied backward");
         assert!(!found.0, "{case}");
     }
 
     #[test]
-    fn rows_may_be_further_apart_than_they_are_long() {
+    fn row_stride_changes_no_bits_and_padding_is_untouched() {
         for pool in pools() {
             for (tokens, vocab, width) in [(1, 1, 1), (150, 40, 300), (64, 90, 128), (0, 3, 8)] {
                 let dims = EmbeddingDims { vocab, width };
-                rows_apart_are_rows::<f32>(&pool, tokens, dims);
-                rows_apart_are_rows::<bf16>(&pool, tokens, dims);
-                rows_apart_are_rows::<f16>(&pool, tokens, dims);
+                strided_rows_match_contiguous_rows::<f32>(&pool, tokens, dims);
+                strided_rows_match_contiguous_rows::<bf16>(&pool, tokens, dims);
+                strided_rows_match_contiguous_rows::<f16>(&pool, tokens, dims);
             }
         }
     }

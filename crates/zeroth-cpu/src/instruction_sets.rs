@@ -1,43 +1,43 @@
-//! Instruction sets of the CPU at hand, as far as kernels use them.
+//! Instruction sets of this CPU that kernels use.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Instruction sets found, and permitted by the operating system.
+/// Instruction sets that are present and enabled by the operating system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct InstructionSets {
-    /// Tiles with bf16 products.
+    /// AMX with bf16 tiles.
     pub amx_bf16: bool,
-    /// The processor has bf16 tiles, but the operating system does not enable them.
+    /// The CPU has AMX, but the operating system does not enable it.
     pub amx_not_enabled: bool,
     /// AVX-512 with the F, BW, DQ and VL parts.
     pub avx512: bool,
-    /// bf16 products in AVX-512.
+    /// AVX-512 BF16.
     pub avx512_bf16: bool,
     /// AVX2 with FMA.
     pub avx2: bool,
-    /// Arm's 128-bit vectors.
+    /// Arm NEON.
     pub neon: bool,
 }
 
-/// The family of CPU kernels that an instruction set allows, best first.
+/// The ISA of the CPU kernels, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum KernelPath {
-    /// AMX bf16 tiles, AVX-512 around them.
+pub enum KernelIsa {
+    /// AMX bf16 tiles for matmuls, AVX-512 for all else.
     Amx,
-    /// 512-bit vectors.
+    /// AVX-512.
     Avx512,
-    /// 256-bit vectors.
+    /// AVX2 with FMA.
     Avx2,
-    /// 128-bit vectors of Arm.
+    /// Arm NEON.
     Neon,
-    /// Plain code.
+    /// The compiler's baseline.
     Portable,
 }
 
-impl fmt::Display for KernelPath {
+impl fmt::Display for KernelIsa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Amx => "AMX bf16 tiles",
@@ -50,14 +50,14 @@ impl fmt::Display for KernelPath {
 }
 
 impl InstructionSets {
-    /// The best kernels these instruction sets allow.
-    pub fn kernels(self) -> KernelPath {
+    /// The best ISA that these instruction sets allow.
+    pub fn kernels(self) -> KernelIsa {
         match self {
-            Self { amx_bf16: true, avx512: true, .. } => KernelPath::Amx,
-            Self { avx512: true, .. } => KernelPath::Avx512,
-            Self { avx2: true, .. } => KernelPath::Avx2,
-            Self { neon: true, .. } => KernelPath::Neon,
-            _ => KernelPath::Portable,
+            Self { amx_bf16: true, avx512: true, .. } => KernelIsa::Amx,
+            Self { avx512: true, .. } => KernelIsa::Avx512,
+            Self { avx2: true, .. } => KernelIsa::Avx2,
+            Self { neon: true, .. } => KernelIsa::Neon,
+            _ => KernelIsa::Portable,
         }
     }
 
@@ -66,10 +66,10 @@ impl InstructionSets {
     pub fn detect() -> Self {
         use std::arch::is_x86_feature_detected as has;
         let amx = amx_bf16_in_cpuid();
-        let tiles_enabled = xcr0().is_some_and(enables_tiles);
+        let amx_enabled = xcr0().is_some_and(enables_amx);
         Self {
-            amx_bf16: amx && tiles_enabled,
-            amx_not_enabled: amx && !tiles_enabled,
+            amx_bf16: amx && amx_enabled,
+            amx_not_enabled: amx && !amx_enabled,
             avx512: has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl"),
             avx512_bf16: has!("avx512bf16"),
             avx2: has!("avx2") && has!("fma"),
@@ -99,7 +99,7 @@ fn amx_bf16_in_cpuid() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & AMX == AMX
 }
 
-/// The register that says which states the operating system saves, where it lets programs read it.
+/// XCR0, the register states that the operating system saves, where programs may read it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "reading XCR0 is one instruction that has no safe form")]
 fn xcr0() -> Option<u64> {
@@ -107,16 +107,16 @@ fn xcr0() -> Option<u64> {
     if std::arch::x86_64::__cpuid(1).ecx & OSXSAVE == 0 {
         return None;
     }
-    // SAFETY: OSXSAVE says that the processor has XGETBV and that the system allows it; register 0 always exists.
+    // SAFETY: OSXSAVE means that XGETBV is present and enabled; register 0 always exists.
     Some(unsafe { std::arch::x86_64::_xgetbv(0) })
 }
 
-/// Tiles need their configuration (bit 17) and their data (bit 18) saved. A process must still ask Linux for the
-/// data's space before its first tile; that is up to the kernels.
+/// AMX needs the tile configuration (bit 17) and tile data (bit 18) to be saved. On Linux a process must also request permission
+/// before its first tile instruction, which the kernels do.
 #[cfg(target_arch = "x86_64")]
-fn enables_tiles(xcr0: u64) -> bool {
-    const TILES: u64 = 1 << 17 | 1 << 18;
-    xcr0 & TILES == TILES
+fn enables_amx(xcr0: u64) -> bool {
+    const TILE_STATE: u64 = 1 << 17 | 1 << 18;
+    xcr0 & TILE_STATE == TILE_STATE
 }
 
 #[cfg(test)]
@@ -124,30 +124,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_take_the_best_set_and_tiles_only_with_avx512_around_them() {
+    fn the_best_isa_is_chosen_and_amx_needs_avx512() {
         let none = InstructionSets::default();
-        assert_eq!(none.kernels(), KernelPath::Portable);
-        assert_eq!(InstructionSets { neon: true, ..none }.kernels(), KernelPath::Neon);
+        assert_eq!(none.kernels(), KernelIsa::Portable);
+        assert_eq!(InstructionSets { neon: true, ..none }.kernels(), KernelIsa::Neon);
         let avx2 = InstructionSets { avx2: true, ..none };
-        assert_eq!(avx2.kernels(), KernelPath::Avx2);
-        assert_eq!(InstructionSets { amx_bf16: true, ..avx2 }.kernels(), KernelPath::Avx2);
+        assert_eq!(avx2.kernels(), KernelIsa::Avx2);
+        assert_eq!(InstructionSets { amx_bf16: true, ..avx2 }.kernels(), KernelIsa::Avx2);
         let avx512 = InstructionSets { avx512: true, ..avx2 };
-        assert_eq!(avx512.kernels(), KernelPath::Avx512);
-        assert_eq!(InstructionSets { amx_bf16: true, ..avx512 }.kernels(), KernelPath::Amx);
+        assert_eq!(avx512.kernels(), KernelIsa::Avx512);
+        assert_eq!(InstructionSets { amx_bf16: true, ..avx512 }.kernels(), KernelIsa::Amx);
     }
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn tiles_are_enabled_with_both_of_their_bits() {
-        assert!(enables_tiles(0x6_02e7), "Sapphire Rapids on Linux 6");
-        assert!(!enables_tiles(0x2e7), "the same without tiles");
-        assert!(!enables_tiles(0x2_02e7), "configuration without data");
+    fn amx_is_enabled_with_both_xcr0_bits() {
+        assert!(enables_amx(0x6_02e7), "Sapphire Rapids on Linux 6");
+        assert!(!enables_amx(0x2e7), "the same without AMX");
+        assert!(!enables_amx(0x2_02e7), "configuration without data");
     }
 
     /// Linux lists in cpuinfo what it found and enabled by its own code.
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn instruction_sets_agree_with_the_kernels_list() {
+    fn instruction_sets_match_proc_cpuinfo() {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
         let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")).unwrap();
         let flags: Vec<&str> = flags.trim_start_matches([' ', '\t', ':']).split(' ').collect();

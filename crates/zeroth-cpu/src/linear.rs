@@ -6,11 +6,11 @@ use super::gemm::{self, Epilogue, MatrixView, gemm, gemm_tn};
 #[cfg(target_arch = "x86_64")]
 use super::gemm::{F32x32, WIDE_ROW};
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride as pitch;
 use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
-use zeroth_kernel::{Element, is_endless};
+use zeroth_kernel::{Element, is_nonfinite};
 
 /// Rounds to the output type.
 struct Round;
@@ -89,7 +89,7 @@ impl<T: Element> Epilogue<T> for RoundAndCheck<'_> {
         for (out, sum) in out.iter_mut().zip(sums) {
             // Adding 0 turns -0 into 0.
             *out = T::from_f32(0.0 + sum);
-            infinite |= is_endless(*out);
+            infinite |= is_nonfinite(*out);
         }
         if infinite {
             self.found_inf.store(true, Ordering::Relaxed);

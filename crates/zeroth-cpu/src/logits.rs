@@ -5,7 +5,7 @@
 
 use super::gemm::{self, MatrixView, gemm_with};
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride as pitch;
 use super::{check_len, check_scratch};
 use zeroth_kernel::Element;
 use zeroth_kernel::LogitsDims;

@@ -1,8 +1,8 @@
-//! The gradient norm: squares summed by blocks with a fixed tree, block sums added exactly.
+//! The gradient norm: squares are summed by blocks with a fixed tree, and block sums are added exactly.
 //!
-//! A block is 2,048 elements of a flat, and a block has one owner. Its squares are exact in f64; their tree is 256 lanes
-//! of 8 elements (element i in lane i mod 256), lanes folded in halves. Block sums then go into a fixed-point number
-//! wide enough for all of them, where adding is exact, so neither owner nor order matters.
+//! A block is 2,048 elements of a flat buffer and belongs to one rank. Squares of f32 are exact in f64; element i goes to lane
+//! i mod 256, and lanes are folded in halves. Block sums are added in fixed point ([`zeroth_kernel::ExactSum`]), so that the
+//! result depends on neither the ranks nor the order.
 
 use super::check_len;
 use super::isa::each_isa;
@@ -12,12 +12,12 @@ use super::{math, stream};
 use zeroth_kernel::BLOCK;
 use zeroth_kernel::Element;
 
-/// Lanes of a block's squares.
+/// Lanes of a block's sum of squares.
 pub(super) const SQUARES: usize = 256;
-/// Blocks that one task sums.
+/// Blocks per task.
 const TASK_BLOCKS: usize = 32;
 
-/// `sums[b]` = the sum of squares of block b; not finite exactly when an element of the block is not.
+/// `sums[b]` = the sum of squares of block b; infinite or NaN exactly when an element of the block is.
 pub fn block_squares<T: Element>(pool: &Pool, values: &[T], sums: &mut [f64]) {
     check_len("sums", sums.len(), values.len().div_ceil(BLOCK));
     let fused = math::has_fma(pool.isa());
@@ -34,10 +34,10 @@ each_isa! {
     pub(super) fn block_sum<T>(fused: bool, block: &[T], next: &[T]) -> f64 {
         let mut lanes = [0.0f64; SQUARES];
         for (at, values) in block.chunks(SQUARES).enumerate() {
-            // A block is a page or two, and the processor's own asking ahead ends with a page.
+            // A block is a page or two, and the hardware prefetcher stops at page boundaries.
             stream::prefetch_read(next.get(at * SQUARES..(at + 1) * SQUARES).unwrap_or_default());
             if fused {
-                // The same bits: the square is exact either way.
+                // The same bits as below: the square is exact either way.
                 for (lane, value) in lanes.iter_mut().zip(values) {
                     let value = f64::from(value.to_f32());
                     *lane = value.mul_add(value, *lane);
@@ -53,7 +53,7 @@ each_isa! {
     }
 }
 
-/// The sum of a block's squares from their lanes.
+/// Folds the lanes of a block's sum of squares.
 #[inline(always)]
 pub(super) fn fold(mut lanes: [f64; SQUARES]) -> f64 {
     let mut half = SQUARES / 2;
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_bad_element_is_found_wherever_it_stands() {
+    fn one_nonfinite_element_is_found_at_any_position() {
         let pool = Pool::new(2);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for place in [0, 2047, 2048, 5000] {

@@ -1,8 +1,8 @@
-//! The threads that kernels run on: started once, parked on a futex between kernels. Those with processors of their own look
-//! around for a while before they park: the next kernel is mostly there sooner than a sleep and a wake would take.
+//! The thread pool of the kernels: threads are started once and parked between kernels. Pinned threads spin before parking,
+//! because the next kernel mostly arrives sooner than a wake-up would take.
 //!
-//! A kernel cuts its work into tasks by shape; threads take tasks in turn. Which thread takes which task is left to
-//! chance, so no result may depend on it: a task writes only its own part, and sums have a fixed order inside a task.
+//! A kernel partitions its work into tasks by shape, and threads take tasks dynamically. No result may depend on which thread runs
+//! a task: a task writes only its own part, and sums have a fixed order within a task.
 #![allow(unsafe_code, reason = "a closure on the caller's stack is run by threads that outlive it")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,28 +10,28 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use super::affinity::{CpuAffinity, Pinned};
 use super::isa::Isa;
-use super::processors::{Pinned, Processors};
 use super::work_partition::{Chunks, Partition};
 use zeroth_kernel::{CpuShare, DeviceError};
 
 type Work = dyn Fn(usize) + Sync;
 
-/// Looks before a thread with a processor of its own parks: some tens of microseconds.
+/// Spins of a pinned thread before it parks: some tens of microseconds.
 const SPINS: u32 = 2_000;
 
-/// A closure lent to the workers.
+/// A closure borrowed by the workers.
 #[derive(Clone, Copy)]
-struct Lent(*const Work);
+struct BorrowedWork(*const Work);
 
-// SAFETY: the closure is Sync, and `Pool::run` does not return before every worker has let go of it.
-unsafe impl Send for Lent {}
+// SAFETY: the closure is Sync, and `Pool::run` does not return before every worker has finished with it.
+unsafe impl Send for BorrowedWork {}
 
 #[derive(Default)]
 struct State {
     /// Counts the jobs, so that a worker runs each of them once.
     job: u64,
-    work: Option<Lent>,
+    work: Option<BorrowedWork>,
     /// Workers that have not finished the job.
     busy: usize,
     panicked: bool,
@@ -43,11 +43,11 @@ struct Shared {
     state: Mutex<State>,
     begin: Condvar,
     done: Condvar,
-    /// `State::job`, or the largest number at the end, for those who look without the lock: what counts is in the state.
+    /// `State::job`, or the largest number at shutdown, for spinning without the lock. `State` is authoritative.
     job: AtomicU64,
-    /// `State::busy`, the same.
+    /// `State::busy`, likewise.
     busy: AtomicUsize,
-    /// Looks before parking.
+    /// Spins before parking.
     spins: AtomicU32,
 }
 
@@ -56,11 +56,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks until `is_there`, for a while.
-    fn look(&self, is_there: impl Fn() -> bool) {
-        // Relaxed, here and in what is looked at: nothing is read on the strength of it but the state, under its lock.
+    /// Spins until `is_ready`, for a while.
+    fn spin_until(&self, is_ready: impl Fn() -> bool) {
+        // Relaxed, here and in the callers: afterwards only the state is read, under its lock.
         for _ in 0..self.spins.load(Ordering::Relaxed) {
-            if is_there() {
+            if is_ready() {
                 return;
             }
             std::hint::spin_loop();
@@ -68,46 +68,46 @@ impl Shared {
     }
 }
 
-/// A fixed number of threads, and the instruction path they use.
+/// A fixed number of threads and the ISA of their kernels.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Held by the caller whose job the workers run.
     caller: Mutex<()>,
-    path: Isa,
-    /// The thread that had the pool pinned, and what it was allowed before.
+    isa: Isa,
+    /// The thread that pinned the pool, and its previous affinity.
     pinned: Option<Pinned>,
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the calling one among them, on the path that `ZEROTH_CPU` names, or the best one of
-    /// this processor where it names none that can be had ([`Isa::chosen`] says why).
+    /// A pool of `threads` threads, the calling one included, on the ISA that `ZEROTH_CPU` names, or on the best one where it names
+    /// none that is available ([`Isa::chosen`] returns the error).
     pub fn start(threads: usize) -> Result<Self, DeviceError> {
         Self::start_on(threads, Isa::chosen().unwrap_or_else(|_| Isa::detect()))
     }
 
-    /// As [`Pool::start`], for tests and examples.
+    /// [`Pool::start`] for tests and examples.
     ///
     /// # Panics
-    /// Where the system gives no thread.
+    /// When a thread cannot be started.
     pub fn new(threads: usize) -> Self {
         Self::start(threads).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A pool on a chosen path, for tests; `None` where this processor cannot run it.
+    /// A pool on a given ISA, for tests; `None` where this CPU lacks it.
     ///
     /// # Panics
-    /// Where the system gives no thread.
-    pub fn on_isa(threads: usize, path: Isa) -> Option<Self> {
-        let start = || Self::start_on(threads, path).unwrap_or_else(|error| panic!("{error}"));
-        Isa::available().contains(&path).then(start)
+    /// When a thread cannot be started.
+    pub fn on_isa(threads: usize, isa: Isa) -> Option<Self> {
+        let start = || Self::start_on(threads, isa).unwrap_or_else(|error| panic!("{error}"));
+        Isa::available().contains(&isa).then(start)
     }
 
-    fn start_on(threads: usize, path: Isa) -> Result<Self, DeviceError> {
+    fn start_on(threads: usize, isa: Isa) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared::default());
         let threads = threads.max(1);
         // Dropped on an error, it stops the workers that did start.
-        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()), path, pinned: None };
+        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()), isa, pinned: None };
         for number in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let worker = std::thread::Builder::new()
@@ -119,32 +119,32 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Gives every thread, the calling one included, processors of its own among those this process may use: the part of
-    /// them that is this rank's, cut evenly. Where ranks × threads exceed the processors, nothing happens.
+    /// Pins every thread, the calling one included, to its own part of the rank's share of the CPUs. Does nothing where
+    /// ranks × threads exceed the CPUs.
     ///
-    /// The calling thread gets back what it was allowed when it drops the pool.
-    pub fn pin(&mut self, seat: CpuShare) {
-        let allowed = Processors::allowed();
-        let Some(shares) = allowed.shares(seat, self.threads()) else { return };
+    /// The calling thread's affinity is restored when it drops the pool.
+    pub fn pin(&mut self, share: CpuShare) {
+        let allowed = CpuAffinity::allowed();
+        let Some(shares) = allowed.shares(share, self.threads()) else { return };
         self.pinned.get_or_insert_with(|| Pinned::new(allowed));
         self.shared.spins.store(SPINS, Ordering::Relaxed);
-        self.on_all(&|thread| shares[thread].take());
+        self.on_all(&|thread| shares[thread].pin_thread());
     }
 
-    /// Threads that take tasks, the caller's among them.
+    /// Threads that run tasks, the caller's included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// The instruction path kernels of this pool use.
+    /// The ISA of this pool's kernels.
     pub fn isa(&self) -> Isa {
-        self.path
+        self.isa
     }
 
     /// Calls `task(index, thread)` once for every index below `tasks` and returns when all are done.
     ///
-    /// Thread numbers are below [`Pool::threads`]; no two tasks that run at the same time have the same one. A call from
-    /// inside a task, or while another thread uses the pool, runs on the calling thread alone.
+    /// Thread numbers are below [`Pool::threads`]; concurrent tasks have different ones. A call from inside a task, or while
+    /// another thread uses the pool, runs on the calling thread alone.
     pub fn run(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
         let free = match self.caller.try_lock() {
             Ok(free) => Some(free),
@@ -169,19 +169,20 @@ impl Pool {
 
     /// Runs `work` once on every thread.
     fn on_all(&self, work: &(dyn Fn(usize) + Sync + '_)) {
-        // SAFETY: only the lifetime is forgotten; this function waits until busy is 0, also when `work` panics here.
-        let lent = Lent(unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync + '_), &'static Work>(work) });
+        // SAFETY: only the lifetime is extended; this function waits until busy is 0, also when `work` panics here.
+        let work_ref =
+            BorrowedWork(unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync + '_), &'static Work>(work) });
         {
             let mut state = self.shared.lock();
             state.job += 1;
-            state.work = Some(lent);
+            state.work = Some(work_ref);
             state.busy = self.workers.len();
             self.shared.busy.store(state.busy, Ordering::Relaxed);
             self.shared.job.store(state.job, Ordering::Relaxed);
             self.shared.begin.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(|| work(0)));
-        self.shared.look(|| self.shared.busy.load(Ordering::Relaxed) == 0);
+        self.shared.spin_until(|| self.shared.busy.load(Ordering::Relaxed) == 0);
         let mut state = self.shared.lock();
         while state.busy > 0 {
             state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -192,11 +193,11 @@ impl Pool {
         if let Err(panic) = own {
             resume_unwind(panic);
         }
-        assert!(!panicked, "a kernel panicked on a worker thread; its message stands above");
+        assert!(!panicked, "a kernel panicked on a worker thread; its message is above");
     }
 
-    /// Gives each part of `parts` to one task.
-    #[allow(clippy::needless_pass_by_value, reason = "parts may be handed out once")]
+    /// Runs one task per part.
+    #[allow(clippy::needless_pass_by_value, reason = "a part is handed out once")]
     pub fn each<P: Partition>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
         self.run(parts.count(), |index, _| {
             // SAFETY: `run` calls once for every index below count.
@@ -204,8 +205,8 @@ impl Pool {
         });
     }
 
-    /// As [`Pool::each`], with a piece of `scratch` for each thread. What a task finds in it is arbitrary.
-    #[allow(clippy::needless_pass_by_value, reason = "parts may be handed out once")]
+    /// [`Pool::each`] with a piece of `scratch` per thread, of arbitrary contents.
+    #[allow(clippy::needless_pass_by_value, reason = "a part is handed out once")]
     pub fn each_with<P: Partition>(
         &self,
         parts: P,
@@ -229,20 +230,20 @@ impl Drop for Pool {
         self.shared.job.store(u64::MAX, Ordering::Relaxed);
         self.shared.begin.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of tasks, so that joining it has nothing to report.
+            // A worker catches the panics of tasks.
             let _ = worker.join();
         }
         if let Some(pinned) = self.pinned.take() {
-            pinned.undo();
+            pinned.restore();
         }
     }
 }
 
-/// What a worker does until the pool is dropped.
+/// The loop of a worker.
 fn serve(shared: &Shared, number: usize) {
     let mut seen = 0;
     loop {
-        shared.look(|| shared.job.load(Ordering::Relaxed) != seen);
+        shared.spin_until(|| shared.job.load(Ordering::Relaxed) != seen);
         let work = {
             let mut state = shared.lock();
             while !state.stop && state.job == seen {
@@ -254,7 +255,7 @@ fn serve(shared: &Shared, number: usize) {
             seen = state.job;
             state.work.expect("a job has work until every worker has finished it")
         };
-        // SAFETY: the caller waits in `on_all` until this worker has counted itself out below.
+        // SAFETY: the caller waits in `on_all` until this worker has decremented `busy` below.
         let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (*work.0)(number) }));
         let mut state = shared.lock();
         state.panicked |= outcome.is_err();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_from_inside_a_task_runs_there() {
+    fn a_nested_call_runs_on_the_calling_thread() {
         let pool = Pool::new(2);
         let total = AtomicUsize::new(0);
         pool.run(4, |_, _| {
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives_on() {
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_survives() {
         let pool = Pool::new(3);
         let panic = catch_unwind(AssertUnwindSafe(|| {
             pool.run(64, |index, _| assert!(index != 40, "task 40"));
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_with_processors_of_their_own_run_every_task_once() {
+    fn pinned_threads_run_every_task_once() {
         let threads = std::thread::available_parallelism().unwrap().get().min(2);
         let mut pool = Pool::new(threads);
         pool.pin(CpuShare { number: 0, of: 1 });

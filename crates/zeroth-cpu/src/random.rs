@@ -1,5 +1,4 @@
-//! Random numbers by counter: a number is a pure function of what it is for, so it does not depend on order, threads or
-//! ranks, and a recomputed one is the same.
+//! Counter-based random numbers: a number is a pure function of seed, name and index, whatever the order, threads or ranks.
 
 use zeroth_base::normal_at;
 
@@ -7,13 +6,12 @@ use super::pool::Pool;
 use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 
-/// Elements that one task fills; a multiple of 4.
+/// Elements per task.
 const PIECE: usize = 4096;
 
-/// Normal numbers with standard deviation `std`, from element `first` on: the data of checks. A model's new weights are
-/// made where its names are known, in zeroth-model.
+/// Fills `out` with normal numbers of standard deviation `std`, from element `first` of the stream `name` on.
 ///
-/// Element e of what is called `name` (see [`name_key`]) is the same number whoever fills it.
+/// Tests and benchmarks use it; zeroth-model initializes weights.
 pub fn normal<T: Element>(pool: &Pool, seed: u64, name: u64, first: u64, std: f32, out: &mut [T]) {
     pool.each(Chunks::new(out, PIECE), |task, out| {
         for (at, out) in out.iter_mut().enumerate() {
@@ -28,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn normal_numbers_have_the_moments_of_the_normal_distribution() {
+    fn numbers_have_the_moments_of_the_normal_distribution() {
         let mut numbers = vec![0.0f32; 200_000];
         normal(&Pool::new(2), 42, zeroth_base::name_key("lm_head.weight"), 0, 1.0, &mut numbers);
         let mean = |power: i32| {
@@ -41,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_does_not_depend_on_where_the_filling_begins() {
+    fn an_element_does_not_depend_on_the_first_element_filled() {
         let pool = Pool::new(3);
         let mut whole = vec![0.0f32; 9000];
         normal(&pool, 7, 11, 0, 0.02, &mut whole);

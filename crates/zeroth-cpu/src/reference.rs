@@ -1,4 +1,4 @@
-//! Every kernel in its plainest form, in f64: what the fast versions are compared with.
+//! f64 reference implementations of every kernel.
 
 use zeroth_base::philox4x32;
 
@@ -36,7 +36,7 @@ pub fn linear_backward(dims: LinearDims, x: &[f64], w: &[f64], dy: &[f64]) -> [V
     [dx, dw, db]
 }
 
-/// The table's rows by id, zeros for a negative one.
+/// Embedding lookup; zeros for a negative id.
 pub fn embedding(dims: EmbeddingDims, ids: &[i32], table: &[f64]) -> Vec<f64> {
     let row = |&id: &i32| match usize::try_from(id) {
         Ok(id) => table[id * dims.width..][..dims.width].to_vec(),
@@ -81,7 +81,7 @@ pub fn rms_norm_backward(dims: RmsNormDims, h: &[f64], w: &[f64], dy: &[f64]) ->
     [dh, dw]
 }
 
-/// x turned by the angles times `sign`.
+/// x rotated by `sign` times the angles.
 pub fn rope(dims: RopeDims, cos: &[f32], sin: &[f32], sign: f64, x: &[f64]) -> Vec<f64> {
     let (half, mut y) = (dims.rotated / 2, x.to_vec());
     for row in 0..dims.rows {
@@ -97,7 +97,7 @@ pub fn rope(dims: RopeDims, cos: &[f32], sin: &[f32], sign: f64, x: &[f64]) -> V
     y
 }
 
-/// y and rstd: the norm of each head of x, turned.
+/// y and rstd: the norm of each head of x, rotated.
 pub fn head_norm_rope(
     dims: HeadNormRopeDims,
     x: &[f64],
@@ -241,7 +241,7 @@ pub fn head_loss(
     (loss, [dx, dw])
 }
 
-/// The last row of each sequence · wᵀ; zeros for a sequence that is empty or not there.
+/// The last row of each sequence · wᵀ; zeros for an empty or missing sequence.
 pub fn logits(dims: LogitsDims, starts: &[u32], x: &[f64], w: &[f64]) -> Vec<f64> {
     let mut logits = Vec::with_capacity(dims.sequences * dims.vocab);
     for sequence in 0..dims.sequences {
@@ -270,8 +270,7 @@ pub fn dropout(dropout: Dropout, keys: &[RowKey], width: usize, x: &[f64]) -> Ve
     x.iter().enumerate().map(kept).collect()
 }
 
-/// One step of an optimizer as its paper or PyTorch writes it: weights, first and second moments in place. Decay is that
-/// of group 0.
+/// One optimizer step as its paper or PyTorch defines it: updates weights and moments in place. Weight decay is that of group 0.
 pub fn optimize(
     optimizer: Optimizer,
     recipe: &Recipe,

@@ -1,36 +1,36 @@
-//! Rotary position embedding in the rotate-half form: dimension i turns with dimension i + rotated/2.
+//! Rotary position embedding (RoPE) in the rotate-half form: dimension i is paired with dimension i + rotated/2.
 //!
-//! cos and sin stay f32 (transformers rounds them to the model's type), and a product is rounded once.
+//! cos and sin stay in f32 (transformers rounds them to the model's dtype), and a result is rounded once.
 
 use super::check_len;
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride;
 use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 use zeroth_kernel::RopeDims;
 
-/// What the kernel needs of a model's rotary embedding. How frequencies are stretched is the model's affair.
+/// The frequencies of a model's rotary embedding, after any scaling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
-    /// The angle a position adds, for each pair of dimensions.
+    /// Radians per position, one for each pair of dimensions.
     pub inv_freq: Vec<f32>,
-    /// Multiplies cos and sin.
+    /// Factor of cos and sin.
     pub attention_scaling: f32,
 }
 
 impl RopeTable {
-    /// The frequencies of base `theta` for `dim` rotated dimensions, as trained.
+    /// The unscaled frequencies of base `theta` for `dim` rotated dimensions.
     pub fn plain(theta: f64, dim: usize) -> Self {
         let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / dim as f64) as f32;
         Self { inv_freq: (0..dim / 2).map(frequency).collect(), attention_scaling: 1.0 }
     }
 }
 
-/// Rows that one task turns.
+/// Rows per task.
 const ROWS: usize = 32;
 
-/// cos and sin [rows, rotated / 2] of every row's position, for all layers of a step.
+/// Writes cos and sin [rows, rotated / 2] of every row's position.
 pub fn rope_angles(pool: &Pool, table: &RopeTable, positions: &[i32], cos: &mut [f32], sin: &mut [f32]) {
     let pairs = table.inv_freq.len();
     check_len("cos", cos.len(), positions.len() * pairs);
@@ -47,17 +47,17 @@ pub fn rope_angles(pool: &Pool, table: &RopeTable, positions: &[i32], cos: &mut 
     });
 }
 
-/// Turns x in place by each row's angles.
+/// Rotates x in place by each row's angles.
 pub fn rope<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], x: &mut [T]) {
-    turn(pool, dims, cos, sin, 1.0, x);
+    rotate(pool, dims, cos, sin, 1.0, x);
 }
 
-/// The gradient of [`rope`], in place: the turn by the negative angle.
+/// The gradient of [`rope`], in place: the rotation by the negative angles.
 pub fn rope_backward<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], dx: &mut [T]) {
-    turn(pool, dims, cos, sin, -1.0, dx);
+    rotate(pool, dims, cos, sin, -1.0, dx);
 }
 
-/// y = x turned by each row's angles, or back by them; dimensions that do not turn are copied.
+/// y = x rotated by each row's angles, or by the negative angles with `back`; dimensions that are not rotated are copied.
 pub fn rope_from<T: Element>(
     pool: &Pool,
     dims: RopeDims,
@@ -70,48 +70,48 @@ pub fn rope_from<T: Element>(
     let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
     check_len("cos", cos.len(), dims.rows * pairs);
     check_len("sin", sin.len(), dims.rows * pairs);
-    let pitch = pitch("x", x.len(), [dims.rows, width]);
+    let stride = stride("x", x.len(), [dims.rows, width]);
     check_len("y", y.len(), x.len());
     if pairs == 0 {
         return super::convert::copy(pool, x, y);
     }
     let sign = if back { -1.0 } else { 1.0 };
-    pool.each(Chunks::new(y, ROWS * pitch), |task, y| {
-        let (first, x) = (task * ROWS * pairs, &x[task * ROWS * pitch..]);
-        turn_from(pool.isa(), dims, pitch, &cos[first..], &sin[first..], sign, x, y);
+    pool.each(Chunks::new(y, ROWS * stride), |task, y| {
+        let (first, x) = (task * ROWS * pairs, &x[task * ROWS * stride..]);
+        rotate_rows_from(pool.isa(), dims, stride, &cos[first..], &sin[first..], sign, x, y);
     });
 }
 
-fn turn<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
+fn rotate<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
     let pairs = dims.rotated / 2;
     check_len("cos", cos.len(), dims.rows * pairs);
     check_len("sin", sin.len(), dims.rows * pairs);
-    let pitch = pitch("x", x.len(), [dims.rows, dims.heads * dims.head_dim]);
+    let stride = stride("x", x.len(), [dims.rows, dims.heads * dims.head_dim]);
     if pairs == 0 {
         return;
     }
-    pool.each(Chunks::new(x, ROWS * pitch), |task, x| {
+    pool.each(Chunks::new(x, ROWS * stride), |task, x| {
         let first = task * ROWS * pairs;
-        turn_rows(pool.isa(), dims, pitch, &cos[first..], &sin[first..], sign, x);
+        rotate_rows(pool.isa(), dims, stride, &cos[first..], &sin[first..], sign, x);
     });
 }
 
 each_isa! {
-    fn turn_rows<T>(dims: RopeDims, pitch: usize, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
+    fn rotate_rows<T>(dims: RopeDims, stride: usize, cos: &[f32], sin: &[f32], sign: f32, x: &mut [T]) {
         let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
-        for (row, (cos, sin)) in x.chunks_exact_mut(pitch).zip(angles) {
+        for (row, (cos, sin)) in x.chunks_exact_mut(stride).zip(angles) {
             for head in row[..width].chunks_exact_mut(dims.head_dim) {
-                turn_head(head, cos, sin, sign);
+                rotate_head(head, cos, sin, sign);
             }
         }
     }
 }
 
 each_isa! {
-    fn turn_from<T>(
+    fn rotate_rows_from<T>(
         dims: RopeDims,
-        pitch: usize,
+        stride: usize,
         cos: &[f32],
         sin: &[f32],
         sign: f32,
@@ -120,38 +120,38 @@ each_isa! {
     ) {
         let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
-        for ((y, x), (cos, sin)) in y.chunks_exact_mut(pitch).zip(x.chunks_exact(pitch)).zip(angles) {
+        for ((y, x), (cos, sin)) in y.chunks_exact_mut(stride).zip(x.chunks_exact(stride)).zip(angles) {
             for (y, x) in y[..width].chunks_exact_mut(dims.head_dim).zip(x[..width].chunks_exact(dims.head_dim)) {
-                turn_head_from(x, y, cos, sin, sign);
+                rotate_head_from(x, y, cos, sin, sign);
             }
         }
     }
 }
 
-/// Turns the first pairs of a head, as many as there are angles, in place.
+/// Rotates the first `2 * cos.len()` dimensions of a head in place.
 #[inline(always)]
-pub(super) fn turn_head<T: Element>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
+pub(super) fn rotate_head<T: Element>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
     let (first, second) = head[..2 * cos.len()].split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        [*a, *b] = turned(*a, *b, *cos, sin * sign);
+        [*a, *b] = rotate_pair(*a, *b, *cos, sin * sign);
     }
 }
 
-/// As [`turn_head`], from x to y; the rest is copied.
+/// [`rotate_head`] from x to y; the other dimensions are copied.
 #[inline(always)]
-pub(super) fn turn_head_from<T: Element>(x: &[T], y: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
+pub(super) fn rotate_head_from<T: Element>(x: &[T], y: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
     let pairs = cos.len();
     let ((y, y_rest), (x, x_rest)) = (y.split_at_mut(2 * pairs), x.split_at(2 * pairs));
     y_rest.copy_from_slice(x_rest);
     let ((a, b), (u, v)) = (y.split_at_mut(pairs), x.split_at(pairs));
     for (((((a, b), u), v), cos), sin) in a.iter_mut().zip(b).zip(u).zip(v).zip(cos).zip(sin) {
-        [*a, *b] = turned(*u, *v, *cos, sin * sign);
+        [*a, *b] = rotate_pair(*u, *v, *cos, sin * sign);
     }
 }
 
-/// A pair of dimensions after its turn.
+/// A rotated pair of dimensions.
 #[inline(always)]
-fn turned<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] {
+fn rotate_pair<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] {
     let (u, v) = (u.to_f32(), v.to_f32());
     [T::from_f32(u * cos - v * sin), T::from_f32(v * cos + u * sin)]
 }
@@ -164,7 +164,7 @@ mod tests {
     use crate::rows::apart::{apart, bits, pools, random};
 
     #[test]
-    fn rows_may_be_further_apart_than_they_are_long() {
+    fn row_stride_changes_no_bits_and_padding_is_untouched() {
         let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated: 6 };
         let (x, cos, sin) = (random::<bf16>(1, 70 * 24), random(2, 70 * 3), random(3, 70 * 3));
         for pool in pools() {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_into_another_buffer_is_the_turn_in_place() {
+    fn rotation_out_of_place_matches_rotation_in_place() {
         for rotated in [0, 6, 8] {
             let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated };
             let value = |i: usize| (i as f32 * 0.731).sin();
@@ -196,7 +196,7 @@ mod tests {
                 let in_place = if back { rope_backward } else { rope };
                 in_place(&pool, dims, cos, sin, &mut place);
                 rope_from(&pool, dims, cos, sin, back, &x, &mut y);
-                assert_eq!(y, place, "{rotated} of 8 turn, back: {back}");
+                assert_eq!(y, place, "{rotated} of 8 rotated, back: {back}");
             }
         }
     }

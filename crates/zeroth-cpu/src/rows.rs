@@ -1,64 +1,64 @@
-//! How far apart the rows of activations lie.
+//! The row stride of activations.
 //!
-//! A product takes the same few terms of 32 rows at a time. Rows an even number of cache lines apart share few places of the
-//! caches, and drive each other out; an odd number spreads them over all places. So long rows are kept a line further apart than
-//! they are long. Nobody reads that line, and what it holds means nothing.
+//! A matmul reads a few columns of 32 rows at a time. Rows an even number of cache lines apart map to few cache sets and
+//! evict each other (conflict misses); an odd number of lines spreads them over all sets. So long rows are padded by one line,
+//! which no kernel reads.
 
 use zeroth_base::DType;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Bytes from which on rows are kept apart: of shorter ones a line would be too large a part.
+/// Shortest row that is padded, in bytes: on shorter ones a line would cost too much memory.
 const LONG: usize = 16 * LINE;
 
-/// Elements from one row of activations to the next.
+/// The row stride of activations [rows, width], in elements.
 pub const fn row_stride(width: usize, dtype: DType) -> usize {
     let size = dtype.bytes() as usize;
     let bytes = width * size;
     if bytes >= LONG && bytes.is_multiple_of(2 * LINE) { width + LINE / size } else { width }
 }
 
-/// Elements from one row to the next of a matrix [rows, width] that fills a slice of `found` elements.
+/// The row stride of a matrix [rows, width] that fills a slice of `found` elements.
 ///
 /// # Panics
-/// When it cannot: a mistake of the program.
+/// When no stride fits.
 #[track_caller]
-pub(super) fn pitch(name: &str, found: usize, [rows, width]: [usize; 2]) -> usize {
-    let pitch = found.checked_div(rows).unwrap_or(width);
+pub(super) fn stride(name: &str, found: usize, [rows, width]: [usize; 2]) -> usize {
+    let stride = found.checked_div(rows).unwrap_or(width);
     assert!(
-        found == rows * pitch && pitch >= width,
+        found == rows * stride && stride >= width,
         "`{name}` has {found} elements; the sizes given need {rows} rows of {width} or more"
     );
-    pitch
+    stride
 }
 
-/// For tests of kernels: matrices whose rows are further apart than they are long.
+/// For tests of kernels: matrices with padded rows.
 #[cfg(test)]
 pub(super) mod apart {
     use super::super::{Isa, Pool, normal};
     use zeroth_kernel::Element;
 
-    /// Elements between the end of a row and the next row.
+    /// Padding of a row, in elements.
     pub(in super::super) const APART: usize = 8;
 
-    /// Numbers that depend on a name.
+    /// Normal numbers that depend on `name`.
     pub(in super::super) fn random<T: Element>(name: u64, count: usize) -> Vec<T> {
         let mut values = vec![T::default(); count];
         normal(&Pool::new(1), 9, name, 0, 1.0, &mut values);
         values
     }
 
-    /// The same rows, `pitch` elements from one to the next, with numbers between them.
+    /// The same rows with another stride and `between` as padding.
     pub(in super::super) fn spread<T: Element>(
         values: &[T],
-        [width, pitch]: [usize; 2],
+        [width, stride]: [usize; 2],
         between: f32,
     ) -> Vec<T> {
-        let between = vec![T::from_f32(between); pitch - width];
+        let between = vec![T::from_f32(between); stride - width];
         values.chunks_exact(width).flat_map(|row| [row, &between].concat()).collect()
     }
 
-    /// As [`spread`], [`APART`] elements apart.
+    /// [`spread`] with [`APART`] elements of padding.
     pub(in super::super) fn apart<T: Element>(values: &[T], width: usize, between: f32) -> Vec<T> {
         spread(values, [width, width + APART], between)
     }
@@ -67,10 +67,10 @@ pub(super) mod apart {
         values.iter().map(|value| value.to_f32().to_bits()).collect()
     }
 
-    /// Pools of one and three threads on every path that the machine has.
+    /// Pools of one and three threads on every ISA of this machine.
     pub(in super::super) fn pools() -> impl Iterator<Item = Pool> {
-        let on = |path: Isa| [1, 3].map(|threads| Pool::on_isa(threads, path).expect("an available path"));
-        Isa::available().iter().flat_map(move |path| on(*path))
+        let on = |isa: Isa| [1, 3].map(|threads| Pool::on_isa(threads, isa).expect("an available ISA"));
+        Isa::available().iter().flat_map(move |isa| on(*isa))
     }
 }
 
@@ -79,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_rows_are_an_odd_number_of_lines_apart() {
-        // Elements of a row, and to the next: 16 lines of 32 numbers of bf16 become 17.
+    fn long_rows_get_an_odd_number_of_cache_lines() {
+        // (width, stride): 16 lines of 32 bf16 become 17.
         let of_bf16 = [
             (1, 1),
             (480, 480),
@@ -91,32 +91,32 @@ mod tests {
             (1024, 1056),
             (3072, 3104),
         ];
-        for (width, pitch) in of_bf16 {
-            assert_eq!(row_stride(width, DType::Bf16), pitch, "{width}");
-            assert_eq!(row_stride(width, DType::F16), pitch, "{width}");
+        for (width, stride) in of_bf16 {
+            assert_eq!(row_stride(width, DType::Bf16), stride, "{width}");
+            assert_eq!(row_stride(width, DType::F16), stride, "{width}");
         }
-        for (width, pitch) in [(240, 240), (256, 272), (272, 272), (1024, 1040)] {
-            assert_eq!(row_stride(width, DType::F32), pitch, "{width}");
+        for (width, stride) in [(240, 240), (256, 272), (272, 272), (1024, 1040)] {
+            assert_eq!(row_stride(width, DType::F32), stride, "{width}");
         }
     }
 
     #[test]
-    fn a_matrix_knows_its_pitch_by_its_length() {
-        assert_eq!(pitch("x", 12, [3, 4]), 4);
-        assert_eq!(pitch("x", 15, [3, 4]), 5);
-        assert_eq!(pitch("x", 0, [0, 4]), 4);
-        assert_eq!(pitch("x", 0, [3, 0]), 0);
+    fn the_stride_follows_from_the_length() {
+        assert_eq!(stride("x", 12, [3, 4]), 4);
+        assert_eq!(stride("x", 15, [3, 4]), 5);
+        assert_eq!(stride("x", 0, [0, 4]), 4);
+        assert_eq!(stride("x", 0, [3, 0]), 0);
     }
 
     #[test]
     #[should_panic(expected = "`x` has 13 elements; the sizes given need 3 rows of 4 or more")]
-    fn rows_are_equally_far_apart() {
-        pitch("x", 13, [3, 4]);
+    fn a_length_without_a_whole_stride_panics() {
+        stride("x", 13, [3, 4]);
     }
 
     #[test]
     #[should_panic(expected = "`x` has 9 elements; the sizes given need 3 rows of 4 or more")]
-    fn rows_do_not_overlap() {
-        pitch("x", 9, [3, 4]);
+    fn a_stride_below_the_width_panics() {
+        stride("x", 9, [3, 4]);
     }
 }

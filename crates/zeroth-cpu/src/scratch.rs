@@ -1,4 +1,4 @@
-//! How much scratch a kernel of the processor needs: from sizes and threads only, so that a plan is exact before a run.
+//! Scratch sizes of the CPU kernels, from dimensions and threads alone: a memory plan is exact before a run.
 
 use super::attention::{attention_backward_scratch, attention_scratch};
 use super::head_loss::{head_loss_rounded_scratch, head_loss_scratch};
@@ -9,7 +9,7 @@ use super::rms_norm::rms_norm_scratch;
 use zeroth_kernel::BLOCK;
 use zeroth_kernel::{GradStore, Kernel};
 
-/// Bytes of scratch that a kernel needs with a pool of `threads`.
+/// Bytes of scratch of a kernel on a pool of `threads`.
 pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
     let floats = |elements: usize| 4 * elements as u64;
     match kernel {
@@ -21,7 +21,7 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
-        Kernel::HeadLossBackward { dims, landing: GradStore::Round { .. }, .. } => {
+        Kernel::HeadLossBackward { dims, store: GradStore::Round { .. }, .. } => {
             floats(head_loss_rounded_scratch(*dims, threads))
         }
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {

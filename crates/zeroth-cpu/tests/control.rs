@@ -8,13 +8,13 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{
-    Control, Device, DeviceError, GradStore, Kernel, Launch, MasterForm, Optimizer, OwnTokens, Queue, Recipe,
-    Record, Report, Rounding, Span, StepInput,
+    Control, Device, DeviceError, GradStore, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Record,
+    Report, Rounding, Span, StepInput, TiedRowsOut,
 };
 use zeroth_kernel::{ExactSum, HeadLossDims};
 
-/// What one rank tells: its loss, and for each flat the sum of squares and whether its own gradient was broken.
-type Told = (f64, Vec<(f64, bool)>);
+/// What one rank tells: its loss, and for each flat the sum of squares and whether its own gradient was not finite.
+type RankReport = (f64, Vec<(f64, bool)>);
 
 /// A device with the state of a run.
 struct Run {
@@ -45,7 +45,7 @@ impl Run {
         Self { device: CpuDevice::new(3, 1 << 20, 0).unwrap(), recipe, control: Control::start(&recipe) }
     }
 
-    fn step(&mut self, told: &[Told]) -> (Record, Vec<f64>) {
+    fn step(&mut self, told: &[RankReport]) -> (Record, Vec<f64>) {
         let flats = told[0].1.len();
         let mut reports = Vec::new();
         for (loss, flats) in told {
@@ -55,7 +55,7 @@ impl Run {
                 sum.add(*squares);
                 reports.extend_from_slice(bytes_of(&sum));
             }
-            reports.extend(flats.iter().flat_map(|(_, broken)| u64::from(*broken).to_ne_bytes()));
+            reports.extend(flats.iter().flat_map(|(_, found_inf)| u64::from(*found_inf).to_ne_bytes()));
         }
         let mut input = StepInput { loss_weight: 0.25, first_rate: 0, ..StepInput::zeroed() };
         input.rates.iter_mut().enumerate().for_each(|(place, rate)| *rate = 1.0 / (place + 1) as f64);
@@ -144,13 +144,13 @@ fn gradients_are_unscaled_with_the_scale_of_their_backward() {
 
 #[test]
 fn what_is_not_finite_is_named_by_flat_and_rank() {
-    let named = |told: &[Told]| {
+    let named = |told: &[RankReport]| {
         let (record, _) = Run::new(Recipe { tolerated: 9, ..Recipe::default() }).step(told);
         assert_eq!(
             (record.apply, record.skipped, record.halted),
-            (1 - record.broken, record.broken.into(), 0)
+            (1 - record.found_inf, record.found_inf.into(), 0)
         );
-        (record.broken, record.broken_flat, record.broken_rank)
+        (record.found_inf, record.nonfinite_flat, record.nonfinite_rank)
     };
     let all = || vec![CLEAN; 3];
     assert_eq!(named(&[(1.0, all()), (1.0, all())]), (0, -1, -1));
@@ -219,7 +219,7 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_are_and_an_applied_one_does
                 grads: put(&mut device, 327_680, &values),
                 grad_type: DType::F32,
                 master,
-                master_form: MasterForm::Whole,
+                master_form: MasterForm::F32,
                 first: Some(first),
                 second: Some(second),
                 moment_type: DType::Bf16,
@@ -250,7 +250,7 @@ fn moments_that_are_missing_or_of_a_type_that_overflows_are_refused() {
         grads,
         grad_type: DType::F32,
         master: Span::device(1024, 16),
-        master_form: MasterForm::Whole,
+        master_form: MasterForm::F32,
         first,
         second,
         moment_type,
@@ -297,10 +297,10 @@ fn a_conversion_says_whether_a_result_is_not_finite() {
                 let stored = bytes_of_type(from_type, &values);
                 let (from, flag) = (put(&mut device, 0, &stored), put(&mut device, 1 << 19, &[7u64]));
                 let to = Span::device(1 << 18, 40_000 * to_type.bytes());
-                let kernel = Kernel::Convert { from, from_type, to, to_type, broken: Some(flag) };
+                let kernel = Kernel::Convert { from, from_type, to, to_type, found_inf: Some(flag) };
                 launch(&mut device, DType::F32, kernel).unwrap();
-                let broken = [from_type, to_type].iter().any(|dtype| broken_types.contains(dtype));
-                let expected = if broken { 1 } else { 7 };
+                let found_inf = [from_type, to_type].iter().any(|dtype| broken_types.contains(dtype));
+                let expected = if found_inf { 1 } else { 7 };
                 let named = format!("{value} at {place}, {from_type} to {to_type}");
                 assert_eq!(get::<u64>(&mut device, flag), [expected], "{named}");
                 let clean = (place + 1) % 40_000;
@@ -317,9 +317,9 @@ fn a_head_that_cannot_round_what_it_is_asked_to_is_refused() {
     let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
     let place = |at: u64, bytes: u64| Span::device(at << 12, bytes);
     let dims = HeadLossDims { rows: 2, hidden: 3, vocab: 5 };
-    let tokens = |rows: Span| OwnTokens { ids: place(3, 8), rows };
-    let (dw, broken) = (place(9, 60), place(10, 8));
-    let kernel = |landing: GradStore, own: Option<OwnTokens>| Kernel::HeadLossBackward {
+    let tokens = |rows: Span| TiedRowsOut { ids: place(3, 8), rows };
+    let (dw, found_inf) = (place(9, 60), place(10, 8));
+    let kernel = |store: GradStore, tied_rows: Option<TiedRowsOut>| Kernel::HeadLossBackward {
         dims,
         x: place(0, 12),
         w: place(1, 30),
@@ -329,17 +329,17 @@ fn a_head_that_cannot_round_what_it_is_asked_to_is_refused() {
         control: place(7, size_of::<Control>() as u64),
         dx: place(8, 12),
         dw,
-        landing,
-        own,
+        store,
+        tied_rows,
     };
-    let round = |to: DType| GradStore::Round { to, broken };
+    let round = |to: DType| GradStore::Round { to, found_inf };
     // To another type; rows that wait beside a gradient that is not rounded; rows that wait where others land.
-    for (landing, own, said) in [
+    for (store, own, said) in [
         (round(DType::F16), None, "F16"),
         (GradStore::Write, Some(tokens(place(4, 24))), "Write"),
         (round(DType::Bf16), Some(tokens(dw)), "overlap"),
     ] {
-        let error = launch(&mut device, DType::Bf16, kernel(landing, own)).unwrap_err().to_string();
+        let error = launch(&mut device, DType::Bf16, kernel(store, own)).unwrap_err().to_string();
         assert!(error.starts_with("head_loss_backward: ") && error.contains(said), "{error}");
     }
 }

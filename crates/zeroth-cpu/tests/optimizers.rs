@@ -6,7 +6,9 @@
 use half::bf16;
 use serde_json::Value;
 use zeroth_cpu::*;
-use zeroth_kernel::{Element, Optimizer, Recipe, Rounding, StepNumbers, rest, settled, with_rest};
+use zeroth_kernel::{
+    Element, Optimizer, Recipe, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits,
+};
 
 const COUNT: usize = 6;
 
@@ -72,7 +74,7 @@ fn two_thousand_steps_of_every_optimizer_agree_with_pytorch() {
                     optimizer,
                     &numbers,
                     &grads,
-                    Master::Whole(&mut p),
+                    Master::F32(&mut p),
                     moments,
                     None,
                 );
@@ -99,7 +101,7 @@ fn stored(pool: &Pool, grads: &[f32], rounding: Option<(Rounding, u64)>) -> Vec<
         Optimizer::Sgd,
         &numbers,
         grads,
-        Master::Whole(&mut master),
+        Master::F32(&mut master),
         moments,
         None,
     );
@@ -168,7 +170,7 @@ fn both_moments_follow_the_words_of_philox() {
         Optimizer::AdamW,
         &numbers,
         &grads,
-        Master::Whole(&mut master),
+        Master::F32(&mut master),
         moments,
         None,
     );
@@ -199,7 +201,7 @@ fn small_changes_survive_in_16_bits_only_by_chance() {
                 Optimizer::AdamW,
                 &numbers,
                 &grads,
-                Master::Whole(&mut master),
+                Master::F32(&mut master),
                 moments,
                 None,
             );
@@ -221,7 +223,7 @@ fn a_missing_moment_is_named() {
         Optimizer::Lion,
         &numbers,
         &[1.0],
-        Master::Whole(&mut [1.0]),
+        Master::F32(&mut [1.0]),
         moments,
         None,
     );
@@ -239,7 +241,7 @@ fn sgd_without_momentum_needs_no_velocity_and_leaves_one_alone() {
         Optimizer::Sgd,
         &numbers,
         &[4.0, 8.0],
-        Master::Whole(&mut without),
+        Master::F32(&mut without),
         moments,
         None,
     );
@@ -252,7 +254,7 @@ fn sgd_without_momentum_needs_no_velocity_and_leaves_one_alone() {
         Optimizer::Sgd,
         &numbers,
         &[4.0, 8.0],
-        Master::Whole(&mut with),
+        Master::F32(&mut with),
         moments,
         None,
     );
@@ -292,7 +294,7 @@ fn adamw_gives_the_same_bits_on_every_path_also_for_weights_stored_past_the_cach
                 Optimizer::AdamW,
                 &step,
                 &gradients,
-                Master::Whole(&mut master),
+                Master::F32(&mut master),
                 moments,
                 Some(&mut weights),
             );
@@ -323,9 +325,9 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
     let halfway = |i: usize, p: f32| {
         f32::from_bits(p.to_bits() & 0xffff_0000 | if i.is_multiple_of(3) { 0x8000 } else { 0x1234 })
     };
-    let given: Vec<f32> = (0..count).map(|i| settled(halfway(i, value(i, 0.11)))).collect();
+    let given: Vec<f32> = (0..count).map(|i| canonical_master(halfway(i, value(i, 0.11)))).collect();
     let mut weights: Vec<bf16> = given.iter().map(|p| bf16::from_f32(*p)).collect();
-    let mut rests: Vec<i16> = given.iter().zip(&weights).map(|(p, w)| rest(*p, *w)).collect();
+    let mut rests: Vec<i16> = given.iter().zip(&weights).map(|(p, w)| low_bits(*p, *w)).collect();
     let mut master = given;
     let moment = |i: usize| M::from_f32(value(i, 0.05).abs());
     let mut moments: [Vec<M>; 2] = [(0..count).map(moment).collect(), (0..count).map(moment).collect()];
@@ -336,11 +338,11 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
         let [first, second] = &mut moments;
         let rounding = Some((Rounding { seed: 5, flat: 1, first: 3 }, t));
         let moments = Moments { first: Some(first), second: Some(second), rounding };
-        let master = if is_whole { Master::Whole(&mut master) } else { Master::Rest(&mut rests) };
+        let master = if is_whole { Master::F32(&mut master) } else { Master::LowBits(&mut rests) };
         optimize(pool, optimizer, &numbers, &gradients, master, moments, Some(&mut weights));
     }
     if !is_whole {
-        master = weights.iter().zip(&rests).map(|(w, rest)| with_rest(*w, *rest)).collect();
+        master = weights.iter().zip(&rests).map(|(w, rest)| join_low_bits(*w, *rest)).collect();
     }
     let weights = weights.iter().map(|w| w.to_f32());
     let moments = moments.iter().flatten().map(|m| m.to_f32());
@@ -370,6 +372,6 @@ fn master_weights_beside_their_weights_are_those_in_f32_for_every_optimizer_and_
 fn a_rest_without_weights_is_none() {
     let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-2, 1.0, 1.0);
     let moments = Moments::<f32> { first: None, second: None, rounding: None };
-    let rests = Master::Rest(&mut [1]);
+    let rests = Master::LowBits(&mut [1]);
     optimize::<f32, f32, bf16>(&Pool::new(1), Optimizer::Sgd, &numbers, &[1.0], rests, moments, None);
 }

@@ -12,7 +12,7 @@ use super::driver::{Address, Driver, Handle};
 use super::library::Library;
 use super::line::Arenas;
 use super::peers::{Card, card};
-use zeroth_kernel::{DeviceError, Exchange, IpcHandles, Words};
+use zeroth_kernel::{DeviceError, Exchange, IpcHandles, BarrierCounters};
 
 /// Bytes that a rank writes to the beginning of its arena, which holds nothing yet, for others to find there.
 pub(super) const TOKEN: usize = 16;
@@ -140,14 +140,14 @@ impl Ipc {
         stream: Handle,
     ) -> Result<Self, DeviceError> {
         let calls = Calls::find()?;
-        let Words { stride, bytes, .. } = doors.words;
-        if !stride.is_multiple_of(size_of::<u32>()) || doors.doors.len() * stride > bytes {
-            let problem = format!("{} ranks' words, {stride} bytes apart, in {bytes}", doors.doors.len());
+        let BarrierCounters { stride, bytes, .. } = doors.counters;
+        if !stride.is_multiple_of(size_of::<u32>()) || doors.handles.len() * stride > bytes {
+            let problem = format!("{} ranks' words, {stride} bytes apart, in {bytes}", doors.handles.len());
             return Err(DeviceError::Operands { what: "exchange", problem });
         }
-        let words = map(driver, &doors.words)?;
+        let words = map(driver, &doors.counters)?;
         let (rank, stride) = (doors.rank, stride as u64);
-        let cards: Vec<Option<Card>> = doors.doors.iter().map(|door| Some(Door::read(door)?.card)).collect();
+        let cards: Vec<Option<Card>> = doors.handles.iter().map(|door| Some(Door::read(door)?.card)).collect();
         let shares_its_card = cards.iter().filter(|card| **card == cards[rank]).count() > 1;
         let (arenas, bytes) = (Vec::new(), own.1);
         let mut opened = Self { calls, rank, arenas, bytes, words, stride, shares_its_card };
@@ -183,7 +183,7 @@ impl Ipc {
         doors: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<(), DeviceError> {
-        for (rank, door) in doors.doors.iter().enumerate() {
+        for (rank, door) in doors.handles.iter().enumerate() {
             let arena = if rank == self.rank { own } else { self.reach(driver, rank, door, stream)? };
             self.arenas.push(arena);
         }
@@ -243,13 +243,13 @@ impl Ipc {
         let world = self.arenas.len();
         let others = || (0..world).filter(|rank| *rank != self.rank);
         // All places are checked before anybody is told that this rank has come.
-        for take in exchange.takes(self.rank, world) {
+        for take in exchange.copies(self.rank, world) {
             arenas.find(exchange.name(), take.to)?;
             arenas.find(exchange.name(), take.place)?;
         }
         self.write(driver, points[0], stream)?;
         others().try_for_each(|rank| self.wait(driver, rank, points[0], stream))?;
-        for take in exchange.takes(self.rank, world) {
+        for take in exchange.copies(self.rank, world) {
             let to = arenas.find(exchange.name(), take.to)?;
             let from = self.arenas[take.from] + take.place.at;
             // SAFETY: `to` lies within this rank's arena and `from` within another's, which is as long; both are open until
@@ -292,7 +292,7 @@ impl Ipc {
     }
 }
 
-fn map(driver: &Driver, words: &Words<'_>) -> Result<Mapped, DeviceError> {
+fn map(driver: &Driver, words: &BarrierCounters<'_>) -> Result<Mapped, DeviceError> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at a place of the system's choice touches nothing that exists.
     let start = unsafe {

@@ -237,7 +237,7 @@ fn check_overlaps(launch: &Launch) -> Result<(), DeviceError> {
         for &(other, second) in &operands[at + 1..] {
             let both_read = first == Access::Read && second == Access::Read;
             let both_written = first == Access::Write && second == Access::Write;
-            if both_read || !one.meets(other) || (in_place && !both_written && one == other) {
+            if both_read || !one.overlaps(other) || (in_place && !both_written && one == other) {
                 continue;
             }
             let problem = format!("{one:?} and {other:?} overlap, and one of them is written");

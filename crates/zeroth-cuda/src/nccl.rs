@@ -10,7 +10,7 @@ use super::driver::{Address, Handle};
 use super::library::{Library, text};
 use super::line::Arenas;
 use super::peers::{Card, on_one_card};
-use zeroth_kernel::before;
+use zeroth_kernel::bytes_before;
 use zeroth_kernel::{DeviceError, Exchange, Span};
 
 const HOW_TO_GET: &str =
@@ -171,12 +171,12 @@ impl Nccl {
                     return line.all_gather(from, to, count);
                 }
                 let part = |rank: usize| {
-                    let to = to + before(counts, rank);
+                    let to = to + bytes_before(counts, rank);
                     (if rank == self.rank { from } else { to }, to, counts[rank])
                 };
                 line.grouped(|| (0..self.world).try_for_each(|rank| line.broadcast(rank, part(rank))))
             }
-            Exchange::InPlace { buffer, starts, counts } => {
+            Exchange::AllGatherInPlace { buffer, starts, counts } => {
                 let all = find(buffer)?;
                 let parts = starts.iter().zip(counts).map(|(start, count)| {
                     find(buffer.part(*start as u64, *count as u64, 1)).map(|at| (at, at, *count))
@@ -197,7 +197,7 @@ impl Nccl {
                 let (from, to, own) = (find(send)?, find(recv)?, counts[self.rank]);
                 line.grouped(|| {
                     (0..self.world).try_for_each(|rank| {
-                        line.send(rank, from + before(counts, rank), counts[rank])?;
+                        line.send(rank, from + bytes_before(counts, rank), counts[rank])?;
                         line.receive(rank, to + (rank * own) as u64, own)
                     })
                 })

@@ -145,7 +145,7 @@ mod tests {
             grads: span,
             grad_type: DType::Bf16,
             master: Span { tier: Tier::Host, ..span },
-            master_form: MasterForm::Whole,
+            master_form: MasterForm::F32,
             first: Some(span),
             second: Some(span),
             moment_type: DType::F32,

@@ -25,12 +25,12 @@ pub(super) fn run(
     let dtype = line.dtype;
     match *kernel {
         Kernel::Embedding { dims, rows, ids, table, y } => rows::embedding(line, dims, rows, [ids, table, y]),
-        Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting: None } => {
+        Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, tied_rows: None } => {
             rows::embedding_backward(line, dims, rows, [ids, dy, dtable])
         }
-        Kernel::EmbeddingBackward { waiting: Some(_), .. }
-        | Kernel::HeadLossBackward { landing: GradStore::Round { .. }, .. }
-        | Kernel::HeadLossBackward { own: Some(_), .. } => {
+        Kernel::EmbeddingBackward { tied_rows: Some(_), .. }
+        | Kernel::HeadLossBackward { store: GradStore::Round { .. }, .. }
+        | Kernel::HeadLossBackward { tied_rows: Some(_), .. } => {
             let problem = "on a card the head's gradient lands in f32 and is rounded later".to_owned();
             Err(DeviceError::Operands { what: kernel.name(), problem })
         }
@@ -97,10 +97,10 @@ pub(super) fn run(
             control,
             dx,
             dw,
-            landing: landing @ (GradStore::Add | GradStore::Write),
-            own: None,
+            store: store @ (GradStore::Add | GradStore::Write),
+            tied_rows: None,
         } => {
-            let add = landing == GradStore::Add;
+            let add = store == GradStore::Add;
             head::run(line, products, dims, [x, w, labels, loss], Some(([input, control, dx, dw], add)))
         }
         Kernel::Logits { dims, starts, x, w, logits } => {
@@ -113,19 +113,19 @@ pub(super) fn run(
             line.lots(Entry::Sum, &[dtype], count, &[a, b, y, count as u64])
         }
         Kernel::Zero { to } => zero(line, to),
-        Kernel::Convert { from, from_type, to, to_type, broken } => {
+        Kernel::Convert { from, from_type, to, to_type, found_inf } => {
             let count = line.count("from", from, from_type)?;
             let bytes = from.bytes;
             let from = line.sized("from", from, count, from_type.bytes())?;
             let to = line.sized("to", to, count, to_type.bytes())?;
-            let broken = broken.map(|broken| line.one::<u64>("broken", broken)).transpose()?;
-            if from_type == to_type && broken.is_none() {
+            let found_inf = found_inf.map(|found_inf| line.one::<u64>("found_inf", found_inf)).transpose()?;
+            if from_type == to_type && found_inf.is_none() {
                 return line.copy(to, from, bytes);
             }
-            let arguments = [from, to, count as u64, broken.unwrap_or(0)];
+            let arguments = [from, to, count as u64, found_inf.unwrap_or(0)];
             line.lots(Entry::Convert, &[from_type, to_type], count, &arguments)
         }
-        Kernel::Look { values, value_type, broken } => look(line, values, value_type, broken),
+        Kernel::CheckFinite { values, value_type, found_inf } => look(line, values, value_type, found_inf),
         Kernel::SumRanks { ranks, parts, from_type, to, to_type, add } => {
             let count = line.count("to", to, to_type)?;
             let parts = line.sized("parts", parts, ranks * count, from_type.bytes())?;
@@ -162,37 +162,37 @@ fn linear(line: &mut Line, products: &mut Products, kernel: &Kernel) -> Result<(
             bias: None,
             add,
         },
-        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs }, dy, x, dw, landing } => Task {
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs }, dy, x, dw, store } => Task {
             size: [outputs, inputs, rows],
             p: Matrix::transposed(line.typed("dy", dy, rows * outputs)?, outputs),
             q: Matrix::rows(line.typed("x", x, rows * inputs)?, inputs),
             from,
-            d: Matrix::rows(line.sized("dw", dw, outputs * inputs, to_type(landing).bytes())?, inputs),
-            to: to_type(landing),
+            d: Matrix::rows(line.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
+            to: to_type(store),
             bias: None,
-            add: landing == GradStore::Add,
+            add: store == GradStore::Add,
         },
         _ => unreachable!("called for products only"),
     };
     products.multiply(line, &task, workspace)?;
     match *kernel {
-        Kernel::LinearDw { dw, landing: GradStore::Round { to, broken }, .. } => look(line, dw, to, broken),
+        Kernel::LinearDw { dw, store: GradStore::Round { to, found_inf }, .. } => look(line, dw, to, found_inf),
         _ => Ok(()),
     }
 }
 
-const fn to_type(landing: GradStore) -> DType {
-    match landing {
+const fn to_type(store: GradStore) -> DType {
+    match store {
         GradStore::Add | GradStore::Write => DType::F32,
         GradStore::Round { to, .. } => to,
     }
 }
 
-fn look(line: &Line, values: Span, value_type: DType, broken: Span) -> Result<(), DeviceError> {
+fn look(line: &Line, values: Span, value_type: DType, found_inf: Span) -> Result<(), DeviceError> {
     let count = line.count("values", values, value_type)?;
     let values = line.sized("values", values, count, value_type.bytes())?;
-    let broken = line.one::<u64>("broken", broken)?;
-    line.lots(Entry::Look, &[value_type], count, &[values, count as u64, broken])
+    let found_inf = line.one::<u64>("found_inf", found_inf)?;
+    line.lots(Entry::Look, &[value_type], count, &[values, count as u64, found_inf])
 }
 
 fn zero(line: &Line, to: Span) -> Result<(), DeviceError> {
@@ -268,7 +268,7 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
     let count = line.count("grads", grads, grad_type)?;
     let grads = line.sized("grads", grads, count, grad_type.bytes())?;
     let is_beside = weights.is_some() && line.dtype == DType::Bf16;
-    if master_form == MasterForm::Rest && !is_beside {
+    if master_form == MasterForm::LowBits && !is_beside {
         let problem = format!("what master weights are beside weights in bf16, and weights {weights:?}");
         return Err(line.refuse(problem));
     }
@@ -290,7 +290,7 @@ fn optimize(line: &Line, kernel: &Kernel) -> Result<(), DeviceError> {
         grads,
         u64::from(place(grad_type)),
         master,
-        u64::from(master_form == MasterForm::Rest),
+        u64::from(master_form == MasterForm::LowBits),
         first,
         second,
         narrow,

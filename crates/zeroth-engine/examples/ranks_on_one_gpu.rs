@@ -13,7 +13,7 @@ use zeroth_comm::launch::Launch;
 use zeroth_comm::local::{JOB_FD, Options, join_from_environment};
 use zeroth_comm::{Comm, CommError, Crossing, OpName};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport, Words};
+use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport, BarrierCounters};
 
 const RANKS: usize = 2;
 /// Exchanges in a row, each of which must find what the others put there after the one before.
@@ -59,8 +59,8 @@ fn rank() -> Outcome<bool> {
     comm.all_gather(op(0), &door, &mut all, &[door.len(); RANKS])?.wait()?;
     let doors: Vec<Vec<u8>> = all.chunks(door.len()).map(<[u8]>::to_vec).collect();
     let (file, at, bytes) = crossing.words();
-    let words = Words { file, at, bytes, stride: Crossing::STRIDE };
-    device.open_ipc_handles(&IpcHandles { way: Transport::Ipc, rank: comm.rank(), doors: &doors, words })?;
+    let words = BarrierCounters { file, at, bytes, stride: Crossing::STRIDE };
+    device.open_ipc_handles(&IpcHandles { transport: Transport::Ipc, rank: comm.rank(), handles: &doors, counters: words })?;
     comm.barrier(op(0))?.wait()?;
     let mut rank = Rank { comm: Box::new(comm), device, crossing, met: 0 };
     let wrong = rank.compare()?;
@@ -99,7 +99,7 @@ impl Rank {
                 recv: Span::device(recv, 19_008),
                 counts: &counts,
             },
-            Exchange::InPlace { buffer: Span::device(5, 25_000), starts: &starts, counts: &counts },
+            Exchange::AllGatherInPlace { buffer: Span::device(5, 25_000), starts: &starts, counts: &counts },
             Exchange::Broadcast { root: 1, buffer: Span::device(77, 20_000) },
             Exchange::AllToAll {
                 send: Span::device(3, 19_008),
@@ -178,7 +178,7 @@ fn expected(me: usize, round: u32, bytes: u64, exchange: &Exchange<'_>) -> Vec<u
             put(recv.at as usize, 0, 0, counts[0]);
             put(recv.at as usize + counts[0], 1, 0, counts[1]);
         }
-        Exchange::InPlace { buffer, starts, counts } => {
+        Exchange::AllGatherInPlace { buffer, starts, counts } => {
             for rank in 0..RANKS {
                 let at = buffer.at as usize + starts[rank];
                 put(at, rank, at, counts[rank]);

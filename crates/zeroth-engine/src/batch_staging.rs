@@ -139,7 +139,7 @@ impl BatchStaging {
             self.cosines[to..to + pairs].copy_from_slice(&self.table.cosines[from..from + pairs]);
             self.sines[to..to + pairs].copy_from_slice(&self.table.sines[from..from + pairs]);
         }
-        let Some(stretch) = self.rotary.stretch else { return };
+        let Some(stretch) = self.rotary.dynamic else { return };
         for sequence in batch.starts.windows(2) {
             let (begin, end) = (sequence[0] as usize, sequence[1] as usize);
             if (end - begin) as u64 > stretch.max_positions {
@@ -197,7 +197,7 @@ fn angles(
     sines: &mut [f32],
 ) {
     table.inv_freq.clear();
-    table.inv_freq.extend(rotary.of_length(length).map(|frequency| frequency as f32));
+    table.inv_freq.extend(rotary.frequencies_at(length).map(|frequency| frequency as f32));
     if !table.inv_freq.is_empty() {
         rope_angles(pool, table, positions, cosines, sines);
     }

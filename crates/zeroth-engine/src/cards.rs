@@ -1,7 +1,7 @@
 //! Collectives between cards: which way they go, and collectives that are enqueued like kernels, for which no host waits.
 
 use zeroth_comm::{Comm, CommError, Crossing, OpName};
-use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Transport, Words};
+use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Transport, BarrierCounters};
 
 use super::error::CollectiveError;
 use zeroth_program::Collective;
@@ -89,7 +89,7 @@ pub(super) fn exchange(collective: &Collective) -> Option<Exchange<'_>> {
             Exchange::AllGather { send: *send, recv: *recv, counts }
         }
         Collective::InPlace { buffer, starts, counts } => {
-            Exchange::InPlace { buffer: *buffer, starts, counts }
+            Exchange::AllGatherInPlace { buffer: *buffer, starts, counts }
         }
         Collective::Broadcast { root, buffer } => Exchange::Broadcast { root: *root, buffer: *buffer },
         Collective::AllToAll { send, recv, counts } => {
@@ -112,8 +112,8 @@ fn reach(
         Err(reason) => return Ok(Err(reason)),
     };
     let (file, at, bytes) = crossing.words();
-    let words = Words { file, at, bytes, stride: Crossing::STRIDE };
-    let opened = device.open_ipc_handles(&IpcHandles { way, rank: comm.rank(), doors: &doors, words });
+    let words = BarrierCounters { file, at, bytes, stride: Crossing::STRIDE };
+    let opened = device.open_ipc_handles(&IpcHandles { transport: way, rank: comm.rank(), handles: &doors, counters: words });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
     let reached = tell(comm, "open doors", &opened)?;
     if reached.is_err() {

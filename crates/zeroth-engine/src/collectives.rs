@@ -63,7 +63,7 @@ impl Collectives {
         }
         let (mut cards, mut how) = (None, None);
         if !seen {
-            let asked = Transport::asked().map_err(CollectiveError::Device)?;
+            let asked = Transport::from_env().map_err(CollectiveError::Device)?;
             match Cards::open(asked, device, comm)? {
                 Ok(open) => {
                     how = Some(open.describe());
@@ -400,7 +400,7 @@ fn part(span: Span, start: usize, count: usize) -> Range<usize> {
 fn copy(from: Span, to: Span) -> Launch {
     let (dtype, scratch) = (DType::F32, Span::device(0, 0));
     Launch {
-        kernel: Kernel::Convert { from, from_type: dtype, to, to_type: dtype, broken: None },
+        kernel: Kernel::Convert { from, from_type: dtype, to, to_type: dtype, found_inf: None },
         dtype,
         scratch,
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use zeroth_base::DType;
 use zeroth_graph::ParamId;
-use zeroth_kernel::{Control, MasterForm, Queue, Span, rest, settled, with_rest};
+use zeroth_kernel::{Control, MasterForm, Queue, Span, canonical_master, join_low_bits, low_bits};
 
 use super::{Engine, RunError};
 use zeroth_program::BufferId;
@@ -239,13 +239,13 @@ impl Engine<'_> {
     ) -> Result<(), RunError> {
         let (id, dtype, first) = self.place_of(flat, state);
         let program = &self.compiled.program;
-        if !matches!(id, BufferId::Master(_)) || program.master_form(flat) == MasterForm::Whole {
+        if !matches!(id, BufferId::Master(_)) || program.master_form(flat) == MasterForm::F32 {
             return self.get(id, dtype, at - first, elements);
         }
         let (weights, run, first_weight) = self.place_of_weights(flat);
         self.get(weights, run, at - first_weight, elements)?;
         self.get_halves(id, at - first, elements, |weight, rest| {
-            with_rest(bf16::from_f32(weight), rest.cast_signed())
+            join_low_bits(bf16::from_f32(weight), rest.cast_signed())
         })
     }
 
@@ -255,13 +255,13 @@ impl Engine<'_> {
         let (run, form, id) = (program.types.compute, program.master_form(flat), BufferId::Master(flat));
         if run == DType::Bf16 {
             for element in elements.iter_mut() {
-                *element = settled(*element);
+                *element = canonical_master(*element);
             }
         }
-        if form == MasterForm::Whole {
+        if form == MasterForm::F32 {
             return self.put(id, DType::F32, first, elements);
         }
-        self.put_halves(id, first, elements, |element| rest(element, bf16::from_f32(element)).cast_unsigned())
+        self.put_halves(id, first, elements, |element| low_bits(element, bf16::from_f32(element)).cast_unsigned())
     }
 
     fn each_piece(

@@ -46,7 +46,7 @@ fn a_broken_gradient_on_one_rank_leaves_all_weights_alone_at_every_stage() {
                 for (step, record) in outcome.records.iter().enumerate() {
                     assert_eq!((record.apply, record.applied), (0, 0), "{what} {offload:?} {record:?}");
                     assert_eq!(record.skipped, step as u64 + 1, "{what}");
-                    assert_eq!((record.halted, record.broken_rank), (0, 1), "{what}");
+                    assert_eq!((record.halted, record.nonfinite_rank), (0, 1), "{what}");
                     assert!(record.norm.is_nan(), "{what}");
                 }
                 let rounded: Vec<Vec<f32>> = golden.weights.clone();
@@ -70,7 +70,7 @@ fn beyond_what_is_tolerated_nothing_is_applied_any_more() {
             "stage {stage}: the steps after the broken one are finite, and wait"
         );
         assert_eq!(records.iter().map(|record| record.halted).collect::<Vec<_>>(), [0, 1, 1, 1]);
-        assert_eq!((records[1].broken_rank, records[2].broken_rank), (1, -1));
+        assert_eq!((records[1].nonfinite_rank, records[2].nonfinite_rank), (1, -1));
     }
 }
 

@@ -1,10 +1,10 @@
-//! The builder: a model's forward is written by calling ops in order, and every shape is checked as it is written.
+//! The builder: a model's forward is a sequence of op calls, each of which checks its shapes.
 
 use crate::{
     Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Rotary, Unit, UnitId, Value, ValueInfo,
 };
 
-/// Writes a model's forward down.
+/// Builds a model's forward.
 #[derive(Debug)]
 pub struct Builder {
     graph: Graph,
@@ -42,17 +42,17 @@ impl Builder {
         self.labels
     }
 
-    /// Their places in their sequences [T].
+    /// Their positions in their sequences [T].
     pub fn positions(&self) -> Value {
         self.positions
     }
 
-    /// The angles that every `rope` of this model turns by.
+    /// Sets the rotary embedding of every `rope` of this model.
     pub fn rotary(&mut self, rotary: Rotary) {
         self.graph.rotary = rotary;
     }
 
-    /// Begins a unit with these parameters. Ops that follow belong to it.
+    /// Begins a unit with these parameters. Later ops belong to it.
     pub fn unit(&mut self, name: impl Into<String>, params: Vec<ParamSpec>) -> Result<UnitId, GraphError> {
         let unit = UnitId(self.graph.units.len() as u32);
         let name = name.into();
@@ -74,21 +74,21 @@ impl Builder {
         Ok(unit)
     }
 
-    /// The parameter of this name, of whatever unit.
+    /// The parameter of this name, in any unit.
     pub fn param(&self, name: &str) -> Result<ParamId, GraphError> {
-        // Searched from the end: an op asks for a parameter of the unit it was just begun in.
+        // From the end: an op mostly reads a parameter of the unit just begun.
         let found = self.graph.params.iter().rposition(|param| param.spec.name == name);
         found.map(|index| ParamId(index as u32)).ok_or_else(|| GraphError::NoParam { name: name.to_owned() })
     }
 
-    /// Rows of a table, one for each token.
+    /// Embedding lookup.
     pub fn embedding(&mut self, ids: Value, table: ParamId) -> Result<Value, GraphError> {
         let [_, width] = self.param_shape(Op::Embedding, table, "the table")?;
         self.expect_kind(Op::Embedding, ids, Kind::Index)?;
         self.push(Op::Embedding, &[ids], &[table], &[self.activation(width)]).map(|outputs| outputs[0])
     }
 
-    /// `x · wᵀ`, with a bias where one is given.
+    /// `x · wᵀ`, plus `bias` where it is given.
     pub fn linear(&mut self, x: Value, weight: ParamId, bias: Option<ParamId>) -> Result<Value, GraphError> {
         let [out, inner] = self.param_shape(Op::Linear, weight, "the weight")?;
         self.expect_width(Op::Linear, x, inner)?;
@@ -101,7 +101,7 @@ impl Builder {
         self.push(Op::Linear, &[x], &params, &[self.activation(out)]).map(|outputs| outputs[0])
     }
 
-    /// The norm of `x`.
+    /// RMSNorm of `x`.
     pub fn rms_norm(&mut self, x: Value, weight: ParamId, eps: f64) -> Result<Value, GraphError> {
         let op = Op::RmsNorm { eps };
         let width = self.graph.info(x).width;
@@ -109,7 +109,7 @@ impl Builder {
         self.push(op, &[x], &[weight], &[self.activation(width), self.statistic(1)]).map(|outputs| outputs[0])
     }
 
-    /// The residual add and the norm of the sum: gives the sum and its norm.
+    /// Residual add and RMSNorm: returns the sum and its norm.
     pub fn add_rms_norm(
         &mut self,
         residual: Value,
@@ -126,7 +126,7 @@ impl Builder {
         Ok((outputs[0], outputs[1]))
     }
 
-    /// The norm of each head apart, rotated by its positions.
+    /// RMSNorm of each head, then RoPE.
     pub fn head_norm_rope(
         &mut self,
         x: Value,
@@ -141,7 +141,7 @@ impl Builder {
         self.push(op, &[x, self.positions], &[weight], &outputs).map(|outputs| outputs[0])
     }
 
-    /// `x` rotated by its positions.
+    /// RoPE of `x`.
     pub fn rope(&mut self, x: Value, heads: u64) -> Result<Value, GraphError> {
         let op = Op::Rope { heads };
         let head_dim = self.rotated_dim(op, x, heads)?;
@@ -177,7 +177,7 @@ impl Builder {
         self.push(Op::SwiGlu, &[gate, up], &[], &[self.activation(width)]).map(|outputs| outputs[0])
     }
 
-    /// Elements zeroed by chance; none at all where the probability is 0.
+    /// Dropout; no op where the probability is 0.
     pub fn dropout(&mut self, x: Value, probability: f64) -> Result<Value, GraphError> {
         if probability == 0.0 {
             return Ok(x);
@@ -207,7 +207,7 @@ impl Builder {
         self.push(Op::HeadLoss, &[x, self.labels], &[weight], &[loss]).map(|outputs| outputs[0])
     }
 
-    /// The graph; refused where it has no loss, or an op that leads nowhere.
+    /// The graph. Fails where it has no loss, or an op that does not reach it.
     pub fn finish(self) -> Result<Graph, GraphError> {
         let graph = self.graph;
         graph.loss_node()?;
@@ -290,7 +290,7 @@ impl Builder {
         Ok(width / heads)
     }
 
-    /// The width of a head that the model's rotary turns.
+    /// The width of a rotated head.
     fn rotated_dim(&self, op: Op, x: Value, heads: u64) -> Result<u64, GraphError> {
         let head_dim = self.head_dim(op, x, heads)?;
         if !head_dim.is_multiple_of(2) {

@@ -1,23 +1,23 @@
-//! What can be wrong with a model's forward as it is written down.
+//! Errors in the definition of a model's forward.
 
-/// A forward that does not fit together. It is a mistake of the model's author, found before anything runs.
+/// A forward whose ops do not fit together, found while it is built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
-    /// Shapes that do not go together.
+    /// Incompatible shapes.
     #[error("{op} in unit `{unit}`: {what} should be {expected}, and is {found}")]
     Shape {
         /// The op.
         op: &'static str,
-        /// The unit it was called in.
+        /// Its unit.
         unit: String,
-        /// Which operand, or which of its sizes.
+        /// The operand or dimension.
         what: String,
-        /// What would do.
+        /// The value needed.
         expected: String,
-        /// What was given.
+        /// The value found.
         found: String,
     },
-    /// An op outside of any unit.
+    /// An op outside any unit.
     #[error("{op} was called before a unit was begun: call `unit` first")]
     NoUnit {
         /// The op.
@@ -48,7 +48,7 @@ pub enum GraphError {
     /// Two losses.
     #[error("the forward has two losses; a micro-batch has one")]
     TwoLosses,
-    /// A value whose gradient would be lost: it is used, but nothing that is used leads to the loss.
+    /// An op none of whose outputs reaches the loss.
     #[error("{op} in unit `{unit}` leads nowhere: none of its outputs reaches the loss")]
     DeadEnd {
         /// The op.

@@ -1,28 +1,28 @@
-//! Gradients: backward is derived node by node, from the loss to the first op.
+//! Automatic differentiation: backward is derived node by node, from the loss to the first op.
 //!
-//! What an op's gradient reads, and what it gives, stands in one place: [`Deriver::node`]. A value that several ops
-//! read gets the sum of their gradients, in the order in which backward meets them; a linear adds into the sum itself.
-//! Gradients of parameters go to the unit's flat gradient, where all uses of a parameter add in f32.
+//! [`Deriver::node`] defines what each op's gradient reads and writes. The gradient of a value with several uses is the sum of
+//! their contributions, in the order of backward; a linear accumulates into it directly. Gradients of parameters are
+//! accumulated in the unit's flat gradient buffer, in f32.
 
 use crate::{Graph, GraphError, Kind, Node, Op, ParamId, UnitId, Value, ValueInfo};
 
-/// What a node of backward computes. The operands of each are documented here, once.
+/// The op of a backward node, with its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GradOp {
-    /// `x`, `labels` (and the weight) give the loss [1] and the gradient of `x`; the weight's gradient lands. The head's
-    /// forward and gradient are one op, slice by slice.
+    /// `x`, `labels` (and the weight) give the loss [1] and the gradient of `x`; accumulates the weight's gradient. The
+    /// head's forward and backward are one op, slice by slice.
     HeadLoss,
     /// `dy` (and the weight) give `dy · w`.
     LinearInput,
-    /// `x` and `dy`: `dyᵀ · x` lands in the weight's gradient, the sum over rows in the bias's.
+    /// `x` and `dy`: accumulates `dyᵀ · x` in the weight's gradient and the sum over rows in the bias's.
     LinearParams,
-    /// `x`, `rstd`, `dy`, perhaps the gradient of `x` from later uses (and the weight) give the gradient of `x`, that one
-    /// added; the weight's gradient lands.
+    /// `x`, `rstd`, `dy`, optionally the gradient of `x` from later uses (and the weight) give the gradient of `x`, with that
+    /// one added; accumulates the weight's gradient.
     RmsNorm(Op),
     /// The same for the sum `h` of a residual add: its gradient is that of both summands.
     AddRmsNorm(Op),
-    /// `x`, `rstd`, `dy` and `positions` (and the weight) give the gradient of `x`; the weight's gradient lands. `dy` is
-    /// rotated back, and rounded, before it meets the norm.
+    /// `x`, `rstd`, `dy` and `positions` (and the weight) give the gradient of `x`; accumulates the weight's gradient. `dy` is
+    /// rotated back and rounded before the norm's gradient.
     HeadNormRope(Op),
     /// `dy` and `positions` give `dy` rotated back.
     Rope(Op),
@@ -32,53 +32,53 @@ pub enum GradOp {
     SwiGlu,
     /// `dy` gives `dx` through the same mask.
     Dropout(Op),
-    /// `ids` and `dx`: the rows land in the table's gradient.
+    /// `ids` and `dx`: accumulates rows in the table's gradient.
     Embedding,
     /// Two gradients of one value give their sum.
     Sum,
 }
 
-/// How a result meets what is there already.
+/// How a gradient is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradWrite {
-    /// It is the first: the buffer's old contents do not count.
+    /// Overwrites the buffer.
     Write,
-    /// It is added to what is there.
+    /// Adds to the buffer.
     Add,
 }
 
-/// One op of backward with its operands.
+/// A node of backward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GradNode {
-    /// What it computes.
+    /// The op.
     pub op: GradOp,
     /// The unit of the forward op it belongs to.
     pub unit: UnitId,
-    /// The forward op it belongs to, by its place in [`Graph::nodes`].
+    /// The index in [`Graph::nodes`] of its forward op.
     pub of: usize,
-    /// What it reads, in the order of the op's documentation.
+    /// Its operands, in the order documented at the op.
     pub inputs: Vec<Value>,
     /// The parameters it reads.
     pub params: Vec<ParamId>,
-    /// What it writes, and how.
+    /// Its results.
     pub outputs: Vec<(Value, GradWrite)>,
-    /// The parameters whose gradients it adds to.
-    pub lands: Vec<ParamId>,
+    /// The parameters whose gradients it accumulates.
+    pub accumulates_into: Vec<ParamId>,
 }
 
 /// A model's backward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backward {
-    /// Values of forward and backward: those of the graph keep their places, gradients follow.
+    /// Values of forward and backward: those of the graph keep their indices, gradients follow.
     pub values: Vec<ValueInfo>,
-    /// Ops, in the order they run. The first is the head_loss, which stands for the graph's.
+    /// Nodes, in execution order. The first is the head_loss, which replaces the graph's.
     pub nodes: Vec<GradNode>,
     /// The loss [1].
     pub loss: Value,
 }
 
 impl Graph {
-    /// Derives backward. Frozen parameters get no gradient, and nothing is computed that only they would need.
+    /// Derives backward. Frozen parameters get no gradient, and nothing is computed for them alone.
     pub fn backward(&self) -> Result<Backward, GraphError> {
         let mut deriver = Deriver {
             graph: self,
@@ -96,7 +96,7 @@ impl Graph {
     }
 }
 
-/// For each value, whether a trainable parameter lies before it: only then its gradient is worth computing.
+/// For each value, whether it depends on a trainable parameter: only then its gradient is computed.
 fn needed(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
     for node in &graph.nodes {
@@ -110,7 +110,7 @@ fn needed(graph: &Graph) -> Vec<bool> {
     needed
 }
 
-/// A value's gradient so far. A shared one is the gradient of another value too, so nothing may be added into it.
+/// A value's gradient so far. A shared one is also the gradient of another value, so it must not be added to.
 #[derive(Debug, Clone, Copy)]
 struct Gradient {
     value: Value,
@@ -127,7 +127,7 @@ struct Deriver<'a> {
 }
 
 impl Deriver<'_> {
-    /// The gradient of one forward node: what it reads of forward, what it gives.
+    /// Appends the gradient of one forward node.
     fn node(&mut self, index: usize, node: &Node) {
         let gradient = |deriver: &Self, place: usize| {
             deriver.gradients[node.outputs[place].index()].map(|gradient| gradient.value)
@@ -140,7 +140,7 @@ impl Deriver<'_> {
                     [Some(loss), dx].into_iter().flatten().map(|value| (value, GradWrite::Write)).collect();
                 self.push(index, GradOp::HeadLoss, vec![x, labels], node.params.clone(), outputs, true);
                 if let Some(dx) = dx {
-                    self.give(index, x, dx);
+                    self.contribute(index, x, dx);
                 }
             }
             Op::Linear => {
@@ -151,7 +151,7 @@ impl Deriver<'_> {
                     return;
                 }
                 let weight = vec![node.params[0]];
-                // A linear adds into the gradient that is there: q, k and v read one norm.
+                // A linear accumulates into an existing gradient: q, k and v share one norm.
                 if let Some(Gradient { value, shared: false }) = self.gradients[x.index()] {
                     let outputs = vec![(value, GradWrite::Add)];
                     self.push(index, GradOp::LinearInput, vec![dy], weight, outputs, false);
@@ -159,7 +159,7 @@ impl Deriver<'_> {
                     let dx = self.fresh(x);
                     let outputs = vec![(dx, GradWrite::Write)];
                     self.push(index, GradOp::LinearInput, vec![dy], weight, outputs, false);
-                    self.give(index, x, dx);
+                    self.contribute(index, x, dx);
                 }
             }
             Op::RmsNorm { .. } => {
@@ -167,11 +167,11 @@ impl Deriver<'_> {
                 let (x, rstd) = (node.inputs[0], node.outputs[1]);
                 let mut inputs = vec![x, rstd, dy];
                 inputs.extend(self.gradients[x.index()].map(|earlier| earlier.value));
-                // Where nothing before it trains, only the weight's gradient is computed.
+                // Without trainable parameters before it, only the weight's gradient is computed.
                 let dx = self.needed[x.index()].then(|| self.fresh(x));
                 let outputs = dx.map(|dx| (dx, GradWrite::Write)).into_iter().collect();
                 self.push(index, GradOp::RmsNorm(node.op), inputs, node.params.clone(), outputs, true);
-                // It holds what was there before, so it takes its place.
+                // It includes the earlier gradient, so it replaces it.
                 self.gradients[x.index()] = dx.map(|value| Gradient { value, shared: false });
             }
             Op::AddRmsNorm { .. } => self.add_rms_norm(index, node),
@@ -183,7 +183,7 @@ impl Deriver<'_> {
                 let inputs = vec![x, rstd, dy, positions];
                 self.push(index, GradOp::HeadNormRope(node.op), inputs, node.params.clone(), outputs, true);
                 if let Some(dx) = dx {
-                    self.give(index, x, dx);
+                    self.contribute(index, x, dx);
                 }
             }
             Op::Rope { .. } => {
@@ -213,13 +213,13 @@ impl Deriver<'_> {
         }
     }
 
-    /// The sum's gradient is that of both summands: one value stands for both, and is shared.
+    /// The sum's gradient is that of both summands: one value serves both and is shared.
     fn add_rms_norm(&mut self, index: usize, node: &Node) {
         let (sum, normed, rstd) = (node.outputs[0], node.outputs[1], node.outputs[2]);
         let of =
             |deriver: &Self, value: Value| deriver.gradients[value.index()].map(|gradient| gradient.value);
         let Some(dy) = of(self, normed) else {
-            // Only the sum is used later: its gradient passes through.
+            // Only the sum is used: its gradient passes through.
             if let Some(dh) = of(self, sum) {
                 self.share(index, node, dh);
             }
@@ -238,7 +238,7 @@ impl Deriver<'_> {
 
     fn share(&mut self, index: usize, node: &Node, gradient: Value) {
         for input in &node.inputs {
-            self.give(index, *input, gradient);
+            self.contribute(index, *input, gradient);
             if let Some(given) = &mut self.gradients[input.index()] {
                 given.shared |= given.value == gradient;
             }
@@ -252,7 +252,7 @@ impl Deriver<'_> {
         }
         let dx = self.fresh(x);
         self.push(index, op, inputs, Vec::new(), vec![(dx, GradWrite::Write)], false);
-        self.give(index, x, dx);
+        self.contribute(index, x, dx);
     }
 
     /// An op with a gradient for each input, computed together.
@@ -264,7 +264,7 @@ impl Deriver<'_> {
         let outputs = gradients.iter().map(|gradient| (*gradient, GradWrite::Write)).collect();
         self.push(index, op, inputs, Vec::new(), outputs, false);
         for (input, gradient) in node.inputs.iter().zip(gradients) {
-            self.give(index, *input, gradient);
+            self.contribute(index, *input, gradient);
         }
     }
 
@@ -276,7 +276,7 @@ impl Deriver<'_> {
     }
 
     /// `gradient` is one contribution to the gradient of `value`; the second and later ones are summed.
-    fn give(&mut self, index: usize, value: Value, gradient: Value) {
+    fn contribute(&mut self, index: usize, value: Value, gradient: Value) {
         if !self.needed[value.index()] {
             return;
         }
@@ -299,16 +299,16 @@ impl Deriver<'_> {
         inputs: Vec<Value>,
         params: Vec<ParamId>,
         outputs: Vec<(Value, GradWrite)>,
-        lands: bool,
+        trains_params: bool,
     ) {
         let node = &self.graph.nodes[of];
         let trainable = |id: &ParamId| self.graph.param(*id).spec.trainable;
-        let lands: Vec<ParamId> =
-            if lands { node.params.iter().copied().filter(trainable).collect() } else { Vec::new() };
-        // A node that neither writes a value nor lands a gradient has nothing to do: a frozen linear's weight.
-        if outputs.is_empty() && lands.is_empty() {
+        let accumulates_into: Vec<ParamId> =
+            if trains_params { node.params.iter().copied().filter(trainable).collect() } else { Vec::new() };
+        // Nothing to compute: a frozen linear's weight.
+        if outputs.is_empty() && accumulates_into.is_empty() {
             return;
         }
-        self.nodes.push(GradNode { op, unit: node.unit, of, inputs, params, outputs, lands });
+        self.nodes.push(GradNode { op, unit: node.unit, of, inputs, params, outputs, accumulates_into });
     }
 }

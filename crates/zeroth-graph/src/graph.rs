@@ -1,29 +1,29 @@
-//! The graph: units with their parameters, values, and nodes in the order they run.
+//! The graph: units with their parameters, values, and nodes in execution order.
 
 use crate::{GraphError, Op, Value, ValueInfo};
 
-/// A unit, by its place in the order in which a forward first needs them.
+/// A unit: an index into the graph's units, in the order in which forward first needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitId(pub(crate) u32);
 
-/// A parameter, by its place in the table of parameters.
+/// A parameter: an index into the graph's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId(pub(crate) u32);
 
 impl UnitId {
-    /// The unit at this place of the table of units.
+    /// The unit with this index.
     pub const fn at(index: usize) -> Self {
         Self(index as u32)
     }
 
-    /// Its place in the table of units.
+    /// Its index in the graph's units.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl ParamId {
-    /// Its place in the table of parameters.
+    /// Its index in the graph's parameters.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -36,76 +36,76 @@ pub struct ParamSpec {
     pub name: String,
     /// Its shape; a linear's weight is [out, in].
     pub shape: Vec<u64>,
-    /// Whether it is trained. What is not lies in the unit's frozen flat.
+    /// Whether it is trained. Frozen parameters are in the unit's frozen flat buffer.
     pub trainable: bool,
 }
 
 /// A parameter of the graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Param {
-    /// What was declared.
+    /// Its declaration.
     pub spec: ParamSpec,
     /// The unit that holds it.
     pub unit: UnitId,
 }
 
-/// A piece of the model that is gathered, computed and released together.
+/// A group of parameters that is gathered and released together, such as a transformer block (an FSDP unit).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     /// Its name in messages, traces and plans.
     pub name: String,
-    /// Its parameters, in the order of its flats.
+    /// Its parameters, in the order of its flat buffers.
     pub params: Vec<ParamId>,
 }
 
 /// One op with its operands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// What it computes.
+    /// The op.
     pub op: Op,
-    /// The unit it belongs to. It may read parameters of others: a tied head reads the embedding's unit.
+    /// The unit it belongs to. It may read parameters of other units: a tied head reads the embedding's.
     pub unit: UnitId,
-    /// What it reads, in the order of the op's documentation.
+    /// Its operands, in the order documented at the op.
     pub inputs: Vec<Value>,
     /// The parameters it reads.
     pub params: Vec<ParamId>,
-    /// What it writes.
+    /// Its results.
     pub outputs: Vec<Value>,
 }
 
-/// The angles of a model's rotations: a token at position p turns pair i of each head by p · `frequencies[i]`.
+/// A model's rotary embedding: at position p, pair i of each head is rotated by p · `frequencies[i]`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rotary {
-    /// One for each pair of a head's elements; empty where nothing is rotated.
+    /// One per pair of a head's elements; empty where nothing is rotated.
     pub frequencies: Vec<f64>,
-    /// What the rotated elements are scaled with.
+    /// Factor of the rotated elements.
     pub scale: f64,
-    /// How longer sequences turn slower, where they do.
-    pub stretch: Option<Stretch>,
+    /// Dynamic NTK scaling, where the model has it.
+    pub dynamic: Option<DynamicScaling>,
 }
 
-/// Rotations that slow down with the length of a sequence (dynamic scaling).
+/// Dynamic NTK scaling: frequencies fall with the length of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stretch {
+pub struct DynamicScaling {
     /// The base of the frequencies.
     pub theta: f64,
-    /// How much slower.
+    /// The scaling factor.
     pub factor: f64,
-    /// Sequences up to this length are not slowed down.
+    /// Sequences up to this length are not scaled.
     pub max_positions: u64,
 }
 
 impl Rotary {
-    /// The frequencies of a sequence of this length, which alone decides them: not what it is packed with.
-    pub fn of_length(&self, length: u64) -> impl Iterator<Item = f64> {
+    /// The frequencies of a sequence of this length, whatever it is packed with.
+    pub fn frequencies_at(&self, length: u64) -> impl Iterator<Item = f64> {
         let dim = 2.0 * self.frequencies.len() as f64;
-        let slowed = self.stretch.filter(|stretch| length > stretch.max_positions).map(|stretch| {
-            let Stretch { theta, factor, max_positions } = stretch;
+        let theta = self.dynamic.filter(|scaling| length > scaling.max_positions).map(|scaling| {
+            let DynamicScaling { theta, factor, max_positions } = scaling;
             let longer = length as f64 / max_positions as f64;
             theta * (factor * longer - (factor - 1.0)).powf(dim / (dim - 2.0))
         });
         self.frequencies.iter().enumerate().map(move |(pair, frequency)| {
-            slowed.map_or(*frequency, |theta| theta.powf(-2.0 * pair as f64 / dim))
+            theta.map_or(*frequency, |theta| theta.powf(-2.0 * pair as f64 / dim))
         })
     }
 }
@@ -119,16 +119,16 @@ pub struct Graph {
     pub params: Vec<Param>,
     /// Values, by [`Value`].
     pub values: Vec<ValueInfo>,
-    /// Values that come from the data.
+    /// Values that come from the dataset.
     pub inputs: Vec<Value>,
-    /// Ops, in the order they run. The last is the head_loss.
+    /// Nodes, in execution order. The last is the head_loss.
     pub nodes: Vec<Node>,
-    /// The angles of its rotations.
+    /// The rotary embedding.
     pub rotary: Rotary,
 }
 
 impl Param {
-    /// Its elements.
+    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.spec.shape.iter().product()
     }
@@ -145,7 +145,7 @@ impl Graph {
         &self.params[param.index()]
     }
 
-    /// Elements of a unit's trainable (or frozen) flat, without padding.
+    /// Elements of a unit's trainable or frozen flat buffer, without padding.
     pub fn flat_elements(&self, unit: UnitId, trainable: bool) -> u64 {
         let params = self.units[unit.index()].params.iter().map(|id| self.param(*id));
         params.filter(|param| param.spec.trainable == trainable).map(Param::elements).sum()
@@ -167,7 +167,7 @@ impl Graph {
         &self.units[unit.index()].name
     }
 
-    /// The head_loss, whose gradient all others follow from.
+    /// The index of the head_loss.
     pub(crate) fn loss_node(&self) -> Result<usize, GraphError> {
         self.nodes.iter().position(|node| node.op == Op::HeadLoss).ok_or(GraphError::NoLoss)
     }

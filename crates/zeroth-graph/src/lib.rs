@@ -1,11 +1,11 @@
-//! What a model computes, over shapes only: no memory, no device.
+//! A model's computation graph over shapes, without memory or device.
 //!
-//! A model's forward is written once, with a [`Builder`]: units declare their parameters, ops connect values. The
-//! result is a [`Graph`], a list of [`Node`]s in the order they run. [`Graph::backward`] derives the gradients: each op
-//! says in one place what its gradient reads and how it is computed, and nobody writes a model's backward.
+//! A model writes its forward once with a [`Builder`]: units declare parameters, ops connect values. The result is a
+//! [`Graph`], a list of [`Node`]s in execution order. [`Graph::backward`] derives the gradients: each op defines in one place
+//! what its gradient reads and computes.
 //!
-//! Activations are [tokens, width]: a micro-batch is its sequences end to end, with a table of where each begins that
-//! the executor holds. A 70B model is described in milliseconds and in no memory.
+//! Activations are [tokens, width]. The sequences of a micro-batch are packed contiguously; the executor holds their starts.
+//! Describing a 70B model takes milliseconds and no tensor memory.
 
 mod builder;
 mod error;
@@ -18,6 +18,6 @@ mod value;
 pub use builder::Builder;
 pub use error::GraphError;
 pub use gradient::{Backward, GradNode, GradOp, GradWrite};
-pub use graph::{Graph, Node, Param, ParamId, ParamSpec, Rotary, Stretch, Unit, UnitId};
+pub use graph::{DynamicScaling, Graph, Node, Param, ParamId, ParamSpec, Rotary, Unit, UnitId};
 pub use op::Op;
 pub use value::{Kind, Value, ValueInfo};

@@ -1,14 +1,14 @@
-//! The ops: coarse, and named for what they do.
+//! The ops of a graph.
 //!
-//! An op holds what does not depend on the micro-batch. Its operands, parameters and results are the node's; the order
-//! in which they stand is documented here, once, for the graph and for everything that runs it.
+//! An op holds what does not depend on the micro-batch. Its operands, parameters and results are the node's; their order is
+//! documented here, for the graph and everything that executes it.
 
-/// What a node computes. T is the number of tokens, H the hidden width.
+/// The op of a node. T is the number of tokens, H the hidden size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
     /// `ids` [T] and a table [V, H] give the rows [T, H].
     Embedding,
-    /// `x` [T, I], weight [O, I] and perhaps a bias [O] give `x · wᵀ + b` [T, O].
+    /// `x` [T, I], weight [O, I] and an optional bias [O] give `x · wᵀ + b` [T, O].
     Linear,
     /// `x` [T, H] and weight [H] give `x · rstd · w` [T, H] and the statistic `rstd` [T].
     RmsNorm {
@@ -41,22 +41,22 @@ pub enum Op {
         heads: u64,
         /// Heads of k and v; each serves heads / kv_heads heads of q.
         kv_heads: u64,
-        /// How many positions back a token attends, itself included; none: all of its sequence.
+        /// Sliding window: keys per query, its own included; `None` attends to the whole prefix.
         window: Option<u64>,
-        /// What scores are multiplied with.
+        /// Factor of the scores.
         scale: f64,
     },
     /// `gate` and `up` [T, F] give `silu(gate) · up`.
     SwiGlu,
-    /// `x` with elements zeroed by chance and the rest scaled up; the mask is computed again where it is needed.
+    /// `x` with elements zeroed at random and the others scaled up; the mask is recomputed in backward.
     Dropout {
-        /// The chance that an element is zeroed.
+        /// The probability that an element is zeroed.
         probability: f64,
-        /// Tells the dropouts of one model apart: part of the key of its random numbers.
+        /// The number of this op among the model's dropouts: part of the key of its random numbers.
         salt: u32,
     },
-    /// `x` [T, H], weight [V, H] and `labels` [T] give the sum of the losses of the trained tokens [1]: projection,
-    /// softmax and cross-entropy in slices of tokens, so that no [T, V] tensor exists.
+    /// `x` [T, H], weight [V, H] and `labels` [T] give the sum of the tokens' losses [1]: projection, softmax and
+    /// cross-entropy in slices of tokens, so that no [T, V] tensor exists.
     HeadLoss,
 }
 

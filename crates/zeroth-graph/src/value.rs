@@ -1,40 +1,40 @@
-//! The values that flow between ops.
+//! Values: the tensors between ops.
 
-/// A tensor of the graph, by its place in the table of values.
+/// A tensor of the graph: an index into its table of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Value(pub(crate) u32);
 
 impl Value {
-    /// Its place in the table of values.
+    /// Its index in the table of values.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What a value's elements are.
+/// The kind of a value's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Numbers in the type of the run: bf16, fp16 or f32.
+    /// Numbers in the run's dtype: bf16, fp16 or f32.
     Activation,
-    /// Numbers in f32 whatever the run: statistics that a gradient reads.
+    /// f32 at every run dtype: statistics that a gradient reads.
     Statistic,
-    /// Whole numbers of 4 bytes: tokens, labels, positions.
+    /// 32-bit integers: tokens, labels, positions.
     Index,
 }
 
 /// A value's shape and kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueInfo {
-    /// Rows: tokens of a micro-batch, or what an op makes of them.
+    /// Rows: the tokens of a micro-batch, or 1.
     pub rows: u64,
     /// Elements of a row.
     pub width: u64,
-    /// What its elements are.
+    /// The kind of its elements.
     pub kind: Kind,
 }
 
 impl ValueInfo {
-    /// Elements in all.
+    /// Number of elements.
     pub const fn elements(&self) -> u64 {
         self.rows * self.width
     }

@@ -49,7 +49,7 @@ fn decoder(sizes: Sizes, tokens: u64, frozen: fn(&str) -> bool) -> Graph {
     let mut b = Builder::new(tokens);
     let half = head_dim as usize / 2;
     let frequencies = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
-    b.rotary(Rotary { frequencies, scale: 1.1, stretch: None });
+    b.rotary(Rotary { frequencies, scale: 1.1, dynamic: None });
     b.unit("embedding", vec![spec("embed".to_owned(), &[VOCAB, hidden], frozen)]).unwrap();
     let table = b.param("embed").unwrap();
     let ids = b.ids();
@@ -198,14 +198,14 @@ fn the_norm_of_q_trains_where_nothing_before_it_does() {
     assert_gradients(&graph);
     let backward = graph.backward().unwrap();
     let norms = backward.nodes.iter().filter(|node| matches!(node.op, GradOp::HeadNormRope(_)));
-    let norms: Vec<_> = norms.map(|node| (node.outputs.len(), node.lands.len())).collect();
+    let norms: Vec<_> = norms.map(|node| (node.outputs.len(), node.accumulates_into.len())).collect();
     assert_eq!(norms, [(0, 1)], "no gradient of x, and none of k's norm");
 }
 
 #[test]
 fn what_is_normed_and_turned_and_read_elsewhere_too_gets_the_sum() {
     let mut b = Builder::new(7);
-    b.rotary(Rotary { frequencies: vec![1.0, 0.1], scale: 1.1, stretch: None });
+    b.rotary(Rotary { frequencies: vec![1.0, 0.1], scale: 1.1, dynamic: None });
     let params = [("embed", &[VOCAB, 8][..]), ("n", &[4]), ("last", &[8])];
     b.unit("all", params.map(|(name, shape)| spec(name.to_owned(), shape, nothing_frozen)).to_vec()).unwrap();
     let p = |b: &Builder, name: &str| b.param(name).unwrap();

@@ -1,70 +1,67 @@
-//! What a step's outcome decides: the gradient norm, the clip factor, whether the step counts, the loss scale, the
-//! optimizer's numbers.
+//! Step control on the device: gradient norm, clip factor, whether the update is applied, loss scale, optimizer scalars.
 //!
-//! It is computed on the device by one small kernel, so that the host need not wait for it: the host uploads a
-//! [`StepInput`] before a step and reads a [`Record`] some time after. The structs here are the layout in device memory,
-//! the same for every device.
+//! One small kernel computes them, so that the host does not wait: it uploads a [`StepInput`] before a step and reads a
+//! [`Record`] later. The structs here are the layout in device memory, the same on every device.
 
 mod decide;
 mod numbers;
 
 use bytemuck::{Pod, Zeroable};
 
-pub use decide::{Told, decide};
+pub use decide::{RankReport, decide};
 pub use numbers::StepNumbers;
 
-/// Learning rates that a step's input carries: the host may run ahead of what it knows about applied steps by this many.
+/// Learning rates in a step's input: the host may run ahead of its knowledge of applied steps by this many.
 pub const RATES: usize = 64;
 
-/// Groups of parameters that the optimizer tells apart: decayed ones are group 0, the others group 1.
+/// Parameter groups: 0 has weight decay, 1 has not.
 pub const GROUPS: usize = 2;
 
-/// What a config says once. An optimizer reads what it knows and no more.
+/// Hyperparameters of optimizer, clipping and loss scaling, constant over a run.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Recipe {
-    /// How much of the first moment stays (Adam, AdamW, Lion).
+    /// Decay of the first moment (Adam, AdamW, Lion).
     pub beta1: f64,
-    /// How much of the second moment stays (Adam, AdamW); for Lion, of its one moment.
+    /// Decay of the second moment (Adam, AdamW), or of Lion's moment.
     pub beta2: f64,
     /// Added to the root of the second moment (Adam, AdamW, Adagrad).
     pub eps: f64,
-    /// Decay of the weights, for each group.
+    /// Weight decay of each parameter group.
     pub weight_decay: [f64; GROUPS],
-    /// The largest gradient norm; 0: gradients are not clipped.
+    /// The gradient norm to clip to; 0 disables clipping.
     pub max_norm: f64,
-    /// How much of the velocity stays (SGD); 0: there is none.
+    /// Momentum (SGD); 0 disables it.
     pub momentum: f64,
-    /// How much of the newest gradient the velocity does not take (SGD).
+    /// Dampening of the momentum (SGD).
     pub dampening: f64,
-    /// How fast the learning rate falls (Adagrad): it is divided by 1 + this · steps before.
+    /// Learning-rate decay (Adagrad): the rate is divided by 1 + `lr_decay` · previous steps.
     pub lr_decay: f64,
-    /// What the sum of squares starts with (Adagrad).
+    /// Initial sum of squares (Adagrad).
     pub initial_accumulator: f64,
-    /// What losses are multiplied with in backward: always, or at the start where it moves.
+    /// The loss scale, or the initial one where it is dynamic.
     pub loss_scale: f64,
-    /// A moving loss scale does not fall below this; an overflow there halts.
+    /// The least dynamic loss scale; an overflow at it halts training.
     pub min_scale: f64,
-    /// A moving loss scale doubles after this many clean steps.
+    /// A dynamic loss scale doubles after this many steps without overflow.
     pub scale_window: u64,
-    /// A moving loss scale halves at this many overflows, not before.
+    /// Overflows before a dynamic loss scale halves.
     pub hysteresis: u64,
-    /// Steps with a gradient that is not finite that may be skipped; after one more nothing is applied until the host
-    /// says so. Overflows of a moving loss scale do not count.
+    /// Steps with infinite or NaN gradients that may be skipped; one more halts until the host resumes. Overflows of a dynamic
+    /// loss scale do not count.
     pub tolerated: u64,
-    /// Not 0: the loss scale moves.
+    /// Not 0: the loss scale is dynamic.
     pub dynamic: u32,
-    /// Not 0: a clean step gives all of `hysteresis` back; else only a doubling does.
+    /// Not 0: a step without overflow resets `hysteresis`; else only a doubling does.
     pub consecutive_hysteresis: u32,
-    /// Not 0: looks ahead along the velocity (SGD).
+    /// Not 0: Nesterov momentum (SGD).
     pub nesterov: u32,
-    /// Not 0: moments are corrected for starting at zero (Adam, AdamW).
+    /// Not 0: bias correction of the moments (Adam, AdamW).
     pub bias_correction: u32,
 }
 
 impl Default for Recipe {
-    /// The defaults of PyTorch's Adam, nothing clipped, nothing scaled, nothing tolerated; what moves a loss scale is
-    /// DeepSpeed's default, and off.
+    /// PyTorch's defaults of Adam, without clipping or loss scaling; the dynamic loss scale has DeepSpeed's defaults and is off.
     fn default() -> Self {
         Self {
             beta1: 0.9,
@@ -89,86 +86,86 @@ impl Default for Recipe {
     }
 }
 
-/// What the host says before each step.
+/// The host's input to a step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct StepInput {
-    /// 1 / trained tokens of the step, over all ranks and micro-batches.
+    /// 1 / (tokens with a label in the step, over all ranks and micro-batches).
     pub loss_weight: f64,
-    /// The number of applied steps that `rates[0]` belongs to.
+    /// The number of applied steps at which `rates[0]` is used.
     pub first_rate: u64,
-    /// Learning rates of the step after `first_rate` applied ones, and of the next ones.
+    /// Learning rates of this and the following applied steps.
     pub rates: [f64; RATES],
 }
 
-/// What stays on the device from step to step, and what the last `control` decided.
+/// Control state on the device, and the decisions for the current step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Control {
-    /// Steps whose update was applied.
+    /// Applied steps.
     pub applied: u64,
-    /// Steps that were skipped.
+    /// Skipped steps.
     pub skipped: u64,
-    /// What losses are multiplied with in the next backward.
+    /// The loss scale of the next backward.
     pub loss_scale: f64,
-    /// Steps that a moving loss scale has seen.
+    /// Steps seen by the dynamic loss scale.
     pub iteration: u64,
-    /// The last of them that overflowed, or -1.
+    /// The last step that overflowed, or -1.
     pub last_overflow: i64,
-    /// A moving loss scale halves at the overflow that finds 1 here.
+    /// Overflows left before the loss scale halves.
     pub hysteresis_left: u32,
     /// Not 0: no update is applied until the host clears it.
     pub halted: u32,
-    /// Not 0: halted because the loss scale can fall no further.
+    /// Not 0: halted by an overflow at the least loss scale.
     pub at_min_scale: u32,
     /// Not 0: the update of this step is applied.
     pub apply: u32,
-    /// The optimizer's numbers of this step.
+    /// The optimizer's scalars of this step, per parameter group.
     pub numbers: [StepNumbers; GROUPS],
 }
 
-/// What a rank tells the others before `control`. Its flats' exact sums of squares follow it, and then a u64 a flat: not 0
-/// where its own gradient of that flat was not finite.
+/// A rank's report to all ranks before the control kernel. Followed by its exact sum of squares of every flat buffer and one
+/// u64 per flat buffer: not 0 where the rank's own gradient was infinite or NaN.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Report {
-    /// The sum of the losses of its trained tokens.
+    /// The sum of the losses of its tokens.
     pub loss: f64,
 }
 
-/// What the host reads after a step; a norm for every flat follows it.
+/// The outcome of a step, for the host; followed by the norm of every flat buffer.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Record {
-    /// The mean loss over the step's trained tokens.
+    /// The mean loss over the step's tokens with a label.
     pub loss: f64,
-    /// The norm of all gradients, before clipping; NaN where one is not finite.
+    /// The gradient norm before clipping; NaN where a gradient is infinite or NaN.
     pub norm: f64,
     /// The learning rate used.
     pub rate: f64,
-    /// What losses were multiplied with in this step.
+    /// The loss scale of this step.
     pub loss_scale: f64,
     /// Steps applied so far.
     pub applied: u64,
     /// Steps skipped so far.
     pub skipped: u64,
-    /// The first flat whose gradient is not finite, or -1: with `broken_rank` where a rank's own gradient was not, without
-    /// where only the sum over ranks is not.
-    pub broken_flat: i64,
-    /// The rank whose gradient of `broken_flat` is not finite; without one, the first rank whose loss is not; or -1.
-    pub broken_rank: i64,
+    /// The first flat buffer with an infinite or NaN gradient, or -1. `nonfinite_rank` is -1 where only the sum over ranks
+    /// overflowed.
+    pub nonfinite_flat: i64,
+    /// The rank with the infinite or NaN gradient; else the first with such a loss; or -1.
+    pub nonfinite_rank: i64,
     /// Not 0: this step's update was applied.
     pub apply: u32,
-    /// Not 0: later ones are not applied.
+    /// Not 0: no later update is applied.
     pub halted: u32,
-    /// Not 0: halted because an overflow met the smallest loss scale.
+    /// Not 0: halted by an overflow at the least loss scale.
     pub at_min_scale: u32,
-    /// Not 0: a gradient or a loss of this step was not finite.
-    pub broken: u32,
+    /// Not 0: a gradient or a loss of this step was infinite or NaN.
+    pub found_inf: u32,
 }
 
 impl Control {
-    /// The state before the first step, with a loss scale that stays.
+    /// The state before the first step, with a constant loss scale.
     pub fn new(loss_scale: f64) -> Self {
         Self { loss_scale, last_overflow: -1, ..Self::zeroed() }
     }

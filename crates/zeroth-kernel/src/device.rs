@@ -1,4 +1,4 @@
-//! The interface that every device implements: arenas, queues, and kernels that are enqueued and never waited for.
+//! The [`Device`] trait: arenas, queues, and asynchronous kernels.
 
 use std::os::fd::BorrowedFd;
 
@@ -6,20 +6,20 @@ use zeroth_base::DType;
 
 use crate::{Exchange, IpcHandles, Kernel, Launch, Span, Tier, Transport};
 
-/// A line of work that a device does in order. Work of two queues may run at the same time; what must wait says so.
+/// An in-order queue of a device (a CUDA stream). Work on different queues may run concurrently unless an event orders it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
-    /// Kernels.
+    /// Compute kernels.
     Compute,
     /// Collectives.
     Comm,
-    /// From the host's memory to the device's.
+    /// Copies from host to device memory.
     Upload,
-    /// From the device's memory to the host's.
+    /// Copies from device to host memory.
     Download,
-    /// Optimizer state that passes through the device: its way there, and the update itself.
+    /// Streamed optimizer state: copies to the device, and the update itself.
     Load,
-    /// And its way back.
+    /// Streamed optimizer state: copies back to the host.
     Store,
 }
 
@@ -41,53 +41,53 @@ impl Queue {
     }
 }
 
-/// What goes wrong on a device.
+/// An error of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// An arena that cannot be had.
+    /// An arena could not be allocated.
     #[error("{device}: {bytes} bytes of {tier} memory were asked for and not given: {reason}")]
     Memory {
         /// The device.
         device: String,
         /// Which arena.
         tier: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// A thread that the system does not give.
+    /// A thread could not be started.
     #[error(
         "cpu: thread {number} of {threads} could not be started: {reason}; use fewer with --threads-per-rank, or raise the \
          limit on processes (ulimit -u, pids.max of the control group)"
     )]
     Threads {
-        /// Which one; the calling thread is the first.
+        /// Its number; the calling thread is number 0.
         number: usize,
-        /// Threads asked for.
+        /// Threads requested.
         threads: usize,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// `ZEROTH_CPU` asks for what this machine has not.
+    /// `ZEROTH_CPU` names an ISA that this machine lacks.
     #[error("{0}")]
     Isa(String),
-    /// A place outside of its arena, or two operands that overlap and must not.
+    /// A span outside its arena, or overlapping operands of which one is written.
     #[error("{what}: {problem}")]
     Operands {
-        /// The kernel or the copy.
+        /// The kernel or copy.
         what: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// A library or a call of it that fails.
+    /// A library call failed.
     #[error("{device}: {call} failed: {reason}")]
     Call {
         /// The device.
         device: String,
-        /// What was called.
+        /// The call.
         call: String,
-        /// What it said.
+        /// Its error.
         reason: String,
     },
 }
@@ -95,102 +95,102 @@ pub enum DeviceError {
 /// Bytes to read and bytes to write.
 pub type ReadWrite<'a> = (&'a [u8], &'a mut [u8]);
 
-/// A file's part that a device's arena is put into where other ranks read it.
+/// Spans of a device arena that are backed by a shared file, so that peers can map them.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared<'a> {
     /// The file.
     pub file: BorrowedFd<'a>,
-    /// Where in it the arena's first byte would lie.
+    /// File offset of the arena's first byte.
     pub at: u64,
-    /// The places of the device's arena that others read.
+    /// The spans that peers read.
     pub spans: &'a [Span],
 }
 
-/// A part of a file, as it appears in a place behind a device's arena.
+/// A range of a peer's shared file, mapped read-only at an address after the device arena.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerMapping<'a> {
-    /// The place.
+    /// Where it is mapped.
     pub to: Span,
     /// The file.
     pub file: BorrowedFd<'a>,
-    /// Where in it the part begins.
+    /// File offset of the range.
     pub at: u64,
 }
 
-/// Which of the processors that several ranks may use are a rank's: the `number`th of `of` equal parts.
+/// A rank's share of the CPUs that the ranks of a machine have in common: part `number` of `of` equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuShare {
-    /// Which part, from 0.
+    /// The part, from 0.
     pub number: usize,
-    /// How many there are.
+    /// Number of parts.
     pub of: usize,
 }
 
-/// A sum over ranks, in their order, of parts that lie in their own memory.
+/// A reduction over ranks, in rank order, that reads every rank's part in that rank's own memory.
 #[derive(Clone, Copy)]
 pub struct RankSum<'a> {
     /// The number of ranks.
     pub ranks: usize,
     /// This rank.
     pub rank: usize,
-    /// Its part.
+    /// This rank's part.
     pub own: Span,
-    /// The part of another rank, as long as its own.
+    /// The part of another rank, as long as this rank's.
     pub other: &'a (dyn Fn(usize) -> &'a [u8] + Sync),
-    /// The type of all parts.
+    /// The dtype of the parts.
     pub from_type: DType,
-    /// The sums.
+    /// The result.
     pub to: Span,
-    /// Their type: what is added in f32 is rounded once.
+    /// The dtype of the result: sums are in f32 and rounded once.
     pub to_type: DType,
-    /// Whether the sum is added to what is there.
+    /// Whether the old result is added.
     pub add: bool,
-    /// A [`crate::ExactSum`] to which the squares of what `to` then holds are added, block by block.
+    /// A [`crate::ExactSum`] to which the squares of the result are added.
     pub squares: Option<Span>,
 }
 
-/// Notes that a device keeps at the same time.
-pub const NOTES: usize = 2;
+/// Readbacks that may be pending at the same time.
+pub const READBACKS: usize = 2;
 
-/// A device with its arenas. All functions but `synchronise` may return before the work is done.
+/// A device with its arenas. Methods may return before the work is done, except `download` and `synchronise`.
 pub trait Device: Send {
-    /// What it is, in words.
+    /// A description for messages.
     fn name(&self) -> String;
 
-    /// Bytes of scratch that a kernel needs on this device.
+    /// Bytes of scratch of a kernel on this device.
     fn scratch_bytes(&self, kernel: &Kernel, dtype: DType) -> u64;
 
     /// Enqueues a kernel.
     fn enqueue(&mut self, queue: Queue, launch: &Launch) -> Result<(), DeviceError>;
 
-    /// Enqueues a copy from host memory. The bytes are taken before this returns.
+    /// Enqueues a copy from host memory. `from` may be reused when this returns.
     fn upload(&mut self, queue: Queue, from: &[u8], to: Span) -> Result<(), DeviceError>;
 
-    /// Copies to host memory, after all that the queue holds; the bytes are there when this returns.
+    /// Copies to host memory after all work on the queue, and waits for it.
     fn download(&mut self, queue: Queue, from: Span, to: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Enqueues a copy of some bytes that the host reads later, under a number below [`NOTES`].
-    fn note(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError>;
+    /// Enqueues an asynchronous readback into slot `number`, below [`READBACKS`].
+    fn start_readback(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError>;
 
-    /// The bytes of the newest note of this number; waits for it, and for nothing behind it.
-    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError>;
+    /// Waits for the newest readback of a slot, and for nothing enqueued after it; returns its bytes.
+    fn finish_readback(&mut self, number: usize) -> Result<&[u8], DeviceError>;
 
-    /// Marks this point of a queue with a number below the one given to `marks`.
-    fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
+    /// Records event `event` at this point of a queue.
+    fn record_event(&mut self, queue: Queue, event: usize) -> Result<(), DeviceError>;
 
-    /// What is enqueued on `queue` from now on runs after the work before the newest `mark`.
-    fn wait(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
+    /// Makes later work on `queue` wait for the newest recording of `event`.
+    fn wait_event(&mut self, queue: Queue, event: usize) -> Result<(), DeviceError>;
 
-    /// How many marks will be used.
-    fn marks(&mut self, count: usize) -> Result<(), DeviceError>;
+    /// Reserves events 0 to `count` - 1.
+    fn reserve_events(&mut self, count: usize) -> Result<(), DeviceError>;
 
-    /// All sequences of the micro-batches that are enqueued from now on have this length, and fill their rows; none: any
-    /// lengths. A device may have a faster kernel for it. Lines that are kept stay what they were.
+    /// Declares that all sequences of later micro-batches have this length and fill their rows; `None`: any lengths. A device may
+    /// have a faster attention kernel for it. Captured graphs are not affected.
     fn equal_sequences(&mut self, _length: Option<usize>) {}
 
-    /// Keeps a line of launches of one queue, which are not run now, and gives its number; none where a device has nothing
-    /// to gain by it. Each of them has been enqueued before.
-    fn keep(
+    /// Captures launches of one queue as a graph without running them, and returns its number; `None` where a device does not
+    /// use graphs. Every launch has been enqueued before.
+    fn capture_graph(
         &mut self,
         _queue: Queue,
         _launches: &mut dyn Iterator<Item = &Launch>,
@@ -198,76 +198,77 @@ pub trait Device: Send {
         Ok(None)
     }
 
-    /// Enqueues a line that is kept.
-    fn replay(&mut self, _queue: Queue, kept: usize) -> Result<(), DeviceError> {
-        let problem = format!("line {kept} is not kept here");
-        Err(DeviceError::Operands { what: "replay", problem })
+    /// Enqueues a captured graph.
+    fn launch_graph(&mut self, _queue: Queue, graph: usize) -> Result<(), DeviceError> {
+        let problem = format!("this device has captured no graph {graph}");
+        Err(DeviceError::Operands { what: "launch_graph", problem })
     }
 
-    /// Waits until all queues are empty, and says what went wrong on the way.
+    /// Waits until all queues are empty; returns the first error of their work.
     fn synchronise(&mut self) -> Result<(), DeviceError>;
 
-    /// Two places as the host sees them, the first to read and the second to write, where the host can see the arena at
-    /// all. They must not overlap.
+    /// Two spans as host slices, to read and to write, where the host can address the arena. They must not overlap.
     fn direct(&mut self, read: Span, write: Span) -> Result<Option<ReadWrite<'_>>, DeviceError>;
 
-    /// One place as the host sees it.
+    /// One span as a host slice, where the host can address the arena.
     fn direct_mut(&mut self, span: Span) -> Result<Option<&mut [u8]>, DeviceError>;
 
     /// Bytes of an arena.
     fn capacity(&self, tier: Tier) -> u64;
 
-    /// Notes the time at which a queue comes to this point; nothing where the host's clock says it, because the work is done
-    /// when a launch returns.
-    fn stamp(&mut self, _queue: Queue) -> Result<(), DeviceError> {
+    /// Records a timestamp at this point of a queue. Synchronous devices record nothing: the host's clock is exact there.
+    fn record_timestamp(&mut self, _queue: Queue) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// The times noted since the last call, in the order of the notes, in microseconds since the first of all; none where
-    /// the host's clock says them. Waits for them.
-    fn stamps(&mut self) -> Result<Vec<f64>, DeviceError> {
+    /// Waits for the timestamps recorded since the last call and returns them, in microseconds since the first of all. Empty on
+    /// synchronous devices.
+    fn take_timestamps(&mut self) -> Result<Vec<f64>, DeviceError> {
         Ok(Vec::new())
     }
 
-    /// Puts places of the arena where other ranks can read them, before anything lies there. False where the device's
-    /// memory cannot be there.
+    /// Backs spans of the arena with a shared file, before first use. Returns false where the device's memory cannot be shared.
     fn share(&mut self, _shared: &Shared<'_>) -> Result<bool, DeviceError> {
         Ok(false)
     }
 
-    /// Gives places from `at` on, behind the arena, `bytes` of addresses, in which the parts of files appear, to read. False
-    /// where they cannot: then it is plain memory.
-    fn map_peers(&mut self, _at: u64, bytes: u64, _sights: &[PeerMapping<'_>]) -> Result<bool, DeviceError> {
-        let problem = format!("{bytes} bytes of other ranks' memory are not seen from this device");
+    /// Maps ranges of peers' shared files read-only at offsets from `at` on, after the arena, in `bytes` of address space.
+    /// Returns false where they cannot be mapped: then the range is private memory.
+    fn map_peers(
+        &mut self,
+        _at: u64,
+        bytes: u64,
+        _mappings: &[PeerMapping<'_>],
+    ) -> Result<bool, DeviceError> {
+        let problem = format!("this device cannot map {bytes} bytes of other ranks' memory");
         Err(DeviceError::Operands { what: "map_peers", problem })
     }
 
-    /// Takes its processors, where it has some of its own, and all memory of its arenas: no launch waits for memory later.
+    /// Pins its threads to their CPUs, where `share` is given, and prefaults its arenas.
     fn pin_and_prefault(&mut self, _share: Option<CpuShare>) {}
 
-    /// Enqueues a sum over ranks that reads the others' memory. Only where [`Device::direct`] sees the arena.
+    /// Enqueues a sum over ranks that reads peers' mapped memory. Only where [`Device::direct`] returns slices.
     fn sum_ranks(&mut self, _queue: Queue, _sum: &RankSum<'_>) -> Result<(), DeviceError> {
-        let problem = "the memory of other ranks is not seen from this device".to_owned();
+        let problem = "this device cannot read the memory of other ranks".to_owned();
         Err(DeviceError::Operands { what: "sum over ranks", problem })
     }
 
-    /// What `rank` tells the others, so that their devices can reach this one. The arena holds nothing yet, and something
-    /// may be written there.
-    fn ipc_handle(&mut self, _way: Transport, _rank: usize) -> Result<Vec<u8>, DeviceError> {
+    /// The handle by which peers' devices reach this one, as `rank`. Called before first use of the arena, which it may write.
+    fn ipc_handle(&mut self, _transport: Transport, _rank: usize) -> Result<Vec<u8>, DeviceError> {
         Err(no_ipc())
     }
 
-    /// Reaches the devices of all ranks, all of whom call it. From when all have done so, [`Self::exchange`] works.
-    fn open_ipc_handles(&mut self, _doors: &IpcHandles<'_>) -> Result<(), DeviceError> {
+    /// Opens the handles of all ranks; collective. [`Self::exchange`] works once all ranks have returned.
+    fn open_ipc_handles(&mut self, _handles: &IpcHandles<'_>) -> Result<(), DeviceError> {
         Err(no_ipc())
     }
 
-    /// Forgets the devices of the other ranks, because one of them could not reach all.
+    /// Closes the peers' handles, because a rank failed to open them.
     fn close_ipc_handles(&mut self) {}
 
-    /// Enqueues an exchange with the devices of the other ranks, who enqueue theirs in the same order on the same queue.
-    /// `points` are the next two numbers of the words they meet at: the others may read this rank's places when it has
-    /// come to the first, and what the queue does afterwards comes after all have come to the second.
+    /// Enqueues a collective among the ranks' devices; all ranks enqueue theirs in the same order on the same queue. `points` are
+    /// the next two values of the barrier counters: peers may read this rank's spans once its counter reaches the first, and
+    /// later work on the queue waits until all counters reach the second.
     fn exchange(
         &mut self,
         _queue: Queue,
@@ -277,13 +278,13 @@ pub trait Device: Send {
         Err(no_ipc())
     }
 
-    /// What ends all waiting for other ranks' devices, from any thread; none where writing to their words does.
+    /// A function that aborts waits for peers' devices from any thread; `None` where writing the barrier counters does.
     fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
         None
     }
 }
 
 fn no_ipc() -> DeviceError {
-    let problem = "this device does not meet other ranks' devices".to_owned();
+    let problem = "this device does not exchange data with other ranks' devices".to_owned();
     DeviceError::Operands { what: "exchange", problem }
 }

@@ -5,10 +5,10 @@ use zeroth_base::DType;
 
 use crate::Element;
 
-/// The sizes of a linear map of `rows` vectors.
+/// Dimensions of a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinearDims {
-    /// Vectors mapped.
+    /// Tokens.
     pub rows: usize,
     /// Width of x.
     pub inputs: usize,
@@ -16,7 +16,7 @@ pub struct LinearDims {
     pub outputs: usize,
 }
 
-/// The sizes of an embedding.
+/// Dimensions of an embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EmbeddingDims {
     /// Rows of the table.
@@ -25,10 +25,10 @@ pub struct EmbeddingDims {
     pub width: usize,
 }
 
-/// The sizes of a norm over the last `width` elements.
+/// Dimensions of an RMSNorm over the last `width` elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsNormDims {
-    /// Vectors that are normed, each on its own.
+    /// Vectors that are normalized.
     pub rows: usize,
     /// Elements of a vector.
     pub width: usize,
@@ -43,38 +43,38 @@ impl RmsNormDims {
     }
 }
 
-/// The sizes of what is turned: [rows, heads · head_dim].
+/// Dimensions of a RoPE of [rows, heads · head_dim].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RopeDims {
     /// Tokens.
     pub rows: usize,
-    /// Heads of a token.
+    /// Heads per token.
     pub heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Leading elements of a head that turn; the rest is left as it is.
+    /// Leading elements of a head that are rotated; the others are unchanged.
     pub rotated: usize,
 }
 
-/// The sizes of what is normed and turned: [rows, heads · head_dim].
+/// Dimensions of a head norm with RoPE of [rows, heads · head_dim].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadNormRopeDims {
-    /// Tokens, heads, elements of a head, and how many of them turn.
+    /// Dimensions of the rotation.
     pub rope: RopeDims,
     /// Added to the mean of squares.
     pub eps: f32,
 }
 
 impl HeadNormRopeDims {
-    /// The norm alone.
+    /// Dimensions of the norm alone.
     pub const fn norm(self) -> RmsNormDims {
         let RopeDims { rows, heads, head_dim, .. } = self.rope;
         RmsNormDims::per_head(rows, heads, head_dim, self.eps)
     }
 }
 
-/// The sizes of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim]. Their rows may be further
-/// apart than they are long, those of one width equally far.
+/// Dimensions of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim]. Rows may be padded;
+/// operands of one width have one stride.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDims {
     /// Tokens, padding included.
@@ -85,9 +85,9 @@ pub struct AttentionDims {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// A query sees this many keys, its own among them; `None`: all before it.
+    /// Sliding window: keys per query, its own included; `None` attends to the whole prefix.
     pub window: Option<usize>,
-    /// Multiplies the scores.
+    /// Factor of the scores.
     pub scale: f32,
 }
 
@@ -107,49 +107,48 @@ impl AttentionDims {
         self.heads / self.kv_heads
     }
 
-    /// What turns a raw score into an exponent of 2.
+    /// The factor from a raw score to an exponent of 2.
     pub fn log2_scale(&self) -> f32 {
         self.scale * std::f32::consts::LOG2_E
     }
 
-    /// The first key that a query of a sequence sees.
+    /// The first key that a query attends to.
     pub fn first_key(&self, sequence: usize, query: usize) -> usize {
         self.window.map_or(sequence, |window| sequence.max((query + 1).saturating_sub(window)))
     }
 
-    /// The query behind the last one that sees a key, in a sequence that ends at `end`.
+    /// One past the last query that attends to a key, in a sequence that ends at `end`.
     pub fn end_query(&self, end: usize, key: usize) -> usize {
         self.window.map_or(end, |window| end.min(key.saturating_add(window)))
     }
 }
 
-/// What a slice's exponentials take, about, in elements of f32: 160 MiB.
+/// f32 elements of a slice's exponentials: 160 MiB.
 const SLICE: usize = 40 << 20;
-/// Rows of a slice of f32 exponentials, at most and at least; of bf16 they are twice as many.
+/// Rows of a slice of f32 exponentials, at most and at least; twice as many for bf16.
 const MOST: usize = 512;
 const LEAST: usize = 16;
 
-/// The sizes of the head.
+/// Dimensions of the language-model head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLossDims {
     /// Tokens.
     pub rows: usize,
-    /// Width of the model.
+    /// Hidden size.
     pub hidden: usize,
-    /// Rows of the projection.
+    /// Vocabulary size.
     pub vocab: usize,
 }
 
 impl HeadLossDims {
-    /// Rows of a slice whose exponentials are of type `E`.
+    /// Rows of a slice whose exponentials are stored as `E`.
     pub fn slice_rows<E: Element>(self) -> usize {
         let more = size_of::<f32>() / size_of::<E>();
         let fitting = SLICE.checked_div(self.vocab).unwrap_or(MOST).clamp(LEAST, MOST);
         (more * fitting).min(self.rows)
     }
 
-    /// Whether all rows are one slice of a head whose numbers are stored in this type. Then each of the gradients of its
-    /// weights is one sum, and can be rounded where it is made.
+    /// Whether all rows are one slice at this dtype. Then every weight gradient is one sum and can be rounded as it is stored.
     pub fn is_one_slice(self, dtype: DType) -> bool {
         let most = match dtype {
             DType::Bf16 => self.slice_rows::<bf16>(),
@@ -159,21 +158,21 @@ impl HeadLossDims {
     }
 }
 
-/// The sizes of next-token logits.
+/// Dimensions of next-token logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogitsDims {
     /// Tokens.
     pub rows: usize,
-    /// Sequences that have a row of logits.
+    /// Sequences, one row of logits each.
     pub sequences: usize,
-    /// Width of the model.
+    /// Hidden size.
     pub hidden: usize,
-    /// Rows of the projection.
+    /// Vocabulary size.
     pub vocab: usize,
 }
 
 impl LogitsDims {
-    /// The last row of a sequence; none where the table has no such sequence, an empty one, or one beyond the rows.
+    /// The last row of a sequence; `None` where it is missing, empty or beyond the rows.
     pub fn last_row(self, starts: &[u32], sequence: usize) -> Option<usize> {
         let [begin, end] = [*starts.get(sequence)? as usize, *starts.get(sequence + 1)? as usize];
         (begin < end && end <= self.rows).then(|| end - 1)

@@ -1,24 +1,23 @@
-//! The number types that activations and weights are stored in. Arithmetic is in f32 always.
+//! Storage types of activations and weights. Arithmetic is always in f32.
 
 use half::{bf16, f16};
 use zeroth_base::DType;
 
-/// A stored number: read as f32, written rounded to the nearest, ties to even.
+/// A storage type: loaded as f32, stored rounded to nearest even.
 pub trait Element: bytemuck::Pod + Default + Send + Sync {
-    /// The name of this type on disk and in a config.
+    /// The dtype.
     const DTYPE: DType;
-    /// The value, exactly.
+    /// The exact value.
     fn to_f32(self) -> f32;
-    /// The nearest stored value. A NaN stays a NaN.
+    /// The nearest stored value. NaN stays NaN.
     fn from_f32(value: f32) -> Self;
 }
 
-/// Whether a number is infinite or none, without a branch.
+/// Whether a value is infinite or NaN, without a branch.
 #[inline(always)]
-pub fn is_endless<T: Element>(value: T) -> bool {
-    /// The exponent of infinity and NaN.
-    const ENDLESS: u32 = 0x7f80_0000;
-    value.to_f32().to_bits() & ENDLESS == ENDLESS
+pub fn is_nonfinite<T: Element>(value: T) -> bool {
+    const EXPONENT: u32 = 0x7f80_0000;
+    value.to_f32().to_bits() & EXPONENT == EXPONENT
 }
 
 impl Element for f32 {
@@ -43,7 +42,7 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    // Without a branch, so that loops over it become vector code.
+    // Branch-free, so that loops over it vectorize.
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
@@ -53,24 +52,23 @@ impl Element for bf16 {
     }
 }
 
-// Our own conversions, without a branch: a loop over them becomes vector code on every path, which an instruction that
-// converts four or eight numbers at a time would have to be written out for.
+// Branch-free conversions, so that loops over them vectorize on every ISA without intrinsics.
 impl Element for f16 {
     const DTYPE: DType = DType::F16;
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        /// 2^-14, the smallest normal f16. Its bits are those of exponent 1 with the exponent's offset of f32.
+        /// 2^-14, the smallest normal f16.
         const NORMAL: f32 = 6.103_515_6e-5;
         let bits = u32::from(self.to_bits());
         let digits = (bits & 0x7fff) << 13;
         let exponent = digits & 0x0f80_0000;
-        // The offset of the exponent is 15 here and 127 there; infinity and NaN have the largest one of either.
+        // The exponent bias is 15 in f16 and 127 in f32; infinity and NaN have the largest exponent in both.
         let normal = digits + (112 << 23);
-        let endless = digits + (224 << 23);
+        let infinite = digits + (224 << 23);
         let subnormal = f32::from_bits(digits + (113 << 23)) - NORMAL;
         let magnitude = match exponent {
-            0x0f80_0000 => endless,
+            0x0f80_0000 => infinite,
             0 => subnormal.to_bits(),
             _ => normal,
         };
@@ -79,12 +77,12 @@ impl Element for f16 {
 
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        /// Added to a number below 2^-14 it leaves, rounded, multiples of 2^-24 in the lowest bits.
+        /// Added to a number below 2^-14, it rounds to multiples of 2^-24 in the low bits.
         const SHIFT: f32 = 0.5;
         let bits = value.to_bits();
         let magnitude = bits & 0x7fff_ffff;
         let odd = (magnitude >> 13) & 1;
-        // 65,520 and above round up to what is infinity in f16.
+        // 65,520 and above round to infinity.
         let normal = magnitude.wrapping_add(0xfff + odd).wrapping_sub(112 << 23) >> 13;
         let subnormal = (f32::from_bits(magnitude) + SHIFT).to_bits().wrapping_sub(SHIFT.to_bits());
         let quiet = 0x7e00 | ((magnitude >> 13) & 0x3ff);
@@ -100,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f16_agrees_with_the_half_crate_around_every_value() {
+    fn f16_conversions_match_the_half_crate_around_every_value() {
         for bits in 0..=u16::MAX {
             let (stored, exact) = (f16::from_bits(bits), f16::from_bits(bits).to_f32_const());
             let wide = Element::to_f32(stored);
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_agrees_with_the_half_crate_around_every_bf16() {
+    fn bf16_rounding_matches_the_half_crate_around_every_value() {
         for high in 0..=u16::MAX {
             for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let value = f32::from_bits((u32::from(high) << 16) | low);
@@ -144,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_value_survives_the_way_through_f32() {
+    fn every_bf16_round_trips_through_f32() {
         for bits in 0..=u16::MAX {
             let stored = bf16::from_bits(bits);
             if !stored.is_nan() {

@@ -1,25 +1,25 @@
-//! What ranks on cards pass to each other without their hosts: which bytes go where, and the ways there are.
+//! Collectives between the devices of ranks, without their hosts: transports, and which bytes go where.
 
 use std::os::fd::BorrowedFd;
 
 use crate::{DeviceError, Span, Tier};
 
-/// The variable that chooses a way.
+/// The environment variable that chooses a transport.
 const VARIABLE: &str = "ZEROTH_GPU_COLLECTIVES";
 
-/// How ranks on cards exchange bytes.
+/// How ranks on GPUs exchange bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// Each card copies out of the others' memory, which their processes have opened to it.
+    /// CUDA IPC: every GPU copies out of its peers' memory.
     Ipc,
-    /// NVIDIA's library of collectives.
+    /// NCCL.
     Nccl,
-    /// Through the memory of the host.
+    /// Through host memory.
     Host,
 }
 
 impl Transport {
-    /// All ways, in the order in which they are tried.
+    /// All transports, in the order in which they are tried.
     pub const ALL: [Self; 3] = [Self::Ipc, Self::Nccl, Self::Host];
 
     /// Its name, as `ZEROTH_GPU_COLLECTIVES` takes it.
@@ -31,8 +31,8 @@ impl Transport {
         }
     }
 
-    /// The way that `ZEROTH_GPU_COLLECTIVES` names; none where it is not set.
-    pub fn asked() -> Result<Option<Self>, DeviceError> {
+    /// The transport that `ZEROTH_GPU_COLLECTIVES` names; `None` where it is not set.
+    pub fn from_env() -> Result<Option<Self>, DeviceError> {
         std::env::var_os(VARIABLE).map_or(Ok(None), |value| Self::named(&value.to_string_lossy()))
     }
 
@@ -40,58 +40,57 @@ impl Transport {
         if value.is_empty() {
             return Ok(None);
         }
-        let way = Self::ALL.into_iter().find(|way| way.name().eq_ignore_ascii_case(value));
+        let transport = Self::ALL.into_iter().find(|transport| transport.name().eq_ignore_ascii_case(value));
         let unknown = || DeviceError::Call {
             device: "cuda".to_owned(),
             call: format!("reading {VARIABLE}"),
             reason: format!(
-                "it is `{value}`; write ipc, nccl or host, or unset it to take the first of these that works"
+                "it is `{value}`; write ipc, nccl or host, or unset it to copy the first of these that works"
             ),
         };
-        way.map(Some).ok_or_else(unknown)
+        transport.map(Some).ok_or_else(unknown)
     }
 
-    /// An error where this way was asked for and is not to be had.
+    /// The error where this transport was requested and does not work.
     pub fn refused(self, reason: &str) -> DeviceError {
         DeviceError::Call {
             device: "cuda".to_owned(),
-            call: format!("meeting by {VARIABLE}={}", self.name()),
-            reason: format!("{reason}; unset it to take a way that works, or write host"),
+            call: format!("{VARIABLE}={}", self.name()),
+            reason: format!("{reason}; unset it to copy a transport that works, or write host"),
         }
     }
 }
 
-/// Words in a file that all ranks map, one for each rank: what their devices count up and wait for.
+/// One barrier counter per rank, in a file that all ranks map; devices increment and wait on them.
 #[derive(Debug, Clone, Copy)]
-pub struct Words<'a> {
+pub struct BarrierCounters<'a> {
     /// The file.
     pub file: BorrowedFd<'a>,
-    /// Where in it the first rank's word is, on a page.
+    /// File offset of the first rank's counter, on a page boundary.
     pub at: u64,
-    /// Bytes of all, in whole pages.
+    /// Bytes of all counters, in whole pages.
     pub bytes: usize,
-    /// Bytes from one rank's word to the next one's.
+    /// Bytes from one rank's counter to the next.
     pub stride: usize,
 }
 
-/// What all ranks have told of their devices.
+/// The handles of all ranks' devices.
 #[derive(Debug, Clone, Copy)]
 pub struct IpcHandles<'a> {
-    /// The way that the doors are for.
-    pub way: Transport,
+    /// The transport they are for.
+    pub transport: Transport,
     /// This rank.
     pub rank: usize,
-    /// What each rank's `Device::door` gave, in their order.
-    pub doors: &'a [Vec<u8>],
-    /// Where devices meet.
-    pub words: Words<'a>,
+    /// Every rank's [`Device::ipc_handle`](crate::Device::ipc_handle), in rank order.
+    pub handles: &'a [Vec<u8>],
+    /// The barrier counters of all ranks.
+    pub counters: BarrierCounters<'a>,
 }
 
-/// Bytes that move between the arenas of ranks, whose programs put the same things in the same places. Counts and starts are
-/// in bytes, one for each rank.
+/// A collective over the device arenas of ranks, which have the same layout. Counts and starts are in bytes, one per rank.
 #[derive(Debug, Clone, Copy)]
 pub enum Exchange<'a> {
-    /// Every rank's `send` to every rank, end to end.
+    /// Gathers every rank's `send` on every rank, contiguously.
     AllGather {
         /// This rank's part.
         send: Span,
@@ -100,41 +99,41 @@ pub enum Exchange<'a> {
         /// Bytes of each rank's part.
         counts: &'a [usize],
     },
-    /// As `AllGather`, where this rank's part lies in its place already.
-    InPlace {
+    /// `AllGather` where this rank's part is already in place.
+    AllGatherInPlace {
         /// All parts.
         buffer: Span,
-        /// Where each rank's part begins.
+        /// Offset of each rank's part.
         starts: &'a [usize],
         /// Bytes of each rank's part.
         counts: &'a [usize],
     },
-    /// One rank's bytes to every rank.
+    /// Copies one rank's bytes to every rank.
     Broadcast {
-        /// That rank.
+        /// The source rank.
         root: usize,
-        /// Read there, written elsewhere.
+        /// Read on the root, written elsewhere.
         buffer: Span,
     },
-    /// From every rank a part for every rank.
+    /// Sends a part from every rank to every rank.
     AllToAll {
-        /// A part for each rank, end to end.
+        /// One part per destination, contiguously.
         send: Span,
-        /// The parts for this rank, in the order of their senders.
+        /// The parts for this rank, in rank order of their senders.
         recv: Span,
-        /// Bytes that each rank gets from every rank.
+        /// Bytes that each rank receives from every rank.
         counts: &'a [usize],
     },
 }
 
-/// Bytes that a rank takes out of an arena, its own or another one's.
+/// A copy from an arena, this rank's or a peer's, into this rank's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Take {
-    /// Whose arena.
+pub struct PeerCopy {
+    /// The rank of the source arena.
     pub from: usize,
-    /// The place in it.
+    /// The span in it.
     pub place: Span,
-    /// Where in this rank's arena it is put.
+    /// The destination.
     pub to: Span,
 }
 
@@ -143,52 +142,54 @@ impl Exchange<'_> {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::AllGather { .. } => "all_gather",
-            Self::InPlace { .. } => "all_gather_in_place",
+            Self::AllGatherInPlace { .. } => "all_gather_in_place",
             Self::Broadcast { .. } => "broadcast",
             Self::AllToAll { .. } => "all_to_all",
         }
     }
 
-    /// What `rank` of `world` takes to be done, in an order in which not all take from the same rank first.
-    pub fn takes(&self, rank: usize, world: usize) -> impl Iterator<Item = Take> + '_ {
+    /// The copies that `rank` of `world` makes, starting at different peers so that not all ranks read the same one first.
+    pub fn copies(&self, rank: usize, world: usize) -> impl Iterator<Item = PeerCopy> + '_ {
         let from_next = (rank..world).chain(0..rank);
-        from_next.filter_map(move |from| self.take(rank, from)).filter(|take| take.to.bytes > 0)
+        from_next.filter_map(move |from| self.copy(rank, from)).filter(|copy| copy.to.bytes > 0)
     }
 
-    fn take(&self, rank: usize, from: usize) -> Option<Take> {
+    fn copy(&self, rank: usize, from: usize) -> Option<PeerCopy> {
         match *self {
             Self::AllGather { send, recv, counts } => {
                 let place = Span { bytes: counts[from] as u64, ..send };
-                Some(Take { from, place, to: recv.part(before(counts, from), place.bytes, 1) })
+                Some(PeerCopy { from, place, to: recv.part(bytes_before(counts, from), place.bytes, 1) })
             }
-            Self::InPlace { buffer, starts, counts } => {
+            Self::AllGatherInPlace { buffer, starts, counts } => {
                 let place = buffer.part(starts[from] as u64, counts[from] as u64, 1);
-                (from != rank).then_some(Take { from, place, to: place })
+                (from != rank).then_some(PeerCopy { from, place, to: place })
             }
             Self::Broadcast { root, buffer } => {
-                (from == root && rank != root).then_some(Take { from, place: buffer, to: buffer })
+                (from == root && rank != root).then_some(PeerCopy { from, place: buffer, to: buffer })
             }
             Self::AllToAll { send, recv, counts } => {
                 let count = counts[rank] as u64;
-                let place = send.part(before(counts, rank), count, 1);
-                Some(Take { from, place, to: recv.part(from as u64, 1, count) })
+                let place = send.part(bytes_before(counts, rank), count, 1);
+                Some(PeerCopy { from, place, to: recv.part(from as u64, 1, count) })
             }
         }
     }
 
-    /// Whether all of it lies in the arenas of the devices.
+    /// Whether all spans are in device memory.
     pub fn is_on_devices(&self) -> bool {
         match *self {
             Self::AllGather { send, recv, .. } | Self::AllToAll { send, recv, .. } => {
                 send.tier == Tier::Device && recv.tier == Tier::Device
             }
-            Self::InPlace { buffer, .. } | Self::Broadcast { buffer, .. } => buffer.tier == Tier::Device,
+            Self::AllGatherInPlace { buffer, .. } | Self::Broadcast { buffer, .. } => {
+                buffer.tier == Tier::Device
+            }
         }
     }
 }
 
-/// Bytes of all parts before one.
-pub fn before(counts: &[usize], rank: usize) -> u64 {
+/// Bytes of all parts before `rank`'s.
+pub fn bytes_before(counts: &[usize], rank: usize) -> u64 {
     counts[..rank].iter().sum::<usize>() as u64
 }
 
@@ -198,18 +199,18 @@ mod tests {
 
     const ARENA: usize = 96;
 
-    /// Runs an exchange on arenas of plain bytes, all taking out of what was there before.
+    /// Runs a collective on byte arenas, reading the old contents.
     fn run(exchange_of: impl Fn(usize) -> Exchange<'static>, world: usize) -> Vec<Vec<u8>> {
         let old: Vec<Vec<u8>> =
             (0..world).map(|rank| (0..ARENA).map(|at| (rank * ARENA + at) as u8).collect()).collect();
         let mut new = old.clone();
         for (rank, arena) in new.iter_mut().enumerate() {
             let mut written = Vec::<Span>::new();
-            for take in exchange_of(rank).takes(rank, world) {
-                assert!(!written.iter().any(|other| other.meets(take.to)), "written twice: {take:?}");
-                written.push(take.to);
-                let bytes = old[take.from][take.place.at as usize..take.place.end() as usize].to_vec();
-                arena[take.to.at as usize..take.to.end() as usize].copy_from_slice(&bytes);
+            for copy in exchange_of(rank).copies(rank, world) {
+                assert!(!written.iter().any(|other| other.overlaps(copy.to)), "written twice: {copy:?}");
+                written.push(copy.to);
+                let bytes = old[copy.from][copy.place.at as usize..copy.place.end() as usize].to_vec();
+                arena[copy.to.at as usize..copy.to.end() as usize].copy_from_slice(&bytes);
             }
         }
         new
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_of_unequal_parts_gives_everyone_the_same() {
+    fn all_gather_of_unequal_parts_gives_every_rank_the_same() {
         static COUNTS: [usize; 3] = [5, 0, 7];
         let exchange = |rank: usize| Exchange::AllGather {
             send: Span::device(3, COUNTS[rank] as u64),
@@ -235,22 +236,22 @@ mod tests {
     }
 
     #[test]
-    fn in_place_and_broadcast_leave_the_owner_alone() {
+    fn in_place_gather_and_broadcast_do_not_write_the_source() {
         static STARTS: [usize; 2] = [8, 0];
         static COUNTS: [usize; 2] = [4, 6];
         let buffer = Span::device(10, 20);
-        let arenas = run(|_| Exchange::InPlace { buffer, starts: &STARTS, counts: &COUNTS }, 2);
+        let arenas = run(|_| Exchange::AllGatherInPlace { buffer, starts: &STARTS, counts: &COUNTS }, 2);
         assert_eq!(arenas[0][18..22], arenas[1][18..22]);
         assert_eq!(arenas[1][18..22], [18, 19, 20, 21].map(|at| byte(0, at)));
         assert_eq!(arenas[0][10..16], arenas[1][10..16]);
         assert_eq!(arenas[1][16..18], [16, 17].map(|at| byte(1, at)), "between the parts nothing moves");
         let spread = Exchange::Broadcast { root: 1, buffer };
-        assert_eq!(spread.takes(1, 3).count(), 0);
+        assert_eq!(spread.copies(1, 3).count(), 0);
         assert_eq!(run(|_| spread, 3)[2][10..30], run(|_| spread, 3)[1][10..30]);
     }
 
     #[test]
-    fn all_to_all_gives_each_rank_its_part_of_everyone_in_their_order() {
+    fn all_to_all_orders_parts_by_sender() {
         static COUNTS: [usize; 3] = [2, 3, 0];
         let exchange = |rank: usize| Exchange::AllToAll {
             send: Span::device(1, 5),
@@ -260,13 +261,13 @@ mod tests {
         let arenas = run(exchange, 3);
         let expected: Vec<u8> = (0..3).flat_map(|rank| (3..6).map(move |at| byte(rank, at))).collect();
         assert_eq!(arenas[1][30..39], expected);
-        assert_eq!(exchange(2).takes(2, 3).count(), 0);
-        let first: Vec<usize> = exchange(1).takes(1, 3).map(|take| take.from).collect();
+        assert_eq!(exchange(2).copies(2, 3).count(), 0);
+        let first: Vec<usize> = exchange(1).copies(1, 3).map(|copy| copy.from).collect();
         assert_eq!(first, [1, 2, 0]);
     }
 
     #[test]
-    fn what_lies_with_the_host_is_told_apart() {
+    fn host_spans_are_not_on_devices() {
         let host = Span { tier: Tier::Host, ..Span::device(0, 8) };
         assert!(Exchange::Broadcast { root: 0, buffer: Span::device(0, 8) }.is_on_devices());
         assert!(!Exchange::Broadcast { root: 0, buffer: host }.is_on_devices());
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_known_by_its_name_and_another_word_is_refused_with_those_there_are() {
+    fn unknown_transport_names_are_refused_with_the_known_ones() {
         assert_eq!(Transport::named(""), Ok(None));
         assert_eq!(Transport::named("NCCL"), Ok(Some(Transport::Nccl)));
         let error = Transport::named("mpi").unwrap_err().to_string();

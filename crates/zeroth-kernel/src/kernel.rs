@@ -1,9 +1,8 @@
-//! What a device can be asked to compute: one list of kernels for every device, each over places in its arenas.
+//! The kernel list: every op that a device computes, over spans of its arenas.
 //!
-//! A [`Kernel`] says what and over which [`Span`]s; how is the device's affair. Sizes stand in the kernel, so that nothing
-//! is decided when it runs. What differs from one micro-batch or step to the next (tokens, where sequences begin, the
-//! learning rate, whether a step counts) is read from memory, never from the launch: a launch can be made once and
-//! enqueued a million times.
+//! A [`Kernel`] carries its dimensions. Values that change between micro-batches or steps (tokens, sequence starts, the
+//! learning rate, whether an update is applied) are read from device memory, so that a launch is built once and enqueued any
+//! number of times.
 
 use zeroth_base::DType;
 
@@ -13,41 +12,41 @@ use crate::{
 };
 use crate::{MasterForm, Recipe};
 
-/// A kind of memory: one arena each.
+/// The memory an arena lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// What kernels compute in.
+    /// Device memory, where kernels compute.
     Device,
-    /// The machine's memory beside it.
+    /// Host memory.
     Host,
 }
 
-/// A place in an arena.
+/// A byte range of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// Which arena.
+    /// The arena.
     pub tier: Tier,
-    /// Its first byte.
+    /// Offset of the first byte.
     pub at: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
 impl Span {
-    /// A place in the device's arena.
+    /// A range of the device arena.
     pub const fn device(at: u64, bytes: u64) -> Self {
         Self { tier: Tier::Device, at, bytes }
     }
 
-    /// The byte behind its last.
+    /// Offset of the first byte after the range.
     pub const fn end(self) -> u64 {
         self.at + self.bytes
     }
 
-    /// `count` elements of `size` bytes from element `first` on.
+    /// The range of `count` elements of `size` bytes from element `first` on.
     ///
     /// # Panics
-    /// When they do not lie within this place: a mistake of the program.
+    /// When it is not within this range.
     #[must_use]
     pub fn part(self, first: u64, count: u64, size: u64) -> Self {
         let part = Self { tier: self.tier, at: self.at + first * size, bytes: count * size };
@@ -55,63 +54,66 @@ impl Span {
         part
     }
 
-    /// Whether two places share a byte.
-    pub const fn meets(self, other: Self) -> bool {
+    /// Whether two ranges share a byte.
+    pub const fn overlaps(self, other: Self) -> bool {
         self.tier as u8 == other.tier as u8 && self.at < other.end() && other.at < self.end()
     }
 }
 
-/// The token that a row holds.
+/// The identity of a row's token, from which dropout masks follow.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct RowKey {
-    /// The sample in the data.
+    /// The sample in the dataset.
     pub sample: u64,
-    /// The token's place in the sample.
+    /// The token's position in the sample.
     pub position: u32,
-    /// The pass over the data.
+    /// The epoch.
     pub epoch: u32,
 }
 
-/// A kernel with what every kernel has: the type that activations and weights are stored in, and scratch.
+/// A kernel with its storage dtype and scratch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
-    /// What is computed.
+    /// The op and its operands.
     pub kernel: Kernel,
-    /// The type of activations, their gradients, and weights as computed with.
+    /// The dtype of activations, their gradients and compute weights.
     pub dtype: DType,
-    /// At least as many bytes as the device says it needs for this kernel; what they hold means nothing.
+    /// Scratch of at least [`Device::scratch_bytes`](crate::Device::scratch_bytes); its contents do not matter.
     pub scratch: Span,
 }
 
-/// What is computed. Operands named `x`, `y`, `w`, `dx`, … are in the launch's type, statistics and gradients of weights
-/// in f32 (but see [`GradStore`]), `ids`, `labels` and `positions` in i32. Rows of activations and their gradients are
-/// [`zeroth_program::Target::row_stride`] apart. "Adds" means in f32 to what is there.
+/// An op and its operands.
+///
+/// Operands `x`, `y`, `w`, `dx`, … have the launch's dtype; statistics and weight gradients are f32 (but see [`GradStore`]);
+/// `ids` and `labels` are i32. Rows of activations and their gradients are padded to the program's row stride. "Adds" means
+/// accumulation in f32 into the operand. `found_inf` is a u64 that is set to 1 where a result is infinite or NaN, and is
+/// otherwise unchanged.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "operands have the names of the formulas in their variant's own sentence")]
 pub enum Kernel {
-    /// `y[i] = table[ids[i]]`, `[rows, width]`; an id outside of the table gives zeros.
+    /// `y[i] = table[ids[i]]`, `[rows, width]`; an id outside the table gives zeros.
     Embedding { dims: EmbeddingDims, rows: usize, ids: Span, table: Span, y: Span },
-    /// Adds `dy[i]` to `dtable[ids[i]]`, or to the rows of it that wait for that: these are then rounded to their places.
+    /// Adds `dy[i]` to `dtable[ids[i]]`; or to the f32 `tied_rows` that the head has left, which are then rounded into dtable.
     EmbeddingBackward {
         dims: EmbeddingDims,
         rows: usize,
         ids: Span,
         dy: Span,
         dtable: Span,
-        waiting: Option<WaitingRows>,
+        tied_rows: Option<TiedRowsIn>,
     },
     /// `y[rows, outputs]` = x · wᵀ + bias.
     Linear { dims: LinearDims, x: Span, w: Span, bias: Option<Span>, y: Span },
-    /// dx = dy · w, or added to what dx holds (one rounding).
+    /// dx = dy · w, plus the old dx where `add` (one rounding).
     LinearDx { dims: LinearDims, dy: Span, w: Span, dx: Span, add: bool },
-    /// dyᵀ · x lands in dw `[outputs, inputs]`.
-    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, landing: GradStore },
+    /// Stores dyᵀ · x in dw `[outputs, inputs]`.
+    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, store: GradStore },
     /// Adds the column sums of dy to db `[outputs]`.
     LinearDb { dims: LinearDims, dy: Span, db: Span },
-    /// y = x · rstd · w by rows of `dims.width`; writes rstd `[rows]`.
+    /// y = x · rstd · w for rows of `dims.width`; writes rstd `[rows]`.
     RmsNorm { dims: RmsNormDims, x: Span, w: Span, y: Span, rstd: Span },
-    /// h = residual + x, then y and rstd as `RmsNorm` of h.
+    /// h = residual + x, then y and rstd of `RmsNorm` on h.
     AddRmsNorm { dims: RmsNormDims, x: Span, residual: Span, w: Span, h: Span, y: Span, rstd: Span },
     /// dh = the norm's gradient + `residual`; adds to dw `[width]`.
     RmsNormBackward {
@@ -124,12 +126,11 @@ pub enum Kernel {
         dh: Span,
         dw: Span,
     },
-    /// y = x turned by the angles whose cosines and sines `[rows, rotated / 2]` (f32) are given; backwards where `back`.
+    /// y = x rotated by the angles of cos and sin `[rows, rotated / 2]` (f32); by the negative angles where `back`.
     Rope { dims: RopeDims, cos: Span, sin: Span, x: Span, y: Span, back: bool },
-    /// y = the norm of each head of x · w as `RmsNorm`, then turned as `Rope`; writes rstd `[rows, heads]`. What is normed is
-    /// rounded before it turns.
+    /// `RmsNorm` of each head of x, rounded, then `Rope`; writes rstd `[rows, heads]`.
     HeadNormRope { dims: HeadNormRopeDims, x: Span, w: Span, cos: Span, sin: Span, y: Span, rstd: Span },
-    /// dh = the norm's gradient of dy turned back, which is rounded before; adds to dw `[head_dim]`.
+    /// dh = the norm's gradient of dy rotated back and rounded; adds to dw `[head_dim]`.
     HeadNormRopeBackward {
         dims: HeadNormRopeDims,
         dy: Span,
@@ -141,8 +142,8 @@ pub enum Kernel {
         dh: Span,
         dw: Span,
     },
-    /// y = causal attention within each sequence; `lse` `[heads, rows]`. `starts` holds u32: the number n of entries, then
-    /// n entries: where each sequence begins and, last, where the last one ends. Rows beyond it give zeros.
+    /// y = causal attention within each sequence; `lse` `[heads, rows]`. `starts` holds u32: the number of entries, then the
+    /// first row of each sequence and the end of the last (cu_seqlens). Rows beyond it give zeros.
     Attention { dims: AttentionDims, starts: Span, q: Span, k: Span, v: Span, y: Span, lse: Span },
     /// Writes dq, dk and dv.
     AttentionBackward {
@@ -162,13 +163,13 @@ pub enum Kernel {
     SwiGlu { gate: Span, up: Span, y: Span },
     /// Writes dgate and dup.
     SwiGluBackward { dy: Span, gate: Span, up: Span, dgate: Span, dup: Span },
-    /// y = x · mask / (1 - probability). `keys` holds a [`crate::RowKey`] a row; backward is the same of dy.
+    /// y = x · mask / (1 - probability). `keys` holds one [`RowKey`] per row. Backward is the same kernel on dy.
     Dropout { probability: f32, seed: u64, op: u32, width: usize, keys: Span, x: Span, y: Span },
-    /// Adds the sum of the losses of trained tokens (label not negative) to `loss`, an f64.
+    /// Adds the sum of the losses of the tokens with a label (≥ 0) to `loss`, an f64.
     HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
-    /// As `HeadLoss`; writes dx, and the gradient of w lands in dw. Both are times [`crate::StepInput::loss_weight`] ·
-    /// [`crate::Control::loss_scale`]. It is rounded only where [`HeadLossDims::is_one_slice`] holds; rows of it that are
-    /// `own` wait for an `EmbeddingBackward`, which then writes them to dw and looks at them.
+    /// `HeadLoss` with gradients: writes dx and stores the gradient of w in dw, both times [`crate::StepInput::loss_weight`] ·
+    /// [`crate::Control::loss_scale`]. [`GradStore::Round`] needs [`HeadLossDims::is_one_slice`]. With `tied_rows` the rows of the
+    /// micro-batch's own tokens are left to an `EmbeddingBackward`, which completes, rounds and checks them.
     HeadLossBackward {
         dims: HeadLossDims,
         x: Span,
@@ -179,29 +180,27 @@ pub enum Kernel {
         control: Span,
         dx: Span,
         dw: Span,
-        landing: GradStore,
-        own: Option<OwnTokens>,
+        store: GradStore,
+        tied_rows: Option<TiedRowsOut>,
     },
-    /// `logits` `[sequences, vocab]` (f32) = the last row of x of each sequence · wᵀ. `starts` is a table as `Attention` has
-    /// it; a sequence that it lacks or that is empty gives zeros.
+    /// `logits` `[sequences, vocab]` (f32) = the last row of each sequence of x · wᵀ, with `starts` of `Attention`. A missing or
+    /// empty sequence gives zeros.
     Logits { dims: LogitsDims, starts: Span, x: Span, w: Span, logits: Span },
     /// y = a + b, rounded once.
     Sum { a: Span, b: Span, y: Span },
-    /// All bytes become 0.
+    /// Sets all bytes to 0.
     Zero { to: Span },
-    /// Element by element from one type to another, rounded to the nearest, ties to even. `broken`, a u64, becomes 1 where
-    /// a result is not finite, and is left alone where all are.
-    Convert { from: Span, from_type: DType, to: Span, to_type: DType, broken: Option<Span> },
-    /// `broken`, a u64, becomes 1 where a value is not finite, and is left alone where all are.
-    Look { values: Span, value_type: DType, broken: Span },
-    /// `parts` holds `ranks` parts of the length of `to` end to end, in `from_type`; `to` becomes their sum, added in
-    /// f32 in rank order and rounded once, or has the sum added to it.
+    /// Converts elements from one dtype to another, rounded to nearest even.
+    Convert { from: Span, from_type: DType, to: Span, to_type: DType, found_inf: Option<Span> },
+    /// Sets `found_inf` where a value is infinite or NaN.
+    CheckFinite { values: Span, value_type: DType, found_inf: Span },
+    /// to = the sum of `ranks` contiguous `parts`, added in f32 in rank order and rounded once; plus the old value where `add`.
     SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, to_type: DType, add: bool },
-    /// `sum` (a [`crate::ExactSum`]) becomes the exact sum of the sums of squares of the blocks of `values`.
+    /// `sum`, a [`crate::ExactSum`], becomes the exact sum of the blocks' sums of squares.
     Squares { values: Span, value_type: DType, sum: Span },
-    /// What a step's outcome decides: see [`crate::Control`]. `reports` holds for each rank, end to end, a
-    /// [`crate::Report`], `flats` exact sums, and `flats` u64 that are not 0 where the rank's own gradient of a flat was not
-    /// finite; `record` receives a [`crate::Record`] and `flats` norms (f64).
+    /// Gradient norm, clipping, loss scaling and the optimizer's scalars of a step: see [`crate::Control`]. `reports` holds, for
+    /// each rank in order, a [`crate::Report`], `flats` exact sums of squares and `flats` found_inf words; `record` receives a
+    /// [`crate::Record`] and `flats` norms (f64).
     Control {
         ranks: usize,
         flats: usize,
@@ -211,12 +210,13 @@ pub enum Kernel {
         control: Span,
         record: Span,
     },
-    /// An optimizer's step with the numbers of `control` for a `group` of parameters; where the step does not count,
-    /// master weights and moments stay, and `weights` are written from the master weights all the same. `weights` are in
-    /// the launch's type, absent where master weights are computed with. Beside weights in bf16 master weights are
-    /// [`crate::settled`], and may be the rest of them, which is read and written with the weights. Moments that an optimizer does not have are
-    /// absent; they are in `moment_type`, f32 or bf16. Arithmetic is in f32; a moment in bf16 is rounded once, when it is
-    /// stored: by chance where `rounding` is given, else to the nearest.
+    /// An optimizer step with the scalars that `control` holds for a parameter `group`. Where the update is not applied, master
+    /// weights and moments are unchanged and `weights` are still written from the master weights.
+    ///
+    /// `weights`, in the launch's dtype, are absent where the master weights are the compute weights. With bf16 weights the
+    /// master weights are [`crate::canonical_master`] values, and may be stored as low-order bits ([`MasterForm`]). Moments are
+    /// f32 or bf16 (`moment_type`), absent where the optimizer has none. Arithmetic is in f32; a bf16 moment is rounded when it is
+    /// stored, stochastically where `rounding` is given, else to nearest.
     Optimize {
         optimizer: Optimizer,
         group: usize,
@@ -233,52 +233,50 @@ pub enum Kernel {
     },
 }
 
-/// How a product meets the place of a gradient of weights.
+/// How a weight gradient is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradStore {
-    /// It is added, in f32.
+    /// Added to the buffer, in f32.
     Add,
-    /// It takes the place, in f32. The bits are those of what is added to zeros.
+    /// Written in f32, with the bits of an addition to zero.
     Write,
-    /// As `Write`, rounded to the launch's type or to f32. `broken`, a u64, becomes 1 where a result is not finite, and is left alone where all
-    /// are.
+    /// Written and rounded to the launch's dtype or f32.
     Round {
-        /// The type of the place.
+        /// The dtype of the buffer.
         to: DType,
-        /// Where that is noted.
-        broken: Span,
+        /// Set to 1 where a result is infinite or NaN.
+        found_inf: Span,
     },
 }
 
 impl GradStore {
-    /// Where it notes results that are not finite.
-    const fn broken(self) -> Option<Span> {
+    const fn found_inf(self) -> Option<Span> {
         match self {
             Self::Add | Self::Write => None,
-            Self::Round { broken, .. } => Some(broken),
+            Self::Round { found_inf, .. } => Some(found_inf),
         }
     }
 }
 
-/// The tokens whose rows of a table's gradient the head does not complete, and where it leaves these.
+/// Rows of a tied table's gradient that the head leaves in f32, because the embedding still adds to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OwnTokens {
-    /// The tokens, as `EmbeddingBackward` has them.
+pub struct TiedRowsOut {
+    /// Token ids of the micro-batch, as in `EmbeddingBackward`.
     pub ids: Span,
-    /// `[rows, hidden]` in f32: for each token what its row has.
+    /// `[rows, hidden]` in f32: the head's gradient of every token's row.
     pub rows: Span,
 }
 
-/// Rows of a table's gradient that the head left, in the launch's type once they are complete.
+/// The rows of [`TiedRowsOut`], which the embedding completes and rounds into the table's gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WaitingRows {
-    /// As [`OwnTokens::rows`].
+pub struct TiedRowsIn {
+    /// See [`TiedRowsOut::rows`].
     pub rows: Span,
-    /// A u64 that becomes 1 where a result is not finite, and is left alone where all are.
-    pub broken: Span,
+    /// Set to 1 where a result is infinite or NaN.
+    pub found_inf: Span,
 }
 
-/// How weights are changed by gradients. The kernels of cards know them by these numbers.
+/// An optimizer. The discriminants are those of the CUDA kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Optimizer {
@@ -286,12 +284,12 @@ pub enum Optimizer {
     AdamW = 0,
     /// Adam with weight decay added to the gradient.
     Adam = 1,
-    /// Stochastic gradient descent. The first moment is its velocity; without momentum it may be absent.
+    /// Stochastic gradient descent. The first moment is the momentum buffer; it may be absent without momentum.
     Sgd = 2,
-    /// The sign of a moment, of Chen and others, "Symbolic discovery of optimization algorithms" (2023). The sign of 0 is 0
-    /// as there; DeepSpeed's kernels move such a weight, up on a card and down on the host.
+    /// Lion: Chen et al., "Symbolic discovery of optimization algorithms" (2023). The sign of 0 is 0, as in the paper;
+    /// DeepSpeed's kernels move such a weight, up on GPUs and down on CPUs.
     Lion = 3,
-    /// Gradients over the root of the sum of their squares.
+    /// Adagrad.
     Adagrad = 4,
 }
 
@@ -307,7 +305,7 @@ impl Optimizer {
         }
     }
 
-    /// Whether it keeps first moments, and second ones.
+    /// Whether it has first and second moments.
     pub const fn moments(self) -> [bool; 2] {
         match self {
             Self::AdamW | Self::Adam => [true, true],
@@ -316,7 +314,7 @@ impl Optimizer {
         }
     }
 
-    /// What every second moment is before the first step. First moments are 0.
+    /// The initial value of second moments. First moments start at 0.
     pub fn initial_second(self, recipe: &Recipe) -> f32 {
         match self {
             Self::Adagrad => recipe.initial_accumulator as f32,
@@ -325,25 +323,25 @@ impl Optimizer {
     }
 }
 
-/// Chance for moments in 16 bits: each element rounds up or down by a number that follows from these, the applied step
-/// and its own place, whatever rank holds it. The numbers are Philox4x32's of key `seed` and counter (step, flat, place
-/// low, place high): the upper half of the first word is for the first moment, of the second word for the second.
+/// Stochastic rounding of bf16 moments. The random bits of an element follow from the seed, the applied step and its index,
+/// whatever rank holds it: Philox4x32 with key `seed` and counter (step, flat, index low, index high). The high half of word 0
+/// is for the first moment, that of word 1 for the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rounding {
     /// The run's seed.
     pub seed: u64,
-    /// The flat.
+    /// The flat buffer.
     pub flat: u32,
-    /// The place in the flat of the first element given.
+    /// The index in the flat buffer of the first element.
     pub first: u64,
 }
 
-/// How a kernel touches an operand.
+/// How a kernel accesses an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It reads.
+    /// Read only.
     Read,
-    /// It writes, or reads and writes.
+    /// Written, or read and written.
     Write,
 }
 
@@ -374,7 +372,7 @@ impl Kernel {
             Self::Sum { .. } => "sum",
             Self::Zero { .. } => "zero",
             Self::Convert { .. } => "convert",
-            Self::Look { .. } => "look",
+            Self::CheckFinite { .. } => "check_finite",
             Self::SumRanks { .. } => "sum_ranks",
             Self::Squares { .. } => "squares",
             Self::Control { .. } => "control",
@@ -382,7 +380,7 @@ impl Kernel {
         }
     }
 
-    /// Calls `visit` with every operand and how it is touched.
+    /// Calls `visit` with every operand and its access.
     pub fn operands(&self, mut visit: impl FnMut(Span, Access)) {
         let (mut reads, mut writes): ([Option<Span>; 8], [Option<Span>; 5]) = ([None; 8], [None; 5]);
         macro_rules! touch {
@@ -393,14 +391,14 @@ impl Kernel {
         }
         match *self {
             Self::Embedding { ids, table, y, .. } => touch!([ids, table], [y]),
-            Self::EmbeddingBackward { ids, dy, dtable, waiting, .. } => {
-                let [rows, broken] =
-                    [waiting.map(|waiting| waiting.rows), waiting.map(|waiting| waiting.broken)];
-                touch!([ids, dy], [dtable, rows, broken]);
+            Self::EmbeddingBackward { ids, dy, dtable, tied_rows, .. } => {
+                let [rows, found_inf] =
+                    [tied_rows.map(|tied| tied.rows), tied_rows.map(|tied| tied.found_inf)];
+                touch!([ids, dy], [dtable, rows, found_inf]);
             }
             Self::Linear { x, w, bias, y, .. } => touch!([x, w, bias], [y]),
             Self::LinearDx { dy, w, dx, .. } => touch!([dy, w], [dx]),
-            Self::LinearDw { dy, x, dw, landing, .. } => touch!([dy, x], [dw, landing.broken()]),
+            Self::LinearDw { dy, x, dw, store, .. } => touch!([dy, x], [dw, store.found_inf()]),
             Self::LinearDb { dy, db, .. } => touch!([dy], [db]),
             Self::RmsNorm { x, w, y, rstd, .. } => touch!([x, w], [y, rstd]),
             Self::AddRmsNorm { x, residual, w, h, y, rstd, .. } => touch!([x, residual, w], [h, y, rstd]),
@@ -420,15 +418,17 @@ impl Kernel {
             Self::SwiGluBackward { dy, gate, up, dgate, dup } => touch!([dy, gate, up], [dgate, dup]),
             Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
             Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
-            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, landing, own, .. } => {
-                let [ids, rows] = [own.map(|own| own.ids), own.map(|own| own.rows)];
-                touch!([x, w, labels, input, control, ids], [loss, dx, dw, landing.broken(), rows]);
+            Self::HeadLossBackward {
+                x, w, labels, loss, input, control, dx, dw, store, tied_rows, ..
+            } => {
+                let [ids, rows] = [tied_rows.map(|tied| tied.ids), tied_rows.map(|tied| tied.rows)];
+                touch!([x, w, labels, input, control, ids], [loss, dx, dw, store.found_inf(), rows]);
             }
             Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
             Self::Sum { a, b, y } => touch!([a, b], [y]),
             Self::Zero { to } => touch!([], [to]),
-            Self::Convert { from, to, broken, .. } => touch!([from], [to, broken]),
-            Self::Look { values, broken, .. } => touch!([values], [broken]),
+            Self::Convert { from, to, found_inf, .. } => touch!([from], [to, found_inf]),
+            Self::CheckFinite { values, found_inf, .. } => touch!([values], [found_inf]),
             Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
             Self::Squares { values, sum, .. } => touch!([values], [sum]),
             Self::Control { recipe, input, reports, control, record, .. } => {

@@ -1,7 +1,15 @@
-//! What every device can compute: the list of kernels, their dimensions and operands, and the [`Device`] trait.
+//! The interface between programs and devices: the kernel list, the [`Device`] trait, and the test every device must pass.
 //!
-//! A program is lowered to [`Launch`]es over [`Span`]s of arenas; a device enqueues them. [`conformance()`] is the test that
-//! every implementation of [`Device`] must pass.
+//! A program is lowered to [`Launch`]es over [`Span`]s of two arenas; a device enqueues them.
+//!
+//! - **Kernels:** [`Kernel`] lists every op a device computes, [`Launch`] adds dtype and scratch. [`Element`] is a stored number
+//!   type, [`GradStore`] says how a weight gradient is stored, [`MasterForm`] how fp32 master weights are.
+//! - **Dimensions:** one struct per op: [`LinearDims`], [`RmsNormDims`], [`RopeDims`], [`AttentionDims`], [`HeadLossDims`], ….
+//! - **Spans:** [`Span`] is a byte range of an arena, [`Tier`] the arena: device or host memory.
+//! - **Control:** [`Recipe`] and [`StepInput`] go to the device, [`decide`] turns the ranks' [`Report`]s into clipping, loss
+//!   scaling and the optimizer's [`StepNumbers`], and a [`Record`] comes back. [`ExactSum`] makes the gradient norm exact.
+//! - **Devices:** [`Device`] with its [`Queue`]s, events, readbacks and graphs; [`Exchange`] moves bytes between ranks' devices.
+//! - **Conformance:** [`conformance()`] compares every kernel of a device with a reference device.
 
 #![allow(
     clippy::inline_always,
@@ -18,17 +26,19 @@ mod exchange;
 mod kernel;
 mod master;
 
-pub use conformance::{ARENA as CONFORMANCE_ARENA, SelfTest, conformance};
-pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers, Told, decide};
-pub use device::{CpuShare, Device, DeviceError, NOTES, PeerMapping, Queue, RankSum, ReadWrite, Shared};
+pub use conformance::{ARENA as CONFORMANCE_ARENA, Deviation, SelfTest, conformance};
+pub use control::{
+    Control, GROUPS, RATES, RankReport, Recipe, Record, Report, StepInput, StepNumbers, decide,
+};
+pub use device::{CpuShare, Device, DeviceError, PeerMapping, Queue, READBACKS, RankSum, ReadWrite, Shared};
 pub use dims::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
-pub use element::{Element, is_endless};
+pub use element::{Element, is_nonfinite};
 pub use exact_sum::{BLOCK, ExactSum};
-pub use exchange::{Exchange, IpcHandles, Take, Transport, Words, before};
+pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
 pub use kernel::{
-    Access, GradStore, Kernel, Launch, Optimizer, OwnTokens, Rounding, RowKey, Span, Tier, WaitingRows,
+    Access, GradStore, Kernel, Launch, Optimizer, Rounding, RowKey, Span, TiedRowsIn, TiedRowsOut, Tier,
 };
-pub use master::{MasterForm, rest, settled, with_rest};
+pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};

@@ -15,8 +15,9 @@ use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::HeadLossDims;
 use zeroth_machine::bench::{
-    BenchError, F32, Form, Line, Measured, MovingSizes, Product, TILES, TILES_FROM_L2, attention_lines,
-    head_lines, measure, moving_lines, optimizer_lines, processor_flop, processor_lines, product_lines,
+    BenchError, BenchResult, Benchmark, F32, MatmulBench, MatmulKind, MemoryBoundSizes, TILES, TILES_FROM_L2,
+    attention_benchmarks, cpu_peak_benchmarks, head_loss_benchmarks, matmul_benchmarks, measure,
+    memory_bound_benchmarks, optimizer_benchmarks, run_peak_loop,
 };
 
 /// Shapes of models, beside the square ones: m50's, and odd ones.
@@ -33,32 +34,35 @@ fn main() -> Result<(), BenchError> {
     let mut computing = Vec::new();
     for threads in [1, 2] {
         if wanted("gemm") {
-            computing.extend(product_lines(threads, DType::Bf16, &SHAPES)?);
-            computing.extend(product_lines(threads, DType::F32, &SHAPES[..1])?);
+            computing.extend(matmul_benchmarks(threads, DType::Bf16, &SHAPES)?);
+            computing.extend(matmul_benchmarks(threads, DType::F32, &SHAPES[..1])?);
         }
         if wanted("attention") {
-            computing.extend(attention_lines(threads, &[(2, 512, 4), (1, 2048, 8)])?);
+            computing.extend(attention_benchmarks(threads, &[(2, 512, 4), (1, 2048, 8)])?);
         }
         if wanted("head") {
-            computing.extend(head_lines(threads, HeadLossDims { rows: 1024, hidden: 512, vocab: 32_000 })?);
+            computing.extend(head_loss_benchmarks(
+                threads,
+                HeadLossDims { rows: 1024, hidden: 512, vocab: 32_000 },
+            )?);
         }
     }
     if !computing.is_empty() {
-        let mut lines = processor_lines(1)?;
-        lines.extend(processor_lines(2)?);
+        let mut lines = cpu_peak_benchmarks(1)?;
+        lines.extend(cpu_peak_benchmarks(2)?);
         lines.extend(computing);
         report(lines, rounds)?;
     }
     if wanted("memory") {
-        report(moving_lines(&[1, 2], MovingSizes::FULL)?, rounds)?;
+        report(memory_bound_benchmarks(&[1, 2], MemoryBoundSizes::FULL)?, rounds)?;
     }
     if wanted("adamw") {
-        report(optimizer_lines(&[1, 2], MovingSizes::FULL)?, rounds)?;
+        report(optimizer_benchmarks(&[1, 2], MemoryBoundSizes::FULL)?, rounds)?;
     }
     Ok(())
 }
 
-fn report(lines: Vec<Line>, rounds: usize) -> Result<(), BenchError> {
+fn report(lines: Vec<Benchmark>, rounds: usize) -> Result<(), BenchError> {
     println!("path: {}", Isa::chosen().map_or_else(|error| error.to_string(), |path| path.to_string()));
     println!(
         "{:<48} {:>7} {:>9} {:>9}   percent of the limit, best and median",
@@ -83,7 +87,7 @@ fn report(lines: Vec<Line>, rounds: usize) -> Result<(), BenchError> {
 }
 
 /// How many times one thread's rate two threads reach, beside the same of the loop that stays in registers.
-fn scaling(lines: &[Measured]) {
+fn scaling(lines: &[BenchResult]) {
     let of = |name: &str| {
         let rate = |threads| lines.iter().find(|line| line.name == name && line.threads == threads);
         rate(1).zip(rate(2)).map(|(one, two)| [two.best / one.best, two.median / one.median])
@@ -124,18 +128,18 @@ fn serve() -> Result<(), BenchError> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [stored, form, numbers @ ..] = &words[..] else { return refuse() };
     let numbers: Vec<usize> = numbers.iter().filter_map(|word| word.parse().ok()).collect();
-    let known = Form::ALL.into_iter().find(|known| known.name() == *form);
+    let known = MatmulKind::ALL.into_iter().find(|known| known.name() == *form);
     let mut run: Box<dyn FnMut() -> f64> = match (*stored, known, &numbers[..]) {
         ("limit", None, &[threads]) => match limit(form, threads)? {
             Some(run) => run,
             None => return refuse(),
         },
         ("f32", Some(form), &[m, n, k, threads]) => {
-            let mut product = Product::<f32>::new(threads, form, [m, n, k])?;
+            let mut product = MatmulBench::<f32>::new(threads, form, [m, n, k])?;
             Box::new(move || product.run())
         }
         ("bf16", Some(form), &[m, n, k, threads]) => {
-            let mut product = Product::<bf16>::new(threads, form, [m, n, k])?;
+            let mut product = MatmulBench::<bf16>::new(threads, form, [m, n, k])?;
             Box::new(move || product.run())
         }
         _ => return refuse(),
@@ -167,7 +171,7 @@ fn limit(name: &str, threads: usize) -> Result<Option<Box<dyn FnMut() -> f64>>, 
         pool.run(threads, |_, _| {
             // So that no thread takes two of the parts.
             barrier.wait();
-            done.fetch_add(processor_flop(path, name) as u64, Ordering::Relaxed);
+            done.fetch_add(run_peak_loop(path, name) as u64, Ordering::Relaxed);
         });
         1e9 * start.elapsed().as_secs_f64() / done.into_inner() as f64
     })))

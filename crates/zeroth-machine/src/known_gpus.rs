@@ -1,45 +1,45 @@
-//! Known cards: what to plan with for a machine that is not there.
+//! Known GPUs, to plan for machines that are not at hand.
 //!
-//! Figures are from NVIDIA's datasheets. Memory is the size a card is sold with, in units of 10^9 bytes: what its
-//! driver shows differs by a few percent either way. Peaks are without sparsity, with sums in f32.
+//! Figures are from NVIDIA's datasheets. Memory is the nominal size in units of 10^9 bytes; the driver reports a few percent
+//! more or less. Peaks are without sparsity, with f32 accumulation.
 
 use serde::Serialize;
 use zeroth_base::nearest;
 
-/// A card that can be planned for without having it.
+/// A GPU of the table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct KnownGpu {
     /// Its name, as `--card` takes it.
     pub name: &'static str,
-    /// Bytes of memory as sold: gigabytes of 10^9.
+    /// Nominal memory in bytes.
     pub memory: u64,
-    /// Peak of bf16 matrix products in TFLOP/s, without sparsity. `None`: the card has no bf16.
+    /// Peak of bf16 matmuls in TFLOP/s, without sparsity. `None`: no bf16.
     pub bf16_tflops: Option<f64>,
     /// The word that must be in a name.
     #[serde(skip)]
     word: &'static str,
-    /// A word that tells it from a card of the same word that comes earlier in the table.
+    /// A word that distinguishes it from an earlier GPU with the same word.
     #[serde(skip)]
     variant: Option<&'static str>,
-    /// Words that may be in a name beside these. Any other word means another card.
+    /// Other words that may be in a name. Any further word means another GPU.
     #[serde(skip)]
     also: &'static [&'static str],
 }
 
 impl KnownGpu {
-    /// Whether matrix units take bf16.
+    /// Whether tensor cores support bf16.
     pub fn supports_bf16(&self) -> bool {
         self.bf16_tflops.is_some()
     }
 }
 
-/// A card that is not in the table.
+/// A GPU that is not in the table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no figures for the card `{name}`{}; known: {}", suggestion(*nearest), known())]
+#[error("no figures for the GPU `{name}`{}; known: {}", suggestion(*nearest), known())]
 pub struct UnknownGpu {
-    /// The name asked for.
+    /// The given name.
     pub name: String,
-    /// The known name nearest to it, if any is near.
+    /// The nearest known name, if any.
     pub nearest: Option<&'static str>,
 }
 
@@ -48,12 +48,12 @@ fn suggestion(nearest: Option<&str>) -> String {
 }
 
 fn known() -> String {
-    KNOWN.iter().map(|card| card.name).collect::<Vec<_>>().join(", ")
+    KNOWN.iter().map(|gpu| gpu.name).collect::<Vec<_>>().join(", ")
 }
 
 const GB: u64 = 1_000_000_000;
 
-/// A name without a variant means the first card of its word: of two sizes the smaller, so that a plan holds on both.
+/// A name without a variant means the first GPU of its word: of two memory sizes the smaller, so that a plan fits both.
 #[rustfmt::skip]
 static KNOWN: &[KnownGpu] = &[
     KnownGpu { name: "H200",       memory: 141 * GB, bf16_tflops: Some(989.0), word: "h200", variant: None,         also: &["sxm", "sxm5", "141"] },
@@ -71,23 +71,22 @@ static KNOWN: &[KnownGpu] = &[
     KnownGpu { name: "T4",         memory: 16 * GB,  bf16_tflops: None,        word: "t4",   variant: None,         also: &["pcie", "16"] },
 ];
 
-/// All known cards, the fastest generation first.
+/// All known GPUs, the newest generation first.
 pub fn known_gpus() -> &'static [KnownGpu] {
     KNOWN
 }
 
-/// The card of a name as people type it (`V100`, `a100-80gb`, `rtx4090`) or a driver gives it
-/// (`NVIDIA A100-SXM4-80GB`, `Tesla T4`).
+/// The GPU of a typed name (`V100`, `a100-80gb`, `rtx4090`) or a driver's (`NVIDIA A100-SXM4-80GB`, `Tesla T4`).
 ///
-/// A name with a word that the table does not know is another card, and refused: an H100 NVL is no H100 SXM.
+/// A name with an unknown word is refused: an H100 NVL is not an H100 SXM.
 pub fn known_gpu(name: &str) -> Result<&'static KnownGpu, UnknownGpu> {
     let words = words(name);
-    let fits = |card: &&KnownGpu| {
+    let fits = |gpu: &&KnownGpu| {
         let has = |word: &str| words.iter().any(|given| given == word);
-        has(card.word)
-            && card.variant.is_none_or(has)
+        has(gpu.word)
+            && gpu.variant.is_none_or(has)
             && words.iter().all(|word| {
-                word == card.word || card.variant == Some(word) || card.also.contains(&word.as_str())
+                word == gpu.word || gpu.variant == Some(word) || gpu.also.contains(&word.as_str())
             })
     };
     KNOWN
@@ -96,18 +95,18 @@ pub fn known_gpu(name: &str) -> Result<&'static KnownGpu, UnknownGpu> {
         .ok_or_else(|| UnknownGpu { name: name.to_owned(), nearest: nearest_gpu(name, &words) })
 }
 
-/// By the whole name, else by one of its words: `H100 NVL` is near `H100 SXM`.
+/// The nearest by the whole name, else by one of its words: `H100 NVL` is near `H100 SXM`.
 fn nearest_gpu(name: &str, words: &[String]) -> Option<&'static str> {
     let by_word = |given: &String| {
-        let word = nearest(given, KNOWN.iter().map(|card| card.word))?;
-        KNOWN.iter().find(|card| card.word == word).map(|card| card.name)
+        let word = nearest(given, KNOWN.iter().map(|gpu| gpu.word))?;
+        KNOWN.iter().find(|gpu| gpu.word == word).map(|gpu| gpu.name)
     };
-    nearest(name, KNOWN.iter().map(|card| card.name)).or_else(|| words.iter().find_map(by_word))
+    nearest(name, KNOWN.iter().map(|gpu| gpu.name)).or_else(|| words.iter().find_map(by_word))
 }
 
-/// The words of a name in small letters, without the maker's and the memory's kind; sizes without their unit.
+/// The lower-case words of a name, without vendor and memory type; sizes without their unit.
 fn words(name: &str) -> Vec<String> {
-    const SAY_NOTHING: [&str; 9] = ["nvidia", "tesla", "gpu", "tensor", "core", "gb", "gib", "hbm2", "hbm3"];
+    const IGNORED: [&str; 9] = ["nvidia", "tesla", "gpu", "tensor", "core", "gb", "gib", "hbm2", "hbm3"];
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut words = Vec::new();
     for word in name.to_ascii_lowercase().split(|c: char| !c.is_ascii_alphanumeric()) {
@@ -117,7 +116,7 @@ fn words(name: &str) -> Vec<String> {
             words.push(series.to_owned());
         } else if let Some(size) = size {
             words.push(size.to_owned());
-        } else if !word.is_empty() && !SAY_NOTHING.contains(&word) {
+        } else if !word.is_empty() && !IGNORED.contains(&word) {
             words.push(word.to_owned());
         }
     }
@@ -129,11 +128,11 @@ mod tests {
     use super::*;
 
     fn name_of(name: &str) -> Option<&'static str> {
-        known_gpu(name).ok().map(|card| card.name)
+        known_gpu(name).ok().map(|gpu| gpu.name)
     }
 
     #[test]
-    fn names_of_drivers_find_their_card() {
+    fn driver_names_find_their_gpu() {
         // As nvidia-smi prints them.
         for (driver, name) in [
             ("NVIDIA H200", "H200"),
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn names_as_people_type_them_find_their_card() {
+    fn typed_names_find_their_gpu() {
         for (typed, name) in [
             ("V100", "V100 16GB"),
             ("v100 32g", "V100 32GB"),
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_of_a_known_card_is_not_taken_for_it() {
+    fn related_models_are_not_confused_with_known_ones() {
         for other in [
             "NVIDIA H100 NVL",
             "NVIDIA GH200 480GB",
@@ -194,12 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_card_is_refused_with_the_nearest_and_the_list() {
+    fn an_unknown_gpu_is_refused_with_a_suggestion_and_the_list() {
         let error = known_gpu("H1000").unwrap_err();
         assert_eq!(error.nearest, Some("H100 SXM"));
         let message = error.to_string();
         assert!(
-            message.starts_with("no figures for the card `H1000` (did you mean `H100 SXM`?); known: H200, "),
+            message.starts_with("no figures for the GPU `H1000` (did you mean `H100 SXM`?); known: H200, "),
             "{message}"
         );
         assert_eq!(known_gpu("A10G").unwrap_err().nearest, Some("A10"));
@@ -211,7 +210,7 @@ mod tests {
     #[test]
     fn bf16_begins_with_ampere() {
         let without: Vec<&str> =
-            known_gpus().iter().filter(|card| !card.supports_bf16()).map(|card| card.name).collect();
+            known_gpus().iter().filter(|gpu| !gpu.supports_bf16()).map(|gpu| gpu.name).collect();
         assert_eq!(without, ["V100 16GB", "V100 32GB", "T4"]);
         assert_eq!(known_gpu("H200").unwrap().memory, 141_000_000_000);
     }

@@ -1,4 +1,4 @@
-//! Looking at the machine this program runs on: everything best effort, nothing started, nothing changed.
+//! Probes this machine: best effort, without starting processes or changing anything.
 //!
 //! What cannot be read is `None`, with the reason in [`Machine::unknown`].
 
@@ -8,9 +8,9 @@ mod disk;
 mod gpu;
 mod memory;
 mod mounts;
-#[cfg(test)]
-mod small_library;
 mod software;
+#[cfg(test)]
+mod test_library;
 mod tree;
 
 use std::fmt;
@@ -26,29 +26,29 @@ pub use software::{Attempt, Library, LibraryState};
 
 use tree::Tree;
 
-/// What this machine offers to this process.
+/// The hardware and software available to this process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Machine {
-    /// Processors and their instruction sets.
+    /// CPUs and their instruction sets.
     pub cpu: Cpu,
-    /// Host memory and what limits its use.
+    /// Host memory and its limits.
     pub memory: Memory,
     /// NVIDIA GPUs, or why there are none.
     pub gpus: Gpus,
     /// The disk of the current folder.
     pub disk: Option<Disk>,
-    /// Libraries that are opened at run time.
+    /// Libraries loaded at run time.
     pub software: Vec<Library>,
-    /// What could not be found out, and why.
+    /// Facts that could not be determined.
     pub unknown: Vec<Unknown>,
 }
 
-/// One thing that could not be found out.
+/// A fact that could not be determined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unknown {
-    /// The thing, by the path of its field: `memory.available`.
+    /// The field: `memory.available`.
     pub what: &'static str,
-    /// What stood in the way.
+    /// The reason.
     pub why: String,
 }
 
@@ -65,30 +65,32 @@ pub struct DeviceMemory {
     pub count: usize,
 }
 
-/// Looks at this machine. Never fails and starts no process; without a GPU it takes a few milliseconds.
+/// Probes this machine. Never fails; takes a few milliseconds without a GPU.
 pub fn probe() -> Machine {
-    look(gpu::probe, |gpus| software::probe(matches!(gpus, Gpus::NoDriver { .. })))
+    probe_with(gpu::probe, |gpus| software::probe(matches!(gpus, Gpus::NoDriver { .. })))
 }
 
-/// Looks at this machine but for its GPUs and their libraries, for a process that will not use them: in every one that opens
-/// them they take 150 MB.
-pub fn probe_processor() -> Machine {
-    look(|_| Gpus::NoDevice { why: "none was looked for".to_owned() }, |_| Vec::new())
+/// Probes this machine without GPUs and their libraries, which take 150 MB in every process that loads them.
+pub fn probe_host() -> Machine {
+    probe_with(|_| Gpus::NoDevice { why: "GPUs were not probed".to_owned() }, |_| Vec::new())
 }
 
-fn look(gpus: impl FnOnce(&mut Notes) -> Gpus, software: impl FnOnce(&Gpus) -> Vec<Library>) -> Machine {
+fn probe_with(
+    gpus: impl FnOnce(&mut Notes) -> Gpus,
+    software: impl FnOnce(&Gpus) -> Vec<Library>,
+) -> Machine {
     let tree = Tree::system();
     let mut notes = Notes::default();
     let cpu = cpu::probe(&tree, &mut notes);
     let memory = memory::probe(&tree, &mut notes);
     let gpus = gpus(&mut notes);
-    let disk = notes.keep("disk", disk(Path::new(".")));
+    let disk = notes.or_note("disk", disk(Path::new(".")));
     let software = software(&gpus);
     Machine { cpu, memory, gpus, disk, software, unknown: notes.0 }
 }
 
 impl Machine {
-    /// The memory of the GPU with the least free bytes: every rank plans with the same budget. `None` without GPU.
+    /// The memory of the GPU with the least free bytes, which every rank plans with. `None` without a GPU.
     pub fn device_memory(&self) -> Option<DeviceMemory> {
         let Gpus::Found { devices, .. } = &self.gpus else { return None };
         let least = devices.iter().min_by_key(|gpu| (gpu.free.unwrap_or(gpu.total), gpu.total))?;
@@ -100,21 +102,20 @@ impl Machine {
         })
     }
 
-    /// Bytes of host memory that this process can still take: what the kernel calls available, or what its
-    /// control groups leave, whichever is less.
+    /// Bytes of host memory still available to this process: the lesser of the kernel's estimate and its cgroups' headroom.
     pub fn host_memory_available(&self) -> Option<u64> {
         let groups = self.memory.groups.iter().map(|group| group.headroom);
         self.memory.available.into_iter().chain(groups).min()
     }
 
-    /// Bytes of host memory that this process could ever have: the machine's, or the least limit of its groups.
+    /// Bytes of host memory this process could ever have: the lesser of the machine's and its cgroups' limits.
     pub fn host_memory_total(&self) -> Option<u64> {
         let groups = self.memory.groups.iter().map(|group| group.limit);
         self.memory.total.into_iter().chain(groups).min()
     }
 }
 
-/// Collects what could not be found out, in the order it was looked for.
+/// Collects facts that could not be determined.
 #[derive(Debug, Default)]
 struct Notes(Vec<Unknown>);
 
@@ -123,21 +124,21 @@ impl Notes {
         self.0.push(Unknown { what, why: why.to_string() });
     }
 
-    /// The value, or nothing and a note.
-    fn keep<T>(&mut self, what: &'static str, found: Result<T, impl fmt::Display>) -> Option<T> {
+    /// The value, or `None` with a note.
+    fn or_note<T>(&mut self, what: &'static str, found: Result<T, impl fmt::Display>) -> Option<T> {
         found.map_err(|why| self.add(what, why)).ok()
     }
 
-    /// What `parse` makes of a file of the system, or nothing and a note.
-    fn look<T>(
+    /// The parsed contents of a system file, or `None` with a note.
+    fn parse_file<T>(
         &mut self,
         what: &'static str,
         tree: &Tree,
         path: &str,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Option<T> {
-        let text = self.keep(what, tree.read(path))?;
-        self.keep(what, parse(&text).ok_or_else(|| format!("{path} does not say it in a form that is known")))
+        let text = self.or_note(what, tree.read(path))?;
+        self.or_note(what, parse(&text).ok_or_else(|| format!("{path} has an unknown format")))
     }
 }
 
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_probed_and_written_as_json() {
+    fn this_machine_is_probed_and_serialized() {
         let machine = probe();
         let available = machine.host_memory_available().unwrap();
         assert!(available > 0 && available <= machine.host_memory_total().unwrap(), "{machine:?}");
@@ -173,20 +174,20 @@ mod tests {
     }
 
     #[test]
-    fn the_gpu_with_the_least_free_memory_sets_the_budget() {
+    fn the_gpu_with_the_least_free_memory_is_planned_with() {
         let machine = with_gpus(vec![gpu("A", 80, Some(79)), gpu("B", 80, Some(20)), gpu("C", 48, Some(47))]);
         let memory = machine.device_memory().unwrap();
         assert_eq!(memory, DeviceMemory { free: 20, total: 80, name: "B".to_owned(), count: 3 });
     }
 
     #[test]
-    fn a_gpu_whose_free_memory_is_unknown_counts_with_all_of_it() {
+    fn unknown_free_memory_counts_as_all_free() {
         assert_eq!(with_gpus(vec![gpu("A", 80, None)]).device_memory().unwrap().free, 80);
         assert_eq!(with_gpus(vec![]).device_memory(), None);
     }
 
     #[test]
-    fn host_memory_is_the_least_of_the_machine_and_every_group() {
+    fn host_memory_is_the_least_of_machine_and_cgroups() {
         let group = |limit, headroom| GroupLimit {
             group: "/job".into(),
             limit,

@@ -1,5 +1,5 @@
-//! How fast state in host memory can be updated: by the host's processors where it lies, or on its way through the device,
-//! beneath what the device computes meanwhile. Measured on the machine, on random numbers, in under a second.
+//! Rates that decide where offloaded optimizer state is updated: by the host's CPUs, or streamed through the device. Measured on
+//! this machine with random numbers, in under a second.
 
 use std::time::Instant;
 
@@ -12,32 +12,33 @@ use zeroth_kernel::{
     Span, StepNumbers, Tier,
 };
 
-/// Bytes a second, and operations.
+/// Measured rates, in bytes or operations per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Rates {
-    /// Of state that AdamW updates on the host's processors: master weights and moments.
+    /// Bytes of optimizer state that AdamW updates on the host's CPUs.
     pub update: u64,
-    /// Of copies to the device while others come back.
+    /// Bytes copied to the device while as many come back.
     pub bus: u64,
-    /// Of what a kernel of the device reads and writes.
+    /// Bytes that a device kernel reads and writes.
     pub memory: u64,
-    /// Operations of its products of matrices.
-    pub products: u64,
+    /// Floating-point operations of device matmuls.
+    #[serde(rename = "products")]
+    pub matmuls: u64,
 }
 
-/// Elements of the trial: more than caches hold.
+/// Elements of the trial: larger than the caches.
 const ELEMENTS: u64 = 32 << 20;
 const ROUNDS: usize = 3;
-/// Rows, inputs and outputs of the product, and how long a timing of what the device does alone is at least.
+/// Rows, inputs and outputs of the matmul, and the least seconds of a timing.
 const SIDE: usize = 2048;
 const LEAST: f64 = 2e-3;
 
 impl Rates {
-    /// Bytes of the device's arena and of the host's that a measurement needs.
+    /// Bytes of device and host arena that a measurement needs.
     pub const ARENAS: [u64; 2] = [8 * ELEMENTS + 4096, 16 * ELEMENTS + 4096];
 
-    /// Measures with a device whose arenas have at least [`Self::ARENAS`] bytes, and with moments as a run has them: chance
-    /// takes processors several times as long as memory does.
+    /// Measures a device whose arenas have at least [`Self::ARENAS`] bytes, with the run's moments: stochastic rounding on CPUs
+    /// takes several times as long as memory.
     pub fn measure(
         device: &mut dyn Device,
         moments: DType,
@@ -66,7 +67,7 @@ impl Rates {
             grads,
             grad_type: DType::Bf16,
             master,
-            master_form: MasterForm::Whole,
+            master_form: MasterForm::F32,
             first: Some(first),
             second: Some(second),
             moment_type: moments,
@@ -75,7 +76,7 @@ impl Rates {
         };
         let update = Launch { kernel, dtype: DType::Bf16, scratch: Span::device(0, 0) };
         let copy = |from: Span, to: Span| Launch {
-            kernel: Kernel::Convert { from, from_type: DType::F32, to, to_type: DType::F32, broken: None },
+            kernel: Kernel::Convert { from, from_type: DType::F32, to, to_type: DType::F32, found_inf: None },
             dtype: DType::F32,
             scratch: Span::device(0, 0),
         };
@@ -101,33 +102,33 @@ impl Rates {
             update: rate(state, update),
             bus: rate(4 * ELEMENTS, bus),
             memory: rate(8 * ELEMENTS, seconds(device, &copy(there, back))?),
-            products: rate(2 * (SIDE * SIDE * SIDE) as u64, seconds(device, &product())?),
+            matmuls: rate(2 * (SIDE * SIDE * SIDE) as u64, seconds(device, &matmul())?),
         })
     }
 
-    /// Seconds that the device's kernels take for bytes that they read and write.
-    pub fn in_memory(self, bytes: u64) -> f64 {
+    /// Seconds for device kernels to read and write `bytes`.
+    pub fn memory_seconds(self, bytes: u64) -> f64 {
         bytes as f64 / self.memory.max(1) as f64
     }
 
-    /// Seconds that the device's products take for so many operations.
-    pub fn of_products(self, operations: u64) -> f64 {
-        operations as f64 / self.products.max(1) as f64
+    /// Seconds for device matmuls of `operations`.
+    pub fn matmul_seconds(self, operations: u64) -> f64 {
+        operations as f64 / self.matmuls.max(1) as f64
     }
 
-    /// Seconds that the processors take for so many bytes of state.
-    pub fn by_processors(self, state: u64) -> f64 {
+    /// Seconds for the host's CPUs to update `state` bytes.
+    pub fn host_update_seconds(self, state: u64) -> f64 {
         state as f64 / self.update.max(1) as f64
     }
 
-    /// Seconds that state and what comes with it take through the device.
-    pub fn through_device(self, bytes: u64) -> f64 {
+    /// Seconds to stream `bytes` through the device.
+    pub fn transfer_seconds(self, bytes: u64) -> f64 {
         bytes as f64 / self.bus.max(1) as f64
     }
 }
 
-/// A product in bf16 over what copies have left at the beginning of the device's arena.
-fn product() -> Launch {
+/// A bf16 matmul over what the copies have left in the device arena.
+fn matmul() -> Launch {
     let matrix = 2 * (SIDE * SIDE) as u64;
     let [x, w, y] = [0, 1, 2].map(|place| Span::device(place * matrix, matrix));
     let dims = LinearDims { rows: SIDE, inputs: SIDE, outputs: SIDE };
@@ -136,7 +137,7 @@ fn product() -> Launch {
     Launch { kernel, dtype: DType::Bf16, scratch }
 }
 
-/// Seconds of a launch, the best of some, each often enough that its beginning and end do not count.
+/// Seconds of a launch: the best of several timings, each of enough launches to hide the overhead.
 fn seconds(device: &mut dyn Device, launch: &Launch) -> Result<f64, DeviceError> {
     let (mut best, mut runs) = (f64::INFINITY, 1u32);
     let mut rounds = 0;
@@ -156,7 +157,7 @@ fn seconds(device: &mut dyn Device, launch: &Launch) -> Result<f64, DeviceError>
     Ok(best)
 }
 
-/// Small numbers in f32 and in pairs of bf16 that look like chance.
+/// Pseudo-random small numbers, as one f32 and as two bf16.
 const fn scrambled(at: u32) -> u32 {
     let mixed = at.wrapping_mul(0x9E37_79B9) ^ (at >> 7).wrapping_mul(0x85EB_CA6B);
     // Exponents from 2^-7 to 1 in both halves, no sign: second moments have none.
@@ -169,23 +170,24 @@ mod tests {
     use zeroth_cpu::CpuDevice;
 
     #[test]
-    fn a_device_is_measured_and_state_divided_by_its_rates() {
+    fn rates_are_measured_and_convert_bytes_to_seconds() {
         let mut device = CpuDevice::new(1, Rates::ARENAS[0], Rates::ARENAS[1]).unwrap();
-        for (moments, by_chance) in [(DType::F32, false), (DType::Bf16, true)] {
-            let rates = Rates::measure(&mut device, moments, by_chance).unwrap();
+        for (moments, stochastic) in [(DType::F32, false), (DType::Bf16, true)] {
+            let rates = Rates::measure(&mut device, moments, stochastic).unwrap();
             assert!(rates.update > 1 << 20 && rates.bus > 1 << 20, "{rates:?}");
-            assert!(rates.memory > 1 << 20 && rates.products > 1 << 20, "{rates:?}");
+            assert!(rates.memory > 1 << 20 && rates.matmuls > 1 << 20, "{rates:?}");
         }
-        let round = Rates { update: 4_000, bus: 2_000, memory: 16_000, products: 1_000 };
-        assert!((round.by_processors(8_000) - 2.0).abs() < 1e-12);
-        assert!((round.through_device(8_000) - 4.0).abs() < 1e-12);
+        let round = Rates { update: 4_000, bus: 2_000, memory: 16_000, matmuls: 1_000 };
+        assert!((round.host_update_seconds(8_000) - 2.0).abs() < 1e-12);
+        assert!((round.transfer_seconds(8_000) - 4.0).abs() < 1e-12);
         assert!(
-            (round.in_memory(8_000) - 0.5).abs() < 1e-12 && (round.of_products(8_000) - 8.0).abs() < 1e-12
+            (round.memory_seconds(8_000) - 0.5).abs() < 1e-12
+                && (round.matmul_seconds(8_000) - 8.0).abs() < 1e-12
         );
     }
 
     #[test]
-    fn noise_is_of_small_finite_numbers() {
+    fn noise_is_small_and_finite() {
         for word in (0..10_000).map(scrambled) {
             let number = f32::from_bits(word).abs();
             assert!(number.is_finite() && number < 2.0 && number > 1e-3, "{number}");

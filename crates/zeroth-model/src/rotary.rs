@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use zeroth_graph::{Rotary, Stretch};
+use zeroth_graph::{Rotary, DynamicScaling};
 
 use crate::{Rope, RopeScaling};
 
@@ -57,9 +57,9 @@ pub(crate) fn rotary(rope: &Rope, head_dim: u64, max_positions: Option<u64>) -> 
     };
     let stretch = match (&rope.scaling, max_positions) {
         (RopeScaling::Dynamic { factor }, Some(max_positions)) => {
-            Some(Stretch { theta: rope.theta, factor: *factor, max_positions })
+            Some(DynamicScaling { theta: rope.theta, factor: *factor, max_positions })
         }
         _ => None,
     };
-    Rotary { frequencies, scale, stretch }
+    Rotary { frequencies, scale, dynamic: stretch }
 }

@@ -20,7 +20,7 @@ fn frequencies_and_scales_are_those_of_transformers() {
         let config = ModelConfig::from_json(&config.to_string(), name).unwrap();
         let rotary = forward(&config, &table(&config), Batch { tokens: 1 }).unwrap().rotary;
         let frequencies = expected["frequencies"].as_array().unwrap();
-        let found: Vec<f64> = rotary.of_length(longest).collect();
+        let found: Vec<f64> = rotary.frequencies_at(longest).collect();
         assert_eq!(found.len(), frequencies.len(), "{name}");
         for (found, expected) in found.iter().zip(frequencies) {
             let expected = expected.as_f64().unwrap();

@@ -47,8 +47,8 @@ impl BufferAnalysis<'_> {
     /// The token ids of a tied table's waiting rows, where a backward node is the head that leaves them or the
     /// embedding that completes them.
     pub(super) fn waiting_tokens(&self, kind: SectionKind, node: &GradNode) -> Option<Value> {
-        let param = node.lands.iter().find(|param| self.program.embedding_completes(kind, **param))?;
-        let completes = |node: &&GradNode| node.op == GradOp::Embedding && node.lands.contains(param);
+        let param = node.accumulates_into.iter().find(|param| self.program.embedding_completes(kind, **param))?;
+        let completes = |node: &&GradNode| node.op == GradOp::Embedding && node.accumulates_into.contains(param);
         self.backward.nodes.iter().find(completes).map(|embedding| embedding.inputs[0])
     }
 
@@ -301,13 +301,13 @@ impl BufferAnalysis<'_> {
                 let node = &self.backward.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
-                for param in &node.lands {
+                for param in &node.accumulates_into {
                     let landing = (program.grad_destination(state.kind, *param).id, Write);
                     if !touched.contains(&landing) {
                         touched.push(landing);
                     }
                 }
-                if node.lands.iter().any(|param| program.producers_cast(state.kind, *param)) {
+                if node.accumulates_into.iter().any(|param| program.producers_cast(state.kind, *param)) {
                     touched.push((BufferId::Report, Write));
                 }
                 if let Some(tokens) = self.waiting_tokens(state.kind, node) {

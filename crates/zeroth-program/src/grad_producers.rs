@@ -30,7 +30,7 @@ impl GradProducers {
 pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Settings) -> Vec<GradProducers> {
     let mut all: Vec<Vec<&GradNode>> = vec![Vec::new(); graph.params.len()];
     for node in &backward.nodes {
-        node.lands.iter().for_each(|param| all[param.index()].push(node));
+        node.accumulates_into.iter().for_each(|param| all[param.index()].push(node));
     }
     let head_rounds = head_rounds(graph, settings);
     let of = |(place, nodes): (usize, &Vec<&GradNode>)| {

@@ -436,7 +436,7 @@ impl Program {
     pub fn master_form(&self, flat: usize) -> MasterForm {
         let residency = self.residency[flat];
         let is_together = [residency.weights, residency.states, residency.updates] == [Tier::Device; 3];
-        if self.types.compute == DType::Bf16 && is_together { MasterForm::Rest } else { MasterForm::Whole }
+        if self.types.compute == DType::Bf16 && is_together { MasterForm::LowBits } else { MasterForm::F32 }
     }
 
     /// Whether a flat's optimizer states are streamed through the device.

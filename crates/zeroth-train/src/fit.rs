@@ -262,7 +262,7 @@ impl Job {
         let candidate = self.compile(target)?;
         let candidate = self.widen(candidate, target, budget)?;
         let again = activations(&compiled).saturating_sub(activations(&candidate));
-        let cost = rates.in_memory(AGAIN * again * asked.accumulation);
+        let cost = rates.memory_seconds(AGAIN * again * asked.accumulation);
         if budget.lack(self, &candidate).is_none() && self.waiting(&candidate, rates) + cost < before {
             return Ok(candidate);
         }
@@ -277,7 +277,7 @@ impl Job {
         let outside = compiled.memory.states(Tier::Host).saturating_sub(window);
         let parameters: u64 = compiled.graph.params.iter().map(zeroth_graph::Param::elements).sum();
         let rows = self.row_sizes.last().copied().unwrap_or(0);
-        (rates.through_device(outside) - rates.of_products(2 * parameters * rows)).max(0.0)
+        (rates.transfer_seconds(outside) - rates.matmul_seconds(2 * parameters * rows)).max(0.0)
     }
 
     /// State that passes through the device is updated by the host's processors instead where they are faster.
@@ -295,21 +295,21 @@ impl Job {
         // Sums of several micro-batches that grow in host memory are read and written over the bus by each but the first.
         let sums = |compiled: &Compiled| {
             let gradients = compiled.memory.by_category(Tier::Host).gradients;
-            rates.through_device(2 * (asked.accumulation - 1) * gradients)
+            rates.transfer_seconds(2 * (asked.accumulation - 1) * gradients)
         };
         // With room for all of it, state passes beneath forward and backward; without, and on processors, only beneath
         // forward, a third of a step.
         let shares = if stream.window >= travelling { 3.0 } else { 1.0 };
-        let through = rates.through_device(travelling) / shares + sums(&compiled);
+        let through = rates.transfer_seconds(travelling) / shares + sums(&compiled);
         self.settings.offload.updated_by = Some(UpdatedBy::Device);
         // In fp32 there are no master weights, only the card's own.
-        if through <= rates.by_processors(on_host.optimizer) || asked.types.compute == DType::F32 {
+        if through <= rates.host_update_seconds(on_host.optimizer) || asked.types.compute == DType::F32 {
             return Ok(compiled);
         }
         self.settings.offload =
             Offload { updated_by: Some(UpdatedBy::Host), stream: None, update_window: None, ..asked.offload };
         let beside = self.compile(target)?;
-        let is_slower = through <= rates.by_processors(on_host.optimizer) + sums(&beside);
+        let is_slower = through <= rates.host_update_seconds(on_host.optimizer) + sums(&beside);
         if is_slower || budget.lack(self, &beside).is_some() {
             self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
             return Ok(compiled);

@@ -308,8 +308,8 @@ fn not_finite(
     line: &StepMetrics,
     record: &StepRecord,
 ) -> TrainError {
-    let flat = usize::try_from(record.head.broken_flat).ok().map(|flat| compiled.flat_name(flat));
-    let what = match (record.head.broken_rank, flat) {
+    let flat = usize::try_from(record.head.nonfinite_flat).ok().map(|flat| compiled.flat_name(flat));
+    let what = match (record.head.nonfinite_rank, flat) {
         (rank @ 0.., Some(unit)) if line.loss.is_finite() => {
             format!("the gradient of {unit} on rank {rank} is")
         }
@@ -320,7 +320,7 @@ fn not_finite(
     if record.head.at_min_scale != 0 {
         return TrainError::AtMinScale { step: line.step, what, scale: line.loss_scale };
     }
-    let samples = samples_of(batches, line.step - 1, u64::try_from(record.head.broken_rank).ok());
+    let samples = samples_of(batches, line.step - 1, u64::try_from(record.head.nonfinite_rank).ok());
     TrainError::NotFinite { step: line.step, what, loss: line.loss, samples }
 }
 

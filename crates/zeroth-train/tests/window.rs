@@ -83,7 +83,7 @@ fn updated_by(device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
 
 fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
     let budget = Budget { device: Some(device), ..Budget::default() };
-    let rates = Rates { update, bus, memory: 1 << 40, products: 1 << 40 };
+    let rates = Rates { update, bus, memory: 1 << 40, matmuls: 1 << 40 };
     let freedom = Freedom { update: Some(rates), ..Freedom::default() };
     let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
     assert!(compiled.memory.arena(Tier::Device) <= device);
@@ -159,9 +159,9 @@ fn cheap_recomputation_frees_memory_for_the_window() {
         (job.settings.recompute, job.settings.offload.update_window)
     };
     // A bus that is slow relative to GPU memory and matmuls, and CPUs that are slower still.
-    let slow = Rates { update: 1 << 10, bus: 1 << 20, memory: 1 << 30, products: 1 << 40 };
+    let slow = Rates { update: 1 << 10, bus: 1 << 20, memory: 1 << 30, matmuls: 1 << 40 };
     let (recompute, wider) = chosen(small, 1, slow);
-    let (nothing, window) = chosen(small, 1, Rates { products: 1, ..slow });
+    let (nothing, window) = chosen(small, 1, Rates { matmuls: 1, ..slow });
     assert_eq!((recompute, nothing), (Recompute::NormSwiGlu, Recompute::Nothing), "forward hides the bus");
     assert!(wider > window, "{wider:?} {window:?}");
     // With enough memory, or where recomputation takes longer, there is nothing to gain.

@@ -9,7 +9,7 @@ use zeroth::cpu::{CpuDevice, Isa, Pool, self_test};
 use zeroth::cuda::CudaDevice;
 use zeroth::kernel::SelfTest;
 use zeroth::kernel::{CONFORMANCE_ARENA, Device, DeviceError, conformance};
-use zeroth::machine::bench::{Identity, Measured, Part, Profile, ProfileError};
+use zeroth::machine::bench::{Identity, BenchResult, Part, Profile, ProfileError};
 use zeroth::machine::{Gpus, LibraryState, Limit, Machine, probe};
 
 use crate::exit::Exit;
@@ -93,7 +93,7 @@ fn profile_text(kept: &Kept) -> String {
     let mut table = Table::new(&["measured speed", "threads", "best", "median", "unit"], &[1, 2, 3]);
     for (part, kept) in &profile.parts {
         let look = if kept.quick { ", quick" } else { "" };
-        let shown = |line: &&Measured| line.limit.is_none() || *part == Part::Step;
+        let shown = |line: &&BenchResult| line.limit.is_none() || *part == Part::Step;
         for line in kept.lines.iter().filter(shown) {
             table.row([
                 format!("{}{look}: {}", part.name(), line.name),

@@ -73,8 +73,8 @@ impl RowStrides {
     #[track_caller]
     fn new(dims: &AttentionDims, q: usize, k: usize) -> Self {
         Self {
-            q: rows::pitch("q", q, [dims.rows, dims.q_width()]),
-            kv: rows::pitch("k", k, [dims.rows, dims.kv_width()]),
+            q: rows::stride("q", q, [dims.rows, dims.q_width()]),
+            kv: rows::stride("k", k, [dims.rows, dims.kv_width()]),
         }
     }
 }

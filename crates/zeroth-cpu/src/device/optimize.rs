@@ -1,5 +1,5 @@
-//! The launch of an optimizer: what decides a step is read where it lies, and what is missing is refused.
-#![allow(unsafe_code, reason = "operands are places of the arena; every launch is checked before it runs")]
+//! The launch of an optimizer: reads the step's control state and checks the operands.
+#![allow(unsafe_code, reason = "operands are spans of the arena; every launch is checked before it runs")]
 
 use bytemuck::Pod;
 use zeroth_base::DType;
@@ -33,17 +33,20 @@ impl CpuDevice {
         else {
             unreachable!("called for the optimizer only")
         };
-        let is_beside = weights.is_some() && T::DTYPE == DType::Bf16;
-        if master_form == MasterForm::Rest && !is_beside {
-            let problem = format!("what master weights are beside weights in bf16, and weights {weights:?}");
+        let has_bf16_weights = weights.is_some() && T::DTYPE == DType::Bf16;
+        if master_form == MasterForm::LowBits && !has_bf16_weights {
+            let problem = format!(
+                "low-order bits of master weights need bf16 weights; found {} weights {weights:?}",
+                T::DTYPE
+            );
             return Err(DeviceError::Operands { what: kernel.name(), problem });
         }
         // SAFETY: the launch has been checked, and each operand is taken once.
         unsafe {
             let control = self.read_one::<Control>(control)?;
             if control.apply == 0 {
-                // Whoever takes the weights from here finds what they were; beside their rests they are.
-                if let (Some(weights), MasterForm::Whole) = (weights, master_form) {
+                // The weights buffer may hold other data; with low-order bits it holds the weights already.
+                if let (Some(weights), MasterForm::F32) = (weights, master_form) {
                     convert::<f32, T>(&self.pool, self.read(master)?, self.write(weights)?);
                 }
                 return Ok(());
@@ -52,7 +55,7 @@ impl CpuDevice {
             let [mut needs_first, needs_second] = optimizer.moments();
             needs_first &= optimizer != Optimizer::Sgd || step.momentum != 0.0;
             if needs_first && first.is_none() || needs_second && second.is_none() {
-                let problem = format!("{optimizer:?} has no place for its moments: {first:?}, {second:?}");
+                let problem = format!("{optimizer:?} lacks a moment: {first:?}, {second:?}");
                 return Err(DeviceError::Operands { what: kernel.name(), problem });
             }
             let moments = Moments {
@@ -62,8 +65,8 @@ impl CpuDevice {
             };
             let weights = weights.map(|weights| self.write::<T>(weights)).transpose()?;
             let (grads, master) = match master_form {
-                MasterForm::Whole => (self.read::<G>(grads)?, Master::Whole(self.write(master)?)),
-                MasterForm::Rest => (self.read::<G>(grads)?, Master::Rest(self.write(master)?)),
+                MasterForm::F32 => (self.read::<G>(grads)?, Master::F32(self.write(master)?)),
+                MasterForm::LowBits => (self.read::<G>(grads)?, Master::LowBits(self.write(master)?)),
             };
             optimize(&self.pool, optimizer, step, grads, master, moments, weights);
         }

@@ -20,7 +20,7 @@ use half::bf16;
 use zeroth_base::DType;
 
 use super::pool::Pool;
-use super::rows::pitch;
+use super::rows::stride as pitch;
 use super::{check_len, check_scratch};
 use rounded_grad::RoundedGrad;
 pub use rounded_grad::TokenRows;
@@ -93,7 +93,7 @@ pub fn head_loss_backward<T: Element>(
 /// of the losses, and whether an element of dw is not finite. The bits are those of [`head_loss_backward`], rounded.
 ///
 /// Rows of dw for `token_rows` are also stored there in f32:
-/// [`embedding_backward_once`](super::embedding_backward_once) completes, rounds and checks them.
+/// [`embedding_backward_tied`](super::embedding_backward_tied) completes, rounds and checks them.
 ///
 /// # Panics
 /// If the rows are several slices.

@@ -1,87 +1,86 @@
-//! The heads of a matrix [rows, heads · head_dim]: where each stands, and blocks of them for tasks to write.
+//! The heads of a matrix [rows, heads · head_dim]: their offsets, and blocks of them that tasks write.
 #![allow(unsafe_code, reason = "disjoint parts of one slice, handed to different threads")]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::columns::BLOCK;
-use crate::rows::pitch;
+use crate::rows::stride;
 use crate::work_partition::Partition;
 use zeroth_kernel::RopeDims;
 
-/// Where heads stand.
+/// The offsets of heads in a matrix.
 #[derive(Clone, Copy)]
-pub(super) struct Places {
-    /// Heads of a row.
-    across: usize,
-    /// Elements of a head, and from one row to the next.
-    width: usize,
-    pitch: usize,
-    /// Heads in all.
+pub(super) struct HeadLayout {
+    heads_per_row: usize,
+    head_dim: usize,
+    row_stride: usize,
+    /// Heads of all rows.
     count: usize,
 }
 
-impl Places {
-    /// Those of a matrix that fills a slice of `found` elements.
+impl HeadLayout {
+    /// The layout of a matrix that fills a slice of `found` elements.
     #[track_caller]
     pub(super) fn new(name: &str, found: usize, dims: RopeDims) -> Self {
         let RopeDims { rows, heads, head_dim, .. } = dims;
-        let pitch = pitch(name, found, [rows, heads * head_dim]);
-        Self { across: heads, width: head_dim, pitch, count: rows * heads }
+        let row_stride = stride(name, found, [rows, heads * head_dim]);
+        Self { heads_per_row: heads, head_dim, row_stride, count: rows * heads }
     }
 
     /// The elements of a head.
     #[inline(always)]
-    pub(super) fn of(self, head: usize) -> Range<usize> {
-        let first = head / self.across * self.pitch + head % self.across * self.width;
-        first..first + self.width
+    pub(super) fn range(self, head: usize) -> Range<usize> {
+        let (row, column) = (head / self.heads_per_row, head % self.heads_per_row);
+        let first = row * self.row_stride + column * self.head_dim;
+        first..first + self.head_dim
     }
 }
 
-/// A matrix cut into blocks of heads.
-pub(super) struct Blocks<'a, T> {
+/// A matrix partitioned into blocks of heads.
+pub(super) struct HeadBlocks<'a, T> {
     start: *mut T,
-    places: Places,
+    layout: HeadLayout,
     slice: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: stands for a `&mut [T]`, whose parts go to other threads.
-unsafe impl<T: Send> Sync for Blocks<'_, T> {}
+unsafe impl<T: Send> Sync for HeadBlocks<'_, T> {}
 
-impl<'a, T> Blocks<'a, T> {
-    /// Cuts `slice`, a matrix [rows, heads · head_dim].
+impl<'a, T> HeadBlocks<'a, T> {
+    /// Partitions `slice`, a matrix [rows, heads · head_dim].
     #[track_caller]
     pub(super) fn new(name: &str, slice: &'a mut [T], dims: RopeDims) -> Self {
-        let places = Places::new(name, slice.len(), dims);
-        Self { start: slice.as_mut_ptr(), places, slice: PhantomData }
+        let layout = HeadLayout::new(name, slice.len(), dims);
+        Self { start: slice.as_mut_ptr(), layout, slice: PhantomData }
     }
 }
 
 // SAFETY: heads do not overlap, and each is in one block.
-unsafe impl<'a, T: Send> Partition for Blocks<'a, T> {
+unsafe impl<'a, T: Send> Partition for HeadBlocks<'a, T> {
     type Part = Heads<'a, T>;
 
     fn count(&self) -> usize {
-        self.places.count.div_ceil(BLOCK)
+        self.layout.count.div_ceil(BLOCK)
     }
 
     unsafe fn part(&self, index: usize) -> Heads<'a, T> {
         let first = index * BLOCK;
-        let numbers = first..self.places.count.min(first + BLOCK);
-        Heads { start: self.start, places: self.places, numbers, slice: PhantomData }
+        let numbers = first..self.layout.count.min(first + BLOCK);
+        Heads { start: self.start, layout: self.layout, numbers, slice: PhantomData }
     }
 }
 
 /// The heads of one block.
 pub(super) struct Heads<'a, T> {
     start: *mut T,
-    places: Places,
+    layout: HeadLayout,
     numbers: Range<usize>,
     slice: PhantomData<&'a mut [T]>,
 }
 
 impl<T> Heads<'_, T> {
-    /// Their numbers, counted from the matrix's first head.
+    /// Their numbers, from the matrix's first head.
     pub(super) fn numbers(&self) -> Range<usize> {
         self.numbers.clone()
     }
@@ -90,10 +89,10 @@ impl<T> Heads<'_, T> {
     #[inline(always)]
     pub(super) fn head(&mut self, number: usize) -> &mut [T] {
         assert!(self.numbers.contains(&number), "head {number} of {:?}", self.numbers);
-        let place = self.places.of(number);
-        // SAFETY: within the slice, which has all heads, as `new` has checked; it is this block's alone, and the borrow of self
-        // keeps heads from being taken twice.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(place.start), place.len()) }
+        let range = self.layout.range(number);
+        // SAFETY: `new` has checked that the slice has all heads. The head is this block's alone, and the borrow of self keeps
+        // it from being taken twice.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
@@ -103,11 +102,11 @@ mod tests {
     use crate::Pool;
 
     #[test]
-    fn blocks_cover_the_heads_once_and_nothing_between_rows() {
+    fn blocks_cover_every_head_once_and_skip_row_padding() {
         // 27 rows of 5 heads of 3 elements, 17 apart: blocks of 64 heads begin within rows.
         let dims = RopeDims { rows: 27, heads: 5, head_dim: 3, rotated: 0 };
         let mut cells = vec![0u32; 27 * 17];
-        Pool::new(3).each(Blocks::new("cells", &mut cells, dims), |block, mut heads| {
+        Pool::new(3).each(HeadBlocks::new("cells", &mut cells, dims), |block, mut heads| {
             for number in heads.numbers() {
                 heads.head(number).iter_mut().for_each(|cell| *cell += 1 + block as u32);
             }

@@ -1,20 +1,22 @@
-//! The norm of every head and the turn that follows it in one pass, as Qwen 3 has them for q and k, and the gradient of both.
+//! RMSNorm of every head followed by RoPE in one pass, as Qwen 3 applies them to q and k, and their gradient.
 //!
-//! What is normed is rounded before it turns, and a gradient that was turned back before it meets the norm: the bits are
-//! those of [`super::rms_norm()`] and [`super::rope()`], one after the other.
+//! The norm is rounded before the rotation, and the gradient is rounded after it is rotated back: the bits are those of
+//! [`super::rms_norm()`] followed by [`super::rope()`].
 
-mod heads;
+#![allow(unsafe_code, reason = "vector kernels run where their instructions were detected")]
+
 #[cfg(target_arch = "x86_64")]
-mod lines;
+mod avx512_bf16;
+mod heads;
 
 #[cfg(target_arch = "x86_64")]
 use bytemuck::cast_slice;
-use heads::{Blocks, Heads, Places};
+use heads::{HeadBlocks, HeadLayout, Heads};
 
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rms_norm::{along, norm_row, rms_norm_scratch, slope};
-use super::rope::{turn_head, turn_head_from};
+use super::rope::{rotate_head, rotate_head_from};
 use super::stream;
 use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
@@ -27,13 +29,13 @@ fn check(dims: HeadNormRopeDims, cos: &[f32], sin: &[f32]) {
     let RopeDims { rows, head_dim, rotated, .. } = dims.rope;
     assert!(
         rotated <= head_dim && rotated.is_multiple_of(2),
-        "{rotated} of {head_dim} elements of a head cannot turn in pairs"
+        "{rotated} of {head_dim} elements of a head cannot be rotated in pairs"
     );
     check_len("cos", cos.len(), rows * (rotated / 2));
     check_len("sin", sin.len(), rows * (rotated / 2));
 }
 
-/// y = norm(x) · w by heads, turned by each row's angles. Writes y and `rstd [rows, heads]`.
+/// y = RoPE(norm(x) · w) per head. Writes y and `rstd [rows, heads]`.
 pub fn head_norm_rope<T: Element>(
     pool: &Pool,
     dims: HeadNormRopeDims,
@@ -46,28 +48,23 @@ pub fn head_norm_rope<T: Element>(
 ) {
     let RmsNormDims { rows, width, .. } = dims.norm();
     check(dims, cos, sin);
-    let places = Places::new("x", x.len(), dims.rope);
+    let layout = HeadLayout::new("x", x.len(), dims.rope);
     check_len("w", w.len(), width);
     check_len("y", y.len(), x.len());
     check_len("rstd", rstd.len(), rows);
     if rows * width == 0 {
         return;
     }
-    let parts = (Blocks::new("y", y, dims.rope), Chunks::new(rstd, columns::BLOCK));
+    let parts = (HeadBlocks::new("y", y, dims.rope), Chunks::new(rstd, columns::BLOCK));
     pool.each(parts, |_, (mut y, rstd)| {
         #[cfg(target_arch = "x86_64")]
-        if lines::fit::<T>(pool.isa(), dims) {
-            return lines::norm_and_turn(
-                dims,
-                places,
-                cast_slice(x),
-                cast_slice(w),
-                [cos, sin],
-                &mut y,
-                rstd,
-            );
+        if let Some(subnormals) = avx512_bf16::subnormals::<T>(pool.isa(), dims) {
+            let (x, w, angles) = (cast_slice(x), cast_slice(w), [cos, sin]);
+            // SAFETY: `subnormals` has found the instructions.
+            unsafe { avx512_bf16::norm_and_rotate(subnormals, dims, layout, x, w, angles, &mut y, rstd) };
+            return;
         }
-        norm_and_turn(pool.isa(), dims, places, x, w, cos, sin, &mut y, rstd);
+        norm_and_rotate(pool.isa(), dims, layout, x, w, cos, sin, &mut y, rstd);
     });
 }
 
@@ -76,7 +73,7 @@ pub const fn head_norm_rope_scratch(dims: HeadNormRopeDims) -> usize {
     rms_norm_scratch(dims.norm())
 }
 
-/// The gradient of [`head_norm_rope`], whose input was `h`. Writes dh; dw += in f32.
+/// The gradient of [`head_norm_rope`] with input `h`. Writes dh; dw is accumulated in f32.
 pub fn head_norm_rope_backward<T: Element>(
     pool: &Pool,
     dims: HeadNormRopeDims,
@@ -92,7 +89,7 @@ pub fn head_norm_rope_backward<T: Element>(
 ) {
     let RmsNormDims { rows, width, .. } = dims.norm();
     check(dims, cos, sin);
-    let places = Places::new("dy", dy.len(), dims.rope);
+    let layout = HeadLayout::new("dy", dy.len(), dims.rope);
     check_len("h", h.len(), dy.len());
     check_len("rstd", rstd.len(), rows);
     check_len("w", w.len(), width);
@@ -103,15 +100,19 @@ pub fn head_norm_rope_backward<T: Element>(
         return;
     }
     let partials = &mut scratch[..head_norm_rope_scratch(dims)];
-    let parts = (Blocks::new("dh", dh, dims.rope), Chunks::new(partials, width));
+    let parts = (HeadBlocks::new("dh", dh, dims.rope), Chunks::new(partials, width));
     pool.each(parts, |_, (mut dh, dw)| {
         #[cfg(target_arch = "x86_64")]
-        if lines::fit::<T>(pool.isa(), dims) {
-            let (inputs, w) = ([dy, h].map(cast_slice), cast_slice(w));
-            return lines::backward_heads(dims, places, inputs, rstd, w, [cos, sin], &mut dh, dw);
+        if let Some(subnormals) = avx512_bf16::subnormals::<T>(pool.isa(), dims) {
+            let (inputs, w, angles) = ([dy, h].map(cast_slice), cast_slice(w), [cos, sin]);
+            // SAFETY: `subnormals` has found the instructions.
+            unsafe {
+                avx512_bf16::backward_heads(subnormals, dims, layout, inputs, rstd, w, angles, &mut dh, dw);
+            }
+            return;
         }
         dw.fill(0.0);
-        backward_heads(pool.isa(), dims, places, dy, h, rstd, w, cos, sin, &mut dh, dw);
+        backward_heads(pool.isa(), dims, layout, dy, h, rstd, w, cos, sin, &mut dh, dw);
     });
     columns::add_partials(pool, partials, dw);
 }
@@ -124,10 +125,10 @@ fn of_token(dims: HeadNormRopeDims, head: usize, angles: &[f32]) -> &[f32] {
 }
 
 each_isa! {
-    /// Head by head: it turns while it is in the nearest cache.
-    fn norm_and_turn<T>(
+    /// Head by head, so that the head is still in L1 when it is rotated.
+    fn norm_and_rotate<T>(
         dims: HeadNormRopeDims,
-        places: Places,
+        layout: HeadLayout,
         x: &[T],
         w: &[T],
         cos: &[f32],
@@ -137,8 +138,8 @@ each_isa! {
     ) {
         for (head, rstd) in all_y.numbers().zip(rstd) {
             let y = all_y.head(head);
-            *rstd = norm_row(dims.eps, &x[places.of(head)], w, y);
-            turn_head(y, of_token(dims, head, cos), of_token(dims, head, sin), 1.0);
+            *rstd = norm_row(dims.eps, &x[layout.range(head)], w, y);
+            rotate_head(y, of_token(dims, head, cos), of_token(dims, head, sin), 1.0);
         }
     }
 }
@@ -146,7 +147,7 @@ each_isa! {
 each_isa! {
     fn backward_heads<T>(
         dims: HeadNormRopeDims,
-        places: Places,
+        layout: HeadLayout,
         all_dy: &[T],
         all_h: &[T],
         rstd: &[f32],
@@ -159,12 +160,12 @@ each_isa! {
         let w = &w[..dims.rope.head_dim];
         for head in all_dh.numbers() {
             let (dy, h, dh, rstd) =
-                (&all_dy[places.of(head)], &all_h[places.of(head)], all_dh.head(head), rstd[head]);
-            // The next head is read while this one is computed.
+                (&all_dy[layout.range(head)], &all_h[layout.range(head)], all_dh.head(head), rstd[head]);
+            // Prefetches the next head while this one is computed.
             for values in [all_dy, all_h] {
-                stream::prefetch_read(values.get(places.of(head + 1)).unwrap_or_default());
+                stream::prefetch_read(values.get(layout.range(head + 1)).unwrap_or_default());
             }
-            turn_head_from(dy, dh, of_token(dims, head, cos), of_token(dims, head, sin), -1.0);
+            rotate_head_from(dy, dh, of_token(dims, head, cos), of_token(dims, head, sin), -1.0);
             let along = along(dh, w, h, rstd);
             for ((dw, dy), h) in dw.iter_mut().zip(&*dh).zip(h) {
                 *dw += dy.to_f32() * (h.to_f32() * rstd);
@@ -184,12 +185,21 @@ mod tests {
     use crate::rows::apart::{apart, bits, pools, random};
     use crate::{Isa, rms_norm, rms_norm_backward, rope, rope_backward};
 
-    fn one_pass_is_two_kernels<T: Element>(path: Isa, threads: usize, rope_dims: RopeDims) {
-        let pool = Pool::on_isa(threads, path).unwrap();
+    fn fused_kernel_matches_two_kernels<T: Element>(
+        isa: Isa,
+        threads: usize,
+        scale: f32,
+        rope_dims: RopeDims,
+    ) {
+        let pool = Pool::on_isa(threads, isa).unwrap();
         let dims = HeadNormRopeDims { rope: rope_dims, eps: 1e-5 };
-        let (norm, case) = (dims.norm(), format!("{path}, {threads} threads, {}, {rope_dims:?}", T::DTYPE));
+        let (norm, case) =
+            (dims.norm(), format!("{isa}, {threads} threads, {}, {scale:e}, {rope_dims:?}", T::DTYPE));
         let (count, angles) = (norm.rows * norm.width, rope_dims.rows * rope_dims.rotated / 2);
-        let (x, w, dy) = (random::<T>(1, count), random::<T>(2, norm.width), random::<T>(3, count));
+        let scaled = |name: u64, count: usize| -> Vec<T> {
+            random::<T>(name, count).iter().map(|value| T::from_f32(value.to_f32() * scale)).collect()
+        };
+        let (x, w, dy) = (random::<T>(1, count), scaled(2, norm.width), scaled(3, count));
         let (cos, sin) = (random::<f32>(4, angles), random::<f32>(5, angles));
         let mut scratch = vec![f32::NAN; head_norm_rope_scratch(dims)];
 
@@ -209,7 +219,7 @@ mod tests {
         assert_eq!((bits(&dh), bits(&dw)), (bits(&two), bits(&two_dw)), "{case}, backward");
     }
 
-    fn rows_apart_are_rows<T: Element>(pool: &Pool, rope: RopeDims) {
+    fn strided_rows_match_contiguous_rows<T: Element>(pool: &Pool, rope: RopeDims) {
         let dims = HeadNormRopeDims { rope, eps: 1e-5 };
         let case = format!("{}, {} threads, {}, {rope:?}", pool.isa(), pool.threads(), T::DTYPE);
         let (heads, width, angles) =
@@ -236,21 +246,21 @@ mod tests {
     }
 
     #[test]
-    fn rows_may_be_further_apart_than_they_are_long() {
+    fn row_stride_changes_no_bits_and_padding_is_untouched() {
         for pool in pools() {
             for (rows, heads, head_dim, rotated) in
                 [(37, 5, 20, 12), (70, 3, 128, 128), (9, 16, 64, 64), (0, 2, 8, 8)]
             {
                 let dims = RopeDims { rows, heads, head_dim, rotated };
-                rows_apart_are_rows::<f32>(&pool, dims);
-                rows_apart_are_rows::<bf16>(&pool, dims);
-                rows_apart_are_rows::<f16>(&pool, dims);
+                strided_rows_match_contiguous_rows::<f32>(&pool, dims);
+                strided_rows_match_contiguous_rows::<bf16>(&pool, dims);
+                strided_rows_match_contiguous_rows::<f16>(&pool, dims);
             }
         }
     }
 
     #[test]
-    fn one_pass_has_the_bits_of_the_two_kernels() {
+    fn fused_kernel_has_the_bits_of_rms_norm_then_rope() {
         for (rows, heads, head_dim, rotated) in [
             (1, 1, 2, 2),
             (5, 3, 6, 6),
@@ -261,19 +271,23 @@ mod tests {
             (0, 2, 8, 8),
         ] {
             let dims = RopeDims { rows, heads, head_dim, rotated };
-            for &path in Isa::available() {
+            for &isa in Isa::available() {
                 for threads in 1..=3 {
-                    one_pass_is_two_kernels::<f32>(path, threads, dims);
-                    one_pass_is_two_kernels::<bf16>(path, threads, dims);
-                    one_pass_is_two_kernels::<f16>(path, threads, dims);
+                    fused_kernel_matches_two_kernels::<f32>(isa, threads, 1.0, dims);
+                    fused_kernel_matches_two_kernels::<bf16>(isa, threads, 1.0, dims);
+                    fused_kernel_matches_two_kernels::<f16>(isa, threads, 1.0, dims);
+                }
+                // Subnormal results, which AMX flushes to zero in the fused kernel alone.
+                if isa != Isa::Amx {
+                    fused_kernel_matches_two_kernels::<bf16>(isa, 1, 1e-39, dims);
                 }
             }
         }
     }
 
     #[test]
-    #[should_panic(expected = "10 of 8 elements of a head cannot turn in pairs")]
-    fn more_than_a_head_cannot_turn() {
+    #[should_panic(expected = "10 of 8 elements of a head cannot be rotated in pairs")]
+    fn rotated_elements_may_not_exceed_the_head() {
         let rope = RopeDims { rows: 1, heads: 1, head_dim: 8, rotated: 10 };
         let (x, angles, mut y) = ([0.0f32; 8], [0.0; 5], [0.0f32; 8]);
         let dims = HeadNormRopeDims { rope, eps: 1e-5 };

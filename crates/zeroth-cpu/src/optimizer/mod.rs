@@ -1,12 +1,14 @@
-//! Optimizers, written op by op: every rounding below is meant, and a device that follows it gets the same bits.
+//! Optimizers, written operation by operation: a device that performs the same roundings gets the same bits.
+
+#![allow(unsafe_code, reason = "vector kernels run where their instructions were detected")]
 
 #[cfg(target_arch = "x86_64")]
-mod lines;
+mod avx512;
 
 use half::bf16;
 use zeroth_base::DType;
 
-use zeroth_kernel::{Optimizer, Rounding, StepNumbers, rest, settled, with_rest};
+use zeroth_kernel::{Optimizer, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits};
 
 use super::check_len;
 use super::isa::{Isa, each_isa};
@@ -16,38 +18,37 @@ use super::{math, stream};
 use zeroth_base::halves;
 use zeroth_kernel::Element;
 
-/// Elements that one task updates, at most and at least: with every task the processor has to see anew what is read in order,
-/// and where it ends, what was read ahead is lost.
+/// Elements per task, at most and at least. Every task restarts the hardware prefetcher, and its last prefetches are wasted.
 const PIECES: [usize; 2] = [32_768, 8192];
-/// Elements whose weights are stored while their master weights are in the nearest cache; they divide a task's.
+/// Elements whose weights are stored while their master weights are in L1; a divisor of a task's elements.
 const NEAR: usize = 1024;
-/// Elements whose chances are drawn together; they divide those above.
+/// Elements whose random numbers are drawn together; a divisor of [`NEAR`].
 const DRAW: usize = 256;
 
-/// Moments of a piece of a flat; an optimizer without one, or SGD without momentum, has `None`.
+/// Moments of a range of a flat buffer; `None` where the optimizer has none, or SGD has no momentum.
 pub struct Moments<'a, M> {
-    /// The first.
+    /// The first moment.
     pub first: Option<&'a mut [M]>,
-    /// The second.
+    /// The second moment.
     pub second: Option<&'a mut [M]>,
-    /// Chance for moments in bf16 and the applied step, counted from 1; without it they are rounded to the nearest.
+    /// Stochastic rounding of bf16 moments and the number of the applied step, from 1; `None` rounds to nearest.
     pub rounding: Option<(Rounding, u64)>,
 }
 
-/// Master weights of a piece of a flat: see [`zeroth_kernel::MasterForm`].
+/// Master weights of a range of a flat buffer: see [`zeroth_kernel::MasterForm`].
 pub enum Master<'a> {
-    /// In f32.
-    Whole(&'a mut [f32]),
-    /// What they are beside weights in bf16.
-    Rest(&'a mut [i16]),
+    /// f32 values.
+    F32(&'a mut [f32]),
+    /// Low-order bits; the high-order bits are the bf16 weights.
+    LowBits(&'a mut [i16]),
 }
 
-/// One step over a piece of a flat: master weights and moments in place, and the weights as stored for compute.
+/// One step over a range of a flat buffer: updates master weights and moments in place and writes the weights for compute.
 ///
-/// `weights` is `None` where the master weights are the ones computed with (f32 training).
+/// `weights` is `None` where the master weights are the compute weights (fp32 training).
 ///
 /// # Panics
-/// When a moment that the optimizer needs is absent, a buffer has another length, or there is a rest without weights in bf16.
+/// When a moment that the optimizer needs is absent, a buffer has another length, or low-order bits come without bf16 weights.
 pub fn optimize<G: Element, M: Element, T: Element>(
     pool: &Pool,
     optimizer: Optimizer,
@@ -57,75 +58,80 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     moments: Moments<'_, M>,
     weights: Option<&mut [T]>,
 ) {
-    let (elements, path) = (grads.len(), pool.isa());
+    let (elements, isa) = (grads.len(), pool.isa());
     let Moments { first, second, rounding } = moments;
-    let chance = rounding.filter(|_| M::DTYPE == DType::Bf16).map(|(rounding, step)| Chance {
-        path,
-        key: halves(rounding.seed),
-        step: step as u32,
-        flat: rounding.flat,
-        first: rounding.first,
-    });
-    let (whole, rests) = match master {
-        Master::Whole(master) => (Some(master), None),
-        Master::Rest(rests) => (None, Some(rests)),
+    let stochastic =
+        rounding.filter(|_| M::DTYPE == DType::Bf16).map(|(rounding, step)| StochasticRounding {
+            isa,
+            key: halves(rounding.seed),
+            step: step as u32,
+            flat: rounding.flat,
+            first: rounding.first,
+        });
+    let (whole, low_bits) = match master {
+        Master::F32(master) => (Some(master), None),
+        Master::LowBits(low_bits) => (None, Some(low_bits)),
     };
-    let settles = weights.is_some() && T::DTYPE == DType::Bf16;
-    assert!(rests.is_none() || settles, "what master weights are beside weights needs these, in bf16");
-    // Master weights and moments were just read and are in the cache; the weights were not, but beside their rests.
+    let canonical = weights.is_some() && T::DTYPE == DType::Bf16;
+    assert!(low_bits.is_none() || canonical, "low-order bits of master weights need bf16 weights");
+    // Weights are written without having been read, unless they are joined with low-order bits.
     let past = whole.is_some()
         && weights.as_ref().is_some_and(|weights| stream::bypasses_cache(size_of_val(&**weights)));
-    let inverse = exact_inverse(path, step.root_correction);
+    let inverse = exact_inverse(isa, step.root_correction);
     let piece = piece(elements, pool.threads());
     let shape = [elements, piece, elements.div_ceil(piece)];
-    let (whole, rests) = (cut("master", whole, shape), cut("rests of master", rests, shape));
+    let (whole, low_bits) = (cut("master", whole, shape), cut("low bits of master", low_bits, shape));
     let (first, second) = (cut("first", first, shape), cut("second", second, shape));
     let weights = cut("weights", weights, shape);
-    pool.each((whole, rests, first, second, weights), |task, parts| {
-        let (mut whole, mut rests, mut first, mut second, mut weights) = parts;
+    pool.each((whole, low_bits, first, second, weights), |task, parts| {
+        let (mut whole, mut low_bits, mut first, mut second, mut weights) = parts;
         let mut joined = [0.0; NEAR];
         #[cfg(target_arch = "x86_64")]
-        let by_lines = lines::fit::<G, M>(path, optimizer) && chance.is_none();
+        let by_avx512 = avx512::fits::<G, M>(isa, optimizer) && stochastic.is_none();
         for at in (0..piece.min(elements - task * piece)).step_by(NEAR) {
             let place = task * piece + at;
             let near = at..at + NEAR.min(elements - place);
-            let chance = chance.map(|chance| Chance { first: chance.first + place as u64, ..chance });
+            let stochastic = stochastic.map(|stochastic| StochasticRounding {
+                first: stochastic.first + place as u64,
+                ..stochastic
+            });
             #[cfg_attr(
                 not(target_arch = "x86_64"),
-                allow(unused_mut, reason = "only lines change them here")
+                allow(unused_mut, reason = "only the vector kernel changes them here")
             )]
             let (mut first, mut second) = (
                 first.as_deref_mut().map(|first| &mut first[near.clone()]),
                 second.as_deref_mut().map(|second| &mut second[near.clone()]),
             );
             let mut weights = weights.as_deref_mut().map(|weights| &mut weights[near.clone()]);
-            let mut rests = rests.as_deref_mut().map(|rests| &mut rests[near.clone()]);
+            let mut low_bits = low_bits.as_deref_mut().map(|low_bits| &mut low_bits[near.clone()]);
             #[cfg(target_arch = "x86_64")]
-            if let (true, Some(inverse), Some(weights), Some(rests), Some(first), Some(second)) =
-                (by_lines, inverse, &mut weights, &mut rests, &mut first, &mut second)
+            if let (true, Some(inverse), Some(weights), Some(low_bits), Some(first), Some(second)) =
+                (by_avx512, inverse, &mut weights, &mut low_bits, &mut first, &mut second)
             {
-                let states = lines::States {
+                let states = avx512::States {
                     weights: bytemuck::cast_slice_mut(weights),
-                    rests,
+                    low_bits,
                     first: bytemuck::cast_slice_mut(first),
                     second: bytemuck::cast_slice_mut(second),
                 };
-                lines::adamw(step, inverse, &grads[place..][..near.len()], states);
+                // SAFETY: `fits` has found the instructions.
+                unsafe { avx512::adamw(step, inverse, &grads[place..][..near.len()], states) };
                 continue;
             }
-            let master = match (&mut whole, &rests, &weights) {
-                (_, Some(rests), Some(weights)) => {
-                    join(path, weights, rests, &mut joined);
+            let master = match (&mut whole, &low_bits, &weights) {
+                (_, Some(low_bits), Some(weights)) => {
+                    join(isa, weights, low_bits, &mut joined);
                     &mut joined[..near.len()]
                 }
                 (Some(whole), ..) => &mut whole[near],
-                _ => unreachable!("a rest has weights, and what has none is whole"),
+                _ => unreachable!("low-order bits come with weights, and all else is f32"),
             };
             let grads = &grads[place..][..master.len()];
-            update(path, optimizer, step, inverse, chance, grads, master, first, second);
-            match (&mut weights, &mut rests) {
-                (Some(weights), Some(rests)) => separate(path, master, weights, rests),
-                (Some(weights), None) => store_weights(path, master, settles, weights, past),
+            update(isa, optimizer, step, inverse, stochastic, grads, master, first, second);
+            match (&mut weights, &mut low_bits) {
+                (Some(weights), Some(low_bits)) => split(isa, master, weights, low_bits),
+                (Some(weights), None) => store_weights(isa, master, canonical, weights, past),
                 (None, _) => {}
             }
         }
@@ -135,13 +141,13 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     });
 }
 
-/// Elements of a task: a few tasks for every thread.
+/// Elements per task: a few tasks per thread.
 fn piece(elements: usize, threads: usize) -> usize {
     let [most, least] = PIECES;
     (elements / (4 * threads)).next_multiple_of(NEAR).clamp(least, most)
 }
 
-/// A buffer of `elements`, `piece` at a time, `count` times.
+/// A buffer of `elements` in `count` pieces of `piece`.
 #[track_caller]
 fn cut<'a, T: Send>(
     name: &str,
@@ -155,12 +161,12 @@ fn cut<'a, T: Send>(
 }
 
 each_isa! {
-    /// Weights as they are computed with, and, where these are in bf16, master weights as both of their forms hold them; a
-    /// fence is still to come.
-    fn store_weights<T>(master: &mut [f32], settles: bool, to: &mut [T], past: bool) {
+    /// Stores the compute weights; with `canonical` the master weights become values that both master forms hold. The caller
+    /// fences.
+    fn store_weights<T>(master: &mut [f32], canonical: bool, to: &mut [T], past: bool) {
         stream::staged_unfenced(to, past, |at, to| {
             for (to, master) in to.iter_mut().zip(&mut master[at..]) {
-                *master = if settles { settled(*master) } else { *master };
+                *master = if canonical { canonical_master(*master) } else { *master };
                 *to = T::from_f32(*master);
             }
         });
@@ -168,25 +174,25 @@ each_isa! {
 }
 
 each_isa! {
-    fn join<T>(weights: &[T], rests: &[i16], master: &mut [f32]) {
-        for ((master, weight), rest) in master.iter_mut().zip(weights).zip(rests) {
-            *master = with_rest(upper_half(weight.to_f32()), *rest);
+    fn join<T>(weights: &[T], low_bits: &[i16], master: &mut [f32]) {
+        for ((master, weight), low) in master.iter_mut().zip(weights).zip(low_bits) {
+            *master = join_low_bits(upper_half(weight.to_f32()), *low);
         }
     }
 }
 
 each_isa! {
-    /// Weights as they are computed with, and what master weights are beside them.
-    fn separate<T>(master: &[f32], weights: &mut [T], rests: &mut [i16]) {
-        for ((master, weight), to) in master.iter().zip(weights).zip(rests) {
-            let master = settled(*master);
+    /// Splits master weights into compute weights and low-order bits.
+    fn split<T>(master: &[f32], weights: &mut [T], to: &mut [i16]) {
+        for ((master, weight), low) in master.iter().zip(weights).zip(to) {
+            let master = canonical_master(*master);
             *weight = T::from_f32(master);
-            *to = rest(master, upper_half(weight.to_f32()));
+            *low = low_bits(master, upper_half(weight.to_f32()));
         }
     }
 }
 
-/// A number of bf16 that is at hand as f32.
+/// A bf16 from its f32 value.
 #[inline(always)]
 const fn upper_half(value: f32) -> bf16 {
     bf16::from_bits((value.to_bits() >> 16) as u16)
@@ -197,7 +203,7 @@ each_isa! {
         optimizer: Optimizer,
         s: &StepNumbers,
         inverse: Option<f32>,
-        chance: Option<Chance>,
+        stochastic: Option<StochasticRounding>,
         grads: &[G],
         master: &mut [f32],
         first: Option<&mut [M]>,
@@ -205,29 +211,29 @@ each_isa! {
     ) {
         match (optimizer, first, second) {
             (Optimizer::AdamW, Some(m), Some(v)) => match inverse {
-                Some(inverse) => each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
+                Some(inverse) => each(s, stochastic, grads, master, [m, v], [0, 1], |g, p, mv| {
                     adam(s, s.decay_rate, g, p, mv, |root| divided(root, s.root_correction, inverse))
                 }),
-                None => each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
+                None => each(s, stochastic, grads, master, [m, v], [0, 1], |g, p, mv| {
                     adam(s, s.decay_rate, g, p, mv, |root| root / s.root_correction)
                 }),
             },
             (Optimizer::Adam, Some(m), Some(v)) => {
-                each(s, chance, grads, master, [m, v], [0, 1], |g, p, mv| {
+                each(s, stochastic, grads, master, [m, v], [0, 1], |g, p, mv| {
                     adam(s, 0.0, decayed(s, g, p), p, mv, |root| root / s.root_correction)
                 });
             }
             (Optimizer::Sgd, Some(m), _) if s.momentum != 0.0 => {
-                each(s, chance, grads, master, [m], [0], |g, p, m| sgd(s, decayed(s, g, p), p, m));
+                each(s, stochastic, grads, master, [m], [0], |g, p, m| sgd(s, decayed(s, g, p), p, m));
             }
             (Optimizer::Sgd, _, _) if s.momentum == 0.0 => {
                 each::<G, M, 0>(s, None, grads, master, [], [], |g, p, []| {
                     ((-s.rate).mul_add(decayed(s, g, p), p), [])
                 });
             }
-            (Optimizer::Lion, Some(m), _) => each(s, chance, grads, master, [m], [0], |g, p, m| lion(s, g, p, m)),
+            (Optimizer::Lion, Some(m), _) => each(s, stochastic, grads, master, [m], [0], |g, p, m| lion(s, g, p, m)),
             (Optimizer::Adagrad, _, Some(v)) => {
-                each(s, chance, grads, master, [v], [1], |g, p, v| adagrad(s, decayed(s, g, p), p, v));
+                each(s, stochastic, grads, master, [v], [1], |g, p, v| adagrad(s, decayed(s, g, p), p, v));
             }
             (optimizer, first, second) => {
                 let given = [first.is_some(), second.is_some()];
@@ -237,14 +243,14 @@ each_isa! {
     }
 }
 
-/// The gradient with weight decay added to it.
+/// The gradient with L2 weight decay added.
 #[inline(always)]
 fn decayed(s: &StepNumbers, g: f32, p: f32) -> f32 {
     if s.decay == 0.0 { g } else { s.decay.mul_add(p, g) }
 }
 
-/// `decay` is the part of the weight that goes beside the step. Both go in one subtraction: a weight is rounded once.
-/// `corrected` divides by the root of the bias correction.
+/// `decay` is the fraction of the weight that decoupled decay subtracts together with the step, so that a weight is rounded
+/// once. `corrected` divides by the square root of the bias correction.
 #[inline(always)]
 fn adam(
     s: &StepNumbers,
@@ -260,17 +266,17 @@ fn adam(
     (p - decay.mul_add(p, s.adam_rate * (m / denominator)), [m, v])
 }
 
-/// The inverse of a divisor with which [`divided`] is exact and quick.
+/// The inverse of a divisor for which [`divided`] is exact.
 ///
-/// A root of an f32 is at least 2^-75, so that with such a divisor nothing below comes near the smallest numbers.
-fn exact_inverse(path: Isa, by: f32) -> Option<f32> {
-    (math::has_fma(path) && (1e-6..=1.0).contains(&by)).then(|| 1.0 / by)
+/// The square root of an f32 is at least 2^-75, so that with these divisors no intermediate is subnormal.
+fn exact_inverse(isa: Isa, by: f32) -> Option<f32> {
+    (math::has_fma(isa) && (1e-6..=1.0).contains(&by)).then(|| 1.0 / by)
 }
 
-/// root / by, rounded to the nearest, from the rounded inverse of `by`: the same bits, without the divider.
+/// root / by from the rounded inverse of `by`, with the bits of a division.
 ///
-/// The product is within two units. What a step adds is the exact remainder times the inverse: after the first the
-/// quotient is one of the two nearest, and after the second it is the nearest (Markstein's theorem).
+/// The first product is within two ulps. Each step adds the exact remainder times the inverse; after the second the quotient
+/// is correctly rounded (Markstein's theorem).
 #[inline(always)]
 fn divided(root: f32, by: f32, inverse: f32) -> f32 {
     let mut quotient = root * inverse;
@@ -306,15 +312,15 @@ fn adagrad(s: &StepNumbers, g: f32, p: f32, [v]: [f32; 1]) -> (f32, [f32; 1]) {
     ((-s.adagrad_rate).mul_add(g / (v.sqrt() + s.eps), p), [v])
 }
 
-/// The numbers of Philox4x32: see `philox4x32` of zeroth-base.
+/// The constants of Philox4x32: see `philox4x32` of zeroth-base.
 const PHILOX_ROUNDS: usize = 10;
 const PHILOX_MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const PHILOX_WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Where the random numbers of a piece come from.
+/// The key and the first counter of the random numbers of a range.
 #[derive(Clone, Copy)]
-struct Chance {
-    path: Isa,
+struct StochasticRounding {
+    isa: Isa,
     key: [u32; 2],
     step: u32,
     flat: u32,
@@ -322,15 +328,15 @@ struct Chance {
 }
 
 each_isa! {
-    /// A word for each element from `at` on: 16 bits for the first moment above 16 for the second.
-    fn draw(chance: &Chance, at: usize) -> [u32; DRAW] {
-        // `philox4x32`, round by round over all elements, so that a round is vector code.
+    /// One word per element from `at` on: the high 16 bits for the first moment, the low 16 for the second.
+    fn draw(stochastic: &StochasticRounding, at: usize) -> [u32; DRAW] {
+        // `philox4x32`, round by round over all elements, so that each round vectorizes.
         let (mut low, mut high) = ([0; DRAW], [0; DRAW]);
-        let (mut step, mut flat) = ([chance.step; DRAW], [chance.flat; DRAW]);
+        let (mut step, mut flat) = ([stochastic.step; DRAW], [stochastic.flat; DRAW]);
         for i in 0..DRAW {
-            [low[i], high[i]] = halves(chance.first + (at + i) as u64);
+            [low[i], high[i]] = halves(stochastic.first + (at + i) as u64);
         }
-        let mut key = chance.key;
+        let mut key = stochastic.key;
         for _ in 0..PHILOX_ROUNDS {
             for i in 0..DRAW {
                 let first = u64::from(PHILOX_MULTIPLIERS[0]) * u64::from(step[i]);
@@ -349,32 +355,32 @@ each_isa! {
     }
 }
 
-/// One of the two bf16 around `value`, the nearer one the likelier, so that the mean is `value`. What is no number stays.
+/// Stochastic rounding to bf16: up or down with probabilities that make `value` the mean. NaN stays NaN.
 #[inline(always)]
-fn by_chance(value: f32, bits: u32) -> f32 {
+fn round_stochastically(value: f32, bits: u32) -> f32 {
     let rounded = f32::from_bits(value.to_bits().wrapping_add(bits) & 0xffff_0000);
     if value.is_nan() { value } else { rounded }
 }
 
-/// Goes over all elements. `places` says which of the optimizer's moments (0 first, 1 second) are given.
+/// Applies `step` to every element. `which` names the given moments: 0 the first, 1 the second.
 #[inline(always)]
 fn each<G: Element, M: Element, const N: usize>(
     s: &StepNumbers,
-    chance: Option<Chance>,
+    stochastic: Option<StochasticRounding>,
     grads: &[G],
     master: &mut [f32],
     mut moments: [&mut [M]; N],
-    places: [u32; N],
+    which: [u32; N],
     step: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
 ) {
     for (number, (grads, master)) in grads.chunks(DRAW).zip(master.chunks_mut(DRAW)).enumerate() {
         let (at, count) = (number * DRAW, grads.len());
         let moments = &mut moments.each_mut().map(|moments| &mut moments[at..][..count]);
-        let drawn = chance.map(|chance| draw(chance.path, &chance, at));
+        let drawn = stochastic.map(|stochastic| draw(stochastic.isa, &stochastic, at));
         match &drawn {
             None => go(s, grads, master, moments, &step, |value, _, _| value),
-            Some(words) => go(s, grads, master, moments, &step, |value, i, place| {
-                by_chance(value, (words[i] >> (16 - 16 * places[place])) & 0xffff)
+            Some(words) => go(s, grads, master, moments, &step, |value, i, moment| {
+                round_stochastically(value, (words[i] >> (16 - 16 * which[moment])) & 0xffff)
             }),
         }
     }
@@ -391,11 +397,11 @@ fn go<G: Element, M: Element, const N: usize>(
 ) {
     for (i, (grad, p)) in grads.iter().zip(master).enumerate() {
         let g = grad.to_f32() * s.unscale * s.clip;
-        let before: [f32; N] = std::array::from_fn(|place| moments[place][i].to_f32());
+        let before: [f32; N] = std::array::from_fn(|which| moments[which][i].to_f32());
         let (after, new) = step(g, *p, before);
         *p = after;
-        for place in 0..N {
-            moments[place][i] = M::from_f32(round(new[place], i, place));
+        for which in 0..N {
+            moments[which][i] = M::from_f32(round(new[which], i, which));
         }
     }
 }
@@ -405,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn division_by_the_inverse_is_the_division_for_every_fraction() {
+    fn division_by_the_inverse_has_the_bits_of_a_division() {
         for by in [1.0, 0.031_622_78, 0.308_7, 0.999_999_94, 0.500_000_06, 1e-6] {
             for bits in (1.0f32.to_bits()..2.0f32.to_bits()).step_by(3) {
                 let root = f32::from_bits(bits);

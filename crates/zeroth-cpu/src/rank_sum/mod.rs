@@ -1,10 +1,12 @@
-//! The sum of what ranks hold, read where they hold it: one pass over every source, one over the result.
+//! The sum over ranks of buffers that are read in place, in the ranks' own memory.
 //!
-//! [`super::sum_ranks`] is the same sum over parts that lie end to end, and what this one is compared with. Where the result is a
-//! complete gradient, its squares are counted while it is in the nearest cache.
+//! [`super::sum_ranks`] computes the same sum over contiguous parts and is the reference of the tests. For the gradient norm
+//! the squares of the result are summed while it is in L1.
+
+#![allow(unsafe_code, reason = "vector kernels run where their instructions were detected")]
 
 #[cfg(target_arch = "x86_64")]
-mod lines;
+mod avx512;
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,11 +22,11 @@ use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 use zeroth_kernel::{BLOCK, ExactSum};
 
-/// Elements that one task sums.
+/// Elements per task.
 const PIECE: usize = 16_384;
 
-/// to = the sum over ranks of `part(rank)`, added in f32 in their order and rounded once; with `add` the sum is added to what
-/// `to` holds. `squares` has the sums of squares of the blocks of `to` added to it.
+/// to = the sum of `part(rank)` over ranks, added in f32 in rank order and rounded once; with `add` the old value of `to` is
+/// added too. The squares of `to`, summed by blocks, are added to `squares`.
 pub fn sum_parts<'a, A: Element, B: Element>(
     pool: &Pool,
     ranks: usize,
@@ -47,44 +49,51 @@ pub fn sum_parts<'a, A: Element, B: Element>(
     });
 }
 
-/// As [`sum_parts`] of one task's piece with rounded sums; gives the sum of the blocks' squares.
+/// [`sum_parts`] of one task with a 16-bit result; returns the sum of squares.
 fn rounded_blocks<'a, A: Element, B: Element>(
-    path: Isa,
+    isa: Isa,
     ranks: usize,
     of: impl Fn(usize) -> &'a [A],
     to: &mut [B],
     add: bool,
 ) -> ExactSum {
-    let fused = math::has_fma(path);
+    let fused = math::has_fma(isa);
     let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
     for (block, to) in to.chunks_mut(BLOCK).enumerate() {
         #[cfg(target_arch = "x86_64")]
-        if let (true, true, 2, false, BLOCK) =
-            (super::lines::fit::<A>(path), super::lines::fit::<B>(path), ranks, add, to.len())
+        if avx512::fits::<A>(isa)
+            && B::DTYPE == DType::Bf16
+            && let Ok(to) = <&mut [u16; BLOCK]>::try_from(bytemuck::cast_slice_mut::<B, u16>(&mut *to))
         {
-            let [one, two] = [of(0), of(1)].map(|part| bytemuck::cast_slice(&part[block * BLOCK..]));
-            let to = bytemuck::cast_slice_mut(to).try_into().expect("a whole block, as was asked");
-            counted.add(lines::rounded_block(one, two, to));
+            // SAFETY: `fits` has found the instructions.
+            counted.add(unsafe { avx512::sum_block_bf16(ranks, |rank| block_of(of(rank), block), to, add) });
             continue;
         }
         let sums = &mut near[..to.len()];
-        sum_near(path, ranks, |rank| &of(rank)[block * BLOCK..], sums);
-        round_sums(path, sums, to, add);
-        counted.add(block_sum(path, fused, sums, &[]));
+        sum_near(isa, ranks, |rank| &of(rank)[block * BLOCK..], sums);
+        round_sums(isa, sums, to, add);
+        counted.add(block_sum(isa, fused, sums, &[]));
     }
     counted
 }
 
-/// The ranks' sums of some elements that stay in the nearest cache.
-fn sum_near<'a, A: Element>(path: Isa, ranks: usize, of: impl Fn(usize) -> &'a [A], sums: &mut [f32]) {
+/// A whole block of one rank's bf16.
+#[cfg(target_arch = "x86_64")]
+fn block_of<A: Element>(part: &[A], block: usize) -> &[u16; BLOCK] {
+    let block = bytemuck::cast_slice(&part[block * BLOCK..][..BLOCK]);
+    block.try_into().expect("the slice has the length of a block")
+}
+
+/// Sums of a few elements over ranks, in L1.
+fn sum_near<'a, A: Element>(isa: Isa, ranks: usize, of: impl Fn(usize) -> &'a [A], sums: &mut [f32]) {
     for (stage, sums) in sums.chunks_mut(STAGE).enumerate() {
         let at = stage * STAGE;
         match ranks {
             0 => sums.fill(0.0),
-            1 => first(path, &of(0)[at..], sums, false),
-            _ => two(path, &of(0)[at..], &of(1)[at..], sums, false),
+            1 => first(isa, &of(0)[at..], sums, false),
+            _ => two(isa, &of(0)[at..], &of(1)[at..], sums, false),
         }
-        (2..ranks).for_each(|rank| more(path, &of(rank)[at..], sums));
+        (2..ranks).for_each(|rank| more(isa, &of(rank)[at..], sums));
     }
 }
 
@@ -97,7 +106,7 @@ fn sum_wide<'a, A: Element>(
     squares: Option<&mut ExactSum>,
 ) {
     (0..ranks).for_each(|rank| check_len("part", part(rank).len(), to.len()));
-    // What is added to has been read, and lies in the cache.
+    // With `add` the destination was just read and is in the cache.
     let past = !add && stream::bypasses_cache(size_of_val(to));
     let squares = squares.map(Mutex::new);
     pool.each(Chunks::new(to, PIECE), |task, to| {
@@ -105,7 +114,7 @@ fn sum_wide<'a, A: Element>(
         let of = |rank: usize| &part(rank)[range.clone()];
         if let Some(squares) = &squares {
             let counted = count_blocks(pool.isa(), ranks, of, to, add, past);
-            // Exact, so that it does not matter who comes first.
+            // Exact, so the order of tasks does not matter.
             squares.lock().unwrap_or_else(PoisonError::into_inner).merge(&counted);
             return;
         }
@@ -113,7 +122,7 @@ fn sum_wide<'a, A: Element>(
             (0, false) => to.fill(0.0),
             (0, true) => {}
             (1, false) => first(pool.isa(), of(0), to, past),
-            // Two in one loop: the sum of the first is not stored and read again.
+            // Two ranks in one loop: the first one's values are not stored and loaded again.
             (_, false) => two(pool.isa(), of(0), of(1), to, past && ranks == 2),
             (1, true) => more(pool.isa(), of(0), to),
             (2, true) => two_more(pool.isa(), of(0), of(1), to),
@@ -128,40 +137,40 @@ fn sum_wide<'a, A: Element>(
             }
         }
         if !add {
-            // A piece is small enough to be found in the cache by every rank's turn.
+            // A piece stays in the cache for all ranks.
             (2..ranks).for_each(|rank| more(pool.isa(), of(rank), to));
         }
     });
 }
 
-/// As [`sum_parts`] of one task's piece, block by block; gives the sum of the blocks' squares.
+/// [`sum_parts`] of one task with an f32 result, block by block; returns the sum of squares.
 fn count_blocks<'a, A: Element>(
-    path: Isa,
+    isa: Isa,
     ranks: usize,
     of: impl Fn(usize) -> &'a [A],
     to: &mut [f32],
     add: bool,
     past: bool,
 ) -> ExactSum {
-    let fused = math::has_fma(path);
+    let fused = math::has_fma(isa);
     let (mut counted, mut near) = (ExactSum::default(), [0.0; BLOCK]);
     for (block, to) in to.chunks_mut(BLOCK).enumerate() {
         #[cfg(target_arch = "x86_64")]
-        if let (true, 2, false, Ok(to)) =
-            (super::lines::fit::<A>(path), ranks, add, <&mut [f32; BLOCK]>::try_from(&mut *to))
+        if avx512::fits::<A>(isa)
+            && let Ok(to) = <&mut [f32; BLOCK]>::try_from(&mut *to)
         {
-            let [one, two] = [of(0), of(1)].map(|part| bytemuck::cast_slice(&part[block * BLOCK..]));
-            counted.add(lines::sum_block(one, two, to, past));
+            // SAFETY: `fits` has found the instructions.
+            counted.add(unsafe { avx512::sum_block(ranks, |rank| block_of(of(rank), block), to, add, past) });
             continue;
         }
         let sums = &mut near[..to.len()];
-        sum_near(path, ranks, |rank| &of(rank)[block * BLOCK..], sums);
+        sum_near(isa, ranks, |rank| &of(rank)[block * BLOCK..], sums);
         if add {
-            more(path, sums, to);
-            counted.add(block_sum(path, fused, to, &[]));
+            more(isa, sums, to);
+            counted.add(block_sum(isa, fused, to, &[]));
             continue;
         }
-        counted.add(block_sum(path, fused, sums, &[]));
+        counted.add(block_sum(isa, fused, sums, &[]));
         if past {
             stream::store_non_temporal(sums, to);
         } else {
@@ -196,7 +205,7 @@ each_isa! {
 }
 
 each_isa! {
-    /// Rounds sums to where they belong, or what they make of what is there. `sums` holds what was stored afterwards.
+    /// Stores sums rounded, with the old value added where `add`. `sums` then holds the stored values.
     fn round_sums<B>(sums: &mut [f32], to: &mut [B], add: bool) {
         for (sum, to) in sums.iter_mut().zip(to) {
             *to = B::from_f32(if add { to.to_f32() + *sum } else { *sum });
@@ -230,8 +239,13 @@ mod tests {
     use zeroth_kernel::{Device, Queue, RankSum, Span};
 
     #[test]
-    fn parts_apart_sum_to_the_same_bits_as_parts_end_to_end() {
-        let pool = Pool::new(3);
+    fn parts_in_place_sum_to_the_bits_of_contiguous_parts_on_every_isa() {
+        for &isa in Isa::available() {
+            sums_match_contiguous_parts(&Pool::on_isa(3, isa).unwrap());
+        }
+    }
+
+    fn sums_match_contiguous_parts(pool: &Pool) {
         for length in [0, 1, 255, 40_000, (1 << 20) + 77] {
             for ranks in 1..=4 {
                 let value = |i: usize| bf16::from_f32((i as f32 * 0.37).sin() * 1e3);
@@ -240,28 +254,33 @@ mod tests {
                 for add in [false, true] {
                     let start: Vec<f32> = (0..length).map(|i| (i as f32).cos()).collect();
                     let (mut found, mut expected, mut counting) = (start.clone(), start.clone(), start);
-                    sum_parts(&pool, ranks, part, &mut found, add, None);
-                    sum_ranks(&pool, &all, &mut expected, add);
+                    sum_parts(pool, ranks, part, &mut found, add, None);
+                    sum_ranks(pool, &all, &mut expected, add);
                     let same =
                         |found: &[f32]| found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same(&found), "{ranks} ranks, {length} elements, add {add}");
                     let mut squares = ExactSum::default();
                     squares.add(0.5);
-                    sum_parts(&pool, ranks, part, &mut counting, add, Some(&mut squares));
+                    sum_parts(pool, ranks, part, &mut counting, add, Some(&mut squares));
                     assert!(same(&counting), "{ranks} ranks, {length} elements, add {add}, counted");
-                    // Beside the sum that was there.
                     let mut sums = vec![0.0; length.div_ceil(BLOCK)];
-                    block_squares(&pool, &expected, &mut sums);
+                    block_squares(pool, &expected, &mut sums);
                     let mut all_squares = ExactSum::default();
                     sums.iter().chain(&[0.5]).for_each(|sum| all_squares.add(*sum));
                     assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}");
-                    rounded_sums_are_those_end_to_end(&pool, ranks, &all, length, add);
+                    rounded_sums_match_contiguous_parts(pool, ranks, &all, length, add);
                 }
             }
         }
     }
 
-    fn rounded_sums_are_those_end_to_end(pool: &Pool, ranks: usize, all: &[bf16], length: usize, add: bool) {
+    fn rounded_sums_match_contiguous_parts(
+        pool: &Pool,
+        ranks: usize,
+        all: &[bf16],
+        length: usize,
+        add: bool,
+    ) {
         let mut found: Vec<bf16> = (0..length).map(|i| bf16::from_f32((i as f32).cos())).collect();
         let (mut expected, mut squares) = (found.clone(), ExactSum::default());
         let part = |rank: usize| &all[rank * length..(rank + 1) * length];
@@ -278,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_overlap_are_refused() {
+    fn overlapping_operands_are_refused() {
         let mut device = CpuDevice::new(1, 4096, 0).unwrap();
         // 32 elements.
         let [own, to, apart] = [(0, 64), (256, 128), (512, 88)].map(|(at, bytes)| Span::device(at, bytes));
@@ -302,7 +321,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "`part` has 2 elements; the sizes given need 3")]
-    fn a_part_of_the_wrong_length_is_named() {
+    fn a_part_of_the_wrong_length_is_named_in_the_panic() {
         sum_parts(&Pool::new(1), 1, |_| &[1.0f32, 2.0], &mut [0.0f32; 3], false, None);
     }
 }

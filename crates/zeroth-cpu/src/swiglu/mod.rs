@@ -1,8 +1,10 @@
-//! y = silu(gate) · up and its gradient. Both are computed in f32 and rounded once, also of what lies between rows, where it means
-//! nothing: all operands are alike.
+//! SwiGLU, y = silu(gate) · up, and its gradient, computed in f32 and rounded once. All operands have the same row stride, so
+//! that they are treated as flat arrays, row padding included.
+
+#![allow(unsafe_code, reason = "vector kernels run where their instructions were detected")]
 
 #[cfg(target_arch = "x86_64")]
-mod lines;
+mod avx512_bf16;
 
 #[cfg(target_arch = "x86_64")]
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -13,10 +15,10 @@ use super::work_partition::Chunks;
 use super::{check_len, math};
 use zeroth_kernel::Element;
 
-/// Elements that one task computes.
+/// Elements per task.
 const PIECE: usize = 8192;
 
-/// y = gate · sigmoid(gate) · up, element by element.
+/// y = silu(gate) · up.
 pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
     check_len("gate", gate.len(), y.len());
     check_len("up", up.len(), y.len());
@@ -24,9 +26,11 @@ pub fn swiglu<T: Element>(pool: &Pool, gate: &[T], up: &[T], y: &mut [T]) {
     pool.each(Chunks::new(y, PIECE), |task, y| {
         let range = task * PIECE..task * PIECE + y.len();
         #[cfg(target_arch = "x86_64")]
-        if super::lines::fit::<T>(pool.isa()) {
+        if avx512_bf16::fits::<T>(pool.isa()) {
             let [gate, up] = [gate, up].map(|from| cast_slice(&from[range.clone()]));
-            return lines::forward(gate, up, cast_slice_mut(y));
+            // SAFETY: `fits` has found the instructions.
+            unsafe { avx512_bf16::forward(gate, up, cast_slice_mut(y)) };
+            return;
         }
         forward(pool.isa(), fused, &gate[range.clone()], &up[range], y);
     });
@@ -49,9 +53,11 @@ pub fn swiglu_backward<T: Element>(
     pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
         let range = task * PIECE..task * PIECE + dgate.len();
         #[cfg(target_arch = "x86_64")]
-        if super::lines::fit::<T>(pool.isa()) {
+        if avx512_bf16::fits::<T>(pool.isa()) {
             let [dy, gate, up] = [dy, gate, up].map(|from| cast_slice(&from[range.clone()]));
-            return lines::backward(dy, gate, up, cast_slice_mut(dgate), cast_slice_mut(dup));
+            // SAFETY: as above.
+            unsafe { avx512_bf16::backward(dy, gate, up, cast_slice_mut(dgate), cast_slice_mut(dup)) };
+            return;
         }
         backward(pool.isa(), fused, &dy[range.clone()], &gate[range.clone()], &up[range], dgate, dup);
     });

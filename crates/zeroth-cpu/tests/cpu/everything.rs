@@ -187,7 +187,7 @@ impl<T: Element> Everything<T> {
         let (tied_x, dims) = (&head_x[..ROWS * 8], EmbeddingDims { vocab: VOCAB, width: 8 });
         let (sum, broken) =
             head_loss_backward_rounded(pool, TIED, tied_x, head_w, labels, 0.01, tied_dx, tied_dw, own, s);
-        let own_broken = embedding_backward_once(pool, dims, &self.ids, tied_x, waiting, tied_dw);
+        let own_broken = embedding_backward_tied(pool, dims, &self.ids, tied_x, waiting, tied_dw);
         self.sums[3] = sum + f64::from(u8::from(broken)) + f64::from(u8::from(own_broken));
         logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);
         let setting = Dropout { probability: 0.3, seed: 1, op: 3 };
@@ -203,7 +203,7 @@ impl<T: Element> Everything<T> {
                 optimizer,
                 &numbers,
                 &self.flat,
-                Master::Whole(master),
+                Master::F32(master),
                 moments,
                 Some(&mut weights[..]),
             );
@@ -217,14 +217,14 @@ impl<T: Element> Everything<T> {
                 optimizer,
                 &numbers,
                 &self.flat,
-                Master::Whole(master),
+                Master::F32(master),
                 moments,
                 Some(&mut weights[..]),
             );
         }
         convert(pool, &self.moments[0], kept_first);
         convert(pool, &self.moments[1], kept_second);
-        self.sums[2] = f64::from(u8::from(convert_and_look(pool, &self.flat, weights)));
+        self.sums[2] = f64::from(u8::from(convert_and_check_finite(pool, &self.flat, weights)));
         block_squares(pool, &self.flat, &mut self.sums[4..]);
         sum_ranks(pool, &self.flat, total, true);
     }

@@ -238,7 +238,7 @@ fn twenty_clipped_steps_of_adamw_agree_with_pytorch() {
                 Optimizer::AdamW,
                 &numbers,
                 grads,
-                Master::Whole(&mut p),
+                Master::F32(&mut p),
                 moments,
                 None,
             );

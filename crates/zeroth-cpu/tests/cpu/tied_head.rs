@@ -74,7 +74,7 @@ impl<T: Element> Batch<T> {
             embedding_backward(pool, TABLE, &self.ids, &self.dy, &mut wide);
         }
         let mut dw = self.w.clone();
-        let found_inf = convert_and_look(pool, &wide, &mut dw);
+        let found_inf = convert_and_check_finite(pool, &wide, &mut dw);
         (sum, dx, dw, found_inf)
     }
 
@@ -88,7 +88,7 @@ impl<T: Element> Batch<T> {
         let (sum, by_head) =
             head_loss_backward_rounded(pool, HEAD, x, w, labels, SCALE, &mut dx, &mut dw, own, &mut scratch);
         let by_rows =
-            tied && embedding_backward_once(pool, TABLE, &self.ids, &self.dy, &mut token_rows, &mut dw);
+            tied && embedding_backward_tied(pool, TABLE, &self.ids, &self.dy, &mut token_rows, &mut dw);
         ((sum, dx, dw, by_head || by_rows), by_head)
     }
 }

@@ -162,19 +162,19 @@ impl Bench {
         let (bytes, from_type) = (to_bytes(DType::F32, &values), DType::F32);
         let (from, to) =
             (self.place(bytes.len()), Span { tier: Tier::Host, at: 256, bytes: bytes.len() as u64 });
-        let kernel = Kernel::Convert { from, from_type, to, to_type: DType::F32, broken: None };
+        let kernel = Kernel::Convert { from, from_type, to, to_type: DType::F32, found_inf: None };
         let launch = Launch { kernel, dtype: DType::F32, scratch: Span::device(0, 0) };
         let mut found = vec![0; bytes.len()];
-        self.device.marks(2)?;
+        self.device.reserve_events(2)?;
         self.device.upload(Queue::Upload, &bytes, from)?;
-        self.device.mark(Queue::Upload, 0)?;
-        self.device.wait(Queue::Compute, 0)?;
+        self.device.record_event(Queue::Upload, 0)?;
+        self.device.wait_event(Queue::Compute, 0)?;
         self.device.enqueue(Queue::Compute, &launch)?;
-        self.device.mark(Queue::Compute, 1)?;
-        self.device.wait(Queue::Download, 1)?;
+        self.device.record_event(Queue::Compute, 1)?;
+        self.device.wait_event(Queue::Download, 1)?;
         self.device.download(Queue::Download, to, &mut found)?;
         let beyond = Span::device(ARENA - 4, 8);
-        let refused = self.device.mark(Queue::Comm, 2).is_err()
+        let refused = self.device.record_event(Queue::Comm, 2).is_err()
             && self.device.upload(Queue::Upload, &[0; 8], beyond).is_err()
             && self.device.capacity(Tier::Host) == HOST;
         let verdict = if found == bytes && refused { "ok" } else { "FAILED" };
@@ -216,24 +216,24 @@ impl Bench {
                 _ => self.written(dw.clone()),
             };
             let flag = self.exact(vec![0; 8], vec![0; 8]);
-            let landing = match form {
+            let store = match form {
                 "added" => GradStore::Add,
                 "written" => GradStore::Write,
-                _ => GradStore::Round { to: self.dtype, broken: flag.span },
+                _ => GradStore::Round { to: self.dtype, found_inf: flag.span },
             };
             let (dy, x, dw) = (self.input(&dy)?, self.input(&x)?, output.span);
-            let kernel = Kernel::LinearDw { dims, dy, x, dw, landing };
+            let kernel = Kernel::LinearDw { dims, dy, x, dw, store };
             self.case(&format!("{shape}, {form}"), kernel, &[output, flag])?;
         }
         let mut broken = dy.clone();
         broken[0] = f64::INFINITY;
         let flag = self.exact(vec![0; 8], 1u64.to_ne_bytes().to_vec());
-        let (landing, dw) = (
-            GradStore::Round { to: self.dtype, broken: flag.span },
+        let (store, dw) = (
+            GradStore::Round { to: self.dtype, found_inf: flag.span },
             self.place(outputs * inputs * self.dtype.bytes() as usize),
         );
         let (dy_span, x) = (self.input(&broken)?, self.input(&x)?);
-        let kernel = Kernel::LinearDw { dims, dy: dy_span, x, dw, landing };
+        let kernel = Kernel::LinearDw { dims, dy: dy_span, x, dw, store };
         self.case(&format!("{shape}, not finite"), kernel, &[flag])?;
         let output = self.added(&db, 1.0);
         let dy = self.input(&dy)?;
@@ -305,7 +305,7 @@ impl Bench {
             let expected = to_bytes(to_type, &a);
             let output = self.exact(vec![POISON; expected.len()], expected);
             let from = self.input(&a)?;
-            let kernel = Kernel::Convert { from, from_type, to: output.span, to_type, broken: None };
+            let kernel = Kernel::Convert { from, from_type, to: output.span, to_type, found_inf: None };
             self.case(&format!("{count} to {to_type}"), kernel, &[output])?;
         }
         for add_to in [false, true] {
@@ -358,7 +358,7 @@ impl Bench {
         zeroth_cpu::embedding_backward(&self.pool, dims, &ids, &narrow(&dy), &mut dtable);
         let output = self.exact(before, cast_slice(&dtable).to_vec());
         let (ids, dy) = (self.given(cast_slice(&ids))?, self.input(&dy)?);
-        let kernel = Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable: output.span, waiting: None };
+        let kernel = Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable: output.span, tied_rows: None };
         self.case(&shape, kernel, &[output])
     }
 
@@ -511,8 +511,8 @@ impl Bench {
                 control: self.given(bytes_of(&Control::new(loss_scale)))?,
                 dx: outputs[1].span,
                 dw: outputs[2].span,
-                landing: if add { GradStore::Add } else { GradStore::Write },
-                own: None,
+                store: if add { GradStore::Add } else { GradStore::Write },
+                tied_rows: None,
             };
             self.case(&format!("{shape}, add {add}"), kernel, &outputs)?;
         }

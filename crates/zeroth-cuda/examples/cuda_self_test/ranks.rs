@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, Exchange, IpcHandles, Queue, Span, Transport, Words};
+use zeroth_kernel::{Device, Exchange, IpcHandles, Queue, Span, Transport, BarrierCounters};
 
 use super::bench::{Bench, Outcome};
 
@@ -30,9 +30,9 @@ impl Bench {
     fn alone(&mut self, way: Transport) -> Outcome {
         let file = memfd_create("words", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&file, PAGE as u64).expect("a page of it");
-        let words = Words { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
+        let words = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
         let door = self.device.ipc_handle(way, 0)?;
-        self.device.open_ipc_handles(&IpcHandles { way, rank: 0, doors: &[door], words })?;
+        self.device.open_ipc_handles(&IpcHandles { transport: way, rank: 0, handles: &[door], counters: words })?;
         let values: Vec<u8> = (0..BYTES).map(|at| (at * 31 % 251) as u8).collect();
         let from = self.given(&values)?;
         self.device.synchronise()?;
@@ -45,7 +45,7 @@ impl Bench {
                 "all_gather" => (Exchange::AllGather { send: from, recv: to, counts: &counts }, to),
                 "all_to_all" => (Exchange::AllToAll { send: from, recv: to, counts: &counts }, to),
                 "broadcast" => (Exchange::Broadcast { root: 0, buffer: from }, from),
-                _ => (Exchange::InPlace { buffer: from, starts: &[0], counts: &counts }, from),
+                _ => (Exchange::AllGatherInPlace { buffer: from, starts: &[0], counts: &counts }, from),
             };
             self.device.exchange(Queue::Comm, &exchange, points)?;
             let mut found = vec![0; BYTES];

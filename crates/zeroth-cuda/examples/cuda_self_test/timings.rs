@@ -59,7 +59,7 @@ impl Bench {
             let flops = || Work::Flops(2.0 * (rows * inputs) as f64 * outputs as f64);
             let shape = format!("{rows}x{inputs}x{outputs}");
             self.time(&shape, flops(), Kernel::LinearDx { dims, dy: y, w, dx, add: false })?;
-            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw, landing: GradStore::Add })?;
+            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw, store: GradStore::Add })?;
             self.time(&shape, flops(), Kernel::Linear { dims, x, w, bias: None, y })?;
             self.next = 0;
         }
@@ -191,9 +191,9 @@ impl Bench {
         self.time("16384x3072", bytes, Kernel::Sum { a: gate, b: up, y: dgate })?;
         self.next = 0;
         let from = self.filled(DType::F32, count)?;
-        let (to, broken) = (self.place(2 * count), Some(self.given(&[0; 8])?));
+        let (to, found_inf) = (self.place(2 * count), Some(self.given(&[0; 8])?));
         let (from_type, to_type) = (DType::F32, DType::Bf16);
-        let kernel = Kernel::Convert { from, from_type, to, to_type, broken };
+        let kernel = Kernel::Convert { from, from_type, to, to_type, found_inf };
         self.time("f32 to bf16", Work::Bytes(6.0 * count as f64), kernel)?;
         let kernel = Kernel::SumRanks {
             ranks: 1,
@@ -220,7 +220,7 @@ impl Bench {
         self.time(
             "16384 of 151936x1024",
             Work::Bytes(2.0 * bytes),
-            Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, waiting: None },
+            Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, tied_rows: None },
         )?;
         self.time(
             "16384 of 151936x1024",
@@ -244,8 +244,8 @@ impl Bench {
             control: self.given(bytes_of(&Control::new(1.0)))?,
             dx: self.place(2 * rows * hidden),
             dw: self.filled(DType::F32, vocab * hidden)?,
-            landing: GradStore::Write,
-            own: None,
+            store: GradStore::Write,
+            tied_rows: None,
         };
         let flops = 6.0 * (rows * hidden) as f64 * vocab as f64;
         self.time("4096x1024x151936", Work::Flops(flops), kernel)
@@ -274,7 +274,7 @@ impl Bench {
             grads,
             grad_type: DType::F32,
             master: self.filled(DType::F32, count)?,
-            master_form: MasterForm::Whole,
+            master_form: MasterForm::F32,
             first: Some(self.filled(DType::F32, count)?),
             second: Some(self.filled(DType::F32, count)?),
             moment_type: DType::F32,

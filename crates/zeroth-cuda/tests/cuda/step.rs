@@ -92,23 +92,23 @@ impl Bench {
                 let to = self.hold(vec![POISON; 5000 * to_type.bytes() as usize]);
                 let flag = self.hold(7u64.to_ne_bytes().to_vec());
                 let kernel =
-                    Kernel::Convert { from: from.0, from_type, to: to.0, to_type, broken: Some(flag.0) };
+                    Kernel::Convert { from: from.0, from_type, to: to.0, to_type, found_inf: Some(flag.0) };
                 self.like_the_processor(&format!("to {to_type}, {largest}"), kernel, &[from], &[to, flag])?;
             }
             let (mut values, value_type) = (self.random(5000), self.dtype);
             values[place] = largest;
             let values = self.hold(to_bytes(value_type, &values));
             let flag = self.hold(7u64.to_ne_bytes().to_vec());
-            let kernel = Kernel::Look { values: values.0, value_type, broken: flag.0 };
+            let kernel = Kernel::CheckFinite { values: values.0, value_type, found_inf: flag.0 };
             self.like_the_processor(&format!("{largest}"), kernel, &[values], &[flag])?;
         }
         Ok(())
     }
 
     fn optimizer(&mut self, optimizer: Optimizer, moment_type: DType, chance: bool) -> Outcome {
-        self.optimizer_on(MasterForm::Whole, optimizer, moment_type, chance)?;
+        self.optimizer_on(MasterForm::F32, optimizer, moment_type, chance)?;
         if self.dtype == DType::Bf16 {
-            self.optimizer_on(MasterForm::Rest, optimizer, moment_type, chance)?;
+            self.optimizer_on(MasterForm::LowBits, optimizer, moment_type, chance)?;
         }
         Ok(())
     }
@@ -139,8 +139,8 @@ impl Bench {
             let read = [self.hold(bytes_of(&control).to_vec()), self.hold(to_bytes(grad_type, &grads))];
             // Rests are any 16 bits, and then there are weights before.
             let (master_type, weights) = match master_form {
-                MasterForm::Whole => (DType::F32, vec![POISON; count * self.dtype.bytes() as usize]),
-                MasterForm::Rest => (DType::Bf16, to_bytes(DType::Bf16, &self.random_of(DType::Bf16, count))),
+                MasterForm::F32 => (DType::F32, vec![POISON; count * self.dtype.bytes() as usize]),
+                MasterForm::LowBits => (DType::Bf16, to_bytes(DType::Bf16, &self.random_of(DType::Bf16, count))),
             };
             let written = [
                 self.hold(to_bytes(master_type, &master)),

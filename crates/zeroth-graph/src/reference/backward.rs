@@ -8,8 +8,8 @@ impl Machine<'_> {
         let get = |place: usize| &self.values[node.inputs[place].index()];
         let forward = &self.graph.nodes[node.of];
         let rows = self.rows();
-        // What lands, by parameter, and what is written, by output.
-        let mut lands: Vec<(ParamId, Vec<f64>)> = Vec::new();
+        // Gradients by parameter, and values by output.
+        let mut param_grads: Vec<(ParamId, Vec<f64>)> = Vec::new();
         let mut outputs: Vec<Vec<f64>> = Vec::new();
         match node.op {
             GradOp::HeadLoss => {
@@ -30,7 +30,7 @@ impl Machine<'_> {
                     }
                 }
                 outputs = vec![vec![loss], dx];
-                lands.push((weight, dw));
+                param_grads.push((weight, dw));
             }
             GradOp::LinearInput => {
                 let (dy, weight) = (get(0), &self.params[node.params[0].index()]);
@@ -47,10 +47,10 @@ impl Machine<'_> {
                 let dw = |at: usize| {
                     (0..rows).map(|row| dy[row * out + at / inner] * x[row * inner + at % inner]).sum::<f64>()
                 };
-                lands.push((forward.params[0], (0..out * inner).map(dw).collect()));
+                param_grads.push((forward.params[0], (0..out * inner).map(dw).collect()));
                 if let Some(bias) = forward.params.get(1) {
                     let db = |o: usize| (0..rows).map(|row| dy[row * out + o]).sum::<f64>();
-                    lands.push((*bias, (0..out).map(db).collect()));
+                    param_grads.push((*bias, (0..out).map(db).collect()));
                 }
             }
             GradOp::HeadNormRope(Op::HeadNormRope { heads, .. }) => {
@@ -58,7 +58,7 @@ impl Machine<'_> {
                 let normed = self.rotate(get(2), heads as usize, -1.0);
                 let (dx, dw) = norm_backward(get(0), get(1), &normed, weight);
                 outputs.push(dx);
-                lands.push((forward.params[0], dw));
+                param_grads.push((forward.params[0], dw));
             }
             GradOp::RmsNorm(_) | GradOp::AddRmsNorm(_) => {
                 let weight = &self.params[forward.params[0].index()];
@@ -67,7 +67,7 @@ impl Machine<'_> {
                     dx.iter_mut().zip(get(3)).for_each(|(dx, dh)| *dx += dh);
                 }
                 outputs.push(dx);
-                lands.push((forward.params[0], dw));
+                param_grads.push((forward.params[0], dw));
             }
             GradOp::Rope(Op::Rope { heads }) => outputs.push(self.rotate(get(0), heads as usize, -1.0)),
             GradOp::Attention(Op::Attention { heads, kv_heads, window, scale }) => {
@@ -115,12 +115,14 @@ impl Machine<'_> {
                         table[id * width + i] += dx[row * width + i];
                     }
                 }
-                lands.push((forward.params[0], table));
+                param_grads.push((forward.params[0], table));
             }
             GradOp::Sum => outputs.push(get(0).iter().zip(get(1)).map(|(a, b)| a + b).collect()),
             other => panic!("{other:?} carries an op of another kind"),
         }
-        for (param, gradient) in lands.into_iter().filter(|(param, _)| node.lands.contains(param)) {
+        for (param, gradient) in
+            param_grads.into_iter().filter(|(param, _)| node.accumulates_into.contains(param))
+        {
             self.gradients[param.index()].iter_mut().zip(gradient).for_each(|(sum, add)| *sum += add);
         }
         for ((value, landing), output) in node.outputs.iter().zip(outputs) {

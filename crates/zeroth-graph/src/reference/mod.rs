@@ -1,7 +1,6 @@
-//! The plainest meaning of every op and of its gradient, in f64, element by element.
+//! A reference interpreter: every op and its gradient in f64, element by element.
 //!
-//! Slow on purpose: what it says is easy to believe, finite differences and PyTorch hold it to that, and every kernel
-//! and executor can be held against it.
+//! It is slow and simple. Tests check it against finite differences and PyTorch, and kernels and executors against it.
 
 #![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
 
@@ -12,20 +11,20 @@ use std::ops::RangeInclusive;
 
 use crate::{Backward, Graph, Op, ParamId, Value};
 
-/// The data of a micro-batch: its sequences end to end.
+/// The data of a micro-batch: packed sequences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Data {
     /// Tokens.
     pub ids: Vec<usize>,
-    /// What each should predict; negative: it is not trained.
+    /// Labels; negative: ignored.
     pub labels: Vec<i64>,
-    /// Their places in their sequences.
+    /// Positions in their sequences.
     pub positions: Vec<usize>,
-    /// Where each sequence begins, the first at 0.
+    /// The first row of each sequence.
     pub starts: Vec<usize>,
 }
 
-/// Runs a graph and its backward over some parameters and some data.
+/// Interprets a graph and its backward.
 #[derive(Debug)]
 pub struct Machine<'a> {
     graph: &'a Graph,
@@ -36,7 +35,7 @@ pub struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// A machine with these parameters, each as the graph's table has them.
+    /// An interpreter with these parameters, in the order of the graph's.
     pub fn new(graph: &'a Graph, data: &'a Data, params: Vec<Vec<f64>>) -> Self {
         let gradients = params.iter().map(|param| vec![0.0; param.len()]).collect();
         Self { graph, data, params, values: vec![Vec::new(); graph.values.len()], gradients }
@@ -64,7 +63,7 @@ impl<'a> Machine<'a> {
         self.value(backward.loss)[0]
     }
 
-    /// Takes the next micro-batch; parameters and gradients stay.
+    /// Sets the next micro-batch; keeps parameters and gradients.
     pub fn feed(&mut self, data: &'a Data) {
         self.data = data;
     }
@@ -96,7 +95,7 @@ impl<'a> Machine<'a> {
         &mut self.gradients[param.index()]
     }
 
-    /// What has landed in a parameter's gradient.
+    /// A parameter's accumulated gradient.
     pub fn gradient(&self, param: ParamId) -> &[f64] {
         &self.gradients[param.index()]
     }
@@ -130,7 +129,7 @@ impl<'a> Machine<'a> {
         weight.chunks(hidden).map(dot).collect()
     }
 
-    /// Scores of one query's keys; `at` are the places of the query's and the keys' heads in their rows.
+    /// Scores of one query's keys; `at` are the offsets of the query's and the keys' heads.
     #[expect(clippy::too_many_arguments, reason = "a formula with this many letters")]
     fn scores(
         &self,
@@ -151,7 +150,7 @@ impl<'a> Machine<'a> {
         let half = width / heads / 2;
         let mut y = x.to_vec();
         for (row, position) in self.data.positions.iter().enumerate() {
-            let frequencies: Vec<f64> = self.graph.rotary.of_length(self.length(row)).collect();
+            let frequencies: Vec<f64> = self.graph.rotary.frequencies_at(self.length(row)).collect();
             for (head, i) in (0..heads).flat_map(|head| (0..half).map(move |i| (head, i))) {
                 let angle = *position as f64 * frequencies[i] * direction;
                 let (cos, sin) =
@@ -197,7 +196,7 @@ fn norm_backward(x: &[f64], rstd: &[f64], dy: &[f64], weight: &[f64]) -> (Vec<f6
     (dx, dw)
 }
 
-/// A mask that depends on the salt and the place alone: forward and backward meet the same one.
+/// A mask that depends on salt and index alone, the same in forward and backward.
 fn mask(x: &[f64], probability: f64, salt: u32) -> Vec<f64> {
     let keep = |at: usize| {
         let hash = (at as u64 ^ u64::from(salt) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);

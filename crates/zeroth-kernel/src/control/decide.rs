@@ -1,67 +1,67 @@
-//! The decision itself, as the processor computes it. Every other device gives the same bits.
+//! The control kernel of the CPU. Every other device computes the same bits.
 
 use crate::ExactSum;
 
 use super::{Control, RATES, Recipe, Record, Report, StepInput, StepNumbers};
 
-/// What one rank told.
+/// The report of one rank.
 #[derive(Clone, Copy)]
-pub struct Told<'a> {
-    /// Its report.
+pub struct RankReport<'a> {
+    /// Its losses.
     pub report: &'a Report,
-    /// A flat's sum of squares each.
+    /// The sum of squares of every flat buffer.
     pub sums: &'a [ExactSum],
-    /// A flat each: not 0 where the rank's own gradient was not finite.
+    /// One word per flat buffer: not 0 where the rank's own gradient was infinite or NaN.
     pub flags: &'a [u64],
 }
 
-/// Decides a step. `reports` gives what each rank told, in rank order; `norms` receives the norm of each flat.
+/// Decides a step from the reports in rank order; writes the norm of every flat buffer to `norms`.
 pub fn decide<'a>(
     recipe: &Recipe,
     input: &StepInput,
-    reports: &(impl Iterator<Item = Told<'a>> + Clone),
+    reports: &(impl Iterator<Item = RankReport<'a>> + Clone),
     control: &mut Control,
     norms: &mut [f64],
 ) -> Record {
     let scale = control.loss_scale;
     let (mut loss, mut lost_rank) = (0.0, None);
-    for (rank, told) in reports.clone().enumerate() {
-        if lost_rank.is_none() && !told.report.loss.is_finite() {
+    for (rank, report) in reports.clone().enumerate() {
+        if lost_rank.is_none() && !report.report.loss.is_finite() {
             lost_rank = Some(rank);
         }
-        loss += told.report.loss;
+        loss += report.report.loss;
     }
-    let (mut all, mut broken_sum, mut flagged) = (ExactSum::default(), None, None);
+    let (mut all, mut nonfinite_sum, mut flagged) = (ExactSum::default(), None, None);
     for (flat, norm) in norms.iter_mut().enumerate() {
         let mut of_flat = ExactSum::default();
-        for (rank, told) in reports.clone().enumerate() {
-            of_flat.merge(&told.sums[flat]);
-            if flagged.is_none() && told.flags[flat] != 0 {
+        for (rank, report) in reports.clone().enumerate() {
+            of_flat.merge(&report.sums[flat]);
+            if flagged.is_none() && report.flags[flat] != 0 {
                 flagged = Some((flat, rank));
             }
         }
         all.merge(&of_flat);
         *norm = of_flat.total().map_or(f64::NAN, |total| total.sqrt() / scale);
-        if broken_sum.is_none() && norm.is_nan() {
-            broken_sum = Some(flat);
+        if nonfinite_sum.is_none() && norm.is_nan() {
+            nonfinite_sum = Some(flat);
         }
     }
     let norm = all.total().map_or(f64::NAN, |total| total.sqrt() / scale);
-    // A later rate than the window holds is its last: the host keeps the window ahead.
+    // The host keeps the window ahead; beyond its end the last rate holds.
     let place = control.applied.saturating_sub(input.first_rate).min(RATES as u64 - 1);
     let rate = input.rates[place as usize];
-    let broken = flagged.is_some() || lost_rank.is_some() || !norm.is_finite();
-    if broken {
+    let found_inf = flagged.is_some() || lost_rank.is_some() || !norm.is_finite();
+    if found_inf {
         control.skipped += 1;
         control.halted |= u32::from(recipe.dynamic == 0 && control.skipped > recipe.tolerated);
     }
     if recipe.dynamic != 0 && control.halted == 0 {
-        move_scale(recipe, broken, control);
+        update_loss_scale(recipe, found_inf, control);
     }
-    control.apply = u32::from(!broken && control.halted == 0);
+    control.apply = u32::from(!found_inf && control.halted == 0);
     if control.apply != 0 {
         control.applied += 1;
-        // PyTorch's clip_grad_norm_: the norm is enlarged a little and the factor never above 1.
+        // PyTorch's clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
         let clip = if recipe.max_norm > 0.0 { (recipe.max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
         for (group, numbers) in control.numbers.iter_mut().enumerate() {
             let unscale = (1.0 / scale) as f32;
@@ -69,10 +69,10 @@ pub fn decide<'a>(
         }
     }
     let number = |place: Option<usize>| place.map_or(-1, |place| place as i64);
-    let (broken_flat, broken_rank) = match (flagged, lost_rank) {
+    let (nonfinite_flat, nonfinite_rank) = match (flagged, lost_rank) {
         (Some((flat, rank)), _) => (flat as i64, rank as i64),
         (None, Some(rank)) => (-1, rank as i64),
-        (None, None) => (number(broken_sum), -1),
+        (None, None) => (number(nonfinite_sum), -1),
     };
     Record {
         loss: loss * input.loss_weight,
@@ -81,18 +81,18 @@ pub fn decide<'a>(
         loss_scale: scale,
         applied: control.applied,
         skipped: control.skipped,
-        broken_flat,
-        broken_rank,
+        nonfinite_flat,
+        nonfinite_rank,
         apply: control.apply,
         halted: control.halted,
         at_min_scale: control.at_min_scale,
-        broken: u32::from(broken),
+        found_inf: u32::from(found_inf),
     }
 }
 
-/// DeepSpeed's dynamic loss scaler, step for step. Only what follows is another matter: there, gradients are unscaled with
-/// the scale after this; here, with the one that backward used.
-fn move_scale(recipe: &Recipe, overflow: bool, control: &mut Control) {
+/// DeepSpeed's dynamic loss scaler, step for step. One difference: DeepSpeed unscales gradients with the updated scale, this
+/// kernel with the one that backward used.
+fn update_loss_scale(recipe: &Recipe, overflow: bool, control: &mut Control) {
     let all = u32::try_from(recipe.hysteresis).unwrap_or(u32::MAX);
     if overflow {
         if all <= 1 || control.hysteresis_left <= 1 {

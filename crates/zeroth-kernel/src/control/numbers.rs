@@ -1,10 +1,10 @@
-//! The optimizers' numbers of one step.
+//! The optimizers' scalars of one step.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::Recipe;
 
-/// The numbers of one step for one group, each computed in f64 and rounded once. An optimizer takes those it knows.
+/// The scalars of one step for one parameter group, computed in f64 and rounded once.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct StepNumbers {
@@ -16,10 +16,9 @@ pub struct StepNumbers {
     pub beta2: f32,
     /// 1 - beta2.
     pub beta2_rest: f32,
-    /// Added to the root.
+    /// Added to the square root of the second moment.
     pub eps: f32,
-    /// Learning rate · weight decay: the part of a weight that decoupled decay takes. 1 - this is not kept instead: in f32
-    /// it would lose most of what it says, every step to the same side.
+    /// Learning rate · weight decay, for decoupled decay. Not stored as 1 - this, which would lose most of its bits in f32.
     pub decay_rate: f32,
     /// Weight decay, for optimizers that add it to the gradient.
     pub decay: f32,
@@ -27,26 +26,26 @@ pub struct StepNumbers {
     pub rate: f32,
     /// Adam's: learning rate / (1 - beta1^t).
     pub adam_rate: f32,
-    /// The root of 1 - beta2^t.
+    /// √(1 - beta2^t).
     pub root_correction: f32,
-    /// Adagrad's: learning rate / (1 + (t - 1) · its decay).
+    /// Adagrad's: learning rate / (1 + (t - 1) · lr_decay).
     pub adagrad_rate: f32,
-    /// SGD's; 0: there is no velocity.
+    /// SGD's momentum; 0: none.
     pub momentum: f32,
-    /// How much of the velocity stays in this step: none in the first, which begins with the gradient.
+    /// Factor of the momentum buffer in this step; 0 in the first.
     pub velocity: f32,
-    /// How much of the gradient is added to it: all in the first.
+    /// Factor of the gradient that is added to it; 1 in the first.
     pub velocity_rest: f32,
-    /// Not 0: the step looks ahead along the velocity.
+    /// Not 0: Nesterov momentum.
     pub nesterov: u32,
     /// 1 / loss scale: gradients are multiplied by this first.
     pub unscale: f32,
-    /// Then by this.
+    /// The clip factor: gradients are multiplied by this second.
     pub clip: f32,
 }
 
 impl StepNumbers {
-    /// The numbers of applied step `t`, counted from 1.
+    /// The scalars of applied step `t`, from 1.
     ///
     /// A gradient is first multiplied by `unscale` (1 / loss scale), then by `clip`.
     pub fn new(recipe: &Recipe, group: usize, t: u64, rate: f64, unscale: f32, clip: f32) -> Self {
@@ -76,7 +75,7 @@ impl StepNumbers {
     }
 }
 
-/// By squaring, so that it does not depend on a library.
+/// By squaring, so that the bits do not depend on the system's math library.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent > 0 {

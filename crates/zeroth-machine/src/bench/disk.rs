@@ -1,4 +1,4 @@
-//! The disk of a folder: a file written and read as checkpoints are, beside what the disk gives when nothing stands between.
+//! Disk benchmarks: a file written and read as checkpoints are, against O_DIRECT.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -10,29 +10,29 @@ use std::time::Instant;
 
 use rustix::fs::{Advice, OFlags, fadvise};
 
-use super::room::{Room, random};
-use super::{BenchError, Line, Unit};
+use super::operands::{Operands, random};
+use super::{BenchError, Benchmark, Unit};
 use crate::disk;
 
-/// Bytes of one read or write without the cache, and how many threads have one under way.
+/// Bytes per O_DIRECT read or write, and threads that issue them.
 const BLOCK: usize = 4 << 20;
 const THREADS: usize = 4;
-/// Bytes that a checkpoint's writer hands over at a time.
+/// Bytes per write of a checkpoint.
 const PIECE: usize = 4 << 20;
 
-/// The file; gone when the last line is.
+/// The file; removed with the last benchmark.
 struct Scratch {
     path: PathBuf,
     bytes: usize,
-    /// Whether reads and writes can go past the system's cache.
+    /// Whether O_DIRECT works.
     direct: bool,
-    /// Whether the file holds all its bytes.
+    /// Whether the file is complete.
     whole: Cell<bool>,
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It may be gone already; nothing depends on it.
+        // Best effort: nothing depends on it.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -42,7 +42,7 @@ impl Scratch {
         BenchError::File { path: self.path.clone(), source }
     }
 
-    /// Opens the file past the cache, where that can be had.
+    /// Opens the file, with O_DIRECT where it works.
     fn open_raw(&self, write: bool) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.read(!write).write(write);
@@ -52,7 +52,7 @@ impl Scratch {
         options.open(&self.path)
     }
 
-    /// Every thread writes or reads its own part, block by block; gives the seconds.
+    /// Every thread writes or reads its own part, block by block; returns the seconds.
     fn raw(&self, write: bool, blocks: &mut [&mut [u8]; THREADS]) -> io::Result<f64> {
         let file = self.open_raw(write)?;
         let part = self.bytes / THREADS;
@@ -85,7 +85,7 @@ impl Scratch {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// A new file, piece by piece through the cache, on the disk when it is done.
+    /// Writes a new file through the page cache and syncs it.
     fn write(&self, piece: &[u8]) -> io::Result<f64> {
         self.whole.set(false);
         let start = Instant::now();
@@ -98,7 +98,7 @@ impl Scratch {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// The file from its beginning, after the system was asked to forget it.
+    /// Reads the file after dropping it from the page cache.
     fn read(&self, piece: &mut [u8]) -> io::Result<f64> {
         let mut file = File::open(&self.path)?;
         fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -110,8 +110,8 @@ impl Scratch {
     }
 }
 
-/// Writing and reading a file of `bytes`, rounded up to whole blocks of every thread, in a folder that exists.
-pub fn disk_lines(folder: &Path, bytes: usize) -> Result<Vec<Line>, BenchError> {
+/// Writes and reads of a file of `bytes`, rounded up to whole blocks of every thread, in an existing folder.
+pub fn disk_benchmarks(folder: &Path, bytes: usize) -> Result<Vec<Benchmark>, BenchError> {
     let bytes = bytes.next_multiple_of(BLOCK * THREADS);
     let path = folder.join(format!(".zeroth-bench-{}", std::process::id()));
     let failed = |source| BenchError::File { path: path.clone(), source };
@@ -128,34 +128,34 @@ pub fn disk_lines(folder: &Path, bytes: usize) -> Result<Vec<Line>, BenchError> 
     let mut lines = Vec::new();
     for write in [true, false] {
         let name = if write { "write" } else { "read" };
-        let (own, mut room) = (Rc::clone(&scratch), block_room::<THREADS>(BLOCK)?);
-        // Written once before anything is measured, so that raw writes find the file's blocks allocated.
-        lines.push(Line::of_seconds(limit(name), 1, Unit::Gigabytes, bytes as f64, move || {
-            let mut blocks = room.operands();
+        let (own, mut operands) = (Rc::clone(&scratch), random_blocks::<THREADS>(BLOCK)?);
+        // Written before the first measurement, so that its blocks are allocated.
+        lines.push(Benchmark::of_seconds(limit(name), 1, Unit::Gigabytes, bytes as f64, move || {
+            let mut blocks = operands.split();
             if !own.whole.get() {
                 own.write(blocks[0]).map_err(|error| own.failed(error))?;
             }
             own.raw(write, &mut blocks).map_err(|error| own.failed(error))
         }));
-        let (own, mut room) = (Rc::clone(&scratch), block_room::<1>(PIECE)?);
+        let (own, mut operands) = (Rc::clone(&scratch), random_blocks::<1>(PIECE)?);
         let title = if write { "write a new file, synced" } else { "read a file, not cached" };
         let run = move || {
-            let [piece] = room.operands();
+            let [piece] = operands.split();
             let done = if write { own.write(piece) } else { own.read(piece) };
             done.map_err(|error| own.failed(error))
         };
-        let line = Line::of_seconds(title, 1, Unit::Gigabytes, bytes as f64, run);
+        let line = Benchmark::of_seconds(title, 1, Unit::Gigabytes, bytes as f64, run);
         lines.push(line.limited_by(limit(name)));
     }
     Ok(lines)
 }
 
-fn block_room<const N: usize>(bytes: usize) -> Result<Room<N>, BenchError> {
-    let mut room = Room::new([bytes; N])?;
-    for (name, block) in room.operands().into_iter().enumerate() {
+fn random_blocks<const N: usize>(bytes: usize) -> Result<Operands<N>, BenchError> {
+    let mut operands = Operands::new([bytes; N])?;
+    for (name, block) in operands.split().into_iter().enumerate() {
         random::<f32>(name as u64, block);
     }
-    Ok(room)
+    Ok(operands)
 }
 
 #[cfg(test)]
@@ -164,20 +164,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_measured_and_left_as_it_was() {
+    fn the_benchmark_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
-        let measured = measure(disk_lines(folder.path(), 1).unwrap(), 1, &mut |_| {}).unwrap();
+        let measured = measure(disk_benchmarks(folder.path(), 1).unwrap(), 1, &mut |_| {}).unwrap();
         assert_eq!(measured.len(), 4);
         assert!(measured.iter().filter(|line| line.percent.is_some()).count() == 2, "{measured:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn a_folder_that_is_missing_or_too_small_is_named() {
+    fn a_missing_or_full_folder_is_named_in_the_error() {
         let folder = tempfile::tempdir().unwrap();
-        let gone = disk_lines(&folder.path().join("gone"), 1).err().expect("no such folder").to_string();
+        let gone = disk_benchmarks(&folder.path().join("gone"), 1).err().expect("no such folder").to_string();
         assert!(gone.contains("gone") && gone.contains("--dir"), "{gone}");
-        let full = disk_lines(folder.path(), usize::MAX / 4).err().expect("no such disk").to_string();
+        let full = disk_benchmarks(folder.path(), usize::MAX / 4).err().expect("no such disk").to_string();
         assert!(full.contains("bytes free") && full.contains("--dir"), "{full}");
     }
 }

@@ -1,26 +1,25 @@
-//! How near the machine at hand comes to its limits: kernels, optimizer and disk, each beside what the hardware gives at
-//! most in the same run, and the profile that keeps it.
+//! Benchmarks of kernels, optimizer and disk against the hardware's limits in the same run, and the profile that stores them.
 //!
-//! Clocks and memory of a shared machine change within milliseconds. So all [`Line`]s of a list are measured in turns, one
-//! short burst each, and the best and the median of a line are set beside the best and the median of its limit. Data is
-//! random: zeros cost less power and run faster than any work does.
+//! Clocks and memory bandwidth of a shared machine change within milliseconds. So all [`Benchmark`]s of a list run in turns, one
+//! short burst each, and best and median are compared with the best and median of their limit. Data is random: zeros take less
+//! power and run faster than real work.
 
-mod cards;
+mod benchmark;
+mod cpu;
 mod disk;
-mod line;
+mod gpu;
+mod matmuls;
 mod memory;
-mod moving;
-mod processor;
-mod products;
+mod memory_bound;
+mod operands;
 mod profile;
-mod room;
 
-pub use cards::card_lines;
-pub use disk::disk_lines;
-pub use line::{Against, BenchError, Line, Measured, Rate, Unit, measure};
+pub use benchmark::{BenchError, BenchResult, Benchmark, LimitRate, Rate, Unit, measure};
+pub use cpu::{F32, TILES, TILES_FROM_L2, cpu_peak_benchmarks, matmul_limit, run_peak_loop};
+pub use disk::disk_benchmarks;
+pub use gpu::gpu_benchmarks;
+pub use matmuls::{MatmulBench, MatmulKind, attention_benchmarks, head_loss_benchmarks, matmul_benchmarks};
 pub use memory::{COPY, TRIAD, copy};
-pub use moving::{MovingSizes, moving_lines, optimizer_lines};
-pub use processor::{F32, TILES, TILES_FROM_L2, matrix_limit, processor_flop, processor_lines};
-pub use products::{Form, Product, attention_lines, head_lines, product_lines};
+pub use memory_bound::{MemoryBoundSizes, memory_bound_benchmarks, optimizer_benchmarks};
+pub use operands::fill_random;
 pub use profile::{Identity, Part, Profile, ProfileError, ProfilePart};
-pub use room::fill_random;

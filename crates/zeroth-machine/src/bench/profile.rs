@@ -1,7 +1,7 @@
-//! What was measured on a machine, kept in a file: the machine, the version, and the lines of every part.
+//! The profile of a machine: a file with its identity, the version, and the benchmark results of every part.
 //!
-//! A part that is measured again replaces its lines; the others stay. A file of another machine, version or format is
-//! never read as this one's: its name follows from the machine, and what it holds is compared.
+//! Measuring a part again replaces its results and keeps the others. The file's name follows from the machine, and its
+//! contents are checked, so that a file of another machine or format is never used.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,18 +11,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use zeroth_base::{DType, PublishError, publish};
 
-use super::{F32, Measured, Rate, TILES};
+use super::{BenchResult, F32, Rate, TILES};
 use crate::{Gpus, Machine};
 use zeroth_cpu::Isa;
 
 /// The format of the file.
 const VERSION: u32 = 1;
 
-/// A part of what is measured.
+/// A part of the benchmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Products, attention, the head, and what stands around them.
+    /// Matmuls, attention, head and memory-bound kernels.
     Kernels,
     /// The optimizer.
     Optimizer,
@@ -38,7 +38,7 @@ impl Part {
     /// All parts, in the order they are measured.
     pub const ALL: [Self; 5] = [Self::Kernels, Self::Optimizer, Self::Collectives, Self::Disk, Self::Step];
 
-    /// As it is typed.
+    /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kernels => "kernels",
@@ -50,52 +50,54 @@ impl Part {
     }
 }
 
-/// What tells one machine from another, as far as speed goes.
+/// The identity of a machine, as far as speed goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The processor's name.
-    pub processor: String,
-    /// Threads worth starting.
+    /// The CPU's name.
+    #[serde(rename = "processor")]
+    pub cpu: String,
+    /// Useful threads.
     pub threads: u32,
     /// Physical cores among them.
     pub cores: Option<u32>,
-    /// Memory in whole GiB: the last megabytes differ from start to start.
+    /// Memory in whole GiB: the exact size differs from boot to boot.
     pub memory_gib: u64,
-    /// The instructions that kernels use: amx, avx512, avx2, neon or portable.
-    pub path: String,
-    /// The cards.
+    /// The ISA of the kernels: amx, avx512, avx2, neon or portable.
+    #[serde(rename = "path")]
+    pub isa: String,
+    /// The GPUs' names.
     pub gpus: Vec<String>,
 }
 
 impl Identity {
-    /// Of a machine that was probed, with the instructions that `ZEROTH_CPU` asks for.
+    /// The identity of a probed machine, with the ISA that `ZEROTH_CPU` selects.
     pub fn of(machine: &Machine) -> Self {
         let gpus = match &machine.gpus {
             Gpus::Found { devices, .. } => devices.iter().map(|gpu| gpu.name.clone()).collect(),
             _ => Vec::new(),
         };
         Self {
-            processor: machine.cpu.model.clone().unwrap_or_else(|| "unknown".to_owned()),
+            cpu: machine.cpu.model.clone().unwrap_or_else(|| "unknown".to_owned()),
             threads: machine.cpu.threads,
             cores: machine.cpu.cores,
             memory_gib: machine.host_memory_total().unwrap_or(0).div_ceil(1 << 30),
-            path: Isa::chosen().unwrap_or_else(|_| Isa::detect()).name().to_owned(),
+            isa: Isa::chosen().unwrap_or_else(|_| Isa::detect()).name().to_owned(),
             gpus,
         }
     }
 
-    /// The name of this machine's file: machines that share a home do not share it.
+    /// The name of this machine's file, distinct for machines that share a home folder.
     pub fn file_name(&self) -> String {
         let words = format!(
             "{}|{}|{:?}|{}|{}|{}",
-            self.processor,
+            self.cpu,
             self.threads,
             self.cores,
             self.memory_gib,
-            self.path,
+            self.isa,
             self.gpus.join("|")
         );
-        // FNV-1a: a name, not a secret.
+        // FNV-1a.
         let hash = words.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
@@ -108,26 +110,26 @@ impl Identity {
 pub struct ProfilePart {
     /// The version of zeroth that measured.
     pub zeroth: String,
-    /// When it was measured, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub measured_at: u64,
-    /// Whether it was a quick look.
+    /// Whether it was measured with --quick.
     pub quick: bool,
-    /// What was found.
-    pub lines: Vec<Measured>,
+    /// The results.
+    pub lines: Vec<BenchResult>,
 }
 
-/// What was measured on a machine.
+/// The benchmark results of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// The format of the file.
     pub version: u32,
     /// The machine.
     pub machine: Identity,
-    /// The parts that were measured.
+    /// The measured parts.
     pub parts: BTreeMap<Part, ProfilePart>,
 }
 
-/// A profile that cannot be read or written.
+/// A profile cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The file cannot be read.
@@ -135,18 +137,18 @@ pub enum ProfileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is no profile, or one of another format.
+    /// The file is not a profile, or one of another format.
     #[error("{} is no profile of format {VERSION}: {problem}; `zeroth bench` writes a new one", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// It is of another machine.
+    /// The profile is of another machine.
     #[error(
         "{} is the profile of another machine ({found}); this one is {here}: `zeroth bench` measures it", path.display()
     )]
@@ -164,19 +166,19 @@ pub enum ProfileError {
 }
 
 impl Profile {
-    /// An empty one.
+    /// An empty profile.
     pub fn new(machine: Identity) -> Self {
         Self { version: VERSION, machine, parts: BTreeMap::new() }
     }
 
-    /// Puts what was measured just now in the place of what was known of a part.
-    pub fn put(&mut self, part: Part, quick: bool, lines: Vec<Measured>) {
+    /// Replaces the results of a part.
+    pub fn put(&mut self, part: Part, quick: bool, lines: Vec<BenchResult>) {
         let zeroth = env!("CARGO_PKG_VERSION").to_owned();
         let measured_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.parts.insert(part, ProfilePart { zeroth, measured_at, quick, lines });
     }
 
-    /// The profile of this machine in a file; none where there is no file.
+    /// Reads the profile of this machine; `None` where there is no file.
     pub fn read(path: &Path, here: &Identity) -> Result<Option<Self>, ProfileError> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -195,7 +197,7 @@ impl Profile {
             let words = |machine: &Identity| {
                 format!(
                     "{}, {} threads, {} GiB, {}",
-                    machine.processor, machine.threads, machine.memory_gib, machine.path
+                    machine.cpu, machine.threads, machine.memory_gib, machine.isa
                 )
             };
             let (found, here) = (words(&profile.machine), words(here));
@@ -204,7 +206,7 @@ impl Profile {
         Ok(Some(profile))
     }
 
-    /// Writes it, whole or not at all, and the folder where it is missing.
+    /// Writes the file atomically, and creates its folder.
     pub fn write(&self, path: &Path) -> Result<(), ProfileError> {
         let failed = |source| PublishError { path: path.to_owned(), source };
         if let Some(folder) = path.parent() {
@@ -214,17 +216,16 @@ impl Profile {
         Ok(publish(path, format!("{text}\n").as_bytes())?)
     }
 
-    /// What a line of kernels came to on so many threads.
+    /// The rate of a kernel benchmark.
     pub fn rate(&self, name: &str, threads: usize) -> Option<Rate> {
         let lines = &self.parts.get(&Part::Kernels)?.lines;
         let line = lines.iter().find(|line| line.name == name && line.threads == threads)?;
         Some(Rate { best: line.best, median: line.median })
     }
 
-    /// The most that so many threads can multiply and add in a second, in operands of a type: the loop in registers,
-    /// as measured together or, where they were not, as many times what one does.
+    /// Peak FLOP/s of `threads` threads at a dtype: the peak loop measured on as many threads, or else on one, multiplied.
     pub fn peak_flops(&self, dtype: DType, threads: usize) -> Option<f64> {
-        let tiles = self.machine.path == Isa::Amx.name() && dtype == DType::Bf16;
+        let tiles = self.machine.isa == Isa::Amx.name() && dtype == DType::Bf16;
         let limit = if tiles { TILES } else { F32 };
         let together = self.rate(limit, threads).map(|rate| rate.best);
         let gflops = together.or_else(|| Some(self.rate(limit, 1)?.best * threads as f64))?;
@@ -239,11 +240,11 @@ mod tests {
 
     fn here() -> Identity {
         Identity {
-            processor: "A processor".to_owned(),
+            cpu: "A CPU".to_owned(),
             threads: 2,
             cores: Some(2),
             memory_gib: 24,
-            path: "amx".to_owned(),
+            isa: "amx".to_owned(),
             gpus: Vec::new(),
         }
     }
@@ -251,9 +252,9 @@ mod tests {
     fn measured() -> Profile {
         let rate = Rate { best: 2350.1, median: 1.0 / 3.0 };
         let lines = vec![
-            Measured::new(TILES, 1, Unit::Gflops, rate, None),
-            Measured::new(F32, 1, Unit::Gflops, Rate { best: 170.0, median: 160.0 }, Some((TILES, rate))),
-            Measured::new(F32, 2, Unit::Gflops, Rate { best: 300.0, median: 290.0 }, None),
+            BenchResult::new(TILES, 1, Unit::Gflops, rate, None),
+            BenchResult::new(F32, 1, Unit::Gflops, Rate { best: 170.0, median: 160.0 }, Some((TILES, rate))),
+            BenchResult::new(F32, 2, Unit::Gflops, Rate { best: 300.0, median: 290.0 }, None),
         ];
         let mut profile = Profile::new(here());
         profile.put(Part::Kernels, true, lines);
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_is_read_back_as_it_was_written() {
+    fn a_profile_round_trips_and_parts_are_replaced_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("machines").join(here().file_name());
         assert_eq!(Profile::read(&path, &here()).unwrap(), None);
@@ -275,11 +276,11 @@ mod tests {
     }
 
     #[test]
-    fn another_machine_and_another_format_are_refused() {
+    fn profiles_of_other_machines_and_formats_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("profile.json");
         measured().write(&path).unwrap();
-        let other = Identity { path: "avx2".to_owned(), ..here() };
+        let other = Identity { isa: "avx2".to_owned(), ..here() };
         assert_ne!(other.file_name(), here().file_name());
         let message = Profile::read(&path, &other).unwrap_err().to_string();
         assert!(message.contains("another machine") && message.contains("avx2"), "{message}");
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn peaks_are_measured_together_or_multiplied() {
+    fn a_missing_peak_is_extrapolated_from_one_thread() {
         let profile = measured();
         assert_eq!(profile.peak_flops(DType::Bf16, 2), Some(2.0 * 2350.1e9));
         assert_eq!(profile.peak_flops(DType::F32, 2), Some(300e9));

@@ -1,38 +1,38 @@
-//! Processors: their name, how many this process may keep busy, and which kernels they can run.
+//! CPUs: name, usable threads and instruction sets.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use zeroth_cpu::{InstructionSets, KernelPath};
+use zeroth_cpu::{InstructionSets, KernelIsa};
 
 use super::Notes;
 use super::cgroup::{Version, groups};
 use super::tree::Tree;
 
-/// The processors this process may use.
+/// The CPUs this process may use.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cpu {
-    /// The processor's name as the kernel gives it.
+    /// The CPU's name.
     pub model: Option<String>,
-    /// Logical CPUs that the process's affinity allows.
+    /// Logical CPUs in the process's affinity mask.
     pub allowed: Option<u32>,
     /// Physical cores among them: two logical CPUs of one core share its matrix and vector units.
     pub cores: Option<u32>,
-    /// CPUs' worth of time that control groups grant: 1.5 for `150000 100000`. `None` where nothing limits it.
+    /// CPU quota of the cgroups: 1.5 for `150000 100000`. `None` without a limit.
     pub quota: Option<f64>,
-    /// Threads worth starting: the CPUs allowed, held to the quota, at least 1.
+    /// Useful threads: the allowed CPUs, limited by the quota, at least 1.
     pub threads: u32,
-    /// Instruction sets that kernels ask for.
+    /// Instruction sets that kernels use.
     pub instruction_sets: InstructionSets,
-    /// The kernels that would run here.
-    pub kernels: KernelPath,
+    /// The ISA of the kernels that run here.
+    pub kernels: KernelIsa,
 }
 
-/// Looks at the processors.
+/// Probes the CPUs.
 pub(super) fn probe(tree: &Tree, notes: &mut Notes) -> Cpu {
-    let model = notes.look("cpu.model", tree, "/proc/cpuinfo", model);
-    let allowed = notes.look("cpu.allowed", tree, "/proc/self/status", |status| {
+    let model = notes.parse_file("cpu.model", tree, "/proc/cpuinfo", model);
+    let allowed = notes.parse_file("cpu.allowed", tree, "/proc/self/status", |status| {
         cpu_list(field(status, "Cpus_allowed_list")?)
     });
     let cores = allowed.as_ref().and_then(|allowed| cores(tree, allowed, notes));
@@ -50,7 +50,7 @@ pub(super) fn probe(tree: &Tree, notes: &mut Notes) -> Cpu {
     }
 }
 
-/// A quota of 1.5 CPUs keeps one thread busy all the time; a second one would be stopped half of it.
+/// A quota of 1.5 CPUs keeps one thread busy; a second one would be throttled half of the time.
 fn threads(allowed: Option<u32>, quota: Option<f64>) -> u32 {
     let allowed = allowed.unwrap_or_else(|| {
         std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
@@ -106,14 +106,14 @@ fn cores(tree: &Tree, allowed: &[u32], notes: &mut Notes) -> Option<u32> {
     let mut cores = BTreeSet::new();
     for cpu in allowed {
         let siblings = tree.read(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
-        cores.insert(notes.keep("cpu.cores", siblings)?);
+        cores.insert(notes.or_note("cpu.cores", siblings)?);
     }
     Some(cores.len() as u32)
 }
 
 /// The least quota of the own group and all above it.
 fn quota(tree: &Tree, notes: &mut Notes) -> Option<f64> {
-    let groups = notes.keep("cpu.quota", groups(tree, "cpu"))??;
+    let groups = notes.or_note("cpu.quota", groups(tree, "cpu"))??;
     let number = |text: &str| text.trim().parse::<f64>().ok();
     let mut least: Option<f64> = None;
     for folder in &groups.folders {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_sets_the_quota() {
+    fn the_tightest_cgroup_sets_the_quota() {
         let own = ("/proc/self/cgroup", "0::/pod/box\n");
         let outer = ("/sys/fs/cgroup/pod/cpu.max", "150000 100000\n");
         assert_eq!(
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_cpus_are_read_as_the_kernel_writes_them() {
+    fn cpu_lists_are_parsed() {
         assert_eq!(cpu_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(cpu_list("5"), Some(vec![5]));
         for broken in ["", "a-b", "3-1", "0-4294967295", "0-65535,70000"] {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_without_proc_is_unknown_and_said_so() {
+    fn a_system_without_proc_notes_every_unknown_field() {
         let mut notes = Notes::default();
         let cpu = probe(&Recorded::new([]).tree, &mut notes);
         assert_eq!((cpu.model, cpu.allowed, cpu.cores, cpu.quota), (None, None, None, None));

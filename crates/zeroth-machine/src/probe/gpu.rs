@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: their names, compute capability and memory, found without making a context on any of them.
+//! NVIDIA GPUs: names, compute capability and memory, without creating a context.
 
 mod driver;
 mod nvml;
@@ -16,31 +16,31 @@ use nvml::Nvml;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Gpus {
-    /// No driver library: a machine without NVIDIA's driver.
+    /// The driver library is missing.
     NoDriver {
-        /// What the loader said.
+        /// The loader's error.
         why: String,
     },
-    /// The driver is there and shows this process no device.
+    /// The driver reports no device to this process.
     NoDevice {
-        /// What the driver said.
+        /// The driver's error.
         why: String,
     },
-    /// The driver is there and does not work.
+    /// The driver does not work.
     Failed {
         /// What failed.
         why: String,
     },
-    /// The driver answers.
+    /// The driver works.
     Found {
-        /// The newest CUDA version that the driver runs.
+        /// The newest CUDA version the driver supports.
         driver_version: String,
         /// The devices in the driver's order, `CUDA_VISIBLE_DEVICES` applied.
         devices: Vec<Gpu>,
     },
 }
 
-/// One GPU, or one part of a GPU that is divided (MIG).
+/// A GPU, or a MIG instance of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Gpu {
     /// Its number for this process.
@@ -49,13 +49,13 @@ pub struct Gpu {
     pub name: String,
     /// Its name in NVIDIA's tools: `GPU-…`, `MIG-…`.
     pub uuid: Option<String>,
-    /// What its processors can do.
+    /// Its compute capability.
     pub compute_capability: ComputeCapability,
-    /// Processors (SMs).
+    /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of memory that programs can have.
+    /// Bytes of memory.
     pub total: u64,
-    /// Bytes of it not in use by any process. `None` where the management library is missing.
+    /// Free bytes. `None` where NVML is missing.
     pub free: Option<u64>,
 }
 
@@ -75,13 +75,13 @@ impl fmt::Display for ComputeCapability {
 }
 
 impl Gpu {
-    /// Whether matrix units take bf16: from Ampere (8.0) on.
+    /// Whether tensor cores support bf16: from Ampere (8.0) on.
     pub fn supports_bf16(&self) -> bool {
         self.compute_capability >= ComputeCapability { major: 8, minor: 0 }
     }
 }
 
-/// Looks for GPUs.
+/// Probes the GPUs.
 pub(super) fn probe(notes: &mut Notes) -> Gpus {
     find(OsStr::new("libcuda.so.1"), OsStr::new("libnvidia-ml.so.1"), notes)
 }
@@ -108,14 +108,17 @@ fn find(driver: &OsStr, management: &OsStr, notes: &mut Notes) -> Gpus {
     }
 }
 
-/// The driver's version and the devices that answer.
+/// The driver's version and the devices that respond.
 fn devices(driver: &Driver, notes: &mut Notes) -> Result<(i32, Vec<Gpu>), CallFailed> {
     driver.init()?;
     let version = driver.version()?;
     let mut devices = Vec::new();
     for index in 0..driver.count()? {
         devices.extend(
-            notes.keep("gpus.devices", describe(driver, index).map_err(|why| format!("GPU {index}: {why}"))),
+            notes.or_note(
+                "gpus.devices",
+                describe(driver, index).map_err(|why| format!("GPU {index}: {why}")),
+            ),
         );
     }
     Ok((version, devices))
@@ -138,13 +141,13 @@ fn describe(driver: &Driver, index: i32) -> Result<Gpu, CallFailed> {
 }
 
 fn add_free_memory(devices: &mut [Gpu], management: &OsStr, notes: &mut Notes) {
-    let Some(nvml) = notes.keep("gpus.devices.free", Nvml::open(management)) else { return };
+    let Some(nvml) = notes.or_note("gpus.devices.free", Nvml::open(management)) else { return };
     for gpu in devices {
         let Some(uuid) = gpu.uuid.clone() else {
             notes.add("gpus.devices.free", format!("GPU {}: the driver gives it no UUID", gpu.index));
             continue;
         };
-        // The driver does not say whether the number is that of a whole GPU or of a part of one.
+        // The driver does not tell whether the UUID is that of a whole GPU or of a MIG instance.
         let part = uuid.replacen("GPU", "MIG", 1);
         let free = nvml.free(&uuid).or_else(|why| match nvml.free(&part) {
             Ok(free) => {
@@ -153,7 +156,7 @@ fn add_free_memory(devices: &mut [Gpu], management: &OsStr, notes: &mut Notes) {
             }
             Err(_) => Err(format!("GPU {}: {why}", gpu.index)),
         });
-        gpu.free = notes.keep("gpus.devices.free", free).map(|free| free.min(gpu.total));
+        gpu.free = notes.or_note("gpus.devices.free", free).map(|free| free.min(gpu.total));
     }
 }
 
@@ -169,10 +172,10 @@ fn uuid_text(kind: &str, bytes: &[u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::small_library::compile;
+    use super::super::test_library::compile;
     use super::*;
 
-    // NVIDIA's two libraries in one, as a machine with two cards would show them.
+    // Driver and NVML in one library, as of a machine with two GPUs.
     const LIBRARIES: &str = r#"
         #include <stddef.h>
         #include <string.h>
@@ -275,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_gpu_is_found_by_its_own_kind_of_name() {
+    fn a_mig_instance_is_found_by_its_uuid() {
         let devices = devices_of(found(&["KIND=\"MIG\""]).0);
         assert_eq!(devices[0].uuid.as_deref(), Some("MIG-00102030-4050-6070-8090-a0b0c0d0e0f0"));
         assert_eq!(devices[0].free, Some(149_000_000_000));
     }
 
     #[test]
-    fn without_the_management_library_free_memory_is_unknown_and_said_so() {
+    fn without_nvml_free_memory_is_unknown_and_noted() {
         let (gpus, notes) = found(&["NVML=18"]);
         assert_eq!(devices_of(gpus)[0].free, None);
         assert_eq!(notes.0[0].what, "gpus.devices.free");
@@ -290,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_does_not_answer_is_left_out_and_named() {
+    fn a_failing_device_is_left_out_and_noted() {
         let (gpus, notes) = found(&["COUNT=3"]);
         assert_eq!(devices_of(gpus).len(), 2);
         assert_eq!(notes.0[0].why, "GPU 2: cuDeviceGet failed with error 101: invalid device ordinal");
     }
 
     #[test]
-    fn no_driver_no_device_and_a_broken_driver_are_told_apart() {
+    fn missing_driver_no_device_and_failing_driver_are_distinct() {
         let absent = OsStr::new("libzeroth-absent.so.1");
         let gpus = find(absent, absent, &mut Notes::default());
         assert!(matches!(&gpus, Gpus::NoDriver { why } if why.contains("libzeroth-absent.so.1")), "{gpus:?}");

@@ -1,4 +1,4 @@
-//! Host memory: how much there is, how much this process may still take, and how it may be used.
+//! Host memory: total, available, cgroup limits and settings.
 
 use std::path::{Path, PathBuf};
 
@@ -13,34 +13,34 @@ use super::tree::Tree;
 pub struct Memory {
     /// Memory of the machine.
     pub total: Option<u64>,
-    /// What the kernel says can be taken without swapping.
+    /// MemAvailable: what can be allocated without swapping.
     pub available: Option<u64>,
     /// Swap space.
     pub swap_total: Option<u64>,
     /// Swap space not in use.
     pub swap_free: Option<u64>,
-    /// Limits of control groups, the own group first. Empty where nothing limits.
+    /// Cgroup limits, the process's own group first.
     pub groups: Vec<GroupLimit>,
-    /// When ordinary memory gets huge pages.
+    /// The transparent huge pages setting.
     pub huge_pages: Option<HugePages>,
-    /// Memory that this process may lock (pinned host memory of other libraries counts against it).
+    /// The limit of locked memory.
     pub locked_limit: Option<Limit>,
-    /// The filesystem that shared memory lives in.
+    /// The size of `/dev/shm`.
     pub shared: Option<SharedMemory>,
 }
 
-/// The memory limit of one control group.
+/// The memory limit of one cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GroupLimit {
     /// The group's folder.
     pub group: PathBuf,
     /// Its limit; of a version 2 group the lower of `memory.max` and `memory.high`.
     pub limit: u64,
-    /// What it uses, cached files included.
+    /// Memory in use, page cache included.
     pub used: u64,
-    /// The part of it that is cached files not used lately: the kernel drops them before it refuses memory.
+    /// Inactive page cache, which the kernel drops before it refuses memory.
     pub reclaimable: u64,
-    /// What can still be taken: limit − used + reclaimable.
+    /// limit − used + reclaimable.
     pub headroom: u64,
 }
 
@@ -48,11 +48,11 @@ pub struct GroupLimit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HugePages {
-    /// Everywhere.
+    /// For all memory.
     Always,
-    /// Where a program advises it.
+    /// With madvise only.
     Madvise,
-    /// Nowhere.
+    /// Never.
     Never,
 }
 
@@ -62,7 +62,7 @@ pub enum HugePages {
 pub enum Limit {
     /// No limit.
     Unlimited,
-    /// So many bytes.
+    /// A limit in bytes.
     Bytes(u64),
 }
 
@@ -75,15 +75,15 @@ pub struct SharedMemory {
     pub free: u64,
 }
 
-/// Looks at host memory.
+/// Probes host memory.
 pub(super) fn probe(tree: &Tree, notes: &mut Notes) -> Memory {
     const MEMINFO: &str = "/proc/meminfo";
-    let mut meminfo = |what, name| notes.look(what, tree, MEMINFO, |text| meminfo_field(text, name));
+    let mut meminfo = |what, name| notes.parse_file(what, tree, MEMINFO, |text| meminfo_field(text, name));
     let total = meminfo("memory.total", "MemTotal");
     let swap_total = meminfo("memory.swap_total", "SwapTotal");
     let swap_free = meminfo("memory.swap_free", "SwapFree");
-    let available = notes.look("memory.available", tree, MEMINFO, available);
-    let groups = match notes.keep("memory.groups", groups(tree, "memory")).flatten() {
+    let available = notes.parse_file("memory.available", tree, MEMINFO, available);
+    let groups = match notes.or_note("memory.groups", groups(tree, "memory")).flatten() {
         Some(groups) => limits(tree, &groups, total, notes),
         None => Vec::new(),
     };
@@ -98,14 +98,13 @@ pub(super) fn probe(tree: &Tree, notes: &mut Notes) -> Memory {
         swap_total,
         swap_free,
         groups,
-        huge_pages: notes.look("memory.huge_pages", tree, enabled, huge_pages),
-        locked_limit: notes.look("memory.locked_limit", tree, "/proc/self/limits", locked_limit),
-        shared: notes.keep("memory.shared", shared.map_err(|why| format!("/dev/shm: {why}"))),
+        huge_pages: notes.parse_file("memory.huge_pages", tree, enabled, huge_pages),
+        locked_limit: notes.parse_file("memory.locked_limit", tree, "/proc/self/limits", locked_limit),
+        shared: notes.or_note("memory.shared", shared.map_err(|why| format!("/dev/shm: {why}"))),
     }
 }
 
-/// Before Linux 3.14 there is no word for it: what is free, and cached files not used lately, are less than a newer
-/// kernel would say.
+/// MemAvailable. Before Linux 3.14 a lower bound: free memory and inactive page cache.
 fn available(meminfo: &str) -> Option<u64> {
     meminfo_field(meminfo, "MemAvailable").or_else(|| {
         meminfo_field(meminfo, "MemFree")?.checked_add(meminfo_field(meminfo, "Inactive(file)").unwrap_or(0))
@@ -151,7 +150,7 @@ fn limits(tree: &Tree, groups: &Groups, machine: Option<u64>, notes: &mut Notes)
             if used.is_none() {
                 notes.add(
                     "memory.groups",
-                    format!("{} does not say what it uses: taken for 0", folder.display()),
+                    format!("{} does not report its use: taken as 0", folder.display()),
                 );
             }
             let used = used.unwrap_or(0);
@@ -241,7 +240,7 @@ SwapFree:              0 kB
     }
 
     #[test]
-    fn nested_groups_of_version_2_all_count_and_max_is_no_limit() {
+    fn nested_version_2_groups_all_count_and_max_is_no_limit() {
         let (memory, _) = probed(&[
             ("/proc/meminfo", LINUX_6),
             ("/proc/self/cgroup", "0::/kubepods/pod7/box\n"),
@@ -265,7 +264,7 @@ SwapFree:              0 kB
     }
 
     #[test]
-    fn memory_high_below_memory_max_is_the_limit_that_bites() {
+    fn memory_high_below_memory_max_is_the_limit() {
         let (memory, _) = probed(&[
             ("/proc/meminfo", LINUX_6),
             ("/proc/self/cgroup", "0::/user.slice\n"),
@@ -301,14 +300,14 @@ SwapFree:              0 kB
     }
 
     #[test]
-    fn version_1_subtracts_usage_and_gives_back_cached_files_of_the_whole_subtree() {
+    fn version_1_headroom_counts_the_page_cache_of_the_subtree() {
         let group = &version_1("4294967296\n", 4 * GIB).groups[0];
         assert_eq!((group.limit, group.used, group.reclaimable), (4 * GIB, 3 * GIB, GIB / 2));
         assert_eq!(group.headroom, 3 * GIB / 2);
     }
 
     #[test]
-    fn version_1_knows_a_limit_above_the_container_and_its_own_word_for_none() {
+    fn version_1_uses_the_hierarchical_limit_and_knows_no_limit() {
         const NONE: &str = "9223372036854771712\n";
         assert_eq!(version_1(NONE, 4 * GIB).groups[0].limit, 4 * GIB);
         assert_eq!(version_1(NONE, 9_223_372_036_854_771_712).groups, []);
@@ -317,7 +316,7 @@ SwapFree:              0 kB
     }
 
     #[test]
-    fn a_group_that_hides_its_use_still_limits_and_is_named() {
+    fn a_cgroup_without_usage_still_limits_and_is_noted() {
         let (memory, notes) = probed(&[
             ("/proc/self/cgroup", "0::/\n"),
             V2_MOUNT,
@@ -326,12 +325,12 @@ SwapFree:              0 kB
         ]);
         assert_eq!((memory.groups[0].limit, memory.groups[0].headroom), (GIB, GIB));
         let why = |what| notes.0.iter().find(|note| note.what == what).map(|note| note.why.as_str());
-        assert_eq!(why("memory.groups"), Some("/sys/fs/cgroup does not say what it uses: taken for 0"));
-        assert_eq!(why("memory.total"), Some("/proc/meminfo does not say it in a form that is known"));
+        assert_eq!(why("memory.groups"), Some("/sys/fs/cgroup does not report its use: taken as 0"));
+        assert_eq!(why("memory.total"), Some("/proc/meminfo has an unknown format"));
     }
 
     #[test]
-    fn settings_are_read_as_the_kernel_writes_them() {
+    fn kernel_settings_are_parsed() {
         let limits = "\
 Limit                     Soft Limit           Hard Limit           Units     
 Max cpu time              unlimited            unlimited            seconds   
@@ -351,7 +350,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn an_empty_system_is_unknown_and_said_so() {
+    fn an_empty_system_notes_every_unknown_field() {
         let (memory, notes) = probed(&[]);
         assert_eq!((memory.total, memory.available, memory.shared), (None, None, None));
         let what: Vec<_> = notes.0.iter().map(|note| note.what.trim_start_matches("memory.")).collect();

@@ -207,7 +207,7 @@ impl VersionCall {
 
 #[cfg(test)]
 mod tests {
-    use super::super::small_library::compile;
+    use super::super::test_library::compile;
     use super::*;
     use zeroth_cuda::FOLDERS;
 

@@ -49,12 +49,12 @@ impl At<'_> {
             from_type: DType::F32,
             to: of_rounded(&elements),
             to_type,
-            broken: Some(self.broken(flat)),
+            found_inf: Some(self.broken(flat)),
         };
-        let look = |elements: Range<u64>| Kernel::Look {
+        let look = |elements: Range<u64>| Kernel::CheckFinite {
             values: of_rounded(&elements),
             value_type: to_type,
-            broken: self.broken(flat),
+            found_inf: self.broken(flat),
         };
         let converted = program.uncast(kind, flat).into_iter().map(convert);
         converted.chain(program.unchecked(kind, flat).into_iter().map(look)).collect()
@@ -88,7 +88,7 @@ impl At<'_> {
                 from_type: DType::F32,
                 to: self.part(to, first, count, to_type.bytes()),
                 to_type,
-                broken: Some(self.broken(chunk.flat)),
+                found_inf: Some(self.broken(chunk.flat)),
             })
         };
         (0..self.program().layout.ranks).filter_map(convert).collect()
@@ -204,7 +204,7 @@ impl At<'_> {
         let (_, to_type, _) = program.reduced_gradient(chunk.flat, self.binding.rank);
         let to = self.part(BufferId::ReducedGrad(chunk.flat), chunk.range.start, count, to_type.bytes());
         vec![match addition {
-            Accumulate::Overwrite => Kernel::Convert { from, from_type, to, to_type, broken: None },
+            Accumulate::Overwrite => Kernel::Convert { from, from_type, to, to_type, found_inf: None },
             Accumulate::Add => Kernel::SumRanks { ranks: 1, parts: from, from_type, to, to_type, add: true },
         }]
     }
@@ -497,5 +497,5 @@ fn starts_of(counts: &[usize]) -> Vec<usize> {
 
 /// A copy without conversion.
 pub(super) fn copy(from: Span, to: Span, dtype: DType) -> Kernel {
-    Kernel::Convert { from, from_type: dtype, to, to_type: dtype, broken: None }
+    Kernel::Convert { from, from_type: dtype, to, to_type: dtype, found_inf: None }
 }

@@ -257,7 +257,7 @@ impl At<'_> {
 
     /// Whether this node accumulates into a parameter's gradient instead of overwriting it.
     fn adds(&self, node: &GradNode, param: ParamId) -> bool {
-        let first = self.source.backward.nodes.iter().find(|node| node.lands.contains(&param));
+        let first = self.source.backward.nodes.iter().find(|node| node.accumulates_into.contains(&param));
         let is_first = first.is_some_and(|first| std::ptr::eq(first, node));
         !(is_first && self.program().begins_gradients(self.section.kind))
     }
@@ -270,7 +270,7 @@ impl At<'_> {
     }
 
     fn grad_destination(&self, node: &GradNode, param: ParamId) -> Span {
-        if node.lands.contains(&param) {
+        if node.accumulates_into.contains(&param) {
             self.gradient(param)
         } else {
             self.sink(4 * self.source.graph.param(param).elements())
@@ -305,7 +305,7 @@ impl At<'_> {
             from_type: dtype,
             to: self.part(to, 0, self.rows, row_bytes),
             to_type: dtype,
-            broken: None,
+            found_inf: None,
         }
     }
 

@@ -5,7 +5,7 @@ use zeroth_kernel::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
-use zeroth_kernel::{Kernel, OwnTokens, WaitingRows};
+use zeroth_kernel::{Kernel, TiedRowsIn, TiedRowsOut};
 
 use super::super::BufferId;
 use super::{At, Span};
@@ -184,16 +184,16 @@ impl At<'_> {
         let program = self.program();
         if program.producers_cast(self.section.kind, weight) {
             let broken = self.broken(program.layout.place(weight).0);
-            return zeroth_kernel::GradStore::Round { to: program.types.communication, broken };
+            return zeroth_kernel::GradStore::Round { to: program.types.communication, found_inf: broken };
         }
         if self.adds(node, weight) { zeroth_kernel::GradStore::Add } else { zeroth_kernel::GradStore::Write }
     }
 
     /// The rows of a gradient that the head leaves to an embedding, and their token ids.
-    fn waiting(&self, node: &GradNode, width: usize) -> Option<OwnTokens> {
+    fn waiting(&self, node: &GradNode, width: usize) -> Option<TiedRowsOut> {
         let tokens = self.source.waiting_tokens(self.section.kind, node)?;
         let rows = self.part(BufferId::WaitingRows, 0, self.rows * width as u64, 4);
-        Some(OwnTokens { ids: self.value(tokens), rows })
+        Some(TiedRowsOut { ids: self.value(tokens), rows })
     }
 
     pub(super) fn backward(&self, node: &GradNode) -> Vec<Kernel> {
@@ -204,7 +204,7 @@ impl At<'_> {
             GradOp::HeadLoss => {
                 let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
                 let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
-                let lands = node.lands.contains(&weight);
+                let lands = node.accumulates_into.contains(&weight);
                 let unasked = zeroth_kernel::GradStore::Write;
                 Kernel::HeadLossBackward {
                     dims,
@@ -216,8 +216,8 @@ impl At<'_> {
                     control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
                     dx: dx.unwrap_or_else(|| self.sink(input(0).bytes)),
                     dw: self.grad_destination(node, weight),
-                    landing: if lands { self.product_lands(node, weight) } else { unasked },
-                    own: self.waiting(node, dims.hidden),
+                    store: if lands { self.product_lands(node, weight) } else { unasked },
+                    tied_rows: self.waiting(node, dims.hidden),
                 }
             }
             GradOp::LinearInput => Kernel::LinearDx {
@@ -229,13 +229,13 @@ impl At<'_> {
             },
             GradOp::LinearParams => {
                 let dims = self.linear_dims(of.params[0]);
-                let lands = |param: &&ParamId| node.lands.contains(*param);
+                let lands = |param: &&ParamId| node.accumulates_into.contains(*param);
                 let weight = of.params.first().filter(lands).map(|weight| Kernel::LinearDw {
                     dims,
                     dy: input(1),
                     x: input(0),
                     dw: self.gradient(*weight),
-                    landing: self.product_lands(node, *weight),
+                    store: self.product_lands(node, *weight),
                 });
                 let bias = of.params.get(1).filter(lands).map(|bias| Kernel::LinearDb {
                     dims,
@@ -303,7 +303,7 @@ impl At<'_> {
                     ids: input(0),
                     dy: input(1),
                     dtable: self.gradient(table),
-                    waiting: self.waiting(node, width).map(|own| WaitingRows { rows: own.rows, broken }),
+                    tied_rows: self.waiting(node, width).map(|own| TiedRowsIn { rows: own.rows, found_inf: broken }),
                 }
             }
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },

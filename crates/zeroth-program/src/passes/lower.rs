@@ -100,7 +100,7 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
         action: Action::Backward(index),
         queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
-        accumulates_into: Program::flats_of(layout, &node.lands),
+        accumulates_into: Program::flats_of(layout, &node.accumulates_into),
     }));
     instructions
 }

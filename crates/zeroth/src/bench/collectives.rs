@@ -14,7 +14,7 @@ use zeroth_comm::{CommError, JoinError, OpName};
 use zeroth_cpu::{Arena, Pool};
 use zeroth_engine::{BenchedCollective, CollectiveBench, RunError};
 use zeroth_kernel::{DeviceError, Span};
-use zeroth_machine::bench::{COPY, Measured, Rate, Unit, copy, fill_random};
+use zeroth_machine::bench::{COPY, BenchResult, Rate, Unit, copy, fill_random};
 
 /// Size of a rank's region in the shared segment, as in real runs.
 const REGION: usize = 8 << 20;
@@ -123,7 +123,7 @@ pub fn collectives(
     sizes: &[usize],
     rounds: usize,
     progress: &(dyn Fn(usize) + Sync),
-) -> Result<Vec<Measured>, CollectivesError> {
+) -> Result<Vec<BenchResult>, CollectivesError> {
     // Peers are mapped once per job, so each size needs its own.
     let jobs = sizes.iter().map(|_| Job::create(ranks, REGION)).collect::<Result<Vec<_>, _>>()?;
     let rank = |rank: usize| -> Result<Vec<Vec<f64>>, CollectivesError> {
@@ -169,7 +169,7 @@ pub fn collectives(
             let name = format!("{}, {} MiB", kind.name(), bytes >> 20);
             let (against, beside) = (format!("{COPY}, {} MiB", bytes >> 20), place > 0);
             let limit = beside.then_some((against.as_str(), limit));
-            lines.push(Measured::new(name, ranks, Unit::Gigabytes, rate(place, kind), limit));
+            lines.push(BenchResult::new(name, ranks, Unit::Gigabytes, rate(place, kind), limit));
         }
     }
     Ok(lines)

@@ -12,7 +12,7 @@ use zeroth_cpu::{Isa, Pool};
 use zeroth_engine::InstructionTime;
 use zeroth_graph::Op;
 use zeroth_kernel::DeviceError;
-use zeroth_machine::bench::{Measured, Rate, Unit, matrix_limit, processor_flop};
+use zeroth_machine::bench::{BenchResult, Rate, Unit, matmul_limit, run_peak_loop};
 use zeroth_machine::probe;
 use zeroth_model::{Batch, Family, ForwardError, ModelConfig, ModelError, ModelSizes, forward, table};
 use zeroth_program::Action;
@@ -162,7 +162,7 @@ impl StepShares {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
     /// FLOP/s of all ranks against the CPU's limit, and tokens per second.
-    pub lines: [Measured; 2],
+    pub lines: [BenchResult; 2],
     /// Tokens per step, over all ranks.
     pub tokens: usize,
     /// Parameters of the model.
@@ -210,7 +210,7 @@ pub fn whole_step(
         return Err(StepBenchError::Memory { ranks: options.ranks, needed, available });
     }
     let path = Isa::chosen().map_err(DeviceError::from)?;
-    let limit = matrix_limit(path, options.dtype);
+    let limit = matmul_limit(path, options.dtype);
     let vocab = config.vocab;
     let found = session.run(|rank| {
         let pool = Pool::new(options.threads);
@@ -263,8 +263,8 @@ pub fn whole_step(
     let limit = (limit, Rate::of(limits));
     let threads = options.ranks * options.threads;
     let lines = [
-        Measured::new(name.clone(), threads, Unit::Gflops, rate(flop / 1e9), Some(limit)),
-        Measured::new(name, threads, Unit::Tokens, rate(tokens as f64), None),
+        BenchResult::new(name.clone(), threads, Unit::Gflops, rate(flop / 1e9), Some(limit)),
+        BenchResult::new(name, threads, Unit::Tokens, rate(tokens as f64), None),
     ];
     Ok(StepReport {
         lines,
@@ -282,7 +282,7 @@ fn limit_burst(pool: &Pool, path: Isa, limit: &str) -> f64 {
     let flop = std::sync::Mutex::new(0.0);
     let start = Instant::now();
     pool.run(tasks, |_, _| {
-        let done = processor_flop(path, limit);
+        let done = run_peak_loop(path, limit);
         *flop.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += done;
     });
     flop.into_inner().unwrap_or(0.0) / start.elapsed().as_secs_f64() / 1e9

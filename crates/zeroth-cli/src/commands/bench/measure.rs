@@ -8,8 +8,8 @@ use zeroth::bench::{
 };
 use zeroth::kernel::HeadLossDims;
 use zeroth::machine::bench::{
-    BenchError, Line, Measured, MovingSizes, Part, attention_lines, card_lines, disk_lines, head_lines,
-    measure, moving_lines, optimizer_lines, processor_lines, product_lines,
+    BenchError, Benchmark, BenchResult, MemoryBoundSizes, Part, attention_benchmarks, gpu_benchmarks, disk_benchmarks, head_loss_benchmarks,
+    measure, memory_bound_benchmarks, optimizer_benchmarks, cpu_peak_benchmarks, matmul_benchmarks,
 };
 
 use super::BenchRun;
@@ -57,21 +57,21 @@ pub(super) fn part(
     bench: &BenchRun<'_>,
     part: Part,
     step: &mut Option<StepReport>,
-) -> Result<Vec<Measured>, Stopped> {
+) -> Result<Vec<BenchResult>, Stopped> {
     let arguments = bench.arguments;
-    let sizes = if arguments.quick { MovingSizes::QUICK } else { MovingSizes::FULL };
+    let sizes = if arguments.quick { MemoryBoundSizes::QUICK } else { MemoryBoundSizes::FULL };
     let mut counts = vec![1, bench.threads];
     counts.dedup();
     let rounds = bench.rounds;
     match part {
         Part::Kernels => {
             let mut lines = run(computing(&counts, arguments.quick)?, rounds, "matmuls, attention and head")?;
-            lines.extend(run(moving_lines(&counts, sizes)?, rounds, "norms, casts and copies")?);
+            lines.extend(run(memory_bound_benchmarks(&counts, sizes)?, rounds, "norms, casts and copies")?);
             let size = if arguments.quick { 2048 } else { 4096 };
-            lines.extend(run(card_lines(&bench.machine, size)?, rounds, "GPU matmuls")?);
+            lines.extend(run(gpu_benchmarks(&bench.machine, size)?, rounds, "GPU matmuls")?);
             Ok(lines)
         }
-        Part::Optimizer => Ok(run(optimizer_lines(&counts, sizes)?, rounds, "optimizer")?),
+        Part::Optimizer => Ok(run(optimizer_benchmarks(&counts, sizes)?, rounds, "optimizer")?),
         Part::Collectives => {
             let parts: &[usize] = if arguments.quick { &[16 << 20] } else { &[16 << 20, 64 << 20] };
             let progress = Progress::new("collectives", rounds);
@@ -80,7 +80,7 @@ pub(super) fn part(
         Part::Disk => {
             let bytes = if arguments.quick { 64 << 20 } else { 1 << 30 };
             // A round writes and reads twice as much; more rounds add little.
-            Ok(run(disk_lines(&arguments.dir, bytes)?, rounds.min(5), "disk")?)
+            Ok(run(disk_benchmarks(&arguments.dir, bytes)?, rounds.min(5), "disk")?)
         }
         Part::Step => {
             let ranks = arguments.ranks as usize;
@@ -103,7 +103,7 @@ pub(super) fn part(
 }
 
 /// Compute-bound kernels, and the CPU's limits.
-fn computing(counts: &[usize], quick: bool) -> Result<Vec<Line>, Stopped> {
+fn computing(counts: &[usize], quick: bool) -> Result<Vec<Benchmark>, Stopped> {
     let shapes: &[[usize; 3]] =
         if quick { &[[1024; 3]] } else { &[[1024; 3], [2048; 3], [4096, 1024, 3072]] };
     let attention: &[(usize, usize, usize)] =
@@ -111,18 +111,18 @@ fn computing(counts: &[usize], quick: bool) -> Result<Vec<Line>, Stopped> {
     let rows = if quick { 128 } else { 1024 };
     let mut lines = Vec::new();
     for &threads in counts {
-        lines.extend(processor_lines(threads)?);
+        lines.extend(cpu_peak_benchmarks(threads)?);
     }
     for &threads in counts {
-        lines.extend(product_lines(threads, DType::Bf16, shapes)?);
-        lines.extend(product_lines(threads, DType::F32, shapes)?);
-        lines.extend(attention_lines(threads, attention)?);
-        lines.extend(head_lines(threads, HeadLossDims { rows, hidden: 512, vocab: 32_000 })?);
+        lines.extend(matmul_benchmarks(threads, DType::Bf16, shapes)?);
+        lines.extend(matmul_benchmarks(threads, DType::F32, shapes)?);
+        lines.extend(attention_benchmarks(threads, attention)?);
+        lines.extend(head_loss_benchmarks(threads, HeadLossDims { rows, hidden: 512, vocab: 32_000 })?);
     }
     Ok(lines)
 }
 
-fn run(lines: Vec<Line>, rounds: usize, what: &'static str) -> Result<Vec<Measured>, BenchError> {
+fn run(lines: Vec<Benchmark>, rounds: usize, what: &'static str) -> Result<Vec<BenchResult>, BenchError> {
     let progress = Progress::new(what, rounds);
     measure(lines, rounds, &mut |round| progress.tell(round))
 }

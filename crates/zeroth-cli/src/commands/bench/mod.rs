@@ -7,7 +7,7 @@ mod show;
 use anyhow::{bail, ensure};
 use zeroth::bench::StepReport;
 use zeroth::cpu::Isa;
-use zeroth::machine::bench::{Identity, Measured, Part, Profile};
+use zeroth::machine::bench::{Identity, BenchResult, Part, Profile};
 use zeroth::machine::{Machine, probe};
 
 use crate::bench_args::BenchArgs;
@@ -28,7 +28,7 @@ struct Found {
     machine: Identity,
     quick: bool,
     rounds: usize,
-    parts: Vec<(Part, Vec<Measured>)>,
+    parts: Vec<(Part, Vec<BenchResult>)>,
     step: Option<StepReport>,
 }
 

@@ -5,20 +5,20 @@ use std::path::Path;
 use serde_json::{Value, json};
 use zeroth::base::{format_bytes, grouped};
 use zeroth::bench::{StepReport, StepShares};
-use zeroth::machine::bench::{Measured, Part};
+use zeroth::machine::bench::{BenchResult, Part};
 
 use super::Found;
 use crate::output::Output;
 use crate::table::Table;
 
 /// The table of a group; preceded by a blank line unless first.
-pub(super) fn part(part: Part, lines: &[Measured], first: bool, output: &Output) -> String {
+pub(super) fn part(part: Part, lines: &[BenchResult], first: bool, output: &Output) -> String {
     let across = if part == Part::Collectives { "ranks" } else { "threads" };
     let head =
         [part.name(), across, "best", "median", "unit", "best %", "median %", "of the limit, in this run"];
     let mut table = Table::new(&head, &[1, 2, 3, 5, 6]);
     for line in lines {
-        let percent = |of: fn(&Measured) -> Option<f64>| {
+        let percent = |of: fn(&BenchResult) -> Option<f64>| {
             of(line).map_or_else(String::new, |value| format!("{value:.1}"))
         };
         table.row([

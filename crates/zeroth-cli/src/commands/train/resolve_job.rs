@@ -9,7 +9,7 @@ use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, reso
 use zeroth::config::schema::OffloadDevice;
 use zeroth::config::unimplemented::unimplemented;
 use zeroth::cuda::CudaDevice;
-use zeroth::machine::{Gpus, Machine, Rates, probe, probe_processor};
+use zeroth::machine::{Gpus, Machine, Rates, probe, probe_host};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
 use zeroth::program::Compiled;
 use zeroth::program::Settings;
@@ -115,7 +115,7 @@ pub(super) fn resolve_job(
     let checked = config_file::checked(&arguments.deepspeed, inputs.config())?;
     let folder = inputs.folder.clone();
     let model = ModelConfig::from_map(&inputs.model, &inputs.origin)?;
-    let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_processor() } else { probe() };
+    let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_host() } else { probe() };
     let device =
         arguments.device.unwrap_or(if gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu });
     let ranks = ranks_given.or(arguments.ranks).unwrap_or(match device {
@@ -302,10 +302,10 @@ fn rates(
     let measured = CudaDevice::open(0, device_bytes, host_bytes)
         .and_then(|mut gpu| Rates::measure(&mut gpu, moments, stochastic_rounding));
     match measured {
-        Ok(Rates { update, bus, memory, products }) => {
+        Ok(Rates { update, bus, memory, matmuls }) => {
             let ranks_per_gpu = ranks.div_ceil(gpus(machine).max(1));
-            let [bus, memory, products] = [bus, memory, products].map(|rate| rate / ranks_per_gpu);
-            Some(Rates { update: update / ranks, bus, memory, products })
+            let [bus, memory, matmuls] = [bus, memory, matmuls].map(|rate| rate / ranks_per_gpu);
+            Some(Rates { update: update / ranks, bus, memory, matmuls })
         }
         Err(error) => {
             notes.push(format!("zeroth.update is \"device\": cannot measure which is faster: {error}"));

@@ -1,4 +1,4 @@
-//! A line of a report: something that runs in short bursts, and the line that limits it.
+//! A benchmark, its result, and the loop that measures several in turns.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 
 use zeroth_kernel::DeviceError;
 
-/// What a rate counts.
+/// The unit of a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
-    /// 10^9 multiplications and additions a second.
+    /// 10^9 floating-point operations per second.
     #[serde(rename = "GFLOP/s")]
     Gflops,
-    /// 10^9 bytes a second, read and written.
+    /// 10^9 bytes per second, read and written.
     #[serde(rename = "GB/s")]
     Gigabytes,
-    /// Tokens a second.
+    /// Tokens per second.
     #[serde(rename = "tokens/s")]
     Tokens,
 }
 
 impl Unit {
-    /// As it is printed.
+    /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gflops => "GFLOP/s",
@@ -35,14 +35,14 @@ impl Unit {
 /// The best and the median of many bursts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
-    /// The largest.
+    /// The largest rate.
     pub best: f64,
-    /// The middle one; of an even number the upper of both.
+    /// The median; the upper one of an even number.
     pub median: f64,
 }
 
 impl Rate {
-    /// Of these rates, in any order; zero where there are none.
+    /// Best and median of these rates; zero where there are none.
     pub fn of(mut rates: Vec<f64>) -> Self {
         rates.sort_by(f64::total_cmp);
         Self {
@@ -51,28 +51,28 @@ impl Rate {
         }
     }
 
-    /// In percent of a limit: best of best, median of median.
+    /// Percent of a limit: best of best, median of median.
     #[must_use]
     pub fn percent_of(self, limit: Self) -> Self {
         Self { best: 100.0 * self.best / limit.best, median: 100.0 * self.median / limit.median }
     }
 }
 
-/// What stops a measurement.
+/// An error that stops a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// Memory, or a kernel of a card.
+    /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The file that is written and read.
+    /// The file of the disk benchmark failed.
     #[error("cannot measure the disk with {}: {source}; --dir names another folder", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A folder without room for that file.
+    /// The folder has too little space for that file.
     #[error("{} has {free} bytes free and the measurement writes {needed}; --dir names another folder", folder.display())]
     NoRoom {
         /// The folder.
@@ -86,8 +86,8 @@ pub enum BenchError {
 
 type Burst = Box<dyn FnMut() -> Result<f64, BenchError>>;
 
-/// Something that is measured.
-pub struct Line {
+/// Something to measure in short bursts.
+pub struct Benchmark {
     name: String,
     threads: usize,
     unit: Unit,
@@ -95,8 +95,8 @@ pub struct Line {
     burst: Burst,
 }
 
-impl Line {
-    /// A line whose `burst` gives the rate that it ran at.
+impl Benchmark {
+    /// A benchmark whose `burst` returns its rate.
     pub fn new(
         name: impl Into<String>,
         threads: usize,
@@ -106,7 +106,7 @@ impl Line {
         Self { name: name.into(), threads, unit, limit: None, burst: Box::new(burst) }
     }
 
-    /// A line whose `burst` does `amount` operations or bytes, and gives the seconds it took.
+    /// A benchmark whose `burst` does `amount` operations or bytes and returns its seconds.
     pub fn of_seconds(
         name: impl Into<String>,
         threads: usize,
@@ -117,7 +117,7 @@ impl Line {
         Self::new(name, threads, unit, move || Ok(amount / burst()? / 1e9))
     }
 
-    /// The same, limited by the line of that name and as many threads.
+    /// Sets the limit: the benchmark of that name on as many threads.
     #[must_use]
     pub fn limited_by(mut self, limit: impl Into<String>) -> Self {
         self.limit = Some(limit.into());
@@ -125,10 +125,10 @@ impl Line {
     }
 }
 
-/// The limit that a line is set beside.
+/// The limit of a benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Against {
-    /// The limit's line.
+pub struct LimitRate {
+    /// The name of the limit.
     pub name: String,
     /// Its best burst.
     pub best: f64,
@@ -136,27 +136,27 @@ pub struct Against {
     pub median: f64,
 }
 
-/// What a line came to.
+/// The result of a benchmark: one row of a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
-    /// What ran.
+pub struct BenchResult {
+    /// The benchmark.
     pub name: String,
-    /// On how many threads, or ranks.
+    /// Threads or ranks.
     pub threads: usize,
-    /// What the rates count.
+    /// The unit of the rates.
     pub unit: Unit,
     /// The best burst.
     pub best: f64,
     /// The median.
     pub median: f64,
-    /// What limits it; none for a limit itself.
-    pub limit: Option<Against>,
+    /// Its limit; `None` for a limit itself.
+    pub limit: Option<LimitRate>,
     /// Best and median in percent of the limit's.
     pub percent: Option<Rate>,
 }
 
-impl Measured {
-    /// A line of this rate, beside a limit.
+impl BenchResult {
+    /// A result with its limit.
     pub fn new(
         name: impl Into<String>,
         threads: usize,
@@ -170,7 +170,7 @@ impl Measured {
             unit,
             best: rate.best,
             median: rate.median,
-            limit: limit.map(|(name, limit)| Against {
+            limit: limit.map(|(name, limit)| LimitRate {
                 name: name.to_owned(),
                 best: limit.best,
                 median: limit.median,
@@ -180,17 +180,17 @@ impl Measured {
     }
 }
 
-/// Measures all lines in turns, `rounds` bursts each after one that does not count. `told` hears of every round.
+/// Measures benchmarks in turns, `rounds` bursts each after one warm-up. `on_round` is called before every round.
 pub fn measure(
-    mut lines: Vec<Line>,
+    mut benchmarks: Vec<Benchmark>,
     rounds: usize,
-    told: &mut dyn FnMut(usize),
-) -> Result<Vec<Measured>, BenchError> {
-    let mut rates = vec![Vec::with_capacity(rounds); lines.len()];
+    on_round: &mut dyn FnMut(usize),
+) -> Result<Vec<BenchResult>, BenchError> {
+    let mut rates = vec![Vec::with_capacity(rounds); benchmarks.len()];
     for round in 0..=rounds {
-        told(round);
-        for (line, rates) in lines.iter_mut().zip(&mut rates) {
-            let rate = (line.burst)()?;
+        on_round(round);
+        for (benchmark, rates) in benchmarks.iter_mut().zip(&mut rates) {
+            let rate = (benchmark.burst)()?;
             if round > 0 {
                 rates.push(rate);
             }
@@ -198,14 +198,15 @@ pub fn measure(
     }
     let rates: Vec<Rate> = rates.into_iter().map(Rate::of).collect();
     let find = |name: &str, threads: usize| {
-        let place = lines.iter().position(|line| line.name == name && line.threads == threads);
-        place.map(|place| rates[place])
+        let index = benchmarks.iter().position(|other| other.name == name && other.threads == threads);
+        index.map(|index| rates[index])
     };
-    let measured = |(line, rate): (&Line, &Rate)| {
-        let limit = line.limit.as_deref().and_then(|name| Some((name, find(name, line.threads)?)));
-        Measured::new(line.name.as_str(), line.threads, line.unit, *rate, limit)
+    let result = |(benchmark, rate): (&Benchmark, &Rate)| {
+        let Benchmark { name, threads, unit, limit, .. } = benchmark;
+        let limit = limit.as_deref().and_then(|name| Some((name, find(name, *threads)?)));
+        BenchResult::new(name.as_str(), *threads, *unit, *rate, limit)
     };
-    Ok(lines.iter().zip(&rates).map(measured).collect())
+    Ok(benchmarks.iter().zip(&rates).map(result).collect())
 }
 
 #[cfg(test)]
@@ -213,11 +214,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn best_and_median_are_those_of_the_bursts_that_count() {
+    fn best_and_median_ignore_the_warm_up() {
         let mut next = [100.0, 3.0, 1.0, 2.0].into_iter();
-        let line = Line::new("x", 1, Unit::Gflops, move || Ok(next.next().expect("one burst a round")));
-        let limit = Line::new("limit", 1, Unit::Gflops, || Ok(4.0));
-        let other = Line::new("limit", 2, Unit::Gflops, || Ok(9.0));
+        let line = Benchmark::new("x", 1, Unit::Gflops, move || Ok(next.next().expect("one burst a round")));
+        let limit = Benchmark::new("limit", 1, Unit::Gflops, || Ok(4.0));
+        let other = Benchmark::new("limit", 2, Unit::Gflops, || Ok(9.0));
         let measured = measure(vec![other, limit, line.limited_by("limit")], 3, &mut |_| {}).unwrap();
         assert_eq!((measured[2].best, measured[2].median), (3.0, 2.0));
         assert_eq!(measured[2].limit.as_ref().map(|limit| limit.best), Some(4.0));
@@ -230,13 +231,14 @@ mod tests {
         let missing = || {
             Err(BenchError::File { path: "gone".into(), source: io::Error::from(io::ErrorKind::NotFound) })
         };
-        let error = measure(vec![Line::new("x", 1, Unit::Gigabytes, missing)], 3, &mut |_| {}).unwrap_err();
+        let error =
+            measure(vec![Benchmark::new("x", 1, Unit::Gigabytes, missing)], 3, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("gone"), "{error}");
     }
 
     #[test]
-    fn amounts_over_seconds_are_rates() {
-        let line = Line::of_seconds("x", 1, Unit::Gigabytes, 6e9, || Ok(2.0));
+    fn a_rate_is_the_amount_per_second() {
+        let line = Benchmark::of_seconds("x", 1, Unit::Gigabytes, 6e9, || Ok(2.0));
         assert_eq!(measure(vec![line], 1, &mut |_| {}).unwrap()[0].best, 3.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory for operands as a run has it: one arena, huge pages advised, every operand at the start of a page.
+//! Operands of benchmarked kernels, allocated as in a run: one arena on huge pages, every operand page-aligned.
 
 use bytemuck::Pod;
 
@@ -8,21 +8,21 @@ use zeroth_kernel::{DeviceError, Span};
 
 const PAGE: usize = 4096;
 
-/// The operands of a kernel, given by their bytes.
-pub(super) struct Room<const N: usize> {
+/// The operands of a kernel, by their bytes.
+pub(super) struct Operands<const N: usize> {
     arena: Arena,
     bytes: [usize; N],
 }
 
-impl<const N: usize> Room<N> {
+impl<const N: usize> Operands<N> {
     pub(super) fn new(bytes: [usize; N]) -> Result<Self, DeviceError> {
         let all: usize = bytes.iter().map(|bytes| bytes.next_multiple_of(PAGE)).sum();
-        // A run's arena is so large that its end on small pages does not count; here the last operand would lie there.
+        // Whole huge pages: else the last operand would be on small ones.
         Ok(Self { arena: Arena::new("device", all.next_multiple_of(LARGE_PAGE) as u64)?, bytes })
     }
 
-    /// All operands, in the order they were given.
-    pub(super) fn operands(&mut self) -> [&mut [u8]; N] {
+    /// All operands, in order.
+    pub(super) fn split(&mut self) -> [&mut [u8]; N] {
         let all = Span::device(0, self.arena.capacity());
         let mut rest = self.arena.bytes_mut(all).expect("a span of the whole arena");
         self.bytes.map(|bytes| {
@@ -34,20 +34,20 @@ impl<const N: usize> Room<N> {
     }
 }
 
-/// An operand as numbers.
+/// An operand as elements.
 pub(super) fn of<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes)
 }
 
-/// Random numbers that are made; what is longer repeats them. Making them all would take longer than a quick look.
+/// Random numbers that are generated; longer operands repeat them, because generating takes long.
 const FRESH: usize = 1 << 16;
 
-/// Fills an operand with normal numbers of standard deviation 1; `name` tells operands apart.
+/// Fills an operand with standard normal numbers of the stream `name`.
 pub(super) fn random<T: Element>(name: u64, bytes: &mut [u8]) {
     fill_random::<T>(name, of(bytes));
 }
 
-/// Fills memory that is to be measured with normal numbers of standard deviation 1; `name` tells operands apart.
+/// Fills a slice with standard normal numbers of the stream `name`.
 pub fn fill_random<T: Element>(name: u64, numbers: &mut [T]) {
     let (fresh, rest) = numbers.split_at_mut(FRESH.min(numbers.len()));
     normal::<T>(&Pool::new(1), 7, name, 0, 1.0, fresh);
@@ -61,18 +61,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operands_have_their_length_begin_on_a_page_and_do_not_meet() {
-        let mut room = Room::new([10, 0, 5000, 4096]).unwrap();
-        for (at, operand) in room.operands().into_iter().enumerate() {
+    fn operands_are_page_aligned_and_disjoint() {
+        let mut operands = Operands::new([10, 0, 5000, 4096]).unwrap();
+        for (at, operand) in operands.split().into_iter().enumerate() {
             assert!(operand.as_ptr().addr().is_multiple_of(PAGE));
             operand.fill(at as u8 + 1);
         }
-        let found = room.operands().map(|operand| (operand.len(), operand.first().copied()));
+        let found = operands.split().map(|operand| (operand.len(), operand.first().copied()));
         assert_eq!(found, [(10, Some(1)), (0, None), (5000, Some(3)), (4096, Some(4))]);
     }
 
     #[test]
-    fn random_numbers_fill_all_of_an_operand() {
+    fn random_numbers_fill_the_whole_operand() {
         let mut numbers = vec![0.0f32; 2 * FRESH + 5];
         fill_random(1, &mut numbers);
         let zeros = numbers.iter().filter(|number| **number == 0.0).count();

@@ -1,5 +1,4 @@
-//! What the processor can compute at most: tile products out of registers and out of the second-level cache, and f32
-//! multiply-adds out of registers.
+//! Peak loops of the CPU: AMX tile products from registers and from L2, and f32 FMAs from registers.
 #![allow(unsafe_code, reason = "tile instructions are assembly, and vectors are intrinsics")]
 
 use std::hint::black_box;
@@ -9,52 +8,52 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{Line, Unit};
+use super::{Benchmark, Unit};
 use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 
-/// The line of tile products in registers: the peak of bf16.
+/// AMX tile products from registers: the bf16 peak.
 pub const TILES: &str = "tiles in registers";
-/// The line of tile products fed from the second-level cache: the limit of matrix products in bf16.
+/// AMX tile products from L2: the limit of bf16 matmuls.
 pub const TILES_FROM_L2: &str = "tiles from L2";
-/// The line of f32 multiply-adds in registers: the limit of products in f32, and of bf16 without tiles.
+/// f32 FMAs from registers: the limit of f32 matmuls, and of bf16 without AMX.
 pub const F32: &str = "f32 in registers";
 
-/// The line that limits matrix products of a type on a path.
-pub const fn matrix_limit(path: Isa, dtype: DType) -> &'static str {
-    match (path, dtype) {
+/// The limit of matmuls of a dtype on an ISA.
+pub const fn matmul_limit(isa: Isa, dtype: DType) -> &'static str {
+    match (isa, dtype) {
         (Isa::Amx, DType::Bf16) => TILES_FROM_L2,
         _ => F32,
     }
 }
 
-/// One burst of a limit's loop on the calling thread, of a few milliseconds at most; gives the operations done.
+/// Runs one burst of a peak loop on the calling thread, a few milliseconds at most; returns its floating-point operations.
 ///
 /// # Panics
-/// For a line of tiles on a machine without them.
-pub fn processor_flop(path: Isa, limit: &str) -> f64 {
+/// For AMX loops on a machine without AMX.
+pub fn run_peak_loop(isa: Isa, limit: &str) -> f64 {
     match limit {
         #[cfg(target_arch = "x86_64")]
         TILES | TILES_FROM_L2 => {
-            assert!(Isa::available().contains(&Isa::Amx), "{limit} on a machine without tiles");
+            assert!(Isa::available().contains(&Isa::Amx), "{limit} on a machine without AMX");
             if limit == TILES { tiles::in_registers() } else { tiles::from_second_cache() }
         }
-        _ => f32_in_registers(path),
+        _ => f32_in_registers(isa),
     }
 }
 
-/// The limits of the path that kernels take, by as many threads at the same time.
-pub fn processor_lines(threads: usize) -> Result<Vec<Line>, DeviceError> {
-    let path = Isa::chosen()?;
-    let names: &[&'static str] = if path == Isa::Amx { &[TILES, TILES_FROM_L2, F32] } else { &[F32] };
+/// The peak loops of the ISA that kernels use, on `threads` threads at the same time.
+pub fn cpu_peak_benchmarks(threads: usize) -> Result<Vec<Benchmark>, DeviceError> {
+    let isa = Isa::chosen()?;
+    let names: &[&'static str] = if isa == Isa::Amx { &[TILES, TILES_FROM_L2, F32] } else { &[F32] };
     let line = |name: &'static str| {
         let (pool, barrier) = (Pool::start(threads)?, Barrier::new(threads));
-        Ok(Line::new(name, threads, Unit::Gflops, move || {
+        Ok(Benchmark::new(name, threads, Unit::Gflops, move || {
             let (start, done) = (Instant::now(), AtomicU64::new(0));
             pool.run(threads, |_, _| {
-                // So that no thread takes two of the parts.
+                // So that every thread runs one burst.
                 barrier.wait();
-                done.fetch_add(processor_flop(path, name) as u64, Ordering::Relaxed);
+                done.fetch_add(run_peak_loop(isa, name) as u64, Ordering::Relaxed);
             });
             Ok(done.into_inner() as f64 / start.elapsed().as_secs_f64() / 1e9)
         }))
@@ -62,15 +61,15 @@ pub fn processor_lines(threads: usize) -> Result<Vec<Line>, DeviceError> {
     names.iter().copied().map(line).collect()
 }
 
-/// Chains of multiply-adds that do not wait for each other.
+/// Independent FMA chains.
 const CHAINS: usize = 12;
 
-fn f32_in_registers(path: Isa) -> f64 {
+fn f32_in_registers(isa: Isa) -> f64 {
     let steps = 100_000;
-    let width = match path {
+    let width = match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => {
-            // SAFETY: the path was found on this machine.
+            // SAFETY: the ISA is available.
             black_box(unsafe { vectors::avx512(steps) });
             16
         }
@@ -88,7 +87,7 @@ fn f32_in_registers(path: Isa) -> f64 {
     (steps * CHAINS * width * 2) as f64
 }
 
-/// Multiply-adds of four numbers each, in the instructions that every machine of this kind has.
+/// Multiply-adds of four elements in baseline instructions.
 fn plain(steps: usize) -> f32 {
     let (x, y) = (black_box([0.999_9f32; 4]), black_box([1e-3f32; 4]));
     let mut sums = [y; CHAINS];
@@ -136,7 +135,7 @@ mod vectors {
         let mut total = [0.0f32; 8];
         let mut lanes = [0.0f32; 8];
         for sum in sums {
-            // SAFETY: eight numbers have room for eight.
+            // SAFETY: the array is 256 bits.
             unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
             total.iter_mut().zip(lanes).for_each(|(total, lane)| *total += lane);
         }
@@ -244,15 +243,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_of_this_machine_has_a_limit_that_runs() {
-        for &path in Isa::available() {
+    fn every_isa_of_this_machine_has_a_peak_loop() {
+        for &isa in Isa::available() {
             for dtype in [DType::Bf16, DType::F32] {
-                let limit = matrix_limit(path, dtype);
-                assert!(processor_flop(path, limit) > 1e6, "{path}: {limit}");
+                let limit = matmul_limit(isa, dtype);
+                assert!(run_peak_loop(isa, limit) > 1e6, "{isa}: {limit}");
             }
         }
         if Isa::available().contains(&Isa::Amx) {
-            assert!(processor_flop(Isa::Amx, TILES) > 1e6);
+            assert!(run_peak_loop(Isa::Amx, TILES) > 1e6);
         }
     }
 }

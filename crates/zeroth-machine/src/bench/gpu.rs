@@ -1,4 +1,4 @@
-//! A card's matrix products, beside what its datasheet promises, and its memory.
+//! Matmuls of a GPU against its datasheet peak, and a memory-bound kernel.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,17 +6,17 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{BenchError, Form, Line, Unit, fill_random};
+use super::{BenchError, Benchmark, MatmulKind, Unit, fill_random};
 use crate::{Gpus, Machine, known_gpu};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::LinearDims;
 use zeroth_kernel::{Device, DeviceError, GradStore, Kernel, Launch, Queue, Span};
 
-/// Times that a kernel is enqueued in one burst.
+/// Launches per burst.
 const REPEATS: usize = 8;
 
-/// Products of `size`³ and a conversion on the first card of a machine; none where there is no card.
-pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchError> {
+/// Matmuls of `size`³ and a conversion on the first GPU; empty without a GPU.
+pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, BenchError> {
     let Gpus::Found { devices, .. } = &machine.gpus else { return Ok(Vec::new()) };
     let Some(name) = devices.first().map(|gpu| gpu.name.clone()) else { return Ok(Vec::new()) };
     let elements = (size * size) as u64;
@@ -30,7 +30,7 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
         [
             Kernel::Linear { dims, x, w, bias: None, y },
             Kernel::LinearDx { dims, dy: y, w, dx: x, add: false },
-            Kernel::LinearDw { dims, dy: y, x, dw, landing: GradStore::Add },
+            Kernel::LinearDw { dims, dy: y, x, dw, store: GradStore::Add },
         ]
     };
     let all = || {
@@ -41,18 +41,18 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
     let device = Rc::new(RefCell::new(CudaDevice::open(0, scratch.end(), 0)?));
     fill(&mut device.borrow_mut(), elements as usize)?;
 
-    let known = known_gpu(&name).ok().and_then(|card| Some((card.name, card.bf16_tflops?)));
-    let datasheet = known.map(|(card, _)| format!("bf16 peak of the datasheet ({card})"));
+    let known = known_gpu(&name).ok().and_then(|gpu| Some((gpu.name, gpu.bf16_tflops?)));
+    let datasheet = known.map(|(gpu, _)| format!("bf16 peak of the datasheet ({gpu})"));
     let mut lines = Vec::new();
     if let (Some(title), Some((_, tflops))) = (&datasheet, known) {
-        lines.push(Line::new(title.clone(), 1, Unit::Gflops, move || Ok(1e3 * tflops)));
+        lines.push(Benchmark::new(title.clone(), 1, Unit::Gflops, move || Ok(1e3 * tflops)));
     }
     let flop = REPEATS as f64 * 2.0 * (size as f64).powi(3);
     for (at, (dtype, kernel)) in all().enumerate() {
-        let form = Form::ALL[at % Form::ALL.len()];
+        let form = MatmulKind::ALL[at % MatmulKind::ALL.len()];
         let launch = Launch { kernel, dtype, scratch };
         let title = format!("{name}: {dtype} {} {size}x{size}x{size}", form.name());
-        let line = Line::of_seconds(title, 1, Unit::Gflops, flop, burst(&device, launch));
+        let line = Benchmark::of_seconds(title, 1, Unit::Gflops, flop, burst(&device, launch));
         lines.push(match &datasheet {
             Some(limit) if dtype == DType::Bf16 => line.limited_by(limit.clone()),
             _ => line,
@@ -63,16 +63,16 @@ pub fn card_lines(machine: &Machine, size: usize) -> Result<Vec<Line>, BenchErro
         from_type: DType::F32,
         to: operand(2, 2),
         to_type: DType::Bf16,
-        broken: None,
+        found_inf: None,
     };
     let launch = Launch { kernel: convert, dtype: DType::Bf16, scratch };
     let bytes = (REPEATS as u64 * 6 * elements) as f64;
     let title = format!("{name}: convert f32 to bf16");
-    lines.push(Line::of_seconds(title, 1, Unit::Gigabytes, bytes, burst(&device, launch)));
+    lines.push(Benchmark::of_seconds(title, 1, Unit::Gigabytes, bytes, burst(&device, launch)));
     Ok(lines)
 }
 
-/// Random numbers in x, w and y. What is uploaded as bf16 is read as f32, too: finite, and not zero.
+/// Fills x, w and y with random bf16, which are finite and not zero when read as f32 too.
 fn fill(device: &mut CudaDevice, elements: usize) -> Result<(), DeviceError> {
     let mut numbers = vec![half::bf16::ZERO; 2 * elements];
     for at in 0..3 {
@@ -83,7 +83,7 @@ fn fill(device: &mut CudaDevice, elements: usize) -> Result<(), DeviceError> {
     device.synchronise()
 }
 
-/// Enqueues a kernel some times and waits; gives the seconds.
+/// Enqueues a kernel [`REPEATS`] times and waits; returns the seconds.
 fn burst(
     device: &Rc<RefCell<CudaDevice>>,
     launch: Launch,
@@ -108,9 +108,9 @@ mod tests {
     use crate::probe;
 
     #[test]
-    fn a_machine_without_a_card_has_no_lines_of_one() {
+    fn without_a_gpu_there_are_no_gpu_benchmarks() {
         let machine = probe();
-        let lines = card_lines(&machine, 256).unwrap();
+        let lines = gpu_benchmarks(&machine, 256).unwrap();
         let measured = measure(lines, 1, &mut |_| {}).unwrap();
         assert_eq!(measured.is_empty(), !matches!(machine.gpus, Gpus::Found { .. }));
     }

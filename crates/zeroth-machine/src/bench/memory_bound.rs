@@ -1,4 +1,4 @@
-//! Kernels that move more than they compute, beside the memory's triad: what stands around products, and the optimizer.
+//! Memory-bound kernels and the optimizer, against a STREAM triad.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,10 +7,10 @@ use std::time::Instant;
 use half::bf16;
 
 use super::memory::{copy as copy_past, triad};
-use super::room::{Room, of, random};
-use super::{COPY, Line, TRIAD, Unit};
+use super::operands::{Operands, of, random};
+use super::{Benchmark, COPY, TRIAD, Unit};
 use zeroth_cpu::{
-    Master, Moments, Pool, block_squares, convert, convert_and_look, copy, embedding_backward, fill,
+    Master, Moments, Pool, block_squares, convert, convert_and_check_finite, copy, embedding_backward, fill,
     optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope_from, sum_ranks, swiglu,
     swiglu_backward,
 };
@@ -26,16 +26,16 @@ const EMBEDDING: usize = 512;
 /// Ranks whose gradients are added.
 const RANKS: usize = 2;
 
-/// How much is moved: more than caches hold, or a rate is none of the memory.
+/// Array sizes: larger than the caches, so that rates are those of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovingSizes {
-    /// Parameters of the optimizer, and elements of the limits' arrays.
+pub struct MemoryBoundSizes {
+    /// Parameters of the optimizer, and elements of the triad's arrays.
     pub parameters: usize,
     /// Tokens.
     pub rows: usize,
 }
 
-impl MovingSizes {
+impl MemoryBoundSizes {
     /// Arrays of 96 MiB.
     pub const FULL: Self = Self { parameters: 24 << 20, rows: 8192 };
     /// Arrays of 16 MiB.
@@ -50,28 +50,28 @@ impl MovingSizes {
     }
 }
 
-/// Memory that all lines share, filled with random numbers.
+/// Buffers that all benchmarks share, filled with random numbers.
 struct Buffers {
-    sizes: MovingSizes,
-    /// Three of random numbers, one of positive ones (second moments), and one that no line reads the numbers of.
-    floats: Room<5>,
-    halves: Room<5>,
+    sizes: MemoryBoundSizes,
+    /// Three of random numbers, one of positive ones (second moments), and one that is only written.
+    floats: Operands<5>,
+    halves: Operands<5>,
     ids: Vec<i32>,
 }
 
 impl Buffers {
-    fn new(sizes: MovingSizes) -> Result<Self, DeviceError> {
-        // The spare one holds the table of the embedding's gradient and the norm's scratch, too.
+    fn new(sizes: MemoryBoundSizes) -> Result<Self, DeviceError> {
+        // The last is also the embedding's gradient and the norm's scratch.
         let spare = sizes.parameters.max(VOCABULARY * EMBEDDING).max(rms_norm_scratch(sizes.norm()));
         let [one, spare] = [sizes.parameters.max(sizes.rows * HEAD), spare].map(|count| 4 * count);
         let halves = 2 * sizes.parameters.max(sizes.activations());
         let mut buffers = Self {
             sizes,
-            floats: Room::new([one, one, one, one, spare])?,
-            halves: Room::new([halves; 5])?,
+            floats: Operands::new([one, one, one, one, spare])?,
+            halves: Operands::new([halves; 5])?,
             ids: Vec::new(),
         };
-        for (name, values) in buffers.floats.operands().into_iter().take(4).enumerate() {
+        for (name, values) in buffers.floats.split().into_iter().take(4).enumerate() {
             random::<f32>(name as u64, values);
             if name == 3 {
                 for value in of::<f32>(values) {
@@ -79,27 +79,27 @@ impl Buffers {
                 }
             }
         }
-        for (name, values) in buffers.halves.operands().into_iter().enumerate() {
+        for (name, values) in buffers.halves.split().into_iter().enumerate() {
             random::<bf16>(8 + name as u64, values);
         }
-        of::<f32>(buffers.floats.operands()[4]).fill(0.0);
+        of::<f32>(buffers.floats.split()[4]).fill(0.0);
         buffers.ids = (0..sizes.rows).map(|row| (row * 7919 % VOCABULARY) as i32).collect();
         Ok(buffers)
     }
 
-    /// The first `count` elements of every array: of floats, the last being spare, and of halves.
+    /// The first `count` elements of every f32 and every bf16 array.
     fn first(&mut self, count: usize) -> ([&mut [f32]; 5], [&mut [bf16]; 5]) {
-        let floats = self.floats.operands().map(|bytes| {
+        let floats = self.floats.split().map(|bytes| {
             let values = of::<f32>(bytes);
             let count = count.min(values.len());
             &mut values[..count]
         });
-        (floats, self.halves.operands().map(|bytes| &mut of::<bf16>(bytes)[..count]))
+        (floats, self.halves.split().map(|bytes| &mut of::<bf16>(bytes)[..count]))
     }
 }
 
-/// What is measured: its name, the bytes it reads and writes, and one run of it.
-type Kernel = (&'static str, fn(MovingSizes) -> usize, fn(&Pool, &mut Buffers));
+/// A kernel: name, bytes read and written, one run.
+type Kernel = (&'static str, fn(MemoryBoundSizes) -> usize, fn(&Pool, &mut Buffers));
 
 const LIMITS: [Kernel; 2] = [
     (
@@ -126,7 +126,7 @@ const OPTIMIZER: [Kernel; 4] = [
         |s| 28 * s.parameters,
         |pool, b| {
             let ([_, master, first, second, _], [weights, gradients, ..]) = b.first(b.sizes.parameters);
-            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
+            adamw(pool, gradients, Master::F32(master), [first, second], weights);
         },
     ),
     (
@@ -134,25 +134,25 @@ const OPTIMIZER: [Kernel; 4] = [
         |s| 30 * s.parameters,
         |pool, b| {
             let ([gradients, master, first, second, _], [weights, ..]) = b.first(b.sizes.parameters);
-            adamw(pool, gradients, Master::Whole(master), [first, second], weights);
+            adamw(pool, gradients, Master::F32(master), [first, second], weights);
         },
     ),
     (
         "adamw, bf16 gradient, bf16 weight and rest",
         |s| 26 * s.parameters,
         |pool, b| {
-            let ([_, _, first, second, _], [weights, gradients, rests, ..]) = b.first(b.sizes.parameters);
-            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
-            adamw(pool, gradients, rests, [first, second], weights);
+            let ([_, _, first, second, _], [weights, gradients, low_bits, ..]) = b.first(b.sizes.parameters);
+            let low_bits = Master::LowBits(bytemuck::cast_slice_mut(low_bits));
+            adamw(pool, gradients, low_bits, [first, second], weights);
         },
     ),
     (
         "adamw, f32 gradient, bf16 weight and rest",
         |s| 28 * s.parameters,
         |pool, b| {
-            let ([gradients, _, first, second, _], [weights, _, rests, ..]) = b.first(b.sizes.parameters);
-            let rests = Master::Rest(bytemuck::cast_slice_mut(rests));
-            adamw(pool, gradients, rests, [first, second], weights);
+            let ([gradients, _, first, second, _], [weights, _, low_bits, ..]) = b.first(b.sizes.parameters);
+            let low_bits = Master::LowBits(bytemuck::cast_slice_mut(low_bits));
+            adamw(pool, gradients, low_bits, [first, second], weights);
         },
     ),
 ];
@@ -182,7 +182,7 @@ const KERNELS: [Kernel; 12] = [
         |s| 6 * s.parameters,
         |pool, b| {
             let ([from, ..], [to, ..]) = b.first(b.sizes.parameters);
-            assert!(!convert_and_look(pool, from, to), "random numbers are finite");
+            assert!(!convert_and_check_finite(pool, from, to), "random numbers are finite");
         },
     ),
     (
@@ -234,9 +234,9 @@ const KERNELS: [Kernel; 12] = [
         |s| 2 * 4 * s.activations(),
         |pool, b| {
             let dims = b.sizes.norm();
-            let [.., scratch] = b.floats.operands();
+            let [.., scratch] = b.floats.split();
             let count = b.sizes.activations();
-            let [dy, h, residual, dh, _] = b.halves.operands().map(|bytes| &mut of::<bf16>(bytes)[..count]);
+            let [dy, h, residual, dh, _] = b.halves.split().map(|bytes| &mut of::<bf16>(bytes)[..count]);
             let (w, rstd, mut dw) =
                 (vec![bf16::from_f32(0.9); WIDTH], vec![1.5; dims.rows], vec![0.0; WIDTH]);
             rms_norm_backward(pool, dims, dy, h, &rstd, &w, Some(residual), dh, &mut dw, of(scratch));
@@ -274,9 +274,9 @@ const KERNELS: [Kernel; 12] = [
         |s| (2 + 4 + 4) * s.rows * EMBEDDING,
         |pool, b| {
             let dims = EmbeddingDims { vocab: VOCABULARY, width: EMBEDDING };
-            let [.., table] = b.floats.operands();
+            let [.., table] = b.floats.split();
             let table = &mut of::<f32>(table)[..VOCABULARY * EMBEDDING];
-            let [dy, ..] = b.halves.operands();
+            let [dy, ..] = b.halves.split();
             embedding_backward(pool, dims, &b.ids, &of::<bf16>(dy)[..b.ids.len() * EMBEDDING], table);
         },
     ),
@@ -294,21 +294,31 @@ fn numbers() -> StepNumbers {
     StepNumbers::new(&recipe, 0, 100, 1e-4, 1.0, 1.0)
 }
 
-/// What stands around products, and the memory's limits.
-pub fn moving_lines(threads: &[usize], sizes: MovingSizes) -> Result<Vec<Line>, DeviceError> {
-    lines(threads, sizes, &KERNELS)
+/// Norms, casts, copies and other memory-bound kernels, with the limits of memory.
+pub fn memory_bound_benchmarks(
+    threads: &[usize],
+    sizes: MemoryBoundSizes,
+) -> Result<Vec<Benchmark>, DeviceError> {
+    benchmarks(threads, sizes, &KERNELS)
 }
 
-/// AdamW, and the memory's limits.
-pub fn optimizer_lines(threads: &[usize], sizes: MovingSizes) -> Result<Vec<Line>, DeviceError> {
-    lines(threads, sizes, &OPTIMIZER)
+/// AdamW, with the limits of memory.
+pub fn optimizer_benchmarks(
+    threads: &[usize],
+    sizes: MemoryBoundSizes,
+) -> Result<Vec<Benchmark>, DeviceError> {
+    benchmarks(threads, sizes, &OPTIMIZER)
 }
 
-fn lines(threads: &[usize], sizes: MovingSizes, kernels: &[Kernel]) -> Result<Vec<Line>, DeviceError> {
+fn benchmarks(
+    threads: &[usize],
+    sizes: MemoryBoundSizes,
+    kernels: &[Kernel],
+) -> Result<Vec<Benchmark>, DeviceError> {
     let buffers = Rc::new(RefCell::new(Buffers::new(sizes)?));
     let start = |threads: &usize| Pool::start(*threads).map(Rc::new);
     let pools: Vec<Rc<Pool>> = threads.iter().map(start).collect::<Result<_, _>>()?;
-    let mut lines = Vec::new();
+    let mut benchmarks = Vec::new();
     for (name, bytes, run) in LIMITS.iter().chain(kernels) {
         for pool in &pools {
             let (own, buffers, run) = (Rc::clone(pool), Rc::clone(&buffers), *run);
@@ -319,15 +329,15 @@ fn lines(threads: &[usize], sizes: MovingSizes, kernels: &[Kernel]) -> Result<Ve
                 Ok(start.elapsed().as_secs_f64())
             };
             let bytes = bytes(sizes) as f64;
-            let line = Line::of_seconds(*name, pool.threads(), Unit::Gigabytes, bytes, burst);
-            lines.push(match *name {
+            let line = Benchmark::of_seconds(*name, pool.threads(), Unit::Gigabytes, bytes, burst);
+            benchmarks.push(match *name {
                 TRIAD | COPY => line,
                 "copy" => line.limited_by(COPY),
                 _ => line.limited_by(TRIAD),
             });
         }
     }
-    Ok(lines)
+    Ok(benchmarks)
 }
 
 #[cfg(test)]
@@ -336,10 +346,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kernel_runs_beside_a_limit_on_any_number_of_threads() {
-        let sizes = MovingSizes { parameters: 10_000, rows: 3 };
-        let mut all = moving_lines(&[1, 2], sizes).unwrap();
-        all.extend(optimizer_lines(&[1, 2], sizes).unwrap());
+    fn every_kernel_has_a_limit_on_any_number_of_threads() {
+        let sizes = MemoryBoundSizes { parameters: 10_000, rows: 3 };
+        let mut all = memory_bound_benchmarks(&[1, 2], sizes).unwrap();
+        all.extend(optimizer_benchmarks(&[1, 2], sizes).unwrap());
         let measured = measure(all, 1, &mut |_| {}).unwrap();
         let limited = measured.iter().filter(|line| line.percent.is_some()).count();
         assert_eq!(limited, 2 * (KERNELS.len() + OPTIMIZER.len()));

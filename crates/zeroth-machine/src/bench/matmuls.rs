@@ -1,4 +1,4 @@
-//! Kernels that compute: matrix products, attention, and the head with its loss.
+//! Compute-bound kernels: matmuls, attention, and the head with its loss.
 #![allow(clippy::many_single_char_names, reason = "names of the formulas: m, n and k; q, k and v")]
 
 use std::time::Instant;
@@ -6,8 +6,8 @@ use std::time::Instant;
 use half::{bf16, f16};
 use zeroth_base::DType;
 
-use super::room::{Room, of, random};
-use super::{Line, TILES, Unit, matrix_limit};
+use super::operands::{Operands, of, random};
+use super::{Benchmark, TILES, Unit, matmul_limit};
 use zeroth_cpu::{
     AttentionSaved, Isa, Pool, attention, attention_backward, attention_backward_scratch, attention_scratch,
     head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch, linear,
@@ -16,9 +16,9 @@ use zeroth_cpu::{
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::{AttentionDims, Element, HeadLossDims, LinearDims};
 
-/// Which product of a linear map.
+/// Which matmul of a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum MatmulKind {
     /// y = x · wᵀ.
     Forward,
     /// dx = dy · w.
@@ -27,11 +27,11 @@ pub enum Form {
     Dw,
 }
 
-impl Form {
+impl MatmulKind {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Dx, Self::Dw];
 
-    /// As reports name it.
+    /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -41,66 +41,70 @@ impl Form {
     }
 }
 
-/// A linear map and its gradients; m rows, n columns and sums of k products of the result asked for.
-pub struct Product<T> {
+/// A matmul of a linear layer: the result is [m, n] with k terms per element.
+pub struct MatmulBench<T> {
     pool: Pool,
-    form: Form,
+    form: MatmulKind,
     dims: LinearDims,
     /// x [rows, inputs], w [outputs, inputs], y [rows, outputs], dw, scratch.
-    room: Room<5>,
+    operands: Operands<5>,
     stored: std::marker::PhantomData<T>,
 }
 
-impl<T: Element> Product<T> {
-    /// One of these sizes, with random operands.
-    pub fn new(threads: usize, form: Form, [m, n, k]: [usize; 3]) -> Result<Self, DeviceError> {
+impl<T: Element> MatmulBench<T> {
+    /// A matmul of these sizes with random operands.
+    pub fn new(threads: usize, form: MatmulKind, [m, n, k]: [usize; 3]) -> Result<Self, DeviceError> {
         let pool = Pool::start(threads)?;
         let dims = match form {
-            Form::Forward => LinearDims { rows: m, inputs: k, outputs: n },
-            Form::Dx => LinearDims { rows: m, inputs: n, outputs: k },
-            Form::Dw => LinearDims { rows: k, inputs: n, outputs: m },
+            MatmulKind::Forward => LinearDims { rows: m, inputs: k, outputs: n },
+            MatmulKind::Dx => LinearDims { rows: m, inputs: n, outputs: k },
+            MatmulKind::Dw => LinearDims { rows: k, inputs: n, outputs: m },
         };
-        // Rows lie as they do in a step.
+        // Rows have the stride of a step.
         let size = size_of::<T>();
         let rows_of = |width: usize| size * dims.rows * row_stride(width, T::DTYPE);
         let weights = dims.outputs * dims.inputs;
-        let mut room = Room::new([
+        let mut operands = Operands::new([
             rows_of(dims.inputs),
             size * weights,
             rows_of(dims.outputs),
             4 * weights,
             4 * linear_scratch(dims, threads),
         ])?;
-        let [x, w, y, ..] = room.operands();
+        let [x, w, y, ..] = operands.split();
         for (name, operand) in [x, w, y].into_iter().enumerate() {
             random::<T>(name as u64, operand);
         }
-        Ok(Self { pool, form, dims, room, stored: std::marker::PhantomData })
+        Ok(Self { pool, form, dims, operands, stored: std::marker::PhantomData })
     }
 
-    /// Runs it once; gives the seconds.
+    /// Runs it once; returns the seconds.
     pub fn run(&mut self) -> f64 {
-        let Self { pool, dims, room, .. } = self;
-        let [x, w, y, dw, scratch] = room.operands();
+        let Self { pool, dims, operands, .. } = self;
+        let [x, w, y, dw, scratch] = operands.split();
         let (x, w, y) = (of::<T>(x), of::<T>(w), of::<T>(y));
         let (dw, scratch) = (of(dw), of(scratch));
         let start = Instant::now();
         match self.form {
-            Form::Forward => linear(pool, *dims, x, w, None, y, scratch),
-            Form::Dx => linear_dx(pool, *dims, y, w, x, false, scratch),
-            Form::Dw => linear_dw(pool, *dims, y, x, dw, scratch),
+            MatmulKind::Forward => linear(pool, *dims, x, w, None, y, scratch),
+            MatmulKind::Dx => linear_dx(pool, *dims, y, w, x, false, scratch),
+            MatmulKind::Dw => linear_dw(pool, *dims, y, x, dw, scratch),
         }
         start.elapsed().as_secs_f64()
     }
 
-    /// Operations of a run.
+    /// Floating-point operations of a run.
     pub fn flop(&self) -> f64 {
         2.0 * self.dims.rows as f64 * self.dims.inputs as f64 * self.dims.outputs as f64
     }
 }
 
-/// All three products of these shapes (m, n and k), of operands of a type.
-pub fn product_lines(threads: usize, dtype: DType, shapes: &[[usize; 3]]) -> Result<Vec<Line>, DeviceError> {
+/// All three matmuls of these shapes [m, n, k] at a dtype.
+pub fn matmul_benchmarks(
+    threads: usize,
+    dtype: DType,
+    shapes: &[[usize; 3]],
+) -> Result<Vec<Benchmark>, DeviceError> {
     match dtype {
         DType::Bf16 => lines_of::<bf16>(threads, shapes),
         DType::F16 => lines_of::<f16>(threads, shapes),
@@ -108,17 +112,17 @@ pub fn product_lines(threads: usize, dtype: DType, shapes: &[[usize; 3]]) -> Res
     }
 }
 
-fn lines_of<T: Element>(threads: usize, shapes: &[[usize; 3]]) -> Result<Vec<Line>, DeviceError> {
-    let limit = matrix_limit(Isa::chosen()?, T::DTYPE);
+fn lines_of<T: Element>(threads: usize, shapes: &[[usize; 3]]) -> Result<Vec<Benchmark>, DeviceError> {
+    let limit = matmul_limit(Isa::chosen()?, T::DTYPE);
     let mut lines = Vec::new();
     for &shape in shapes {
-        for form in Form::ALL {
-            let mut product = Product::<T>::new(threads, form, shape)?;
+        for form in MatmulKind::ALL {
+            let mut matmul = MatmulBench::<T>::new(threads, form, shape)?;
             let [m, n, k] = shape;
             let name = format!("{} {} {m}x{n}x{k}", T::DTYPE, form.name());
-            let run = move || Ok(product.run());
+            let run = move || Ok(matmul.run());
             let flop = 2.0 * m as f64 * n as f64 * k as f64;
-            lines.push(Line::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit));
+            lines.push(Benchmark::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit));
         }
     }
     Ok(lines)
@@ -130,7 +134,7 @@ struct Attention {
     dims: AttentionDims,
     starts: Vec<u32>,
     /// q, k, v, dy; y, dq, dk, dv; lse, scratch.
-    room: Room<10>,
+    operands: Operands<10>,
 }
 
 impl Attention {
@@ -146,7 +150,7 @@ impl Attention {
         let [wide, narrow] =
             [heads, kv_heads].map(|heads| 2 * rows * row_stride(heads * head_dim, DType::Bf16));
         let scratch = attention_scratch(&dims, threads).max(attention_backward_scratch(&dims, threads));
-        let mut room = Room::new([
+        let mut operands = Operands::new([
             wide,
             narrow,
             narrow,
@@ -158,17 +162,17 @@ impl Attention {
             4 * heads * rows,
             4 * scratch,
         ])?;
-        for (name, operand) in room.operands().into_iter().take(4).enumerate() {
+        for (name, operand) in operands.split().into_iter().take(4).enumerate() {
             random::<bf16>(name as u64, operand);
         }
         let starts = (0..=sequences).map(|at| (at * length) as u32).collect();
-        Ok(Self { pool, dims, starts, room })
+        Ok(Self { pool, dims, starts, operands })
     }
 
-    /// Runs forward, and backward where asked for; gives the seconds of the last.
+    /// Runs forward, and backward where `backward`; returns the seconds of the latter.
     fn run(&mut self, backward: bool) -> f64 {
-        let Self { pool, dims, starts, room } = self;
-        let [q, k, v, dy, y, dq, dk, dv, lse, scratch] = room.operands();
+        let Self { pool, dims, starts, operands } = self;
+        let [q, k, v, dy, y, dq, dk, dv, lse, scratch] = operands.split();
         let [q, k, v, dy, y, dq, dk, dv] = [q, k, v, dy, y, dq, dk, dv].map(of::<bf16>);
         let (lse, scratch) = (of(lse), of(scratch));
         let start = Instant::now();
@@ -184,30 +188,33 @@ impl Attention {
 }
 
 /// Attention of 8 heads of 64, forward and backward, over (sequences, length, heads of keys and values).
-pub fn attention_lines(threads: usize, shapes: &[(usize, usize, usize)]) -> Result<Vec<Line>, DeviceError> {
+pub fn attention_benchmarks(
+    threads: usize,
+    shapes: &[(usize, usize, usize)],
+) -> Result<Vec<Benchmark>, DeviceError> {
     let heads = 8;
     let limit = match Isa::chosen()? {
         Isa::Amx => TILES,
-        path => matrix_limit(path, DType::Bf16),
+        path => matmul_limit(path, DType::Bf16),
     };
     let mut lines = Vec::new();
     for &(sequences, length, kv_heads) in shapes {
-        // A product over the lower half of the scores; forward has two, backward five.
-        let product = (sequences * length * length * heads * 64) as f64;
-        for (backward, what, products) in [(false, "forward", 2.0), (true, "backward", 5.0)] {
+        // A matmul over the lower half of the scores; forward has two, backward five.
+        let matmul = (sequences * length * length * heads * 64) as f64;
+        for (backward, what, matmuls) in [(false, "forward", 2.0), (true, "backward", 5.0)] {
             let mut attention = Attention::new(threads, sequences, length, heads, kv_heads)?;
             let name = format!("bf16 attention {what} {sequences}x{length}, {heads} heads, {kv_heads} kv");
             let run = move || Ok(attention.run(backward));
             lines.push(
-                Line::of_seconds(name, threads, Unit::Gflops, products * product, run).limited_by(limit),
+                Benchmark::of_seconds(name, threads, Unit::Gflops, matmuls * matmul, run).limited_by(limit),
             );
         }
     }
     Ok(lines)
 }
 
-/// The head with its loss and both gradients, that of w rounded at once where steps do so.
-pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, DeviceError> {
+/// The head with its loss and both gradients; that of w is rounded directly where a step does so.
+pub fn head_loss_benchmarks(threads: usize, dims: HeadLossDims) -> Result<Vec<Benchmark>, DeviceError> {
     let HeadLossDims { rows, hidden, vocab } = dims;
     let pool = Pool::start(threads)?;
     let once = dims.is_one_slice(DType::Bf16);
@@ -218,21 +225,21 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
     };
     // x, w; dx, dw; scratch.
     let of_rows = 2 * rows * row_stride(hidden, DType::Bf16);
-    let mut room = Room::new([of_rows, 2 * vocab * hidden, of_rows, dw, 4 * scratch])?;
-    let [x, w, ..] = room.operands();
+    let mut operands = Operands::new([of_rows, 2 * vocab * hidden, of_rows, dw, 4 * scratch])?;
+    let [x, w, ..] = operands.split();
     random::<bf16>(1, x);
     random::<bf16>(2, w);
-    // Logits of the size that a model has: of larger ones most exponentials are less than a number holds.
+    // Logits of realistic size: with larger ones most exponentials underflow.
     let part = (hidden as f32).sqrt().recip();
     for weight in of::<bf16>(w) {
         *weight = bf16::from_f32(weight.to_f32() * part);
     }
     let labels: Vec<i32> = (0..rows).map(|row| (row * 7919 % vocab) as i32).collect();
-    let limit = matrix_limit(Isa::chosen()?, DType::Bf16);
+    let limit = matmul_limit(Isa::chosen()?, DType::Bf16);
     // Logits, and the gradients of both operands.
     let flop = 3.0 * 2.0 * (rows * hidden) as f64 * vocab as f64;
     let run = move || {
-        let [x, w, dx, dw, scratch] = room.operands();
+        let [x, w, dx, dw, scratch] = operands.split();
         let (x, w, dx) = (of::<bf16>(x), of::<bf16>(w), of::<bf16>(dx));
         let start = Instant::now();
         let scale = 1.0 / rows as f32;
@@ -245,25 +252,25 @@ pub fn head_lines(threads: usize, dims: HeadLossDims) -> Result<Vec<Line>, Devic
         Ok(start.elapsed().as_secs_f64())
     };
     let name = format!("bf16 head_loss with gradients {rows}x{hidden}x{vocab}");
-    Ok(vec![Line::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit)])
+    Ok(vec![Benchmark::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit)])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{measure, processor_lines};
+    use super::super::{cpu_peak_benchmarks, measure};
     use super::*;
 
     #[test]
-    fn every_line_that_computes_has_a_rate_and_its_limit() {
-        let mut lines = processor_lines(2).unwrap();
-        lines.extend(product_lines(2, DType::Bf16, &[[48, 40, 33]]).unwrap());
-        lines.extend(product_lines(2, DType::F32, &[[48, 40, 33]]).unwrap());
-        lines.extend(attention_lines(2, &[(2, 24, 4)]).unwrap());
+    fn every_compute_benchmark_has_a_rate_and_a_limit() {
+        let mut lines = cpu_peak_benchmarks(2).unwrap();
+        lines.extend(matmul_benchmarks(2, DType::Bf16, &[[48, 40, 33]]).unwrap());
+        lines.extend(matmul_benchmarks(2, DType::F32, &[[48, 40, 33]]).unwrap());
+        lines.extend(attention_benchmarks(2, &[(2, 24, 4)]).unwrap());
         // One slice of rows, and several.
         for rows in [20, 1100] {
             let dims = HeadLossDims { rows, hidden: 32, vocab: 100 };
             assert_eq!(dims.is_one_slice(DType::Bf16), rows == 20);
-            lines.extend(head_lines(2, dims).unwrap());
+            lines.extend(head_loss_benchmarks(2, dims).unwrap());
         }
         let measured = measure(lines, 2, &mut |_| {}).unwrap();
         let limited: Vec<_> = measured.iter().filter(|line| line.limit.is_some()).collect();
@@ -272,9 +279,9 @@ mod tests {
     }
 
     #[test]
-    fn a_product_counts_each_multiplication_and_addition() {
-        for form in Form::ALL {
-            assert_eq!(Product::<f32>::new(1, form, [6, 5, 4]).unwrap().flop(), 240.0);
+    fn flop_counts_multiplications_and_additions() {
+        for form in MatmulKind::ALL {
+            assert_eq!(MatmulBench::<f32>::new(1, form, [6, 5, 4]).unwrap().flop(), 240.0);
         }
     }
 }
