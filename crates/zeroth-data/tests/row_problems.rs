@@ -85,7 +85,7 @@ fn text_row_errors_are_explained() {
         (json!({"prompt": "a", "completion": [user]}), "`completion` must be a string: found a list"),
         (
             json!({"prompt": [user], "completion": "b"}),
-            "`completion` must be a list of messages, as in [{\"role\": \"user\", \"content\": \"Hi\"}]: found a text",
+            "`completion` must be a list of messages, as in [{\"role\": \"user\", \"content\": \"Hi\"}]: found a string",
         ),
         (
             json!({"messages": []}),
