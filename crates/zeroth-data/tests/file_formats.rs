@@ -56,7 +56,7 @@ fn unsupported_formats_are_reported_once() {
         (
             "a.jsonl.zst",
             b"\x28\xB5\x2F\xFD".to_vec(),
-            "compressed with Zstandard: unpack it with unzstd".to_owned(),
+            "compressed with Zstandard: decompress it with unzstd".to_owned(),
         ),
     ] {
         let found = surveyed(name, &contents).unwrap_err();

@@ -390,7 +390,7 @@ fn file_errors_have_positions() {
         }
     }
     let zipped = place.write("bad.jsonl", b"\x1F\x8B\x08");
-    assert_eq!(place.refusal(&[zipped]), "bad.jsonl is compressed with gzip: unpack it with gunzip");
+    assert_eq!(place.refusal(&[zipped]), "bad.jsonl is compressed with gzip: decompress it with gunzip");
     assert_eq!(place.refusal(&[good, place.path("absent")]), "data file absent does not exist");
     assert_eq!(
         place.refusal(&[PathBuf::from("/dev/null")]),

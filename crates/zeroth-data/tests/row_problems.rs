@@ -85,7 +85,7 @@ fn text_row_errors_are_explained() {
         (json!({"prompt": "a", "completion": [user]}), "`completion` must be a string: found a list"),
         (
             json!({"prompt": [user], "completion": "b"}),
-            "`completion` must be a list of messages, as in [{\"role\": \"user\", \"content\": \"Hi\"}]: found a text",
+            "`completion` must be a list of messages, as in [{\"role\": \"user\", \"content\": \"Hi\"}]: found a string",
         ),
         (
             json!({"messages": []}),
@@ -150,7 +150,7 @@ fn text_row_errors_are_explained() {
             "`translation` must be an object with a source and a target text, as in {\"en\": \"Hello\", \"de\": \"Hallo\"}: found {\"en\":\"a\"}",
         ),
         (json!({"input_ids": null}), "`input_ids` must be a list of integers: found null"),
-        (json!({"input_ids": [1], "labels": [1, 2]}), "`labels` has 2 entries and `input_ids` 1"),
+        (json!({"input_ids": [1], "labels": [1, 2]}), "`labels` has 2 entries but `input_ids` has 1"),
     ] {
         let found = refusal(&folder, &row);
         assert!(found.contains(message), "{row}\n  found    {found}\n  expected {message}");
