@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::crossing::Crossing;
+use crate::device_barrier::DeviceBarrier;
 use crate::error::CommError;
 use crate::windows::Windows;
 
@@ -249,7 +249,7 @@ pub trait Comm: Send {
     }
 
     /// Where devices of the ranks meet; none where they cannot. A rank asks once.
-    fn crossing(&self) -> Option<Crossing> {
+    fn device_barrier(&self) -> Option<DeviceBarrier> {
         None
     }
 

@@ -2,7 +2,7 @@
 //!
 //! - [`Comm`] is what a program runs on; [`Transfer`] says exactly what each collective moves.
 //! - [`Windows`] are memory that ranks of one machine read in each other's hands: one pass instead of two.
-//! - [`Crossing`] is where the devices of ranks meet, while their hosts are elsewhere.
+//! - [`DeviceBarrier`] is where the devices of ranks meet, while their hosts are elsewhere.
 //! - [`local`] joins processes (or threads, for tests) over one shared segment.
 //! - [`launch`] starts the processes of a job and says how each of them ended.
 //! - [`environment`] finds the place of a process that another launcher started, and [`rendezvous`] brings those together.
@@ -30,7 +30,7 @@
 
 mod comm;
 mod copy;
-mod crossing;
+mod device_barrier;
 pub mod environment;
 mod error;
 mod first_step;
@@ -46,7 +46,7 @@ mod watch;
 mod windows;
 
 pub use comm::{Comm, Finish, Handle, OpName, Transfer};
-pub use crossing::Crossing;
+pub use device_barrier::DeviceBarrier;
 pub use error::{CommError, JoinError, Lost, OpSeen, RankLost};
 pub use first_step::FirstStep;
 pub use segment::Token;

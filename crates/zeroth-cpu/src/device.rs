@@ -28,7 +28,7 @@ use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual};
 use super::rope::rope_from;
 use super::swiglu::{swiglu, swiglu_backward};
 use zeroth_kernel::Element;
-use zeroth_kernel::NOTES;
+use zeroth_kernel::READBACKS;
 use zeroth_kernel::RowKey;
 use zeroth_kernel::{
     Access, Control, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, OwnTokens, PeerMapping, Queue,
@@ -65,7 +65,7 @@ pub struct CpuDevice {
     pool: Pool,
     device: Arena,
     host: Arena,
-    notes: [Vec<u8>; NOTES],
+    notes: [Vec<u8>; READBACKS],
 }
 
 impl CpuDevice {
@@ -493,7 +493,7 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn note(&mut self, _queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
+    fn start_readback(&mut self, _queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
         let arena = match from.tier {
             Tier::Device => &mut self.device,
             Tier::Host => &mut self.host,
@@ -504,19 +504,19 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError> {
+    fn finish_readback(&mut self, number: usize) -> Result<&[u8], DeviceError> {
         Ok(&self.notes[number])
     }
 
-    fn mark(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
+    fn record_event(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn wait(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
+    fn wait_event(&mut self, _queue: Queue, _mark: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn marks(&mut self, _count: usize) -> Result<(), DeviceError> {
+    fn reserve_events(&mut self, _count: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use super::products::Products;
 use super::programs::Functions;
 use super::{cudnn, ipc, nccl, run};
 use zeroth_base::DType;
-use zeroth_kernel::NOTES;
+use zeroth_kernel::READBACKS;
 use zeroth_kernel::{
     Device, DeviceError, Exchange, IpcHandles, Kernel, Launch, Queue, Span, Tier, Transport,
 };
@@ -112,8 +112,8 @@ impl CudaDevice {
         for _ in Queue::ALL {
             opened.streams.push(driver.stream()?);
         }
-        opened.staging = driver.allocate_host((SLOTS * SLOT_BYTES + NOTES * NOTE_BYTES) as u64)?;
-        for _ in 0..NOTES {
+        opened.staging = driver.allocate_host((SLOTS * SLOT_BYTES + READBACKS * NOTE_BYTES) as u64)?;
+        for _ in 0..READBACKS {
             opened.notes.push((driver.event()?, 0));
         }
         for _ in 0..SLOTS {
@@ -225,7 +225,7 @@ impl Device for CudaDevice {
         }
     }
 
-    fn keep(
+    fn capture_graph(
         &mut self,
         queue: Queue,
         launches: &mut dyn Iterator<Item = &Launch>,
@@ -242,7 +242,7 @@ impl Device for CudaDevice {
         self.graphs.as_mut().map_or(Ok(None), |graphs| graphs.end(stream, outcome))
     }
 
-    fn replay(&mut self, queue: Queue, kept: usize) -> Result<(), DeviceError> {
+    fn launch_graph(&mut self, queue: Queue, kept: usize) -> Result<(), DeviceError> {
         self.current()?;
         let code = self.graphs.as_ref().map_or(1, |graphs| graphs.launch(kept, self.stream(queue)));
         self.driver.check("cuGraphLaunch", code)
@@ -291,11 +291,12 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    fn note(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
+    fn start_readback(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
         self.current()?;
         let (at, stream) = (self.arenas.find("note", from)?, self.stream(queue));
-        if number >= NOTES || from.bytes > NOTE_BYTES as u64 {
-            let problem = format!("note {number} of {} bytes; {NOTES} of {NOTE_BYTES} can be", from.bytes);
+        if number >= READBACKS || from.bytes > NOTE_BYTES as u64 {
+            let problem =
+                format!("note {number} of {} bytes; {READBACKS} of {NOTE_BYTES} can be", from.bytes);
             return Err(DeviceError::Operands { what: "note", problem });
         }
         let to = self.staging + (SLOTS * SLOT_BYTES + number * NOTE_BYTES) as Address;
@@ -306,7 +307,7 @@ impl Device for CudaDevice {
         self.driver.record(self.notes[number].0, stream)
     }
 
-    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError> {
+    fn finish_readback(&mut self, number: usize) -> Result<&[u8], DeviceError> {
         self.current()?;
         let (event, bytes) = self.notes[number];
         self.driver.wait_for(event)?;
@@ -316,17 +317,17 @@ impl Device for CudaDevice {
         Ok(unsafe { std::slice::from_raw_parts(at as *const u8, bytes) })
     }
 
-    fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
+    fn record_event(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
         self.current()?;
         self.driver.record(self.marked(mark)?, self.stream(queue))
     }
 
-    fn wait(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
+    fn wait_event(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
         self.current()?;
         self.driver.wait(self.stream(queue), self.marked(mark)?)
     }
 
-    fn marks(&mut self, count: usize) -> Result<(), DeviceError> {
+    fn reserve_events(&mut self, count: usize) -> Result<(), DeviceError> {
         self.current()?;
         while self.marks.len() < count {
             self.marks.push(self.driver.event()?);
@@ -340,7 +341,7 @@ impl Device for CudaDevice {
         self.processors.as_ref().map_or(Ok(()), Processors::outcome)
     }
 
-    fn stamp(&mut self, queue: Queue) -> Result<(), DeviceError> {
+    fn record_timestamp(&mut self, queue: Queue) -> Result<(), DeviceError> {
         self.current()?;
         let stream = self.stream(queue);
         if self.stamps.is_empty() {
@@ -354,7 +355,7 @@ impl Device for CudaDevice {
         self.driver.record(self.stamps[self.stamped], stream)
     }
 
-    fn stamps(&mut self) -> Result<Vec<f64>, DeviceError> {
+    fn take_timestamps(&mut self) -> Result<Vec<f64>, DeviceError> {
         self.synchronise()?;
         let stamped = std::mem::take(&mut self.stamped);
         let since =

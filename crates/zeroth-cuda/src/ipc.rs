@@ -1,7 +1,7 @@
 //! Ranks on cards that copy out of each other's arenas, which the driver opens from process to process.
 //!
 //! They meet at words in host memory that all of them have mapped: a queue writes its own word and waits for the others',
-//! and the host does neither. What the words mean: `zeroth_comm::Crossing`.
+//! and the host does neither. What the words mean: `zeroth_comm::DeviceBarrier`.
 #![allow(unsafe_code, reason = "calls into the driver; maps a file that other processes map too")]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -12,7 +12,7 @@ use super::driver::{Address, Driver, Handle};
 use super::library::Library;
 use super::line::Arenas;
 use super::peers::{Card, card};
-use zeroth_kernel::{DeviceError, Exchange, IpcHandles, Words};
+use zeroth_kernel::{BarrierCounters, DeviceError, Exchange, IpcHandles};
 
 /// Bytes that a rank writes to the beginning of its arena, which holds nothing yet, for others to find there.
 pub(super) const TOKEN: usize = 16;
@@ -140,14 +140,15 @@ impl Ipc {
         stream: Handle,
     ) -> Result<Self, DeviceError> {
         let calls = Calls::find()?;
-        let Words { stride, bytes, .. } = doors.words;
-        if !stride.is_multiple_of(size_of::<u32>()) || doors.doors.len() * stride > bytes {
-            let problem = format!("{} ranks' words, {stride} bytes apart, in {bytes}", doors.doors.len());
+        let BarrierCounters { stride, bytes, .. } = doors.counters;
+        if !stride.is_multiple_of(size_of::<u32>()) || doors.handles.len() * stride > bytes {
+            let problem = format!("{} ranks' words, {stride} bytes apart, in {bytes}", doors.handles.len());
             return Err(DeviceError::Operands { what: "exchange", problem });
         }
-        let words = map(driver, &doors.words)?;
+        let words = map(driver, &doors.counters)?;
         let (rank, stride) = (doors.rank, stride as u64);
-        let cards: Vec<Option<Card>> = doors.doors.iter().map(|door| Some(Door::read(door)?.card)).collect();
+        let cards: Vec<Option<Card>> =
+            doors.handles.iter().map(|door| Some(Door::read(door)?.card)).collect();
         let shares_its_card = cards.iter().filter(|card| **card == cards[rank]).count() > 1;
         let (arenas, bytes) = (Vec::new(), own.1);
         let mut opened = Self { calls, rank, arenas, bytes, words, stride, shares_its_card };
@@ -183,7 +184,7 @@ impl Ipc {
         doors: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<(), DeviceError> {
-        for (rank, door) in doors.doors.iter().enumerate() {
+        for (rank, door) in doors.handles.iter().enumerate() {
             let arena = if rank == self.rank { own } else { self.reach(driver, rank, door, stream)? };
             self.arenas.push(arena);
         }
@@ -292,7 +293,7 @@ impl Ipc {
     }
 }
 
-fn map(driver: &Driver, words: &Words<'_>) -> Result<Mapped, DeviceError> {
+fn map(driver: &Driver, words: &BarrierCounters<'_>) -> Result<Mapped, DeviceError> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at a place of the system's choice touches nothing that exists.
     let start = unsafe {

@@ -28,9 +28,9 @@ impl Peers {
         doors: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<Self, DeviceError> {
-        match doors.way {
+        match doors.transport {
             Transport::Ipc => Ipc::open(driver, arena, doors, stream).map(Self::Ipc),
-            Transport::Nccl => Nccl::open(doors.rank, doors.doors).map(Self::Nccl),
+            Transport::Nccl => Nccl::open(doors.rank, doors.handles).map(Self::Nccl),
             Transport::Host => Err(not_on_cards()),
         }
     }

@@ -11,9 +11,9 @@ use std::time::Instant;
 
 use zeroth_comm::launch::Launch;
 use zeroth_comm::local::{JOB_FD, Options, join_from_environment};
-use zeroth_comm::{Comm, CommError, Crossing, OpName};
+use zeroth_comm::{Comm, CommError, DeviceBarrier, OpName};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport, Words};
+use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport};
 
 const RANKS: usize = 2;
 /// Exchanges in a row, each of which must find what the others put there after the one before.
@@ -46,21 +46,26 @@ fn launch() -> Outcome<bool> {
 struct Rank {
     comm: Box<dyn Comm>,
     device: CudaDevice,
-    crossing: Crossing,
+    crossing: DeviceBarrier,
     met: u32,
 }
 
 fn rank() -> Outcome<bool> {
     let comm = join_from_environment(&Options::default())?.ok_or("no launcher started this rank")?;
     let mut device = CudaDevice::open(0, ARENA, 0)?;
-    let crossing = comm.crossing().ok_or("no place to meet")?;
+    let crossing = comm.device_barrier().ok_or("no place to meet")?;
     let door = device.ipc_handle(Transport::Ipc, comm.rank())?;
     let mut all = vec![0; RANKS * door.len()];
     comm.all_gather(op(0), &door, &mut all, &[door.len(); RANKS])?.wait()?;
     let doors: Vec<Vec<u8>> = all.chunks(door.len()).map(<[u8]>::to_vec).collect();
-    let (file, at, bytes) = crossing.words();
-    let words = Words { file, at, bytes, stride: Crossing::STRIDE };
-    device.open_ipc_handles(&IpcHandles { way: Transport::Ipc, rank: comm.rank(), doors: &doors, words })?;
+    let (file, at, bytes) = crossing.counters();
+    let words = BarrierCounters { file, at, bytes, stride: DeviceBarrier::STRIDE };
+    device.open_ipc_handles(&IpcHandles {
+        transport: Transport::Ipc,
+        rank: comm.rank(),
+        handles: &doors,
+        counters: words,
+    })?;
     comm.barrier(op(0))?.wait()?;
     let mut rank = Rank { comm: Box::new(comm), device, crossing, met: 0 };
     let wrong = rank.compare()?;

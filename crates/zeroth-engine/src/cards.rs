@@ -1,7 +1,7 @@
 //! Collectives between cards: which way they go, and meetings that are enqueued like kernels, for which no host waits.
 
-use zeroth_comm::{Comm, CommError, Crossing, OpName};
-use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Transport, Words};
+use zeroth_comm::{Comm, CommError, DeviceBarrier, OpName};
+use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, Queue, Transport};
 
 use super::meet::Meeting;
 use zeroth_program::Collective;
@@ -12,7 +12,7 @@ const NOTE: usize = 512;
 /// The cards of all ranks, which reach each other.
 pub(super) struct Cards {
     way: Transport,
-    crossing: Crossing,
+    crossing: DeviceBarrier,
 }
 
 impl Cards {
@@ -29,7 +29,7 @@ impl Cards {
             Some(Transport::Nccl) => &[Transport::Nccl],
             Some(Transport::Host) => return Ok(Err("asked for by ZEROTH_GPU_COLLECTIVES".to_owned())),
         };
-        let crossing = comm.crossing();
+        let crossing = comm.device_barrier();
         let there = if crossing.is_some() { Ok(Vec::new()) } else { Err("no place to meet".to_owned()) };
         let together = tell(comm, "find a place to meet", &there)?;
         let mut reasons = Vec::new();
@@ -104,16 +104,21 @@ fn reach(
     way: Transport,
     device: &mut dyn Device,
     comm: &dyn Comm,
-    crossing: &Crossing,
+    crossing: &DeviceBarrier,
 ) -> Result<Result<(), String>, Meeting> {
     let door = device.ipc_handle(way, comm.rank()).map_err(|error| error.to_string());
     let doors = match tell(comm, "show doors", &door)? {
         Ok(doors) => doors,
         Err(reason) => return Ok(Err(reason)),
     };
-    let (file, at, bytes) = crossing.words();
-    let words = Words { file, at, bytes, stride: Crossing::STRIDE };
-    let opened = device.open_ipc_handles(&IpcHandles { way, rank: comm.rank(), doors: &doors, words });
+    let (file, at, bytes) = crossing.counters();
+    let words = BarrierCounters { file, at, bytes, stride: DeviceBarrier::STRIDE };
+    let opened = device.open_ipc_handles(&IpcHandles {
+        transport: way,
+        rank: comm.rank(),
+        handles: &doors,
+        counters: words,
+    });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
     let reached = tell(comm, "open doors", &opened)?;
     if reached.is_err() {

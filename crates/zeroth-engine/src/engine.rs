@@ -3,7 +3,7 @@
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_comm::{Comm, OpName};
 use zeroth_graph::ParamId;
-use zeroth_kernel::{Control, Device, DeviceError, NOTES, Queue, RATES, Recipe, Record, StepInput};
+use zeroth_kernel::{Control, Device, DeviceError, Queue, RATES, READBACKS, Recipe, Record, StepInput};
 
 use super::chaos::{Chaos, Until};
 use super::early::{Early, awaited, early};
@@ -117,7 +117,7 @@ impl<'c> Engine<'c> {
         device.pin_and_prefault(seat);
         let started = RunError::device(0, "start");
         (|| {
-            device.marks(marks)?;
+            device.reserve_events(marks)?;
             let size = size_of::<Recipe>() as u64;
             device.upload(
                 Queue::Compute,
@@ -170,7 +170,7 @@ impl<'c> Engine<'c> {
 
     fn settle_times(&mut self) -> Result<(), RunError> {
         let Some(trace) = &mut self.trace else { return Ok(()) };
-        let stamps = self.device.stamps().map_err(RunError::device(self.step, "reading times"))?;
+        let stamps = self.device.take_timestamps().map_err(RunError::device(self.step, "reading times"))?;
         trace.settle(&stamps);
         Ok(())
     }
@@ -263,7 +263,7 @@ impl<'c> Engine<'c> {
             match kind {
                 SectionKind::Only | SectionKind::Last => {
                     self.each_line(|engine, queue| {
-                        engine.device.mark(queue, LAST_MICRO_BATCH + queue as usize)
+                        engine.device.record_event(queue, LAST_MICRO_BATCH + queue as usize)
                     })?;
                 }
                 SectionKind::Update => {}
@@ -276,7 +276,7 @@ impl<'c> Engine<'c> {
         let flats = self.compiled.program.layout.flats.len() as u64;
         let record =
             self.compiled.span(0, Content::Record).part(0, size_of::<Record>() as u64 + 8 * flats, 1);
-        let noted = self.device.note(Queue::Compute, record, self.step as usize % NOTES);
+        let noted = self.device.start_readback(Queue::Compute, record, self.step as usize % READBACKS);
         Ok(noted.map_err(RunError::device(step, "note of the record"))?)
     }
 
@@ -347,8 +347,8 @@ impl<'c> Engine<'c> {
 
     /// Waits for a step that is one of the last two and reads what it came to; a step after it goes on meanwhile.
     pub fn read_record_of(&mut self, step: u64, record: &mut StepRecord) -> Result<(), RunError> {
-        debug_assert!(step <= self.step && step + NOTES as u64 > self.step, "the note is there no more");
-        let noted = self.device.noted(step as usize % NOTES);
+        debug_assert!(step <= self.step && step + READBACKS as u64 > self.step, "the note is there no more");
+        let noted = self.device.finish_readback(step as usize % READBACKS);
         let bytes = self.meetings.seen(step, "download of the record", noted)?;
         let (head, norms) = bytes.split_at(size_of::<Record>());
         bytemuck::bytes_of_mut(&mut record.head).copy_from_slice(head);
@@ -435,7 +435,7 @@ impl<'c> Engine<'c> {
     fn begin_update(&mut self, section: usize, size: usize, place: usize) -> Result<(), RunError> {
         let Early { instruction, behind, .. } = self.early[place];
         if let Some(behind) = behind {
-            let waited = self.device.wait(Queue::Load, self.first_mark[section] + behind);
+            let waited = self.device.wait_event(Queue::Load, self.first_mark[section] + behind);
             waited.map_err(RunError::device(self.step, "beginning the update"))?;
         }
         self.run_instruction(self.update, size, instruction)
@@ -448,15 +448,15 @@ impl<'c> Engine<'c> {
         let begun = self.trace.as_ref().map(Trace::now);
         let failed = |source| RunError::Device { step, op: compiled.describe(instruction), source };
         for earlier in &compiled.memory.sections[section].waits[at] {
-            self.device.wait(queue, self.first_mark[section] + earlier).map_err(failed)?;
+            self.device.wait_event(queue, self.first_mark[section] + earlier).map_err(failed)?;
         }
         if self.runs_on {
             for (earlier, place) in &compiled.memory.sections[section].across[at] {
-                self.device.wait(queue, self.first_mark[*earlier] + place).map_err(failed)?;
+                self.device.wait_event(queue, self.first_mark[*earlier] + place).map_err(failed)?;
             }
         }
         if begun.is_some() {
-            self.device.stamp(queue).map_err(failed)?;
+            self.device.record_timestamp(queue).map_err(failed)?;
         }
         match &self.lowered[size][section][at] {
             Work::Nothing => {}
@@ -480,10 +480,10 @@ impl<'c> Engine<'c> {
             }
         }
         if self.awaited[section][at] {
-            self.device.mark(queue, self.first_mark[section] + at).map_err(failed)?;
+            self.device.record_event(queue, self.first_mark[section] + at).map_err(failed)?;
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
-            self.device.stamp(queue).map_err(failed)?;
+            self.device.record_timestamp(queue).map_err(failed)?;
             trace.add((section, at), queue, compiled.describe(instruction), begun);
         }
         Ok(())
@@ -500,7 +500,9 @@ impl<'c> Engine<'c> {
             return Ok(());
         }
         for queue in Queue::ALL {
-            self.device.mark(queue, queue as usize).map_err(RunError::device(step, "joining queues"))?;
+            self.device
+                .record_event(queue, queue as usize)
+                .map_err(RunError::device(step, "joining queues"))?;
         }
         self.each_line(|engine, queue| engine.wait_for_all(queue, 0))
     }
@@ -508,7 +510,7 @@ impl<'c> Engine<'c> {
     /// A queue waits for the marks of all others, the first of which is `first`.
     fn wait_for_all(&mut self, queue: Queue, first: usize) -> Result<(), DeviceError> {
         let others = Queue::ALL.into_iter().filter(|other| *other != queue);
-        others.into_iter().try_for_each(|other| self.device.wait(queue, first + other as usize))
+        others.into_iter().try_for_each(|other| self.device.wait_event(queue, first + other as usize))
     }
 
     fn each_line(

@@ -76,10 +76,10 @@ impl Replays {
         };
         if *line == Line::Tried {
             let mut launches = works.iter().flat_map(launches);
-            *line = device.keep(Queue::Compute, &mut launches)?.map_or(Line::Loose, Line::Kept);
+            *line = device.capture_graph(Queue::Compute, &mut launches)?.map_or(Line::Loose, Line::Kept);
         }
         let Line::Kept(kept) = *line else { return Ok(false) };
-        device.replay(Queue::Compute, kept)?;
+        device.launch_graph(Queue::Compute, kept)?;
         Ok(true)
     }
 }

@@ -150,7 +150,7 @@ pub struct RankSum<'a> {
 }
 
 /// Notes that a device keeps at the same time.
-pub const NOTES: usize = 2;
+pub const READBACKS: usize = 2;
 
 /// A device with its arenas. All functions but `synchronise` may return before the work is done.
 pub trait Device: Send {
@@ -169,20 +169,20 @@ pub trait Device: Send {
     /// Copies to host memory, after all that the queue holds; the bytes are there when this returns.
     fn download(&mut self, queue: Queue, from: Span, to: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Enqueues a copy of some bytes that the host reads later, under a number below [`NOTES`].
-    fn note(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError>;
+    /// Enqueues a copy of some bytes that the host reads later, under a number below [`READBACKS`].
+    fn start_readback(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError>;
 
     /// The bytes of the newest note of this number; waits for it, and for nothing behind it.
-    fn noted(&mut self, number: usize) -> Result<&[u8], DeviceError>;
+    fn finish_readback(&mut self, number: usize) -> Result<&[u8], DeviceError>;
 
     /// Marks this point of a queue with a number below the one given to `marks`.
-    fn mark(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
+    fn record_event(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
 
     /// What is enqueued on `queue` from now on runs after the work before the newest `mark`.
-    fn wait(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
+    fn wait_event(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError>;
 
     /// How many marks will be used.
-    fn marks(&mut self, count: usize) -> Result<(), DeviceError>;
+    fn reserve_events(&mut self, count: usize) -> Result<(), DeviceError>;
 
     /// All sequences of the micro-batches that are enqueued from now on have this length, and fill their rows; none: any
     /// lengths. A device may have a faster kernel for it. Lines that are kept stay what they were.
@@ -190,7 +190,7 @@ pub trait Device: Send {
 
     /// Keeps a line of launches of one queue, which are not run now, and gives its number; none where a device has nothing
     /// to gain by it. Each of them has been enqueued before.
-    fn keep(
+    fn capture_graph(
         &mut self,
         _queue: Queue,
         _launches: &mut dyn Iterator<Item = &Launch>,
@@ -199,7 +199,7 @@ pub trait Device: Send {
     }
 
     /// Enqueues a line that is kept.
-    fn replay(&mut self, _queue: Queue, kept: usize) -> Result<(), DeviceError> {
+    fn launch_graph(&mut self, _queue: Queue, kept: usize) -> Result<(), DeviceError> {
         let problem = format!("line {kept} is not kept here");
         Err(DeviceError::Operands { what: "replay", problem })
     }
@@ -219,13 +219,13 @@ pub trait Device: Send {
 
     /// Notes the time at which a queue comes to this point; nothing where the host's clock says it, because the work is done
     /// when a launch returns.
-    fn stamp(&mut self, _queue: Queue) -> Result<(), DeviceError> {
+    fn record_timestamp(&mut self, _queue: Queue) -> Result<(), DeviceError> {
         Ok(())
     }
 
     /// The times noted since the last call, in the order of the notes, in microseconds since the first of all; none where
     /// the host's clock says them. Waits for them.
-    fn stamps(&mut self) -> Result<Vec<f64>, DeviceError> {
+    fn take_timestamps(&mut self) -> Result<Vec<f64>, DeviceError> {
         Ok(Vec::new())
     }
 

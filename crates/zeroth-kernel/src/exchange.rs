@@ -61,9 +61,9 @@ impl Transport {
     }
 }
 
-/// Words in a file that all ranks map, one for each rank: what their devices count up and wait for.
+/// Counters in a file that all ranks map, one for each rank: what their devices count up and wait for.
 #[derive(Debug, Clone, Copy)]
-pub struct Words<'a> {
+pub struct BarrierCounters<'a> {
     /// The file.
     pub file: BorrowedFd<'a>,
     /// Where in it the first rank's word is, on a page.
@@ -78,13 +78,13 @@ pub struct Words<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct IpcHandles<'a> {
     /// The way that the doors are for.
-    pub way: Transport,
+    pub transport: Transport,
     /// This rank.
     pub rank: usize,
     /// What each rank's `Device::door` gave, in their order.
-    pub doors: &'a [Vec<u8>],
+    pub handles: &'a [Vec<u8>],
     /// Where devices meet.
-    pub words: Words<'a>,
+    pub counters: BarrierCounters<'a>,
 }
 
 /// Bytes that move between the arenas of ranks, whose programs put the same things in the same places. Counts and starts are

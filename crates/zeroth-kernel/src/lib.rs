@@ -20,14 +20,14 @@ mod master;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, SelfTest, conformance};
 pub use control::{Control, GROUPS, RATES, Recipe, Record, Report, StepInput, StepNumbers, Told, decide};
-pub use device::{CpuShare, Device, DeviceError, NOTES, PeerMapping, Queue, RankSum, ReadWrite, Shared};
+pub use device::{CpuShare, Device, DeviceError, PeerMapping, Queue, READBACKS, RankSum, ReadWrite, Shared};
 pub use dims::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
 pub use element::{Element, is_endless};
 pub use exact_sum::{BLOCK, ExactSum};
-pub use exchange::{Exchange, IpcHandles, Take, Transport, Words, before};
+pub use exchange::{BarrierCounters, Exchange, IpcHandles, Take, Transport, before};
 pub use kernel::{
     Access, GradStore, Kernel, Launch, Optimizer, OwnTokens, Rounding, RowKey, Span, Tier, WaitingRows,
 };

@@ -165,16 +165,16 @@ impl Bench {
         let kernel = Kernel::Convert { from, from_type, to, to_type: DType::F32, broken: None };
         let launch = Launch { kernel, dtype: DType::F32, scratch: Span::device(0, 0) };
         let mut found = vec![0; bytes.len()];
-        self.device.marks(2)?;
+        self.device.reserve_events(2)?;
         self.device.upload(Queue::Upload, &bytes, from)?;
-        self.device.mark(Queue::Upload, 0)?;
-        self.device.wait(Queue::Compute, 0)?;
+        self.device.record_event(Queue::Upload, 0)?;
+        self.device.wait_event(Queue::Compute, 0)?;
         self.device.enqueue(Queue::Compute, &launch)?;
-        self.device.mark(Queue::Compute, 1)?;
-        self.device.wait(Queue::Download, 1)?;
+        self.device.record_event(Queue::Compute, 1)?;
+        self.device.wait_event(Queue::Download, 1)?;
         self.device.download(Queue::Download, to, &mut found)?;
         let beyond = Span::device(ARENA - 4, 8);
-        let refused = self.device.mark(Queue::Comm, 2).is_err()
+        let refused = self.device.record_event(Queue::Comm, 2).is_err()
             && self.device.upload(Queue::Upload, &[0; 8], beyond).is_err()
             && self.device.capacity(Tier::Host) == HOST;
         let verdict = if found == bytes && refused { "ok" } else { "FAILED" };

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, Exchange, IpcHandles, Queue, Span, Transport, Words};
+use zeroth_kernel::{BarrierCounters, Device, Exchange, IpcHandles, Queue, Span, Transport};
 
 use super::bench::{Bench, Outcome};
 
@@ -30,9 +30,14 @@ impl Bench {
     fn alone(&mut self, way: Transport) -> Outcome {
         let file = memfd_create("words", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&file, PAGE as u64).expect("a page of it");
-        let words = Words { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
+        let words = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
         let door = self.device.ipc_handle(way, 0)?;
-        self.device.open_ipc_handles(&IpcHandles { way, rank: 0, doors: &[door], words })?;
+        self.device.open_ipc_handles(&IpcHandles {
+            transport: way,
+            rank: 0,
+            handles: &[door],
+            counters: words,
+        })?;
         let values: Vec<u8> = (0..BYTES).map(|at| (at * 31 % 251) as u8).collect();
         let from = self.given(&values)?;
         self.device.synchronise()?;

@@ -9,10 +9,10 @@
 //!   what follows may write there.
 //!
 //! So no two words are more than one meeting apart, and 32 bits are enough to compare them. The host gives out the numbers
-//! ([`Crossing::next`]) when it enqueues a meeting, long before the device comes to it. A device that waits for ever cannot
+//! ([`DeviceBarrier::next`]) when it enqueues a meeting, long before the device comes to it. A device that waits for ever cannot
 //! look around: a thread of the host does so for it. Where a rank is lost it ends the job, and then writes words that let
 //! everybody go. What devices compute from there on is worth nothing, so whoever waits for a device asks
-//! [`Crossing::check`] afterwards.
+//! [`DeviceBarrier::check`] afterwards.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +34,7 @@ const BEYOND: u32 = 1 << 30;
 
 /// How far a rank's device is, and how far it was sent.
 #[repr(C, align(64))]
-pub(crate) struct Turn {
+pub(crate) struct Counter {
     /// Written by the rank's device.
     come: AtomicU32,
     /// The last point that was enqueued; written by the rank's host.
@@ -54,16 +54,16 @@ struct Shared {
 }
 
 /// One rank's place where devices meet. Dropped after its device has come past all meetings.
-pub struct Crossing {
+pub struct DeviceBarrier {
     shared: Arc<Shared>,
     // Dropped to stop the thread; an `Option` because dropping must come before joining.
     running: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Crossing {
+impl DeviceBarrier {
     /// Bytes from one rank's word to the next one's.
-    pub const STRIDE: usize = size_of::<Turn>();
+    pub const STRIDE: usize = size_of::<Counter>();
 
     /// None where the system has no thread for it.
     pub(crate) fn new(
@@ -87,8 +87,8 @@ impl Crossing {
 
     /// The file that holds the words, where in it the first rank's is (on a page), and how many bytes of whole pages all
     /// take. A rank's word is its first four bytes of [`Self::STRIDE`].
-    pub fn words(&self) -> (BorrowedFd<'_>, u64, usize) {
-        self.shared.segment.turns()
+    pub fn counters(&self) -> (BorrowedFd<'_>, u64, usize) {
+        self.shared.segment.counters()
     }
 
     /// The two points of the next meeting, which all ranks enqueue by the same name.
@@ -97,7 +97,7 @@ impl Crossing {
         let shared = &self.shared;
         shared.segment.slot(shared.rank).enter(op);
         *lock(&shared.op) = Some(op);
-        let sent = &shared.segment.turn(shared.rank).sent;
+        let sent = &shared.segment.counter(shared.rank).sent;
         let before = sent.load(Ordering::Relaxed);
         let points = [before.wrapping_add(1), before.wrapping_add(2)];
         // Release: a rank that is seen to have left (acquire) is seen with its last point.
@@ -124,7 +124,7 @@ impl Crossing {
     }
 }
 
-impl Drop for Crossing {
+impl Drop for DeviceBarrier {
     fn drop(&mut self) {
         self.running.take();
         if let Some(thread) = self.thread.take() {
@@ -162,7 +162,7 @@ impl Shared {
     /// A rank that this one's device waits for, or may be waiting for, and the point that it waits at.
     fn awaited(&self) -> Option<(usize, u32)> {
         // Relaxed: what counts is that it comes; no memory is read by it.
-        let come = |rank: usize| self.segment.turn(rank).come.load(Ordering::Relaxed);
+        let come = |rank: usize| self.segment.counter(rank).come.load(Ordering::Relaxed);
         let (own, unseen) = (come(self.rank), self.is_unseen());
         self.others().find(|peer| unseen || !reached(come(*peer), own)).map(|peer| (peer, own))
     }
@@ -196,7 +196,7 @@ impl Shared {
         // Acquire in `state`: with it the rank's last points are seen.
         let has_left = self.segment.slot(peer).state() == LEFT;
         let word = |rank: usize| {
-            let turn = self.segment.turn(rank);
+            let turn = self.segment.counter(rank);
             if self.is_unseen() { &turn.sent } else { &turn.come }.load(Ordering::Relaxed)
         };
         has_left && !reached(word(peer), word(self.rank))
@@ -205,10 +205,10 @@ impl Shared {
     /// Lets all devices go. Those of living ranks may still write to their words: the thread comes back here until it is
     /// stopped.
     fn abort(&self) {
-        let beyond = self.segment.turn(self.rank).sent.load(Ordering::Relaxed).wrapping_add(BEYOND);
+        let beyond = self.segment.counter(self.rank).sent.load(Ordering::Relaxed).wrapping_add(BEYOND);
         for rank in 0..self.segment.layout.world {
             // Release: whoever goes on by this word finds the job ended.
-            self.segment.turn(rank).come.store(beyond, Ordering::Release);
+            self.segment.counter(rank).come.store(beyond, Ordering::Release);
         }
         if let Some(abort) = &*lock(&self.on_lost) {
             abort();
@@ -244,14 +244,15 @@ mod tests {
 
     impl Model {
         fn word<'a>(&self, segment: &'a Segment) -> &'a AtomicU32 {
-            &segment.turn(self.rank).come
+            &segment.counter(self.rank).come
         }
 
         /// One move; false where it waits or has nothing to do.
         fn go(&mut self, segment: &Segment, shown: &[u32]) -> bool {
             if let Some(point) = self.waits {
                 let all = 0..segment.layout.world;
-                if !all.clone().all(|rank| reached(segment.turn(rank).come.load(Ordering::Relaxed), point)) {
+                if !all.clone().all(|rank| reached(segment.counter(rank).come.load(Ordering::Relaxed), point))
+                {
                     return false;
                 }
                 self.waits = None;
@@ -273,13 +274,13 @@ mod tests {
         }
     }
 
-    fn crossings(world: usize) -> (Arc<Segment>, Vec<Crossing>) {
+    fn crossings(world: usize) -> (Arc<Segment>, Vec<DeviceBarrier>) {
         let segment = Segment::create(Layout::new(world, 0).unwrap(), Token::random().unwrap()).unwrap().1;
         let segment = Arc::new(segment);
         let (pid, started) = Process::own().unwrap();
         (0..world).for_each(|rank| segment.slot(rank).take(pid, started).unwrap());
         let timing = Timing::default();
-        let crossing = |rank| Crossing::new(Arc::clone(&segment), rank, timing, None).unwrap();
+        let crossing = |rank| DeviceBarrier::new(Arc::clone(&segment), rank, timing, None).unwrap();
         (Arc::clone(&segment), (0..world).map(crossing).collect())
     }
 
@@ -303,7 +304,7 @@ mod tests {
             let rest = (0..world * 8 * MEETINGS as usize).map(|at| (at % world, at % (3 * world) < world));
             for (rank, is_host) in moves.into_iter().chain(rest) {
                 let rank = rank % world;
-                let sent = segment.turn(rank).sent.load(Ordering::Relaxed);
+                let sent = segment.counter(rank).sent.load(Ordering::Relaxed);
                 if is_host && sent < 2 * MEETINGS {
                     models[rank].queue.extend(crossings[rank].next(OP).unwrap());
                 } else {
@@ -321,7 +322,7 @@ mod tests {
     #[test]
     fn numbers_go_on_across_their_overflow() {
         let (segment, crossings) = crossings(2);
-        segment.turn(0).sent.store(u32::MAX - 1, Ordering::Relaxed);
+        segment.counter(0).sent.store(u32::MAX - 1, Ordering::Relaxed);
         assert_eq!(crossings[0].next(OP).unwrap(), [u32::MAX, 0]);
         assert_eq!(crossings[0].next(OP).unwrap(), [1, 2]);
     }
@@ -333,8 +334,8 @@ mod tests {
         segment.slot(1).leave();
         assert!(crossings[0].check(OP).is_ok());
         // The device comes to the meeting, and waits.
-        segment.turn(0).come.store(points[0], Ordering::Relaxed);
-        while !reached(segment.turn(1).come.load(Ordering::Acquire), points[1]) {
+        segment.counter(0).come.store(points[0], Ordering::Relaxed);
+        while !reached(segment.counter(1).come.load(Ordering::Acquire), points[1]) {
             std::thread::yield_now();
         }
         let error = crossings[0].check(OP).unwrap_err().to_string();
