@@ -1,4 +1,4 @@
-//! Collectives between cards: which way they go, and meetings that are enqueued like kernels, for which no host waits.
+//! Collectives between GPUs: choice of a transport, and collectives enqueued on the device, so that no host thread blocks.
 
 use zeroth_comm::{Comm, CommError, DeviceBarrier, OpName};
 use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, Queue, Transport};
@@ -6,83 +6,83 @@ use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, 
 use super::meet::Meeting;
 use zeroth_program::Collective;
 
-/// Bytes in which a rank tells the others its door, or why it has none.
-const NOTE: usize = 512;
+/// Bytes of the message in which a rank publishes its handle, or the reason why it has none.
+const MESSAGE: usize = 512;
 
-/// The cards of all ranks, which reach each other.
-pub(super) struct Cards {
-    way: Transport,
-    crossing: DeviceBarrier,
+/// The GPUs of all ranks, connected by one transport.
+pub(super) struct GpuCollectives {
+    transport: Transport,
+    barrier: DeviceBarrier,
 }
 
-impl Cards {
-    /// Opens the first way that works for all ranks, or says why none does. A way that was asked for by name and does not
-    /// work is an error. The arena holds nothing yet.
+impl GpuCollectives {
+    /// Opens the first transport that works on all ranks, or returns the reasons why none does. A transport requested by name
+    /// that does not work is an error. Nothing is in the arenas yet.
     pub(super) fn open(
-        asked: Option<Transport>,
+        requested: Option<Transport>,
         device: &mut dyn Device,
         comm: &dyn Comm,
     ) -> Result<Result<Self, String>, Meeting> {
-        let ways: &[Transport] = match asked {
+        let transports: &[Transport] = match requested {
             None => &[Transport::Ipc, Transport::Nccl],
             Some(Transport::Ipc) => &[Transport::Ipc],
             Some(Transport::Nccl) => &[Transport::Nccl],
-            Some(Transport::Host) => return Ok(Err("asked for by ZEROTH_GPU_COLLECTIVES".to_owned())),
+            Some(Transport::Host) => return Ok(Err("requested by ZEROTH_GPU_COLLECTIVES".to_owned())),
         };
-        let crossing = comm.device_barrier();
-        let there = if crossing.is_some() { Ok(Vec::new()) } else { Err("no place to meet".to_owned()) };
-        let together = tell(comm, "find a place to meet", &there)?;
+        let barrier = comm.device_barrier();
+        let own = if barrier.is_some() { Ok(Vec::new()) } else { Err("no device barrier".to_owned()) };
+        let all = publish(comm, "create device barrier", &own)?;
         let mut reasons = Vec::new();
-        if let (Ok(_), Some(crossing)) = (&together, crossing) {
-            for way in ways {
-                match reach(*way, device, comm, &crossing)? {
+        if let (Ok(_), Some(barrier)) = (&all, barrier) {
+            for &transport in transports {
+                match connect(transport, device, comm, &barrier)? {
                     Ok(()) => {
                         if let Some(abort) = device.abort() {
-                            crossing.on_lost(abort);
+                            barrier.on_lost(abort);
                         }
-                        return Ok(Ok(Self { way: *way, crossing }));
+                        return Ok(Ok(Self { transport, barrier }));
                     }
-                    Err(reason) => reasons.push(format!("{}: {reason}", way.name())),
+                    Err(reason) => reasons.push(format!("{}: {reason}", transport.name())),
                 }
             }
         } else {
-            reasons.extend(together.err());
+            reasons.extend(all.err());
         }
         let reasons = reasons.join("; ");
-        match asked {
-            Some(way) => Err(Meeting::Device(way.refused(&reasons))),
+        match requested {
+            Some(transport) => Err(Meeting::Device(transport.refused(&reasons))),
             None => Ok(Err(reasons)),
         }
     }
 
-    /// How, in words.
+    /// The transport, as reports print it.
     pub(super) fn describe(&self) -> String {
-        match self.way {
-            Transport::Ipc => "from card to card (CUDA IPC)".to_owned(),
-            Transport::Nccl => "from card to card (NCCL)".to_owned(),
-            Transport::Host => unreachable!("no way from card to card"),
+        match self.transport {
+            Transport::Ipc => "from GPU to GPU (CUDA IPC)".to_owned(),
+            Transport::Nccl => "from GPU to GPU (NCCL)".to_owned(),
+            Transport::Host => unreachable!("`open` returns before it connects through the host"),
         }
     }
 
     /// Enqueues a collective.
-    pub(super) fn meet(
+    pub(super) fn enqueue(
         &self,
         name: OpName,
         exchange: &Exchange<'_>,
         device: &mut dyn Device,
         queue: Queue,
     ) -> Result<(), Meeting> {
-        let points = self.crossing.next(name).map_err(Meeting::Comm)?;
+        let points = self.barrier.next(name).map_err(Meeting::Comm)?;
         device.exchange(queue, exchange, points).map_err(Meeting::Device)
     }
 
-    /// The rank that was lost, if one was: then what the device holds is worth nothing.
+    /// Returns an error if a rank was lost: the contents of the device's memory are then undefined.
     pub(super) fn check(&self, name: OpName) -> Result<(), CommError> {
-        self.crossing.check(name)
+        self.barrier.check(name)
     }
 }
 
-/// A collective that moves bytes and adds nothing.
+/// A collective that only moves bytes; `None` for reductions.
 pub(super) fn exchange(collective: &Collective) -> Option<Exchange<'_>> {
     Some(match collective {
         Collective::AllGather { send, recv, counts } => {
@@ -99,63 +99,59 @@ pub(super) fn exchange(collective: &Collective) -> Option<Exchange<'_>> {
     })
 }
 
-/// All ranks try a way; what one of them cannot, all do without.
-fn reach(
-    way: Transport,
+/// Connects all ranks by one transport. If it fails on one rank, it fails on all.
+fn connect(
+    transport: Transport,
     device: &mut dyn Device,
     comm: &dyn Comm,
-    crossing: &DeviceBarrier,
+    barrier: &DeviceBarrier,
 ) -> Result<Result<(), String>, Meeting> {
-    let door = device.ipc_handle(way, comm.rank()).map_err(|error| error.to_string());
-    let doors = match tell(comm, "show doors", &door)? {
-        Ok(doors) => doors,
+    let handle = device.ipc_handle(transport, comm.rank()).map_err(|error| error.to_string());
+    let handles = match publish(comm, "publish IPC handles", &handle)? {
+        Ok(handles) => handles,
         Err(reason) => return Ok(Err(reason)),
     };
-    let (file, at, bytes) = crossing.counters();
-    let words = BarrierCounters { file, at, bytes, stride: DeviceBarrier::STRIDE };
-    let opened = device.open_ipc_handles(&IpcHandles {
-        transport: way,
-        rank: comm.rank(),
-        handles: &doors,
-        counters: words,
-    });
+    let (file, at, bytes) = barrier.counters();
+    let counters = BarrierCounters { file, at, bytes, stride: DeviceBarrier::STRIDE };
+    let rank = comm.rank();
+    let opened = device.open_ipc_handles(&IpcHandles { transport, rank, handles: &handles, counters });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
-    let reached = tell(comm, "open doors", &opened)?;
-    if reached.is_err() {
+    let connected = publish(comm, "open IPC handles", &opened)?;
+    if connected.is_err() {
         device.close_ipc_handles();
     }
-    Ok(reached.map(|_| ()))
+    Ok(connected.map(|_| ()))
 }
 
-/// What every rank says, in rank order; or the first rank that has nothing to say, and why.
-fn tell(
+/// All-gathers a message per rank. Returns all messages in rank order, or the error of the first rank that failed.
+fn publish(
     comm: &dyn Comm,
     name: &'static str,
     own: &Result<Vec<u8>, String>,
 ) -> Result<Result<Vec<Vec<u8>>, String>, Meeting> {
-    const HEAD: usize = 3;
-    let (is_well, bytes) = match own {
+    const HEADER: usize = 3;
+    let (is_ok, bytes) = match own {
         Ok(bytes) => (1, bytes.as_slice()),
         Err(reason) => (0, reason.as_bytes()),
     };
-    let kept = bytes.len().min(NOTE - HEAD);
-    debug_assert!(own.is_err() || kept == bytes.len(), "a door that does not fit");
-    let mut note = [0; NOTE];
-    note[0] = is_well;
-    note[1..HEAD].copy_from_slice(&(kept as u16).to_le_bytes());
-    note[HEAD..HEAD + kept].copy_from_slice(&bytes[..kept]);
-    let mut all = vec![[0; NOTE]; comm.world()];
-    let counts = vec![NOTE; comm.world()];
-    let met = comm.all_gather(OpName::new(0, name, 0), &note, all.as_flattened_mut(), &counts);
-    met.and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)?;
-    let said = |note: &[u8; NOTE]| {
-        let length = usize::from(u16::from_le_bytes([note[1], note[2]]));
-        note[HEAD..HEAD + length].to_vec()
+    let length = bytes.len().min(MESSAGE - HEADER);
+    debug_assert!(own.is_err() || length == bytes.len(), "a handle must fit into a message");
+    let mut message = [0; MESSAGE];
+    message[0] = is_ok;
+    message[1..HEADER].copy_from_slice(&(length as u16).to_le_bytes());
+    message[HEADER..HEADER + length].copy_from_slice(&bytes[..length]);
+    let mut all = vec![[0; MESSAGE]; comm.world()];
+    let counts = vec![MESSAGE; comm.world()];
+    let gathered = comm.all_gather(OpName::new(0, name, 0), &message, all.as_flattened_mut(), &counts);
+    gathered.and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)?;
+    let payload = |message: &[u8; MESSAGE]| {
+        let length = usize::from(u16::from_le_bytes([message[1], message[2]]));
+        message[HEADER..HEADER + length].to_vec()
     };
-    if let Some(rank) = all.iter().position(|note| note[0] == 0) {
-        return Ok(Err(format!("rank {rank}: {}", String::from_utf8_lossy(&said(&all[rank])))));
+    if let Some(rank) = all.iter().position(|message| message[0] == 0) {
+        return Ok(Err(format!("rank {rank}: {}", String::from_utf8_lossy(&payload(&all[rank])))));
     }
-    Ok(Ok(all.iter().map(said).collect()))
+    Ok(Ok(all.iter().map(payload).collect()))
 }
 
 #[cfg(test)]
@@ -180,10 +176,12 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_do_not_reach_each_other_say_so_and_go_through_the_host() {
+    fn unconnected_devices_report_reasons_and_fall_back_to_the_host() {
         for reasons in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, 4096, 0).unwrap();
-            let Ok(Err(reasons)) = Cards::open(None, &mut device, comm) else { panic!("no card is here") };
+            let Ok(Err(reasons)) = GpuCollectives::open(None, &mut device, comm) else {
+                panic!("a CPU device has no transport")
+            };
             reasons
         }) {
             assert!(reasons.contains("ipc: rank 0: ") && reasons.contains("nccl: rank 0: "), "{reasons}");
@@ -191,12 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_was_asked_for_and_is_not_there_is_an_error_on_every_rank() {
+    fn an_unavailable_requested_transport_is_an_error_on_every_rank() {
         for error in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, 4096, 0).unwrap();
-            let Err(Meeting::Device(error)) = Cards::open(Some(Transport::Nccl), &mut device, comm) else {
-                panic!("no card is here")
-            };
+            let opened = GpuCollectives::open(Some(Transport::Nccl), &mut device, comm);
+            let Err(Meeting::Device(error)) = opened else { panic!("a CPU device has no transport") };
             error.to_string()
         }) {
             assert!(error.contains("ZEROTH_GPU_COLLECTIVES=nccl") && error.contains("write host"), "{error}");
@@ -204,31 +201,31 @@ mod tests {
     }
 
     #[test]
-    fn the_host_is_taken_without_a_question_where_it_is_asked_for() {
-        for taken in on_two_ranks(|comm| {
+    fn a_requested_host_transport_is_used_without_probing() {
+        for used in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, 4096, 0).unwrap();
-            matches!(Cards::open(Some(Transport::Host), &mut device, comm), Ok(Err(_)))
+            matches!(GpuCollectives::open(Some(Transport::Host), &mut device, comm), Ok(Err(_)))
         }) {
-            assert!(taken);
+            assert!(used);
         }
     }
 
     #[test]
-    fn the_first_rank_that_has_nothing_to_say_is_named_with_its_reason() {
-        let told = on_two_ranks(|comm| {
-            let own = if comm.rank() == 1 { Err("x".repeat(2 * NOTE)) } else { Ok(vec![7]) };
-            let first = tell(comm, "a", &own).ok().unwrap();
-            (first, tell(comm, "b", &Ok(vec![comm.rank() as u8; 3])).ok().unwrap())
+    fn publish_returns_the_error_of_the_first_failed_rank() {
+        let published = on_two_ranks(|comm| {
+            let own = if comm.rank() == 1 { Err("x".repeat(2 * MESSAGE)) } else { Ok(vec![7]) };
+            let first = publish(comm, "a", &own).ok().unwrap();
+            (first, publish(comm, "b", &Ok(vec![comm.rank() as u8; 3])).ok().unwrap())
         });
-        for (first, second) in told {
+        for (first, second) in published {
             let reason = first.unwrap_err();
-            assert!(reason.starts_with("rank 1: xxx") && reason.len() < NOTE + 10, "{reason}");
+            assert!(reason.starts_with("rank 1: xxx") && reason.len() < MESSAGE + 10, "{reason}");
             assert_eq!(second.unwrap(), [[0; 3], [1; 3]]);
         }
     }
 
     #[test]
-    fn what_adds_is_no_exchange() {
+    fn a_reduction_is_not_an_exchange() {
         let (send, to) = (Span::device(0, 8), Span::device(8, 8));
         let counts = vec![4, 4];
         let gather = Collective::AllGather { send, recv: to, counts: counts.clone() };

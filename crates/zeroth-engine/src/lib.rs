@@ -4,12 +4,12 @@
 //! arena is exactly as large as planned, lowers the program once for every number of rows a micro-batch may have, and
 //! then only walks lists: a step decides nothing and allocates nothing.
 
-mod cards;
 mod chaos;
 mod early;
 mod engine;
 mod error;
 mod feed;
+mod gpu_collectives;
 mod meet;
 mod rehearsal;
 mod replay;

@@ -2,7 +2,7 @@
 //!
 //! Ranks whose arenas the host sees read each other's in place where they can ([`Windows`]): what is gathered and what is
 //! summed comes straight from where it lies, on all threads of a rank. Without windows bytes go through the ranks' regions.
-//! Cards take from each other without their hosts where they can ([`Cards`]), and else go through host memory.
+//! GPUs take from each other without their hosts where they can ([`GpuCollectives`]), and else go through host memory.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use zeroth_kernel::{
 };
 
 use super::RunError;
-use super::cards::{Cards, exchange};
+use super::gpu_collectives::{GpuCollectives, exchange};
 use zeroth_program::{Collective, Work};
 
 /// Bytes of a rank's largest part from which on it is read in place. Smaller ones are sooner sent: that takes one meeting
@@ -31,7 +31,7 @@ pub(super) struct Meetings {
     /// Whether the ranks' windows are open.
     in_place: bool,
     /// The ranks' cards where they reach each other, and what is worth saying about how ranks meet, in words.
-    cards: Option<Cards>,
+    cards: Option<GpuCollectives>,
     how: Option<String>,
     /// Where in the arena's places parameters of all ranks are seen; nothing where they are gathered.
     seen: Range<u64>,
@@ -70,7 +70,7 @@ impl Meetings {
         let (mut cards, mut how) = (None, None);
         if !seen {
             let asked = Transport::asked().map_err(Meeting::Device)?;
-            match Cards::open(asked, device, comm)? {
+            match GpuCollectives::open(asked, device, comm)? {
                 Ok(open) => {
                     how = Some(open.describe());
                     cards = Some(open);
@@ -164,7 +164,7 @@ impl Meetings {
         if let (Some(cards), Some(exchange)) = (&self.cards, exchange(collective))
             && exchange.is_on_devices()
         {
-            return cards.meet(name, &exchange, device, queue);
+            return cards.enqueue(name, &exchange, device, queue);
         }
         let go = |transfer: Transfer<'_>| {
             comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(Meeting::Comm)
