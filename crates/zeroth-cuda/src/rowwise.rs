@@ -1,159 +1,167 @@
-//! Kernels by rows: embedding, root-mean-square norm, and sums of columns. Rows of whole lots at multiples of 16 bytes have
-//! faster forms.
+//! Row-wise kernels: embedding, RMSNorm, and column sums. Rows that are 16-byte aligned and a multiple of [`VEC`] wide have faster,
+//! vectorized kernels.
 
 use super::driver::Address;
-use super::line::{LOT, Line, THREADS, WARP, float, in_sixteens};
-use super::programs::Entry;
+use super::launch_context::{LaunchContext, THREADS, VEC, WARP, aligned16, float};
+use super::modules::EntryPoint;
 use super::scratch::{COLUMN_ROWS, column_sums};
 use zeroth_kernel::{DeviceError, Span};
 use zeroth_kernel::{EmbeddingDims, RmsNormDims};
 
-/// Lots of a row that a thread has; the kernels count on it.
-const LOTS: usize = 4;
-/// The most blocks that share the rows of a norm's gradient.
-const BLOCKS: usize = 512;
+/// Vectors of a row per thread (`VECS` in rowwise.cu).
+const VECS: usize = 4;
+/// Largest grid of the gradient of a norm.
+const MAX_BLOCKS: usize = 512;
 
-/// How rows of whole lots are shared out. It depends on sizes alone, and so do the sums.
+/// Partition of rows over threads in the vectorized kernels. It depends on the width alone, and with it the order of sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Spans {
-    /// Threads of a row.
-    pub(super) span: usize,
+pub(super) struct RowPartition {
+    /// Threads per row, a power of two.
+    pub(super) row_threads: usize,
 }
 
-impl Spans {
-    /// `None` where rows are no whole lots, or too wide.
-    pub(super) fn of(width: usize) -> Option<Self> {
-        let span = (width / LOT).div_ceil(LOTS).next_power_of_two();
-        let fits = width > 0 && width.is_multiple_of(LOT) && span <= THREADS as usize;
-        fits.then_some(Self { span })
+impl RowPartition {
+    /// `None` if the width is not a multiple of [`VEC`], or too large.
+    pub(super) fn new(width: usize) -> Option<Self> {
+        let row_threads = (width / VEC).div_ceil(VECS).next_power_of_two();
+        let fits = width > 0 && width.is_multiple_of(VEC) && row_threads <= THREADS as usize;
+        fits.then_some(Self { row_threads })
     }
 
-    /// Rows that a block has beside each other.
-    pub(super) const fn slots(self) -> usize {
-        THREADS as usize / self.span
+    /// Rows that a block processes side by side.
+    pub(super) const fn rows_per_pass(self) -> usize {
+        THREADS as usize / self.row_threads
     }
 
-    /// Rows of a block of the gradient, and blocks.
-    pub(super) fn gradient(self, rows: usize) -> (usize, usize) {
-        let of_block = rows.div_ceil(BLOCKS).max(4 * self.slots()).next_multiple_of(self.slots());
-        (of_block, rows.div_ceil(of_block))
+    /// Rows per block, and blocks, of the gradient kernels.
+    pub(super) fn gradient_blocks(self, rows: usize) -> (usize, usize) {
+        let block_rows =
+            rows.div_ceil(MAX_BLOCKS).max(4 * self.rows_per_pass()).next_multiple_of(self.rows_per_pass());
+        (block_rows, rows.div_ceil(block_rows))
     }
 }
 
-/// As many ids as there are rows; more may lie behind them.
+/// The ids of `rows` rows; the span may be longer.
 fn first_of(ids: Span, rows: usize) -> Span {
     Span { bytes: ids.bytes.min(4 * rows as u64), ..ids }
 }
 
 pub(super) fn embedding(
-    line: &Line,
+    cx: &LaunchContext,
     dims: EmbeddingDims,
     rows: usize,
     [ids, table, y]: [Span; 3],
 ) -> Result<(), DeviceError> {
-    let ids = line.words("ids", first_of(ids, rows), rows)?;
-    let table = line.typed("table", table, dims.vocab * dims.width)?;
-    let y = line.typed("y", y, rows * dims.width)?;
+    let ids = cx.words("ids", first_of(ids, rows), rows)?;
+    let table = cx.typed("table", table, dims.vocab * dims.width)?;
+    let y = cx.typed("y", y, rows * dims.width)?;
     let arguments = [ids, table, y, dims.vocab as u64, dims.width as u64];
-    line.run(Entry::Embedding, &[line.dtype], [rows, 1, 1], THREADS, &arguments)
+    cx.run(EntryPoint::Embedding, &[cx.dtype], [rows, 1, 1], THREADS, &arguments)
 }
 
 pub(super) fn embedding_backward(
-    line: &Line,
+    cx: &LaunchContext,
     dims: EmbeddingDims,
     rows: usize,
     [ids, dy, dtable]: [Span; 3],
 ) -> Result<(), DeviceError> {
-    let ids = line.words("ids", first_of(ids, rows), rows)?;
-    let dy = line.typed("dy", dy, rows * dims.width)?;
-    let dtable = line.words("dtable", dtable, dims.vocab * dims.width)?;
+    let ids = cx.words("ids", first_of(ids, rows), rows)?;
+    let dy = cx.typed("dy", dy, rows * dims.width)?;
+    let dtable = cx.words("dtable", dtable, dims.vocab * dims.width)?;
     let arguments = [ids, dy, dtable, rows as u64, dims.vocab as u64, dims.width as u64];
-    let (entry, columns) = if dims.width.is_multiple_of(LOT) && in_sixteens(&[dy]) {
-        (Entry::EmbeddingBackwardLots, LOT)
+    let (entry, columns) = if dims.width.is_multiple_of(VEC) && aligned16(&[dy]) {
+        (EntryPoint::EmbeddingBackwardVec, VEC)
     } else {
-        (Entry::EmbeddingBackward, 1)
+        (EntryPoint::EmbeddingBackward, 1)
     };
     let grid = [rows, dims.width.div_ceil(columns * THREADS as usize), 1];
-    line.run(entry, &[line.dtype], grid, THREADS, &arguments)
+    cx.run(entry, &[cx.dtype], grid, THREADS, &arguments)
 }
 
-/// Adds the sums of columns to `total`; with h and rstd, of the norm's terms.
+/// Adds the column sums of dy to `total`; with h and rstd, those of dy · h · rstd.
 pub(super) fn sum_columns(
-    line: &mut Line,
+    cx: &mut LaunchContext,
     dy: Address,
     norm: Option<(Address, Address)>,
     [rows, width]: [usize; 2],
     total: Address,
 ) -> Result<(), DeviceError> {
-    let partials = line.scratch.take(column_sums(rows, width))?;
+    let partials = cx.scratch.take(column_sums(rows, width))?;
     let ((h, rstd), blocks) = (norm.unwrap_or((0, 0)), rows.div_ceil(COLUMN_ROWS));
     let grid = [blocks, width.div_ceil(THREADS as usize), 1];
     let arguments = [dy, h, rstd, partials, rows as u64, width as u64];
-    line.run(Entry::ColumnSums, &[line.dtype], grid, THREADS, &arguments)?;
-    add_column_sums(line, partials, total, [blocks, width])
+    cx.run(EntryPoint::ColumnSums, &[cx.dtype], grid, THREADS, &arguments)?;
+    add_column_sums(cx, partials, total, [blocks, width])
 }
 
 pub(super) fn add_column_sums(
-    line: &Line,
+    cx: &LaunchContext,
     partials: Address,
     total: Address,
     [blocks, width]: [usize; 2],
 ) -> Result<(), DeviceError> {
     let grid = [width.div_ceil(WARP as usize), 1, 1];
-    line.run(Entry::AddColumnSums, &[], grid, WARP * WARP, &[partials, total, blocks as u64, width as u64])
+    cx.run(EntryPoint::AddColumnSums, &[], grid, WARP * WARP, &[partials, total, blocks as u64, width as u64])
 }
 
 pub(super) fn norm(
-    line: &Line,
+    cx: &LaunchContext,
     dims: RmsNormDims,
     x: Span,
     residual: Option<(Span, Span)>,
     [w, y, rstd]: [Span; 3],
 ) -> Result<(), DeviceError> {
     let elements = dims.rows * dims.width;
-    let x = line.typed("x", x, elements)?;
+    let x = cx.typed("x", x, elements)?;
     let (residual, h) = match residual {
-        Some((residual, h)) => (line.typed("residual", residual, elements)?, line.typed("h", h, elements)?),
+        Some((residual, h)) => (cx.typed("residual", residual, elements)?, cx.typed("h", h, elements)?),
         None => (0, 0),
     };
-    let (w, y) = (line.typed("w", w, dims.width)?, line.typed("y", y, elements)?);
-    let rstd = line.words("rstd", rstd, dims.rows)?;
+    let (w, y) = (cx.typed("w", w, dims.width)?, cx.typed("y", y, elements)?);
+    let rstd = cx.words("rstd", rstd, dims.rows)?;
     let (rows, width, eps) = (dims.rows as u64, dims.width as u64, float(dims.eps));
-    match Spans::of(dims.width).filter(|_| in_sixteens(&[x, residual, w, h, y])) {
-        Some(spans) => {
-            let arguments = [x, residual, w, h, y, rstd, rows, width, eps, spans.span as u64];
-            let grid = [dims.rows.div_ceil(spans.slots()), 1, 1];
-            line.run(Entry::RmsNormLots, &[line.dtype], grid, THREADS, &arguments)
+    match RowPartition::new(dims.width).filter(|_| aligned16(&[x, residual, w, h, y])) {
+        Some(partition) => {
+            let arguments = [x, residual, w, h, y, rstd, rows, width, eps, partition.row_threads as u64];
+            let grid = [dims.rows.div_ceil(partition.rows_per_pass()), 1, 1];
+            cx.run(EntryPoint::RmsNormVec, &[cx.dtype], grid, THREADS, &arguments)
         }
-        None => line.warps(Entry::RmsNorm, dims.rows, &[x, residual, w, h, y, rstd, rows, width, eps]),
+        None => {
+            cx.run_rowwise(EntryPoint::RmsNorm, dims.rows, &[x, residual, w, h, y, rstd, rows, width, eps])
+        }
     }
 }
 
-/// `operands`: dy, h, rstd and w.
 pub(super) fn norm_backward(
-    line: &mut Line,
+    cx: &mut LaunchContext,
     dims: RmsNormDims,
     [dy, h, rstd, w]: [Span; 4],
     residual: Option<Span>,
     [dh, dw]: [Span; 2],
 ) -> Result<(), DeviceError> {
     let elements = dims.rows * dims.width;
-    let (dy, h) = (line.typed("dy", dy, elements)?, line.typed("h", h, elements)?);
-    let (rstd, w) = (line.words("rstd", rstd, dims.rows)?, line.typed("w", w, dims.width)?);
+    let (dy, h) = (cx.typed("dy", dy, elements)?, cx.typed("h", h, elements)?);
+    let (rstd, w) = (cx.words("rstd", rstd, dims.rows)?, cx.typed("w", w, dims.width)?);
     let residual =
-        residual.map(|residual| line.typed("residual", residual, elements)).transpose()?.unwrap_or(0);
-    let (dh, dw) = (line.typed("dh", dh, elements)?, line.words("dw", dw, dims.width)?);
+        residual.map(|residual| cx.typed("residual", residual, elements)).transpose()?.unwrap_or(0);
+    let (dh, dw) = (cx.typed("dh", dh, elements)?, cx.words("dw", dw, dims.width)?);
     let (rows, width) = (dims.rows as u64, dims.width as u64);
-    let Some(spans) = Spans::of(dims.width).filter(|_| in_sixteens(&[dy, h, w, residual, dh])) else {
-        // Columns first: dh may lie where dy or h does.
-        sum_columns(line, dy, Some((h, rstd)), [dims.rows, dims.width], dw)?;
-        return line.warps(Entry::RmsNormBackward, dims.rows, &[dy, h, rstd, w, residual, dh, rows, width]);
+    let Some(partition) = RowPartition::new(dims.width).filter(|_| aligned16(&[dy, h, w, residual, dh]))
+    else {
+        // Column sums first: dh may alias dy or h.
+        sum_columns(cx, dy, Some((h, rstd)), [dims.rows, dims.width], dw)?;
+        return cx.run_rowwise(
+            EntryPoint::RmsNormBackward,
+            dims.rows,
+            &[dy, h, rstd, w, residual, dh, rows, width],
+        );
     };
-    let partials = line.scratch.take(column_sums(dims.rows, dims.width))?;
-    let ((of_block, blocks), span) = (spans.gradient(dims.rows), spans.span as u64);
-    let arguments = [dy, h, rstd, w, residual, dh, partials, rows, width, span, of_block as u64];
-    line.run(Entry::RmsNormBackwardLots, &[line.dtype], [blocks, 1, 1], THREADS, &arguments)?;
-    add_column_sums(line, partials, dw, [blocks, dims.width])
+    let partials = cx.scratch.take(column_sums(dims.rows, dims.width))?;
+    let ((block_rows, blocks), row_threads) =
+        (partition.gradient_blocks(dims.rows), partition.row_threads as u64);
+    let arguments = [dy, h, rstd, w, residual, dh, partials, rows, width, row_threads, block_rows as u64];
+    cx.run(EntryPoint::RmsNormBackwardVec, &[cx.dtype], [blocks, 1, 1], THREADS, &arguments)?;
+    add_column_sums(cx, partials, dw, [blocks, dims.width])
 }
 
 #[cfg(test)]
@@ -161,23 +169,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_as_many_threads_as_its_lots_need() {
-        let spans = |width| Spans::of(width).map(|spans| [spans.span, spans.slots()]);
-        assert_eq!(spans(8), Some([1, 256]));
-        assert_eq!(spans(128), Some([4, 64]));
-        assert_eq!(spans(1024), Some([32, 8]));
-        assert_eq!(spans(5120), Some([256, 1]));
-        assert_eq!(spans(8192), Some([256, 1]));
-        assert_eq!((spans(0), spans(20), spans(8200)), (None, None, None));
+    fn threads_per_row_follow_the_width() {
+        let partition = |width| {
+            RowPartition::new(width).map(|partition| [partition.row_threads, partition.rows_per_pass()])
+        };
+        assert_eq!(partition(8), Some([1, 256]));
+        assert_eq!(partition(128), Some([4, 64]));
+        assert_eq!(partition(1024), Some([32, 8]));
+        assert_eq!(partition(5120), Some([256, 1]));
+        assert_eq!(partition(8192), Some([256, 1]));
+        assert_eq!((partition(0), partition(20), partition(8200)), (None, None, None));
     }
 
     #[test]
-    fn blocks_of_a_gradient_have_all_rows() {
+    fn gradient_blocks_cover_all_rows() {
         for (rows, width) in [(1, 8), (33, 128), (16_384, 1024), (262_144, 128), (5000, 8192)] {
-            let spans = Spans::of(width).unwrap();
-            let (of_block, blocks) = spans.gradient(rows);
-            assert!(of_block.is_multiple_of(spans.slots()) && of_block * blocks >= rows);
-            assert!(of_block * (blocks - 1) < rows && blocks <= BLOCKS, "{rows} {width}");
+            let partition = RowPartition::new(width).unwrap();
+            let (block_rows, blocks) = partition.gradient_blocks(rows);
+            assert!(block_rows.is_multiple_of(partition.rows_per_pass()) && block_rows * blocks >= rows);
+            assert!(block_rows * (blocks - 1) < rows && blocks <= MAX_BLOCKS, "{rows} {width}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Opening a library at run time, and its functions by name.
-#![allow(unsafe_code, reason = "what a library's functions take is known from its header only")]
+//! Shared libraries opened at run time.
+#![allow(unsafe_code, reason = "the signatures of a library's functions are known only from its header")]
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -7,35 +7,35 @@ use std::mem::ManuallyDrop;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
-/// An open library. It stays open for the life of the process: drivers and their libraries start threads and
-/// register exit handlers, and do not survive being unloaded.
-pub struct Opened(ManuallyDrop<Library>);
+/// A shared library. It stays loaded for the life of the process: drivers and their libraries start threads and register exit
+/// handlers, and do not survive being unloaded.
+pub struct SharedLibrary(ManuallyDrop<Library>);
 
-impl Opened {
-    /// Opens by a bare name, which the loader searches for, or by a path. The error is the loader's.
+impl SharedLibrary {
+    /// Opens a library by bare name, which the loader searches for, or by path. The error is the loader's message.
     pub fn open(name: &OsStr) -> Result<Self, String> {
         Self::open_as(name, RTLD_LOCAL)
     }
 
-    /// As [`Opened::open`], and siblings of the same package find what they need of this one.
-    pub fn open_for_siblings(name: &OsStr) -> Result<Self, String> {
+    /// Opens a library like [`Self::open`] with global symbol visibility, so that sibling libraries can resolve against it.
+    pub fn open_global(name: &OsStr) -> Result<Self, String> {
         Self::open_as(name, RTLD_GLOBAL)
     }
 
     fn open_as(name: &OsStr, scope: std::ffi::c_int) -> Result<Self, String> {
-        // SAFETY: opening runs the library's own start-up code. Only libraries made for being opened so are named.
+        // SAFETY: opening runs the library's initializers. Callers name only libraries meant to be loaded this way.
         match unsafe { Library::open(Some(name), RTLD_NOW | scope) } {
             Ok(library) => Ok(Self(ManuallyDrop::new(library))),
             Err(error) => Err(message(&error)),
         }
     }
 
-    /// A function by its name.
+    /// Looks up a function by name.
     ///
     /// # Safety
-    /// `F` must be the function's type as its header declares it, and a pointer to a function.
+    /// `F` must be the function pointer type that the header declares for the function.
     pub unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, String> {
-        // SAFETY: the caller vouches for the type; the library is never unloaded, so a copy stays valid.
+        // SAFETY: the caller guarantees the type; the library is never unloaded, so the copy stays valid.
         match unsafe { self.0.get::<F>(name.as_bytes()) } {
             Ok(function) => Ok(*function),
             Err(error) => Err(message(&error)),
@@ -43,7 +43,7 @@ impl Opened {
     }
 }
 
-/// The loader's own sentence, which names the file and the reason, where there is one.
+/// The loader's message, which names the file and the reason, if there is one.
 fn message(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

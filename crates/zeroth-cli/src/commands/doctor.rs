@@ -154,7 +154,7 @@ fn card_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), Devic
     let run = || {
         let mut card = CudaDevice::open(0, CONFORMANCE_ARENA, 0)?;
         // Where it is there, it is compared as well.
-        card.attention_by_library(card.has_attention_library().is_ok());
+        card.use_cudnn_attention(card.check_cudnn().is_ok());
         let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
         let mut reference = CpuDevice::on_pool(pool, CONFORMANCE_ARENA, 0)?;
         Ok((card.name(), conformance(&mut card, &mut reference)?))

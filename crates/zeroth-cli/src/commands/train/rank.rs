@@ -159,7 +159,7 @@ fn device(asked: &Asked, compiled: &Compiled, rank: usize) -> anyhow::Result<Box
             let mut card = CudaDevice::open(rank % asked.cards.max(1) as usize, bytes, host)?;
             // A budget holds for what is tried on the way, too.
             if let Some(budget) = asked.told.budget.device {
-                card.spare(budget.saturating_sub(bytes));
+                card.limit_autotune_bytes(budget.saturating_sub(bytes));
             }
             Box::new(card)
         }
