@@ -111,7 +111,7 @@ mod tests {
 
     macro_rules! equal {
         ($($ours:expr => $theirs:expr;)*) => {
-            $(assert_eq!(i64::from($ours as i32), $theirs as i64, stringify!($theirs));)*
+            $(assert_eq!($ours as i32, $theirs as i32, stringify!($theirs));)*
         };
     }
 

@@ -88,7 +88,7 @@ impl PeerHandle {
 
 /// Arenas and counters of all ranks, mapped for this rank's device.
 pub(super) struct Ipc {
-    calls: Functions,
+    functions: Functions,
     rank: usize,
     arenas: Vec<Address>,
     /// Bytes of each arena.
@@ -124,7 +124,7 @@ impl Ipc {
         handles: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<Self, DeviceError> {
-        let calls = Functions::load(&Driver::library()?)?;
+        let functions = Functions::load(&Driver::library()?)?;
         let BarrierCounters { stride, bytes, .. } = handles.counters;
         if !stride.is_multiple_of(size_of::<u32>()) || handles.handles.len() * stride > bytes {
             let problem =
@@ -137,7 +137,7 @@ impl Ipc {
             handles.handles.iter().map(|handle| Some(PeerHandle::parse(handle)?.gpu)).collect();
         let shares_gpu = gpus.iter().filter(|gpu| **gpu == gpus[rank]).count() > 1;
         let (arenas, bytes) = (Vec::new(), own.1);
-        let mut opened = Self { calls, rank, arenas, bytes, counters, stride, shares_gpu };
+        let mut opened = Self { functions, rank, arenas, bytes, counters, stride, shares_gpu };
         let outcome = opened.pin(driver).and_then(|()| opened.map_arenas(driver, own.0, handles, stream));
         if let Err(error) = outcome {
             opened.close(driver);
@@ -149,11 +149,11 @@ impl Ipc {
     fn pin(&mut self, driver: &Driver) -> Result<(), DeviceError> {
         let MappedCounters { start, bytes, .. } = self.counters;
         // SAFETY: the mapping stays until `close` has unregistered it.
-        let code = unsafe { (self.calls.cuMemHostRegister_v2)(start, bytes, PORTABLE_DEVICEMAP) };
+        let code = unsafe { (self.functions.cuMemHostRegister_v2)(start, bytes, PORTABLE_DEVICEMAP) };
         driver.check("cuMemHostRegister", code)?;
         let mut address = 0;
         // SAFETY: writes one address; the memory was registered above.
-        let code = unsafe { (self.calls.cuMemHostGetDevicePointer_v2)(&raw mut address, start, 0) };
+        let code = unsafe { (self.functions.cuMemHostGetDevicePointer_v2)(&raw mut address, start, 0) };
         let mapped = driver.check("cuMemHostGetDevicePointer", code);
         if mapped.is_err() {
             driver.unregister_host(start.expose_provenance());
@@ -202,7 +202,7 @@ impl Ipc {
         let mut arena = 0;
         // SAFETY: writes one address; the handle was exported by another process.
         let code = unsafe {
-            (self.calls.cuIpcOpenMemHandle_v2)(&raw mut arena, peer.memory, LAZY_ENABLE_PEER_ACCESS)
+            (self.functions.cuIpcOpenMemHandle_v2)(&raw mut arena, peer.memory, LAZY_ENABLE_PEER_ACCESS)
         };
         driver.check("cuIpcOpenMemHandle", code)?;
         let mut found = [0; TOKEN];
@@ -211,7 +211,7 @@ impl Ipc {
             return Ok(arena);
         }
         // SAFETY: opened above, closed once.
-        unsafe { (self.calls.cuIpcCloseMemHandle)(arena) };
+        unsafe { (self.functions.cuIpcCloseMemHandle)(arena) };
         read?;
         Err(failed("the token read there differs from the one that the rank wrote".to_owned()))
     }
@@ -257,7 +257,8 @@ impl Ipc {
     /// Enqueues a store to this rank's counter, after all earlier writes of the stream.
     fn store_counter(&self, driver: &Driver, value: u32, stream: Handle) -> Result<(), DeviceError> {
         // SAFETY: a pinned counter.
-        let code = unsafe { (self.calls.cuStreamWriteValue32_v2)(stream, self.counter(self.rank), value, 0) };
+        let code =
+            unsafe { (self.functions.cuStreamWriteValue32_v2)(stream, self.counter(self.rank), value, 0) };
         driver.check("cuStreamWriteValue32", code)
     }
 
@@ -270,8 +271,9 @@ impl Ipc {
         stream: Handle,
     ) -> Result<(), DeviceError> {
         // SAFETY: a pinned counter.
-        let code =
-            unsafe { (self.calls.cuStreamWaitValue32_v2)(stream, self.counter(rank), value, WAIT_VALUE_GEQ) };
+        let code = unsafe {
+            (self.functions.cuStreamWaitValue32_v2)(stream, self.counter(rank), value, WAIT_VALUE_GEQ)
+        };
         driver.check("cuStreamWaitValue32", code)
     }
 
@@ -280,7 +282,7 @@ impl Ipc {
         for (rank, arena) in std::mem::take(&mut self.arenas).into_iter().enumerate() {
             if rank != self.rank {
                 // SAFETY: opened by `map_arena`, closed once. Nothing depends on the status.
-                unsafe { (self.calls.cuIpcCloseMemHandle)(arena) };
+                unsafe { (self.functions.cuIpcCloseMemHandle)(arena) };
             }
         }
         if std::mem::take(&mut self.counters.address) != 0 {

@@ -182,7 +182,7 @@ type AttentionFunctions = Option<[Handle; 3]>;
 pub(super) struct Modules {
     compiler: Compiler,
     arch: String,
-    modules: RefCell<Vec<Handle>>,
+    loaded: RefCell<Vec<Handle>>,
     /// By [`function_index`]; 0 for combinations without an instantiation.
     functions: Vec<Handle>,
     /// By variant and [`dtype_index`].
@@ -195,7 +195,7 @@ impl Modules {
         let mut modules = Self {
             compiler: Compiler::open()?,
             arch: arch.to_owned(),
-            modules: RefCell::default(),
+            loaded: RefCell::default(),
             functions: vec![0; ENTRIES.len() * 9],
             attention: RefCell::default(),
         };
@@ -245,7 +245,7 @@ impl Modules {
             } else {
                 fresh(compiled.next().expect("every program that is not cached was compiled"))?
             };
-            self.modules.borrow_mut().push(module);
+            self.loaded.borrow_mut().push(module);
             modules.push(module);
         }
         Ok(modules)
@@ -292,7 +292,7 @@ impl Modules {
     }
 
     pub(super) fn unload(&self, driver: &Driver) {
-        self.modules.borrow().iter().for_each(|&module| driver.unload(module));
+        self.loaded.borrow().iter().for_each(|&module| driver.unload(module));
     }
 }
 

@@ -66,18 +66,18 @@ impl Functions {
 
 /// The version of NCCL, such as 2.27.3.
 pub(super) fn version() -> Result<String, DeviceError> {
-    let (calls, mut version) = (Functions::open()?, 0);
+    let (functions, mut version) = (Functions::open()?, 0);
     // SAFETY: writes one int.
-    calls.check("ncclGetVersion", unsafe { (calls.ncclGetVersion)(&raw mut version) })?;
+    functions.check("ncclGetVersion", unsafe { (functions.ncclGetVersion)(&raw mut version) })?;
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
 
 /// A rank's handle: the UUID of its GPU and, from rank 0, the id of the communicator.
 pub(super) fn ipc_handle(gpu: GpuUuid, rank: usize) -> Result<Vec<u8>, DeviceError> {
-    let (calls, mut id) = (Functions::open()?, UniqueId([0; UNIQUE_ID_BYTES]));
+    let (functions, mut id) = (Functions::open()?, UniqueId([0; UNIQUE_ID_BYTES]));
     if rank == 0 {
         // SAFETY: writes one id.
-        calls.check("ncclGetUniqueId", unsafe { (calls.ncclGetUniqueId)(&raw mut id) })?;
+        functions.check("ncclGetUniqueId", unsafe { (functions.ncclGetUniqueId)(&raw mut id) })?;
     }
     Ok(gpu.into_iter().chain(id.0).collect())
 }
@@ -103,7 +103,7 @@ fn parse_handles(handles: &[Vec<u8>]) -> Result<(Vec<GpuUuid>, UniqueId), Device
 
 /// A communicator of all ranks.
 pub(super) struct Nccl {
-    calls: Functions,
+    functions: Functions,
     rank: usize,
     world: usize,
     /// `None` once aborted.
@@ -114,13 +114,13 @@ impl Nccl {
     /// Joins the communicator; blocks until all ranks have joined. The GPU's context must be current.
     pub(super) fn open(rank: usize, handles: &[Vec<u8>]) -> Result<Self, DeviceError> {
         let (gpus, id) = parse_handles(handles)?;
-        let (calls, world) = (Functions::open()?, gpus.len());
+        let (functions, world) = (Functions::open()?, gpus.len());
         let mut communicator = 0;
         // SAFETY: writes one handle.
         let code =
-            unsafe { (calls.ncclCommInitRank)(&raw mut communicator, world as c_int, id, rank as c_int) };
-        calls.check("ncclCommInitRank", code)?;
-        Ok(Self { calls, rank, world, communicator: Arc::new(Mutex::new(Some(communicator))) })
+            unsafe { (functions.ncclCommInitRank)(&raw mut communicator, world as c_int, id, rank as c_int) };
+        functions.check("ncclCommInitRank", code)?;
+        Ok(Self { functions, rank, world, communicator: Arc::new(Mutex::new(Some(communicator))) })
     }
 
     /// Enqueues an exchange.
@@ -135,12 +135,12 @@ impl Nccl {
             what: exchange.name(),
             problem: "the communicator was aborted because a rank was lost".to_owned(),
         };
-        let op = Operation { calls: &self.calls, communicator: held.ok_or_else(gone)?, stream };
+        let op = Operation { functions: &self.functions, communicator: held.ok_or_else(gone)?, stream };
         let mut failed = 0;
         // SAFETY: writes one status.
-        let code = unsafe { (self.calls.ncclCommGetAsyncError)(op.communicator, &raw mut failed) };
-        self.calls.check("ncclCommGetAsyncError", code)?;
-        self.calls.check("an earlier exchange", failed)?;
+        let code = unsafe { (self.functions.ncclCommGetAsyncError)(op.communicator, &raw mut failed) };
+        self.functions.check("ncclCommGetAsyncError", code)?;
+        self.functions.check("an earlier exchange", failed)?;
         let find = |span: Span| arenas.find(exchange.name(), span);
         match *exchange {
             Exchange::AllGather { send, recv, counts } => {
@@ -185,7 +185,7 @@ impl Nccl {
 
     /// A function that aborts the communicator from any thread: pending operations end.
     pub(super) fn abort(&self) -> Box<dyn Fn() + Send> {
-        let (communicator, abort) = (Arc::clone(&self.communicator), self.calls.ncclCommAbort);
+        let (communicator, abort) = (Arc::clone(&self.communicator), self.functions.ncclCommAbort);
         Box::new(move || {
             if let Some(communicator) = communicator.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 // SAFETY: taken out of the mutex, so this is its only user. Nothing depends on the status.
@@ -198,7 +198,7 @@ impl Nccl {
     pub(super) fn close(self) {
         if let Some(communicator) = self.communicator.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // SAFETY: taken out of the mutex, so this is its only user. Nothing depends on the status.
-            unsafe { (self.calls.ncclCommDestroy)(communicator) };
+            unsafe { (self.functions.ncclCommDestroy)(communicator) };
         }
     }
 }
@@ -210,7 +210,7 @@ fn equal(counts: &[usize]) -> Option<usize> {
 
 /// One exchange being enqueued. Addresses are within arenas, which outlive all work on the streams.
 struct Operation<'a> {
-    calls: &'a Functions,
+    functions: &'a Functions,
     communicator: Communicator,
     stream: Handle,
 }
@@ -223,8 +223,8 @@ impl Operation<'_> {
         let (from, to) = (from as *const c_void, to as *mut c_void);
         // SAFETY: callers have checked `count` bytes at `from` and `count` times the world size at `to`.
         let code =
-            unsafe { (self.calls.ncclAllGather)(from, to, count, UINT8, self.communicator, self.stream) };
-        self.calls.check("ncclAllGather", code)
+            unsafe { (self.functions.ncclAllGather)(from, to, count, UINT8, self.communicator, self.stream) };
+        self.functions.check("ncclAllGather", code)
     }
 
     /// `part` is source, destination and bytes; only `root` reads its source.
@@ -236,9 +236,9 @@ impl Operation<'_> {
         let root = root as c_int;
         // SAFETY: callers have checked `count` bytes at both addresses.
         let code = unsafe {
-            (self.calls.ncclBroadcast)(from, to, count, UINT8, root, self.communicator, self.stream)
+            (self.functions.ncclBroadcast)(from, to, count, UINT8, root, self.communicator, self.stream)
         };
-        self.calls.check("ncclBroadcast", code)
+        self.functions.check("ncclBroadcast", code)
     }
 
     fn send(&self, to: usize, from: Address, count: usize) -> Result<(), DeviceError> {
@@ -247,8 +247,9 @@ impl Operation<'_> {
         }
         let (from, to) = (from as *const c_void, to as c_int);
         // SAFETY: callers have checked `count` bytes at `from`.
-        let code = unsafe { (self.calls.ncclSend)(from, count, UINT8, to, self.communicator, self.stream) };
-        self.calls.check("ncclSend", code)
+        let code =
+            unsafe { (self.functions.ncclSend)(from, count, UINT8, to, self.communicator, self.stream) };
+        self.functions.check("ncclSend", code)
     }
 
     fn receive(&self, from: usize, to: Address, count: usize) -> Result<(), DeviceError> {
@@ -257,17 +258,18 @@ impl Operation<'_> {
         }
         let (to, from) = (to as *mut c_void, from as c_int);
         // SAFETY: callers have checked `count` bytes at `to`.
-        let code = unsafe { (self.calls.ncclRecv)(to, count, UINT8, from, self.communicator, self.stream) };
-        self.calls.check("ncclRecv", code)
+        let code =
+            unsafe { (self.functions.ncclRecv)(to, count, UINT8, from, self.communicator, self.stream) };
+        self.functions.check("ncclRecv", code)
     }
 
     /// Runs calls as one NCCL group, which is ended even if a call fails.
     fn grouped(&self, calls: impl Fn() -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         // SAFETY: no arguments.
-        self.calls.check("ncclGroupStart", unsafe { (self.calls.ncclGroupStart)() })?;
+        self.functions.check("ncclGroupStart", unsafe { (self.functions.ncclGroupStart)() })?;
         let outcome = calls();
         // SAFETY: no arguments; a group was started.
-        let ended = self.calls.check("ncclGroupEnd", unsafe { (self.calls.ncclGroupEnd)() });
+        let ended = self.functions.check("ncclGroupEnd", unsafe { (self.functions.ncclGroupEnd)() });
         outcome.and(ended)
     }
 }

@@ -164,8 +164,8 @@ impl Cudnn {
             return Ok(());
         }
         // SAFETY: returns a static string.
-        let reason =
-            format!("status {code}: {}", text(unsafe { (self.functions.cudnnGetErrorString)(code) }));
+        let message = text(unsafe { (self.functions.cudnnGetErrorString)(code) });
+        let reason = format!("status {code}: {message}");
         Err(DeviceError::Call { device: "cuda".to_owned(), call: call(), reason })
     }
 }
